@@ -1,0 +1,58 @@
+# Every target sets up what it needs: its own .venv, with the versions in constraints.txt. Needs Python 3.11 to 3.13 and make.
+# `make PYTHON=python3.12 test` picks another interpreter; `make JOBS=4 test` another number of test processes.
+
+PYTHON ?= python3
+JOBS ?= auto
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.bench-ready
+DEMO_TRACE := out/demo.trace.json
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format check bench clean
+
+help:  ## what there is to make
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(READY)  ## explain a real four-rank training step
+	@mkdir -p $(dir $(DEMO_TRACE))
+	$(BIN)/steptime replay examples/h200_mps4_dlrm --trace $(DEMO_TRACE)
+
+test: $(READY)  ## all tests
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(READY)  ## format, style, types, layers, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(READY)  ## put the sources into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: lint test  ## what has to pass before a change goes in
+
+bench: $(BENCH_READY)  ## speed and accuracy beside the rivals, a script each
+	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean:  ## remove everything made here
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 to 3.13, or name one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit("steptime needs Python 3.11 to 3.13, $(PYTHON) is %d.%d: name another with make PYTHON=..." % v)'
+	$(PYTHON) -m venv $(VENV)
+
+# The interpreter is an order-only prerequisite: it is a link whose age says nothing.
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
+	@touch $@

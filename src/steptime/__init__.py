@@ -1,0 +1,55 @@
+"""steptime predicts how long a training step takes on a multi-GPU machine, why, and what is fastest.
+
+The public names are here and are loaded when first used, so that `import steptime` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError, UnsupportedError
+
+if TYPE_CHECKING:
+    from steptime.graph.program import Program
+    from steptime.graph.workload import Workload
+
+__version__ = "0.1.0"
+
+# Public name -> "module:attribute" that holds it.
+_LAZY = {
+    "Program": "steptime.graph.program:Program",
+    "Workload": "steptime.graph.workload:Workload",
+    "load": "steptime.graph.load:load",
+    "replay": "steptime.validate.replay:replay",
+    "simulate": "steptime.sim.simulate:simulate",
+    "steady": "steptime.sim.steady:steady",
+}
+
+__all__ = [
+    "DeadlockError",
+    "InputError",
+    "Program",
+    "SteptimeError",
+    "TraceError",
+    "UnsupportedError",
+    "Workload",
+    "__version__",
+    "load",
+    "replay",
+    "simulate",
+    "steady",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
