@@ -27,7 +27,7 @@ lint: $(READY)  ## format, style, types, layers, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 
 format: $(READY)  ## put the sources into shape
@@ -46,7 +46,7 @@ clean:  ## remove everything made here
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 to 3.13, or name one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit("steptime needs Python 3.11 to 3.13, $(PYTHON) is %d.%d: name another with make PYTHON=..." % v)'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # The interpreter is an order-only prerequisite: it is a link whose age says nothing.
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
