@@ -1,0 +1,133 @@
+"""Who waits for whom inside one rank: what the CUDA rules say about a program's calls and works, in rows of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime.graph.program import CallKind, Program
+
+Rows = npt.NDArray[np.int64]
+
+# How far back a repeated window looks for the work that frees a queue slot: further than anybody iterates.
+WINDOWS_BACK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The order in which the host issued things, over all threads: by recorded start, or by row where nothing was recorded."""
+
+    call: Rows  # per call: its place
+    work: Rows  # per work: the place of its launching call, or -1
+    stream_works: tuple[Rows, ...]  # per stream: its works, in execution order
+    enqueued: tuple[Rows, ...]  # per stream: the latest launch among the first i + 1 of its works
+
+    @classmethod
+    def of(cls, program: Program) -> Order:
+        """The order of one program's calls and works."""
+        call = _places(program)
+        launched = program.works.call
+        work = np.where(launched >= 0, call[launched] if len(call) else -1, -1).astype(np.int64)
+        stream_works = tuple(np.flatnonzero(program.works.stream == s) for s in range(len(program.streams)))
+        enqueued = tuple(np.maximum.accumulate(work[rows]) if len(rows) else work[rows] for rows in stream_works)
+        return cls(call, work, stream_works, enqueued)
+
+    def last_before(self, stream: int, place: int) -> int:
+        """The last work enqueued on a stream before a place in the order, or -1."""
+        at = int(np.searchsorted(self.enqueued[stream], place)) - 1
+        return int(self.stream_works[stream][at]) if at >= 0 else -1
+
+    def first_after(self, stream: int, place: int) -> int:
+        """The first work enqueued on a stream after a place in the order, or -1."""
+        at = int(np.searchsorted(self.enqueued[stream], place, side="right"))
+        return int(self.stream_works[stream][at]) if at < len(self.stream_works[stream]) else -1
+
+
+def _places(program: Program) -> Rows:
+    calls = program.calls
+    rows = np.arange(len(calls))
+    key = rows.astype(np.int64)
+    if len(calls) and bool((calls.start_ns >= 0).all()):
+        key = calls.start_ns.copy()
+        for thread in range(len(program.threads)):
+            own = np.flatnonzero(calls.thread == thread)
+            key[own] = np.maximum.accumulate(key[own]) if len(own) else key[own]
+    places = np.empty(len(calls), dtype=np.int64)
+    places[np.lexsort((rows, key))] = rows
+    return places
+
+
+def blocking_copies(program: Program) -> dict[int, int]:
+    """Blocking copy call -> the (last) work it waits for; calls whose copy is not in the program block on nothing."""
+    works = np.flatnonzero(program.works.call >= 0)
+    blocking = works[program.calls.kind[program.works.call[works]] == CallKind.BLOCKING_COPY]
+    return dict(zip(program.works.call[blocking].tolist(), blocking.tolist(), strict=True))
+
+
+def synchronisations(program: Program, order: Order) -> Iterator[tuple[int, int, int]]:
+    """(call, stream, work) for every work a host call waits for; work -1: whatever the stream held when the window opened."""
+    calls = program.calls
+    kinds = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC)
+    for call in np.flatnonzero(np.isin(calls.kind, kinds)).tolist():
+        if calls.kind[call] == CallKind.EVENT_SYNC:
+            work = int(calls.awaits[call])
+            if work >= 0:
+                yield call, int(program.works.stream[work]), work
+            continue
+        everywhere = calls.kind[call] == CallKind.DEVICE_SYNC
+        for stream in range(len(program.streams)) if everywhere else (int(calls.stream[call]),):
+            if stream >= 0:
+                yield call, stream, order.last_before(stream, int(order.call[call]))
+
+
+def stream_waits(program: Program, order: Order) -> Iterator[tuple[int, int, bool]]:
+    """(work, awaited work, next window) for every stream wait: the first work enqueued after it must wait.
+
+    With nothing left to enqueue in the window, the wait holds for the stream's first work of the window that follows.
+    """
+    calls = program.calls
+    for call in np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.awaits >= 0) & (calls.stream >= 0)).tolist():
+        stream, awaited = int(calls.stream[call]), int(calls.awaits[call])
+        if int(program.works.stream[awaited]) == stream or not len(order.stream_works[stream]):
+            continue  # a stream is in order anyway; an unused one has nothing to hold up
+        work = order.first_after(stream, int(order.call[call]))
+        first = int(order.stream_works[stream][0])
+        yield (work, awaited, False) if work >= 0 else (first, awaited, True)
+
+
+def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> tuple[Rows, Rows, Rows]:
+    """(call, work, windows back): the launch at `call` needs the slot that `work` frees when it ends.
+
+    The slot counts as freed by the stream with most of the last `depth` launches, so that one late collective
+    elsewhere does not hold up the host. In a repeated window, launches are numbered on through the windows before it.
+    """
+    works = np.arange(len(program.works))
+    if repeated:
+        works = works[program.works.call >= 0]
+    works = works[np.lexsort((works, order.work[works]))]
+    calls, number = np.unique(program.works.call[works], return_index=True)
+    number, calls = number[calls >= 0], calls[calls >= 0]
+    if not len(calls):
+        return calls.astype(np.int64), calls.astype(np.int64), calls.astype(np.int64)
+    streams = len(program.streams)
+    # launched[i, s]: how many of the first i launches went to stream s
+    launched = np.zeros((len(works) + 1, streams), dtype=np.int64)
+    np.cumsum(program.works.stream[works][:, None] == np.arange(streams), axis=0, out=launched[1:])
+
+    def before(launch: Rows) -> Rows:
+        if not repeated:
+            return launched[np.clip(launch, 0, None)]
+        window, within = np.divmod(launch, len(works))
+        return np.asarray(launched[within] + window[:, None] * launched[-1], dtype=np.int64)
+
+    busiest = np.argmax(before(number) - before(number - depth), axis=1)
+    done = before(number - depth + 1)[np.arange(len(calls)), busiest] - 1  # counts along the busiest stream
+    window, within = np.divmod(done, launched[-1][busiest])
+    exists = (window >= -WINDOWS_BACK) if repeated else (done >= 0)
+    by_stream = np.argsort(program.works.stream[works], kind="stable")
+    offset = np.concatenate([[0], np.cumsum(launched[-1])])
+    freed = works[by_stream[np.clip(offset[busiest] + within, 0, len(works) - 1)]]
+    return calls[exists].astype(np.int64), freed[exists].astype(np.int64), (-window[exists]).astype(np.int64)
