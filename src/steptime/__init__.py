@@ -13,6 +13,8 @@ from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError
 if TYPE_CHECKING:
     from steptime.graph.program import Program
     from steptime.graph.workload import Workload
+    from steptime.sim.simulate import simulate
+    from steptime.sim.steady import steady
 
 __version__ = "0.1.0"
 
