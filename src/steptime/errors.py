@@ -1,0 +1,30 @@
+"""Everything steptime raises on purpose.
+
+SteptimeError
+├── InputError          a file or an argument is wrong: one line, exit code 2
+│   └── TraceError      a trace that cannot be read at all
+├── DeadlockError       ranks that can never meet at a collective
+└── UnsupportedError    asked for something no model covers (strict mode)
+"""
+
+from __future__ import annotations
+
+
+class SteptimeError(Exception):
+    """Base of every error a user can cause; the command line prints it as one line."""
+
+
+class InputError(SteptimeError):
+    """What was given cannot be used. The message says what, where and what to do."""
+
+
+class TraceError(InputError):
+    """A trace file that holds nothing usable."""
+
+
+class DeadlockError(SteptimeError):
+    """Ranks wait for each other for ever. The message names ranks, collective and who is missing."""
+
+
+class UnsupportedError(SteptimeError):
+    """No model covers what was asked, and a labelled fallback was not allowed."""

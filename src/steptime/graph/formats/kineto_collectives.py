@@ -1,0 +1,168 @@
+"""Which kernels are collectives, who takes part and what they move.
+
+Sources, best first: the kernel's own arguments (recent PyTorch), the `record_param_comms` op around its launch, the `nccl:...` annotation around it,
+the kernel's name. Process groups come from those or from the trace's header; where nothing says, the group is everyone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.graph.formats.kineto_events import Args
+from steptime.graph.program import Collective, WorkKind, Works
+from steptime.graph.table import SmallColumn
+from steptime.units import dtype_bytes, dtype_name
+
+_COLLECTIVE_KERNEL = re.compile(r"^(?:void )?(?:ncclx?|rccl|mscclpp?)\w*(?:Kernel|_)", re.IGNORECASE)
+_GROUPED_RANKS = re.compile(r"\d+")
+
+# Fragments of any spelling, lower case without separators -> canonical kind; the first that fits wins.
+_KINDS = (
+    ("allreduce", "all_reduce"),
+    ("alltoall", "all_to_all"),
+    ("allgather", "all_gather"),
+    ("reducescatter", "reduce_scatter"),
+    ("broadcast", "broadcast"),
+    ("sendrecv", "all_to_all"),
+    ("barrier", "barrier"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("reduce", "reduce"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where descriptions of collectives may be found: per work row, or per launching op row."""
+
+    by_work: dict[int, Args]  # row of the work table -> kernel arguments
+    by_op: dict[int, Args]  # row of the op table -> record_param_comms arguments
+    parent: SmallColumn  # of the op table
+    op_name: SmallColumn
+    names: list[str]
+    header: dict[str, Any]
+    rank: int
+    world_size: int
+
+
+def mark_collectives(works: Works, names: list[str]) -> Works:
+    """The same works with communication kernels marked as collectives."""
+    is_collective = np.array([bool(_COLLECTIVE_KERNEL.match(n)) for n in names], dtype=bool)
+    kind = np.where((works.kind == WorkKind.KERNEL) & is_collective[works.name], WorkKind.COLLECTIVE, works.kind)
+    return works.replace(kind=kind)
+
+
+def describe(works: Works, launch_op: SmallColumn, launch_order: SmallColumn, sources: Sources) -> tuple[Collective, ...]:
+    """One description per collective work given in `launch_order`; sequence numbers are filled in by `number`."""
+    return tuple(_describe(row, int(launch_op[row]), works, sources) for row in launch_order.tolist())
+
+
+def number(collectives: tuple[Collective, ...], inside: list[bool]) -> tuple[Collective, ...]:
+    """Counts the collectives of each group in launch order; those from before the first step count backwards from -1."""
+    counts: dict[tuple[str, tuple[int, ...]], int] = {}
+    before: dict[tuple[str, tuple[int, ...]], int] = {}
+    for collective, counted in zip(collectives, inside, strict=True):
+        if not counted:
+            key = (collective.group, collective.ranks)
+            before[key] = before.get(key, 0) + 1
+    numbered = []
+    for collective, counted in zip(collectives, inside, strict=True):
+        key = (collective.group, collective.ranks)
+        table = counts if counted else before
+        value = table.get(key, 0) if counted else -table[key]
+        table[key] = table.get(key, 0) + (1 if counted else -1)
+        numbered.append(replace(collective, sequence=value))
+    return tuple(numbered)
+
+
+def kind_of(text: str) -> str:
+    """The canonical collective behind any spelling; `unknown` if none is recognised."""
+    plain = re.sub(r"[^a-z]", "", text.lower())
+    for fragment, kind in _KINDS:
+        if fragment in plain:
+            return kind
+    return "unknown"
+
+
+def _describe(row: int, op: int, works: Works, sources: Sources) -> Collective:
+    args = sources.by_work.get(row)
+    annotation = ""
+    while op >= 0:
+        name = sources.names[sources.op_name[op]]
+        if args is None and op in sources.by_op:
+            args = sources.by_op[op]
+        if not annotation and name.startswith(("nccl:", "c10d::")):
+            annotation = name.split(":", 1)[1]
+        op = int(sources.parent[op])
+    kernel = sources.names[works.name[row]]
+    if args is None or not isinstance(args.collective, str):
+        kind = kind_of(annotation or kernel)
+        return Collective(kind, "", tuple(range(sources.world_size)), 0)
+    return _from_args(args, annotation or kernel, sources)
+
+
+def _from_args(args: Args, fallback: str, sources: Sources) -> Collective:
+    kind = kind_of(str(args.collective))
+    dtype = dtype_name(str(args.dtype or ""))
+    size = dtype_bytes(dtype)
+    group = str(args.group) if args.group not in (None, "") else ""
+    ranks = _ranks(args, group, sources)
+    root = None
+    if kind in ("send", "recv"):
+        group, ranks, root = _pair(kind, args, group, sources)
+    return Collective(
+        kind=kind if kind != "unknown" else kind_of(fallback),
+        group=group,
+        ranks=ranks,
+        sequence=0,
+        bytes_in=size * _count(args.in_elements),
+        bytes_out=size * _count(args.out_elements),
+        dtype=dtype,
+        in_splits=_splits(args.in_splits),
+        out_splits=_splits(args.out_splits),
+        root=root,
+    )
+
+
+def _pair(kind: str, args: Args, group: str, sources: Sources) -> tuple[str, tuple[int, ...], int | None]:
+    peer = args.destination_rank if kind == "send" else args.source_rank
+    if not isinstance(peer, int) or peer < 0:
+        return f"{group}:{kind}", (sources.rank,), None
+    source, target = (sources.rank, peer) if kind == "send" else (peer, sources.rank)
+    return f"{group}:{source}->{target}", tuple(sorted((source, target))), target
+
+
+def _ranks(args: Args, group: str, sources: Sources) -> tuple[int, ...]:
+    said = str(args.group_ranks or "")
+    size = args.group_size if isinstance(args.group_size, int) else 0
+    listed = tuple(int(r) for r in _GROUPED_RANKS.findall(said))
+    if listed and "..." not in said:
+        return tuple(sorted(set(listed)))
+    info = sources.header.get("distributedInfo")
+    config = info.get("pg_config") if isinstance(info, dict) else None
+    for entry in config if isinstance(config, list) else []:
+        if isinstance(entry, dict) and str(entry.get("pg_name")) == group and isinstance(entry.get("ranks"), list):
+            ranks = [r for r in entry["ranks"] if type(r) is int]
+            if ranks:
+                return tuple(sorted(set(ranks)))
+    if size == 1:
+        return (sources.rank,)
+    if size and size != sources.world_size:
+        return ()
+    return tuple(range(sources.world_size))
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def _splits(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str) and "..." not in value:
+        return tuple(int(v) for v in _GROUPED_RANKS.findall(value))
+    return ()
