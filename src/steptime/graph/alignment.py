@@ -30,44 +30,35 @@ def _differing(a: Sequence[int], b: Sequence[int], limit: int) -> Pairs:
         return []
     reach = {1: 0}  # diagonal (place in a minus place in b) -> furthest place in a
     history: list[dict[int, int]] = []
-    best = (0, 0)
+    best, best_length = (0, 0), 1
     for differences in range(min(limit, len(a) + len(b)) + 1):
         history.append(dict(reach))
         for diagonal in range(-differences, differences + 1, 2):
-            x = _step(reach, diagonal, differences)
+            down = _down(reach, diagonal, differences)
+            x = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
             while x < len(a) and x - diagonal < len(b) and a[x] == b[x - diagonal]:
                 x += 1
             reach[diagonal] = x
             if x <= len(a) and x - diagonal <= len(b) and 2 * x - diagonal > sum(best):
-                best = (x, x - diagonal)
+                best, best_length = (x, x - diagonal), len(history)
         if best == (len(a), len(b)):
             break
-    return _walk_back(history, best)
+    return _walk_back(history[:best_length], best)
 
 
-def _step(reach: dict[int, int], diagonal: int, differences: int) -> int:
-    down = diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
-    return reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+def _down(reach: dict[int, int], diagonal: int, differences: int) -> bool:
+    return diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
 
 
 def _walk_back(history: Sequence[dict[int, int]], end: tuple[int, int]) -> Pairs:
     pairs: Pairs = []
     x, y = end
-    started = False
     for differences in range(len(history) - 1, -1, -1):
         reach, diagonal = history[differences], x - y
-        # The best end of a search that gave up may lie on a path with fewer differences than the last.
-        if not started and (abs(diagonal) > differences or (diagonal - differences) % 2):
-            continue
-        start = _step(reach, diagonal, differences) if differences else 0
-        if start > x or (not started and differences and start - diagonal < 0):
-            continue
-        started = True
+        down = _down(reach, diagonal, differences)
+        start = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
         while x > start:
             x, y = x - 1, y - 1
             pairs.append((x, y))
-        if differences == 0:
-            break
-        down = diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
-        x, y = (start, start - diagonal - 1) if down else (start - 1, start - diagonal)
+        x, y = (x, y - 1) if down else (x - 1, y)
     return pairs[::-1]

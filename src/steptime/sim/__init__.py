@@ -1,7 +1,22 @@
-"""Plays the programs of all ranks: when everything starts and ends, and how long a step takes."""
+"""Plays the programs of all ranks: when everything starts and ends, how long a step takes, and why."""
 
+from steptime.sim.critical_path import PathSegment, critical_path
 from steptime.sim.simulate import simulate
+from steptime.sim.steady import Steady, steady
 from steptime.sim.timeline import CohortTimeline, Timeline
 from steptime.sim.timing import LONG_AGO, QUEUE_DEPTH, Cohort, Nanoseconds, Timing
 
-__all__ = ["LONG_AGO", "QUEUE_DEPTH", "Cohort", "CohortTimeline", "Nanoseconds", "Timeline", "Timing", "simulate"]
+__all__ = [
+    "LONG_AGO",
+    "QUEUE_DEPTH",
+    "Cohort",
+    "CohortTimeline",
+    "Nanoseconds",
+    "PathSegment",
+    "Steady",
+    "Timeline",
+    "Timing",
+    "critical_path",
+    "simulate",
+    "steady",
+]

@@ -36,9 +36,9 @@ def steady(cohorts: Sequence[Cohort], *, queue_depth: int | None = QUEUE_DEPTH, 
     """Repeat the window, all ranks starting together with empty queues, until it repeats itself."""
     idle = [_idle(cohort) for cohort in cohorts]
     stage = Stage(idle, schedule(idle, queue_depth=queue_depth, repeated=True))
-    history = [_History(stage, number) for number in range(len(idle))]
     for number, cohort in enumerate(idle):
         stage.open(number, cohort.timing.thread_start_ns, cohort.timing.stream_start_ns)
+    history = [_History(stage, number) for number in range(len(idle))]
     stage.play(continued=False)
     first = _first_step(stage)
     fronts = [_fronts(stage)]
@@ -55,19 +55,22 @@ def steady(cohorts: Sequence[Cohort], *, queue_depth: int | None = QUEUE_DEPTH, 
 
 def _idle(cohort: Cohort) -> Cohort:
     """The cohort without what holds at one absolute time only: backlog, absent peers' arrivals, clocks."""
-    timing = cohort.timing
-    backlog = (cohort.program.works.call < 0)[:, None, None]
-    return replace(
-        cohort,
-        timing=replace(
+    timing, program = cohort.timing, cohort.program
+    backlog = program.works.call < 0
+    if backlog.any():
+        timing = replace(
             timing,
-            duration_ns=np.where(backlog, 0, timing.duration_ns),
-            spacing_ns=np.where(backlog, 0, timing.spacing_ns),
-            absent_ns=np.full((len(cohort.program.works), 1, 1), LONG_AGO, dtype=np.int64),
-            thread_start_ns=np.zeros((len(cohort.program.threads), 1, 1), dtype=np.int64),
-            stream_start_ns=np.zeros((len(cohort.program.streams), 1, 1), dtype=np.int64),
-        ),
+            duration_ns=np.where(backlog[:, None, None], 0, timing.duration_ns),
+            spacing_ns=np.where(backlog[:, None, None], 0, timing.spacing_ns),
+            waits=timing.waits & ~backlog,
+        )
+    timing = replace(
+        timing,
+        absent_ns=np.full((len(program.works), 1, 1), LONG_AGO, dtype=np.int64),
+        thread_start_ns=np.zeros((len(program.threads), 1, 1), dtype=np.int64),
+        stream_start_ns=np.zeros((len(program.streams), 1, 1), dtype=np.int64),
     )
+    return replace(cohort, timing=timing)
 
 
 class _History:
