@@ -1,7 +1,7 @@
-"""Ties a Kineto-read `Program` to an execution trace of the same program: node ids, tensor identity, outputs, collectives' details.
+"""Ties a Kineto-read `Program` to an execution trace: node ids, tensor identity, outputs, details of collectives.
 
-Record function ids tie an op to its node where both files come from one run and carry them. Otherwise order does: on each thread, ops of
-one step have the same names in the same order in both files, even if the execution trace covers another step or another run.
+Record function ids tie an op to its node where both files come from one run and carry them. Otherwise order does: on each thread,
+the ops of a step have the same names in the same order in both files, even if the execution trace covers another step or run.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Matcher:
 def _signatures(
     program: Program, trace: ExecutionTrace, rows: IntColumn
 ) -> tuple[tuple[Signature, ...], IntColumn, npt.NDArray[np.bool_]]:
-    kept: dict[tuple[int, int], int] = {}
+    kept: dict[tuple[int, int], tuple[int, bool]] = {}
     signatures: list[Signature] = []
     column = np.full(len(rows), -1, dtype=np.int64)
     conflicts = np.zeros(len(rows), dtype=bool)
@@ -151,15 +151,9 @@ def _signatures(
         if (old, row) not in kept:
             mine = program.signatures[old] if old >= 0 else Signature()
             merged = _merged(mine, trace.nodes[row].signature) if row >= 0 else mine
-            if merged is None:
-                conflicts[op] = True
-                merged = mine
-            else:
-                kept[old, row] = len(signatures)
-            column[op] = len(signatures)
-            signatures.append(merged)
-        else:
-            column[op] = kept[old, row]
+            kept[old, row] = (len(signatures), merged is None)
+            signatures.append(mine if merged is None else merged)
+        column[op], conflicts[op] = kept[old, row]
     return tuple(signatures), column, conflicts
 
 
@@ -262,4 +256,4 @@ def _report(
     if conflicts:
         yield f"{program.source}: {conflicts} linked ops have other shapes than in {trace.source}; they keep their own"
     if trace.rank is not None and trace.rank != program.rank:
-        yield f"{program.source}: rank {program.rank} is linked to an execution trace of rank {trace.rank}; check the file names"
+        yield f"{program.source}: rank {program.rank} is linked to a trace of rank {trace.rank}; check the file names"
