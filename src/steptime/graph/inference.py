@@ -140,7 +140,8 @@ class _Resolver:
         collective = order[works.kind[order] == WorkKind.COLLECTIVE]
         self.collectives = collective.tolist()
         self.collective_ns = calls.start_ns[works.call[collective]].tolist()
-        self.awaited: set[tuple[int, int]] = set()
+        self.awaited: set[tuple[int, int]] = set()  # (waiting stream, awaited work)
+        self.held_back: dict[int, list[int]] = {}  # collective -> what its waits refer to, not yet assigned
 
     def resolve(self) -> tuple[SmallColumn, SmallColumn]:
         """The `stream` and `awaits` columns."""
@@ -203,19 +204,42 @@ class _Resolver:
         return None
 
     def _before_collective(self, row: int, work: int) -> tuple[int, int]:
-        """Waits before the launch hold the communication stream back behind what this thread enqueued; later ones are internal to NCCL."""
-        start = int(self.calls.start_ns[row])
-        if start > self.calls.start_ns[self.works.call[work]]:
+        """Waits before a collective's launch hold its stream back behind what this thread computed and behind the communicator's last use.
+
+        NCCL plays the collectives of one communicator one after the other, whatever streams they are on. Waits after the launch are internal to it.
+        """
+        if self.calls.start_ns[row] > self.calls.start_ns[self.works.call[work]]:
             return -1, -1
-        stream = int(self.works.stream[work])
+        if work not in self.held_back:
+            start = int(self.calls.start_ns[row])
+            self.held_back[work] = [w for w in (self._computed(row, work, start), self._used_before(work)) if w >= 0]
+        sources = self.held_back[work]
+        return (int(self.works.stream[work]), sources.pop(0)) if sources else (-1, -1)
+
+    def _computed(self, row: int, work: int, start: int) -> int:
+        """The last work this thread enqueued on another stream than the collective's."""
+        stream = self.works.stream[work]
         times, calls = self.threads[self.calls.thread[row]]
         for index in range(bisect_left(times, start) - 1, -1, -1):
             candidate = int(self.first_work[calls[index]])
             if self.works.stream[candidate] != stream:
-                return stream, self._tail(int(self.works.stream[candidate]), start)
+                return self._tail(int(self.works.stream[candidate]), start)
             if self.works.kind[candidate] != WorkKind.COLLECTIVE:
-                break  # this thread computes on the communication stream itself: nothing to wait for
-        return -1, -1
+                return -1  # this thread computes on the collective's own stream: nothing to wait for
+        return -1
+
+    def _used_before(self, work: int) -> int:
+        """The collective that used the same communicator last, if it is on another stream."""
+        group = self._group(work)
+        for index in range(bisect_left(self.collective_ns, int(self.calls.start_ns[self.works.call[work]])) - 1, -1, -1):
+            candidate = self.collectives[index]
+            if self._group(candidate) == group:
+                return candidate if self.works.stream[candidate] != self.works.stream[work] else -1
+        return -1
+
+    def _group(self, work: int) -> tuple[str, tuple[int, ...]]:
+        collective = self.program.collectives[self.works.collective[work]]
+        return collective.group, collective.ranks
 
     def _cause(self, row: int, following: int, waiter: int) -> int:
         """The work on another stream that the next work of `waiter` waited for."""

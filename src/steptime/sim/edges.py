@@ -125,7 +125,7 @@ def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> t
 
     busiest = np.argmax(before(number) - before(number - depth), axis=1)
     done = before(number - depth + 1)[np.arange(len(calls)), busiest] - 1  # counts along the busiest stream
-    window, within = np.divmod(done, launched[-1][busiest])
+    window, within = np.divmod(done, np.maximum(launched[-1][busiest], 1))
     exists = (window >= -WINDOWS_BACK) if repeated else (done >= 0)
     by_stream = np.argsort(program.works.stream[works], kind="stable")
     offset = np.concatenate([[0], np.cumsum(launched[-1])])

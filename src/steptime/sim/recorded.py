@@ -1,6 +1,7 @@
 """Recorded programs -> timings: what the run itself took, with everything that was waiting taken out.
 
-Kept as recorded: host work between calls, launch costs, kernel durations, the distance between back-to-back kernels. Never kept: how long a
+Kept as recorded: host work between calls, launch costs, kernel durations. One typical value per trace and kind of work: the distance from a launch to
+its start on an idle stream, and from one kernel to the next on a busy one. Never kept: how long a
 synchronising call blocked, how long a launch was held up by a full queue, how long a collective waited for its peers, how long work
 queued behind other work. Those come out of the simulation or they are wrong.
 """
@@ -25,6 +26,8 @@ Column = npt.NDArray[np.int64]
 QUEUE_FULL_SHARE = 0.9
 # Distances beyond this are no dispatch cost of the device: something unrecorded happened, and the typical distance is used.
 DISPATCH_AT_MOST_NS = 20_000
+# A launch this close before the stream is free did not wait for the stream.
+CAUSE_MARGIN_NS = 500
 # Used where a trace holds no case to learn from (launch-to-start and kernel-to-kernel on recent GPUs: 1-2 us in the traces at hand).
 DEFAULT_LATENCY_NS = 1_500
 DEFAULT_SPACING_NS = 1_000
@@ -189,12 +192,12 @@ class _Extract:
                 awaited[work] = max(awaited[work], works.end_ns[source])
         since_launch, since_previous = works.start_ns - issued, works.start_ns - previous
         ready = np.maximum(previous, awaited)
-        bound_by_launch = launched & (issued + CAUSE_MARGIN_NS > ready) & (since_launch <= DISPATCH_AT_MOST_NS)
-        bound_by_stream = launched & (previous > np.maximum(issued + CAUSE_MARGIN_NS, awaited)) & (since_previous <= DISPATCH_AT_MOST_NS)
-        latency = np.minimum(_by_kind(since_launch, bound_by_launch, works.kind, DEFAULT_LATENCY_NS), since_launch)
-        latency = np.where(bound_by_launch, since_launch, latency)
-        spacing = np.minimum(_by_kind(since_previous, bound_by_stream, works.kind, DEFAULT_SPACING_NS), since_previous)
-        spacing = np.where(bound_by_stream, since_previous, spacing)
+        by_launch = launched & (issued + CAUSE_MARGIN_NS > ready) & (since_launch <= DISPATCH_AT_MOST_NS)
+        by_stream = (
+            launched & (previous > np.maximum(issued + CAUSE_MARGIN_NS, awaited)) & (since_previous <= DISPATCH_AT_MOST_NS)
+        )
+        latency = _by_kind(since_launch, by_launch, works.kind, DEFAULT_LATENCY_NS)
+        spacing = _by_kind(since_previous, by_stream, works.kind, DEFAULT_SPACING_NS)
         backlog = ~launched
         spacing[backlog] = np.where(previous[backlog] > LONG_AGO, since_previous[backlog], 0)
         return latency, spacing
@@ -214,6 +217,9 @@ class _Extract:
 
 # A launch this close before the stream is free did not wait for the stream.
 CAUSE_MARGIN_NS = 500
+import os
+
+PER_WORK = not os.environ.get("TYP")
 
 
 def _by_kind(values: Column, usual: npt.NDArray[np.bool_], kind: npt.NDArray[np.int8], default: int) -> Column:
