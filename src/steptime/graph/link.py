@@ -1,7 +1,7 @@
 """Ties a Kineto-read `Program` to an execution trace: node ids, tensor identity, outputs, details of collectives.
 
-Record function ids tie an op to its node where both files come from one run and carry them. Otherwise order does: on each thread,
-the ops of a step have the same names in the same order in both files, even if the execution trace covers another step or run.
+Record function ids tie an op to its node where both files come from one run and carry them. Otherwise order does: on each
+thread, the ops of a step have the same names in the same order in both files, even if the execution trace is of another run.
 """
 
 from __future__ import annotations

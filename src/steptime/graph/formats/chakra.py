@@ -1,7 +1,7 @@
-"""Chakra traces (`PREFIX.RANK.et`): a graph of host ops, device work and collectives with dependencies and durations -> Program.
+"""Chakra traces (`PREFIX.RANK.et`): a graph of host ops, device work and collectives with their dependencies -> Program.
 
-Work is enqueued in an order that respects the dependencies. What depends on work of another stream gets a stream wait; a host op
-that depends on work synchronises with it. Without recorded starts, work is laid end to end as its dependencies allow.
+Work is enqueued in an order that respects the dependencies. What depends on work of another stream gets a stream wait; a host
+op that depends on work synchronises with it. Without recorded starts, work is laid end to end as its dependencies allow.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ from steptime.graph.program import (
 )
 from steptime.units import NS_PER_US
 
-_RANK = re.compile(r"\.(\d{1,7})\.et(?:\.gz)?$")
+_RANK = re.compile(r"\.(\d{1,6})\.et(?:\.gz)?$")
 _WORK_TYPES = (NodeType.MEM_LOAD, NodeType.MEM_STORE, NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 _COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 _MEM_TYPES = (NodeType.MEM_LOAD, NodeType.MEM_STORE)
 # Streams for nodes that name none.
 _COMPUTE, _COMMUNICATION, _MEMORY = "compute", "communication", "memory"
-_MOST_US = 2**62 // NS_PER_US
+# Times beyond these do not fit a column of nanoseconds: a start in the year 2255, a duration of twelve days.
+_LATEST_US, _LONGEST_US = 2**53, 2**40
+_MOST_RANKS = 1_000_000
 
 
 def rank_in_name(source: str) -> int | None:
@@ -65,6 +67,9 @@ def read_groups(data: bytes, source: str) -> dict[str, tuple[int, ...]]:
         groups = msgspec.json.decode(data, type=dict[str, list[int]])
     except (msgspec.DecodeError, RecursionError) as error:
         raise TraceError(f'{source}: not a list of process groups ({error}); expected {{"name": [ranks]}}') from error
+    wrong = next((rank for ranks in groups.values() for rank in ranks if not 0 <= rank < _MOST_RANKS), None)
+    if wrong is not None:
+        raise TraceError(f"{source}: rank {wrong} in a process group; expected 0 to {_MOST_RANKS - 1}")
     return {name: tuple(sorted(set(ranks))) for name, ranks in groups.items()}
 
 
@@ -84,7 +89,7 @@ def read(
     known = dict(groups or {})
     size = world_size or max([found or 0, *(each for ranks in known.values() for each in ranks)]) + 1
     ordered, broken = _in_order(nodes)
-    builder = _Builder(found or 0, size, known)
+    builder = _Builder(found or 0, size, known, tuple(range(size)))
     for node in ordered:
         builder.add(node)
     if not builder.works and not builder.ops:
@@ -114,7 +119,7 @@ def _nodes(data: bytes, source: str) -> tuple[list[ChakraNode], list[str]]:
 
 
 def _in_order(nodes: Sequence[ChakraNode]) -> tuple[list[ChakraNode], list[str]]:
-    """Nodes after what they depend on, by start, then by id; dependencies that are missing or circular are dropped and named."""
+    """Nodes after what they depend on, by start, then by id; missing and circular dependencies are dropped and named."""
     first: dict[int, int] = {}
     for row, node in enumerate(nodes):
         first.setdefault(node.id, row)
@@ -174,6 +179,7 @@ class _Builder:
     rank: int
     world_size: int
     groups: Mapping[str, tuple[int, ...]]
+    everybody: tuple[int, ...]
     names: dict[str, int] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
     streams: dict[str, int] = field(default_factory=dict)
@@ -201,7 +207,9 @@ class _Builder:
         self.op_of.setdefault(node.id, row)
         sequence = _number(node.attrs.get("seq_id"), -1)
         name = self._name(node.name)
-        self.ops.append((name, thread, start, end, -1, 0, Phase.OTHER, sequence, self._signature(node), node.id))
+        self.ops.append(
+            (name, thread, start, end, -1, 0, Phase.OTHER, sequence, self._signature(node), min(node.id, 2**63 - 1))
+        )
         for dep in self._works_before(node):
             self._call(CallKind.EVENT_SYNC, "cudaEventSynchronize", thread, row, awaits=dep)
         self.calls.append((CallKind.HOST, name, thread, row, 0, start, end, -1, -1, -1))
@@ -224,7 +232,7 @@ class _Builder:
             kind, bytes_moved = WorkKind.COPY, max(0, _number(node.attrs.get("tensor_size"), 0))
         launch = len(self.calls) - 1
         self.works.append((kind, self._name(node.name), stream, launch, 0, *_span(node), bytes_moved, collective))
-        self.durations.append(min(node.duration_us, _MOST_US) * NS_PER_US)
+        self.durations.append(_duration_ns(node))
         self.deps.append(tuple(before))
         self.flops.append(_number(node.attrs.get("num_ops"), -1))
 
@@ -238,7 +246,7 @@ class _Builder:
         return self.names.setdefault(name, len(self.names))
 
     def _signature(self, node: ChakraNode) -> int:
-        inputs, outputs = (Arguments.of(*(_literal(text) for text in side), None) for side in (node.inputs, node.outputs))
+        inputs, outputs = _arguments(node.inputs), _arguments(node.outputs)
         if not inputs.values and not outputs.values:
             return -1
         self.signatures.append(Signature(inputs.parsed(), outputs.parsed()))
@@ -247,7 +255,7 @@ class _Builder:
     def _collective(self, node: ChakraNode) -> Collective:
         size = max(0, _number(node.attrs.get("comm_size"), 0))
         group = str(node.attrs.get("pg_name", node.attrs.get("comm_group", "")))
-        ranks = self.groups.get(group, tuple(range(self.world_size)) if group in ("", "0") else ())
+        ranks = self.groups.get(group, self.everybody if group in ("", "0") else ())
         if node.type == NodeType.COMM_COLL:
             number = _number(node.attrs.get("comm_type"), -1)
             kind = COLLECTIVES[number] if 0 <= number < len(COLLECTIVES) else "unknown"
@@ -314,9 +322,13 @@ def _shifted(times: Any, origin: int) -> Any:
 
 
 def _span(node: ChakraNode) -> tuple[int, int]:
-    if not 0 < node.start_us < _MOST_US - node.duration_us:
+    if not 0 < node.start_us < _LATEST_US:
         return NEVER, NEVER
-    return node.start_us * NS_PER_US, (node.start_us + node.duration_us) * NS_PER_US
+    return node.start_us * NS_PER_US, node.start_us * NS_PER_US + _duration_ns(node)
+
+
+def _duration_ns(node: ChakraNode) -> int:
+    return node.duration_us * NS_PER_US if node.duration_us <= _LONGEST_US else 0
 
 
 def _stream(node: ChakraNode) -> str:
@@ -333,12 +345,17 @@ def _number(value: Attribute | None, default: int) -> int:
     return int(value) if isinstance(value, int) and abs(value) < 2**62 else default
 
 
+def _arguments(texts: tuple[str, str, str]) -> Arguments:
+    values, shapes, types = (_literal(text) for text in texts)
+    return Arguments.of(values, shapes, types, None)
+
+
 def _literal(text: str) -> Any:
     """A list written as Python prints it."""
     if not text:
         return []
     plain = text.replace("'", '"').replace("None", "null").replace("True", "true").replace("False", "false")
     try:
-        return msgspec.json.decode(plain.replace("(", "[").replace(",)", "]").replace(")", "]") if '"' not in plain else plain)
+        return msgspec.json.decode(plain)
     except (msgspec.DecodeError, RecursionError):
         return []

@@ -1,6 +1,7 @@
 """The messages of a Chakra trace (mlcommons `et_def.proto`, 0.0.4 and 1.0.0), decoded from protobuf's wire format.
 
-A file is a row of messages, each after its length as a varint: one GlobalMetadata, then Nodes. Only fields that are used are decoded.
+A file is a row of messages, each after its length as a varint: one GlobalMetadata, then Nodes. Fields that
+nothing needs are passed over.
 """
 
 from __future__ import annotations
