@@ -1,9 +1,9 @@
-"""What a recorded program does not say outright: blocking copies, what waits and synchronisations refer to, hand-overs between threads.
+"""What a recorded program does not say outright: blocking copies, what waits refer to, hand-overs between threads.
 
-Kineto records that a stream waited for an event, but (before `cuda_sync` records) neither which stream nor which event. The rules below go from
-structure first (a wait before a collective's launch is the communication stream waiting for the compute stream), then check against
-the recorded times: a dependency that the recording contradicts is dropped, one that explains an otherwise unexplained late
-start is preferred. Only the *structure* is taken from times; durations of waiting never are.
+Kineto records that a stream waited for an event, but (before `cuda_sync` records) neither which stream nor which event. The
+rules below go from structure first (a wait before a collective's launch is the communication stream waiting for the compute
+stream), then check against the recorded times: a dependency that the recording contradicts is dropped, one that explains an
+otherwise unexplained late start is preferred. Only the *structure* is taken from times; durations of waiting never are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steptime.graph.table import IntColumn, SmallColumn
 
 # Clock readings of host and device agree to about this much in a trace.
 CLOCK_SLACK_NS = 1_000
-# A start this close behind an end, with nothing else to explain it, was caused by it (dispatch after a wait: 1-10 us on the traces at hand).
+# A start this close behind an end, with nothing else to explain it, was caused by it (dispatch after a wait takes 1-10 us).
 CAUSED_WITHIN_NS = 15_000
 # Synchronising calls return this fast when there is nothing to wait for.
 UNBLOCKED_NS = 10_000
@@ -28,7 +28,7 @@ _COMMUNICATION_OPS = ("record_param_comms", "nccl:", "c10d::")
 
 @dataclass(frozen=True, slots=True)
 class WaitHint:
-    """What the source says about one wait or synchronisation: its stream, the stream waited for, when the event was recorded."""
+    """What the source says about one wait: its stream, the stream waited for, when the event was recorded."""
 
     call: int
     stream: int
@@ -138,7 +138,7 @@ class _Resolver:
             own = launching[calls.thread[launching] == index]
             self.threads.append((calls.start_ns[own].tolist(), own.tolist()))
         collective = order[works.kind[order] == WorkKind.COLLECTIVE]
-        self.collectives = collective.tolist()
+        self.collectives: list[int] = collective.tolist()
         self.collective_ns = calls.start_ns[works.call[collective]].tolist()
         self.awaited: set[tuple[int, int]] = set()  # (waiting stream, awaited work)
         self.held_back: dict[int, list[int]] = {}  # collective -> what its waits refer to, not yet assigned
@@ -204,9 +204,10 @@ class _Resolver:
         return None
 
     def _before_collective(self, row: int, work: int) -> tuple[int, int]:
-        """Waits before a collective's launch hold its stream back behind what this thread computed and behind the communicator's last use.
+        """Waits before a collective's launch hold its stream back behind what was computed and the communicator's last use.
 
-        NCCL plays the collectives of one communicator one after the other, whatever streams they are on. Waits after the launch are internal to it.
+        NCCL plays the collectives of one communicator one after the other, whatever streams they are on. Waits after the
+        launch are internal to it.
         """
         if self.calls.start_ns[row] > self.calls.start_ns[self.works.call[work]]:
             return -1, -1
@@ -298,7 +299,7 @@ class _Resolver:
 
 
 def hand_overs(calls: Calls, threads: tuple[Thread, ...], steps: int) -> SmallColumn:
-    """Which call on another thread each call had to wait for: main hands over to autograd's thread and takes back when that is done."""
+    """Which call on another thread each call waited for: main hands over to autograd's thread and resumes when that is done."""
     after = np.full(len(calls), -1, dtype=np.int32)
     main = np.flatnonzero(calls.thread == 0)
     main = main[np.argsort(calls.start_ns[main], kind="stable")]

@@ -104,8 +104,8 @@ class Stream:
 class Collective:
     """One collective call: who takes part, the how-manieth of its group it is, and what it moves.
 
-    `sequence` counts the collectives of one group on this rank from 0; ranks meet where group and sequence agree. `waits` is false for
-    a rank that need not wait for the others (the root of a broadcast). Point-to-point calls are groups of two.
+    `sequence` counts the collectives of one group on this rank from 0; ranks meet where group and sequence agree. What was
+    launched before the first step counts backwards from -1. Point-to-point calls are groups of two.
     """
 
     kind: str  # all_reduce, all_to_all, all_gather, reduce_scatter, broadcast, reduce, send, recv, barrier, unknown

@@ -26,7 +26,7 @@ class Meetings:
     origin_ns: int
 
     def of(self, program: Program, work: int) -> tuple[int, bool, int | None]:
-        """For one collective: how long it moves data, whether it waits for its peers, and when absent peers arrived (own clock)."""
+        """For one collective: how long it moves data, whether it waits for peers, when absent ones arrived (own clock)."""
         collective = program.collectives[program.works.collective[work]]
         own_start, own_end = int(program.works.start_ns[work]), int(program.works.end_ns[work])
         shift = program.origin_ns - self.origin_ns - self.clock_ns[program.rank]
@@ -73,7 +73,7 @@ def recorded_meetings(workload: Workload) -> Meetings:
 
 
 def clock_offsets(spans: Mapping[Key, Mapping[int, tuple[int, int]]], ranks: tuple[int, ...]) -> dict[int, int]:
-    """How far each rank's clock is ahead, from the ends of collectives all ranks took part in; 0 where they agree well enough."""
+    """How far each rank's clock is ahead, from the ends of collectives all took part in; 0 where they agree well enough."""
     shared = [by_rank for by_rank in spans.values() if len(by_rank) == len(ranks)]
     offsets = dict.fromkeys(ranks, 0)
     if len(ranks) < 2 or not shared:

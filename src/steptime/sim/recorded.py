@@ -1,9 +1,9 @@
 """Recorded programs -> timings: what the run itself took, with everything that was waiting taken out.
 
-Kept as recorded: host work between calls, launch costs, kernel durations. One typical value per trace and kind of work: the distance from a launch to
-its start on an idle stream, and from one kernel to the next on a busy one. Never kept: how long a
-synchronising call blocked, how long a launch was held up by a full queue, how long a collective waited for its peers, how long work
-queued behind other work. Those come out of the simulation or they are wrong.
+Kept as recorded: host work between calls, launch costs, kernel durations. One typical value per trace and kind of work: the
+distance from a launch to its start on an idle stream, and from one kernel to the next on a busy one. Never kept: how long a
+synchronising call blocked, how long a launch was held up by a full queue, how long a collective waited for its peers, how
+long work queued behind other work. Those come out of the simulation or they are wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUEUE_FULL_SHARE = 0.9
 DISPATCH_AT_MOST_NS = 20_000
 # A launch this close before the stream is free did not wait for the stream.
 CAUSE_MARGIN_NS = 500
-# Used where a trace holds no case to learn from (launch-to-start and kernel-to-kernel on recent GPUs: 1-2 us in the traces at hand).
+# Used where a trace holds no case to learn from (1-2 us in every trace of a recent GPU seen so far).
 DEFAULT_LATENCY_NS = 1_500
 DEFAULT_SPACING_NS = 1_000
 DEFAULT_RETURN_NS = 5_000
@@ -213,13 +213,6 @@ class _Extract:
             if peers is not None:
                 absent[row] = peers + self.offset
         return duration, waits, absent
-
-
-# A launch this close before the stream is free did not wait for the stream.
-CAUSE_MARGIN_NS = 500
-import os
-
-PER_WORK = not os.environ.get("TYP")
 
 
 def _by_kind(values: Column, usual: npt.NDArray[np.bool_], kind: npt.NDArray[np.int8], default: int) -> Column:

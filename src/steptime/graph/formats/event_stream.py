@@ -1,13 +1,14 @@
-"""Streams the events of a Chrome trace: typed decoding of a few megabytes at a time, so that memory does not grow with the file.
+"""Streams the events of a Chrome trace: typed decoding, a few megabytes at a time, so that memory does not grow with the file.
 
-A chunk ends where one event ends and the next begins. A chunk that is no valid JSON (bad escapes, bytes that are no UTF-8, NaN, wrong
-types) is repaired, and failing that read event by event; what is lost is counted and said.
+A chunk ends where one event ends and the next begins. A chunk that is no valid JSON (bad escapes, bytes that are no UTF-8,
+NaN, wrong types) is repaired, and failing that read event by event; what is lost is counted and said.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -36,7 +37,7 @@ EventT = TypeVar("EventT", bound=msgspec.Struct)
 
 @dataclass
 class EventStream(Generic[EventT]):
-    """Iterate over chunks of events; afterwards `header` holds the other top-level keys and `lost` says what was not readable."""
+    """Iterate over chunks of events; afterwards `header` holds the other top-level keys, the rest what was not readable."""
 
     reader: TolerantReader
     source: str
@@ -91,9 +92,7 @@ class EventStream(Generic[EventT]):
         window = 1 << 15
         while True:
             start = max(0, len(buffer) - window)
-            last = None
-            for last in _BOUNDARY.finditer(buffer, start):
-                pass
+            last = _last(_BOUNDARY, buffer, start)
             if last is not None:
                 return last.start() + 1, last.end()
             if start == 0:
@@ -187,10 +186,13 @@ class EventStream(Generic[EventT]):
 
 def _closing_bracket(text: bytes) -> int | None:
     """The bracket that most likely closes the event array: the last one behind an object, followed by a key or the end."""
-    match = None
-    for match in _CLOSING.finditer(text, max(0, len(text) - _TAIL_BYTES)):
-        pass
+    match = _last(_CLOSING, text, max(0, len(text) - _TAIL_BYTES))
     return match.end() - 1 if match else None
+
+
+def _last(pattern: re.Pattern[bytes], text: bytes, start: int) -> re.Match[bytes] | None:
+    last = deque(pattern.finditer(text, start), maxlen=1)
+    return last[0] if last else None
 
 
 def _clean(text: bytes) -> str:

@@ -150,11 +150,10 @@ def _phases(trace: ExecutionTrace) -> list[Phase]:
 
 def _backward_threads(trace: ExecutionTrace) -> set[int]:
     # Where backward runs in the main thread, most of that thread's outermost ops are something else.
-    balance: Counter[int] = Counter()
-    for node, parent in zip(trace.nodes, trace.parents, strict=True):
-        if parent < 0:
-            balance[node.tid] += 1 if node.name.startswith(_BACKWARD) else -1
-    return {tid for tid, more in balance.items() if more > 0}
+    outermost = [node for node, parent in zip(trace.nodes, trace.parents, strict=True) if parent < 0]
+    engine = Counter(node.tid for node in outermost if node.name.startswith(_BACKWARD))
+    total = Counter(node.tid for node in outermost)
+    return {tid for tid, count in engine.items() if 2 * count >= total[tid]}
 
 
 def _threads(trace: ExecutionTrace, phases: Sequence[Phase]) -> tuple[tuple[Thread, ...], dict[int, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from steptime.errors import InputError
 
@@ -44,7 +44,7 @@ def open_stream(file: TraceFile) -> Iterator[IO[bytes]]:
             buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
             if buffered.peek(2)[:2] == _GZIP_MAGIC:
                 with gzip.GzipFile(fileobj=buffered) as unzipped:
-                    yield unzipped
+                    yield cast(IO[bytes], unzipped)
             else:
                 yield buffered
     except (OSError, tarfile.TarError) as error:

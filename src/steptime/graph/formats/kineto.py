@@ -1,8 +1,9 @@
 """Kineto (Chrome) traces -> Program.
 
-The way of the data: events become columns (`kineto_events`); threads and streams are numbered; ops are nested; calls are classified and tied to the
-work they launch through their correlation id (never through the op's external id, which older traces reuse); collectives are described
-(`kineto_collectives`); what a trace does not say about waits and hand-overs is inferred (`graph.inference`).
+The way of the data: events become columns (`kineto_events`); threads and streams are numbered; ops are nested; calls are
+classified and tied to the work they launch through their correlation id (never through the op's external id, which older
+traces reuse); collectives are described (`kineto_collectives`); what a trace does not say about waits and hand-overs is
+inferred (`graph.inference`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime.errors import TraceError
-from steptime.graph.formats.files import TolerantReader
+from steptime.graph.formats import Format
+from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
 from steptime.graph.formats.kineto_collectives import Sources, describe, mark_collectives, number
 from steptime.graph.formats.kineto_events import KinetoEvents, read_events
 from steptime.graph.formats.kineto_signatures import read_signatures
@@ -70,9 +72,9 @@ def identify(header: Mapping[str, Any], source: str) -> Identity:
 
 
 def read(reader: TolerantReader, source: str, *, progress: Callable[[int], None] | None = None) -> Program:
-    """The program behind one rank's trace. `meta` says how its rank is known and keeps the ids that link it to an execution trace."""
+    """The program behind one rank's trace; `meta` says how its rank is known and keeps the ids that link it to other files."""
     events = read_events(reader, source, progress)
-    if not events.ops.rows and not events.works.rows:
+    if not events.ops.length and not events.works.length:
         raise TraceError(f"{source}: no framework ops and no GPU events; was the profiler's window empty?")
     return _Builder(events).program()
 
@@ -115,7 +117,7 @@ class _Builder:
             warnings=tuple(self.warnings),
             meta=self._meta(),
         )
-        return infer_dependencies(program, self._hints(calls))
+        return infer_dependencies(program, self._hints())
 
     def _base_ns(self) -> int:
         base = self.events.header.get("baseTimeNanoseconds")
@@ -219,7 +221,7 @@ class _Builder:
             step=step,
             phase=np.where(step >= 0, phase, Phase.OTHER),
             sequence=raw["sequence"][self.op_order],
-            signature=raw["signature"][self.op_order],
+            signature=raw["signature"][self.op_order].astype(np.int32),
             node=np.full(len(start), -1),
         )
 
@@ -287,8 +289,8 @@ class _Builder:
         call = np.where(matched, self.call_position[np.maximum(self.work_call, 0)] if len(self.call_position) else -1, -1)
         start = raw["start"][order] - self.origin
         works = Works(
-            kind=raw["kind"][order],
-            name=raw["name"][order],
+            kind=raw["kind"][order].astype(np.int8),
+            name=raw["name"][order].astype(np.int32),
             stream=self.work_stream[order],
             call=call,
             step=np.where(call >= 0, calls.step[np.maximum(call, 0)] if len(calls) else -1, -1),
@@ -306,7 +308,7 @@ class _Builder:
             calls.start_ns[np.maximum(works.call[rows], 0)] if len(calls) else 0,
             works.start_ns[rows] - 2**60,
         )
-        rows = rows[np.lexsort((works.start_ns[rows], launched))].astype(np.int32)
+        rows = rows[np.lexsort((works.start_ns[rows], launched))]
         work_position = {int(raw): i for i, raw in enumerate(self.work_order)}
         op_position = np.empty(len(self.op_order), dtype=np.int64)
         op_position[self.op_order] = np.arange(len(self.op_order))
@@ -322,12 +324,12 @@ class _Builder:
         )
         launch_op = np.where(works.call >= 0, calls.op[np.maximum(works.call, 0)] if len(calls) else -1, -1).astype(np.int32)
         inside = [bool(works.call[r] >= 0 and works.step[r] >= 0) for r in rows.tolist()]
-        found = number(describe(works, launch_op, rows, sources), inside)
+        found = number(describe(works, launch_op, rows.astype(np.int32), sources), inside)
         column = np.full(len(works), -1, dtype=np.int32)
         column[rows] = np.arange(len(rows), dtype=np.int32)
         return found, column
 
-    def _hints(self, calls: Calls) -> tuple[WaitHint, ...]:
+    def _hints(self) -> tuple[WaitHint, ...]:
         """What `cuda_sync` records say about waits, for the calls they belong to."""
         by_correlation = {
             int(c): int(p) for c, p in zip(self.raw_calls["correlation"][self.call_rows], self.call_position, strict=True)
@@ -365,3 +367,17 @@ def _match(correlation: IntColumn, calls: IntColumn, launch: npt.NDArray[np.bool
     order = rows[np.argsort(calls[rows], kind="stable")]
     at = np.minimum(np.searchsorted(calls[order], correlation), len(order) - 1)
     return np.where((calls[order][at] == correlation) & (correlation >= 0), order[at], -1)
+
+
+def _recognises(head: bytes, name: str) -> bool:
+    if name.endswith((".et", ".et.gz")):
+        return False
+    return b'"traceEvents"' in head or bool(re.match(rb'\s*\[\s*\{\s*"(?:ph|name|cat)"', head))
+
+
+def _read_file(file: TraceFile, progress: Callable[[int], None] | None) -> Program:
+    with open_stream(file) as stream:
+        return read(TolerantReader(stream), str(file), progress=progress)
+
+
+FORMAT = Format("kineto", _recognises, _read_file)

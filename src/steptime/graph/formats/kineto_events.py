@@ -1,6 +1,6 @@
 """From the text of a Kineto trace to columns: which events matter, and what is kept of each.
 
-Only here are the spellings of the format known. What comes out are plain lists per kind of event; `kineto.py` turns them into a Program.
+Only here are the spellings of the format known. Out come columns per kind of event, of which `kineto.py` makes a Program.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from steptime.graph.formats.event_stream import EventStream
 from steptime.graph.formats.files import TolerantReader
@@ -19,8 +20,9 @@ from steptime.graph.program import WorkKind
 from steptime.graph.table import IntColumn
 
 _EMPTY = msgspec.Raw(b"")
-# Above this many microseconds a float64 no longer holds nanoseconds (2**53 ns).
-_FLOAT_US_EXACT = 2**53 / 1000
+# A float64 holds whole nanoseconds up to here.
+_FLOAT_NS_EXACT = 2**53
+_FLOAT_US_EXACT = _FLOAT_NS_EXACT / 1000
 # Integer timestamps above this are nanoseconds since the epoch, not microseconds (1e17 us is the year 5138).
 _INT_NS_FROM = 10**17
 
@@ -62,13 +64,13 @@ class Args(
 ):
     """The arguments of an event that steptime reads; everything else is skipped while decoding."""
 
-    external_id: Any = None
-    correlation: Any = None
+    external_id: Any = -1
+    correlation: Any = -1
     stream: Any = None
     device: Any = None
-    bytes: Any = None
-    record_function_id: Any = None
-    sequence: Any = None
+    bytes: Any = 0
+    record_function_id: Any = -1
+    sequence: Any = -1
     dims: msgspec.Raw = _EMPTY
     types: msgspec.Raw = _EMPTY
     strides: msgspec.Raw = _EMPTY
@@ -85,9 +87,11 @@ class Args(
     collective_sequence: Any = None
     source_rank: Any = None
     destination_rank: Any = None
-    wait_on_stream: Any = None
-    wait_on_cuda_event_record_corr_id: Any = None
-    name: Any = None
+    wait_on_stream: Any = -1
+    wait_on_cuda_event_record_corr_id: Any = -1
+
+
+_NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, gc=False):
@@ -116,15 +120,22 @@ def _event_type(text: bytes) -> type[Event]:
 
 @dataclass
 class Rows:
-    """Rows collected one by one and read as integer columns."""
+    """Columns of integers that grow by a chunk at a time."""
 
     columns: tuple[str, ...]
-    rows: list[tuple[int, ...]] = field(default_factory=list)
+    chunks: list[tuple[IntColumn, ...]] = field(default_factory=list)
+    length: int = 0
+
+    def append(self, *columns: IntColumn) -> None:
+        """Add the rows of one chunk."""
+        self.chunks.append(columns)
+        self.length += len(columns[0])
 
     def arrays(self) -> dict[str, IntColumn]:
         """The columns by name."""
-        table = np.array(self.rows, dtype=np.int64).reshape(len(self.rows), len(self.columns))
-        return {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(self.columns)}
+        none = (np.zeros(0, dtype=np.int64),) * len(self.columns)
+        joined = [np.concatenate(parts) for parts in zip(none, *self.chunks, strict=True)]
+        return dict(zip(self.columns, joined, strict=True))
 
 
 def _op_rows() -> Rows:
@@ -194,88 +205,165 @@ def read_events(reader: TolerantReader, source: str, progress: Callable[[int], N
 
 
 class _Collector:
-    """Sorts events into columns: the hot path of reading."""
+    """Sorts events into columns, a chunk at a time: the hot path of reading.
+
+    Columns are built whole. Where one event of a chunk does not fit (a number written as text, a missing time), its
+    events are mended one by one first, and those that cannot be are counted and left out.
+    """
 
     def __init__(self, kept: KinetoEvents) -> None:
         self.kept = kept
-        self.handlers: dict[str, Callable[[Event], None]] = {
-            **dict.fromkeys(_OP_CATEGORIES, self._op),
-            **dict.fromkeys(_CALL_CATEGORIES, self._call),
-            **dict.fromkeys(_WORK_KINDS, self._work),
-            "cuda_sync": self._sync,
-        }
 
     def __call__(self, events: list[Event]) -> None:
-        handlers = self.handlers
+        by_category: dict[str, list[Event]] = {}
         for event in events:
-            handle = handlers.get(event.cat)
-            if handle is None or event.ph != "X":
+            if event.ph == "X":
+                by_category.setdefault(event.cat, []).append(event)
+        for category, collect in self._collectors().items():
+            found = by_category.get(category)
+            if found is None:
                 continue
             try:
-                handle(event)
+                collect(found)
             except (TypeError, ValueError, OverflowError):
-                self.kept.skipped += 1
+                mended = [e for e in found if _mend(e)]
+                self.kept.skipped += len(found) - len(mended)
+                collect(mended)
 
-    def _op(self, event: Event) -> None:
-        kept, args, name = self.kept, event.args, event.name
-        start, duration = _span_ns(event.ts, event.dur)
-        tid = _thread(event.tid)
-        if name.startswith("ProfilerStep"):
-            kept.steps.append((name, tid, start, duration))
-            return
-        ops = kept.ops
-        row = (start, duration, tid, kept.names.setdefault(name, len(kept.names)))
-        if args is None:
-            ops.rows.append((*row, -1, -1, -1, -1))
-            return
-        signature = -1
-        if args.dims is not _EMPTY:
-            key = (bytes(args.dims), bytes(args.types), bytes(args.strides), bytes(args.concrete))
-            signature = kept.signatures.setdefault(key, len(kept.signatures))
-        if name == "record_param_comms":
-            kept.communication[len(ops.rows)] = _detached(args)
-        ops.rows.append((*row, _number(args.external_id), _number(args.record_function_id), _number(args.sequence), signature))
+    def _collectors(self) -> dict[str, Callable[[list[Event]], None]]:
+        return {
+            **dict.fromkeys(_OP_CATEGORIES, self._ops),
+            **dict.fromkeys(_CALL_CATEGORIES, self._calls),
+            **dict.fromkeys(_WORK_KINDS, self._works),
+            "cuda_sync": self._syncs,
+        }
 
-    def _call(self, event: Event) -> None:
-        kept, args = self.kept, event.args
-        start, duration = _span_ns(event.ts, event.dur)
-        kept.calls.rows.append(
-            (
-                start,
-                duration,
-                _thread(event.tid),
-                kept.names.setdefault(event.name, len(kept.names)),
-                -1 if args is None else _number(args.correlation),
-            )
+    def _names(self, events: list[Event]) -> IntColumn:
+        names = self.kept.names
+        return _integers([names.setdefault(e.name, len(names)) for e in events])
+
+    def _ops(self, events: list[Event]) -> None:
+        kept = self.kept
+        start, duration = _times(events)
+        tid = _integers([e.tid for e in events])
+        args = [e.args or _NO_ARGS for e in events]
+        external = _integers([a.external_id for a in args])
+        function = _integers([a.record_function_id for a in args])
+        sequence = _integers([a.sequence for a in args])
+        marks = [i for i, e in enumerate(events) if e.name.startswith("ProfilerStep")]
+        kept.steps += [(events[i].name, int(tid[i]), int(start[i]), int(duration[i])) for i in marks]
+        signatures = kept.signatures
+        signature = _integers(
+            [
+                -1
+                if a.dims is _EMPTY
+                else signatures.setdefault(
+                    (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete)), len(signatures)
+                )
+                for a in args
+            ]
         )
+        names = self._names(events)
+        rows = np.delete(np.arange(len(events)), marks)
+        for place, row in enumerate(rows.tolist(), kept.ops.length):
+            if events[row].name == "record_param_comms":
+                kept.communication[place] = _detached(args[row])
+        columns = (start, duration, tid, names, external, function, sequence, signature)
+        kept.ops.append(*(column[rows] for column in columns))
 
-    def _work(self, event: Event) -> None:
-        kept, args = self.kept, event.args
-        start, duration = _span_ns(event.ts, event.dur)
-        stream, device, size, correlation = event.tid, event.pid, 0, -1
-        if args is not None:
-            stream = stream if args.stream is None else args.stream
-            device = device if args.device is None else args.device
-            size = max(_number(args.bytes), 0)
-            correlation = _number(args.correlation)
-            if args.collective is not None:
-                kept.work_communication[len(kept.works.rows)] = _detached(args)
-        name = kept.names.setdefault(event.name, len(kept.names))
-        kind = _WORK_KINDS[event.cat]
-        kept.works.rows.append((start, duration, _thread(stream), name, correlation, kind, _thread(device), size))
+    def _calls(self, events: list[Event]) -> None:
+        start, duration = _times(events)
+        tid = _integers([e.tid for e in events])
+        correlation = _integers([e.args.correlation if e.args is not None else -1 for e in events])
+        self.kept.calls.append(start, duration, tid, self._names(events), correlation)
 
-    def _sync(self, event: Event) -> None:
+    def _works(self, events: list[Event]) -> None:
+        kept = self.kept
+        start, duration = _times(events)
+        args = [e.args or _NO_ARGS for e in events]
+        stream = _integers([e.tid if a.stream is None else a.stream for e, a in zip(events, args, strict=True)])
+        device = _integers([e.pid if a.device is None else a.device for e, a in zip(events, args, strict=True)])
+        correlation = _integers([a.correlation for a in args])
+        size = np.maximum(_integers([a.bytes for a in args]), 0)
+        kind = np.full(len(events), _WORK_KINDS[events[0].cat], dtype=np.int64) if events else start
+        for place, arguments in enumerate(args, kept.works.length):
+            if arguments.collective is not None:
+                kept.work_communication[place] = _detached(arguments)
+        kept.works.append(start, duration, stream, self._names(events), correlation, kind, device, size)
+
+    def _syncs(self, events: list[Event]) -> None:
+        for event in events:
+            args = event.args or _NO_ARGS
+            fields = (args.correlation, args.stream, args.wait_on_stream, args.wait_on_cuda_event_record_corr_id)
+            self.kept.syncs.append(SyncRecord(*(_number(f) for f in fields)))
+
+
+def _integers(values: list[Any]) -> IntColumn:
+    """A column of whole numbers; anything else raises."""
+    column = np.array(values, dtype=None if values else np.int64)
+    if column.dtype != np.int64:
+        raise TypeError(column.dtype)
+    return column
+
+
+def _times(events: list[Event]) -> tuple[IntColumn, IntColumn]:
+    """Start and duration of every event in nanoseconds."""
+    starts = [e.ts for e in events]
+    column = np.array(starts) if starts and type(starts[0]) in (int, float) else np.zeros(0, dtype=object)
+    if column.dtype == np.float64:
+        begin = np.rint(column * 1000)
+        usable = bool(np.all(np.abs(begin) < _FLOAT_NS_EXACT))
+    elif column.dtype == np.int64:
+        begin = column * 1000
+        usable = bool(np.all(np.abs(column) < _INT_NS_FROM))
+    else:
+        begin, usable = _exact_times(starts)
+    if not usable:
+        spans = [_span_ns(e.ts, e.dur) for e in events]
+        return np.array([s for s, _ in spans], dtype=np.int64), np.array([d for _, d in spans], dtype=np.int64)
+    duration = np.array([0 if e.dur is None else e.dur for e in events])
+    if len(duration) and (
+        duration.dtype not in (np.int64, np.float64) or not bool(np.all(np.abs(duration) < _NS_AT_MOST / 1000))
+    ):
+        raise TypeError(duration.dtype)
+    return begin.astype(np.int64), np.maximum(np.rint(duration * 1000.0), 0).astype(np.int64)
+
+
+def _exact_times(starts: list[Any]) -> tuple[npt.NDArray[Any], bool]:
+    """Times kept as text with exactly three decimals, read as whole nanoseconds at once; False where they are not all so."""
+    none = np.zeros(0, dtype=np.int64)
+    if not starts or any(type(s) is not msgspec.Raw for s in starts):
+        return none, False
+    text = b"[" + b",".join(map(bytes, starts)) + b"]"
+    try:
+        approximate = np.array(msgspec.json.decode(text, type=list[float]))
+        exact = np.array(msgspec.json.decode(text.replace(b".", b""), type=list[int]))
+    except msgspec.DecodeError:
+        return none, False
+    agree = exact.dtype == np.int64 and bool(np.all(np.abs(exact / 1000 - approximate) < 1))
+    return exact, agree
+
+
+def _mend(event: Event) -> bool:
+    """Make every number of an event a number; False where that cannot be done."""
+    try:
+        begin, length = _span_ns(event.ts, event.dur)
+        event.ts = f"{'-' if begin < 0 else ''}{abs(begin) // 1000}.{abs(begin) % 1000:03d}"
+        event.dur = length / 1000
         args = event.args
-        if args is None:
-            return
-        self.kept.syncs.append(
-            SyncRecord(
-                _number(args.correlation),
-                _number(args.stream),
-                _number(args.wait_on_stream),
-                _number(args.wait_on_cuda_event_record_corr_id),
-            )
-        )
+        if event.cat in _WORK_KINDS:
+            event.pid = _number(event.pid if args is None or args.device is None else args.device)
+            event.tid = _number(event.tid if args is None or args.stream is None else args.stream)
+        else:
+            event.tid = _number(event.tid)
+        if args is not None:
+            args.stream, args.device = None, None
+            args.correlation, args.bytes = _number(args.correlation), _number(args.bytes)
+            args.external_id, args.sequence = _number(args.external_id), _number(args.sequence)
+            args.record_function_id = _number(args.record_function_id)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _detached(args: Args) -> Args:
@@ -287,16 +375,10 @@ def _detached(args: Args) -> Args:
 
 def _number(value: Any) -> int:
     """A whole number however it was written; -1 where there is none."""
-    if type(value) is int:
-        return value
-    if value is None or value == "":
-        return -1
-    return int(value)
-
-
-def _thread(value: Any) -> int:
-    """A thread, stream or device number; traces write some as text."""
-    return value if type(value) is int else int(value)
+    number = -1 if value is None or value == "" else int(value)
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError(number)
+    return number
 
 
 def _span_ns(start: Any, duration: Any) -> tuple[int, int]:
