@@ -22,10 +22,11 @@ from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
 from steptime.graph.formats.kineto_collectives import Sources, describe, mark_collectives, number
 from steptime.graph.formats.kineto_events import KinetoEvents, read_events
 from steptime.graph.formats.kineto_signatures import read_signatures
-from steptime.graph.inference import WaitHint, infer_dependencies
+from steptime.graph.inference import infer_dependencies
 from steptime.graph.nesting import innermost, nest, phases
 from steptime.graph.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, WorkKind, Works
 from steptime.graph.table import IntColumn, SmallColumn
+from steptime.graph.waits import WaitHint
 
 _STEP_NUMBER = re.compile(r"#(\d+)")
 # Rank in a file name: rank3, rank-3, rank_3, worker3, name_3.json, name.3.json

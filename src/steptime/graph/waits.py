@@ -1,0 +1,272 @@
+"""What waits and synchronisations in a recorded program refer to.
+
+Kineto records that a stream waited for an event, but (before `cuda_sync` records) neither which stream nor which event. The
+rules go from structure first (a wait before a collective's launch is its stream waiting for the compute stream), then check
+against the recorded times: a dependency that the recording contradicts is dropped, one that explains an otherwise
+unexplained late start is preferred; at last, late starts still unexplained claim a wait nobody has claimed. Only the
+*structure* is taken from times; how long anything waited never is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.graph.program import CallKind, Program, WorkKind
+from steptime.graph.table import IntColumn, SmallColumn
+
+# Clock readings of host and device agree to about this much in a trace.
+CLOCK_SLACK_NS = 1_000
+# A start this close behind an end, with nothing else to explain it, was caused by it (dispatch after a wait takes 1-10 us).
+CAUSED_WITHIN_NS = 15_000
+# Synchronising calls return this fast when there is nothing to wait for.
+UNBLOCKED_NS = 10_000
+# How many of the latest collectives a wait may refer to: far more than anybody keeps in flight.
+IN_FLIGHT = 256
+
+_LONG_AGO = -(2**60)
+_COMMUNICATION_OPS = ("record_param_comms", "nccl:", "c10d::")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitHint:
+    """What the source says about one wait: its stream, the stream waited for, when the event was recorded."""
+
+    call: int
+    stream: int
+    source_stream: int
+    recorded_ns: int | None
+
+
+def resolve_waits(program: Program, hints: tuple[WaitHint, ...]) -> tuple[SmallColumn, SmallColumn]:
+    """The `stream` and `awaits` columns of the calls."""
+    resolver = _Resolver(program, {h.call: h for h in hints})
+    resolver.resolve()
+    resolver.explain_late_starts()
+    return resolver.stream, resolver.awaits
+
+
+class _Resolver:
+    """Finds, for every wait and synchronisation, the stream and the work it refers to."""
+
+    def __init__(self, program: Program, hints: dict[int, WaitHint]) -> None:
+        self.program, self.hints = program, hints
+        self.calls, self.works = program.calls, program.works
+        works, calls = self.works, self.calls
+        launched = works.call >= 0
+        self.launch_ns = np.where(launched, calls.start_ns[np.maximum(works.call, 0)] if len(calls) else 0, _LONG_AGO)
+        enqueued = np.lexsort((np.arange(len(works)), self.launch_ns))
+        order = enqueued[launched[enqueued]]
+        self.first_work = np.full(len(calls), -1, dtype=np.int64)
+        self.first_work[works.call[order[::-1]]] = order[::-1]
+        self.streams: list[tuple[list[int], list[int]]] = []  # per stream: launch times, works, in launch order
+        for index in range(len(program.streams)):
+            mine = enqueued[works.stream[enqueued] == index]
+            self.streams.append((self.launch_ns[mine].tolist(), mine.tolist()))
+        self.threads: list[tuple[list[int], list[int]]] = []  # per thread: launch times, calls
+        launching = np.flatnonzero(self.first_work >= 0)
+        for index in range(len(program.threads)):
+            own = launching[calls.thread[launching] == index]
+            self.threads.append((calls.start_ns[own].tolist(), own.tolist()))
+        collective = order[works.kind[order] == WorkKind.COLLECTIVE]
+        self.collectives: list[int] = collective.tolist()
+        self.collective_ns: list[int] = self.launch_ns[collective].tolist()
+        self.awaited: set[tuple[int, int]] = set()  # (waiting stream, awaited work)
+        self.held_back: dict[int, list[int]] = {}  # collective -> what its waits refer to, not yet assigned
+        self.internal: set[int] = set()  # waits after a collective's launch, inside NCCL
+        self.stream = np.full(len(calls), -1, dtype=np.int32)
+        self.awaits = np.full(len(calls), -1, dtype=np.int32)
+
+    def resolve(self) -> None:
+        """Fill in the columns, call by call in order of start."""
+        kinds = self.calls.kind
+        targets = (CallKind.STREAM_WAIT, CallKind.STREAM_SYNC, CallKind.EVENT_SYNC)
+        rows = np.flatnonzero(np.isin(kinds, targets))
+        for row in rows[np.argsort(self.calls.start_ns[rows], kind="stable")].tolist():
+            if kinds[row] == CallKind.STREAM_WAIT:
+                self.stream[row], self.awaits[row] = self._wait(row)
+            elif kinds[row] == CallKind.STREAM_SYNC:
+                self.stream[row] = self._synchronised_stream(row)
+            else:
+                self.awaits[row] = self._synchronised_work(row)
+
+    def explain_late_starts(self) -> None:
+        """Work that started late for no known reason, right behind work of another stream, claims a wait nobody has claimed."""
+        waits = np.flatnonzero(self.calls.kind == CallKind.STREAM_WAIT)
+        waits = waits[(self.awaits[waits] < 0) & ~np.isin(waits, sorted(self.internal))]
+        waits = waits[np.argsort(self.calls.start_ns[waits], kind="stable")]
+        unclaimed, times = waits.tolist(), self.calls.start_ns[waits].tolist()
+        if not unclaimed:
+            return
+        ready, previous = self._ready()
+        works = self.works
+        late = np.flatnonzero((works.call >= 0) & (works.start_ns > ready + CAUSED_WITHIN_NS))
+        by_end = np.argsort(works.end_ns, kind="stable")
+        ends = works.end_ns[by_end].tolist()
+        for work in late[np.argsort(works.start_ns[late], kind="stable")].tolist():
+            begun = int(works.start_ns[work])
+            close = by_end[bisect_left(ends, begun - CAUSED_WITHIN_NS) : bisect_right(ends, begun + CLOCK_SLACK_NS)]
+            earliest = int(self.launch_ns[previous[work]]) if previous[work] >= 0 else _LONG_AGO
+            for cause in close[::-1].tolist():
+                if works.stream[cause] == works.stream[work] or self.launch_ns[cause] >= self.launch_ns[work]:
+                    continue
+                at = bisect_left(times, int(self.launch_ns[work])) - 1
+                if at >= 0 and times[at] > max(earliest, int(self.launch_ns[cause])):
+                    self.stream[unclaimed[at]], self.awaits[unclaimed[at]] = works.stream[work], cause
+                    del unclaimed[at], times[at]
+                    break
+
+    def _ready(self) -> tuple[IntColumn, IntColumn]:
+        """Per work, when everything known to hold it back was over, and the work enqueued before it on its stream."""
+        works, calls = self.works, self.calls
+        ready = np.where(works.call >= 0, calls.end_ns[np.maximum(works.call, 0)], _LONG_AGO)
+        previous = np.full(len(works), -1, dtype=np.int64)
+        for _, enqueued in self.streams:
+            previous[enqueued[1:]] = enqueued[:-1]
+        ready = np.where(previous >= 0, np.maximum(ready, works.end_ns[previous]), ready)
+        for row in np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (self.awaits >= 0)).tolist():
+            times, enqueued = self.streams[self.stream[row]]
+            at = bisect_right(times, int(calls.start_ns[row]))
+            if at < len(enqueued):
+                ready[enqueued[at]] = max(ready[enqueued[at]], works.end_ns[self.awaits[row]])
+        return ready, previous
+
+    def _tail(self, stream: int, before_ns: int) -> int:
+        """The last work enqueued on a stream before a time, or -1."""
+        times, works = self.streams[stream]
+        at = bisect_left(times, before_ns)
+        return works[at - 1] if at else -1
+
+    def _wait(self, row: int) -> tuple[int, int]:
+        start = int(self.calls.start_ns[row])
+        hint = self.hints.get(row)
+        if hint is not None and hint.stream >= 0 and hint.source_stream >= 0:
+            when = start if hint.recorded_ns is None else hint.recorded_ns
+            return hint.stream, self._tail(hint.source_stream, when)
+        inside = self._collective_around(row)
+        if inside is not None:
+            return self._before_collective(row, inside)
+        times, calls = self.threads[self.calls.thread[row]]
+        at = bisect_left(times, start)
+        if at == len(calls):
+            return -1, -1
+        following = int(self.first_work[calls[at]])
+        waiter = int(self.works.stream[following])
+        awaited = self._cause(row, following, waiter)
+        if awaited < 0 or (waiter, awaited) in self.awaited:
+            return -1, -1
+        self.awaited.add((waiter, awaited))
+        return waiter, awaited
+
+    def _collective_around(self, row: int) -> int | None:
+        """The collective launched inside the communication op around a call, if there is one."""
+        ops, names = self.program.ops, self.program.names
+        op, outermost = int(self.calls.op[row]), -1
+        while op >= 0:
+            if names[ops.name[op]].startswith(_COMMUNICATION_OPS):
+                outermost = op
+            op = int(ops.parent[op])
+        if outermost < 0:
+            return None
+        at = bisect_left(self.collective_ns, int(ops.start_ns[outermost]))
+        while at < len(self.collectives) and self.collective_ns[at] <= ops.end_ns[outermost]:
+            work = self.collectives[at]
+            if self.calls.thread[self.works.call[work]] == self.calls.thread[row]:
+                return work
+            at += 1
+        return None
+
+    def _before_collective(self, row: int, work: int) -> tuple[int, int]:
+        """Waits before a collective's launch hold its stream back behind what was computed and the communicator's last use.
+
+        NCCL plays the collectives of one communicator one after the other, whatever streams they are on. Waits after the
+        launch are internal to it.
+        """
+        if self.calls.start_ns[row] > self.calls.start_ns[self.works.call[work]]:
+            self.internal.add(row)
+            return -1, -1
+        if work not in self.held_back:
+            start = int(self.calls.start_ns[row])
+            self.held_back[work] = [w for w in (self._computed(row, work, start), self._used_before(work)) if w >= 0]
+        sources = self.held_back[work]
+        return (int(self.works.stream[work]), sources.pop(0)) if sources else (-1, -1)
+
+    def _computed(self, row: int, work: int, start: int) -> int:
+        """The last work this thread enqueued on another stream than the collective's."""
+        stream = self.works.stream[work]
+        times, calls = self.threads[self.calls.thread[row]]
+        for index in range(bisect_left(times, start) - 1, -1, -1):
+            candidate = int(self.first_work[calls[index]])
+            if self.works.stream[candidate] != stream:
+                return self._tail(int(self.works.stream[candidate]), start)
+            if self.works.kind[candidate] != WorkKind.COLLECTIVE:
+                return -1  # this thread computes on the collective's own stream: nothing to wait for
+        return -1
+
+    def _used_before(self, work: int) -> int:
+        """The collective that used the same communicator last, if it is on another stream."""
+        group = self._group(work)
+        for index in range(bisect_left(self.collective_ns, int(self.calls.start_ns[self.works.call[work]])) - 1, -1, -1):
+            candidate = self.collectives[index]
+            if self._group(candidate) == group:
+                return candidate if self.works.stream[candidate] != self.works.stream[work] else -1
+        return -1
+
+    def _group(self, work: int) -> tuple[str, tuple[int, ...]]:
+        collective = self.program.collectives[self.works.collective[work]]
+        return collective.group, collective.ranks
+
+    def _cause(self, row: int, following: int, waiter: int) -> int:
+        """The work on another stream that the next work of `waiter` waited for."""
+        works, start = self.works, int(self.calls.start_ns[row])
+        begun = int(works.start_ns[following])
+        last = bisect_right(self.collective_ns, start)
+        latest = self.collectives[max(0, last - IN_FLIGHT) : last]
+        pending = [w for w in latest if works.stream[w] != waiter and (waiter, w) not in self.awaited]
+        tails = [self._tail(s, start) for s in range(len(self.streams)) if s != waiter]
+        possible = [w for w in (*pending, *tails) if w >= 0 and works.end_ns[w] <= begun + CLOCK_SLACK_NS]
+        if not possible:
+            return -1
+        ready = max(int(self.calls.end_ns[works.call[following]]), self._previous_end(following))
+        if begun > ready + CAUSED_WITHIN_NS:
+            close = [w for w in possible if begun - works.end_ns[w] <= CAUSED_WITHIN_NS]
+            if close:
+                return max(close, key=lambda w: (int(works.end_ns[w]), -w))
+        if possible[0] in pending[:1]:
+            return possible[0]
+        return max(possible, key=lambda w: (int(self.launch_ns[w]), w))
+
+    def _previous_end(self, work: int) -> int:
+        same = work > 0 and self.works.stream[work - 1] == self.works.stream[work]
+        return int(self.works.end_ns[work - 1]) if same else _LONG_AGO
+
+    def _synchronised_stream(self, row: int) -> int:
+        hint = self.hints.get(row)
+        if hint is not None and hint.stream >= 0:
+            return hint.stream
+        start, end = int(self.calls.start_ns[row]), int(self.calls.end_ns[row])
+        times, calls = self.threads[self.calls.thread[row]]
+        at = bisect_left(times, start)
+        guess = int(self.works.stream[self.first_work[calls[at - 1]]]) if at else -1
+        ends = {s: int(self.works.end_ns[t]) for s in range(len(self.streams)) if (t := self._tail(s, start)) >= 0}
+        if guess in ends and ends[guess] <= end + CLOCK_SLACK_NS:
+            return guess
+        finished = [s for s in ends if ends[s] <= end + CLOCK_SLACK_NS]
+        return max(finished, key=lambda s: (ends[s], -s)) if finished else -1
+
+    def _synchronised_work(self, row: int) -> int:
+        hint = self.hints.get(row)
+        if hint is not None and hint.source_stream >= 0 and hint.recorded_ns is not None:
+            return self._tail(hint.source_stream, hint.recorded_ns)
+        works, start, end = self.works, int(self.calls.start_ns[row]), int(self.calls.end_ns[row])
+        limit = end + CLOCK_SLACK_NS if end - start > UNBLOCKED_NS else start
+        best = -1
+        for times, enqueued in self.streams:
+            for index in range(bisect_left(times, start) - 1, -1, -1):
+                if works.end_ns[enqueued[index]] <= limit:
+                    if best < 0 or works.end_ns[enqueued[index]] > works.end_ns[best]:
+                        best = enqueued[index]
+                    break
+        return best
