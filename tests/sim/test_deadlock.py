@@ -8,6 +8,7 @@ from tests.sim.worlds import Draft, constant_timing
 from steptime.errors import DeadlockError, InputError
 from steptime.graph.program import CallKind, Collective, Program
 from steptime.sim import Cohort, simulate
+from steptime.sim.schedule import schedule
 
 
 def reduce(sequence: int, ranks: tuple[int, ...] = (0, 1), group: str = "world") -> Collective:
@@ -102,6 +103,28 @@ def test_equal_pipeline_stages_in_one_cohort_are_no_deadlock() -> None:
     timeline = simulate(cohorts)
     assert timeline.cohorts[2].work_end_ns[2, :, 0].tolist() == [40, 60, 80]
     assert timeline.end_ns[0] == 80
+
+
+def test_copies_of_a_pipeline_advance_together() -> None:
+    """Four copies of a pipeline of five stages are divided by stage, not into twenty ranks."""
+    copies, stages = 4, 5
+
+    def pair(stage: int, copy: int) -> tuple[int, ...]:
+        return (stage * copies + copy, (stage + 1) * copies + copy)
+
+    cohorts = []
+    for of in ((0,), (1, 2, 3), (4,)):
+        draft = Draft()
+        sides = ([-1] if of[0] > 0 else []) + ([0] if of[0] < stages - 1 else [])
+        for _ in sides:
+            draft.collective(Collective("send", "pipe", (0, 1), 0))
+            draft.launch()
+        ranks = tuple(stage * copies + copy for stage in of for copy in range(copies))
+        members = tuple(tuple(pair(stage + side, copy) for side in sides) for stage in of for copy in range(copies))
+        program = draft.program(rank=ranks[0], world_size=stages * copies)
+        cohorts.append(Cohort(program, ranks, constant_timing(program, duration_ns=10), members))
+    assert len(schedule(cohorts, queue_depth=None).parts) == stages
+    assert simulate(cohorts).cohorts[1].work_end_ns[2, :, 0].tolist() == [30] * 4 + [50] * 4 + [70] * 4
 
 
 def test_rank_outside_the_group_it_uses_is_an_input_error() -> None:

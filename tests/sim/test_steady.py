@@ -112,7 +112,7 @@ def test_period_with_a_synchronisation_is_the_whole_step() -> None:
 
 
 def test_slowest_lane_counts_even_while_another_ends_later() -> None:
-    """A long latency puts the device's end far behind the host's for hundreds of windows, but the host is slower."""
+    """A long latency makes rank 1 end last for thousands of windows, but rank 0 is the slower one."""
     cohort = job(host_ns=101, kernel_ns=100, launches=1)
     timing = replace(cohort.timing, latency_ns=np.full((1, 1, 1), 0, dtype=np.int64))
     late = replace(cohort, ranks=(1,), timing=constant_timing(cohort.program, call_ns=100, latency_ns=5000))

@@ -44,11 +44,11 @@ def deadlock(cohorts: Sequence[Cohort], parts: Sequence[Part], stuck: Sequence[S
         if lane.meeting is None or lane.party is None or id(lane.meeting) in clauses:
             continue
         here = {s.part for s in stuck if s.meeting is lane.meeting}
-        waiting = [rank for part in here for rank in ranks_of(part)]
+        waiting = [rank for part in here for rank in ranks_of(part) if rank not in lane.meeting.missing]
         absent = {rank for p in lane.meeting.parties if p.part not in here and p.waits for rank in ranks_of(p.part)}
         never = set(lane.meeting.missing)
         fates: dict[str, list[int]] = {}
-        for rank in sorted((absent | never) - set(waiting)):
+        for rank in sorted(absent | never):
             suffix = " and never issues it" if rank in never else ""
             fates.setdefault(doing.get(part_of[rank], "has finished") + suffix, []).append(rank)
         reasons = " and ".join(f"{name_ranks(who)}, which {fate}" for fate, who in fates.items())

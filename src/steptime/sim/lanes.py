@@ -21,7 +21,7 @@ from steptime.sim.timing import LONG_AGO, Nanoseconds, Timing
 Rows = npt.NDArray[np.int64]
 
 # From this many ranks x scenarios on, node by node over rows that stay in the cache beats passes over the whole stretch.
-WIDE = 512
+WIDE = 384
 
 
 @dataclass(frozen=True, eq=False)

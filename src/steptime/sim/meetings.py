@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ import numpy.typing as npt
 from steptime.errors import InputError
 from steptime.graph.program import Collective, WorkKind
 from steptime.sim.timing import Cohort
+
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Party:
     work: int
     collective: Collective
     waits: bool
-    group: npt.NDArray[np.int64] | None = None
+    group: Places | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,103 +45,139 @@ class Meeting:
     missing: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class _Column:
+    """The concrete groups of a part's ranks at one collective. `closed`: nobody outside the part takes part."""
+
+    groups: tuple[tuple[int, ...], ...]
+    place: Places  # per rank of the part: index into groups
+    closed: bool
+
+
+# (group name, members, sequence number, how many of the same came before)
 _Key = tuple[str, tuple[int, ...], int, int]
 
 
 def meetings(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> tuple[Meeting, ...]:
     """All meetings of these parts."""
-    parties: list[Party] = []
-    attending: dict[_Key, list[tuple[int, int]]] = {}  # key -> (party, rank's place in its part; -1: all of the part)
+    present = frozenset(rank for cohort in cohorts for rank in cohort.ranks)
+    found: list[Meeting] = []
+    matching = _Matching(cohorts, parts, present)
     for number, part in enumerate(parts):
         cohort = cohorts[part.cohort]
-        occurrences: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+        columns = _Columns(cohort, part, present)
         for work in np.flatnonzero(cohort.program.works.kind == WorkKind.COLLECTIVE).tolist():
             index = int(cohort.program.works.collective[work])
-            if index < 0:
-                collective = Collective("unknown", f"rank {cohort.ranks[0]} work {work}", (), 0)
+            collective = cohort.program.collectives[index] if index >= 0 else Collective("unknown", "", (), 0)
+            party = Party(number, work, collective, bool(cohort.timing.waits[work]))
+            column = columns.at(index, collective)
+            if column.closed:
+                group = None if len(column.groups) == 1 else column.place
+                found.append(Meeting((replace(party, group=group),), len(column.groups), ()))
             else:
-                collective = cohort.program.collectives[index]
-            name = (collective.group, collective.ranks, collective.sequence)
-            for ranks, place in _concrete(cohort, part, index, collective):
-                attending.setdefault((name[0], ranks, name[2], occurrences[name]), []).append((len(parties), place))
-            occurrences[name] += 1
-            parties.append(Party(number, work, collective, bool(cohort.timing.waits[work])))
-    present = frozenset(rank for cohort in cohorts for rank in cohort.ranks)
-    return _gather(cohorts, parts, parties, attending, present)
+                matching.add(party, column)
+    return (*found, *matching.meetings())
 
 
-def _concrete(cohort: Cohort, part: Part, index: int, collective: Collective) -> list[tuple[tuple[int, ...], int]]:
-    """(members, place of the rank in its part) per rank; one entry with place -1 where all ranks of the part agree."""
-    if index < 0:
-        return [((cohort.ranks[place],), place - part.low) for place in range(part.low, part.high)]
-    if cohort.members is None:
-        found = [(collective.ranks, -1)]
-    else:
-        found = [(cohort.members[place][index], place - part.low) for place in range(part.low, part.high)]
-    for ranks, place in found:
-        own = cohort.ranks[part.low : part.high] if place < 0 else (cohort.ranks[part.low + place],)
-        if ranks and not set(own) <= set(ranks):
-            raise InputError(
-                f"rank {min(set(own) - set(ranks))} issues {collective.kind} {collective.sequence} of group"
-                f" {collective.group!r}, whose ranks are {_few(ranks)}: expected a member; check the trace's process groups"
-            )
-    return found
+class _Columns:
+    """Finds the columns of one part, each once: the same groups usually meet again and again."""
+
+    def __init__(self, cohort: Cohort, part: Part, present: frozenset[int]) -> None:
+        self.ranks = cohort.ranks[part.low : part.high]
+        self.members = None if cohort.members is None else cohort.members[part.low : part.high]
+        self.present = present
+        self.known: dict[tuple[int, ...], _Column] = {}
+
+    def at(self, index: int, collective: Collective) -> _Column:
+        """The column of one collective; index -1: a collective nothing is known about, which every rank does alone."""
+        if index < 0:
+            return _Column(tuple((rank,) for rank in self.ranks), np.arange(len(self.ranks)), True)
+        members = [collective.ranks] if self.members is None else [own[index] for own in self.members]
+        key = tuple(map(id, members))  # the tuples live as long as the cohort does
+        if key not in self.known:
+            self.known[key] = self._column(members, collective)
+        return self.known[key]
+
+    def _column(self, members: Sequence[tuple[int, ...]], collective: Collective) -> _Column:
+        number = {ranks: i for i, ranks in enumerate(dict.fromkeys(members))}
+        place = np.array([number[ranks] for ranks in members], dtype=np.int64)
+        place = np.broadcast_to(place, (len(self.ranks),))
+        here: list[set[int]] = [set() for _ in number]
+        for rank, group in zip(self.ranks, place.tolist(), strict=True):
+            here[group].add(rank)
+        for ranks, own in zip(number, here, strict=True):
+            stranger = own - set(ranks) if ranks else set()
+            if stranger:
+                raise InputError(
+                    f"rank {min(stranger)} issues {collective.kind} {collective.sequence} of group {collective.group!r}, whose"
+                    f" ranks are {_few(ranks)}: expected a member of the group; check the process groups of the traces"
+                )
+        closed = all(bool(ranks) and own == self.present.intersection(ranks) for ranks, own in zip(number, here, strict=True))
+        return _Column(tuple(number), place, closed)
 
 
 def _few(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
-def _gather(
-    cohorts: Sequence[Cohort],
-    parts: Sequence[Part],
-    parties: list[Party],
-    attending: dict[_Key, list[tuple[int, int]]],
-    present: frozenset[int],
-) -> tuple[Meeting, ...]:
-    """Join parties that share a concrete group, directly or through others, into meetings."""
-    leader = list(range(len(parties)))
+class _Matching:
+    """Joins parties that share a concrete group, directly or through others, into meetings."""
 
-    def find(party: int) -> int:
-        while leader[party] != party:
-            leader[party] = leader[leader[party]]
-            party = leader[party]
-        return party
+    def __init__(self, cohorts: Sequence[Cohort], parts: Sequence[Part], present: frozenset[int]) -> None:
+        self.cohorts = cohorts
+        self.parts = parts
+        self.present = present
+        self.parties: list[Party] = []
+        self.attending: dict[_Key, list[tuple[int, Places]]] = {}  # key -> (party, places of its ranks)
+        self.before: Counter[tuple[int, int, str, tuple[int, ...], int]] = Counter()
 
-    for who in attending.values():
-        first = find(who[0][0])
-        for party, _ in who[1:]:
-            other = find(party)
-            first, other = min(first, other), max(first, other)
-            leader[other] = first
-    keys: dict[int, list[_Key]] = {}
-    for key, who in attending.items():
-        keys.setdefault(find(who[0][0]), []).append(key)
-    return tuple(_meeting(cohorts, parts, parties, attending, keys[lead], present) for lead in sorted(keys))
+    def add(self, party: Party, column: _Column) -> None:
+        """Note who of a party meets whom."""
+        name, sequence = party.collective.group, party.collective.sequence
+        for ranks, places in self._by_group(column):
+            same = (party.part, int(places[0]), name, ranks, sequence)
+            self.attending.setdefault((name, ranks, sequence, self.before[same]), []).append((len(self.parties), places))
+            for place in places.tolist():
+                self.before[party.part, place, name, ranks, sequence] += 1
+        self.parties.append(party)
 
+    def _by_group(self, column: _Column) -> Iterator[tuple[tuple[int, ...], Places]]:
+        order = np.argsort(column.place, kind="stable")
+        bounds = np.searchsorted(column.place[order], np.arange(len(column.groups) + 1)).tolist()
+        for group, ranks in enumerate(column.groups):
+            yield ranks, order[bounds[group] : bounds[group + 1]]
 
-def _meeting(
-    cohorts: Sequence[Cohort],
-    parts: Sequence[Part],
-    parties: list[Party],
-    attending: dict[_Key, list[tuple[int, int]]],
-    keys: list[_Key],
-    present: frozenset[int],
-) -> Meeting:
-    groups: dict[int, npt.NDArray[np.int64]] = {}
-    missing: set[int] = set()
-    for number, key in enumerate(keys):
-        here: set[int] = set()
-        for party, place in attending[key]:
-            part = parts[parties[party].part]
-            group = groups.setdefault(party, np.zeros(part.high - part.low, dtype=np.int64))
-            group[slice(None) if place < 0 else place] = number
-            ranks = cohorts[part.cohort].ranks
-            here.update(ranks[part.low : part.high] if place < 0 else (ranks[part.low + place],))
-        missing |= (present & set(key[1])) - here
-    one = len(keys) == 1
-    joined = (
-        Party(parties[p].part, parties[p].work, parties[p].collective, parties[p].waits, None if one else groups[p])
-        for p in sorted(groups)
-    )
-    return Meeting(tuple(joined), len(keys), tuple(sorted(missing)))
+    def meetings(self) -> Iterator[Meeting]:
+        """The meetings, in order of their first party."""
+        leader = list(range(len(self.parties)))
+
+        def find(party: int) -> int:
+            while leader[party] != party:
+                leader[party] = leader[leader[party]]
+                party = leader[party]
+            return party
+
+        for who in self.attending.values():
+            for party, _ in who[1:]:
+                one, other = sorted((find(who[0][0]), find(party)))
+                leader[other] = one
+        keys: dict[int, list[_Key]] = {}
+        for key, who in self.attending.items():
+            keys.setdefault(find(who[0][0]), []).append(key)
+        for lead in sorted(keys):
+            yield self._meeting(keys[lead])
+
+    def _meeting(self, keys: list[_Key]) -> Meeting:
+        groups: dict[int, Places] = {}
+        missing: set[int] = set()
+        for number, key in enumerate(keys):
+            here: set[int] = set()
+            for party, places in self.attending[key]:
+                part = self.parts[self.parties[party].part]
+                group = groups.setdefault(party, np.zeros(part.high - part.low, dtype=np.int64))
+                group[places] = number
+                ranks = self.cohorts[part.cohort].ranks
+                here.update(ranks[part.low + place] for place in places.tolist())
+            missing |= self.present.intersection(key[1]) - here
+        parties = tuple(replace(self.parties[p], group=None if len(keys) == 1 else groups[p]) for p in sorted(groups))
+        return Meeting(parties, len(keys), tuple(sorted(missing)))

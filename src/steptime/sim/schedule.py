@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 from steptime.sim.compile import LaneGraph, lane_graph
 from steptime.sim.deadlock import Stuck, deadlock
+from steptime.sim.division import divide
 from steptime.sim.lanes import Stretch, stretch
 from steptime.sim.meetings import Meeting, Part, Party, meetings
 from steptime.sim.timing import Cohort
+
+# Up to this many stuck ranks are taken one by one even where that cannot help, so that the error names the right ones.
+NAMED_RANKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bo
     """Order everything, or raise `DeadlockError`.
 
     Ranks of one cohort advance together as long as that works. Equal stages of a pipeline wait for each other, which looks
-    like a deadlock until they are taken one by one: so cohorts that get stuck are split into single ranks before giving up.
+    like a deadlock until they are taken apart: so cohorts that get stuck are divided, down to single ranks, before giving up.
     """
     parts = [Part(number, 0, len(cohort.ranks)) for number, cohort in enumerate(cohorts)]
     while True:
@@ -65,15 +69,12 @@ def schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bo
         stuck = attempt.run()
         if not stuck:
             return Plan(tuple(parts), tuple(attempt.graphs), attempt.meetings, tuple(attempt.steps))
-        hopeless = any(each.meeting is not None and each.meeting.missing for each in stuck)
         names = {each.part for each in stuck}
+        hopeless = any(each.meeting is not None and each.meeting.missing for each in stuck)
+        hopeless &= sum(parts[part].high - parts[part].low for part in names) > NAMED_RANKS
         if hopeless or all(parts[part].high - parts[part].low == 1 for part in names):
             raise deadlock(cohorts, parts, stuck)
-        parts = [piece for number, part in enumerate(parts) for piece in (_single(part) if number in names else [part])]
-
-
-def _single(part: Part) -> list[Part]:
-    return [Part(part.cohort, place, place + 1) for place in range(part.low, part.high)]
+        parts = divide(cohorts, parts, names)
 
 
 class _Attempt:
