@@ -1,4 +1,4 @@
-"""What a recorded program does not say outright: blocking copies, lost launches, hand-overs between threads, waits (`waits`)."""
+"""What a recorded program does not say outright: blocking copies, lost launches, hand-overs between threads, and waits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from steptime.graph.program import CallKind, Calls, Program, Thread, WorkKind
+from steptime.graph.queues import with_shared_queues
 from steptime.graph.table import IntColumn, SmallColumn
 from steptime.graph.waits import CLOCK_SLACK_NS, WaitHint, resolve_waits
 
@@ -17,7 +18,8 @@ def infer_dependencies(program: Program, hints: tuple[WaitHint, ...] = ()) -> Pr
     calls = _mark_blocking_copies(program)
     stream, awaits = resolve_waits(replace(program, calls=calls), hints)
     calls = calls.replace(stream=stream, awaits=awaits)
-    return replace(program, calls=calls.replace(after=hand_overs(calls, program.threads, max(len(program.steps), 1))))
+    calls = calls.replace(after=hand_overs(calls, program.threads, max(len(program.steps), 1)))
+    return with_shared_queues(replace(program, calls=calls))
 
 
 def _launch_the_unlaunched(program: Program) -> Program:

@@ -29,8 +29,8 @@ _STEP_AGREEMENT = 0.8
 def link(program: Program, trace: ExecutionTrace) -> Program:
     """The program with what the execution trace knows about its ops and collectives; a warning says how much was tied."""
     rows, how, skipped = match(program, trace)
-    world_size = max(program.world_size, trace.world_size or 0)
-    program = replace(program, world_size=world_size)
+    if not program.meta.get("world_size_known", False):
+        program = replace(program, world_size=max(program.world_size, trace.world_size or 0))
     signatures, column, conflicts = _signatures(program, trace, rows)
     collectives, told = _collectives(program, trace, np.where(conflicts, -1, rows))
     nodes = np.array([node.id for node in trace.nodes] or [-1], dtype=np.int64)

@@ -98,6 +98,7 @@ class Stream:
 
     id: int
     device: int = 0
+    queue: int | None = None  # streams of one hardware queue start work in the order it was enqueued; None: a queue of its own
 
 
 @dataclass(frozen=True, slots=True)

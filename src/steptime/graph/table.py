@@ -23,7 +23,7 @@ class Table:
     def __post_init__(self) -> None:
         length = None
         for column in fields(self):
-            values = np.ascontiguousarray(getattr(self, column.name), dtype=self.TYPES[column.name])
+            values = np.ascontiguousarray(getattr(self, column.name), dtype=self.TYPES[column.name]).view()
             if values.ndim != 1 or (length is not None and len(values) != length):
                 raise ValueError(f"{type(self).__name__}.{column.name}: {values.shape}, expected ({length},)")
             length = len(values)

@@ -10,7 +10,7 @@ unexplained late start is preferred; at last, late starts still unexplained clai
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,33 @@ def resolve_waits(program: Program, hints: tuple[WaitHint, ...]) -> tuple[SmallC
     return resolver.stream, resolver.awaits
 
 
+def launch_times(program: Program) -> IntColumn:
+    """Per work, when its launching call began; long ago for backlog."""
+    calls, works = program.calls, program.works
+    if not len(calls):
+        return np.full(len(works), _LONG_AGO, dtype=np.int64)
+    return np.where(works.call >= 0, calls.start_ns[np.maximum(works.call, 0)], _LONG_AGO)
+
+
+def ready_times(program: Program) -> tuple[IntColumn, IntColumn]:
+    """Per work, when everything known to hold it back was over as recorded, and the work before it on its stream (or -1)."""
+    calls, works = program.calls, program.works
+    launched = works.call >= 0
+    ready = np.where(launched, calls.end_ns[np.maximum(works.call, 0)] if len(calls) else 0, _LONG_AGO)
+    previous = np.full(len(works), -1, dtype=np.int64)
+    launch_ns = launch_times(program)
+    in_order = [np.flatnonzero(works.stream == s) for s in range(len(program.streams))]
+    for rows in in_order:
+        previous[rows[1:]] = rows[:-1]
+    ready = np.where(previous >= 0, np.maximum(ready, works.end_ns[previous]), ready)
+    for row in np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.awaits >= 0)).tolist():
+        rows = in_order[calls.stream[row]]
+        at = int(np.searchsorted(launch_ns[rows], calls.start_ns[row], side="right"))
+        if at < len(rows):
+            ready[rows[at]] = max(ready[rows[at]], works.end_ns[calls.awaits[row]])
+    return ready, previous
+
+
 class _Resolver:
     """Finds, for every wait and synchronisation, the stream and the work it refers to."""
 
@@ -56,7 +83,7 @@ class _Resolver:
         self.calls, self.works = program.calls, program.works
         works, calls = self.works, self.calls
         launched = works.call >= 0
-        self.launch_ns = np.where(launched, calls.start_ns[np.maximum(works.call, 0)] if len(calls) else 0, _LONG_AGO)
+        self.launch_ns = launch_times(program)
         enqueued = np.lexsort((np.arange(len(works)), self.launch_ns))
         order = enqueued[launched[enqueued]]
         self.first_work = np.full(len(calls), -1, dtype=np.int64)
@@ -100,8 +127,9 @@ class _Resolver:
         unclaimed, times = waits.tolist(), self.calls.start_ns[waits].tolist()
         if not unclaimed:
             return
-        ready, previous = self._ready()
         works = self.works
+        resolved = replace(self.program, calls=self.calls.replace(stream=self.stream, awaits=self.awaits))
+        ready, previous = ready_times(resolved)
         late = np.flatnonzero((works.call >= 0) & (works.start_ns > ready + CAUSED_WITHIN_NS))
         by_end = np.argsort(works.end_ns, kind="stable")
         ends = works.end_ns[by_end].tolist()
@@ -117,21 +145,6 @@ class _Resolver:
                     self.stream[unclaimed[at]], self.awaits[unclaimed[at]] = works.stream[work], cause
                     del unclaimed[at], times[at]
                     break
-
-    def _ready(self) -> tuple[IntColumn, IntColumn]:
-        """Per work, when everything known to hold it back was over, and the work enqueued before it on its stream."""
-        works, calls = self.works, self.calls
-        ready = np.where(works.call >= 0, calls.end_ns[np.maximum(works.call, 0)], _LONG_AGO)
-        previous = np.full(len(works), -1, dtype=np.int64)
-        for _, enqueued in self.streams:
-            previous[enqueued[1:]] = enqueued[:-1]
-        ready = np.where(previous >= 0, np.maximum(ready, works.end_ns[previous]), ready)
-        for row in np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (self.awaits >= 0)).tolist():
-            times, enqueued = self.streams[self.stream[row]]
-            at = bisect_right(times, int(calls.start_ns[row]))
-            if at < len(enqueued):
-                ready[enqueued[at]] = max(ready[enqueued[at]], works.end_ns[self.awaits[row]])
-        return ready, previous
 
     def _tail(self, stream: int, before_ns: int) -> int:
         """The last work enqueued on a stream before a time, or -1."""

@@ -31,6 +31,8 @@ class EdgeKind(IntEnum):
     SYNC = 2  # a synchronising call for a work: return_ns, whatever the call itself costs
     QUEUE = 3  # a launch for a slot in the queue: 0
     WAIT = 4  # a work for the work its stream waits for: 0
+    START = 5  # a work for the start of the work before it in a shared hardware queue: minus that work's duration
+    ARRIVAL = 6  # the same where the work before it is a collective: its arrival, 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,7 @@ def _build(program: Program, queue_depth: int | None, repeated: bool) -> LaneGra
     found.hand_overs()
     found.synchronisations()
     found.stream_waits(repeated)
+    found.queue_order()
     found.queue(queue_depth, repeated)
     rows = carried_row + len(found.carried)
     start, source, kind = found.by_destination(rows)
@@ -179,6 +182,13 @@ class _Edges:
             pairs.append((self.work_row[work], self.carry(1, source) if next_window else source))
         destination, source_rows = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         self.add(destination, source_rows, EdgeKind.WAIT)
+
+    def queue_order(self) -> None:
+        works, before = edges.queue_order(self.program, self.order)
+        collective = self.program.works.kind[before] == WorkKind.COLLECTIVE
+        arrivals = np.array([self.half[row] for row in self.work_row[before[collective]].tolist()], dtype=np.int64)
+        self.add(self.work_row[works[~collective]], self.work_row[before[~collective]], EdgeKind.START)
+        self.add(self.work_row[works[collective]], arrivals, EdgeKind.ARRIVAL)
 
     def queue(self, depth: int | None, repeated: bool) -> None:
         if depth is None:

@@ -23,6 +23,7 @@ Reason = Literal[
     "launch latency",  # from the launching call to the start of the work
     "stream order",  # from the work before in the stream
     "stream wait",  # a stream waits for work on another
+    "queue order",  # behind the start of work of another stream in the same hardware queue
     "collective wait",  # on to the rank that arrives last
     "absent peer",  # a rank without a program arrives last
     "earlier window",  # what decided lies before the window
@@ -34,6 +35,8 @@ _EDGE_REASONS: dict[int, Reason] = {
     EdgeKind.SYNC: "sync",
     EdgeKind.QUEUE: "queue full",
     EdgeKind.WAIT: "stream wait",
+    EdgeKind.START: "queue order",
+    EdgeKind.ARRIVAL: "queue order",
 }
 
 
@@ -178,10 +181,13 @@ class _Walk:
         if any(at + lag == start for lag in lags):
             reason: Reason = "host" if self._host(node) else "stream order"
             return [self._segment(node, at, start, reason)] if at != start else [], previous
-        source = self._edge(node, row, start, (EdgeKind.WAIT, EdgeKind.QUEUE, EdgeKind.HAND_OVER, EdgeKind.LAUNCH))
+        source = self._edge(node, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
         if source is None:
             return [self._segment(node, start, start, "earlier window")], None
         reason = _EDGE_REASONS[self._kind]
+        if self._kind == EdgeKind.START:
+            further, place_before = self._begin(source, source.row, start)
+            return [self._segment(node, start, start, reason), *further], place_before
         return [self._segment(node, self._end(source), start, reason)], source
 
     def _edge(self, place: _Place, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> _Place | None:
@@ -191,7 +197,7 @@ class _Walk:
         for edge in range(int(graph.edge_start[row]), int(graph.edge_start[row + 1])):
             kind = EdgeKind(int(graph.edge_kind[edge]))
             source = _Place(place.cohort, place.rank, int(graph.edge_source[edge]))
-            lag = self._at(lags[kind], place) if kind in lags else 0
+            lag = -self._own(source) if kind == EdgeKind.START else self._at(lags[kind], place) if kind in lags else 0
             if kind in kinds and self._end(source) + lag == reached:
                 self._kind = kind
                 return source

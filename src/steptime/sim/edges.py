@@ -98,6 +98,19 @@ def stream_waits(program: Program, order: Order) -> Iterator[tuple[int, int, boo
         yield (work, awaited, False) if work >= 0 else (first, awaited, True)
 
 
+def queue_order(program: Program, order: Order) -> tuple[Rows, Rows]:
+    """(work, work before it): neighbours in a hardware queue that several streams share, where their streams differ."""
+    found: list[tuple[Rows, Rows]] = []
+    queues = np.array([-1 if s.queue is None else s.queue for s in program.streams], dtype=np.int64)
+    for queue in np.unique(queues[queues >= 0]):
+        works = np.flatnonzero((queues[program.works.stream] == queue) & (program.works.call >= 0))
+        works = works[np.lexsort((works, order.work[works]))]
+        differ = np.flatnonzero(np.diff(program.works.stream[works]) != 0)
+        found.append((works[differ + 1], works[differ]))
+    none = np.zeros(0, dtype=np.int64)
+    return np.concatenate([none, *(w for w, _ in found)]), np.concatenate([none, *(b for _, b in found)])
+
+
 def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> tuple[Rows, Rows, Rows]:
     """(call, work, windows back): the launch at `call` needs the slot that `work` frees when it ends.
 

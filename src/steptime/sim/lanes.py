@@ -31,7 +31,7 @@ class Layer:
     kind: EdgeKind
     node: Rows | None  # place in the stretch; None: every node has one
     source: Rows | slice
-    table_row: Rows | slice
+    table_row: Rows | slice  # whose timing gives the lag
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ def stretch(graph: LaneGraph, lane: int, first: int, stop: int, half: int) -> St
             _, once = np.unique(node[chosen], return_index=True)
             picked = chosen[once]
             everywhere = len(picked) == stop - first
-            rows = table_row[node[picked]]
+            rows = graph.table_row[source[picked]] if each == EdgeKind.START else table_row[node[picked]]
             layers.append(Layer(each, None if everywhere else node[picked], _compact(source[picked]), _compact(rows)))
             chosen = np.delete(chosen, once)
     opens = first == graph.opening[lane] + 1
@@ -125,21 +125,24 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
         for edge in range(starts[i], starts[i + 1]):
             kind = int(graph.edge_kind[edge])
             source = ends[int(graph.edge_source[edge])]
-            if kind in (EdgeKind.QUEUE, EdgeKind.WAIT):
+            if kind in (EdgeKind.QUEUE, EdgeKind.WAIT, EdgeKind.ARRIVAL):
                 np.maximum(end, source, out=end)
             else:
-                np.add(source, _lag(kind, timing, row), out=reached)
+                lagging = int(graph.table_row[graph.edge_source[edge]]) if kind == EdgeKind.START else row
+                np.add(source, _lag(kind, timing, lagging), out=reached)
                 np.maximum(end, reached, out=end)
         if part.half < 0 or part.first + i < part.stop - 1:
             np.add(end, own[row], out=end)
 
 
 def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | int:
-    """How long after its source an edge of this kind lets the node's own time begin."""
+    """How long after its source an edge of this kind lets the node's own time begin; the row is the node's, for START the source's."""
     if kind == EdgeKind.LAUNCH:
         return timing.latency_ns[row]
     if kind == EdgeKind.HAND_OVER:
         return timing.gap_ns[row]
     if kind == EdgeKind.SYNC:
         return timing.return_ns[row] - timing.call_ns[row]
+    if kind == EdgeKind.START:
+        return -timing.duration_ns[row]
     return 0

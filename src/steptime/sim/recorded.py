@@ -216,13 +216,17 @@ class _Extract:
 
 
 def _by_kind(values: Column, usual: npt.NDArray[np.bool_], kind: npt.NDArray[np.int8], default: int) -> Column:
-    """The median of usual values per kind of work, for every row."""
-    typical = np.full(len(values), int(np.median(values[usual])) if usual.any() else default, dtype=np.int64)
+    """The mean of usual values per kind of work, for every row: means, because a step adds them up."""
+    typical = np.full(len(values), _mean(values[usual], default), dtype=np.int64)
     for one in np.unique(kind):
         same = kind == one
         if (same & usual).sum() >= 5:
-            typical[same] = int(np.median(values[same & usual]))
+            typical[same] = _mean(values[same & usual], default)
     return typical
+
+
+def _mean(values: Column, default: int) -> int:
+    return round(float(values.mean())) if len(values) else default
 
 
 def _axes(values: Sequence[int] | Column) -> Nanoseconds:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from steptime.errors import TraceError
+from steptime.graph.formats import Format, Progress
 from steptime.graph.formats.chakra_schema import (
     COLLECTIVES,
     Attribute,
@@ -28,6 +29,7 @@ from steptime.graph.formats.chakra_schema import (
 )
 from steptime.graph.formats.execution_arguments import Arguments
 from steptime.graph.formats.execution_program import numbered
+from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
 from steptime.graph.program import (
     NEVER,
     CallKind,
@@ -53,6 +55,10 @@ _COMPUTE, _COMMUNICATION, _MEMORY = "compute", "communication", "memory"
 # Times beyond these do not fit a column of nanoseconds: a start in the year 2255, a duration of twelve days.
 _LATEST_US, _LONGEST_US = 2**53, 2**40
 _MOST_RANKS = 1_000_000
+_BLOCK_BYTES = 1 << 20
+
+# Lies beside the traces of a job.
+GROUPS_FILE = "comm_group.json"
 
 
 def rank_in_name(source: str) -> int | None:
@@ -90,6 +96,7 @@ def read(
     size = world_size or max([found or 0, *(each for ranks in known.values() for each in ranks)]) + 1
     ordered, broken = _in_order(nodes)
     builder = _Builder(found or 0, size, known, tuple(range(size)))
+    builder.meta |= {"rank_known": found is not None, "world_size_known": bool(world_size or known)}
     for node in ordered:
         builder.add(node)
     if not builder.works and not builder.ops:
@@ -191,6 +198,7 @@ class _Builder:
     flops: list[int] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     signatures: list[Signature] = field(default_factory=list)
+    meta: dict[str, Any] = field(default_factory=dict)
     op_of: dict[int, int] = field(default_factory=dict)
     work_of: dict[int, int] = field(default_factory=dict)
 
@@ -276,7 +284,8 @@ class _Builder:
             shift = {"start_ns": _shifted(ops.start_ns, origin), "end_ns": _shifted(ops.end_ns, origin)}
             ops = ops.replace(**shift)
             calls = calls.replace(start_ns=_shifted(calls.start_ns, origin), end_ns=_shifted(calls.end_ns, origin))
-        meta = {"num_ops": np.array(self.flops, dtype=np.int64)} if any(each >= 0 for each in self.flops) else {}
+        if any(each >= 0 for each in self.flops):
+            self.meta["num_ops"] = np.array(self.flops, dtype=np.int64)
         return Program(
             rank=self.rank,
             world_size=self.world_size,
@@ -292,7 +301,7 @@ class _Builder:
             origin_ns=origin,
             source=source,
             warnings=tuple(f"{source}: {each}" for each in (*warnings, *said)),
-            meta=meta,
+            meta=self.meta,
         )
 
     def _timed(self, works: Works) -> tuple[Works, int, list[str]]:
@@ -359,3 +368,36 @@ def _literal(text: str) -> Any:
         return msgspec.json.decode(plain)
     except (msgspec.DecodeError, RecursionError):
         return []
+
+
+def _recognises(head: bytes, name: str) -> bool:
+    return name.endswith((".et", ".et.gz")) and not head.lstrip().startswith(b"{")
+
+
+def _read_file(file: TraceFile, progress: Progress | None) -> Program:
+    with open_stream(file) as stream:
+        reader = TolerantReader(stream)
+        data = bytearray()
+        while block := reader.read(_BLOCK_BYTES):
+            data += block
+            if progress is not None:
+                progress(len(block))
+    beside = file.path.with_name(GROUPS_FILE)
+    groups = read_groups(beside.read_bytes(), str(beside)) if file.member is None and beside.is_file() else None
+    program = read(bytes(data), str(file), groups=groups, world_size=_siblings(file))
+    if reader.damage is None:
+        return program
+    return program.with_warnings(f"{file}: the compressed data is damaged ({reader.damage}); what came before was read")
+
+
+def _siblings(file: TraceFile) -> int | None:
+    """How many ranks there are, from the files of the same prefix beside one."""
+    found = _RANK.search(file.name)
+    if found is None or file.member is not None:
+        return None
+    prefix = file.name[: found.start() + 1]
+    ranks = [rank_in_name(each.name) for each in file.path.parent.iterdir() if each.name.startswith(prefix)]
+    return max(rank for rank in ranks if rank is not None) + 1
+
+
+FORMAT = Format("chakra", _recognises, _read_file)

@@ -76,21 +76,29 @@ def _value(value: Any, shape: Any, kind: Any, strides: Any, depth: int = 0) -> V
 
 
 def _tensor(value: Any, shape: Any, kind: str, strides: Any) -> Value:
-    dtype = dtype_name(kind)
-    if dtype.startswith("nullptr"):
+    dtype = _dtype(kind)
+    if dtype is None:
         return None
-    parts = value if isinstance(value, list) else [value]  # the oldest traces hold the id alone
-    numbers = [integer(part, 0) for part in _padded(parts, 6)[:5]]
+    # The oldest traces hold the id alone.
+    parts = value if isinstance(value, list) else [value]
+    id, storage, offset, numel, _, device = _padded(parts, 6)
     sizes = _sizes(shape)
     return Tensor(
-        shape=sizes if sizes is not None else (numbers[3],),
-        dtype=dtype,
-        strides=_sizes(strides),
-        id=numbers[0],
-        storage=numbers[1] or None,
-        offset=numbers[2],
-        device=text(parts[5]) or None if len(parts) > 5 else None,
+        sizes if sizes is not None else (integer(numel, 0),),
+        dtype,
+        _sizes(strides),
+        integer(id, 0),
+        integer(storage, 0) or None,
+        integer(offset, 0),
+        text(device) or None,
     )
+
+
+@lru_cache(maxsize=256)
+def _dtype(kind: str) -> str | None:
+    """The dtype in `Tensor(...)`; None for a tensor that is not defined."""
+    name = dtype_name(kind)
+    return None if name.startswith("nullptr") else name
 
 
 def _sizes(values: Any) -> tuple[int, ...] | None:

@@ -17,11 +17,13 @@ import msgspec
 
 from steptime.errors import TraceError
 from steptime.graph.execution import COMM_NODE, WAIT, Comm, ExecutionTrace, Group, Node, enclosing
+from steptime.graph.formats import Format, Progress
 from steptime.graph.formats.execution_arguments import ADDRESS, Arguments, comm, integer, rank_pattern, text
 from steptime.graph.formats.execution_program import to_program
+from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
 from steptime.graph.program import Signature
 
-__all__ = ["is_execution_trace", "read", "to_program"]
+__all__ = ["FORMAT", "is_execution_trace", "read", "to_program"]
 
 _KNOWN = re.compile(r"1\.0\.[0-4]|1\.1\.[01]")
 _NODE_BEGIN = re.compile(r'\{\s*"(?:id|name)"\s*:')
@@ -29,6 +31,7 @@ _BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
 _GROUPS_NODE = "process_group:init"
 # No job is larger; what claims to be comes from damage.
 _MOST_RANKS = 1_000_000
+_BLOCK_BYTES = 1 << 20
 
 Pattern = tuple[int, int, int]  # first global rank, stride, size
 
@@ -244,3 +247,26 @@ def _rank(comms: Sequence[Comm], groups: Mapping[str, Group], world_size: int | 
 def _world_size(groups: Mapping[str, Group]) -> int | None:
     sizes = [max(group.size, max(group.ranks, default=-1) + 1) for group in groups.values()]
     return max(sizes, default=0) or None
+
+
+def _recognises(head: bytes, _name: str) -> bool:
+    # Kineto writes "schemaVersion"; a document whose keys were sorted has its schema behind the nodes.
+    return b'"nodes"' in head and b'"traceEvents"' not in head and (b'"schema"' in head or b'"fw_parent"' in head)
+
+
+def _read_file(file: TraceFile, progress: Progress | None) -> ExecutionTrace:
+    with open_stream(file) as stream:
+        reader = TolerantReader(stream)
+        data = bytearray()
+        while block := reader.read(_BLOCK_BYTES):
+            data += block
+            if progress is not None:
+                progress(len(block))
+    trace = read(bytes(data), str(file))
+    if reader.damage is None:
+        return trace
+    message = f"{file}: the compressed data is damaged ({reader.damage}); what came before was read"
+    return replace(trace, warnings=(message, *trace.warnings))
+
+
+FORMAT = Format("execution_trace", _recognises, _read_file)

@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 
 from steptime.errors import InputError
+from steptime.graph.formats import Format, Progress
+from steptime.graph.formats.files import TraceFile, open_stream
 from steptime.graph.program import Calls, Collective, Ops, Program, Signature, Stream, Tensor, Thread, Value, Works
 from steptime.graph.table import Table
 from steptime.graph.workload import Workload
@@ -101,19 +103,21 @@ def write(workload: Workload, path: Path) -> None:
 def read(path: Path) -> Workload:
     """The workload saved in a file or a folder."""
     if not path.is_dir():
-        return _read_file(path)
+        return _read_path(path)
     files = sorted(path.glob("rank*.json.gz"))
     if not files:
         raise InputError(f"{path}: no rank*.json.gz in this folder; expected a workload saved by steptime")
-    parts = [_read_file(file) for file in files]
-    first = parts[0]
-    for file, part in zip(files, parts, strict=True):
+    return joined([(str(file), _read_path(file)) for file in files])
+
+
+def joined(parts: Sequence[tuple[str, Workload]]) -> Workload:
+    """One workload from the files of a folder, each given with its name."""
+    first = parts[0][1]
+    for name, part in parts:
         if (part.name, part.world_size) != (first.name, first.world_size):
-            found = f"{part.name!r} with {part.world_size} ranks"
-            raise InputError(
-                f"{file}: of another job ({found}, expected {first.name!r} with {first.world_size}); keep one per folder"
-            )
-    programs = sorted((program for part in parts for program in part.programs), key=lambda program: program.rank)
+            found = f"{part.name!r} with {part.world_size} ranks, expected {first.name!r} with {first.world_size}"
+            raise InputError(f"{name}: of another job ({found}); keep one job per folder")
+    programs = sorted((program for _, part in parts for program in part.programs), key=lambda program: program.rank)
     return Workload(tuple(programs), first.world_size, first.name, first.warnings, first.meta)
 
 
@@ -224,19 +228,23 @@ def _restored(plain: Any) -> Any:
     return {key: _restored(each) for key, each in plain.items()}
 
 
-def _read_file(path: Path) -> Workload:
-    data = _bytes(path)
+def decode(data: bytes, source: str) -> Workload:
+    """The workload in the decompressed bytes of one file."""
     try:
         version = msgspec.json.decode(data, type=_Version).steptime_workload
         if version != VERSION:
-            raise InputError(f"{path}: saved in version {version}, this steptime reads {VERSION}; use a matching steptime")
+            raise InputError(f"saved in version {version}, this steptime reads {VERSION}; use a matching steptime")
         saved = msgspec.json.decode(data, type=_SavedWorkload)
         programs = tuple(_program(each) for each in saved.programs)
         return Workload(programs, saved.world_size, saved.name, tuple(saved.warnings), _restored(saved.meta))
     except InputError as error:
-        raise error if str(error).startswith(str(path)) else InputError(f"{path}: {error}") from error
+        raise InputError(f"{source}: {error}") from error
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise InputError(f"{path}: not a saved workload, or damaged ({_line(error)}); save it again") from error
+        raise InputError(f"{source}: not a saved workload, or damaged ({_line(error)}); save it again") from error
+
+
+def _read_path(path: Path) -> Workload:
+    return decode(_bytes(path), str(path))
 
 
 def _bytes(path: Path) -> bytes:
@@ -306,3 +314,21 @@ def _check(program: Program) -> None:
         wrong = np.flatnonzero((column < low) | (column >= high))
         if len(wrong):
             raise ValueError(f"rank {program.rank}: {name}[{wrong[0]}] is {column[wrong[0]]}, expected {low} to {high - 1}")
+
+
+def _recognises(head: bytes, _name: str) -> bool:
+    return is_saved(head)
+
+
+def _read_file(file: TraceFile, progress: Progress | None) -> Workload:
+    if file.member is None:
+        data = _bytes(file.path)
+    else:
+        with open_stream(file) as stream:
+            data = stream.read()
+    if progress is not None:
+        progress(len(data))
+    return decode(data, str(file))
+
+
+FORMAT = Format("saved", _recognises, _read_file)
