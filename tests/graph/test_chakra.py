@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from steptime.errors import InputError, TraceError
 from steptime.graph.formats import chakra
 from steptime.graph.formats.chakra_schema import decode_node, messages
-from steptime.graph.program import CallKind, Tensor, WorkKind
+from steptime.graph.formats.files import TraceFile
+from steptime.graph.program import CallKind, Program, Tensor, WorkKind
 
 COMP, SEND, RECV, COLL, LOAD = 4, 5, 6, 7, 2
 
@@ -147,6 +149,15 @@ def test_a_file_cut_short_gives_its_whole_nodes() -> None:
         program = chakra.read(data[:cut], "toy.0.et")
         assert len(program.works) == sum(end <= cut for end in sizes) - 1
         assert cut in sizes or any("breaks off" in message for message in program.warnings)
+
+
+def test_files_of_one_prefix_and_the_groups_beside_them_make_the_job(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"toy.{rank}.et").write_bytes(file(node(1, COLL, comm_type=0, comm_size=64, pg_name="5")))
+    (tmp_path / "comm_group.json").write_text('{"5": [0, 2]}')
+    program = chakra.FORMAT.read(TraceFile(tmp_path / "toy.2.et"), None)
+    assert isinstance(program, Program)
+    assert (program.rank, program.world_size, program.collectives[0].ranks) == (2, 3, (0, 2))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x05\x0a\x03abc", b"\xff" * 30, b"{}", b"\x00"])

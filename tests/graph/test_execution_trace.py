@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from steptime.errors import InputError, TraceError
 from steptime.graph.execution import ExecutionTrace, collective_kind
 from steptime.graph.formats import execution_trace
+from steptime.graph.formats.files import TraceFile
 from steptime.graph.program import CallKind, Phase, Tensor, WorkKind
 
 Json = dict[str, Any]
@@ -267,6 +270,15 @@ def test_a_file_cut_short_gives_its_whole_nodes() -> None:
         complete = whole[:cut].count(b'"output_types": []}') - 2
         assert len(trace.nodes) == complete
         assert "cut short" in trace.warnings[0]
+
+
+def test_a_compressed_file_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    whole = gzip.compress(document([flat(id, f"aten::op{id * 7919}") for id in range(5, 200)]), mtime=0)
+    (tmp_path / "et.json.gz").write_bytes(whole[: len(whole) // 2])
+    trace = execution_trace.FORMAT.read(TraceFile(tmp_path / "et.json.gz"), None)
+    assert isinstance(trace, ExecutionTrace)
+    assert 0 < len(trace.nodes) < 195
+    assert "damaged" in trace.warnings[0]
 
 
 def test_a_badly_escaped_name_costs_one_node() -> None:
