@@ -155,3 +155,14 @@ def test_windows_that_alternate_are_averaged() -> None:
     found = steady([replace(cohort, timing=timing)], queue_depth=2)
     assert found.converged
     assert found.period_ns[0] == 60
+
+
+def test_wait_left_open_holds_up_the_next_window() -> None:
+    """The stream of the first kernel waits for the second kernel, which the next window's first kernel feels."""
+    draft = Draft(streams=2)
+    draft.launch(stream=1)
+    draft.call(CallKind.STREAM_WAIT, stream=1, awaits=draft.launch(stream=0))
+    program = draft.program()
+    timing = constant_timing(program, call_ns=1, duration_ns=100)
+    (t,) = steady([Cohort(program, (0,), timing)], iterations_at_most=2).timeline.cohorts
+    assert t.work_start_ns[0, 0, 0] == 2 + 100
