@@ -75,7 +75,7 @@ def programs(draw: st.DrawFn, rank: int) -> Program:
         world_size=draw(st.integers(1, 9)),
         names=("a", draw(text)),
         threads=(Thread(draw(int64), draw(text)),),
-        streams=(Stream(7), Stream(8, 1)),
+        streams=(Stream(7), Stream(8, 1, draw(st.none() | int64))),
         ops=Ops.from_columns(filled(Ops, count["ops"])),
         calls=Calls.from_columns(filled(Calls, count["calls"])),
         works=Works.from_columns(filled(Works, count["works"])),

@@ -1,6 +1,6 @@
 """Which elements of two sequences correspond: the longest common subsequence, found in time that grows with the difference.
 
-The method is Myers' greedy one (E. W. Myers, "An O(ND) difference algorithm and its variations", Algorithmica 1, 1986).
+The method is the greedy one of E. W. Myers, Algorithmica 1 (1986), 251-266.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ _COMPUTE, _COMMUNICATION, _MEMORY = "compute", "communication", "memory"
 # Times beyond these do not fit a column of nanoseconds: a start in the year 2255, a duration of twelve days.
 _LATEST_US, _LONGEST_US = 2**53, 2**40
 _MOST_RANKS = 1_000_000
-_BLOCK_BYTES = 1 << 20
+# Small, because a block in which compressed data breaks off is lost.
+_BLOCK_BYTES = 1 << 14
 
 # Lies beside the traces of a job.
 GROUPS_FILE = "comm_group.json"

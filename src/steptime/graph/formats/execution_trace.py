@@ -31,7 +31,8 @@ _BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
 _GROUPS_NODE = "process_group:init"
 # No job is larger; what claims to be comes from damage.
 _MOST_RANKS = 1_000_000
-_BLOCK_BYTES = 1 << 20
+# Small, because a block in which compressed data breaks off is lost.
+_BLOCK_BYTES = 1 << 14
 
 Pattern = tuple[int, int, int]  # first global rank, stride, size
 

@@ -19,7 +19,21 @@ import numpy as np
 from steptime.errors import InputError
 from steptime.graph.formats import Format, Progress
 from steptime.graph.formats.files import TraceFile, open_stream
-from steptime.graph.program import Calls, Collective, Ops, Program, Signature, Stream, Tensor, Thread, Value, Works
+from steptime.graph.program import (
+    CallKind,
+    Calls,
+    Collective,
+    Ops,
+    Phase,
+    Program,
+    Signature,
+    Stream,
+    Tensor,
+    Thread,
+    Value,
+    WorkKind,
+    Works,
+)
 from steptime.graph.table import Table
 from steptime.graph.workload import Workload
 
@@ -51,7 +65,7 @@ class _SavedProgram(msgspec.Struct, forbid_unknown_fields=True):
     world_size: int
     names: list[str]
     threads: list[tuple[int, str]]
-    streams: list[tuple[int, int]]
+    streams: list[tuple[int, int, int | None]]
     ops: dict[str, list[int]]
     calls: dict[str, list[int]]
     works: dict[str, list[int]]
@@ -303,11 +317,12 @@ def _check(program: Program) -> None:
     names, threads, streams = len(program.names), len(program.threads), len(program.streams)
     bounds = (
         ("ops.name", ops.name, 0, names), ("ops.thread", ops.thread, 0, threads), ("ops.parent", ops.parent, -1, len(ops)),
-        ("ops.phase", ops.phase, 0, 4), ("ops.signature", ops.signature, -1, len(program.signatures)),
-        ("calls.kind", calls.kind, 0, 9), ("calls.api", calls.api, 0, names), ("calls.thread", calls.thread, 0, threads),
-        ("calls.op", calls.op, -1, len(ops)), ("calls.stream", calls.stream, -1, streams),
-        ("calls.awaits", calls.awaits, -1, len(works)), ("calls.after", calls.after, -1, len(calls)),
-        ("works.kind", works.kind, 0, 4), ("works.name", works.name, 0, names), ("works.stream", works.stream, 0, streams),
+        ("ops.phase", ops.phase, 0, len(Phase)), ("ops.signature", ops.signature, -1, len(program.signatures)),
+        ("calls.kind", calls.kind, 0, len(CallKind)), ("calls.api", calls.api, 0, names),
+        ("calls.thread", calls.thread, 0, threads), ("calls.op", calls.op, -1, len(ops)),
+        ("calls.stream", calls.stream, -1, streams), ("calls.awaits", calls.awaits, -1, len(works)),
+        ("calls.after", calls.after, -1, len(calls)), ("works.kind", works.kind, 0, len(WorkKind)),
+        ("works.name", works.name, 0, names), ("works.stream", works.stream, 0, streams),
         ("works.call", works.call, -1, len(calls)), ("works.collective", works.collective, -1, len(program.collectives)),
     )  # fmt: skip
     for name, column, low, high in bounds:
