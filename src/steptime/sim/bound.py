@@ -1,0 +1,115 @@
+"""What the step is bound by, as one plain sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from steptime.sim.activity import Activity, RankSummary
+from steptime.sim.critical_path import Reason
+from steptime.sim.path_summary import PathSummary
+from steptime.sim.straggler import Straggler
+
+# The regimes by which errors are reported: device busy at least this share of the step, below that share, and
+# communication that nothing hides above this share.
+GPU_BOUND = 0.95
+HOST_BOUND = 0.60
+WIRE_BOUND = 0.40
+
+_FAMILY_WORDS = {"softmax_loss": "softmax and loss", "indexing": "indexing and data movement"}
+
+# Where the reasons of a critical path lie, in the order in which a tie is decided.
+_PLACES: dict[str, tuple[Reason, ...]] = {
+    "on the host": ("host", "hand-over", "sync", "launch latency"),
+    "on the GPU": ("device", "stream order", "stream wait", "queue full"),
+    "on the wire": ("collective", "collective wait"),
+    "waiting for absent ranks": ("absent peer",),
+}
+
+
+def bound_by(seen: Activity, path: PathSummary, worst: Straggler | None) -> str:
+    """The regime and its evidence; and where the critical path lies, because a busy device need not be what decides."""
+    exposed = _share(seen.ranks, lambda r: r.exposed_communication_ms)
+    waiting = min(_share(seen.ranks, lambda r: r.waiting_ms), exposed)
+    busy = _share(seen.ranks, lambda r: r.device_busy_ms)
+    if exposed > WIRE_BOUND and waiting > exposed / 2:
+        return _waiting(seen.ranks, waiting, worst) + _decided(path, "")
+    if exposed > WIRE_BOUND:
+        return _wire(exposed, waiting) + _decided(path, "on the wire")
+    if busy >= GPU_BOUND:
+        evidence = f"the device is busy {_percent(busy)} of the step, {_largest(seen.breakdown)}"
+        return f"GPU-bound: {evidence}" + _decided(path, "on the GPU")
+    if busy < HOST_BOUND:
+        return _host(seen.ranks, busy) + _decided(path, "on the host")
+    return _mixed(seen.ranks, busy, exposed) + _decided(path, "")
+
+
+def _decided(path: PathSummary, expected: str) -> str:
+    """Where most of the critical path lies, and that this matters more where it is not what the regime suggests."""
+    shares = {place: path.share(*reasons) for place, reasons in _PLACES.items()}
+    place = max(shares, key=lambda p: shares[p])
+    if not shares[place]:
+        return ""
+    said = f"{_percent(shares[place])} of the critical path is {place}"
+    return f"; {said}" if place == expected or not expected else f"; but {said}: start there"
+
+
+def regime(rank: RankSummary) -> str:
+    """The regime of one rank."""
+    step = rank.step_ms or 1.0
+    if rank.exposed_communication_ms > WIRE_BOUND * step:
+        return "wire-bound"
+    if rank.device_busy_ms >= GPU_BOUND * step:
+        return "GPU-bound"
+    return "host-bound" if rank.device_busy_ms < HOST_BOUND * step else "mixed"
+
+
+def family_words(family: str) -> str:
+    """A family's name as people say it."""
+    return _FAMILY_WORDS.get(family, family)
+
+
+def _host(ranks: Sequence[RankSummary], busy: float) -> str:
+    launches = _share(ranks, lambda r: r.host_bound_fraction * r.step_ms)
+    until = _percent(launches / max(1 - busy, launches, 1e-9))
+    return f"host-bound: the device idles {_percent(1 - busy)} of the step, {until} of that until the host launches something"
+
+
+def _wire(exposed: float, waiting: float) -> str:
+    return (
+        f"wire-bound: {_percent(exposed)} of the step is communication that no computation hides "
+        f"({_percent(waiting)} is waiting for peers)"
+    )
+
+
+def _waiting(ranks: Sequence[RankSummary], waiting: float, worst: Straggler | None) -> str:
+    if worst is None:
+        return f"waiting for each other: ranks spend {_percent(waiting)} of the step in collectives until the last one arrives"
+    own = next((r for r in ranks if r.rank == worst.rank), None)
+    because = f"; rank {worst.rank} itself is {regime(own)}" if own else ""
+    return (
+        f"waiting for rank {worst.rank}: ranks spend {_percent(waiting)} of the step in collectives until the last one "
+        f"arrives, and {_percent(worst.share)} of that waiting is for rank {worst.rank}{because}"
+    )
+
+
+def _mixed(ranks: Sequence[RankSummary], busy: float, exposed: float) -> str:
+    launches = _share(ranks, lambda r: r.host_bound_fraction * r.step_ms)
+    return (
+        f"mixed: the device is busy {_percent(busy)} of the step ({_percent(exposed)} exposed communication) "
+        f"and idles {_percent(launches)} waiting for launches"
+    )
+
+
+def _largest(breakdown: Mapping[str, float]) -> str:
+    total = sum(breakdown.values()) or 1.0
+    family = max(breakdown, key=lambda f: breakdown[f], default="other")
+    return f"{_percent(breakdown.get(family, 0.0) / total)} of that with {family_words(family)}"
+
+
+def _share(ranks: Sequence[RankSummary], value: Callable[[RankSummary], float]) -> float:
+    """The mean over ranks of a quantity as a share of the rank's step."""
+    return sum(value(r) / (r.step_ms or 1.0) for r in ranks) / max(len(ranks), 1)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

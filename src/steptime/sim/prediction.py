@@ -1,0 +1,95 @@
+"""`Prediction`: the answer people read. How long a step takes, what every rank does meanwhile, and why it is not faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from steptime.errors import InputError
+from steptime.graph.workload import Workload
+from steptime.sim.activity import Activity, RankSummary, Window, activity
+from steptime.sim.bound import bound_by
+from steptime.sim.critical_path import critical_path
+from steptime.sim.path_summary import PathSummary, summarise_path
+from steptime.sim.recorded import recorded
+from steptime.sim.steady import steady
+from steptime.sim.steps import recorded_steps_ns
+from steptime.sim.straggler import Straggler, straggler
+from steptime.sim.timeline import Timeline
+from steptime.units import ms
+
+NO_PLATFORMS = "no platforms are shipped yet; leave --platform out to predict the run as recorded"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted step."""
+
+    step_time_ms: float
+    interval_ms: tuple[float, float]  # as recorded: the shortest and the longest of the recorded steps
+    ranks: tuple[RankSummary, ...]
+    breakdown: Mapping[str, float]  # family -> device busy time, mean over ranks; sums to the mean busy time
+    critical_path: PathSummary
+    straggler: Straggler | None
+    bound_by: str
+    timeline: Timeline  # what it was read from
+    first_step_ms: float | None = None  # a single step from empty queues
+    coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
+    memory: Mapping[str, int | None] = field(default_factory=lambda: {"peak_bytes": None})  # not modelled yet
+    warnings: tuple[str, ...] = ()
+
+
+def predict(workload: Workload, platform: str | None = None) -> Prediction:
+    """Predict the steady-state step. Without a platform: with the run's own durations, as recorded."""
+    if platform is not None:
+        raise InputError(f"platform {platform!r}: {NO_PLATFORMS}")
+    unrecorded = [p.source or f"rank {p.rank}" for p in workload.programs if not p.recorded]
+    if unrecorded:
+        raise InputError(f"{unrecorded[0]}: holds no device times to predict from; a Kineto trace of the run is needed")
+    inputs = recorded(workload)
+    found = steady(inputs.cohorts, queue_depth=inputs.queue_depth)
+    steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))
+    warnings = list(workload.warnings)
+    if workload.absent:
+        warnings.append(
+            f"waiting for the {len(workload.absent)} ranks without a trace is left out of the prediction; "
+            "with them the step can only be longer"
+        )
+    if not found.converged:
+        warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
+    taken = [ms(period) for period in recorded_steps_ns(inputs).values()]
+    return explain(
+        found.timeline,
+        Window(steps),
+        step_ns=float(found.period_ns[0]),
+        interval_ms=(min(taken), max(taken)),
+        first_step_ms=ms(found.first_ns[0]),
+        warnings=warnings,
+    )
+
+
+def explain(
+    timeline: Timeline,
+    window: Window,
+    *,
+    step_ns: float,
+    interval_ms: tuple[float, float],
+    first_step_ms: float | None = None,
+    warnings: Sequence[str] = (),
+) -> Prediction:
+    """Read the answers out of a timeline."""
+    seen: Activity = activity(timeline, window)
+    path = summarise_path(critical_path(timeline), timeline, window.steps)
+    worst = straggler(timeline, steps=window.steps, step_ns=step_ns)
+    return Prediction(
+        step_time_ms=ms(step_ns),
+        interval_ms=interval_ms,
+        ranks=seen.ranks,
+        breakdown=seen.breakdown,
+        critical_path=path,
+        straggler=worst,
+        bound_by=bound_by(seen, path, worst),
+        timeline=timeline,
+        first_step_ms=first_step_ms,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
