@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,14 @@ def test_costs_and_waiting_tile_the_time_of_every_thread(path: Path) -> None:
     waiting_ns = int((waiting.end_ns - waiting.start_ns).sum())
     # Pieces that overlap by a clock's rounding are cut, so blocked calls may lose a little.
     assert host_costs(source).total_ns == pytest.approx(span - blocked_ns - waiting_ns, rel=1e-4)
+
+
+def test_ops_of_a_program_without_calls_are_all_host_only() -> None:
+    source = program([(ADD, 0, 0, 100, -1), (VIEW, 0, 10, 20, 0), (VIEW, 0, 130, 150, -1)], [launch(-1, 0, 0)])
+    works = source.works.replace(call=np.full(len(source.works), -1))
+    costs = host_costs(replace(source, calls=Calls.empty(), works=works))
+    assert spent(costs, "host_only") == {"aten::add": (100,), "aten::t": (20,)}
+    assert spent(costs, "between_ops") == {"aten::t": (30,)}
 
 
 SAMPLES = st.lists(st.integers(0, 10**9), min_size=1, max_size=20).map(lambda s: tuple(sorted(s)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -90,18 +90,23 @@ def segments(program: Program) -> Segments:
         return Segments.empty()
     own = Segments(
         spent=np.where(pieces.is_call, Spent.LAUNCH, Spent.HOST_ONLY),
-        name=np.where(pieces.is_call, program.calls.api[pieces.row * pieces.is_call], pieces.name),
+        name=np.where(pieces.is_call, _of_call(program.calls.api, pieces), pieces.name),
         phase=pieces.phase,
         thread=pieces.thread,
         start_ns=pieces.start_ns,
         end_ns=pieces.end_ns,
     )
-    blocked = (pieces.is_call == 1) & blocked_calls(program)[pieces.row * pieces.is_call]
+    blocked = (pieces.is_call == 1) & _of_call(blocked_calls(program), pieces)
     own = own.replace(spent=np.where(blocked, Spent.BLOCKED, own.spent))
     parts = [own, *_between(program, pieces)]
     columns = {name: np.concatenate([part.columns()[name] for part in parts]) for name in own.columns()}
     order = np.lexsort((columns["end_ns"], columns["start_ns"], columns["thread"]))
     return Segments.from_columns({name: values[order] for name, values in columns.items()})
+
+
+def _of_call(column: npt.NDArray[Any], pieces: _Pieces) -> npt.NDArray[Any]:
+    """A column of the calls for every piece; whatever it holds first where the piece is an op."""
+    return column[pieces.row * pieces.is_call] if len(column) else np.zeros(len(pieces), dtype=column.dtype)
 
 
 def _pieces(program: Program, counted: Mask) -> _Pieces:
