@@ -1,0 +1,199 @@
+"""Predictions: parts add up to wholes on any job, and simple jobs are explained as a person would."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from tests.sim.worlds import Draft, constant_timing, jobs
+
+from steptime.errors import InputError
+from steptime.graph.load import load
+from steptime.graph.program import CallKind, Collective, WorkKind
+from steptime.sim import Cohort, Timing, simulate, steady
+from steptime.sim.activity import Activity, Window, activity
+from steptime.sim.path_summary import short_kernel_name
+from steptime.sim.prediction import Prediction, explain, predict
+from steptime.sim.recorded import recorded
+from steptime.sim.steps import recorded_steps_ns
+from steptime.sim.straggler import straggler
+from steptime.validate.replay import replay
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
+
+
+def settled(cohorts: list[Cohort]) -> Prediction:
+    found = steady(cohorts)
+    return explain(found.timeline, Window(1), step_ns=float(found.period_ns[0]), interval_ms=(0.0, 0.0))
+
+
+def close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def adds_up(seen: Activity) -> None:
+    for r in seen.ranks:
+        assert close(r.device_busy_ms, r.compute_ms + r.exposed_communication_ms)
+        assert close(r.step_ms, r.device_busy_ms + r.idle_ms)
+        assert 0 <= r.exposed_communication_ms <= r.communication_ms <= r.step_ms
+        assert 0 <= r.waiting_ms <= r.communication_ms
+        assert 0 <= r.host_bound_fraction * r.step_ms <= r.idle_ms + 1e-12
+        assert 0 <= r.host_blocked_ms <= r.step_ms
+    assert close(sum(seen.breakdown.values()), sum(r.device_busy_ms for r in seen.ranks) / len(seen.ranks))
+
+
+@given(jobs(scenarios=1))
+def test_a_repeating_step_adds_up(cohorts: list[Cohort]) -> None:
+    adds_up(activity(steady(cohorts, iterations_at_most=8).timeline, Window(1)))
+
+
+@given(jobs(scenarios=1))
+def test_a_step_seen_once_adds_up(cohorts: list[Cohort]) -> None:
+    timeline = simulate(cohorts)
+    adds_up(activity(timeline, Window(1, 0, max(int(timeline.end_ns[0]), 1))))
+
+
+@given(jobs(scenarios=1))
+def test_the_same_job_gives_the_same_prediction(cohorts: list[Cohort]) -> None:
+    first, second = settled(cohorts), settled(cohorts)
+    assert replace(first, timeline=second.timeline) == second
+
+
+def with_costs(draft: Draft, rank: int, **values: int) -> Cohort:
+    program = draft.program(rank=rank, world_size=2)
+    return Cohort(program, (rank,), constant_timing(program, **values))
+
+
+def test_a_slow_host_is_found_to_be_the_bound() -> None:
+    draft = Draft()
+    for _ in range(4):
+        draft.launch()
+    found = settled([with_costs(draft, 0, gap_ns=90, call_ns=10, duration_ns=20)])
+    assert found.step_time_ms == pytest.approx(400e-6)
+    assert found.ranks[0].device_busy_ms == pytest.approx(80e-6)
+    assert found.ranks[0].host_bound_fraction == pytest.approx(0.8)
+    assert found.bound_by.startswith("host-bound: the device idles 80 % of the step, 100 % of that until")
+
+
+def test_a_slow_device_is_found_to_be_the_bound() -> None:
+    draft = Draft()
+    for _ in range(4):
+        draft.launch()
+    found = settled([with_costs(draft, 0, gap_ns=1, call_ns=1, duration_ns=100)])
+    assert found.ranks[0].idle_ms == 0
+    assert found.bound_by.startswith("GPU-bound: the device is busy 100 % of the step")
+
+
+def meeting_job(slow: int, duration: int = 10) -> list[Cohort]:
+    """Two ranks that compute, then meet; rank `slow` computes for longer."""
+    cohorts = []
+    for rank in range(2):
+        draft = Draft()
+        draft.launch()
+        draft.collective(Collective("all_reduce", "everyone", (0, 1), 0))
+        draft.call(CallKind.DEVICE_SYNC)
+        program = draft.program(rank=rank, world_size=2)
+        timing = constant_timing(program, call_ns=1, duration_ns=duration)
+        own = timing.duration_ns.copy()
+        own[0] = 1000 if rank == slow else 100
+        cohorts.append(Cohort(program, (rank,), replace(timing, duration_ns=own)))
+    return cohorts
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_rank_that_computes_longest_is_the_straggler(slow: int) -> None:
+    found = settled(meeting_job(slow))
+    assert found.straggler is not None
+    assert found.straggler.rank == slow
+    assert found.straggler.caused_ms == pytest.approx(900e-6)
+    assert found.straggler.share == 1.0
+    waits = {r.rank: r.waiting_ms for r in found.ranks}
+    assert waits[slow] == 0
+    assert waits[1 - slow] == pytest.approx(900e-6)
+    assert found.bound_by.startswith(f"waiting for rank {slow}: ")
+
+
+def test_ranks_that_arrive_together_have_no_straggler() -> None:
+    assert settled(meeting_job(slow=5)).straggler is None
+
+
+def test_waiting_for_ranks_without_a_program_is_nobodys_fault() -> None:
+    cohorts = []
+    for cohort in meeting_job(slow=1):
+        absent = np.where(cohort.program.works.kind[:, None, None] == WorkKind.COLLECTIVE, 5000, cohort.timing.absent_ns)
+        cohorts.append(replace(cohort, timing=replace(cohort.timing, absent_ns=absent.astype(np.int64))))
+    timeline = simulate(cohorts)
+    assert straggler(timeline, steps=1, step_ns=float(timeline.end_ns[0])) is None
+
+
+def test_long_collectives_make_a_step_wire_bound() -> None:
+    assert settled(meeting_job(slow=5, duration=5000)).bound_by.startswith("wire-bound: 98 % of the step")
+
+
+def test_communication_behind_computation_is_not_exposed() -> None:
+    draft = Draft(streams=2)
+    draft.collective(Collective("all_reduce", "me", (0,), 0), stream=1)
+    draft.launch()
+    draft.call(CallKind.DEVICE_SYNC)
+    program = draft.program(rank=0)
+    duration = np.array([80, 100], dtype=np.int64).reshape(2, 1, 1)
+    timing: Timing = replace(constant_timing(program), duration_ns=duration)
+    rank = settled([Cohort(program, (0,), timing)]).ranks[0]
+    assert rank.communication_ms == pytest.approx(80e-6)
+    assert rank.exposed_communication_ms == 0
+
+
+def test_a_blocked_host_is_not_a_slow_host() -> None:
+    draft = Draft()
+    draft.launch()
+    draft.call(CallKind.DEVICE_SYNC)
+    rank = settled([with_costs(draft, 0, call_ns=10, duration_ns=1000)]).ranks[0]
+    assert rank.host_blocked_ms == pytest.approx(1000e-6 - 10e-6)
+
+
+def test_renaming_ranks_permutes_the_summaries() -> None:
+    one, two = settled(meeting_job(0)), settled(meeting_job(1))
+    assert replace(one.ranks[0], rank=1) == two.ranks[1]
+    assert replace(one.ranks[1], rank=0) == two.ranks[0]
+
+
+def test_recorded_steps_are_what_replay_compares_with() -> None:
+    workload = load([EXAMPLE])
+    assert recorded_steps_ns(recorded(workload)) == {s.step: s.measured_ns for s in replay(workload).steps}
+
+
+def test_the_example_is_predicted_within_its_recorded_steps() -> None:
+    found = predict(load([EXAMPLE]))
+    low, high = found.interval_ms
+    assert low <= found.step_time_ms <= high
+    assert [r.rank for r in found.ranks] == [0, 1, 2, 3]
+    assert found.coverage == {"measured": 1.0}
+    assert math.isclose(sum(k.share for k in found.critical_path.kinds), 1.0)
+    assert math.isclose(sum(r.share for r in found.critical_path.ranks), 1.0)
+
+
+def test_a_platform_is_one_clear_line_for_now() -> None:
+    with pytest.raises(InputError, match="'8xh200-nvlink': no platforms are shipped yet; leave --platform out"):
+        predict(load([EXAMPLE]), "8xh200-nvlink")
+
+
+def test_missing_ranks_are_said_to_be_left_out() -> None:
+    workload = load([EXAMPLE / "rank1.kineto.json.gz"])
+    assert any("the 3 ranks without a trace is left out" in w for w in predict(workload).warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, int>(float*)", "CatArrayBatchedCopy"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_SendRecv"),
+        ("volta_sgemm_128x32_nt", "volta_sgemm_128x32_nt"),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
+    ],
+)
+def test_kernel_names_are_shortened_to_what_tells_them_apart(name: str, short: str) -> None:
+    assert short_kernel_name(name) == short
