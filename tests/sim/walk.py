@@ -74,6 +74,18 @@ def queue_slot(rank: Rank, call: int, depth: int) -> int:
     return next((w for w in reversed(order[: number - depth + 1]) if int(works.stream[w]) == busiest), -1)
 
 
+def queue_neighbour(rank: Rank, work: int) -> int:
+    """The work of another stream enqueued just before on the same hardware queue, or -1."""
+    works, streams = rank.program.works, rank.program.streams
+    queue = streams[works.stream[work]].queue
+    if queue is None or works.call[work] < 0:
+        return -1
+    shared = [w for w in range(len(works)) if works.call[w] >= 0 and streams[works.stream[w]].queue == queue]
+    shared.sort(key=lambda w: (rank.launched(w), w))
+    at = shared.index(work)
+    return shared[at - 1] if at and works.stream[shared[at - 1]] != works.stream[work] else -1
+
+
 def try_call(rank: Rank, call: int, previous: int | None, depth: int | None) -> bool:
     """Play one call if everything it needs is known."""
     calls, works = rank.program.calls, rank.program.works
@@ -123,6 +135,11 @@ def try_arrive(rank: Rank, work: int, previous: int | None) -> bool:
             if other not in rank.work_end:
                 return False
             start = max(start, rank.work_end[other])
+    before = queue_neighbour(rank, work)
+    if before >= 0:
+        if before not in rank.work_start:
+            return False
+        start = max(start, rank.work_start[before])
     rank.work_start[work] = start
     return True
 

@@ -29,6 +29,7 @@ class Draft:
     calls: list[dict[str, int]] = field(default_factory=list)
     works: list[dict[str, int]] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
+    queues: tuple[int | None, ...] = (None, None, None)  # hardware queue of each stream
 
     def call(self, kind: CallKind, thread: int = 0, **columns: int) -> int:
         self.calls.append({**CALL_COLUMNS, "kind": int(kind), "thread": thread, **columns})
@@ -67,7 +68,7 @@ class Draft:
             world_size=world_size,
             names=("anything",),
             threads=tuple(Thread(100 + t) for t in range(self.threads)),
-            streams=tuple(Stream(7 + s) for s in range(self.streams)),
+            streams=tuple(Stream(7 + s, queue=self.queues[s]) for s in range(self.streams)),
             ops=Ops.empty(),
             calls=Calls.from_columns({name: [call[name] for call in calls] for name in Calls.TYPES} if calls else {}),
             works=Works.from_columns({name: [work[name] for work in works] for name in Works.TYPES} if works else {}),
@@ -127,7 +128,8 @@ def jobs(draw: st.DrawFn, *, scenarios: int = 2) -> list[Cohort]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     numbers = rng.permutation(10)[: sum(sizes)].tolist()
     ranks = [tuple(numbers[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes))]
-    drafts = [Draft(threads=2, streams=3) for _ in sizes]
+    queues = draw(st.sampled_from([(None, None, None), (0, 0, None), (0, 1, 0), (0, 0, 0)]))
+    drafts = [Draft(threads=2, streams=3, queues=queues) for _ in sizes]
     for draft in drafts:
         for _ in range(int(rng.integers(0, 3))):
             draft.work(int(rng.integers(0, 3)))

@@ -43,7 +43,8 @@ class LaneGraph:
     threads: int  # lanes 0..threads-1 are host threads, the rest are streams
     opening: Rows  # per lane: the row before its first node
     stop: Rows  # per lane: the row after its last node
-    table_row: Rows  # per row: row of Program.calls (thread lanes) or Program.works (stream lanes), else -1
+    # Per row: row of Program.calls (thread lanes) or Program.works (stream lanes); of a carried end, its origin's; else -1.
+    table_row: Rows
     call_row: Rows  # per call: its row here
     work_row: Rows  # per work: its row here
     half: Mapping[int, int]  # row of a collective or of a blocking copy -> row of its first half
@@ -87,7 +88,7 @@ def _build(program: Program, queue_depth: int | None, repeated: bool) -> LaneGra
     found.hand_overs()
     found.synchronisations()
     found.stream_waits(repeated)
-    found.queue_order()
+    found.queue_order(repeated)
     found.queue(queue_depth, repeated)
     rows = carried_row + len(found.carried)
     start, source, kind = found.by_destination(rows)
@@ -98,7 +99,7 @@ def _build(program: Program, queue_depth: int | None, repeated: bool) -> LaneGra
         threads=len(program.threads),
         opening=opening,
         stop=stop,
-        table_row=np.concatenate([table_row, np.full(rows - len(table_row), -1, dtype=np.int64)]),
+        table_row=np.concatenate([table_row, np.full(len(half), -1, dtype=np.int64), _table_rows(table_row, origin)]),
         call_row=call_row,
         work_row=work_row,
         half=half,
@@ -110,6 +111,11 @@ def _build(program: Program, queue_depth: int | None, repeated: bool) -> LaneGra
         carried_from=origin,
         carried_row=carried_row,
     )
+
+
+def _table_rows(table_row: Rows, rows: Rows) -> Rows:
+    """Table rows of rows that may lie behind all lanes."""
+    return np.where(rows < len(table_row), table_row[np.minimum(rows, len(table_row) - 1)], -1)
 
 
 def _layout(program: Program) -> tuple[Rows, Rows, Rows, Rows, Rows]:
@@ -183,12 +189,17 @@ class _Edges:
         destination, source_rows = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         self.add(destination, source_rows, EdgeKind.WAIT)
 
-    def queue_order(self) -> None:
-        works, before = edges.queue_order(self.program, self.order)
+    def queue_order(self, repeated: bool) -> None:
+        works, before, back = edges.queue_order(self.program, self.order)
+        kept = np.flatnonzero((back == 0) | repeated)
         collective = self.program.works.kind[before] == WorkKind.COLLECTIVE
-        arrivals = np.array([self.half[row] for row in self.work_row[before[collective]].tolist()], dtype=np.int64)
-        self.add(self.work_row[works[~collective]], self.work_row[before[~collective]], EdgeKind.START)
-        self.add(self.work_row[works[collective]], arrivals, EdgeKind.ARRIVAL)
+        source = np.array(
+            [self.half[row] if c else row for row, c in zip(self.work_row[before].tolist(), collective, strict=True)]
+        )
+        for i in np.flatnonzero((back > 0) & repeated).tolist():
+            source[i] = self.carry(1, int(source[i]))
+        for kind, chosen in ((EdgeKind.START, kept[~collective[kept]]), (EdgeKind.ARRIVAL, kept[collective[kept]])):
+            self.add(self.work_row[works[chosen]], source[chosen], kind)
 
     def queue(self, depth: int | None, repeated: bool) -> None:
         if depth is None:

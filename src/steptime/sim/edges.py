@@ -98,17 +98,25 @@ def stream_waits(program: Program, order: Order) -> Iterator[tuple[int, int, boo
         yield (work, awaited, False) if work >= 0 else (first, awaited, True)
 
 
-def queue_order(program: Program, order: Order) -> tuple[Rows, Rows]:
-    """(work, work before it): neighbours in a hardware queue that several streams share, where their streams differ."""
+def queue_order(program: Program, order: Order) -> tuple[Rows, Rows, Rows]:
+    """(work, work before it, windows back): neighbours in a hardware queue several streams share, where their streams differ.
+
+    Before the first work of a repeated window comes the last of the window before.
+    """
     found: list[tuple[Rows, Rows]] = []
+    last: list[tuple[int, int]] = []
     queues = np.array([-1 if s.queue is None else s.queue for s in program.streams], dtype=np.int64)
     for queue in np.unique(queues[queues >= 0]):
         works = np.flatnonzero((queues[program.works.stream] == queue) & (program.works.call >= 0))
         works = works[np.lexsort((works, order.work[works]))]
         differ = np.flatnonzero(np.diff(program.works.stream[works]) != 0)
         found.append((works[differ + 1], works[differ]))
-    none = np.zeros(0, dtype=np.int64)
-    return np.concatenate([none, *(w for w, _ in found)]), np.concatenate([none, *(b for _, b in found)])
+        if len(works) and program.works.stream[works[0]] != program.works.stream[works[-1]]:
+            last.append((int(works[0]), int(works[-1])))
+    within = np.array([pair for w, b in found for pair in zip(w.tolist(), b.tolist(), strict=True)], dtype=np.int64)
+    across = np.array(last, dtype=np.int64).reshape(-1, 2)
+    work, before = np.concatenate([within.reshape(-1, 2), across]).T
+    return work, before, np.repeat(np.array([0, 1]), [len(within), len(across)])
 
 
 def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> tuple[Rows, Rows, Rows]:
