@@ -193,9 +193,8 @@ class _Edges:
         works, before, back = edges.queue_order(self.program, self.order)
         kept = np.flatnonzero((back == 0) | repeated)
         collective = self.program.works.kind[before] == WorkKind.COLLECTIVE
-        source = np.array(
-            [self.half[row] if c else row for row, c in zip(self.work_row[before].tolist(), collective, strict=True)]
-        )
+        source = self.work_row[before]
+        source[collective] = [self.half[row] for row in source[collective].tolist()]
         for i in np.flatnonzero((back > 0) & repeated).tolist():
             source[i] = self.carry(1, int(source[i]))
         for kind, chosen in ((EdgeKind.START, kept[~collective[kept]]), (EdgeKind.ARRIVAL, kept[collective[kept]])):

@@ -136,7 +136,7 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
 
 
 def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | int:
-    """How long after its source an edge of this kind lets the node's own time begin. The row is the node's, or START's source."""
+    """How long after its source an edge lets the node's own time begin. The row is the node's; for START, the source's."""
     if kind == EdgeKind.LAUNCH:
         return timing.latency_ns[row]
     if kind == EdgeKind.HAND_OVER:
