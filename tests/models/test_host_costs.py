@@ -111,6 +111,12 @@ def test_a_launch_into_a_full_queue_is_in_no_cost() -> None:
     assert costs.total_ns < 10_240
 
 
+def test_launches_into_a_queue_with_places_left_are_costs() -> None:
+    calls = [launch(-1, 10 * i, 10 * i + 5) for i in range(900)]
+    busy = [(i, 80_000 + i, 80_001 + i) for i in range(1, 900)]
+    assert spent(host_costs(program([], calls, busy)), "launch") == {"cudaLaunchKernel": (5,) * 900}
+
+
 def test_a_label_around_backward_is_waiting_and_not_host_only() -> None:
     ops = [(ADD, 0, 0, 100, -1), (LABEL, 0, 110, 1100, -1), (ADD, 1, 150, 1000, -1), (ADD, 0, 1200, 1300, -1)]
     calls = [launch(0, 10, 20), launch(2, 200, 210, thread=1), launch(3, 1250, 1260)]
