@@ -1,0 +1,79 @@
+"""The machine-readable form of every answer: stable keys, same bytes for the same input, never NaN."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from steptime.report.inspection import Inspection
+from steptime.report.replayed import ReplayReport
+from steptime.sim.prediction import Prediction
+from steptime.units import ms
+
+# Changes when a key is removed or changes its meaning; new keys may appear without.
+SCHEMA_VERSION = 1
+
+# Milliseconds to the nanosecond; shares as exact as anyone needs.
+_DIGITS = 6
+
+Document = dict[str, Any]
+
+
+def dumps(document: Document) -> str:
+    """The document as JSON text, with a line end."""
+    return json.dumps(_rounded(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def prediction_document(prediction: Prediction) -> Document:
+    """What `predict --json` writes."""
+    path = prediction.critical_path
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "step_time_ms": prediction.step_time_ms,
+        "interval_ms": list(prediction.interval_ms),
+        "first_step_ms": prediction.first_step_ms,
+        "bound_by": prediction.bound_by,
+        "ranks": [asdict(rank) for rank in prediction.ranks],
+        "breakdown": dict(prediction.breakdown),
+        "critical_path": {
+            "length_ms": path.length_ms,
+            "kinds": [asdict(kind) for kind in path.kinds],
+            "ranks": [asdict(rank) for rank in path.ranks],
+            "top": [asdict(entry) for entry in path.top],
+        },
+        "straggler": None if prediction.straggler is None else asdict(prediction.straggler),
+        "memory": dict(prediction.memory),
+        "coverage": dict(prediction.coverage),
+        "warnings": list(prediction.warnings),
+    }
+
+
+def replay_document(report: ReplayReport) -> Document:
+    """What `replay --json` writes: the keys of `predict` and the comparison."""
+    steps = [
+        {"step": s.step, "predicted_ms": ms(s.predicted_ns), "measured_ms": ms(s.measured_ns), "error": s.error}
+        for s in report.steps
+    ]
+    return {
+        **prediction_document(report.prediction),
+        "steps": steps,
+        "measured_step_ms": report.measured_step_ms,
+        "error": report.error,
+        "unprofiled": None if report.unprofiled is None else asdict(report.unprofiled),
+    }
+
+
+def inspection_document(inspection: Inspection) -> Document:
+    """What `inspect --json` writes."""
+    return {"schema_version": SCHEMA_VERSION, **asdict(inspection)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

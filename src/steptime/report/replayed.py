@@ -1,0 +1,118 @@
+"""A replay as an answer: the replayed timeline explained, its error per step, and the step measured without a profiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import msgspec
+
+from steptime.errors import InputError
+from steptime.graph.program import CallKind
+from steptime.sim import steady
+from steptime.sim.activity import Window
+from steptime.sim.prediction import Prediction, explain
+from steptime.sim.recorded import Recorded
+from steptime.units import ms
+from steptime.validate.replay import Replay, StepReplay
+from steptime.validate.unprofiled import MEASURED_FILE, PUBLISHED, without_profiler
+
+
+@dataclass(frozen=True)
+class Unprofiled:
+    """The same job measured without a profiler, several times, and what the profiled recording says about it."""
+
+    source: str
+    step_ms: float  # median of the repeats
+    low_ms: float
+    high_ms: float
+    as_recorded_ms: float  # the steady step of the recording, profiler included
+    as_recorded_error: float
+    deflated_ms: float  # the same with the profiler's published cost per event taken out
+    deflated_error: float
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What `steptime replay` says."""
+
+    prediction: Prediction
+    steps: tuple[StepReplay, ...]
+    measured_step_ms: float  # mean of the recorded steps
+    error: float  # of the mean step
+    unprofiled: Unprofiled | None = None
+
+
+def report_replay(played: Replay, measured: Path | None = None) -> ReplayReport:
+    """Explain a replay; `measured` is a file of unprofiled step times."""
+    if not played.steps:
+        raise InputError("the traces have no step in common to replay; were all ranks recorded at the same time?")
+    begin, end = _begin(played), _end(played)
+    count = len(played.steps)
+    mean_ns = fmean(s.predicted_ns for s in played.steps)
+    recorded_ms = [ms(s.measured_ns) for s in played.steps]
+    workload = played.workload
+    warnings = list(workload.warnings)
+    if workload.absent:
+        warnings.append(f"waiting for the {len(workload.absent)} ranks without a trace is taken as recorded")
+    prediction = explain(
+        played.timeline,
+        Window(count, begin, max(end - begin, 1)),
+        step_ns=mean_ns,
+        interval_ms=(min(recorded_ms), max(recorded_ms)),
+        warnings=warnings,
+    )
+    unprofiled = None if measured is None else read_unprofiled(measured, played)
+    return ReplayReport(prediction, played.steps, fmean(recorded_ms), ms(mean_ns) / fmean(recorded_ms) - 1, unprofiled)
+
+
+def _begin(played: Replay) -> int:
+    """The earliest start of a step in the replay."""
+    starts = [
+        t.call_start_ns[t.cohort.program.calls.kind == CallKind.STEP_BEGIN].min() for t in played.timeline.cohorts
+        if (t.cohort.program.calls.kind == CallKind.STEP_BEGIN).any()
+    ]  # fmt: skip
+    return int(min(starts))
+
+
+def _end(played: Replay) -> int:
+    return _begin(played) + sum(s.predicted_ns for s in played.steps)
+
+
+def find_measured(paths: list[Path]) -> Path | None:
+    """The file of unprofiled step times that lies beside the traces, if there is one."""
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
+    return next((folder / MEASURED_FILE for folder in folders if (folder / MEASURED_FILE).is_file()), None)
+
+
+class _Measured(msgspec.Struct):
+    measured_step_ms_unprofiled: list[float]
+
+
+def read_unprofiled(file: Path, played: Replay) -> Unprofiled:
+    """The unprofiled step times in a file, and how the recording compares."""
+    try:
+        times = msgspec.json.decode(file.read_bytes(), type=_Measured).measured_step_ms_unprofiled
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror or error}); check the path and permissions") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: no unprofiled step times ({error}); expected measured_step_ms_unprofiled") from error
+    if not times or not min(times) > 0:
+        raise InputError(f"{file}: measured_step_ms_unprofiled is {times}; expected one or more positive step times")
+    middle = median(times)
+    recorded_ms, deflated_ms = _period_ms(played.recorded), _period_ms(without_profiler(played.recorded, PUBLISHED))
+    return Unprofiled(
+        source=str(file),
+        step_ms=middle,
+        low_ms=min(times),
+        high_ms=max(times),
+        as_recorded_ms=recorded_ms,
+        as_recorded_error=recorded_ms / middle - 1,
+        deflated_ms=deflated_ms,
+        deflated_error=deflated_ms / middle - 1,
+    )
+
+
+def _period_ms(inputs: Recorded) -> float:
+    return ms(steady(inputs.cohorts, queue_depth=inputs.queue_depth).period_ns[0])
