@@ -1,10 +1,11 @@
 """Plays the programs of all ranks: when everything starts and ends, how long a step takes, and why."""
 
+from steptime.graph.launch_queue import QUEUE_DEPTH
 from steptime.sim.critical_path import PathSegment, critical_path
 from steptime.sim.simulate import simulate
 from steptime.sim.steady import Steady, steady
 from steptime.sim.timeline import CohortTimeline, Timeline
-from steptime.sim.timing import LONG_AGO, QUEUE_DEPTH, Cohort, Nanoseconds, Timing
+from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
 
 __all__ = [
     "LONG_AGO",

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptime.graph.launch_queue import QUEUE_DEPTH, held_up, observed_depth
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim.edges import Order, stream_waits, synchronisations
 from steptime.sim.meetings_recorded import Meetings, recorded_meetings
-from steptime.sim.timing import LONG_AGO, QUEUE_DEPTH, Cohort, Nanoseconds, Timing
+from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
 
 Column = npt.NDArray[np.int64]
 
-# A launch counts as held up by a full queue when this share of the queue is outstanding as it begins.
-QUEUE_FULL_SHARE = 0.9
 # Distances beyond this are no dispatch cost of the device: something unrecorded happened, and the typical distance is used.
 DISPATCH_AT_MOST_NS = 20_000
 # A launch this close before the stream is free did not wait for the stream.
@@ -49,28 +48,12 @@ def recorded(workload: Workload) -> Recorded:
     origin = min(p.origin_ns for p in workload.programs)
     meetings = recorded_meetings(workload)
     offsets = tuple(p.origin_ns - origin - meetings.clock_ns[p.rank] for p in workload.programs)
-    depths = [observed_depth(p) for p in workload.programs]
-    depth = max([d for d in depths if d >= QUEUE_FULL_SHARE * QUEUE_DEPTH], default=QUEUE_DEPTH)
+    depth = max((d for p in workload.programs if (d := observed_depth(p)) is not None), default=QUEUE_DEPTH)
     cohorts = tuple(
         Cohort(p, (p.rank,), _Extract(p, offset, meetings, depth).timing())
         for p, offset in zip(workload.programs, offsets, strict=True)
     )
     return Recorded(cohorts, depth, origin, offsets)
-
-
-def outstanding(program: Program) -> Column:
-    """Per call, how much launched work had not finished as the call began."""
-    works, calls = program.works, program.calls
-    launched = np.sort(np.where(works.call >= 0, calls.start_ns[np.maximum(works.call, 0)] if len(calls) else 0, -(2**60)))
-    finished = np.sort(works.end_ns)
-    begun = np.searchsorted(launched, calls.start_ns, side="left")
-    return np.asarray(begun - np.searchsorted(finished, calls.start_ns, side="right"), dtype=np.int64)
-
-
-def observed_depth(program: Program) -> int:
-    """The most work ever outstanding: the queue's depth, if it was ever full."""
-    counts = outstanding(program)
-    return int(counts.max()) if len(counts) else 0
 
 
 class _Extract:
@@ -152,8 +135,9 @@ class _Extract:
         duration = calls.end_ns - calls.start_ns
         cost = duration.copy()
         launching = calls.kind == CallKind.LAUNCH
-        held_up = launching & (outstanding(self.program) >= QUEUE_FULL_SHARE * self.depth)
-        cost[held_up] = np.minimum(duration, self._typical(duration, launching & ~held_up))[held_up]
+        blocked_launch = held_up(self.program, self.depth)
+        usual = launching & ~blocked_launch
+        cost[blocked_launch] = np.minimum(duration, self._typical(duration, usual))[blocked_launch]
         blocked = self.awaited_end > calls.start_ns
         back = np.clip(calls.end_ns - self.awaited_end, 0, None)
         typical = int(np.median(back[blocked])) if blocked.any() else DEFAULT_RETURN_NS
@@ -162,7 +146,7 @@ class _Extract:
         unblocked = int(np.median(duration[free])) if free.any() else DEFAULT_RETURN_NS
         cost[synchronising & blocked] = np.minimum(duration, unblocked)[synchronising & blocked]
         copying = calls.kind == CallKind.BLOCKING_COPY
-        cost[copying] = np.minimum(duration, self._typical(duration, launching & ~held_up))[copying]
+        cost[copying] = np.minimum(duration, self._typical(duration, usual))[copying]
         return cost, np.full(len(calls), typical, dtype=np.int64)
 
     def _typical(self, duration: Column, usual: npt.NDArray[np.bool_]) -> Column:

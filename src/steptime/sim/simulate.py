@@ -9,12 +9,13 @@ from typing import Literal
 import numpy as np
 
 from steptime.errors import InputError
+from steptime.graph.launch_queue import QUEUE_DEPTH
 from steptime.sim.compile import LaneGraph
 from steptime.sim.lanes import play
 from steptime.sim.meetings import Meeting, Part
 from steptime.sim.schedule import Depart, Plan, Play, Return, schedule
 from steptime.sim.timeline import CohortTimeline, Timeline
-from steptime.sim.timing import LONG_AGO, QUEUE_DEPTH, Cohort, Nanoseconds, Timing
+from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
 
 _PER_CALL = ("gap_ns", "call_ns", "return_ns")
 _PER_WORK = ("latency_ns", "spacing_ns", "duration_ns", "absent_ns")

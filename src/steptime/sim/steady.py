@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from steptime.graph.launch_queue import QUEUE_DEPTH
 from steptime.sim.schedule import schedule
 from steptime.sim.simulate import Stage
 from steptime.sim.timeline import Timeline
-from steptime.sim.timing import LONG_AGO, QUEUE_DEPTH, Cohort, Nanoseconds
+from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds
 
 # Longest cycle of increments looked for, in windows.
 LONGEST_CYCLE = 8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime.sim.timing import QUEUE_DEPTH, Cohort, Nanoseconds
+from steptime.graph.launch_queue import QUEUE_DEPTH
+from steptime.sim.timing import Cohort, Nanoseconds
 
 
 @dataclass(frozen=True, eq=False)

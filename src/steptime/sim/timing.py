@@ -19,9 +19,6 @@ Nanoseconds = npt.NDArray[np.int64]
 # Earlier than anything; added to durations without wrapping around.
 LONG_AGO = -(2**60)
 
-# A launch blocks while this many are outstanding in its context (about 1,024 seen on an H200; see docs/decisions).
-QUEUE_DEPTH = 1024
-
 
 @dataclass(frozen=True, eq=False)
 class Timing:
