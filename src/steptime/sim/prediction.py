@@ -12,6 +12,7 @@ from steptime.sim.bound import bound_by
 from steptime.sim.critical_path import critical_path
 from steptime.sim.path_summary import PathSummary, summarise_path
 from steptime.sim.recorded import recorded
+from steptime.sim.repeatable import repeatable
 from steptime.sim.steady import steady
 from steptime.sim.steps import recorded_steps_ns
 from steptime.sim.straggler import Straggler, straggler
@@ -26,7 +27,7 @@ class Prediction:
     """A predicted step."""
 
     step_time_ms: float
-    interval_ms: tuple[float, float]  # as recorded: the shortest and the longest of the recorded steps
+    interval_ms: tuple[float, float]  # as recorded: the shortest and the longest recorded step after the first
     ranks: tuple[RankSummary, ...]
     breakdown: Mapping[str, float]  # family -> device busy time, mean over ranks; sums to the mean busy time
     critical_path: PathSummary
@@ -47,7 +48,7 @@ def predict(workload: Workload, platform: str | None = None) -> Prediction:
     if unrecorded:
         raise InputError(f"{unrecorded[0]}: holds no device times to predict from; a Kineto trace of the run is needed")
     inputs = recorded(workload)
-    found = steady(inputs.cohorts, queue_depth=inputs.queue_depth)
+    found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
     steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))
     warnings = list(workload.warnings)
     if workload.absent:
@@ -58,6 +59,7 @@ def predict(workload: Workload, platform: str | None = None) -> Prediction:
     if not found.converged:
         warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
     taken = [ms(period) for period in recorded_steps_ns(inputs).values()]
+    taken = taken[1:] or taken  # the first counts from the host's start and waits for what was launched before the recording
     return explain(
         found.timeline,
         Window(steps),

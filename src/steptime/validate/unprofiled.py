@@ -25,6 +25,7 @@ from steptime.graph.load import load
 from steptime.graph.program import CallKind, Program
 from steptime.sim import Cohort, steady
 from steptime.sim.recorded import Recorded
+from steptime.sim.repeatable import repeatable
 from steptime.units import NS_PER_MS
 from steptime.validate.replay import Replay, replay
 
@@ -121,7 +122,7 @@ class Case:
         """The period of the recorded steps with an inflation taken out."""
         if inflated not in self._periods:
             inputs = without_profiler(self.replayed.recorded, inflated)
-            found = steady(inputs.cohorts, queue_depth=inputs.queue_depth)
+            found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
             self._periods[inflated] = float(found.period_ns[0]) / NS_PER_MS
         return self._periods[inflated]
 
