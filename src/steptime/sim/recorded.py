@@ -181,6 +181,7 @@ class _Extract:
             launched & (previous > np.maximum(issued + CAUSE_MARGIN_NS, awaited)) & (since_previous <= DISPATCH_AT_MOST_NS)
         )
         latency = _by_kind(since_launch, by_launch, works.kind, DEFAULT_LATENCY_NS)
+        latency[copying] += cost[call[copying]]  # a blocking copy's latency counts from the beginning of its call
         spacing = _by_kind(since_previous, by_stream, works.kind, DEFAULT_SPACING_NS)
         backlog = ~launched
         spacing[backlog] = np.where(previous[backlog] > LONG_AGO, since_previous[backlog], 0)

@@ -1,0 +1,175 @@
+"""Replay gives a run back: runs of our own simulator to the nanosecond, recorded ones within the bars."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.graph.traces import recording
+from tests.sim.worlds import Draft, constant_timing
+
+from steptime.graph.load import load
+from steptime.graph.program import CallKind, Collective, Program, WorkKind
+from steptime.graph.workload import Workload
+from steptime.sim import LONG_AGO, Cohort, Timeline, simulate
+from steptime.sim.recorded import DEFAULT_LATENCY_NS, DEFAULT_RETURN_NS, DEFAULT_SPACING_NS
+from steptime.validate.replay import replay
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = REPOSITORY / "examples" / "h200_mps4_dlrm"
+SHARED = Path(os.environ.get("STEPTIME_SHARED", REPOSITORY.parent / "shared")) / "data" / "traces"
+# The bars of the project: geometric mean of (|error| + floor), and every single step.
+GEOMEAN_AT_MOST, ERROR_AT_MOST, FLOOR = 0.01, 0.03, 4e-4
+
+LAUNCH_NS = 4_000
+SYNCS = (CallKind.STREAM_SYNC, CallKind.EVENT_SYNC, CallKind.DEVICE_SYNC)
+# (what, stream, a number to choose by)
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["launch"] * 6 + ["collective"] * 2 + ["wait"] * 2 + ["copy", "event", "stream", "device", "backward"]),
+        st.integers(0, 2),
+        st.integers(0, 9),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def act(draft: Draft, action: tuple[str, int, int], thread: int, step: int, ranks: tuple[int, ...]) -> None:
+    """Issue one action. Work is awaited only on other streams than the waiting one: a stream is in order anyway."""
+    kind, stream, pick = action
+    others = [w for w, work in enumerate(draft.works) if work["stream"] != stream]
+    awaited = others[-1 - pick % min(4, len(others))] if others else -1
+    if kind == "collective":
+        sequence = len(draft.collectives)
+        draft.collective(Collective("all_reduce", "0", ranks, sequence), stream, thread)
+        draft.calls[-1]["step"] = draft.works[-1]["step"] = step
+    elif kind == "copy":
+        draft.work(stream, WorkKind.COPY, call=draft.call(CallKind.BLOCKING_COPY, thread, step=step), step=step)
+    elif kind == "wait" and awaited >= 0:
+        draft.call(CallKind.STREAM_WAIT, thread, stream=stream, awaits=awaited, step=step)
+    elif kind == "event" and awaited >= 0:
+        draft.call(CallKind.EVENT_SYNC, thread, awaits=awaited, step=step)
+    elif kind == "stream" and draft.works and any(w["stream"] == stream for w in draft.works):
+        draft.call(CallKind.STREAM_SYNC, thread, stream=stream, step=step)
+    elif kind == "device":
+        draft.call(CallKind.DEVICE_SYNC, thread, step=step)
+    else:
+        draft.work(stream, call=draft.call(CallKind.LAUNCH, thread, step=step), step=step)
+
+
+def job(steps: list[list[tuple[str, int, int]]], ranks: tuple[int, ...]) -> Program:
+    """A program of several steps; `backward` moves to autograd's thread, and back at the next one or at the end."""
+    draft = Draft(threads=2, streams=3)
+    for step, actions in enumerate(steps, 5):
+        draft.call(CallKind.STEP_BEGIN, step=step)
+        thread = 0
+        for action in [("launch", 0, 0), *actions]:
+            before = len(draft.calls)
+            moved = action[0] == "backward"
+            thread = 1 - thread if moved else thread
+            act(draft, action, thread, step, ranks)
+            if moved:
+                draft.calls[before]["after"] = before - 1
+        draft.call(CallKind.STEP_END, step=step)
+        if thread == 1:
+            draft.calls[-1]["after"] = len(draft.calls) - 2
+    program = draft.program(world_size=len(ranks))
+    return replace(program, steps=tuple(range(5, 5 + len(steps))))
+
+
+def timed(program: Program, rank: int, rng: np.random.Generator) -> Cohort:
+    """A rank with costs of its own: gaps and durations at random, dispatch distances as a recording takes them by default."""
+    calls, works = program.calls, program.works
+    cost = np.where(np.isin(calls.kind, (CallKind.STEP_BEGIN, CallKind.STEP_END)), 0, LAUNCH_NS)
+    cost = np.where(np.isin(calls.kind, SYNCS), DEFAULT_RETURN_NS, cost)
+    copying = calls.kind[works.call] == CallKind.BLOCKING_COPY
+    columns: dict[str, Any] = {
+        "gap_ns": rng.integers(1, 30_000, len(calls)),
+        "call_ns": cost,
+        "duration_ns": rng.integers(1_000, 80_000, len(works)),
+        # A copy's latency counts from the beginning of its call, the others' from the end.
+        "latency_ns": np.where(copying, DEFAULT_LATENCY_NS + LAUNCH_NS, DEFAULT_LATENCY_NS),
+    }
+    timing = replace(
+        constant_timing(program, return_ns=DEFAULT_RETURN_NS, spacing_ns=DEFAULT_SPACING_NS, stream_start_ns=LONG_AGO),
+        **{name: values.astype(np.int64).reshape(-1, 1, 1) for name, values in columns.items()},
+    )
+    return Cohort(replace(program, rank=rank), (rank,), timing)
+
+
+def recorded_job(timeline: Timeline, folder: Path, ahead: tuple[int, ...] = ()) -> Workload:
+    """What is read back after all ranks of a simulation have been written as traces, some with clocks that are ahead."""
+    for index, cohort in enumerate(timeline.cohorts):
+        skew = ahead[index] if ahead else 0
+        recording(cohort, clock_ahead_ns=skew).write(folder / f"rank{index}.json")
+    return load([folder])
+
+
+def ends(timeline: Timeline, step: int) -> int:
+    """E(k): the latest, over ranks, of the host's end of a step and the end of the work it launched."""
+    found = []
+    for cohort in timeline.cohorts:
+        calls, works = cohort.cohort.program.calls, cohort.cohort.program.works
+        found += cohort.call_end_ns[(calls.kind == CallKind.STEP_END) & (calls.step == step), 0, 0].tolist()
+        found += cohort.work_end_ns[works.step == step, 0, 0].tolist()
+    return max(found)
+
+
+def step_times(timeline: Timeline, steps: tuple[int, ...]) -> list[int]:
+    starts = [c.call_start_ns[0, 0, 0] for c in timeline.cohorts]
+    marks = [int(min(starts)), *(ends(timeline, step) for step in steps)]
+    return np.diff(marks).tolist()
+
+
+@settings(max_examples=60)
+@given(st.lists(ACTIONS, min_size=1, max_size=3), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_a_simulated_run_written_as_traces_is_replayed_to_the_nanosecond(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[tuple[str, int, int]]], ranks: int, seed: int
+) -> None:
+    program = job(steps, tuple(range(ranks)))
+    rng = np.random.default_rng(seed)
+    run = simulate([timed(program, rank, rng) for rank in range(ranks)])
+    replayed = replay(recorded_job(run, tmp_path_factory.mktemp("job")))
+    assert [s.step for s in replayed.steps] == list(program.steps)
+    assert [s.measured_ns for s in replayed.steps] == step_times(run, program.steps)
+    assert [s.predicted_ns for s in replayed.steps] == step_times(run, program.steps)
+
+
+def test_work_held_up_by_a_full_queue_is_replayed_to_the_nanosecond(tmp_path: Path) -> None:
+    program = job([[("launch", 0, 0)] * 1_400, [("launch", 0, 0)] * 300], (0,))
+    cohort = timed(program, 0, np.random.default_rng(7))
+    quick = replace(cohort.timing, gap_ns=np.ones_like(cohort.timing.gap_ns))
+    run = simulate([replace(cohort, timing=quick)])
+    blocked = run.cohorts[0].call_end_ns - run.cohorts[0].call_start_ns > LAUNCH_NS
+    assert blocked.sum() > 300
+    replayed = replay(recorded_job(run, tmp_path))
+    assert replayed.recorded.queue_depth == 1024
+    assert [s.predicted_ns for s in replayed.steps] == step_times(run, program.steps)
+
+
+COMMON = [
+    [("launch", 0, 1), ("collective", 1, 0), ("launch", 0, 0), ("collective", 2, 0), ("wait", 0, 1), ("launch", 0, 0)]
+] * 3
+
+
+@pytest.mark.parametrize("ahead", [1_500_000, -40_000_000, 7_000_000_000])
+def test_a_clock_that_is_ahead_on_one_rank_changes_nothing(tmp_path: Path, ahead: int) -> None:
+    rng = np.random.default_rng(3)
+    run = simulate([timed(job(COMMON, (0, 1, 2)), rank, rng) for rank in range(3)])
+    # All leave a collective together, so that the clocks can be told exactly.
+    together = [c.cohort.timing for c in run.cohorts]
+    same = [replace(t, duration_ns=together[0].duration_ns) for t in together]
+    run = simulate([replace(c.cohort, timing=t) for c, t in zip(run.cohorts, same, strict=True)])
+    replayed = replay(recorded_job(run, tmp_path, (0, ahead, 0)))
+    offsets = replayed.recorded.offsets_ns
+    starts = [c.call_start_ns[0, 0, 0] for c in run.cohorts]
+    assert [o - s for o, s in zip(offsets, starts, strict=True)] == [offsets[0] - starts[0]] * 3
+    assert [s.predicted_ns for s in replayed.steps] == step_times(run, (5, 6, 7))
+    assert [s.measured_ns for s in replayed.steps] == step_times(run, (5, 6, 7))
