@@ -24,6 +24,8 @@ _ID_AGREEMENT = 0.95
 _ID_COVERAGE = 0.5
 # A step is the recorded one if at least this much of the shorter sequence corresponds; a different step shares far less.
 _STEP_AGREEMENT = 0.8
+# Where less than this share of the ops is tied, something is lost that people should know of.
+_WORTH_A_WARNING = 0.99
 
 
 def link(program: Program, trace: ExecutionTrace) -> Program:
@@ -35,8 +37,11 @@ def link(program: Program, trace: ExecutionTrace) -> Program:
     collectives, told = _collectives(program, trace, np.where(conflicts, -1, rows))
     nodes = np.array([node.id for node in trace.nodes] or [-1], dtype=np.int64)
     ops = program.ops.replace(node=np.where(rows >= 0, nodes[rows], -1), signature=column)
-    linked = replace(program, ops=ops, signatures=signatures, collectives=collectives)
-    return linked.with_warnings(*trace.warnings, *_report(program, trace, rows, how, skipped, int(conflicts.sum())), *told)
+    said = _said(program, trace, rows, how)
+    meta = {**program.meta, "linked": said}
+    linked = replace(program, ops=ops, signatures=signatures, collectives=collectives, meta=meta)
+    loose = [said] if (rows >= 0).sum() < _WORTH_A_WARNING * len(rows) else []
+    return linked.with_warnings(*trace.warnings, *loose, *_report(program, trace, skipped, int(conflicts.sum())), *told)
 
 
 def match(program: Program, trace: ExecutionTrace) -> tuple[IntColumn, str, tuple[int, ...]]:
@@ -241,15 +246,16 @@ def _regrouped(
     return tuple(collectives), []
 
 
-def _report(
-    program: Program, trace: ExecutionTrace, rows: IntColumn, how: str, skipped: tuple[int, ...], conflicts: int
-) -> Iterator[str]:
+def _said(program: Program, trace: ExecutionTrace, rows: IntColumn, how: str) -> str:
     tied = int((rows >= 0).sum())
     missing = len(trace.nodes) - len(np.unique(rows[rows >= 0]))
-    yield (
+    return (
         f"{program.source}: {tied} of {len(rows)} ops are linked to {trace.source} by {how}; "
         f"{missing} of its {len(trace.nodes)} nodes have no op here"
     )
+
+
+def _report(program: Program, trace: ExecutionTrace, skipped: tuple[int, ...], conflicts: int) -> Iterator[str]:
     if skipped:
         steps = ", ".join(str(step) for step in skipped) if skipped != (-1,) else "all"
         yield f"{program.source}: not linked, because the ops differ from {trace.source}: steps {steps}"
