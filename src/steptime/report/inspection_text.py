@@ -85,7 +85,7 @@ def _events(ranks: tuple[RankInspection, ...]) -> Table:
 def _groups(groups: tuple[GroupInspection, ...]) -> Table:
     table = Table.grid(padding=(0, 2))
     for justify in ("left", "right", "right", "left"):
-        table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(justify=justify, no_wrap=True)
     for g in groups[:ROWS_SHOWN]:
         size = f"{g.bytes_in / MIB:,.2f} MiB" if g.bytes_in else "size not known"
         members = f"{len(g.ranks)} ranks" if g.ranks else "ranks not known"
