@@ -12,7 +12,6 @@ from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim.recorded import Recorded, recorded
 from steptime.sim.steps import recorded_steps_ns
-from steptime.sim.timing import QUEUE_DEPTH
 from steptime.units import ms
 
 _SYNCHRONISING = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC, CallKind.BLOCKING_COPY)

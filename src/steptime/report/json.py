@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 def dumps(document: Document) -> str:
     """The document as JSON text, with a line end."""
-    return json.dumps(_rounded(document), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(_rounded(document), indent=2, allow_nan=False) + "\n"
 
 
 def prediction_document(prediction: Prediction) -> Document:

@@ -1,0 +1,22 @@
+"""`steptime inspect`"""
+
+from __future__ import annotations
+
+from steptime.cli.options import Json, Traces
+from steptime.cli.output import read, stdout
+
+
+def inspect(traces: Traces, json: Json = False) -> None:
+    """Say what is in the files, what is missing or broken, and what that costs."""
+    from steptime.report.inspection import inspect_workload
+    from steptime.report.inspection_text import print_inspection
+    from steptime.report.json import dumps, inspection_document
+
+    workload = read(traces)
+    found = inspect_workload(workload)
+    if json:
+        print(dumps(inspection_document(found)), end="")
+        return
+    console = stdout()
+    print_inspection(console, workload, found)
+    console.print()

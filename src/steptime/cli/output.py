@@ -1,0 +1,82 @@
+"""Where output goes: answers to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steptime.graph.workload import Workload
+    from steptime.sim.timeline import Timeline
+
+# Reads shorter than this need no progress bar.
+PATIENCE_S = 0.5
+# Tables are laid out for at least this width where stdout is no terminal.
+FILE_WIDTH = 100
+
+
+def read(traces: Sequence[Path]) -> Workload:
+    """The workload behind the arguments, with a progress line on long reads."""
+    from steptime.graph.load import load
+
+    with _progress() as progress:
+        return load(traces, progress=progress)
+
+
+def stdout() -> Console:
+    """The console answers go to."""
+    from rich.console import Console
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows another, never a traceback
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal and console.width < FILE_WIDTH:
+        console.width = FILE_WIDTH
+    return console
+
+
+def write_trace(timeline: Timeline, file: Path | None, console: Console | None) -> None:
+    """Write the Perfetto file, if one was asked for, and say where it lies."""
+    if file is None:
+        return
+    from steptime.report.chrome import write_chrome_trace
+    from steptime.report.text import print_line
+
+    write_chrome_trace(timeline, file)
+    if console is not None:
+        print_line(console, "Timeline", f"{file}  (open it at https://ui.perfetto.dev)")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], None] | None]:
+    """A callback that shows what is being read once that takes a while; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
+
+    columns = (SpinnerColumn(), TextColumn("reading {task.description}"), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    began, tasks, read_before = time.monotonic(), [], {"": 0}
+
+    def told(name: str, read_bytes: int) -> None:
+        read_before[name] = read_bytes
+        if not tasks:
+            if time.monotonic() - began < PATIENCE_S:
+                return
+            bar.start()
+            tasks.append(bar.add_task(name, total=None))
+        bar.update(tasks[0], description=name, completed=sum(read_before.values()))
+
+    try:
+        yield told
+    finally:
+        if tasks:
+            bar.stop()

@@ -1,0 +1,44 @@
+"""`steptime replay`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steptime.cli.options import Json, Trace, Traces
+from steptime.cli.output import read, stdout, write_trace
+
+
+def replay(
+    traces: Traces,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            "--measured",
+            metavar="FILE",
+            help="Step times measured without a profiler; measured.json beside the traces if there is one.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+    trace: Trace = None,
+) -> None:
+    """Play a run's own kernel times and host gaps through the simulator and compare with the recorded steps."""
+    from steptime.report.json import dumps, replay_document
+    from steptime.report.replayed import find_measured, report_replay
+    from steptime.report.text import print_replay
+    from steptime.validate.replay import replay as replayed
+
+    workload = read(traces)
+    report = report_replay(replayed(workload), measured or find_measured(traces))
+    timeline = report.prediction.timeline
+    if json:
+        write_trace(timeline, trace, None)
+        print(dumps(replay_document(report)), end="")
+        return
+    console = stdout()
+    print_replay(console, workload, report)
+    write_trace(timeline, trace, console)
+    console.print()
