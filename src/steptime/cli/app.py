@@ -66,10 +66,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail("out of memory; give fewer files at once, or use a machine with more of it")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has gone; what is left in the buffer must not raise again at exit.
+    except (BrokenPipeError, SystemExit):
+        # Whoever read the output has gone (Rich leaves on that by itself); what is buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except Exception as error:
         said = getattr(error, "format_message", None)  # how the parser's own errors say what was wrong with the arguments
         if said is None:

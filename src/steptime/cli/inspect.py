@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.cli.options import Json, Traces
-from steptime.cli.output import read, stdout
+from steptime.cli.output import print_end, read, stdout
 
 
 def inspect(traces: Traces, json: Json = False) -> None:
@@ -19,4 +19,4 @@ def inspect(traces: Traces, json: Json = False) -> None:
         return
     console = stdout()
     print_inspection(console, workload, found)
-    console.print()
+    print_end(console, None)

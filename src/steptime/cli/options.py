@@ -10,7 +10,7 @@ import typer
 Traces = Annotated[
     list[Path],
     typer.Argument(
-        metavar="TRACES...", help="Trace files, folders or tar archives; one or many ranks of one job.", show_default=False
+        metavar="TRACES", help="Trace files, folders or tar archives; one or many ranks of one job.", show_default=False
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON with stable keys to stdout, and nothing else.")]

@@ -41,16 +41,21 @@ def stdout() -> Console:
     return console
 
 
-def write_trace(timeline: Timeline, file: Path | None, console: Console | None) -> None:
-    """Write the Perfetto file, if one was asked for, and say where it lies."""
-    if file is None:
-        return
-    from steptime.report.chrome import write_chrome_trace
+def write_trace(timeline: Timeline, file: Path | None) -> None:
+    """Write the Perfetto file, if one was asked for."""
+    if file is not None:
+        from steptime.report.chrome import write_chrome_trace
+
+        write_chrome_trace(timeline, file)
+
+
+def print_end(console: Console, file: Path | None) -> None:
+    """Where the Perfetto file lies, and an empty line before the next prompt."""
     from steptime.report.text import print_line
 
-    write_chrome_trace(timeline, file)
-    if console is not None:
+    if file is not None:
         print_line(console, "Timeline", f"{file}  (open it at https://ui.perfetto.dev)")
+    console.print()
 
 
 @contextmanager
@@ -60,11 +65,12 @@ def _progress() -> Iterator[Callable[[str, int], None] | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TransferSpeedColumn
 
     columns = (SpinnerColumn(), TextColumn("reading {task.description}"), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    began, tasks, read_before = time.monotonic(), [], {"": 0}
+    began, read_before = time.monotonic(), {"": 0}
+    tasks: list[TaskID] = []
 
     def told(name: str, read_bytes: int) -> None:
         read_before[name] = read_bytes

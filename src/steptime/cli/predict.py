@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from steptime.cli.options import Json, Trace, Traces
-from steptime.cli.output import read, stdout, write_trace
+from steptime.cli.output import print_end, read, stdout, write_trace
 
 
 def predict(
@@ -29,11 +29,10 @@ def predict(
         raise InputError(f"platform {platform!r}: {NO_PLATFORMS}")
     workload = read(traces)
     found = predicted(workload)
+    write_trace(found.timeline, trace)
     if json:
-        write_trace(found.timeline, trace, None)
         print(dumps(prediction_document(found)), end="")
         return
     console = stdout()
     print_prediction(console, workload, found)
-    write_trace(found.timeline, trace, console)
-    console.print()
+    print_end(console, trace)

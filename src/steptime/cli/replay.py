@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steptime.cli.options import Json, Trace, Traces
-from steptime.cli.output import read, stdout, write_trace
+from steptime.cli.output import print_end, read, stdout, write_trace
 
 
 def replay(
@@ -33,12 +33,10 @@ def replay(
 
     workload = read(traces)
     report = report_replay(replayed(workload), measured or find_measured(traces))
-    timeline = report.prediction.timeline
+    write_trace(report.prediction.timeline, trace)
     if json:
-        write_trace(timeline, trace, None)
         print(dumps(replay_document(report)), end="")
         return
     console = stdout()
     print_replay(console, workload, report)
-    write_trace(timeline, trace, console)
-    console.print()
+    print_end(console, trace)
