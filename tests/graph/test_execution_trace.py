@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.errors import InputError, TraceError
-from steptime.graph.execution import ExecutionTrace, collective_kind
+from steptime.graph.collectives import collective_kind
+from steptime.graph.execution import ExecutionTrace
 from steptime.graph.formats import execution_trace
 from steptime.graph.formats.files import TraceFile
 from steptime.graph.program import CallKind, Phase, Tensor, WorkKind

@@ -12,33 +12,10 @@ from dataclasses import dataclass, field
 from steptime.graph.program import Signature, Tensor
 
 COMM_NODE = "record_param_comms"
-WAIT = "wait"
 
 # Calls whose recorded rank is the root or the peer instead of the caller (ProcessGroupNCCL, RECORD_PARAM_COMMS_DATA).
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _POINT_TO_POINT = ("send", "recv")
-
-# Longest spelling first where one begins another.
-_KIND_PREFIXES = (
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("reducescatter", "reduce_scatter"),
-    ("broadcast", "broadcast"),
-    ("reduce", "reduce"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("send", "send"),
-    ("recv", "recv"),
-    ("barrier", "barrier"),
-    ("wait", WAIT),
-)
-
-
-def collective_kind(name: str) -> str:
-    """The kind of collective behind a name as c10d writes it (`_all_gather_base`, `allreduce_coalesced`, `all_to_allv`)."""
-    plain = name.lower().removeprefix("nccl:").replace("_", "")
-    return next((kind for prefix, kind in _KIND_PREFIXES if plain.startswith(prefix)), "unknown")
 
 
 @dataclass(frozen=True, slots=True)

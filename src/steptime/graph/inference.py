@@ -14,7 +14,6 @@ from steptime.graph.waits import CLOCK_SLACK_NS, WaitHint, resolve_waits
 
 def infer_dependencies(program: Program, hints: tuple[WaitHint, ...] = ()) -> Program:
     """The program with blocking copies marked, waits and synchronisations resolved, and threads handing over to each other."""
-    program = _launch_the_unlaunched(program)
     calls = _mark_blocking_copies(program)
     stream, awaits = resolve_waits(replace(program, calls=calls), hints)
     calls = calls.replace(stream=stream, awaits=awaits)
@@ -22,7 +21,7 @@ def infer_dependencies(program: Program, hints: tuple[WaitHint, ...] = ()) -> Pr
     return with_shared_queues(replace(program, calls=calls))
 
 
-def _launch_the_unlaunched(program: Program) -> Program:
+def launch_the_unlaunched(program: Program) -> Program:
     """Work in mid-window whose launch was not recorded gets a launch on a thread of its own, where it was seen to start.
 
     Work without a launch at the head of a stream is backlog from before the window and stays as it is.

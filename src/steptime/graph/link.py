@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime.graph.alignment import align
-from steptime.graph.execution import WAIT, ExecutionTrace
+from steptime.graph.collectives import WAIT
+from steptime.graph.execution import ExecutionTrace
 from steptime.graph.formats.execution_program import collective_of, outer_records, settled_groups
 from steptime.graph.program import Collective, Program, Signature, Tensor, Value
 from steptime.graph.table import IntColumn, SmallColumn

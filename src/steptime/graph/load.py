@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from steptime.errors import InputError, TraceError
 from steptime.graph.execution import ExecutionTrace
 from steptime.graph.formats import HEAD_BYTES, format_of
 from steptime.graph.formats.execution_program import to_program
-from steptime.graph.formats.files import TolerantReader, TraceFile, find_files, open_stream
+from steptime.graph.formats.files import TolerantReader, TraceFile, find_files, open_stream, rank_in_name
 from steptime.graph.link import link
 from steptime.graph.program import Program
 from steptime.graph.workload import Workload
@@ -22,7 +21,6 @@ Progress = Callable[[str, int], None]
 
 # Files that lie beside traces and are none.
 COMPANIONS = ("measured.json", "comm_group.json")
-_RANK_IN_NAME = (re.compile(r"(?:rank|worker)[-_]?(\d{1,6})", re.IGNORECASE), re.compile(r"[_.](\d{1,5})\.(?:json|pt|et)"))
 
 
 @dataclass
@@ -160,7 +158,8 @@ def _linked(programs: list[Program], found: _Found, world_size: int) -> list[Pro
     """Execution traces tied to the programs of their ranks; alone, they are the programs."""
     by_rank: dict[int, ExecutionTrace] = {}
     for index, trace in enumerate(found.traces):
-        rank = trace.rank if trace.rank is not None else _rank_in_name(trace.source, index)
+        named = rank_in_name(trace.source)
+        rank = next((r for r in (trace.rank, named) if r is not None), index)
         if rank in by_rank:
             found.warnings.append(f"rank {rank} has two execution traces; {trace.source} is left out")
             continue
@@ -172,15 +171,6 @@ def _linked(programs: list[Program], found: _Found, world_size: int) -> list[Pro
         found.warnings.append(f"{by_rank[rank].source}: rank {rank} has an execution trace but no Kineto trace; left out")
     linked = [link(p, by_rank[p.rank]) if p.rank in by_rank else p for p in programs]
     return [_widened(p, max(world_size, p.world_size)) for p in linked]
-
-
-def _rank_in_name(source: str, default: int) -> int:
-    name = source.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    for pattern in _RANK_IN_NAME:
-        match = pattern.search(name)
-        if match:
-            return int(match.group(1))
-    return default
 
 
 def _workload(programs: list[Program], world_size: int, found: _Found, given: Sequence[Path]) -> Workload:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from steptime.graph.execution import Comm, collective_kind
+from steptime.graph.collectives import collective_kind
+from steptime.graph.execution import Comm
 from steptime.graph.program import Signature, Tensor, Value
 from steptime.units import dtype_bytes, dtype_name
 

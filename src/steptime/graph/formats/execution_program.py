@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from steptime.graph.execution import WAIT, Comm, ExecutionTrace, Group
+from steptime.graph.collectives import WAIT
+from steptime.graph.execution import Comm, ExecutionTrace, Group
 from steptime.graph.program import (
     NEVER,
     CallKind,

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from steptime.errors import TraceError
-from steptime.graph.execution import COMM_NODE, WAIT, Comm, ExecutionTrace, Group, Node, enclosing
+from steptime.graph.collectives import WAIT
+from steptime.graph.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node, enclosing
 from steptime.graph.formats import Format, Progress
 from steptime.graph.formats.execution_arguments import ADDRESS, Arguments, comm, integer, rank_pattern, text
 from steptime.graph.formats.execution_program import to_program

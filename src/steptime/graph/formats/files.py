@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 # What may hold a trace, by suffix. Anything else in a folder is left alone.
 TRACE_SUFFIXES = (".json", ".json.gz", ".et", ".et.gz", *_TAR_SUFFIXES)
+# rank3, rank-3, rank_3, worker3, name_3.json, name.3.json; not the date or process id that `.pt.trace.json` names end in.
+_RANK_IN_NAME = (re.compile(r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)", re.IGNORECASE), re.compile(r"[_.](\d{1,5})\.(?:json|et)"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,13 @@ class TraceFile:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+
+def rank_in_name(source: str) -> int | None:
+    """The rank in a file's name, or None; `source` is a `TraceFile` as text."""
+    name = source.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+    found = next((match for pattern in _RANK_IN_NAME if (match := pattern.search(name))), None)
+    return int(found.group(1)) if found else None
 
 
 @contextmanager

@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime.errors import TraceError
+from steptime.graph.collectives import launch_order, numbered
 from steptime.graph.formats import Format
-from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
-from steptime.graph.formats.kineto_collectives import Sources, describe, mark_collectives, number
+from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream, rank_in_name
+from steptime.graph.formats.kineto_collectives import Sources, describe, mark_collectives
 from steptime.graph.formats.kineto_events import KinetoEvents, read_events
 from steptime.graph.formats.kineto_signatures import read_signatures
-from steptime.graph.inference import infer_dependencies
+from steptime.graph.inference import infer_dependencies, launch_the_unlaunched
 from steptime.graph.nesting import innermost, nest, phases
-from steptime.graph.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, WorkKind, Works
+from steptime.graph.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, Works
 from steptime.graph.table import IntColumn, SmallColumn
 from steptime.graph.waits import WaitHint
 
 _STEP_NUMBER = re.compile(r"#(\d+)")
-# Rank in a file name: rank3, rank-3, rank_3, worker3, name_3.json, name.3.json
-_RANK_IN_NAME = (re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE), re.compile(r"[_.](\d{1,5})\.(?:json|pt)"))
-
 _IGNORED = -1
 _RECORD = 100  # event records are only needed to resolve what a wait refers to
 # What a runtime call does, by its name (CUDA runtime, CUDA driver and HIP alike); the first that fits wins.
@@ -64,12 +62,7 @@ def identify(header: Mapping[str, Any], source: str) -> Identity:
     world = world if type(world) is int and 0 < world < 2**24 else None
     if type(rank) is int and 0 <= rank < 2**24:
         return Identity(rank, world, said=True)
-    name = source.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    for pattern in _RANK_IN_NAME:
-        match = pattern.search(name)
-        if match:
-            return Identity(int(match.group(1)), world, said=False)
-    return Identity(None, world, said=False)
+    return Identity(rank_in_name(source), world, said=False)
 
 
 def read(reader: TolerantReader, source: str, *, progress: Callable[[int], None] | None = None) -> Program:
@@ -99,7 +92,6 @@ class _Builder:
         ops = self._ops()
         calls = self._calls(ops)
         works = self._works(calls)
-        collectives, column = self._collectives(works, calls, ops)
         program = Program(
             rank=self.identity.rank or 0,
             world_size=self.identity.world_size or 1,
@@ -108,8 +100,7 @@ class _Builder:
             streams=self.streams,
             ops=ops,
             calls=calls,
-            works=works.replace(collective=column),
-            collectives=collectives,
+            works=works,
             signatures=read_signatures(self.events.signatures),
             steps=tuple(self.step_numbers),
             origin_ns=self.origin + self._base_ns(),
@@ -118,6 +109,7 @@ class _Builder:
             warnings=tuple(self.warnings),
             meta=self._meta(),
         )
+        program = self._with_collectives(launch_the_unlaunched(program))
         return infer_dependencies(program, self._hints())
 
     def _base_ns(self) -> int:
@@ -302,14 +294,9 @@ class _Builder:
         )
         return mark_collectives(works, self.names)
 
-    def _collectives(self, works: Works, calls: Calls, ops: Ops) -> tuple[tuple[Any, ...], SmallColumn]:
-        rows = np.flatnonzero(works.kind == WorkKind.COLLECTIVE)
-        launched = np.where(
-            works.call[rows] >= 0,
-            calls.start_ns[np.maximum(works.call[rows], 0)] if len(calls) else 0,
-            works.start_ns[rows] - 2**60,
-        )
-        rows = rows[np.lexsort((works.start_ns[rows], launched))]
+    def _with_collectives(self, program: Program) -> Program:
+        works, calls, ops = program.works, program.calls, program.ops
+        rows, _ = launch_order(program)
         work_position = {int(raw): i for i, raw in enumerate(self.work_order)}
         op_position = np.empty(len(self.op_order), dtype=np.int64)
         op_position[self.op_order] = np.arange(len(self.op_order))
@@ -320,15 +307,15 @@ class _Builder:
             op_name=ops.name,
             names=self.names,
             header=self.events.header,
-            rank=self.identity.rank or 0,
-            world_size=self.identity.world_size or 1,
+            rank=program.rank,
+            world_size=program.world_size,
         )
         launch_op = np.where(works.call >= 0, calls.op[np.maximum(works.call, 0)] if len(calls) else -1, -1).astype(np.int32)
-        inside = [bool(works.call[r] >= 0 and works.step[r] >= 0) for r in rows.tolist()]
-        found = number(describe(works, launch_op, rows.astype(np.int32), sources), inside)
         column = np.full(len(works), -1, dtype=np.int32)
         column[rows] = np.arange(len(rows), dtype=np.int32)
-        return found, column
+        collectives = describe(works, rows, launch_op, sources)
+        described = replace(program, works=works.replace(collective=column), collectives=collectives)
+        return numbered(described, program.steps[0])
 
     def _hints(self) -> tuple[WaitHint, ...]:
         """What `cuda_sync` records say about waits, for the calls they belong to."""

@@ -8,34 +8,19 @@ group is everyone.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from steptime.graph.collectives import collective_kind
 from steptime.graph.formats.kineto_events import Args
 from steptime.graph.program import Collective, WorkKind, Works
-from steptime.graph.table import SmallColumn
+from steptime.graph.table import IntColumn, SmallColumn
 from steptime.units import dtype_bytes, dtype_name
 
 _COLLECTIVE_KERNEL = re.compile(r"^(?:void )?(?:ncclx?|rccl|mscclpp?)\w*(?:Kernel|_)", re.IGNORECASE)
-_GROUPED_RANKS = re.compile(r"\d+")
-
-# Fragments of any spelling, lower case without separators -> canonical kind; the first that fits wins.
-_KINDS = (
-    ("allreduce", "all_reduce"),
-    ("alltoall", "all_to_all"),
-    ("allgather", "all_gather"),
-    ("reducescatter", "reduce_scatter"),
-    ("broadcast", "broadcast"),
-    ("sendrecv", "all_to_all"),
-    ("barrier", "barrier"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
-)
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -59,36 +44,9 @@ def mark_collectives(works: Works, names: list[str]) -> Works:
     return works.replace(kind=kind)
 
 
-def describe(works: Works, launch_op: SmallColumn, launch_order: SmallColumn, sources: Sources) -> tuple[Collective, ...]:
-    """One description per collective work given in `launch_order`; sequence numbers are filled in by `number`."""
-    return tuple(_describe(row, int(launch_op[row]), works, sources) for row in launch_order.tolist())
-
-
-def number(collectives: tuple[Collective, ...], inside: list[bool]) -> tuple[Collective, ...]:
-    """Counts the collectives of each group in launch order; those from before the first step count backwards from -1."""
-    counts: dict[tuple[str, tuple[int, ...]], int] = {}
-    before: dict[tuple[str, tuple[int, ...]], int] = {}
-    for collective, counted in zip(collectives, inside, strict=True):
-        if not counted:
-            key = (collective.group, collective.ranks)
-            before[key] = before.get(key, 0) + 1
-    numbered = []
-    for collective, counted in zip(collectives, inside, strict=True):
-        key = (collective.group, collective.ranks)
-        table = counts if counted else before
-        value = table.get(key, 0) if counted else -table[key]
-        table[key] = table.get(key, 0) + (1 if counted else -1)
-        numbered.append(replace(collective, sequence=value))
-    return tuple(numbered)
-
-
-def kind_of(text: str) -> str:
-    """The canonical collective behind any spelling; `unknown` if none is recognised."""
-    plain = re.sub(r"[^a-z]", "", text.lower())
-    for fragment, kind in _KINDS:
-        if fragment in plain:
-            return kind
-    return "unknown"
+def describe(works: Works, rows: IntColumn, launch_op: SmallColumn, sources: Sources) -> tuple[Collective, ...]:
+    """One description per given collective work; its place in the sequence of its group stays open (0)."""
+    return tuple(_describe(row, int(launch_op[row]), works, sources) for row in rows.tolist())
 
 
 def _describe(row: int, op: int, works: Works, sources: Sources) -> Collective:
@@ -103,13 +61,13 @@ def _describe(row: int, op: int, works: Works, sources: Sources) -> Collective:
         op = int(sources.parent[op])
     kernel = sources.names[works.name[row]]
     if args is None or not isinstance(args.collective, str):
-        kind = kind_of(annotation or kernel)
+        kind = collective_kind(annotation or kernel)
         return Collective(kind, "", tuple(range(sources.world_size)), 0)
     return _from_args(args, annotation or kernel, sources)
 
 
 def _from_args(args: Args, fallback: str, sources: Sources) -> Collective:
-    kind = kind_of(str(args.collective))
+    kind = collective_kind(str(args.collective))
     dtype = dtype_name(str(args.dtype or ""))
     size = dtype_bytes(dtype)
     group = str(args.group) if args.group not in (None, "") else ""
@@ -118,7 +76,7 @@ def _from_args(args: Args, fallback: str, sources: Sources) -> Collective:
     if kind in ("send", "recv"):
         group, ranks, root = _pair(kind, args, group, sources)
     return Collective(
-        kind=kind if kind != "unknown" else kind_of(fallback),
+        kind=kind if kind != "unknown" else collective_kind(fallback),
         group=group,
         ranks=ranks,
         sequence=0,
@@ -142,7 +100,7 @@ def _pair(kind: str, args: Args, group: str, sources: Sources) -> tuple[str, tup
 def _ranks(args: Args, group: str, sources: Sources) -> tuple[int, ...]:
     said = str(args.group_ranks or "")
     size = args.group_size if isinstance(args.group_size, int) else 0
-    listed = tuple(int(r) for r in _GROUPED_RANKS.findall(said))
+    listed = tuple(int(r) for r in _NUMBER.findall(said))
     if listed and "..." not in said:
         return tuple(sorted(set(listed)))
     info = sources.header.get("distributedInfo")
@@ -165,5 +123,5 @@ def _count(value: Any) -> int:
 
 def _splits(value: Any) -> tuple[int, ...]:
     if isinstance(value, str) and "..." not in value:
-        return tuple(int(v) for v in _GROUPED_RANKS.findall(value))
+        return tuple(int(v) for v in _NUMBER.findall(value))
     return ()
