@@ -54,7 +54,7 @@ def print_end(console: Console, file: Path | None) -> None:
     from steptime.report.text import print_line
 
     if file is not None:
-        print_line(console, "Timeline", f"{file}  (open it at https://ui.perfetto.dev)")
+        print_line(console, "Timeline", f"{file}  (open it at https://ui.perfetto.dev)", spaced=False)
     console.print()
 
 

@@ -25,6 +25,7 @@ RANKS_SHOWN = 16
 LARGE_ERROR = 0.03
 
 _INDENT = 2
+_TITLE_WIDTH = 10
 _BAR_WIDTH = 40
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 _NUMBERS = re.compile(r"\d+")
@@ -67,11 +68,11 @@ def print_replay(console: Console, workload: Workload, report: ReplayReport) -> 
     if report.unprofiled is not None:
         seen = report.unprofiled
         said = (
-            f"{_time(seen.step_ms)} ms ({_between(seen.low_ms, seen.high_ms)}) as measured; "
+            f"{_time(seen.step_ms)} ms measured without a profiler ({_between(seen.low_ms, seen.high_ms)}); "
             f"this recording repeats every {_time(seen.as_recorded_ms)} ms ({_signed(seen.as_recorded_error)}), "
             f"{_time(seen.deflated_ms)} ms ({_signed(seen.deflated_error)}) with the published cost of profiling taken out"
         )
-        print_line(console, "Without a profiler", said)
+        print_line(console, "Unprofiled", said)
     _explanation(console, report.prediction)
 
 
@@ -103,16 +104,16 @@ def print_header(console: Console, command: str, workload: Workload) -> None:
         f"{steps[-1]} step{'s' if steps[-1] != 1 else ''}",
         f"{sum(len(p.works) for p in programs):,} device events",
     ]
-    line = Text(f"steptime {command}", style="bold")
+    line = Text().append(f"steptime {command}", style="bold")
     for part in parts:
         if part:
-            line.append(" · ", style="dim").append(part, style="")
+            line.append(" · ", style="dim").append(part)
     console.print()
     console.print(Padding(line, (0, _INDENT), expand=False))
 
 
 def _step_time(console: Console, step_ms: float, beside: Sequence[str]) -> None:
-    line = Text("Step time  ", style="bold").append(f"{_time(step_ms)} ms", style="bold green")
+    line = Text().append("Step time  ", style="bold").append(f"{_time(step_ms)} ms", style="bold green")
     line.append("   " + "; ".join(beside), style="dim")
     console.print()
     console.print(Padding(line, (0, _INDENT), expand=False))
@@ -131,7 +132,7 @@ def _explanation(console: Console, prediction: Prediction) -> None:
     elif len(prediction.ranks) > 1:
         print_line(console, "Straggler", "none")
     sources = ", ".join(f"{_percent(share)} {source}" for source, share in prediction.coverage.items())
-    print_line(console, "Coverage", f"device time is {sources}")
+    print_line(console, "Coverage", f"device time is {sources}", spaced=len(prediction.ranks) < 2)
     print_warnings(console, prediction.warnings)
     print_line(console, "Bound by", prediction.bound_by, style="bold")
 
@@ -171,7 +172,7 @@ def _bar(share: float, *, fine: bool) -> str:
 
 def _path_line(path: PathSummary) -> str:
     kinds = ", ".join(f"{k.kind} {_percent(k.share)}" for k in path.kinds if k.share >= 0.005)
-    ranks = ", ".join(f"rank {r.rank} {_percent(r.share)}" for r in path.ranks[:4] if r.share >= 0.005)
+    ranks = ", ".join(f"{_percent(r.share)} on rank {r.rank}" for r in path.ranks[:4] if r.share >= 0.005)
     return f"{_time(path.length_ms)} ms per step: {kinds}" + (f"; {ranks}" if len(path.ranks) > 1 else "")
 
 
@@ -198,18 +199,19 @@ def table_of(*columns: str) -> Table:
 def print_section(console: Console, title: str, note: str, body: Table) -> None:
     """A titled table, set in."""
     console.print()
-    head = Text(title, style="bold").append(f"  {note}" if note else "", style="not bold dim")
+    head = Text().append(title, style="bold").append(f"  {note}" if note else "", style="dim")
     console.print(Padding(head, (0, _INDENT), expand=False))
     console.print(Padding(body, (0, _INDENT, 0, 2 * _INDENT), expand=False))
 
 
-def print_line(console: Console, title: str, said: str, style: str = "") -> None:
+def print_line(console: Console, title: str, said: str, *, style: str = "", spaced: bool = True) -> None:
     """A title and what is said under it, on one line where it fits."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(style="bold", no_wrap=True, min_width=_TITLE_WIDTH)
     grid.add_column(style=style)
     grid.add_row(title, said)
-    console.print()
+    if spaced:
+        console.print()
     console.print(Padding(grid, (0, _INDENT), expand=False))
 
 

@@ -1,0 +1,161 @@
+"""Commands: answers on stdout, one line on stderr for whatever a user can get wrong, and the exit codes that go with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import steptime
+from steptime.cli import app
+from steptime.cli.app import run
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
+SOURCE = Path(steptime.__file__).parent.parent
+
+# What is said about each thing that can be wrong; `bad` has the arguments.
+BAD = (
+    "no such file", "no trace files", "empty", "not a Kineto", "no platforms are shipped", "cannot be written",
+    "cannot be read", "no device times", "Missing argument", "No such command", "No such option",
+)  # fmt: skip
+
+Captured = pytest.CaptureFixture[str]
+
+
+def process(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from steptime.cli import main; main()", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE)}
+
+
+@pytest.mark.parametrize("command", ["predict", "replay", "inspect"])
+def test_json_is_all_there_is_on_stdout(command: str, capsys: Captured) -> None:
+    assert run([command, str(EXAMPLE), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["schema_version"] == 1
+    assert err == ""
+
+
+@pytest.mark.parametrize("command", ["predict", "replay", "inspect"])
+def test_text_names_what_was_read(command: str, capsys: Captured) -> None:
+    assert run([command, str(EXAMPLE)]) == 0
+    assert f"steptime {command} · h200_mps4_dlrm · 4 of 4 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["predict", "replay"])
+def test_the_timeline_is_written_and_its_place_said_last(command: str, tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "t.json"
+    assert run([command, str(EXAMPLE), "--trace", str(file)]) == 0
+    assert json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    out = capsys.readouterr().out
+    assert out.rindex("Bound by") < out.rindex("Timeline")
+    assert "ui.perfetto.dev" in out
+
+
+def bad(tmp_path: Path) -> dict[str, list[str]]:
+    """What goes wrong -> the arguments that make it go wrong."""
+    empty, nonsense = tmp_path / "empty.json", tmp_path / "nonsense.json"
+    empty.touch()
+    nonsense.write_bytes(b"\xff\xfe not json")
+    (tmp_path / "folder").mkdir()
+    traces = str(EXAMPLE)
+    return {
+        "no such file": ["predict", str(tmp_path / "nowhere")],
+        "no trace files": ["inspect", str(tmp_path / "folder")],
+        "empty": ["replay", str(empty)],
+        "not a Kineto": ["inspect", str(nonsense)],
+        "no platforms are shipped": ["predict", traces, "--platform", "8xh200-nvlink"],
+        "cannot be written": ["replay", traces, "--trace", str(tmp_path / "no" / "t.json")],
+        "cannot be read": ["replay", traces, "--measured", str(tmp_path / "no.json")],
+        "no device times": ["replay", str(EXAMPLE / "rank0.et.json.gz")],
+        "Missing argument": ["predict"],
+        "No such command": ["frobnicate"],
+        "No such option": ["predict", traces, "--fast"],
+    }
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_bad_input_is_one_line_and_exit_code_two(said: str, tmp_path: Path, capsys: Captured) -> None:
+    assert run(bad(tmp_path)[said]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("steptime: error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("failure", "code"), [(KeyboardInterrupt(), 130), (MemoryError(), 2), (OSError(28, "disk full"), 2)])
+def test_what_the_machine_does_is_no_traceback(
+    failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(app, "app", fail)
+    assert run(["predict", str(EXAMPLE)]) == code
+    assert capsys.readouterr().err.count("\n") == (0 if code == 130 else 1)
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        run(["predict", str(EXAMPLE)])
+
+
+def test_a_reader_that_leaves_early_is_no_failure() -> None:
+    with subprocess.Popen(
+        process("replay", str(EXAMPLE)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.close()
+        assert started.stderr.read() == b""
+        assert started.wait() == 0
+
+
+def test_an_interrupt_is_quiet() -> None:
+    script = (
+        "import os, signal\nfrom steptime.cli import app\n"
+        "app.app = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\napp.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, check=False)
+    assert done.returncode in (130, -signal.SIGINT)
+    assert done.stderr == b""
+
+
+def test_version_and_help_need_nothing_heavy() -> None:
+    for asked in ("--version", "--help"):
+        script = f"import sys\nfrom steptime.cli.app import run\nrun([{asked!r}])\nsys.stderr.write(' '.join(sys.modules))"
+        done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
+        assert "steptime" in done.stdout
+        assert not {"numpy", "msgspec", "torch"} & set(done.stderr.split())
+
+
+def test_without_a_command_the_commands_are_listed(capsys: Captured) -> None:
+    assert run([]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("predict", "replay", "inspect"))
+
+
+def test_the_version_is_the_packages(capsys: Captured) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"steptime {steptime.__version__}\n"
+
+
+def test_a_terminal_without_unicode_still_gets_its_report() -> None:
+    done = subprocess.run(
+        process("predict", str(EXAMPLE)), env={**environment(), "PYTHONIOENCODING": "ascii"}, capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert b"Bound by" in done.stdout
