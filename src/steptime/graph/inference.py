@@ -42,7 +42,7 @@ def launch_the_unlaunched(program: Program) -> Program:
         "api": works.name[lost],
         "thread": np.full(len(lost), len(program.threads)),
         "op": np.full(len(lost), -1),
-        "step": _step_at(program, works.start_ns[lost]),
+        "step": _step_of_lost(program, lost),
         "start_ns": works.start_ns[lost],
         "end_ns": works.start_ns[lost],
         "stream": np.full(len(lost), -1),
@@ -64,6 +64,22 @@ def launch_the_unlaunched(program: Program) -> Program:
             "they start when they were seen to start",
         ),
     )
+
+
+def _step_of_lost(program: Program, lost: IntColumn) -> SmallColumn:
+    """The step in which work without a launch began, but none that its neighbours on the stream rule out."""
+    works = program.works
+    step = _step_at(program, works.start_ns[lost])
+    for index in range(len(program.streams)):
+        rows = np.flatnonzero((works.stream == index) & (works.step >= 0))
+        if not len(rows):
+            continue
+        mine = np.flatnonzero(works.stream[lost] == index)
+        at = np.searchsorted(rows, lost[mine])
+        low = np.where(at > 0, works.step[rows[np.maximum(at - 1, 0)]], -1)
+        high = np.where(at < len(rows), works.step[rows[np.minimum(at, len(rows) - 1)]], np.iinfo(np.int32).max)
+        step[mine] = np.clip(step[mine], low, np.maximum(low, high))
+    return step
 
 
 def _step_at(program: Program, times: IntColumn) -> SmallColumn:

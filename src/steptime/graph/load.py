@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.errors import InputError, TraceError
+from steptime.graph.collectives import numbered
 from steptime.graph.execution import ExecutionTrace
 from steptime.graph.formats import HEAD_BYTES, format_of
 from steptime.graph.formats.execution_program import to_program
@@ -117,14 +118,32 @@ def _by_rank(found: _Found) -> tuple[list[Program], int]:
             continue
         programs[program.rank] = program
     largest = max(programs, default=-1) + 1
-    world_size = next(iter(sizes), largest)
+    world_size = next(iter(sizes), max([largest, *(p.world_size for p in found.programs)]))
     if largest > world_size:
         raise InputError(
             f"rank {largest - 1} in a job of {world_size} ranks ({programs[largest - 1].source}); files of one job?"
         )
     if not sizes and len(programs) > 1:
         found.warnings.append(f"no trace says how many ranks there were; {world_size} are assumed, as many as there are traces")
-    return [_widened(programs[r], world_size) for r in sorted(programs)], world_size
+    return _in_step([_widened(programs[r], world_size) for r in sorted(programs)], found), world_size
+
+
+def _in_step(programs: list[Program], found: _Found) -> list[Program]:
+    """Programs whose windows begin at different steps count their collectives from the first step they share."""
+    windows = [set(p.steps) for p in programs if p.recorded and p.steps]
+    firsts = {p.steps[0] for p in programs if p.recorded and p.steps}
+    if len(firsts) < 2:
+        return programs
+    common = set.intersection(*windows)
+    if not common:
+        found.warnings.append(
+            "the traces share no step; how ranks met at collectives is not known, and no step can be compared"
+        )
+        return programs
+    found.warnings.append(
+        f"the windows of the traces begin at steps {min(firsts)} to {max(firsts)}; ranks meet from {min(common)} on"
+    )
+    return [numbered(p, min(common)) if p.recorded else p for p in programs]
 
 
 def _with_ranks(found: _Found) -> list[Program]:

@@ -32,11 +32,14 @@ _COMMUNICATION_OPS = ("record_param_comms", "nccl:", "c10d::")
 
 @dataclass(frozen=True, slots=True)
 class WaitHint:
-    """What the source says about one wait: its stream, the stream waited for, when the event was recorded."""
+    """What the source says about one wait: its stream, the stream waited for, when the event was recorded.
+
+    Streams are indices into Program.streams, -1 for one on which nothing runs; None is what the source does not say.
+    """
 
     call: int
-    stream: int
-    source_stream: int
+    stream: int | None
+    source_stream: int | None
     recorded_ns: int | None
 
 
@@ -102,7 +105,7 @@ class _Resolver:
         self.collective_ns: list[int] = self.launch_ns[collective].tolist()
         self.awaited: set[tuple[int, int]] = set()  # (waiting stream, awaited work)
         self.held_back: dict[int, list[int]] = {}  # collective -> what its waits refer to, not yet assigned
-        self.internal: set[int] = set()  # waits after a collective's launch, inside NCCL
+        self.idle: set[int] = set()  # waits known to hold nothing back
         self.stream = np.full(len(calls), -1, dtype=np.int32)
         self.awaits = np.full(len(calls), -1, dtype=np.int32)
 
@@ -122,7 +125,7 @@ class _Resolver:
     def explain_late_starts(self) -> None:
         """Work that started late for no known reason, right behind work of another stream, claims a wait nobody has claimed."""
         waits = np.flatnonzero(self.calls.kind == CallKind.STREAM_WAIT)
-        waits = waits[(self.awaits[waits] < 0) & ~np.isin(waits, sorted(self.internal))]
+        waits = waits[(self.awaits[waits] < 0) & ~np.isin(waits, sorted(self.idle))]
         waits = waits[np.argsort(self.calls.start_ns[waits], kind="stable")]
         unclaimed, times = waits.tolist(), self.calls.start_ns[waits].tolist()
         if not unclaimed:
@@ -155,9 +158,12 @@ class _Resolver:
     def _wait(self, row: int) -> tuple[int, int]:
         start = int(self.calls.start_ns[row])
         hint = self.hints.get(row)
-        if hint is not None and hint.stream >= 0 and hint.source_stream >= 0:
+        if hint is not None and hint.stream is not None and hint.source_stream is not None:
             when = start if hint.recorded_ns is None else hint.recorded_ns
-            return hint.stream, self._tail(hint.source_stream, when)
+            awaited = self._tail(hint.source_stream, when) if min(hint.stream, hint.source_stream) >= 0 else -1
+            if awaited < 0:
+                self.idle.add(row)
+            return hint.stream, awaited
         inside = self._collective_around(row)
         if inside is not None:
             return self._before_collective(row, inside)
@@ -198,7 +204,7 @@ class _Resolver:
         launch are internal to it.
         """
         if self.calls.start_ns[row] > self.calls.start_ns[self.works.call[work]]:
-            self.internal.add(row)
+            self.idle.add(row)
             return -1, -1
         if work not in self.held_back:
             start = int(self.calls.start_ns[row])
@@ -257,7 +263,7 @@ class _Resolver:
 
     def _synchronised_stream(self, row: int) -> int:
         hint = self.hints.get(row)
-        if hint is not None and hint.stream >= 0:
+        if hint is not None and hint.stream is not None:
             return hint.stream
         start, end = int(self.calls.start_ns[row]), int(self.calls.end_ns[row])
         times, calls = self.threads[self.calls.thread[row]]
@@ -271,8 +277,8 @@ class _Resolver:
 
     def _synchronised_work(self, row: int) -> int:
         hint = self.hints.get(row)
-        if hint is not None and hint.source_stream >= 0 and hint.recorded_ns is not None:
-            return self._tail(hint.source_stream, hint.recorded_ns)
+        if hint is not None and hint.source_stream is not None and hint.recorded_ns is not None:
+            return self._tail(hint.source_stream, hint.recorded_ns) if hint.source_stream >= 0 else -1
         works, start, end = self.works, int(self.calls.start_ns[row]), int(self.calls.end_ns[row])
         limit = end + CLOCK_SLACK_NS if end - start > UNBLOCKED_NS else start
         best = -1

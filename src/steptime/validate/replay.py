@@ -50,8 +50,10 @@ def replay(workload: Workload) -> Replay:
 def _steps(inputs: Recorded, timeline: Timeline) -> tuple[StepReplay, ...]:
     """T(k) = E(k) - E(k-1), E(k) = the latest, over ranks, of the host's end of step k and the end of the work it launched."""
     common = set.intersection(*(set(c.program.steps) for c in inputs.cohorts))
+    if not common:
+        raise InputError("the traces share no step to compare; give traces of the same steps of every rank")
     steps = sorted(common)
-    measured, predicted = [_begin(inputs, None)], [_begin(inputs, timeline)]
+    measured, predicted = [_begin(inputs, None, steps[0])], [_begin(inputs, timeline, steps[0])]
     found = []
     for step in steps:
         measured.append(_end(inputs, None, step))
@@ -60,12 +62,13 @@ def _steps(inputs: Recorded, timeline: Timeline) -> tuple[StepReplay, ...]:
     return tuple(found)
 
 
-def _begin(inputs: Recorded, timeline: Timeline | None) -> int:
-    """The earliest start of the first step."""
+def _begin(inputs: Recorded, timeline: Timeline | None, step: int) -> int:
+    """The earliest start of a step."""
     starts = []
     for index, (cohort, offset) in enumerate(zip(inputs.cohorts, inputs.offsets_ns, strict=True)):
-        rows = np.flatnonzero(cohort.program.calls.kind == CallKind.STEP_BEGIN)[:1]
-        times = cohort.program.calls.start_ns + offset if timeline is None else timeline.cohorts[index].call_start_ns[:, 0, 0]
+        calls = cohort.program.calls
+        rows = np.flatnonzero((calls.kind == CallKind.STEP_BEGIN) & (calls.step == step))
+        times = calls.start_ns + offset if timeline is None else timeline.cohorts[index].call_start_ns[:, 0, 0]
         starts += times[rows].tolist()
     return int(min(starts))
 

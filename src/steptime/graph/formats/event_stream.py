@@ -19,6 +19,8 @@ from steptime.errors import TraceError
 from steptime.graph.formats.files import TolerantReader
 
 CHUNK_BYTES = 2 * 1024 * 1024
+# So much text is looked at to choose the type of the events: many times the longest event seen (about 6 kB).
+HEAD_BYTES = 1 << 16
 # One event larger than this is no trace event.
 EVENT_BYTES_AT_MOST = 256 * 1024 * 1024
 
@@ -51,6 +53,8 @@ class EventStream(Generic[EventT]):
     def chunks(self) -> Iterator[list[EventT]]:
         """Lists of events, a few megabytes of text each."""
         buffer = self._open_array()
+        while len(buffer) < HEAD_BYTES and (block := self._read()):
+            buffer += block
         self.event_type = self.choose_type(buffer)
         self._decoder = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
         while True:

@@ -20,7 +20,7 @@ from steptime.errors import TraceError
 from steptime.graph.collectives import launch_order, numbered
 from steptime.graph.formats import Format
 from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream, rank_in_name
-from steptime.graph.formats.kineto_collectives import Sources, describe, mark_collectives
+from steptime.graph.formats.kineto_collectives import Sources, describe, least_world_size, mark_collectives
 from steptime.graph.formats.kineto_events import KinetoEvents, read_events
 from steptime.graph.formats.kineto_signatures import read_signatures
 from steptime.graph.inference import infer_dependencies, launch_the_unlaunched
@@ -30,6 +30,9 @@ from steptime.graph.table import IntColumn, SmallColumn
 from steptime.graph.waits import WaitHint
 
 _STEP_NUMBER = re.compile(r"#(\d+)")
+# A bare array of events, or a header whose process groups are so many that the events begin beyond what is looked at.
+_OPENING = re.compile(rb'\s*(?:\[\s*\{\s*"(?:ph|name|cat)"|\{\s*"schemaVersion"\s*:\s*\d)')
+
 _IGNORED = -1
 _RECORD = 100  # event records are only needed to resolve what a wait refers to
 # What a runtime call does, by its name (CUDA runtime, CUDA driver and HIP alike); the first that fits wins.
@@ -94,7 +97,7 @@ class _Builder:
         works = self._works(calls)
         program = Program(
             rank=self.identity.rank or 0,
-            world_size=self.identity.world_size or 1,
+            world_size=self._world_size(),
             names=tuple(self.names),
             threads=self.threads,
             streams=self.streams,
@@ -111,6 +114,15 @@ class _Builder:
         )
         program = self._with_collectives(launch_the_unlaunched(program))
         return infer_dependencies(program, self._hints())
+
+    def _world_size(self) -> int:
+        if self.identity.world_size is not None:
+            return self.identity.world_size
+        said = (*self.events.work_communication.values(), *self.events.communication.values())
+        least = least_world_size(said)
+        if least > 1:
+            self.warnings.append(f"{self.source}: does not say how many ranks there were; its process groups need {least}")
+        return least
 
     def _base_ns(self) -> int:
         base = self.events.header.get("baseTimeNanoseconds")
@@ -322,21 +334,17 @@ class _Builder:
         by_correlation = {
             int(c): int(p) for c, p in zip(self.raw_calls["correlation"][self.call_rows], self.call_position, strict=True)
         }
-        stream_of = {s.id: i for i, s in enumerate(self.streams)}
+        stream_of = {(s.device, s.id): i for i, s in enumerate(self.streams)}
+
+        def named(device: int, stream: int) -> int | None:
+            return stream_of.get((device, stream), -1) if stream >= 0 else None
+
         hints = []
         for sync in self.events.syncs:
-            call = by_correlation.get(sync.correlation)
-            if call is None:
-                continue
-            recorded = self.records.get(sync.record_correlation)
-            hints.append(
-                WaitHint(
-                    call=call,
-                    stream=stream_of.get(sync.stream, -1),
-                    source_stream=stream_of.get(sync.wait_on_stream, -1),
-                    recorded_ns=None if recorded is None else recorded - self.origin,
-                )
-            )
+            call, recorded = by_correlation.get(sync.correlation), self.records.get(sync.record_correlation)
+            if call is not None:
+                stream, source = named(sync.device, sync.stream), named(sync.device, sync.wait_on_stream)
+                hints.append(WaitHint(call, stream, source, None if recorded is None else recorded - self.origin))
         return tuple(hints)
 
 
@@ -360,7 +368,7 @@ def _match(correlation: IntColumn, calls: IntColumn, launch: npt.NDArray[np.bool
 def _recognises(head: bytes, name: str) -> bool:
     if name.endswith((".et", ".et.gz")):
         return False
-    return b'"traceEvents"' in head or bool(re.match(rb'\s*\[\s*\{\s*"(?:ph|name|cat)"', head))
+    return b'"traceEvents"' in head or bool(_OPENING.match(head))
 
 
 def _read_file(file: TraceFile, progress: Callable[[int], None] | None) -> Program:

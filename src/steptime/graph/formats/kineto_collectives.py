@@ -8,6 +8,7 @@ group is everyone.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,15 @@ def mark_collectives(works: Works, names: list[str]) -> Works:
     is_collective = np.array([bool(_COLLECTIVE_KERNEL.match(n)) for n in names], dtype=bool)
     kind = np.where((works.kind == WorkKind.KERNEL) & is_collective[works.name], WorkKind.COLLECTIVE, works.kind)
     return works.replace(kind=kind)
+
+
+def least_world_size(said: Iterable[Args]) -> int:
+    """The fewest ranks a job with these collectives can have."""
+    found = [1]
+    for args in said:
+        found += [args.group_size] if type(args.group_size) is int and 0 < args.group_size < 2**24 else []
+        found += [int(rank) + 1 for rank in _NUMBER.findall(str(args.group_ranks or "")) if int(rank) < 2**24]
+    return max(found)
 
 
 def describe(works: Works, rows: IntColumn, launch_op: SmallColumn, sources: Sources) -> tuple[Collective, ...]:

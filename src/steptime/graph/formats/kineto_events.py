@@ -33,6 +33,12 @@ _WORK_KINDS = {
     **dict.fromkeys(("gpu_memcpy", "Memcpy", "memcpy"), WorkKind.COPY),
     **dict.fromkeys(("gpu_memset", "Memset", "memset"), WorkKind.MEMSET),
 }
+_SYNC_CATEGORY = "cuda_sync"
+# Arguments that are whole numbers wherever they occur.
+_NUMBERS = (
+    "correlation", "bytes", "external_id", "sequence", "record_function_id",
+    "wait_on_stream", "wait_on_cuda_event_record_corr_id",
+)  # fmt: skip
 _FIRST_TIME = re.compile(rb'"ts"\s*:\s*"?(\d+)\.\d')
 # Times beyond this (about 292 years) would not fit int64 arithmetic.
 _NS_AT_MOST = 2**62
@@ -155,6 +161,7 @@ class SyncRecord:
     """A `cuda_sync` record: newer traces say which stream and which event record a wait refers to."""
 
     correlation: int
+    device: int
     stream: int
     wait_on_stream: int
     record_correlation: int
@@ -235,7 +242,7 @@ class _Collector:
             **dict.fromkeys(_OP_CATEGORIES, self._ops),
             **dict.fromkeys(_CALL_CATEGORIES, self._calls),
             **dict.fromkeys(_WORK_KINDS, self._works),
-            "cuda_sync": self._syncs,
+            _SYNC_CATEGORY: self._syncs,
         }
 
     def _names(self, events: list[Event]) -> IntColumn:
@@ -292,10 +299,13 @@ class _Collector:
         kept.works.append(start, duration, stream, self._names(events), correlation, kind, device, size)
 
     def _syncs(self, events: list[Event]) -> None:
+        records = []
         for event in events:
             args = event.args or _NO_ARGS
-            fields = (args.correlation, args.stream, args.wait_on_stream, args.wait_on_cuda_event_record_corr_id)
-            self.kept.syncs.append(SyncRecord(*(_number(f) for f in fields)))
+            device = event.pid if args.device is None else args.device
+            fields = (args.correlation, device, args.stream, args.wait_on_stream, args.wait_on_cuda_event_record_corr_id)
+            records.append(SyncRecord(*(_number(f) for f in fields)))
+        self.kept.syncs += records
 
 
 def _integers(values: list[Any]) -> IntColumn:
@@ -351,16 +361,16 @@ def _mend(event: Event) -> bool:
         event.ts = f"{'-' if begin < 0 else ''}{abs(begin) // 1000}.{abs(begin) % 1000:03d}"
         event.dur = length / 1000
         args = event.args
-        if event.cat in _WORK_KINDS:
+        on_device = event.cat in _WORK_KINDS or event.cat == _SYNC_CATEGORY
+        if on_device:
             event.pid = _number(event.pid if args is None or args.device is None else args.device)
             event.tid = _number(event.tid if args is None or args.stream is None else args.stream)
         else:
             event.tid = _number(event.tid)
         if args is not None:
-            args.stream, args.device = None, None
-            args.correlation, args.bytes = _number(args.correlation), _number(args.bytes)
-            args.external_id, args.sequence = _number(args.external_id), _number(args.sequence)
-            args.record_function_id = _number(args.record_function_id)
+            args.device, args.stream = (event.pid, event.tid) if on_device else (None, None)
+            for name in _NUMBERS:
+                setattr(args, name, _number(getattr(args, name)))
     except (TypeError, ValueError, OverflowError):
         return False
     return True
