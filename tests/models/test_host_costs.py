@@ -106,7 +106,7 @@ def test_a_synchronisation_that_waits_costs_nothing_and_one_that_does_not_costs_
 
 def test_a_launch_into_a_full_queue_is_in_no_cost() -> None:
     calls = [launch(-1, 10 * i, 10 * i + 5) for i in range(1024)] + [launch(-1, 10_240, 90_000)]
-    costs = host_costs(program([], calls, [(i, 80_000 + i, 80_001 + i) for i in range(1, 1024)]))
+    costs = host_costs(program([], calls, [(i, 80_000 + i, 80_001 + i) for i in range(1, 1025)]))
     assert max(spent(costs, "launch")["cudaLaunchKernel"]) == 5
     assert costs.total_ns < 10_240
 

@@ -71,7 +71,7 @@ def test_path_through_a_full_queue_names_it() -> None:
     timing = constant_timing(program, call_ns=10, duration_ns=100, gap_ns=200)
     timing.gap_ns[:3] = 0
     reasons = [s.reason for s in critical_path(simulate([Cohort(program, (0,), timing)], queue_depth=1))]
-    assert reasons.count("queue full") == 2
+    assert reasons.count("queue full") == 1  # the second launch finds the first kernel started
     assert reasons[-1] == "host"
 
 

@@ -20,7 +20,7 @@ from steptime.sim.path_summary import short_kernel_name
 from steptime.sim.prediction import Prediction, explain, predict
 from steptime.sim.recorded import recorded
 from steptime.sim.steps import recorded_steps_ns
-from steptime.sim.straggler import straggler
+from steptime.sim.straggler import waiting
 from steptime.validate.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
@@ -127,7 +127,9 @@ def test_waiting_for_ranks_without_a_program_is_nobodys_fault() -> None:
         absent = np.where(cohort.program.works.kind[:, None, None] == WorkKind.COLLECTIVE, 5000, cohort.timing.absent_ns)
         cohorts.append(replace(cohort, timing=replace(cohort.timing, absent_ns=absent.astype(np.int64))))
     timeline = simulate(cohorts)
-    assert straggler(timeline, steps=1, step_ns=float(timeline.end_ns[0])) is None
+    found = waiting(timeline, steps=1, step_ns=float(timeline.end_ns[0]))
+    assert found.straggler is None
+    assert found.absent_share == 1.0
 
 
 def test_long_collectives_make_a_step_wire_bound() -> None:
@@ -183,7 +185,7 @@ def test_a_platform_is_one_clear_line_for_now() -> None:
 
 def test_missing_ranks_are_said_to_be_left_out() -> None:
     workload = load([EXAMPLE / "rank1.kineto.json.gz"])
-    assert any("the 3 ranks without a trace is left out" in w for w in predict(workload).warnings)
+    assert any("ranks without a trace (3 of 4) is left out" in w for w in predict(workload).warnings)
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,12 @@ def test_keeping_ends_only_leaves_the_ends_as_they_are(cohorts: list[Cohort]) ->
 def test_host_is_never_more_than_the_queue_depth_ahead(cohorts: list[Cohort], depth: int) -> None:
     for t in simulate(cohorts, queue_depth=depth).cohorts:
         works = t.cohort.program.works
-        if len(set(works.stream.tolist())) > 1:
-            continue  # with several streams, a slot counts as freed by the busiest alone
+        if len(set(works.stream.tolist())) > 1 or len(set(works.call.tolist())) < len(works):
+            continue  # each hardware queue has places of its own, and a launch of several works takes one
         for call in sorted({c for c in works.call.tolist() if c >= 0}):
             launched = np.flatnonzero((works.call < call) | (works.call < 0))
             begins = t.call_end_ns[call] - t.cohort.timing.call_ns[call]
-            assert ((t.work_end_ns[launched] > begins).sum(axis=0) < depth).all()
+            assert ((t.work_start_ns[launched] > begins).sum(axis=0) < depth).all()
 
 
 @given(st.integers(1, 6), st.integers(2, 30))
@@ -178,8 +178,33 @@ def test_full_queue_holds_the_host_to_the_pace_of_the_device(depth: int, launche
     program = draft.program()
     timeline = simulate([Cohort(program, (0,), constant_timing(program, call_ns=1, duration_ns=100))], queue_depth=depth)
     (t,) = timeline.cohorts
-    for launch in range(depth, launches):
-        assert t.call_end_ns[launch, 0, 0] == t.work_end_ns[launch - depth, 0, 0] + 1
+    for launch in range(depth + 1, launches):
+        assert t.call_end_ns[launch, 0, 0] == t.work_start_ns[launch - depth, 0, 0] + 1
+
+
+def test_graph_launch_takes_one_place_in_the_queue() -> None:
+    draft = Draft()
+    graph = draft.call(CallKind.LAUNCH)
+    for _ in range(50):
+        draft.work(call=graph)
+    draft.launch()
+    program = draft.program()
+    (t,) = simulate([Cohort(program, (0,), constant_timing(program, call_ns=1, duration_ns=100))], queue_depth=2).cohorts
+    assert t.call_end_ns[:, 0, 0].tolist() == [1, 2]
+
+
+def test_full_stream_does_not_block_launches_to_another_hardware_queue() -> None:
+    draft = Draft(streams=2)
+    for _ in range(4):
+        draft.launch(stream=0)
+    draft.launch(stream=1)
+    program = draft.program()
+    timing = constant_timing(program, call_ns=1, duration_ns=100)
+    (own,) = simulate([Cohort(program, (0,), timing)], queue_depth=4).cohorts
+    assert own.call_end_ns[-1, 0, 0] == 5
+    shared = replace(program, streams=tuple(replace(s, queue=0) for s in program.streams))
+    (together,) = simulate([Cohort(shared, (0,), timing)], queue_depth=2).cohorts
+    assert together.call_end_ns[-1, 0, 0] == together.work_start_ns[2, 0, 0] + 1
 
 
 def test_all_reduce_of_one_rank_waits_for_nothing() -> None:

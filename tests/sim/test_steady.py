@@ -135,8 +135,8 @@ def test_launch_queue_carries_over_to_the_next_window(depth: int) -> None:
     found = steady([job(host_ns=10, kernel_ns=100)], queue_depth=depth, iterations_at_most=32)
     (t,) = found.timeline.cohorts
     ahead = t.work_end_ns[-1, 0, 0] - t.call_end_ns[-1, 0, 0]
-    assert ahead == depth * 100 - 10 if depth > 1 else ahead == 107
-    assert found.period_ns[0] == (100 + 7 + 10 if depth == 1 else 100) * 3
+    assert ahead == (depth + 1) * 100 - 10  # launched as the kernel `depth` before it starts
+    assert found.period_ns[0] == 100 * 3
 
 
 def test_backlog_and_absent_peers_do_not_repeat() -> None:
@@ -149,12 +149,12 @@ def test_backlog_and_absent_peers_do_not_repeat() -> None:
 
 
 def test_windows_that_alternate_are_averaged() -> None:
-    """Two launches fit the queue and share one latency, so that windows take 40 and 80 in turn."""
-    cohort = job(host_ns=30, kernel_ns=40, launches=1)
+    """Two launches fit the queue and share one latency, so that windows take 30 and 50 in turn."""
+    cohort = job(host_ns=30, kernel_ns=20, launches=1)
     timing = replace(cohort.timing, latency_ns=np.full((1, 1, 1), 50, dtype=np.int64))
     found = steady([replace(cohort, timing=timing)], queue_depth=2)
     assert found.converged
-    assert found.period_ns[0] == 60
+    assert found.period_ns[0] == 40
 
 
 def test_wait_left_open_holds_up_the_next_window() -> None:

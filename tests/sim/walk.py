@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.sim.worlds import picked, single_ranks
 
-from steptime.graph.program import CallKind, Program, WorkKind
+from steptime.graph.program import CallKind, Program, Stream, WorkKind
 from steptime.sim import Cohort, Timing
 
 SYNCS = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC)
@@ -62,16 +62,24 @@ def awaited(rank: Rank, call: int) -> list[tuple[int, int]]:
     return found
 
 
-def queue_slot(rank: Rank, call: int, depth: int) -> int:
-    """The work whose end frees the slot for a launch, or -1."""
-    works = rank.program.works
-    order = sorted(range(len(works)), key=lambda work: (rank.launched(work), work))
-    number = min(n for n, work in enumerate(order) if int(works.call[work]) == call)
-    if number < depth:
-        return -1
-    recent = [int(works.stream[work]) for work in order[number - depth : number]]
-    busiest = max(range(len(rank.program.streams)), key=lambda stream: (recent.count(stream), -stream))
-    return next((w for w in reversed(order[: number - depth + 1]) if int(works.stream[w]) == busiest), -1)
+def queue_slots(rank: Rank, call: int, depth: int) -> list[int]:
+    """The works whose starts free the places for a launch, one per hardware queue it launches into."""
+    works, streams = rank.program.works, rank.program.streams
+    found = []
+    for queue in sorted({_queue(streams, int(works.stream[w])) for w in np.flatnonzero(works.call == call)}):
+        launches: list[int] = []
+        for work in sorted(range(len(works)), key=lambda w: (rank.launched(w), w)):
+            again = launches and works.call[work] >= 0 and works.call[launches[-1]] == works.call[work]
+            if _queue(streams, int(works.stream[work])) == queue and not again:
+                launches.append(work)
+        number = next(n for n, work in enumerate(launches) if works.call[work] == call)
+        found += [launches[number - depth]] if number >= depth else []
+    return found
+
+
+def _queue(streams: tuple[Stream, ...], stream: int) -> int:
+    queue = streams[stream].queue
+    return -1 - stream if queue is None else queue
 
 
 def queue_neighbour(rank: Rank, work: int) -> int:
@@ -99,11 +107,10 @@ def try_call(rank: Rank, call: int, previous: int | None, depth: int | None) -> 
     begin = rank.call_start[call] = start + rank.value("gap_ns", call)
     own = np.flatnonzero(works.call == call).tolist()
     if own and depth is not None:
-        slot = queue_slot(rank, call, depth)
-        if slot >= 0:
-            if slot not in rank.work_end:
+        for slot in queue_slots(rank, call, depth):
+            if slot not in rank.work_start:
                 return False
-            begin = max(begin, rank.work_end[slot])
+            begin = max(begin, rank.work_start[slot])
     rank.call_begin[call] = begin
     end = begin + rank.value("call_ns", call)
     waits = [(0, own[-1])] if calls.kind[call] == CallKind.BLOCKING_COPY and own else []

@@ -19,7 +19,7 @@ _FREE_PLACES = 3
 
 
 def unstarted(program: Program) -> IntColumn:
-    """Per call, how many launches of the queue it launches into had not started as it began; 0 for calls that launch nothing."""
+    """Per call, how many launches in the queue it launches into had not started as it began; 0 where it launches nothing."""
     calls, works = program.calls, program.works
     counts = np.zeros(len(calls), dtype=np.int64)
     queues = np.array([-1 - i if s.queue is None else s.queue for i, s in enumerate(program.streams)], dtype=np.int64)
@@ -37,7 +37,7 @@ def unstarted(program: Program) -> IntColumn:
 
 
 def queue_depth(program: Program) -> int:
-    """The depth of the queue: as measured, unless the recording shows more unstarted launches than that (other makers' GPUs)."""
+    """The depth of the queue: as measured, unless the recording shows more unstarted launches (other makers' GPUs)."""
     most = int(unstarted(program).max(initial=0))
     return most if most > QUEUE_DEPTH + _FREE_PLACES else QUEUE_DEPTH
 

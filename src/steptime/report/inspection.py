@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.graph.launch_queue import held_up, outstanding
+from steptime.graph.launch_queue import held_up, unstarted
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim.recorded import Recorded, recorded
@@ -118,7 +118,7 @@ def _rank(program: Program, clock_offset_ns: int) -> RankInspection:
     kinds = np.bincount(works.kind, minlength=len(WorkKind))
     waits = calls.kind == CallKind.STREAM_WAIT
     unrecorded = [i for i, thread in enumerate(program.threads) if thread.role == "unrecorded"]
-    most = int(outstanding(program).max(initial=0)) if program.recorded else 0
+    most = int(unstarted(program).max(initial=0)) if program.recorded else 0
     return RankInspection(
         rank=program.rank,
         source=program.source,
@@ -190,14 +190,14 @@ def _findings(workload: Workload, ranks: tuple[RankInspection, ...], steps: tupl
         yield Finding(f"{ops - shapes:,} of {ops:,} ops have no shapes", cost)
     late = [r.rank for r in ranks if r.clock_offset_ns]
     if late:
-        yield Finding(f"clocks of ranks {_listed(late)} disagreed", "they were aligned at the ends of collectives")
+        yield Finding(f"clocks disagreed ({_listed(late)})", "they were aligned at the ends of collectives")
 
 
 def _counted(ranks: tuple[RankInspection, ...], field: str, what: str, cost: str) -> Iterator[Finding]:
     found = {r.rank: int(getattr(r, field)) for r in ranks if getattr(r, field)}
     if found:
-        yield Finding(f"{sum(found.values()):,} {what} (ranks {_listed(list(found))})", cost)
+        yield Finding(f"{sum(found.values()):,} {what} ({_listed(list(found))})", cost)
 
 
 def _listed(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} " + ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from steptime.sim.activity import Activity, RankSummary
 from steptime.sim.critical_path import Reason
 from steptime.sim.path_summary import PathSummary
-from steptime.sim.straggler import Straggler
+from steptime.sim.straggler import Waiting
 
 # The regimes by which errors are reported: device busy at least this share of the step, below that share, and
 # communication that nothing hides above this share.
@@ -26,13 +26,13 @@ _PLACES: dict[str, tuple[Reason, ...]] = {
 }
 
 
-def bound_by(seen: Activity, path: PathSummary, worst: Straggler | None) -> str:
+def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
     """The regime and its evidence; and where the critical path lies, because a busy device need not be what decides."""
     exposed = _share(seen.ranks, lambda r: r.exposed_communication_ms)
     waiting = min(_share(seen.ranks, lambda r: r.waiting_ms), exposed)
     busy = _share(seen.ranks, lambda r: r.device_busy_ms)
     if exposed > WIRE_BOUND and waiting > exposed / 2:
-        return _waiting(seen.ranks, waiting, worst) + _decided(path, "")
+        return _waiting(seen.ranks, waiting, waited) + _decided(path, "")
     if exposed > WIRE_BOUND:
         return _wire(exposed, waiting) + _decided(path, "on the wire")
     if busy >= GPU_BOUND:
@@ -81,15 +81,16 @@ def _wire(exposed: float, waiting: float) -> str:
     )
 
 
-def _waiting(ranks: Sequence[RankSummary], waiting: float, worst: Straggler | None) -> str:
+def _waiting(ranks: Sequence[RankSummary], waiting: float, waited: Waiting) -> str:
+    spent = f"ranks spend {_percent(waiting)} of the step in collectives until the last one arrives"
+    if waited.absent_share > 1 / 2:
+        return f"waiting for ranks without a trace: {spent}, and {_percent(waited.absent_share)} of that is for them"
+    worst = waited.straggler
     if worst is None:
-        return f"waiting for each other: ranks spend {_percent(waiting)} of the step in collectives until the last one arrives"
+        return f"waiting for each other: {spent}"
     own = next((r for r in ranks if r.rank == worst.rank), None)
     because = f"; rank {worst.rank} itself is {regime(own)}" if own else ""
-    return (
-        f"waiting for rank {worst.rank}: ranks spend {_percent(waiting)} of the step in collectives until the last one "
-        f"arrives, and {_percent(worst.share)} of that waiting is for rank {worst.rank}{because}"
-    )
+    return f"waiting for rank {worst.rank}: {spent}, and {_percent(worst.share)} of that is for rank {worst.rank}{because}"
 
 
 def _mixed(ranks: Sequence[RankSummary], busy: float, exposed: float) -> str:

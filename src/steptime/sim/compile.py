@@ -29,10 +29,15 @@ class EdgeKind(IntEnum):
     LAUNCH = 0  # a work for its launching call: latency_ns
     HAND_OVER = 1  # a call for the call on another thread that hands over: gap_ns
     SYNC = 2  # a synchronising call for a work: return_ns, whatever the call itself costs
-    QUEUE = 3  # a launch for a slot in the queue: 0
+    QUEUE = 3  # a launch for the start of the work that frees its place in the queue: minus that work's duration
     WAIT = 4  # a work for the work its stream waits for: 0
     START = 5  # a work for the start of the work before it in a shared hardware queue: minus that work's duration
     ARRIVAL = 6  # the same where the work before it is a collective: its arrival, 0
+    QUEUE_ARRIVAL = 7  # a launch for the arrival of the collective that frees its place in the queue: 0
+
+
+# Edges that let a node go when their source starts, not when it ends.
+FROM_START = (EdgeKind.START, EdgeKind.QUEUE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +198,7 @@ class _Edges:
         works, before, back = edges.queue_order(self.program, self.order)
         kept = np.flatnonzero((back == 0) | repeated)
         collective = self.program.works.kind[before] == WorkKind.COLLECTIVE
-        source = self.work_row[before]
-        source[collective] = [self.half[row] for row in source[collective].tolist()]
-        for i in np.flatnonzero((back > 0) & repeated).tolist():
-            source[i] = self.carry(1, int(source[i]))
+        source = self._starts(before, np.where(repeated, back, 0))
         for kind, chosen in ((EdgeKind.START, kept[~collective[kept]]), (EdgeKind.ARRIVAL, kept[collective[kept]])):
             self.add(self.work_row[works[chosen]], source[chosen], kind)
 
@@ -204,10 +206,19 @@ class _Edges:
         if depth is None:
             return
         calls, works, back = edges.queue_slots(self.program, self.order, depth, repeated)
-        source = self.work_row[works]
+        source = self._starts(works, back)
+        collective = self.program.works.kind[works] == WorkKind.COLLECTIVE
+        self.add(self.call_row[calls[~collective]], source[~collective], EdgeKind.QUEUE)
+        self.add(self.call_row[calls[collective]], source[collective], EdgeKind.QUEUE_ARRIVAL)
+
+    def _starts(self, works: Rows, back: Rows) -> Rows:
+        """Rows from which the starts of works some windows back are told: a collective's arrival, else the work itself."""
+        collective = self.program.works.kind[works] == WorkKind.COLLECTIVE
+        rows = self.work_row[works]
+        rows[collective] = [self.half[row] for row in rows[collective].tolist()]
         for i in np.flatnonzero(back > 0).tolist():
-            source[i] = self.carry(int(back[i]), int(source[i]))
-        self.add(self.call_row[calls], source, EdgeKind.QUEUE)
+            rows[i] = self.carry(int(back[i]), int(rows[i]))
+        return rows
 
     def by_destination(self, rows: int) -> tuple[Rows, Rows, Rows]:
         none = np.zeros(0, dtype=np.int64)

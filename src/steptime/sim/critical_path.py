@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from steptime.sim.compile import EdgeKind, LaneGraph, lane_graph
+from steptime.sim.compile import FROM_START, EdgeKind, LaneGraph, lane_graph
 from steptime.sim.meetings import Meeting, Part, Party, meetings
 from steptime.sim.timeline import CohortTimeline, Timeline
 from steptime.sim.timing import Nanoseconds
@@ -37,6 +37,7 @@ _EDGE_REASONS: dict[int, Reason] = {
     EdgeKind.WAIT: "stream wait",
     EdgeKind.START: "queue order",
     EdgeKind.ARRIVAL: "queue order",
+    EdgeKind.QUEUE_ARRIVAL: "queue full",
 }
 
 
@@ -185,7 +186,7 @@ class _Walk:
         if source is None:
             return [self._segment(node, start, start, "earlier window")], None
         reason = _EDGE_REASONS[self._kind]
-        if self._kind == EdgeKind.START:
+        if self._kind in FROM_START:
             further, place_before = self._begin(source, source.row, start)
             return [self._segment(node, start, start, reason), *further], place_before
         return [self._segment(node, self._end(source), start, reason)], source
@@ -197,7 +198,7 @@ class _Walk:
         for edge in range(int(graph.edge_start[row]), int(graph.edge_start[row + 1])):
             kind = EdgeKind(int(graph.edge_kind[edge]))
             source = _Place(place.cohort, place.rank, int(graph.edge_source[edge]))
-            lag = -self._own(source) if kind == EdgeKind.START else self._at(lags[kind], place) if kind in lags else 0
+            lag = -self._own(source) if kind in FROM_START else self._at(lags[kind], place) if kind in lags else 0
             if kind in kinds and self._end(source) + lag == reached:
                 self._kind = kind
                 return source
@@ -222,9 +223,16 @@ class _Walk:
         if whole not in graph.copied:
             return int(timeline.work_start_ns[row, place.rank, self.scenario])
         sources = range(int(graph.edge_start[whole]), int(graph.edge_start[whole + 1]))
-        slots = [int(graph.edge_source[edge]) for edge in sources if graph.edge_kind[edge] == EdgeKind.QUEUE]
-        freed = [self._end(_Place(place.cohort, place.rank, slot)) for slot in slots]
+        freed = [
+            self._freed(place, edge) for edge in sources if graph.edge_kind[edge] in (EdgeKind.QUEUE, EdgeKind.QUEUE_ARRIVAL)
+        ]
         return max([int(timeline.call_start_ns[row, place.rank, self.scenario]), *freed])
+
+    def _freed(self, place: _Place, edge: int) -> int:
+        """When the place in the queue that an edge tells of became free."""
+        graph = self.graphs[place.cohort]
+        source = _Place(place.cohort, place.rank, int(graph.edge_source[edge]))
+        return self._end(source) - (self._own(source) if graph.edge_kind[edge] == EdgeKind.QUEUE else 0)
 
     def _own(self, place: _Place) -> int:
         timing = self.timelines[place.cohort].cohort.timing

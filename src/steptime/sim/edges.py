@@ -120,35 +120,22 @@ def queue_order(program: Program, order: Order) -> tuple[Rows, Rows, Rows]:
 
 
 def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> tuple[Rows, Rows, Rows]:
-    """(call, work, windows back): the launch at `call` needs the slot that `work` frees when it ends.
+    """(call, work, windows back): the launch at `call` needs the place that `work` frees when it starts.
 
-    The slot counts as freed by the stream with most of the last `depth` launches, so that one late collective
-    elsewhere does not hold up the host. In a repeated window, launches are numbered on through the windows before it.
+    Places are counted per hardware queue, one per launch however much work it enqueues. In a repeated window, launches
+    are numbered on through the windows before it.
     """
-    works = np.arange(len(program.works))
-    if repeated:
-        works = works[program.works.call >= 0]
-    works = works[np.lexsort((works, order.work[works]))]
-    calls, number = np.unique(program.works.call[works], return_index=True)
-    number, calls = number[calls >= 0], calls[calls >= 0]
-    if not len(calls):
-        return calls.astype(np.int64), calls.astype(np.int64), calls.astype(np.int64)
-    streams = len(program.streams)
-    # launched[i, s]: how many of the first i launches went to stream s
-    launched = np.zeros((len(works) + 1, streams), dtype=np.int64)
-    np.cumsum(program.works.stream[works][:, None] == np.arange(streams), axis=0, out=launched[1:])
-
-    def before(launch: Rows) -> Rows:
-        if not repeated:
-            return launched[np.clip(launch, 0, None)]
-        window, within = np.divmod(launch, len(works))
-        return np.asarray(launched[within] + window[:, None] * launched[-1], dtype=np.int64)
-
-    busiest = np.argmax(before(number) - before(number - depth), axis=1)
-    done = before(number - depth + 1)[np.arange(len(calls)), busiest] - 1  # counts along the busiest stream
-    window, within = np.divmod(done, np.maximum(launched[-1][busiest], 1))
-    exists = (window >= -WINDOWS_BACK) if repeated else (done >= 0)
-    by_stream = np.argsort(program.works.stream[works], kind="stable")
-    offset = np.concatenate([[0], np.cumsum(launched[-1])])
-    freed = works[by_stream[np.clip(offset[busiest] + within, 0, len(works) - 1)]]
-    return calls[exists].astype(np.int64), freed[exists].astype(np.int64), (-window[exists]).astype(np.int64)
+    found = [np.zeros((0, 3), dtype=np.int64)]
+    queues = np.array([-1 - i if s.queue is None else s.queue for i, s in enumerate(program.streams)], dtype=np.int64)
+    for queue in np.unique(queues):
+        works = np.flatnonzero((queues[program.works.stream] == queue) & (~repeated | (program.works.call >= 0)))
+        works = works[np.lexsort((works, order.work[works]))]
+        call = program.works.call[works]
+        works = works[np.concatenate([[True], (np.diff(call) != 0) | (call[1:] < 0)]) if len(works) else works]
+        number = np.arange(len(works))
+        window, within = np.divmod(number - depth, max(len(works), 1))
+        exists = (window >= (-WINDOWS_BACK if repeated else 0)) & (program.works.call[works] >= 0)
+        slots = np.stack([program.works.call[works], works[within] if len(works) else works, -window], axis=1)
+        found.append(slots[exists])
+    calls, freed, back = np.concatenate(found).T
+    return calls, freed, back

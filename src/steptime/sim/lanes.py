@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steptime.sim.compile import EdgeKind, LaneGraph
+from steptime.sim.compile import FROM_START, EdgeKind, LaneGraph
 from steptime.sim.timing import LONG_AGO, Nanoseconds, Timing
 
 Rows = npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ def stretch(graph: LaneGraph, lane: int, first: int, stop: int, half: int) -> St
             _, once = np.unique(node[chosen], return_index=True)
             picked = chosen[once]
             everywhere = len(picked) == stop - first
-            rows = graph.table_row[source[picked]] if each == EdgeKind.START else table_row[node[picked]]
+            rows = graph.table_row[source[picked]] if each in FROM_START else table_row[node[picked]]
             layers.append(Layer(each, None if everywhere else node[picked], _compact(source[picked]), _compact(rows)))
             chosen = np.delete(chosen, once)
     opens = first == graph.opening[lane] + 1
@@ -125,10 +125,10 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
         for edge in range(starts[i], starts[i + 1]):
             kind = int(graph.edge_kind[edge])
             source = ends[int(graph.edge_source[edge])]
-            if kind in (EdgeKind.QUEUE, EdgeKind.WAIT, EdgeKind.ARRIVAL):
+            if kind in (EdgeKind.WAIT, EdgeKind.ARRIVAL, EdgeKind.QUEUE_ARRIVAL):
                 np.maximum(end, source, out=end)
             else:
-                lagging = int(graph.table_row[graph.edge_source[edge]]) if kind == EdgeKind.START else row
+                lagging = int(graph.table_row[graph.edge_source[edge]]) if kind in FROM_START else row
                 np.add(source, _lag(kind, timing, lagging), out=reached)
                 np.maximum(end, reached, out=end)
         if part.half < 0 or part.first + i < part.stop - 1:
@@ -136,13 +136,13 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
 
 
 def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | int:
-    """How long after its source an edge lets the node's own time begin. The row is the node's; for START, the source's."""
+    """How long after its source an edge lets the node's own time begin. The row is the node's; from a start, the source's."""
     if kind == EdgeKind.LAUNCH:
         return timing.latency_ns[row]
     if kind == EdgeKind.HAND_OVER:
         return timing.gap_ns[row]
     if kind == EdgeKind.SYNC:
         return timing.return_ns[row] - timing.call_ns[row]
-    if kind == EdgeKind.START:
+    if kind in FROM_START:
         return -timing.duration_ns[row]
     return 0

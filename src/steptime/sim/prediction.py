@@ -15,7 +15,7 @@ from steptime.sim.recorded import recorded
 from steptime.sim.repeatable import repeatable
 from steptime.sim.steady import steady
 from steptime.sim.steps import recorded_steps_ns
-from steptime.sim.straggler import Straggler, straggler
+from steptime.sim.straggler import Straggler, waiting
 from steptime.sim.timeline import Timeline
 from steptime.units import ms
 
@@ -53,7 +53,7 @@ def predict(workload: Workload, platform: str | None = None) -> Prediction:
     warnings = list(workload.warnings)
     if workload.absent:
         warnings.append(
-            f"waiting for the {len(workload.absent)} ranks without a trace is left out of the prediction; "
+            f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is left out; "
             "with them the step can only be longer"
         )
     if not found.converged:
@@ -82,15 +82,15 @@ def explain(
     """Read the answers out of a timeline."""
     seen: Activity = activity(timeline, window)
     path = summarise_path(critical_path(timeline), timeline, window.steps)
-    worst = straggler(timeline, steps=window.steps, step_ns=step_ns)
+    waited = waiting(timeline, steps=window.steps, step_ns=step_ns)
     return Prediction(
         step_time_ms=ms(step_ns),
         interval_ms=interval_ms,
         ranks=seen.ranks,
         breakdown=seen.breakdown,
         critical_path=path,
-        straggler=worst,
-        bound_by=bound_by(seen, path, worst),
+        straggler=waited.straggler,
+        bound_by=bound_by(seen, path, waited),
         timeline=timeline,
         first_step_ms=first_step_ms,
         warnings=tuple(dict.fromkeys(warnings)),

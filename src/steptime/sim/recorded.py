@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steptime.graph.launch_queue import QUEUE_DEPTH, held_up, observed_depth
+from steptime.graph.launch_queue import held_up, queue_depth
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim.edges import Order, stream_waits, synchronisations
@@ -48,7 +48,7 @@ def recorded(workload: Workload) -> Recorded:
     origin = min(p.origin_ns for p in workload.programs)
     meetings = recorded_meetings(workload)
     offsets = tuple(p.origin_ns - origin - meetings.clock_ns[p.rank] for p in workload.programs)
-    depth = max((d for p in workload.programs if (d := observed_depth(p)) is not None), default=QUEUE_DEPTH)
+    depth = max(queue_depth(p) for p in workload.programs)
     cohorts = tuple(
         Cohort(p, (p.rank,), _Extract(p, offset, meetings, depth).timing())
         for p, offset in zip(workload.programs, offsets, strict=True)

@@ -15,10 +15,13 @@ def recorded_steps_ns(inputs: Recorded) -> dict[int, int]:
     """
     programs = [(cohort.program, offset) for cohort, offset in zip(inputs.cohorts, inputs.offsets_ns, strict=True)]
     steps = sorted(set.intersection(*(set(program.steps) for program, _ in programs)))
-    begins = [
-        int(program.calls.start_ns[program.calls.kind == CallKind.STEP_BEGIN].min(initial=np.iinfo(np.int64).max // 2)) + offset
-        for program, offset in programs
-    ]
+    if not steps:
+        return {}
+    begins = []
+    for program, offset in programs:
+        calls = program.calls
+        begun = (calls.kind == CallKind.STEP_BEGIN) & (calls.step == steps[0])
+        begins += (calls.start_ns[begun] + offset).tolist()
     ends = np.full((len(programs), len(steps)), min(begins), dtype=np.int64)
     for row, (program, offset) in enumerate(programs):
         calls, works = program.calls, program.works

@@ -24,18 +24,28 @@ class Straggler:
     share: float  # of all waiting inside collectives
 
 
-def straggler(timeline: Timeline, *, steps: int, step_ns: float, scenario: int = 0) -> Straggler | None:
-    """The straggler of one scenario, or None where waiting is small. Waiting for ranks without a program is nobody's."""
+@dataclass(frozen=True)
+class Waiting:
+    """Who the waiting inside collectives is for."""
+
+    straggler: Straggler | None  # None: what any one rank causes is small
+    absent_share: float  # of all waiting: for ranks without a program
+
+
+def waiting(timeline: Timeline, *, steps: int, step_ns: float, scenario: int = 0) -> Waiting:
+    """Who ranks wait for in one scenario. Waiting for ranks without a program is nobody's here."""
     arrivals = _arrivals(timeline, scenario)
-    others = sum(len(c.cohort.ranks) for c in timeline.cohorts) - 1
-    if others < 1 or not len(arrivals.rank):
-        return None
+    total = int(arrivals.waited_ns.sum())
+    if not total:
+        return Waiting(None, 0.0)
     last, caused = arrivals.last()
+    absent = 1 - float(caused.sum() / total)
     totals = np.bincount(last, weights=caused, minlength=1)
     worst = int(totals.argmax())
-    if totals[worst] < NOISE * step_ns * steps * others:
-        return None
-    return Straggler(worst, ms(totals[worst]) / steps, float(totals[worst] / arrivals.waited_ns.sum()))
+    others = sum(len(c.cohort.ranks) for c in timeline.cohorts) - 1
+    if totals[worst] < NOISE * step_ns * steps * max(others, 1):
+        return Waiting(None, absent)
+    return Waiting(Straggler(worst, ms(totals[worst]) / steps, float(totals[worst] / total)), absent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +65,7 @@ class _Arrivals:
     def last(self) -> tuple[Nanoseconds, Nanoseconds]:
         """Per meeting that its last arrival set going: who that was (the lowest of several), how long the others waited."""
         order = np.lexsort((self.rank, -self.start_ns, self.meeting))
-        first = np.flatnonzero(np.diff(self.meeting[order], prepend=-1))
+        first = np.flatnonzero(np.diff(self.meeting[order], prepend=-1))  # never empty: nobody waits without a meeting
         caused = np.add.reduceat(self.waited_ns[order], first)
         set_going = self.start_ns[order[first]] >= np.maximum.reduceat(self.moving_ns[order], first)
         return self.rank[order[first]][set_going], caused[set_going]
