@@ -14,6 +14,7 @@ from steptime.sim import steady
 from steptime.sim.activity import Window
 from steptime.sim.prediction import Prediction, explain
 from steptime.sim.recorded import Recorded
+from steptime.sim.repeatable import repeatable
 from steptime.units import ms
 from steptime.validate.replay import Replay, StepReplay
 from steptime.validate.unprofiled import MEASURED_FILE, PUBLISHED, without_profiler
@@ -55,7 +56,8 @@ def report_replay(played: Replay, measured: Path | None = None) -> ReplayReport:
     workload = played.workload
     warnings = list(workload.warnings)
     if workload.absent:
-        warnings.append(f"waiting for the {len(workload.absent)} ranks without a trace is taken as recorded")
+        said = f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is taken as recorded"
+        warnings.append(said)
     prediction = explain(
         played.timeline,
         Window(count, begin, max(end - begin, 1)),
@@ -115,4 +117,4 @@ def read_unprofiled(file: Path, played: Replay) -> Unprofiled:
 
 
 def _period_ms(inputs: Recorded) -> float:
-    return ms(steady(inputs.cohorts, queue_depth=inputs.queue_depth).period_ns[0])
+    return ms(steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth).period_ns[0])

@@ -26,8 +26,10 @@ LARGE_ERROR = 0.03
 
 _INDENT = 2
 _TITLE_WIDTH = 10
+_PATH_NUMBERS = 50  # what a row of the critical path needs besides the name
 _BAR_WIDTH = 40
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+_UNITS = re.compile(r"(?<=\d) (?=%|ms\b)")
 _NUMBERS = re.compile(r"\d+")
 
 _RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
@@ -47,9 +49,9 @@ def print_prediction(console: Console, workload: Workload, prediction: Predictio
     """The report of `steptime predict`."""
     print_header(console, "predict", workload)
     low, high = prediction.interval_ms
-    beside = [f"recorded steps took {_between(low, high)} ms"]
+    beside = [f"recorded: {_between(low, high)} ms"]
     if prediction.first_step_ms is not None:
-        beside.append(f"a single step from empty queues takes {_time(prediction.first_step_ms)} ms")
+        beside.append(f"a single step from empty queues: {_time(prediction.first_step_ms)} ms")
     _step_time(console, prediction.step_time_ms, beside)
     _explanation(console, prediction)
 
@@ -124,7 +126,7 @@ def _explanation(console: Console, prediction: Prediction) -> None:
     what = "ms per step, mean over ranks; communication behind computation is not counted"
     print_section(console, "Device busy with", what, _breakdown(console, prediction.breakdown))
     path = prediction.critical_path
-    print_section(console, "Critical path", _path_line(path), _path(path))
+    print_section(console, "Critical path", _path_line(path), _path(path, console.width - _PATH_NUMBERS))
     straggler = prediction.straggler
     if straggler is not None:
         said = f"rank {straggler.rank}: the others together wait {_time(straggler.caused_ms)} ms per step for it, "
@@ -176,10 +178,10 @@ def _path_line(path: PathSummary) -> str:
     return f"{_time(path.length_ms)} ms per step: {kinds}" + (f"; {ranks}" if len(path.ranks) > 1 else "")
 
 
-def _path(path: PathSummary) -> Table:
+def _path(path: PathSummary, name_width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(name_width, 16))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True, style="dim")
     table.add_column(justify="right", no_wrap=True, style="dim")
@@ -209,7 +211,8 @@ def print_line(console: Console, title: str, said: str, *, style: str = "", spac
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True, min_width=_TITLE_WIDTH)
     grid.add_column(style=style)
-    grid.add_row(title, said)
+    # Between a number and its unit no line may break; files keep the plain space, for those who search them.
+    grid.add_row(title, Text(_UNITS.sub("\u00a0", said) if console.is_terminal else said))
     if spaced:
         console.print()
     console.print(Padding(grid, (0, _INDENT), expand=False))
