@@ -118,12 +118,12 @@ class Trace:
     ) -> int:  # fmt: skip
         """An all-reduce (or another) as c10d issues it: its op, waits of its stream, its launch.
 
-        The op lasts from `start` to `end`; waits come 1 us apart, the launch behind them takes 2 us.
+        The op lasts from `start` to `end`; waits take 1 us each, the launch behind them takes 2 us.
         """
         said = {"Collective name": name, "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float", **args}
         self.op("record_param_comms", start, end, tid, **(said if described in ("op", "both") else {}))
         for index in range(waits):
-            self.wait(start + 1000 * (index + 1), start + 1000 * (index + 1) + 500, tid)
+            self.wait(start + 1000 * (index + 1), start + 1000 * (index + 2), tid)
         at = start + 1000 * (waits + 1)
         described_work = replace(work, args={**work.args, **(said if described in ("kernel", "both") else {})})
         return self.launch(at, at + 2000, described_work, tid=tid)
