@@ -1,0 +1,83 @@
+"""The README: its commands run on what is shipped, its output is what they print, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from steptime.cli.app import run
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# How far numbers in the pasted output may be from today's before it has to be pasted anew.
+STALE = 0.02
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands(program: str) -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    parsed = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in parsed if words[:1] == [program]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place where the README's paths exist: the examples, and a user's own run."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "my_run").symlink_to(ROOT / "examples" / "h200_mps4_dlrm")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", commands("steptime"), ids=" ".join)
+def test_every_steptime_command_runs(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert folder.is_dir()
+    assert run(words[1:]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", commands("make"), ids=" ".join)
+def test_every_make_target_exists(words: list[str]) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if words[1] == "demo":
+        assert "steptime replay examples/h200_mps4_dlrm --trace" in done.stdout
+
+
+def test_the_pasted_output_is_what_the_command_prints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder.is_dir()
+    (pasted,) = blocks("console")
+    prompt, _, pasted = pasted.partition("\n")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(shlex.split(prompt)[2:]) == 0
+    printed = capsys.readouterr().out
+    for part in (r"Step time +([\d.]+) ms", r"recorded: ([\d.]+) to", r"\n +0 +([\d.]+)"):
+        old, new = re.search(part, pasted), re.search(part, printed)
+        assert old is not None
+        assert new is not None
+        assert float(old.group(1)) == pytest.approx(float(new.group(1)), rel=STALE)
+    regime = re.compile(r"Bound by +([\w-]+)")
+    assert regime.findall(pasted) == regime.findall(printed) != []
+
+
+def test_every_link_leads_to_a_file() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert targets
+    assert [t for t in targets if not (ROOT / t).exists()] == []
+
+
+def test_there_is_a_place_for_the_measured_errors() -> None:
+    assert README.count("<!-- replay-table -->") == README.count("<!-- /replay-table -->") == 1
