@@ -97,7 +97,7 @@ def _mixed(ranks: Sequence[RankSummary], busy: float, exposed: float) -> str:
     launches = _share(ranks, lambda r: r.host_bound_fraction * r.step_ms)
     return (
         f"mixed: the device is busy {_percent(busy)} of the step ({_percent(exposed)} exposed communication) "
-        f"and idles {_percent(launches)} waiting for launches"
+        f"and idles {_percent(1 - busy)} ({_percent(launches)} until the host launches something)"
     )
 
 
