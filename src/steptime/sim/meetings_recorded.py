@@ -45,7 +45,9 @@ class Meetings:
             waits = not any(rank in self.clock_ns for rank in missing)
             return moving, waits, own_end - moving
         if own_end + shift <= last:
-            return own_end - own_start, False, None
+            # It left before the last came, as the root of a broadcast may. Whom it waited for is not known: no waiting is kept.
+            came = max(start for start, _ in spans.values() if start < own_end + shift or start == own_start + shift)
+            return own_end + shift - came, False, None
         return own_end + shift - last, True, None
 
 
