@@ -47,7 +47,7 @@ def launching_op(program: Program, work: str) -> str:
     """The op whose launch the first work of this name is."""
     row = names_of(program, program.works.name).index(work)
     op = program.calls.op[program.works.call[row]]
-    return program.names[program.ops.name[op]]
+    return program.names[int(program.ops.name[op])]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -246,7 +246,7 @@ def test_calls_without_work_that_hold_nothing_up_are_host_time(api: str) -> None
 def test_a_collective_is_described_by_its_kernel_or_by_the_op_around_its_launch(described: Any) -> None:
     trace = Trace(rank=1, world_size=4)
     said = {"Process Group Name": "7", "Process Group Ranks": "[1, 3]", "Group size": 2}
-    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), described=described, **said)
+    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), described=described, said=said)
     (collective,) = trace.read().collectives
     assert (collective.kind, collective.group, collective.ranks) == ("all_reduce", "7", (1, 3))
     assert (collective.bytes_in, collective.bytes_out, collective.dtype) == (1024, 1024, "float32")
@@ -256,7 +256,7 @@ def test_groups_cut_short_in_the_event_come_from_the_header() -> None:
     groups = [{"pg_name": "7", "ranks": [5, 1, 2]}]
     trace = Trace(rank=1, world_size=6, groups=groups)
     said = {"Process Group Name": "7", "Process Group Ranks": "[1, 2, ...]", "Group size": 3}
-    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), **said)
+    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), said=said)
     assert trace.read().collectives[0].ranks == (1, 2, 5)
 
 
@@ -269,13 +269,13 @@ def test_a_group_nobody_describes_is_everyone() -> None:
 
 def test_members_of_a_smaller_group_nobody_lists_are_not_known() -> None:
     trace = Trace(rank=1, world_size=8)
-    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), **{"Process Group Name": "3", "Group size": 2})
+    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), said={"Process Group Name": "3", "Group size": 2})
     assert trace.read().collectives[0].ranks == ()
 
 
 def test_a_world_nobody_states_is_as_large_as_its_groups_and_that_is_said() -> None:
     trace = Trace(rank=None, world_size=None)
-    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), **{"Process Group Name": "0", "Group size": 4})
+    trace.collective(0, 9_000, Work(20, 10_000, 20_000, NCCL), said={"Process Group Name": "0", "Group size": 4})
     program = trace.read()
     assert (program.world_size, program.collectives[0].ranks) == (4, (0, 1, 2, 3))
     assert any("how many ranks" in warning for warning in program.warnings)
@@ -286,7 +286,7 @@ def test_both_sides_of_a_message_name_the_same_pair() -> None:
     for rank, name in ((2, "send"), (5, "recv")):
         trace = Trace(rank=rank, world_size=8)
         said = {"Process Group Name": "0", "Group size": 8, "Src Rank": 2, "Dst Rank": 5}
-        trace.collective(0, 9_000, Work(20, 10_000, 20_000, "ncclDevKernel_SendRecv"), name=name, **said)
+        trace.collective(0, 9_000, Work(20, 10_000, 20_000, "ncclDevKernel_SendRecv"), name=name, said=said)
         (collective,) = trace.read().collectives
         assert collective.kind == name
         found.append((collective.group, collective.ranks, collective.sequence, collective.root))
@@ -327,7 +327,9 @@ def test_collectives_are_counted_per_group_from_the_first_step_and_backwards_bef
         if step is not None:
             trace.step(step, at, at + 100_000)
         for name in ("a", "b", "a"):
-            trace.collective(at + 5_000, at + 14_000, Work(20, at + 15_000, at + 20_000, NCCL), **{"Process Group Name": name})
+            trace.collective(
+                at + 5_000, at + 14_000, Work(20, at + 15_000, at + 20_000, NCCL), said={"Process Group Name": name}
+            )
             at += 25_000
         at += 30_000
     program = trace.read()

@@ -65,11 +65,11 @@ class Trace:
             {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "start": start, "end": end, "args": args}
         )
 
-    def op(self, name: str, start: int, end: int, tid: int = MAIN, category: str = "cpu_op", **args: Any) -> None:
+    def op(self, name: str, start: int, end: int, tid: int = MAIN, category: str = "cpu_op", args: Json | None = None) -> None:
         """A framework op."""
         self.external += 1
         shaped: Json = {"Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"], "Concrete Inputs": ["", "1"]}
-        arguments = {"External id": self.external, **(shaped if self.shapes else {}), **args}
+        arguments = {"External id": self.external, **(shaped if self.shapes else {}), **(args or {})}
         self.event(category, name, start, end, PROCESS, tid, arguments)
 
     def call(self, name: str, start: int, end: int, tid: int = MAIN, category: str = "cuda_runtime") -> int:
@@ -114,18 +114,18 @@ class Trace:
 
     def collective(
         self, start: int, end: int, work: Work, *, tid: int = MAIN, name: str = "allreduce", waits: int = 1,
-        described: Literal["kernel", "op", "both", "no"] = "both", **args: Any,
+        described: Literal["kernel", "op", "both", "no"] = "both", said: Json | None = None,
     ) -> int:  # fmt: skip
         """An all-reduce (or another) as c10d issues it: its op, waits of its stream, its launch.
 
         The op lasts from `start` to `end`; waits take 1 us each, the launch behind them takes 2 us.
         """
-        said = {"Collective name": name, "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float", **args}
-        self.op("record_param_comms", start, end, tid, **(said if described in ("op", "both") else {}))
+        args = {"Collective name": name, "In msg nelems": 256, "Out msg nelems": 256, "dtype": "Float", **(said or {})}
+        self.op("record_param_comms", start, end, tid, args=args if described in ("op", "both") else {})
         for index in range(waits):
             self.wait(start + 1000 * (index + 1), start + 1000 * (index + 2), tid)
         at = start + 1000 * (waits + 1)
-        described_work = replace(work, args={**work.args, **(said if described in ("kernel", "both") else {})})
+        described_work = replace(work, args={**work.args, **(args if described in ("kernel", "both") else {})})
         return self.launch(at, at + 2000, described_work, tid=tid)
 
     def document(self) -> Json:

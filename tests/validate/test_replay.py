@@ -114,7 +114,7 @@ def recorded_job(timeline: Timeline, folder: Path, ahead: tuple[int, ...] = ()) 
 
 def ends(timeline: Timeline, step: int) -> int:
     """E(k): the latest, over ranks, of the host's end of a step and the end of the work it launched."""
-    found = []
+    found: list[int] = []
     for cohort in timeline.cohorts:
         calls, works = cohort.cohort.program.calls, cohort.cohort.program.works
         found += cohort.call_end_ns[(calls.kind == CallKind.STEP_END) & (calls.step == step), 0, 0].tolist()

@@ -213,16 +213,17 @@ class _Resolver:
         return (int(self.works.stream[work]), sources.pop(0)) if sources else (-1, -1)
 
     def _computed(self, row: int, work: int, start: int) -> int:
-        """The last work this thread enqueued on another stream than the collective's."""
-        stream = self.works.stream[work]
+        """The last work on the stream this thread computes on, if that is not the collective's own."""
+        stream, other = int(self.works.stream[work]), -1
         times, calls = self.threads[self.calls.thread[row]]
         for index in range(bisect_left(times, start) - 1, -1, -1):
             candidate = int(self.first_work[calls[index]])
-            if self.works.stream[candidate] != stream:
-                return self._tail(int(self.works.stream[candidate]), start)
+            used = int(self.works.stream[candidate])
             if self.works.kind[candidate] != WorkKind.COLLECTIVE:
-                return -1  # this thread computes on the collective's own stream: nothing to wait for
-        return -1
+                return -1 if used == stream else self._tail(used, start)
+            if other < 0 and used != stream:
+                other = used
+        return self._tail(other, start) if other >= 0 else -1  # a thread that only communicates
 
     def _used_before(self, work: int) -> int:
         """The collective that used the same communicator last, if it is on another stream."""
