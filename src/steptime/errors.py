@@ -11,7 +11,10 @@ from __future__ import annotations
 
 
 class SteptimeError(Exception):
-    """Base of every error a user can cause; the command line prints it as one line."""
+    """Base of every error a user can cause; whatever its message quotes from a file, it is one line."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
 
 
 class InputError(SteptimeError):

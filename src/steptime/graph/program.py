@@ -10,6 +10,7 @@ The tables are columns, not objects: a trace of a hundred thousand events must l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -69,7 +70,7 @@ class Tensor:
     @property
     def numel(self) -> int:
         """How many elements the shape holds."""
-        return int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+        return math.prod(self.shape)
 
 
 Scalar = str | int | float | bool | None

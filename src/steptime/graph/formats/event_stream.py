@@ -22,15 +22,15 @@ CHUNK_BYTES = 2 * 1024 * 1024
 # So much text is looked at to choose the type of the events: many times the longest event seen (about 6 kB).
 HEAD_BYTES = 1 << 16
 # One event larger than this is no trace event.
-EVENT_BYTES_AT_MOST = 256 * 1024 * 1024
+EVENT_BYTES_AT_MOST = 64 * 1024 * 1024
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)")')
-_CLOSING = re.compile(rb'\}\s*\](?=\s*(?:,\s*"|\}?\s*$))')
+_BOUNDARY = re.compile(rb'\}\s*+,\s*+(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)")')
+_CLOSING = re.compile(rb'\}\s*+\](?=\s*+(?:,\s*+"|\}?\s*+$))')
 # Kineto writes a few keys behind the events; far less than this.
 _TAIL_BYTES = 1 << 16
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _BARE_NUMBER = re.compile(r"(?<=[:\[,])(\s*)-?(?:NaN|nan|Infinity|inf)\b")
 
@@ -168,14 +168,18 @@ class EventStream(Generic[EventT]):
 
     def _one_by_one(self, text: str) -> list[EventT]:
         """Every event that can be read on its own."""
-        scan = json.JSONDecoder().raw_decode
+        scan = json.JSONDecoder(strict=False).raw_decode
         boundary = re.compile(_BOUNDARY.pattern.decode())
         events: list[EventT] = []
         position = text.find("{")
         while 0 <= position < len(text):
             try:
                 value, position = scan(text, position)
-            except (ValueError, RecursionError):
+            except RecursionError:
+                # Nothing a profiler writes is that deep, and every start in there would fail as slowly.
+                self.lost_events += 1 + len(boundary.findall(text, position))
+                break
+            except ValueError:
                 self.lost_events += 1
                 following = boundary.search(text, position + 1)
                 position = following.end() if following else -1
@@ -202,4 +206,5 @@ def _last(pattern: re.Pattern[bytes], text: bytes, start: int) -> re.Match[bytes
 def _clean(text: bytes) -> str:
     """Text with the damage seen in real traces undone: bytes that are no UTF-8, lone backslashes, control characters, NaN."""
     decoded = _CONTROL.sub(" ", text.decode("utf-8", errors="replace"))
-    return _BARE_NUMBER.sub(r"\1null", _BAD_ESCAPE.sub(r"\\\\", decoded))
+    escaped = _ESCAPE.sub(lambda found: found.group() if found.group(1) else r"\\", decoded)
+    return _BARE_NUMBER.sub(r"\1null", escaped)

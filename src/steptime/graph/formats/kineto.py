@@ -22,6 +22,7 @@ from steptime.graph.formats import Format
 from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream, rank_in_name
 from steptime.graph.formats.kineto_collectives import Sources, describe, least_world_size, mark_collectives
 from steptime.graph.formats.kineto_events import KinetoEvents, read_events
+from steptime.graph.formats.kineto_plausible import MOST_RANKS, leave_out_implausible
 from steptime.graph.formats.kineto_signatures import read_signatures
 from steptime.graph.inference import infer_dependencies, launch_the_unlaunched
 from steptime.graph.nesting import innermost, nest, phases
@@ -29,7 +30,7 @@ from steptime.graph.program import CallKind, Calls, Ops, Phase, Program, Stream,
 from steptime.graph.table import IntColumn, SmallColumn
 from steptime.graph.waits import WaitHint
 
-_STEP_NUMBER = re.compile(r"#(\d+)")
+_STEP_NUMBER = re.compile(r"#(\d{1,9})(?!\d)")
 # A bare array of events, or a header whose process groups are so many that the events begin beyond what is looked at.
 _OPENING = re.compile(rb'\s*(?:\[\s*\{\s*"(?:ph|name|cat)"|\{\s*"schemaVersion"\s*:\s*\d)')
 
@@ -62,8 +63,8 @@ def identify(header: Mapping[str, Any], source: str) -> Identity:
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = info.get("rank"), info.get("world_size")
-    world = world if type(world) is int and 0 < world < 2**24 else None
-    if type(rank) is int and 0 <= rank < 2**24:
+    world = world if type(world) is int and 0 < world <= MOST_RANKS else None
+    if type(rank) is int and 0 <= rank < MOST_RANKS:
         return Identity(rank, world, said=True)
     return Identity(rank_in_name(source), world, said=False)
 
@@ -71,6 +72,7 @@ def identify(header: Mapping[str, Any], source: str) -> Identity:
 def read(reader: TolerantReader, source: str, *, progress: Callable[[int], None] | None = None) -> Program:
     """The program behind one rank's trace; `meta` says how its rank is known and keeps the ids that link it to other files."""
     events = read_events(reader, source, progress)
+    leave_out_implausible(events)
     if not events.ops.length and not events.works.length:
         raise TraceError(f"{source}: no framework ops and no GPU events; was the profiler's window empty?")
     return _Builder(events).program()
@@ -179,14 +181,14 @@ class _Builder:
     def _order_works(self) -> None:
         """Streams numbered by how much runs on them; works sorted by stream and start."""
         raw = self.raw_works
-        keys = raw["device"] * 2**32 + raw["stream"] if len(raw["stream"]) else raw["stream"]
-        values, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        _, device = np.unique(raw["device"], return_inverse=True)
+        ids, stream = np.unique(raw["stream"], return_inverse=True)
+        keys = device * len(ids) + stream
+        values, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         order = np.argsort(-counts, kind="stable")
         position = np.empty(len(values), dtype=np.int32)
         position[order] = np.arange(len(values), dtype=np.int32)
-        self.streams = tuple(
-            Stream(int(raw["stream"][np.argmax(inverse == v)]), int(raw["device"][np.argmax(inverse == v)])) for v in order
-        )
+        self.streams = tuple(Stream(int(raw["stream"][row]), int(raw["device"][row])) for row in first[order])
         self.work_stream = position[inverse] if len(inverse) else inverse.astype(np.int32)
         self.work_order = np.lexsort((raw["start"], self.work_stream))
 

@@ -10,18 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from steptime.graph.collectives import collective_kind
 from steptime.graph.formats.kineto_events import Args
+from steptime.graph.formats.kineto_plausible import MOST_RANKS
 from steptime.graph.program import Collective, WorkKind, Works
 from steptime.graph.table import IntColumn, SmallColumn
 from steptime.units import dtype_bytes, dtype_name
 
 _COLLECTIVE_KERNEL = re.compile(r"^(?:void )?(?:ncclx?|rccl|mscclpp?)\w*(?:Kernel|_)", re.IGNORECASE)
-_NUMBER = re.compile(r"\d+")
+# Longer numbers than these are neither ranks nor splits.
+_NUMBER = re.compile(r"(?<!\d)\d{1,15}(?!\d)")
+# No message is larger; what claims to be comes from damage.
+_MOST_BYTES = 2**50
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ def least_world_size(said: Iterable[Args]) -> int:
     """The fewest ranks a job with these collectives can have."""
     found = [1]
     for args in said:
-        found += [args.group_size] if type(args.group_size) is int and 0 < args.group_size < 2**24 else []
-        found += [int(rank) + 1 for rank in _NUMBER.findall(str(args.group_ranks or "")) if int(rank) < 2**24]
+        found += [args.group_size] if type(args.group_size) is int and 0 < args.group_size <= MOST_RANKS else []
+        found += [int(rank) + 1 for rank in _NUMBER.findall(str(args.group_ranks or "")) if int(rank) < MOST_RANKS]
     return max(found)
 
 
@@ -72,7 +77,7 @@ def _describe(row: int, op: int, works: Works, sources: Sources) -> Collective:
     kernel = sources.names[works.name[row]]
     if args is None or not isinstance(args.collective, str):
         kind = collective_kind(annotation or kernel)
-        return Collective(kind, "", tuple(range(sources.world_size)), 0)
+        return Collective(kind, "", _everyone(sources.world_size), 0)
     return _from_args(args, annotation or kernel, sources)
 
 
@@ -90,8 +95,8 @@ def _from_args(args: Args, fallback: str, sources: Sources) -> Collective:
         group=group,
         ranks=ranks,
         sequence=0,
-        bytes_in=size * _count(args.in_elements),
-        bytes_out=size * _count(args.out_elements),
+        bytes_in=min(size * _count(args.in_elements), _MOST_BYTES),
+        bytes_out=min(size * _count(args.out_elements), _MOST_BYTES),
         dtype=dtype,
         in_splits=_splits(args.in_splits),
         out_splits=_splits(args.out_splits),
@@ -101,7 +106,7 @@ def _from_args(args: Args, fallback: str, sources: Sources) -> Collective:
 
 def _pair(kind: str, args: Args, group: str, sources: Sources) -> tuple[str, tuple[int, ...], int | None]:
     peer = args.destination_rank if kind == "send" else args.source_rank
-    if not isinstance(peer, int) or peer < 0:
+    if not isinstance(peer, int) or not 0 <= peer < MOST_RANKS:
         return f"{group}:{kind}", (sources.rank,), None
     source, target = (sources.rank, peer) if kind == "send" else (peer, sources.rank)
     return f"{group}:{source}->{target}", tuple(sorted((source, target))), target
@@ -117,14 +122,20 @@ def _ranks(args: Args, group: str, sources: Sources) -> tuple[int, ...]:
     config = info.get("pg_config") if isinstance(info, dict) else None
     for entry in config if isinstance(config, list) else []:
         if isinstance(entry, dict) and str(entry.get("pg_name")) == group and isinstance(entry.get("ranks"), list):
-            ranks = [r for r in entry["ranks"] if type(r) is int]
+            ranks = [r for r in entry["ranks"] if type(r) is int and 0 <= r < MOST_RANKS]
             if ranks:
                 return tuple(sorted(set(ranks)))
     if size == 1:
         return (sources.rank,)
     if size and size != sources.world_size:
         return ()
-    return tuple(range(sources.world_size))
+    return _everyone(sources.world_size)
+
+
+@lru_cache(maxsize=4)
+def _everyone(world_size: int) -> tuple[int, ...]:
+    """One tuple for all collectives: a large job has thousands of them."""
+    return tuple(range(world_size))
 
 
 def _count(value: Any) -> int:

@@ -311,7 +311,7 @@ class _Collector:
 def _integers(values: list[Any]) -> IntColumn:
     """A column of whole numbers; anything else raises."""
     column = np.array(values, dtype=None if values else np.int64)
-    if column.dtype != np.int64:
+    if column.dtype != np.int64 or column.ndim != 1:
         raise TypeError(column.dtype)
     return column
 
@@ -325,18 +325,21 @@ def _times(events: list[Event]) -> tuple[IntColumn, IntColumn]:
         usable = bool(np.all(np.abs(begin) < _FLOAT_NS_EXACT))
     elif column.dtype == np.int64:
         begin = column * 1000
-        usable = bool(np.all(np.abs(column) < _INT_NS_FROM))
+        usable = _within(column, _NS_AT_MOST // 1000)
     else:
         begin, usable = _exact_times(starts)
     if not usable:
         spans = [_span_ns(e.ts, e.dur) for e in events]
         return np.array([s for s, _ in spans], dtype=np.int64), np.array([d for _, d in spans], dtype=np.int64)
-    duration = np.array([0 if e.dur is None else e.dur for e in events])
-    if len(duration) and (
-        duration.dtype not in (np.int64, np.float64) or not bool(np.all(np.abs(duration) < _NS_AT_MOST / 1000))
-    ):
+    duration = np.array([0 if e.dur is None else e.dur for e in events], dtype=None if events else np.int64)
+    if duration.dtype not in (np.int64, np.float64) or duration.ndim != 1 or not _within(duration, _NS_AT_MOST // 1000):
         raise TypeError(duration.dtype)
-    return begin.astype(np.int64), np.maximum(np.rint(duration * 1000.0), 0).astype(np.int64)
+    return begin.astype(np.int64), np.rint(duration * 1000.0).astype(np.int64)
+
+
+def _within(values: npt.NDArray[Any], limit: int) -> bool:
+    """Whether all values lie between -limit and limit; not by `abs`, which the least int64 has none of."""
+    return bool(np.all((values > -limit) & (values < limit)))
 
 
 def _exact_times(starts: list[Any]) -> tuple[npt.NDArray[Any], bool]:
@@ -350,7 +353,7 @@ def _exact_times(starts: list[Any]) -> tuple[npt.NDArray[Any], bool]:
         exact = np.array(msgspec.json.decode(text.replace(b".", b""), type=list[int]))
     except msgspec.DecodeError:
         return none, False
-    agree = exact.dtype == np.int64 and bool(np.all(np.abs(exact / 1000 - approximate) < 1))
+    agree = exact.dtype == np.int64 and _within(exact, _NS_AT_MOST) and bool(np.all(np.abs(exact / 1000 - approximate) < 1))
     return exact, agree
 
 
@@ -405,9 +408,9 @@ def _span_ns(start: Any, duration: Any) -> tuple[int, int]:
         length = round(duration * scale)
     else:
         length = 0 if duration is None else round(float(duration) * scale)
-    if length > _NS_AT_MOST:
+    if not -_NS_AT_MOST < length < _NS_AT_MOST:
         raise ValueError(length)
-    return begin, max(length, 0)
+    return begin, length
 
 
 def _whole_ns(start: int) -> tuple[int, int]:
@@ -416,6 +419,8 @@ def _whole_ns(start: int) -> tuple[int, int]:
 
 def _text_ns(start: Any) -> tuple[int, int]:
     """From text, without going through a float: it may hold more digits than one."""
+    if type(start) not in (str, msgspec.Raw):
+        raise TypeError(type(start))
     text = start if type(start) is str else bytes(start).strip(b'"').decode()
     whole, _, fraction = text.partition(".")
     if not fraction:

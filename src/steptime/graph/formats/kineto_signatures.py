@@ -32,7 +32,7 @@ def _signature(dims: bytes, types: bytes, strides: bytes, concrete: bytes) -> Si
 
 
 def _value(shape: Any, kind: str, stride: Any, value: Any) -> Value:
-    if kind == "TensorList" or (kind.startswith("TensorList") and isinstance(shape, list)):
+    if kind.startswith("TensorList") and isinstance(shape, list):
         strides = stride if isinstance(stride, list) else []
         return tuple(
             Tensor(_ints(s), "", _ints(strides[i]) if i < len(strides) else None)
@@ -54,7 +54,7 @@ def _literal(value: Any) -> Value:
         return value == "True"
     try:
         decoded = msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return value
     if isinstance(decoded, list):
         return tuple(item for item in decoded if isinstance(item, int | float | str | bool))
@@ -64,7 +64,7 @@ def _literal(value: Any) -> Value:
 def _ints(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list):
         return ()
-    return tuple(v for v in values if type(v) is int)
+    return tuple(v for v in values if type(v) is int and -(2**63) <= v < 2**63)
 
 
 def _list(text: bytes) -> list[Any]:
