@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError, UnsupportedError
 
 if TYPE_CHECKING:
+    from steptime.graph.load import load
     from steptime.graph.program import Program
     from steptime.graph.workload import Workload
+    from steptime.sim.prediction import predict
     from steptime.sim.simulate import simulate
     from steptime.sim.steady import steady
+    from steptime.validate.replay import replay
 
 __version__ = "0.1.0"
 
@@ -23,6 +26,7 @@ _LAZY = {
     "Program": "steptime.graph.program:Program",
     "Workload": "steptime.graph.workload:Workload",
     "load": "steptime.graph.load:load",
+    "predict": "steptime.sim.prediction:predict",
     "replay": "steptime.validate.replay:replay",
     "simulate": "steptime.sim.simulate:simulate",
     "steady": "steptime.sim.steady:steady",
@@ -38,6 +42,7 @@ __all__ = [
     "Workload",
     "__version__",
     "load",
+    "predict",
     "replay",
     "simulate",
     "steady",

@@ -8,7 +8,7 @@ from pathlib import Path
 from steptime.graph.load import load
 from steptime.report.inspection import Inspection, inspect_workload
 from steptime.sim.recorded import recorded
-from steptime.sim.steps import recorded_steps_ns
+from steptime.sim.steps import step_times_ns
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
@@ -31,7 +31,7 @@ def test_every_file_and_every_event_of_the_example_is_counted() -> None:
 
 def test_steps_are_those_a_replay_is_compared_with() -> None:
     workload = load([EXAMPLE])
-    periods = recorded_steps_ns(recorded(workload))
+    periods = step_times_ns(recorded(workload))
     assert {s.step: round(s.recorded_ms * 1e6) for s in inspect_workload(workload).steps} == periods
 
 

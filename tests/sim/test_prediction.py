@@ -19,9 +19,8 @@ from steptime.sim.activity import Activity, Window, activity
 from steptime.sim.path_summary import short_kernel_name
 from steptime.sim.prediction import Prediction, explain, predict
 from steptime.sim.recorded import recorded
-from steptime.sim.steps import recorded_steps_ns
+from steptime.sim.steps import step_times_ns
 from steptime.sim.straggler import waiting
-from steptime.validate.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
@@ -163,9 +162,12 @@ def test_renaming_ranks_permutes_the_summaries() -> None:
     assert replace(one.ranks[1], rank=0) == two.ranks[0]
 
 
-def test_recorded_steps_are_what_replay_compares_with() -> None:
-    workload = load([EXAMPLE])
-    assert recorded_steps_ns(recorded(workload)) == {s.step: s.measured_ns for s in replay(workload).steps}
+def test_steps_of_a_run_add_up_to_its_window() -> None:
+    inputs = recorded(load([EXAMPLE]))
+    spans = [(c.program.calls, c.program.works, offset) for c, offset in zip(inputs.cohorts, inputs.offsets_ns, strict=True)]
+    begin = min(int(calls.start_ns[calls.kind == CallKind.STEP_BEGIN].min()) + offset for calls, _, offset in spans)
+    end = max(int(works.end_ns[works.step >= 0].max()) + offset for _, works, offset in spans)
+    assert sum(step_times_ns(inputs).values()) == end - begin
 
 
 def test_the_example_is_predicted_within_its_recorded_steps() -> None:

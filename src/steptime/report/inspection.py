@@ -11,7 +11,7 @@ from steptime.graph.launch_queue import held_up, unstarted
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim.recorded import Recorded, recorded
-from steptime.sim.steps import recorded_steps_ns
+from steptime.sim.steps import step_times_ns
 from steptime.units import ms
 
 _SYNCHRONISING = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC, CallKind.BLOCKING_COPY)
@@ -92,7 +92,8 @@ def inspect_workload(workload: Workload) -> Inspection:
     inputs = recorded(workload) if all(p.recorded for p in workload.programs) else None
     offsets = _clock_offsets(workload, inputs)
     ranks = tuple(_rank(program, offsets[program.rank]) for program in workload.programs)
-    steps = () if inputs is None else tuple(StepInspection(s, ms(ns)) for s, ns in recorded_steps_ns(inputs).items())
+    shared = inputs is not None and set.intersection(*(set(p.steps) for p in workload.programs))
+    steps = tuple(StepInspection(s, ms(ns)) for s, ns in step_times_ns(inputs).items()) if inputs and shared else ()
     return Inspection(
         name=workload.name,
         files=tuple(dict(file) for file in workload.meta.get("files", ())),

@@ -14,7 +14,7 @@ from steptime.sim.path_summary import PathSummary, summarise_path
 from steptime.sim.recorded import recorded
 from steptime.sim.repeatable import repeatable
 from steptime.sim.steady import steady
-from steptime.sim.steps import recorded_steps_ns
+from steptime.sim.steps import step_times_ns
 from steptime.sim.straggler import Straggler, waiting
 from steptime.sim.timeline import Timeline
 from steptime.units import ms
@@ -58,7 +58,7 @@ def predict(workload: Workload, platform: str | None = None) -> Prediction:
         )
     if not found.converged:
         warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
-    taken = [ms(period) for period in recorded_steps_ns(inputs).values()]
+    taken = [ms(period) for period in step_times_ns(inputs).values()]
     taken = taken[1:] or taken  # the first counts from the host's start and waits for what was launched before the recording
     return explain(
         found.timeline,

@@ -1,34 +1,53 @@
-"""When the steps of a recorded run ended, and so how long each took."""
+"""How long each step of a window took, as recorded or as played."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from steptime.graph.program import CallKind
+from steptime.errors import InputError
+from steptime.graph.program import CallKind, Program
 from steptime.sim.recorded import Recorded
+from steptime.sim.timeline import Timeline
+from steptime.sim.timing import Nanoseconds
+
+_Times = tuple[Program, Nanoseconds, Nanoseconds, Nanoseconds]  # starts of calls, ends of calls, ends of works
 
 
-def recorded_steps_ns(inputs: Recorded) -> dict[int, int]:
-    """Step number -> its time as recorded: from the end of the step before (the first: from its start) to its own end.
+def step_times_ns(inputs: Recorded, timeline: Timeline | None = None) -> dict[int, int]:
+    """Step number -> its time: from the end of the step before (the first: from its earliest start) to its own end.
 
-    A step ends with the latest, over ranks, of the host's end of the step and the end of the device work it launched.
+    A step ends with the latest, over ranks, of the host's end of the step and the end of the device work it launched. Steps
+    that not every rank has are left out. Without a timeline: as recorded.
     """
-    programs = [(cohort.program, offset) for cohort, offset in zip(inputs.cohorts, inputs.offsets_ns, strict=True)]
-    steps = sorted(set.intersection(*(set(program.steps) for program, _ in programs)))
+    times = list(_recorded(inputs) if timeline is None else _played(timeline))
+    steps = sorted(set.intersection(*(set(program.steps) for program, *_ in times)))
     if not steps:
-        return {}
-    begins = []
-    for program, offset in programs:
-        calls = program.calls
-        begun = (calls.kind == CallKind.STEP_BEGIN) & (calls.step == steps[0])
-        begins += (calls.start_ns[begun] + offset).tolist()
-    ends = np.full((len(programs), len(steps)), min(begins), dtype=np.int64)
-    for row, (program, offset) in enumerate(programs):
-        calls, works = program.calls, program.works
-        ended = calls.kind == CallKind.STEP_END
-        for step, end in ((calls.step[ended], calls.end_ns[ended]), (works.step, works.end_ns)):
-            place = np.searchsorted(steps, step)
-            known = np.isin(step, steps)
-            np.maximum.at(ends[row], place[known], end[known] + offset)
-    periods = np.diff(ends.max(axis=0), prepend=min(begins))
-    return dict(zip(steps, periods.tolist(), strict=True))
+        raise InputError("the traces share no step to compare; give traces of the same steps of every rank")
+    ends = np.array([[_end(program, calls, works, step) for step in steps] for program, _, calls, works in times])
+    begin = min(_begin(program, starts, steps[0]) for program, starts, _, _ in times)
+    return dict(zip(steps, np.diff(ends.max(axis=0), prepend=begin).tolist(), strict=True))
+
+
+def _recorded(inputs: Recorded) -> Iterator[_Times]:
+    for cohort, offset in zip(inputs.cohorts, inputs.offsets_ns, strict=True):
+        calls, works = cohort.program.calls, cohort.program.works
+        yield cohort.program, calls.start_ns + offset, calls.end_ns + offset, works.end_ns + offset
+
+
+def _played(timeline: Timeline) -> Iterator[_Times]:
+    for played in timeline.cohorts:
+        times = played.call_start_ns, played.call_end_ns, played.work_end_ns
+        starts, calls, works = (array[:, 0, 0] for array in times)
+        yield played.cohort.program, starts, calls, works
+
+
+def _begin(program: Program, starts: Nanoseconds, step: int) -> int:
+    marks = (program.calls.kind == CallKind.STEP_BEGIN) & (program.calls.step == step)
+    return int(starts[marks].min())
+
+
+def _end(program: Program, calls: Nanoseconds, works: Nanoseconds, step: int) -> int:
+    marks = (program.calls.kind == CallKind.STEP_END) & (program.calls.step == step)
+    return int(np.concatenate([calls[marks], works[program.works.step == step]]).max())
