@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.graph.traces import recording
 from tests.sim.worlds import Draft, constant_timing
 
+from steptime.graph.launch_queue import QUEUE_DEPTH
 from steptime.graph.load import load
 from steptime.graph.program import CallKind, Collective, Program, WorkKind
 from steptime.graph.workload import Workload
@@ -150,7 +151,7 @@ def test_work_held_up_by_a_full_queue_is_replayed_to_the_nanosecond(tmp_path: Pa
     blocked = run.cohorts[0].call_end_ns - run.cohorts[0].call_start_ns > LAUNCH_NS
     assert blocked.sum() > 300
     replayed = replay(recorded_job(run, tmp_path))
-    assert replayed.recorded.queue_depth == 1024
+    assert replayed.recorded.queue_depth == QUEUE_DEPTH
     assert [s.predicted_ns for s in replayed.steps] == step_times(run, program.steps)
 
 
