@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from tests.graph.traces import recording
 from tests.sim.worlds import Draft, constant_timing
 
+from steptime.errors import InputError
 from steptime.graph.launch_queue import QUEUE_DEPTH
 from steptime.graph.load import load
 from steptime.graph.program import CallKind, Collective, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim import LONG_AGO, Cohort, Timeline, simulate
 from steptime.sim.recorded import DEFAULT_LATENCY_NS, DEFAULT_RETURN_NS, DEFAULT_SPACING_NS
-from steptime.validate.replay import replay
+from steptime.validate.replay import Replay, replay
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "examples" / "h200_mps4_dlrm"
@@ -174,3 +175,86 @@ def test_a_clock_that_is_ahead_on_one_rank_changes_nothing(tmp_path: Path, ahead
     assert [o - s for o, s in zip(offsets, starts, strict=True)] == [offsets[0] - starts[0]] * 3
     assert [s.predicted_ns for s in replayed.steps] == step_times(run, (5, 6, 7))
     assert [s.measured_ns for s in replayed.steps] == step_times(run, (5, 6, 7))
+
+
+def test_traces_that_share_no_step_are_one_clear_line(tmp_path: Path) -> None:
+    runs = [simulate([timed(job(COMMON, (rank,)), rank, np.random.default_rng(rank))]) for rank in range(2)]
+    early, late = (recording(run.cohorts[0]) for run in runs)
+    for event in late.events:
+        event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#9")
+    early.world_size = late.world_size = 2
+    early.write(tmp_path / "rank0.json")
+    late.write(tmp_path / "rank1.json")
+    with pytest.raises(InputError, match="share no step"):
+        replay(load([tmp_path]))
+
+
+def test_the_first_shared_step_is_counted_from_its_own_beginning(tmp_path: Path) -> None:
+    rng = np.random.default_rng(11)
+    run = simulate([timed(job(COMMON, (0, 1)), rank, rng) for rank in range(2)])
+    whole, shorter = (recording(cohort) for cohort in run.cohorts)
+    cut = run.cohorts[1].call_start_ns[next(iter(np.flatnonzero(run.cohorts[1].cohort.program.calls.step == 6))), 0, 0]
+    shorter.events = [e for e in shorter.events if e["start"] >= cut or e["cat"] in ("kernel", "gpu_memcpy")]
+    whole.write(tmp_path / "rank0.json")
+    shorter.write(tmp_path / "rank1.json")
+    replayed = replay(load([tmp_path]))
+    assert [s.step for s in replayed.steps] == [6, 7]
+    assert replayed.steps[0].measured_ns < step_times(run, (6,))[0]
+    assert all(abs(s.error) < ERROR_AT_MOST for s in replayed.steps)
+
+
+def geomean(replayed: Replay) -> float:
+    errors = np.array([abs(s.error) for s in replayed.steps])
+    return float(np.exp(np.log(errors + FLOOR).mean()))
+
+
+def within_bars(paths: list[Path]) -> Replay:
+    """Replay recorded files and hold them to the bars."""
+    replayed = replay(load(paths))
+    assert replayed.steps
+    assert max(abs(s.error) for s in replayed.steps) <= ERROR_AT_MOST
+    assert geomean(replayed) <= GEOMEAN_AT_MOST
+    return replayed
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "steps"), [("h200_mps4_dlrm", 4, 3), ("gpt_fsdp2_small", 2, 3), ("prefetch_sync", 1, 3)]
+)
+def test_shipped_runs_are_replayed_within_the_bars(name: str, ranks: int, steps: int) -> None:
+    replayed = within_bars([REPOSITORY / "examples" / name])
+    assert len(replayed.recorded.cohorts) == ranks
+    assert len(replayed.steps) == steps
+
+
+def test_waiting_of_recorded_ranks_is_simulated_not_copied() -> None:
+    """Make one rank's kernels slower: the others' collectives get longer by waiting, though nothing of theirs changed."""
+    inputs = replay(load([EXAMPLE])).recorded
+    slow = inputs.cohorts[2]
+    kernels = np.where(slow.program.works.kind == WorkKind.KERNEL, 4, 1).reshape(-1, 1, 1)
+    slower = replace(slow, timing=replace(slow.timing, duration_ns=slow.timing.duration_ns * kernels))
+    before = simulate(inputs.cohorts, queue_depth=inputs.queue_depth)
+    after = simulate((*inputs.cohorts[:2], slower, inputs.cohorts[3]), queue_depth=inputs.queue_depth)
+    for rank in (0, 1, 3):
+        waited = [(t.cohorts[rank].moving_ns - t.cohorts[rank].work_start_ns).sum() for t in (before, after)]
+        assert waited[1] > waited[0]
+
+
+CASES = {
+    "dlrm_8xV100/dlrm_kineto.tar.gz": (8, 1),
+    "h200_resnet50": (1, 3),
+    "meta_ranking_2xV100": (1, 6),
+    "megatron_tp8_8xA100": (4, 1),
+    "variety/h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz": (1, 1),
+    "variety/mi300_resnet_act_checkpoint.json.gz": (1, 3),
+    "variety/nccl_parser_config__nccl_data.json.gz": (1, 3),
+    "variety/ns_resolution_trace__rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz": (1, 5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_published_runs_are_replayed_within_the_bars(case: str) -> None:
+    path = SHARED / case
+    if not path.exists():
+        pytest.skip(f"needs {case}, which is not shipped")
+    replayed = within_bars([path])
+    assert (len(replayed.recorded.cohorts), len(replayed.steps)) == CASES[case]
