@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from steptime.errors import InputError
 from steptime.graph.formats import saved
-from steptime.graph.program import Calls, Collective, Ops, Program, Signature, Stream, Tensor, Thread, Works
+from steptime.graph.program import Calls, Collective, Ops, Program, Signature, Stream, Tensor, Thread, WorkKind, Works
 from steptime.graph.table import Table
 from steptime.graph.workload import Workload
 
@@ -61,28 +61,39 @@ def programs(draw: st.DrawFn, rank: int) -> Program:
     bound |= {"collectives": len(groups), "signatures": len(kinds)}
 
     def filled(kind: type[Table], length: int) -> dict[str, list[int]]:
-        return {name: draw(st.lists(column(kind, name), min_size=length, max_size=length)) for name in kind.TYPES}
+        found = {name: draw(st.lists(column(kind, name), min_size=length, max_size=length)) for name in kind.TYPES}
+        found["end_ns"] = [start + draw(st.integers(0, 2**50)) for start in found["start_ns"]]
+        if kind is Ops:
+            found["parent"] = [min(above, row - 1) for row, above in enumerate(found["parent"])]
+        if kind is Works:
+            described = [at >= 0 for at in found["collective"]]
+            found["kind"] = [
+                k if k != WorkKind.COLLECTIVE or told else 0 for k, told in zip(found["kind"], described, strict=True)
+            ]
+        return found
 
     def column(kind: type[Table], name: str) -> st.SearchStrategy[int]:
         target = POINTERS[kind.__name__].get(name, "")
         if target:
             return st.integers(-1 if target.endswith("?") else 0, bound[target.rstrip("?")] - 1)
+        if name == "start_ns":
+            return st.integers(-1, 2**58)
         width = np.iinfo(np.dtype(kind.TYPES[name]))
         return st.integers(int(width.min), int(width.max))
 
     return Program(
         rank=rank,
-        world_size=draw(st.integers(1, 9)),
+        world_size=draw(st.integers(rank + 1, 9)),
         names=("a", draw(text)),
         threads=(Thread(draw(int64), draw(text)),),
-        streams=(Stream(7), Stream(8, 1, draw(st.none() | int64))),
+        streams=(Stream(7), Stream(8, 1, draw(st.none() | st.integers(0, 2**31 - 1)))),
         ops=Ops.from_columns(filled(Ops, count["ops"])),
         calls=Calls.from_columns(filled(Calls, count["calls"])),
         works=Works.from_columns(filled(Works, count["works"])),
         collectives=tuple(groups),
         signatures=tuple(kinds),
-        steps=draw(ranks),
-        origin_ns=draw(int64),
+        steps=tuple(dict.fromkeys(draw(ranks))),
+        origin_ns=draw(st.integers(-(2**61), 2**61)),
         device_name=draw(text),
         source=draw(text),
         warnings=tuple(draw(st.lists(text, max_size=2))),
@@ -94,7 +105,7 @@ def programs(draw: st.DrawFn, rank: int) -> Program:
 def workloads(draw: st.DrawFn) -> Workload:
     some = sorted(draw(st.sets(st.integers(0, 5), min_size=1, max_size=3)))
     few = tuple(draw(programs(rank)) for rank in some)
-    return Workload(few, draw(st.integers(1, 9)), draw(text), tuple(draw(st.lists(text, max_size=2))), draw(metas))
+    return Workload(few, draw(st.integers(9, 12)), draw(text), tuple(draw(st.lists(text, max_size=2))), draw(metas))
 
 
 def exactly(workload: Workload) -> str:
@@ -162,6 +173,13 @@ ONE_WORK = {name: [0] for name in Works.TYPES}
         ({"works": {**ONE_WORK, "name": [0, 0]}}, "Works"),
         ({"works": {**ONE_WORK, "kind": [300]}}, "damaged"),
         ({"signatures": [[[{"shape": "x", "dtype": "float32"}], []]]}, "shape"),
+        ({"works": {**ONE_WORK, "call": [-1], "collective": [-1], "end_ns": [2**62]}}, "span from 0 to"),
+        ({"works": {**ONE_WORK, "call": [-1], "collective": [-1], "start_ns": [5]}}, "span from 5 to 0"),
+        ({"works": {**ONE_WORK, "call": [-1], "collective": [-1], "kind": [3]}}, "collective that is not described"),
+        ({"ops": {name: [0] for name in Ops.TYPES} | {"signature": [-1]}}, "enclosed by itself"),
+        ({"rank": 2}, "rank is 2, expected less than 2"),
+        ({"steps": [1, 1]}, "step occurs twice"),
+        ({"streams": [[7, 0, 2**40]]}, "queue is 1099511627776"),
         ({"meta": {"x": {"$array": ["object", []]}}}, "column of object"),
     ],
 )

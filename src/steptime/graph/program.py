@@ -21,6 +21,8 @@ import numpy as np
 from steptime.graph.table import IntColumn, KindColumn, SmallColumn, Table
 
 NEVER = -1
+# No job is larger; what claims to be comes from damage.
+MOST_RANKS = 1_000_000
 
 
 class Phase(IntEnum):

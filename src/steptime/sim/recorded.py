@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptime.errors import InputError
 from steptime.graph.launch_queue import held_up, queue_depth
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
@@ -43,8 +44,26 @@ class Recorded:
     offsets_ns: tuple[int, ...]  # per rank: what was added to its own times
 
 
+def _check(program: Program) -> None:
+    """A program that was only half recorded has no timings: what is missing would silently count as nothing."""
+    calls, where = program.calls, program.source or f"rank {program.rank}"
+    untimed = int((calls.start_ns < 0).sum()) + int((program.works.start_ns < 0).sum())
+    if untimed:
+        total = len(calls) + len(program.works)
+        raise InputError(
+            f"{where}: {untimed} of {total} host calls and device events hold no times; give a Kineto trace of the run"
+        )
+    for kind, what in ((CallKind.STEP_BEGIN, "begins"), (CallKind.STEP_END, "ends")):
+        unmarked = sorted(set(program.steps) - set(calls.step[calls.kind == kind].tolist()))
+        if unmarked or not program.steps:
+            which = f"where step {unmarked[0]} {what}" if unmarked else "where its steps begin and end"
+            raise InputError(f"{where}: does not say {which}; give a Kineto trace of the run")
+
+
 def recorded(workload: Workload) -> Recorded:
     """The timings of every rank as recorded."""
+    for program in workload.programs:
+        _check(program)
     origin = min(p.origin_ns for p in workload.programs)
     meetings = recorded_meetings(workload)
     offsets = tuple(p.origin_ns - origin - meetings.clock_ns[p.rank] for p in workload.programs)

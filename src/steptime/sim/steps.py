@@ -27,7 +27,9 @@ def step_times_ns(inputs: Recorded, timeline: Timeline | None = None) -> dict[in
         raise InputError("the traces share no step to compare; give traces of the same steps of every rank")
     ends = np.array([[_end(program, calls, works, step) for step in steps] for program, _, calls, works in times])
     begin = min(_begin(program, starts, steps[0]) for program, starts, _, _ in times)
-    return dict(zip(steps, np.diff(ends.max(axis=0), prepend=begin).tolist(), strict=True))
+    # In a damaged recording a step may end before the one before it does; it then takes no time, never less.
+    reached = np.maximum.accumulate([begin, *ends.max(axis=0).tolist()])
+    return dict(zip(steps, np.diff(reached).tolist(), strict=True))
 
 
 def _recorded(inputs: Recorded) -> Iterator[_Times]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from steptime.errors import InputError
 from steptime.graph.workload import Workload
@@ -43,5 +44,16 @@ def replay(workload: Workload) -> Replay:
     inputs = recorded(workload)
     timeline = simulate(inputs.cohorts, queue_depth=inputs.queue_depth)
     measured, predicted = step_times_ns(inputs), step_times_ns(inputs, timeline)
-    steps = tuple(StepReplay(step, predicted[step], measured[step]) for step in measured)
-    return Replay(workload, inputs, timeline, steps)
+    steps = tuple(StepReplay(step, predicted[step], measured[step]) for step in measured if measured[step])
+    return Replay(_warned(workload, [step for step in measured if not measured[step]], len(steps)), inputs, timeline, steps)
+
+
+def _warned(workload: Workload, empty: Sequence[int], compared: int) -> Workload:
+    """The workload with a warning about steps that took no time, which cannot be compared with anything."""
+    if not compared:
+        raise InputError(f"{workload.programs[0].source}: no step takes any time as recorded; is the trace damaged?")
+    if not empty:
+        return workload
+    listed = ", ".join(map(str, empty))
+    message = f"left out of the replay, because they end no later than the step before them: steps {listed}"
+    return replace(workload, warnings=(*workload.warnings, message))

@@ -22,11 +22,11 @@ from steptime.graph.formats import Format
 from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream, rank_in_name
 from steptime.graph.formats.kineto_collectives import Sources, describe, least_world_size, mark_collectives
 from steptime.graph.formats.kineto_events import KinetoEvents, read_events
-from steptime.graph.formats.kineto_plausible import MOST_RANKS, leave_out_implausible
+from steptime.graph.formats.kineto_plausible import leave_out_implausible
 from steptime.graph.formats.kineto_signatures import read_signatures
 from steptime.graph.inference import infer_dependencies, launch_the_unlaunched
 from steptime.graph.nesting import innermost, nest, phases
-from steptime.graph.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, Works
+from steptime.graph.program import MOST_RANKS, CallKind, Calls, Ops, Phase, Program, Stream, Thread, Works
 from steptime.graph.table import IntColumn, SmallColumn
 from steptime.graph.waits import WaitHint
 

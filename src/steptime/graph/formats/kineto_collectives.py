@@ -17,8 +17,7 @@ import numpy as np
 
 from steptime.graph.collectives import collective_kind
 from steptime.graph.formats.kineto_events import Args
-from steptime.graph.formats.kineto_plausible import MOST_RANKS
-from steptime.graph.program import Collective, WorkKind, Works
+from steptime.graph.program import MOST_RANKS, Collective, WorkKind, Works
 from steptime.graph.table import IntColumn, SmallColumn
 from steptime.units import dtype_bytes, dtype_name
 

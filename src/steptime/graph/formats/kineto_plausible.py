@@ -17,8 +17,6 @@ from steptime.units import NS_PER_S
 WINDOW_AT_MOST_NS = 24 * 3600 * NS_PER_S
 # Sums of durations stay below this, which leaves the simulator's arithmetic room before it wraps around.
 TOTAL_AT_MOST_NS = 2**59
-# No job is larger; what claims to be comes from damage.
-MOST_RANKS = 1_000_000
 
 
 def leave_out_implausible(events: KinetoEvents) -> None:

@@ -20,6 +20,8 @@ from steptime.errors import InputError
 from steptime.graph.formats import Format, Progress
 from steptime.graph.formats.files import TraceFile, open_stream
 from steptime.graph.program import (
+    MOST_RANKS,
+    NEVER,
     CallKind,
     Calls,
     Collective,
@@ -34,7 +36,7 @@ from steptime.graph.program import (
     WorkKind,
     Works,
 )
-from steptime.graph.table import Table
+from steptime.graph.table import IntColumn, Table
 from steptime.graph.workload import Workload
 
 VERSION = 1
@@ -44,6 +46,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _SUFFIXES = (".json", ".json.gz")
 # Marks what JSON has no form for: tuples, arrays, infinities, dictionaries with such marks or with other keys than texts.
 _TUPLE, _ARRAY, _FLOAT, _DICT = "$tuple", "$array", "$float", "$dict"
+# Times and sums of durations up to here (18 years) leave the simulator's arithmetic room before it wraps around.
+_LATEST_NS = 2**59
 _ARRAY_TYPES = ("int8", "int32", "int64", "float64", "bool")
 
 _Table = TypeVar("_Table", bound=Table)
@@ -250,6 +254,8 @@ def decode(data: bytes, source: str) -> Workload:
             raise InputError(f"saved in version {version}, this steptime reads {VERSION}; use a matching steptime")
         saved = msgspec.json.decode(data, type=_SavedWorkload)
         programs = tuple(_program(each) for each in saved.programs)
+        if not max((p.world_size for p in programs), default=0) <= saved.world_size <= MOST_RANKS:
+            raise ValueError(f"a job of {saved.world_size} ranks")
         return Workload(programs, saved.world_size, saved.name, tuple(saved.warnings), _restored(saved.meta))
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
@@ -329,6 +335,37 @@ def _check(program: Program) -> None:
         wrong = np.flatnonzero((column < low) | (column >= high))
         if len(wrong):
             raise ValueError(f"rank {program.rank}: {name}[{wrong[0]}] is {column[wrong[0]]}, expected {low} to {high - 1}")
+    if (ops.parent >= np.arange(len(ops))).any():
+        raise ValueError(f"rank {program.rank}: an op is enclosed by itself or by a later one")
+    if (works.collective[works.kind == WorkKind.COLLECTIVE] < 0).any():
+        raise ValueError(f"rank {program.rank}: a collective that is not described")
+    for each in (ops, calls, works):
+        _check_times(program.rank, each.start_ns, each.end_ns)
+    _check_numbers(program)
+
+
+def _check_times(rank: int, start: IntColumn, end: IntColumn) -> None:
+    wrong = np.flatnonzero((start < NEVER) | (end < start) | (end > _LATEST_NS))
+    if len(wrong):
+        row = wrong[0]
+        raise ValueError(f"rank {rank}: a span from {start[row]} to {end[row]} ns, expected 0 to {_LATEST_NS} or {NEVER}")
+    if float((end - start).sum(dtype=np.float64)) > _LATEST_NS:
+        raise ValueError(f"rank {rank}: durations that add up to more than {_LATEST_NS} ns")
+
+
+def _check_numbers(program: Program) -> None:
+    queues = (stream.queue or 0 for stream in program.streams)
+    members = (rank for collective in program.collectives for rank in collective.ranks)
+    for name, values, high in (
+        ("rank", [program.rank], program.world_size), ("world_size", [program.world_size - 1], MOST_RANKS),
+        ("rank of a collective", members, MOST_RANKS), ("queue", queues, 2**31), ("step", program.steps, 2**31),
+        ("origin_ns", [abs(program.origin_ns)], 2**62),
+    ):  # fmt: skip
+        wrong = next((value for value in values if not 0 <= value < high), None)
+        if wrong is not None:
+            raise ValueError(f"rank {program.rank}: {name} is {wrong}, expected less than {high} and no negative number")
+    if len(set(program.steps)) < len(program.steps):
+        raise ValueError(f"rank {program.rank}: a step occurs twice")
 
 
 def _recognises(head: bytes, _name: str) -> bool:
