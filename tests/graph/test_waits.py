@@ -226,3 +226,13 @@ def test_records_of_streams_on_two_devices_are_not_mixed_up() -> None:
     assert resolved(program) == [(COMPUTE, "awaited")]
     (waiting,) = (program.streams[s] for s in program.calls.stream.tolist() if s >= 0)
     assert waiting.device == 0
+
+
+def test_a_last_wait_on_autograds_thread_holds_back_what_the_main_thread_launches() -> None:
+    trace = Trace(world_size=2)
+    trace.op("autograd::engine::evaluate_function: MmBackward0", 0, 50_000, AUTOGRAD)
+    trace.launch(1_000, 5_000, Work(COMPUTE, 6_000, 20_000, "gradient"), tid=AUTOGRAD)
+    trace.collective(10_000, 20_000, Work(COMMUNICATION, 21_000, 60_000, ALL_REDUCE), tid=AUTOGRAD)
+    trace.wait(30_000, 31_000, AUTOGRAD)
+    trace.launch(55_000, 59_000, Work(COMPUTE, 61_000, 70_000, "optimiser"))
+    assert resolved(trace.read()) == [(COMMUNICATION, "gradient"), (COMPUTE, ALL_REDUCE)]

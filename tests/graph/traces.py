@@ -226,20 +226,23 @@ _SYNCS = {
 }
 
 
-def recording(timeline: CohortTimeline, *, clock_ahead_ns: int = 0) -> Trace:
-    """A simulated rank as the profiler would have recorded it. Thread 1 is autograd's; steps must be marked."""
+def recording(timeline: CohortTimeline, *, clock_ahead_ns: int = 0, sync_records: bool = True) -> Trace:
+    """A simulated rank as the profiler would have recorded it. Thread 1 is autograd's; steps must be marked.
+
+    Without sync records, a trace does not say what waits refer to, as most do not.
+    """
     program = timeline.cohort.program
     trace = Trace(rank=timeline.cohort.ranks[0], world_size=program.world_size, epoch_ns=EPOCH_NS + clock_ahead_ns)
     times = (timeline.call_start_ns, timeline.call_end_ns, timeline.work_start_ns, timeline.work_end_ns)
-    writer = _Recorder(trace, program, *(values[:, 0, 0].tolist() for values in times))
+    writer = _Recorder(trace, program, sync_records, *(values[:, 0, 0].tolist() for values in times))
     for call in range(len(program.calls)):
         writer.call(call)
     return trace
 
 
 class _Recorder:
-    def __init__(self, trace: Trace, program: Program, *times: Sequence[int]) -> None:
-        self.trace, self.program = trace, program
+    def __init__(self, trace: Trace, program: Program, sync_records: bool, *times: Sequence[int]) -> None:
+        self.trace, self.program, self.sync_records = trace, program, sync_records
         self.start, self.end, self.begun, self.done = times  # of calls, then of works
 
     def call(self, row: int) -> None:
@@ -255,8 +258,10 @@ class _Recorder:
             works = [w for w in range(len(self.program.works)) if self.program.works.call[w] == row]
             self.trace.launch(start, end, *(self._work(w, kind) for w in works), tid=tid)
         elif kind == CallKind.STREAM_WAIT:
-            waiting = self.program.streams[calls.stream[row]].id
-            self.trace.wait(start, end, tid, stream=waiting, **self._awaited(int(calls.awaits[row]), tid))
+            said = {"stream": self.program.streams[calls.stream[row]].id, **self._awaited(int(calls.awaits[row]), tid)}
+            self.trace.wait(start, end, tid, **(said if self.sync_records else {}))
+            if self._launches_collective(row + 1):
+                self.trace.op("record_param_comms", start, self.end[row + 1], tid)
         elif kind in _SYNCS:
             self._sync(row, kind, tid)
 
@@ -266,7 +271,12 @@ class _Recorder:
         said = self._awaited(int(calls.awaits[row]), tid) if kind == CallKind.EVENT_SYNC else {}
         stream = self.program.streams[calls.stream[row]].id if kind == CallKind.STREAM_SYNC else -1
         correlation = self.trace.call(f"cuda{api}", start, end, tid)
-        self.trace.sync_record(name, correlation, start, end, stream=stream, **said)
+        if self.sync_records:
+            self.trace.sync_record(name, correlation, start, end, stream=stream, **said)
+
+    def _launches_collective(self, call: int) -> bool:
+        works = self.program.works
+        return bool(((works.call == call) & (works.kind == WorkKind.COLLECTIVE)).any())
 
     def _awaited(self, work: int, tid: int) -> Json:
         """The event record right behind a work's launch, and its stream."""

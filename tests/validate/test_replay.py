@@ -106,11 +106,11 @@ def timed(program: Program, rank: int, rng: np.random.Generator) -> Cohort:
     return Cohort(replace(program, rank=rank), (rank,), timing)
 
 
-def recorded_job(timeline: Timeline, folder: Path, ahead: tuple[int, ...] = ()) -> Workload:
+def recorded_job(timeline: Timeline, folder: Path, ahead: tuple[int, ...] = (), *, sync_records: bool = True) -> Workload:
     """What is read back after all ranks of a simulation have been written as traces, some with clocks that are ahead."""
     for index, cohort in enumerate(timeline.cohorts):
         skew = ahead[index] if ahead else 0
-        recording(cohort, clock_ahead_ns=skew).write(folder / f"rank{index}.json")
+        recording(cohort, clock_ahead_ns=skew, sync_records=sync_records).write(folder / f"rank{index}.json")
     return load([folder])
 
 
@@ -161,6 +161,43 @@ def test_work_held_up_by_a_full_queue_is_replayed_to_the_nanosecond(tmp_path: Pa
     assert blocked.sum() > 300
     replayed = replay(recorded_job(run, tmp_path))
     assert replayed.recorded.queue_depth == QUEUE_DEPTH
+    assert predicted(replayed) == step_times(run, program.steps)
+
+
+def data_parallel(steps: int, layers: int, buckets: int, ranks: tuple[int, ...]) -> Program:
+    """Steps as DDP issues them: forward, backward with buckets reduced on a stream of their own, waits, optimiser."""
+    draft = Draft(threads=2, streams=2)
+    for step in range(5, 5 + steps):
+        draft.call(CallKind.STEP_BEGIN, step=step)
+        for _ in range(layers):
+            draft.work(0, call=draft.call(CallKind.LAUNCH, step=step), step=step)
+        backward, reduced = len(draft.calls), []
+        for layer in range(layers):
+            draft.work(0, call=draft.call(CallKind.LAUNCH, 1, step=step), step=step)
+            if (layer + 1) % (layers // buckets) == 0:
+                draft.call(CallKind.STREAM_WAIT, 1, stream=1, awaits=len(draft.works) - 1, step=step)
+                act(draft, ("collective", 1, 0), 1, step, ranks)
+                reduced.append(len(draft.works) - 1)
+        for work in reduced:
+            draft.call(CallKind.STREAM_WAIT, 1, stream=0, awaits=work, step=step)
+        draft.calls[backward]["after"] = backward - 1
+        optimiser = len(draft.calls)
+        for _ in range(layers):
+            draft.work(0, call=draft.call(CallKind.LAUNCH, step=step), step=step)
+        draft.calls[optimiser]["after"] = optimiser - 1
+        draft.call(CallKind.STEP_END, step=step)
+    return replace(draft.program(world_size=len(ranks)), steps=tuple(range(5, 5 + steps)))
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_waits_of_data_parallel_runs_are_found_where_no_record_tells_them(
+    tmp_path_factory: pytest.TempPathFactory, steps: int, buckets: int, layers: int, ranks: int, seed: int
+) -> None:
+    program = data_parallel(steps, layers * buckets, buckets, tuple(range(ranks)))
+    rng = np.random.default_rng(seed)
+    run = simulate([timed(program, rank, rng) for rank in range(ranks)])
+    replayed = replay(recorded_job(run, tmp_path_factory.mktemp("job"), sync_records=False))
     assert predicted(replayed) == step_times(run, program.steps)
 
 

@@ -155,6 +155,21 @@ class _Resolver:
         at = bisect_left(times, before_ns)
         return works[at - 1] if at else -1
 
+    def _head(self, stream: int, after_ns: int) -> int:
+        """The first work enqueued on a stream from a time on, or -1."""
+        times, works = self.streams[stream]
+        at = bisect_left(times, after_ns)
+        return works[at] if at < len(works) else -1
+
+    def _current_stream(self, row: int) -> int:
+        """The stream a thread launches on next, or computed on last where it launches nothing more; -1 where it never does."""
+        times, calls = self.threads[self.calls.thread[row]]
+        at = bisect_left(times, int(self.calls.start_ns[row]))
+        if at < len(calls):
+            return int(self.works.stream[self.first_work[calls[at]]])
+        before = (int(self.first_work[call]) for call in reversed(calls))
+        return next((int(self.works.stream[w]) for w in before if self.works.kind[w] != WorkKind.COLLECTIVE), -1)
+
     def _wait(self, row: int) -> tuple[int, int]:
         start = int(self.calls.start_ns[row])
         hint = self.hints.get(row)
@@ -167,12 +182,10 @@ class _Resolver:
         inside = self._collective_around(row)
         if inside is not None:
             return self._before_collective(row, inside)
-        times, calls = self.threads[self.calls.thread[row]]
-        at = bisect_left(times, start)
-        if at == len(calls):
+        waiter = self._current_stream(row)
+        following = self._head(waiter, start) if waiter >= 0 else -1
+        if following < 0:
             return -1, -1
-        following = int(self.first_work[calls[at]])
-        waiter = int(self.works.stream[following])
         awaited = self._cause(row, following, waiter)
         if awaited < 0 or (waiter, awaited) in self.awaited:
             return -1, -1
