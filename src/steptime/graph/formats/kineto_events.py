@@ -5,27 +5,20 @@ Only here are the spellings of the format known. Out come columns per kind of ev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from steptime.graph.formats.event_stream import EventStream
 from steptime.graph.formats.files import TolerantReader
+from steptime.graph.formats.kineto_times import beyond_floats, span_ns, times_ns
 from steptime.graph.program import WorkKind
 from steptime.graph.table import IntColumn
 
 _EMPTY = msgspec.Raw(b"")
-# A float64 holds whole nanoseconds up to here.
-_FLOAT_NS_EXACT = 2**53
-_FLOAT_US_EXACT = _FLOAT_NS_EXACT / 1000
-# Integer timestamps above this are nanoseconds since the epoch, not microseconds (1e17 us is the year 5138).
-_INT_NS_FROM = 10**17
-
 _OP_CATEGORIES = {"cpu_op", "Operator", "operator", "user_annotation"}
 _CALL_CATEGORIES = {"cuda_runtime", "cuda_driver", "Runtime", "runtime", "hip_runtime", "privateuse1_runtime"}
 _WORK_KINDS = {
@@ -39,9 +32,6 @@ _NUMBERS = (
     "correlation", "bytes", "external_id", "sequence", "record_function_id",
     "wait_on_stream", "wait_on_cuda_event_record_corr_id",
 )  # fmt: skip
-_FIRST_TIME = re.compile(rb'"ts"\s*:\s*"?(\d+)\.\d')
-# Times beyond this (about 292 years) would not fit int64 arithmetic.
-_NS_AT_MOST = 2**62
 
 
 class Args(
@@ -63,7 +53,6 @@ class Args(
         "group": "Process Group Name",
         "group_ranks": "Process Group Ranks",
         "group_size": "Group size",
-        "collective_sequence": "Seq",
         "source_rank": "Src Rank",
         "destination_rank": "Dst Rank",
     },
@@ -90,7 +79,6 @@ class Args(
     group: Any = None
     group_ranks: Any = None
     group_size: Any = None
-    collective_sequence: Any = None
     source_rank: Any = None
     destination_rank: Any = None
     wait_on_stream: Any = -1
@@ -120,8 +108,7 @@ class ExactEvent(Event, gc=False):
 
 
 def _event_type(text: bytes) -> type[Event]:
-    first = _FIRST_TIME.search(text)
-    return ExactEvent if first is not None and int(first.group(1)) >= _FLOAT_US_EXACT else Event
+    return ExactEvent if beyond_floats(text) else Event
 
 
 @dataclass
@@ -188,10 +175,6 @@ class KinetoEvents:
     warnings: list[str] = field(default_factory=list)
     skipped: int = 0
 
-    def name_id(self, name: str) -> int:
-        """The index of an interned name."""
-        return self.names.setdefault(name, len(self.names))
-
 
 def read_events(reader: TolerantReader, source: str, progress: Callable[[int], None] | None = None) -> KinetoEvents:
     """Decode a whole trace, a chunk at a time."""
@@ -251,7 +234,7 @@ class _Collector:
 
     def _ops(self, events: list[Event]) -> None:
         kept = self.kept
-        start, duration = _times(events)
+        start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
         tid = _integers([e.tid for e in events])
         args = [e.args or _NO_ARGS for e in events]
         external = _integers([a.external_id for a in args])
@@ -279,14 +262,14 @@ class _Collector:
         kept.ops.append(*(column[rows] for column in columns))
 
     def _calls(self, events: list[Event]) -> None:
-        start, duration = _times(events)
+        start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
         tid = _integers([e.tid for e in events])
         correlation = _integers([e.args.correlation if e.args is not None else -1 for e in events])
         self.kept.calls.append(start, duration, tid, self._names(events), correlation)
 
     def _works(self, events: list[Event]) -> None:
         kept = self.kept
-        start, duration = _times(events)
+        start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
         args = [e.args or _NO_ARGS for e in events]
         stream = _integers([e.tid if a.stream is None else a.stream for e, a in zip(events, args, strict=True)])
         device = _integers([e.pid if a.device is None else a.device for e, a in zip(events, args, strict=True)])
@@ -316,53 +299,11 @@ def _integers(values: list[Any]) -> IntColumn:
     return column
 
 
-def _times(events: list[Event]) -> tuple[IntColumn, IntColumn]:
-    """Start and duration of every event in nanoseconds."""
-    starts = [e.ts for e in events]
-    column = np.array(starts) if starts and type(starts[0]) in (int, float) else np.zeros(0, dtype=object)
-    if column.dtype == np.float64:
-        begin = np.rint(column * 1000)
-        usable = bool(np.all(np.abs(begin) < _FLOAT_NS_EXACT))
-    elif column.dtype == np.int64:
-        begin = column * 1000
-        usable = _within(column, _NS_AT_MOST // 1000)
-    else:
-        begin, usable = _exact_times(starts)
-    if not usable:
-        spans = [_span_ns(e.ts, e.dur) for e in events]
-        return np.array([s for s, _ in spans], dtype=np.int64), np.array([d for _, d in spans], dtype=np.int64)
-    duration = np.array([0 if e.dur is None else e.dur for e in events], dtype=None if events else np.int64)
-    if duration.dtype not in (np.int64, np.float64) or duration.ndim != 1 or not _within(duration, _NS_AT_MOST // 1000):
-        raise TypeError(duration.dtype)
-    return begin.astype(np.int64), np.rint(duration * 1000.0).astype(np.int64)
-
-
-def _within(values: npt.NDArray[Any], limit: int) -> bool:
-    """Whether all values lie between -limit and limit; not by `abs`, which the least int64 has none of."""
-    return bool(np.all((values > -limit) & (values < limit)))
-
-
-def _exact_times(starts: list[Any]) -> tuple[npt.NDArray[Any], bool]:
-    """Times kept as text with exactly three decimals, read as whole nanoseconds at once; False where they are not all so."""
-    none = np.zeros(0, dtype=np.int64)
-    if not starts or any(type(s) is not msgspec.Raw for s in starts):
-        return none, False
-    text = b"[" + b",".join(map(bytes, starts)) + b"]"
-    try:
-        approximate = np.array(msgspec.json.decode(text, type=list[float]))
-        exact = np.array(msgspec.json.decode(text.replace(b".", b""), type=list[int]))
-    except msgspec.DecodeError:
-        return none, False
-    agree = exact.dtype == np.int64 and _within(exact, _NS_AT_MOST) and bool(np.all(np.abs(exact / 1000 - approximate) < 1))
-    return exact, agree
-
-
 def _mend(event: Event) -> bool:
     """Make every number of an event a number; False where that cannot be done."""
     try:
-        begin, length = _span_ns(event.ts, event.dur)
-        event.ts = f"{'-' if begin < 0 else ''}{abs(begin) // 1000}.{abs(begin) % 1000:03d}"
-        event.dur = length / 1000
+        begin, length = span_ns(event.ts, event.dur)
+        event.ts, event.dur = f"{'-' if begin < 0 else ''}{abs(begin) // 1000}.{abs(begin) % 1000:03d}", length / 1000
         args = event.args
         on_device = event.cat in _WORK_KINDS or event.cat == _SYNC_CATEGORY
         if on_device:
@@ -392,40 +333,3 @@ def _number(value: Any) -> int:
     if not -(2**63) <= number < 2**63:
         raise OverflowError(number)
     return number
-
-
-def _span_ns(start: Any, duration: Any) -> tuple[int, int]:
-    """Start and duration in nanoseconds, from integer, float, string or nanosecond timestamps."""
-    if type(start) is float:
-        begin, scale = round(start * 1000), 1000
-    elif type(start) is int:
-        begin, scale = _whole_ns(start)
-    else:
-        begin, scale = _text_ns(start)
-    if not -_NS_AT_MOST < begin < _NS_AT_MOST:
-        raise ValueError(begin)
-    if type(duration) is float or type(duration) is int:
-        length = round(duration * scale)
-    else:
-        length = 0 if duration is None else round(float(duration) * scale)
-    if not -_NS_AT_MOST < length < _NS_AT_MOST:
-        raise ValueError(length)
-    return begin, length
-
-
-def _whole_ns(start: int) -> tuple[int, int]:
-    return (start, 1) if abs(start) >= _INT_NS_FROM else (start * 1000, 1000)
-
-
-def _text_ns(start: Any) -> tuple[int, int]:
-    """From text, without going through a float: it may hold more digits than one."""
-    if type(start) not in (str, msgspec.Raw):
-        raise TypeError(type(start))
-    text = start if type(start) is str else bytes(start).strip(b'"').decode()
-    whole, _, fraction = text.partition(".")
-    if not fraction:
-        return _whole_ns(int(whole))
-    if not (fraction.isdigit() and whole.lstrip("-").isdigit()):
-        return round(float(text) * 1000), 1000
-    below = int((fraction + "00")[:3])
-    return int(whole) * 1000 + (-below if whole.startswith("-") else below), 1000
