@@ -27,43 +27,41 @@ def launch_the_unlaunched(program: Program) -> Program:
     Work without a launch at the head of a stream is backlog from before the window and stays as it is.
     """
     works, calls = program.works, program.calls
-    launched = works.call >= 0
-    seen = np.zeros(len(works), dtype=bool)
-    for index in range(len(program.streams)):
-        rows = np.flatnonzero(works.stream == index)
-        seen[rows] = np.maximum.accumulate(launched[rows]) if len(rows) else False
-    lost = np.flatnonzero(seen & ~launched)
+    lost = _lost(program)
     if not len(lost):
         return program
-    lost = lost[np.argsort(works.start_ns[lost], kind="stable")]
-    first = len(calls)
-    new = {
+    step = _step_of_lost(program, lost)
+    new = {column: np.full(len(lost), -1) for column in calls.columns()} | {
         "kind": np.full(len(lost), CallKind.LAUNCH),
         "api": works.name[lost],
         "thread": np.full(len(lost), len(program.threads)),
-        "op": np.full(len(lost), -1),
-        "step": _step_of_lost(program, lost),
+        "step": step,
         "start_ns": works.start_ns[lost],
         "end_ns": works.start_ns[lost],
-        "stream": np.full(len(lost), -1),
-        "awaits": np.full(len(lost), -1),
-        "after": np.full(len(lost), -1),
     }
-    call = works.call.copy()
-    call[lost] = first + np.arange(len(lost))
-    step = works.step.copy()
-    step[lost] = new["step"]
+    work_call, work_step = works.call.copy(), works.step.copy()
+    work_call[lost], work_step[lost] = len(calls) + np.arange(len(lost)), step
+    message = (
+        f"{program.source}: {len(lost)} of {len(works)} device events have no launch in the trace (filtered?); "
+        "they start when they were seen to start"
+    )
     return replace(
         program,
         calls=Calls.from_columns({k: np.concatenate([v, new[k]]) for k, v in calls.columns().items()}),
-        works=works.replace(call=call, step=step),
+        works=works.replace(call=work_call, step=work_step),
         threads=(*program.threads, Thread(-1, "unrecorded")),
-        warnings=(
-            *program.warnings,
-            f"{program.source}: {len(lost)} of {len(works)} device events have no launch in the trace (filtered?); "
-            "they start when they were seen to start",
-        ),
-    )
+    ).with_warnings(message)
+
+
+def _lost(program: Program) -> IntColumn:
+    """Works without a launch behind launched work of their stream, by start."""
+    works = program.works
+    launched, behind = works.call >= 0, np.zeros(len(works), dtype=bool)
+    for index in range(len(program.streams)):
+        rows = np.flatnonzero(works.stream == index)
+        behind[rows] = np.logical_or.accumulate(launched[rows])
+    lost = np.flatnonzero(behind & ~launched)
+    return lost[np.argsort(works.start_ns[lost], kind="stable")]
 
 
 def _step_of_lost(program: Program, lost: IntColumn) -> SmallColumn:
