@@ -252,6 +252,17 @@ def test_a_collective_is_described_by_its_kernel_or_by_the_op_around_its_launch(
     assert (collective.bytes_in, collective.bytes_out, collective.dtype) == (1024, 1024, "float32")
 
 
+def test_what_a_kernel_lacks_comes_from_the_op_around_its_launch() -> None:
+    trace = Trace(rank=1, world_size=4)
+    known = {"Collective name": "all_to_allv", "In msg nelems": 64, "In split size": "[]"}
+    said = {"Process Group Name": "7", "Process Group Ranks": "[1, 3]", "In split size": "[10, 54]", "In msg nelems": 99}
+    work = Work(20, 10_000, 20_000, "ncclDevKernel_SendRecv", args=known)
+    trace.collective(0, 9_000, work, name="all_to_allv", described="op", said=said)
+    (collective,) = trace.read().collectives
+    assert (collective.kind, collective.group, collective.ranks) == ("all_to_all", "7", (1, 3))
+    assert (collective.bytes_in, collective.bytes_out, collective.in_splits) == (4 * 64, 4 * 256, (10, 54))
+
+
 def test_groups_cut_short_in_the_event_come_from_the_header() -> None:
     groups = [{"pg_name": "7", "ranks": [5, 1, 2]}]
     trace = Trace(rank=1, world_size=6, groups=groups)

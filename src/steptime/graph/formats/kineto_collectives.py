@@ -1,7 +1,7 @@
 """Which kernels are collectives, who takes part and what they move.
 
-Sources, best first: the kernel's own arguments (recent PyTorch), the `record_param_comms` op around its launch, the `nccl:...`
-annotation around it, the kernel's name. Process groups come from those or from the trace's header; where nothing says, the
+Sources, best first: the kernel's own arguments (recent PyTorch), completed by the `record_param_comms` op around its launch;
+the `nccl:...` annotation around it; the kernel's name. Process groups come from those or from the trace's header; where nothing says, the
 group is everyone.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from steptime.graph.collectives import collective_kind
@@ -24,6 +25,10 @@ from steptime.units import dtype_bytes, dtype_name
 _COLLECTIVE_KERNEL = re.compile(r"^(?:void )?(?:ncclx?|rccl|mscclpp?)\w*(?:Kernel|_)", re.IGNORECASE)
 # Longer numbers than these are neither ranks nor splits.
 _NUMBER = re.compile(r"(?<!\d)\d{1,15}(?!\d)")
+_DESCRIPTION = (
+    "collective", "in_elements", "out_elements", "dtype", "in_splits", "out_splits",
+    "group", "group_ranks", "group_size", "source_rank", "destination_rank",
+)  # fmt: skip
 # No message is larger; what claims to be comes from damage.
 _MOST_BYTES = 2**50
 
@@ -68,8 +73,8 @@ def _describe(row: int, op: int, works: Works, sources: Sources) -> Collective:
     annotation = ""
     while op >= 0:
         name = sources.names[sources.op_name[op]]
-        if args is None and op in sources.by_op:
-            args = sources.by_op[op]
+        if op in sources.by_op:
+            args = _completed(args, sources.by_op[op])
         if not annotation and name.startswith(("nccl:", "c10d::")):
             annotation = name.split(":", 1)[1]
         op = int(sources.parent[op])
@@ -78,6 +83,14 @@ def _describe(row: int, op: int, works: Works, sources: Sources) -> Collective:
         kind = collective_kind(annotation or kernel)
         return Collective(kind, "", _everyone(sources.world_size), 0)
     return _from_args(args, annotation or kernel, sources)
+
+
+def _completed(args: Args | None, more: Args) -> Args:
+    """What a kernel says, completed by what the op around its launch says."""
+    if args is None:
+        return more
+    missing = {name: getattr(more, name) for name in _DESCRIPTION if getattr(args, name) in (None, "", "[]")}
+    return msgspec.structs.replace(args, **missing)
 
 
 def _from_args(args: Args, fallback: str, sources: Sources) -> Collective:
