@@ -222,6 +222,23 @@ def test_a_clock_that_is_ahead_on_one_rank_changes_nothing(tmp_path: Path, ahead
     assert measured(replayed) == step_times(run, (5, 6, 7))
 
 
+# Not the first of its stream: without its launch, that could not be told from backlog.
+@pytest.mark.parametrize("lost", range(2, 6))
+def test_a_collective_whose_launch_was_lost_on_one_rank_still_meets_the_others(tmp_path: Path, lost: int) -> None:
+    rng = np.random.default_rng(5)
+    run = simulate([timed(job(COMMON, (0, 1)), rank, rng) for rank in range(2)])
+    whole, lossy = (recording(cohort) for cohort in run.cohorts)
+    launches = [e["args"]["correlation"] for e in lossy.events if e["name"].startswith("nccl")]
+    lossy.events = [e for e in lossy.events if e["cat"] != "cuda_runtime" or e["args"]["correlation"] != launches[lost]]
+    whole.write(tmp_path / "rank0.json")
+    lossy.write(tmp_path / "rank1.json")
+    workload = load([tmp_path])
+    assert [sorted(c.sequence for c in program.collectives) for program in workload.programs] == [list(range(6))] * 2
+    replayed = replay(workload)
+    assert measured(replayed) == step_times(run, (5, 6, 7))
+    assert all(abs(s.error) < ERROR_AT_MOST for s in replayed.steps)
+
+
 def test_traces_that_share_no_step_are_one_clear_line(tmp_path: Path) -> None:
     runs = [simulate([timed(job(COMMON, (rank,)), rank, np.random.default_rng(rank))]) for rank in range(2)]
     early, late = (recording(run.cohorts[0]) for run in runs)

@@ -1,8 +1,8 @@
 """Which kernels are collectives, who takes part and what they move.
 
 Sources, best first: the kernel's own arguments (recent PyTorch), completed by the `record_param_comms` op around its launch;
-the `nccl:...` annotation around it; the kernel's name. Process groups come from those or from the trace's header; where nothing says, the
-group is everyone.
+the `nccl:...` annotation around it; the kernel's name. Process groups come from those or from the trace's header; where
+nothing says, the group is everyone.
 """
 
 from __future__ import annotations
