@@ -113,6 +113,23 @@ def test_a_wait_the_recording_contradicts_is_dropped() -> None:
     assert resolved(trace.read()) == [None]
 
 
+def test_a_collective_that_started_before_the_compute_stream_was_done_did_not_wait_for_it() -> None:
+    trace = Trace(world_size=2)
+    trace.launch(0, 4_000, Work(COMPUTE, 5_000, 500_000, "unrelated"))
+    trace.collective(10_000, 20_000, Work(COMMUNICATION, 22_000, 120_000, ALL_REDUCE))
+    assert resolved(trace.read()) == [None]
+
+
+def test_a_late_start_is_explained_before_a_wait_goes_to_what_is_only_plausible() -> None:
+    trace = Trace()
+    trace.launch(0, 3_000, Work(COMMUNICATION, 4_000, 8_000, "long done"))
+    trace.launch(4_000, 7_000, Work(OTHER, 8_000, 100_000, "slow"))
+    trace.wait(10_000, 11_000)
+    trace.launch(12_000, 15_000, Work(OTHER, 101_000, 102_000, "next on the thread"))
+    trace.launch(16_000, 19_000, Work(COMPUTE, 101_000, 110_000, "late"))
+    assert resolved(trace.read()) == [(COMPUTE, "slow")]
+
+
 def test_a_wait_without_work_behind_it_holds_nothing_back() -> None:
     trace = Trace()
     trace.launch(0, 4_000, Work(COMPUTE, 5_000, 10_000))
@@ -185,6 +202,14 @@ def test_a_stream_synchronisation_that_returned_before_its_stream_was_done_is_of
     trace.launch(0, 4_000, Work(OTHER, 5_000, 40_000))
     trace.launch(5_000, 9_000, Work(COMPUTE, 10_000, 500_000))
     trace.call("cudaStreamSynchronize", 10_000, 42_000)
+    assert synchronised(trace) == OTHER
+
+
+def test_a_stream_synchronisation_that_blocked_is_of_the_stream_that_was_done_as_it_returned() -> None:
+    trace = Trace()
+    trace.launch(0, 4_000, Work(OTHER, 5_000, 90_000))
+    trace.launch(5_000, 9_000, Work(COMPUTE, 10_000, 20_000))
+    trace.call("cudaStreamSynchronize", 12_000, 95_000)
     assert synchronised(trace) == OTHER
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -180,24 +181,13 @@ def _microseconds(nanoseconds: int) -> str:
 
 def read_text(text: bytes, source: str = "toy.json") -> Program:
     """The program behind the bytes of a Kineto trace."""
-    return kineto.read(TolerantReader(_Blocks(text)), source)  # type: ignore[arg-type]
+    return kineto.read(TolerantReader(io.BytesIO(text)), source)
 
 
 def read_path(path: Path) -> Program:
     """The program behind a file."""
     with open_stream(TraceFile(path)) as stream:
         return kineto.read(TolerantReader(stream), str(path))
-
-
-class _Blocks:
-    def __init__(self, text: bytes) -> None:
-        self.text, self.at = text, 0
-
-    def read(self, size: int) -> bytes:
-        """The next bytes."""
-        block = self.text[self.at : self.at + size]
-        self.at += len(block)
-        return block
 
 
 def plain(program: Program) -> Json:

@@ -48,6 +48,7 @@ def resolve_waits(program: Program, hints: tuple[WaitHint, ...]) -> tuple[SmallC
     resolver = _Resolver(program, {h.call: h for h in hints})
     resolver.resolve()
     resolver.explain_late_starts()
+    resolver.fill_in()
     return resolver.stream, resolver.awaits
 
 
@@ -106,6 +107,7 @@ class _Resolver:
         self.awaited: set[tuple[int, int]] = set()  # (waiting stream, awaited work)
         self.held_back: dict[int, list[int]] = {}  # collective -> what its waits refer to, not yet assigned
         self.idle: set[int] = set()  # waits known to hold nothing back
+        self.plausible: dict[int, tuple[int, int]] = {}  # wait -> (stream, work) that only the order of calls speaks for
         self.stream = np.full(len(calls), -1, dtype=np.int32)
         self.awaits = np.full(len(calls), -1, dtype=np.int32)
 
@@ -148,6 +150,13 @@ class _Resolver:
                     self.stream[unclaimed[at]], self.awaits[unclaimed[at]] = works.stream[work], cause
                     del unclaimed[at], times[at]
                     break
+
+    def fill_in(self) -> None:
+        """Waits that nothing has claimed get what is plausible by the order of calls."""
+        for row, (stream, work) in self.plausible.items():
+            if self.awaits[row] < 0 and (stream, work) not in self.awaited:
+                self.awaited.add((stream, work))
+                self.stream[row], self.awaits[row] = stream, work
 
     def _tail(self, stream: int, before_ns: int) -> int:
         """The last work enqueued on a stream before a time, or -1."""
@@ -220,10 +229,11 @@ class _Resolver:
             self.idle.add(row)
             return -1, -1
         if work not in self.held_back:
-            start = int(self.calls.start_ns[row])
-            self.held_back[work] = [w for w in (self._computed(row, work, start), self._used_before(work)) if w >= 0]
-        sources = self.held_back[work]
-        return (int(self.works.stream[work]), sources.pop(0)) if sources else (-1, -1)
+            start, begun = int(self.calls.start_ns[row]), int(self.works.start_ns[work])
+            sources = (self._computed(row, work, start), self._used_before(work))
+            self.held_back[work] = [w for w in sources if w >= 0 and self.works.end_ns[w] <= begun + CLOCK_SLACK_NS]
+        left = self.held_back[work]
+        return (int(self.works.stream[work]), left.pop(0)) if left else (-1, -1)
 
     def _computed(self, row: int, work: int, start: int) -> int:
         """The last work on the stream this thread computes on, if that is not the collective's own."""
@@ -269,7 +279,8 @@ class _Resolver:
                 return max(close, key=lambda w: (int(works.end_ns[w]), -w))
         if possible[0] in pending[:1]:
             return possible[0]
-        return max(possible, key=lambda w: (int(self.launch_ns[w]), w))
+        self.plausible[row] = waiter, max(possible, key=lambda w: (int(self.launch_ns[w]), w))
+        return -1
 
     def _previous_end(self, work: int) -> int:
         same = work > 0 and self.works.stream[work - 1] == self.works.stream[work]
@@ -284,10 +295,13 @@ class _Resolver:
         at = bisect_left(times, start)
         guess = int(self.works.stream[self.first_work[calls[at - 1]]]) if at else -1
         ends = {s: int(self.works.end_ns[t]) for s in range(len(self.streams)) if (t := self._tail(s, start)) >= 0}
-        if guess in ends and ends[guess] <= end + CLOCK_SLACK_NS:
-            return guess
         finished = [s for s in ends if ends[s] <= end + CLOCK_SLACK_NS]
-        return max(finished, key=lambda s: (ends[s], -s)) if finished else -1
+        # A call that blocked returned because its stream was done.
+        likely = [s for s in finished if end - start > UNBLOCKED_NS and ends[s] > max(start, end - CAUSED_WITHIN_NS)]
+        possible = likely or finished
+        if guess in possible:
+            return guess
+        return max(possible, key=lambda s: (ends[s], -s)) if possible else -1
 
     def _synchronised_work(self, row: int) -> int:
         hint = self.hints.get(row)
