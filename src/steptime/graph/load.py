@@ -54,10 +54,11 @@ def _read(file: TraceFile, found: _Found, *, named: bool, progress: Progress | N
     if file.name in COMPANIONS and not named:
         return
     with open_stream(file) as stream:
-        head = TolerantReader(stream).read(HEAD_BYTES)
+        reader = TolerantReader(stream)
+        head = reader.read(HEAD_BYTES)
     known = format_of(head, file.name)
     if known is None:
-        message = f"{file}: {_why_unknown(head)}"
+        message = f"{file}: {_why_unknown(head, reader.damage)}"
         if named:
             found.failures.append(TraceError(message))
         else:
@@ -85,7 +86,9 @@ class _Counter:
         self.progress(self.name, self.total)
 
 
-def _why_unknown(head: bytes) -> str:
+def _why_unknown(head: bytes, damage: str | None) -> str:
+    if damage is not None:
+        return f"the compressed data is damaged ({damage}), and what came before does not tell what it is"
     if not head.strip():
         return "empty; the profiler wrote nothing"
     return "not a Kineto, execution or Chakra trace, nor a saved workload"

@@ -21,11 +21,14 @@ from steptime.graph.workload import Workload
 from steptime.sim.edges import Order, stream_waits, synchronisations
 from steptime.sim.meetings_recorded import Meetings, recorded_meetings
 from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
+from steptime.units import NS_PER_S
 
 Column = npt.NDArray[np.int64]
 
 # Distances beyond this are no dispatch cost of the device: something unrecorded happened, and the typical distance is used.
 DISPATCH_AT_MOST_NS = 20_000
+# Traces of one run begin within minutes of each other; without collectives in common, clocks further apart cannot be aligned.
+CLOCKS_APART_AT_MOST_NS = 24 * 3600 * NS_PER_S
 # A launch this close before the stream is free did not wait for the stream.
 CAUSE_MARGIN_NS = 500
 # Used where a trace holds no case to learn from (1-2 us in every trace of a recent GPU seen so far).
@@ -60,6 +63,16 @@ def _check(program: Program) -> None:
             raise InputError(f"{where}: does not say {which}; give a Kineto trace of the run")
 
 
+def _check_clocks(workload: Workload, offsets_ns: Sequence[int]) -> None:
+    early, late = int(np.argmin(offsets_ns)), int(np.argmax(offsets_ns))
+    apart_ns = offsets_ns[late] - offsets_ns[early]
+    if apart_ns > CLOCKS_APART_AT_MOST_NS:
+        first, second = workload.programs[early].source, workload.programs[late].source
+        raise InputError(
+            f"{second}: begins {apart_ns / NS_PER_S:.0f} s after {first}, and no collective ties them; are they of one run?"
+        )
+
+
 def recorded(workload: Workload) -> Recorded:
     """The timings of every rank as recorded."""
     for program in workload.programs:
@@ -67,6 +80,7 @@ def recorded(workload: Workload) -> Recorded:
     origin = min(p.origin_ns for p in workload.programs)
     meetings = recorded_meetings(workload)
     offsets = tuple(p.origin_ns - origin - meetings.clock_ns[p.rank] for p in workload.programs)
+    _check_clocks(workload, offsets)
     depth = max(queue_depth(p) for p in workload.programs)
     cohorts = tuple(
         Cohort(p, (p.rank,), _Extract(p, offset, meetings, depth).timing())

@@ -55,8 +55,6 @@ _COMPUTE, _COMMUNICATION, _MEMORY = "compute", "communication", "memory"
 # Times beyond these do not fit a column of nanoseconds: a start in the year 2255, a duration of twelve days.
 _LATEST_US, _LONGEST_US = 2**53, 2**40
 _MOST_RANKS = 1_000_000
-# Small, because a block in which compressed data breaks off is lost.
-_BLOCK_BYTES = 1 << 14
 
 # Lies beside the traces of a job.
 GROUPS_FILE = "comm_group.json"
@@ -378,14 +376,10 @@ def _recognises(head: bytes, name: str) -> bool:
 def _read_file(file: TraceFile, progress: Progress | None) -> Program:
     with open_stream(file) as stream:
         reader = TolerantReader(stream)
-        data = bytearray()
-        while block := reader.read(_BLOCK_BYTES):
-            data += block
-            if progress is not None:
-                progress(len(block))
+        data = reader.read_all(progress)
     beside = file.path.with_name(GROUPS_FILE)
     groups = read_groups(beside.read_bytes(), str(beside)) if file.member is None and beside.is_file() else None
-    program = read(bytes(data), str(file), groups=groups, world_size=_siblings(file))
+    program = read(data, str(file), groups=groups, world_size=_siblings(file))
     if reader.damage is None:
         return program
     return program.with_warnings(f"{file}: the compressed data is damaged ({reader.damage}); what came before was read")

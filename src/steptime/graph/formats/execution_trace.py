@@ -32,8 +32,6 @@ _BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
 _GROUPS_NODE = "process_group:init"
 # No job is larger; what claims to be comes from damage.
 _MOST_RANKS = 1_000_000
-# Small, because a block in which compressed data breaks off is lost.
-_BLOCK_BYTES = 1 << 14
 
 Pattern = tuple[int, int, int]  # first global rank, stride, size
 
@@ -259,12 +257,8 @@ def _recognises(head: bytes, _name: str) -> bool:
 def _read_file(file: TraceFile, progress: Progress | None) -> ExecutionTrace:
     with open_stream(file) as stream:
         reader = TolerantReader(stream)
-        data = bytearray()
-        while block := reader.read(_BLOCK_BYTES):
-            data += block
-            if progress is not None:
-                progress(len(block))
-    trace = read(bytes(data), str(file))
+        data = reader.read_all(progress)
+    trace = read(data, str(file))
     if reader.damage is None:
         return trace
     message = f"{file}: the compressed data is damaged ({reader.damage}); what came before was read"

@@ -7,15 +7,20 @@ import io
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from steptime.errors import InputError
+from steptime.errors import InputError, TraceError
 
 _GZIP_MAGIC = b"\x1f\x8b"
+# What reading damaged archives and compressed files raises.
+_DAMAGE = (OSError, EOFError, zlib.error, tarfile.TarError)
+_BLOCK_BYTES = 1 << 20
+# Formats that are read whole need several times this much memory; the largest traces of one rank seen are a tenth of it.
+WHOLE_BYTES_AT_MOST = 2 << 30
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 # What may hold a trace, by suffix. Anything else in a folder is left alone.
 TRACE_SUFFIXES = (".json", ".json.gz", ".et", ".et.gz", *_TAR_SUFFIXES)
@@ -57,7 +62,7 @@ def open_stream(file: TraceFile) -> Iterator[IO[bytes]]:
                     yield cast(IO[bytes], unzipped)
             else:
                 yield buffered
-    except (OSError, tarfile.TarError) as error:
+    except _DAMAGE as error:
         raise InputError(f"{file}: cannot be opened ({_first_line(error)}); check the path and permissions") from error
 
 
@@ -84,13 +89,33 @@ class TolerantReader:
 
     def read(self, size: int) -> bytes:
         """The next block, or b"" at the end or where the compressed data breaks off."""
-        if self.damage is not None:
-            return b""
-        try:
-            return self.stream.read(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, OSError) as error:
-            self.damage = _first_line(error)
-            return b""
+        pieces: list[bytes] = []
+        missing = size
+        # Piece by piece: what was decompressed before the damage is not lost with it.
+        while missing and self.damage is None:
+            try:
+                piece = self.stream.read1(missing)  # type: ignore[attr-defined]
+            except _DAMAGE as error:
+                self.damage = _first_line(error)
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
+
+    def read_all(self, progress: Callable[[int], None] | None = None) -> bytes:
+        """Everything up to the end or the first damage, for formats that cannot be read piece by piece."""
+        data = bytearray()
+        while block := self.read(_BLOCK_BYTES):
+            data += block
+            if len(data) > WHOLE_BYTES_AT_MOST:
+                raise TraceError(
+                    f"{getattr(self.stream, 'name', 'file')}: more than {WHOLE_BYTES_AT_MOST} bytes; not a trace of one rank"
+                )
+            if progress is not None:
+                progress(len(block))
+        return bytes(data)
 
 
 def find_files(paths: list[Path]) -> list[TraceFile]:
@@ -103,8 +128,10 @@ def find_files(paths: list[Path]) -> list[TraceFile]:
                 raise InputError(f"{path}: no trace files in this folder; expected one of {', '.join(TRACE_SUFFIXES)}")
             for file in inside:
                 found += _members(file)
-        elif path.exists():
+        elif path.is_file():
             found += _members(path)
+        elif path.exists():
+            raise InputError(f"{path}: neither a file nor a folder; write the trace to a file first")
         else:
             raise InputError(f"{path}: no such file or folder")
     return found
@@ -115,12 +142,20 @@ def _members(path: Path) -> list[TraceFile]:
         return [TraceFile(path)]
     try:
         with tarfile.open(path) as archive:
-            names = [m.name for m in archive.getmembers() if m.isfile() and m.name.endswith(TRACE_SUFFIXES)]
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+            names = [m.name for m in _headers(archive) if m.isfile() and m.name.endswith(TRACE_SUFFIXES)]
+    except _DAMAGE as error:
         raise InputError(f"{path}: not a readable tar archive ({_first_line(error)})") from error
     if not names:
         raise InputError(f"{path}: no trace files inside this archive")
     return [TraceFile(path, name) for name in sorted(names)]
+
+
+def _headers(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The headers of an archive. One of a negative size would lead back to itself for ever."""
+    while (member := archive.next()) is not None:
+        if member.size < 0:
+            raise tarfile.ReadError(f"a member of {member.size} bytes")
+        yield member
 
 
 def _first_line(error: BaseException) -> str:

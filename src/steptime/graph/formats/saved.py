@@ -18,7 +18,7 @@ import numpy as np
 
 from steptime.errors import InputError
 from steptime.graph.formats import Format, Progress
-from steptime.graph.formats.files import TraceFile, open_stream
+from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
 from steptime.graph.program import (
     MOST_RANKS,
     NEVER,
@@ -373,13 +373,11 @@ def _recognises(head: bytes, _name: str) -> bool:
 
 
 def _read_file(file: TraceFile, progress: Progress | None) -> Workload:
-    if file.member is None:
-        data = _bytes(file.path)
-    else:
-        with open_stream(file) as stream:
-            data = stream.read()
-    if progress is not None:
-        progress(len(data))
+    with open_stream(file) as stream:
+        reader = TolerantReader(stream)
+        data = reader.read_all(progress)
+    if reader.damage is not None:
+        raise InputError(f"{file}: the compressed data is damaged or cut short ({reader.damage}); save it again")
     return decode(data, str(file))
 
 
