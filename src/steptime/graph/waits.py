@@ -154,8 +154,7 @@ class _Resolver:
     def fill_in(self) -> None:
         """Waits that nothing has claimed get what is plausible by the order of calls."""
         for row, (stream, work) in self.plausible.items():
-            if self.awaits[row] < 0 and (stream, work) not in self.awaited:
-                self.awaited.add((stream, work))
+            if self.awaits[row] < 0:
                 self.stream[row], self.awaits[row] = stream, work
 
     def _tail(self, stream: int, before_ns: int) -> int:
@@ -195,11 +194,16 @@ class _Resolver:
         following = self._head(waiter, start) if waiter >= 0 else -1
         if following < 0:
             return -1, -1
-        awaited = self._cause(row, following, waiter)
-        if awaited < 0 or (waiter, awaited) in self.awaited:
+        possible = self._possible(row, following, waiter)
+        if not possible:
             return -1, -1
+        cause = self._cause(following, possible)
+        awaited = cause if cause >= 0 else self._plausible(possible)
         self.awaited.add((waiter, awaited))
-        return waiter, awaited
+        if cause < 0:
+            self.plausible[row] = waiter, awaited
+            return -1, -1
+        return waiter, cause
 
     def _collective_around(self, row: int) -> int | None:
         """The collective launched inside the communication op around a call, if there is one."""
@@ -261,26 +265,29 @@ class _Resolver:
         collective = self.program.collectives[self.works.collective[work]]
         return collective.group, collective.ranks
 
-    def _cause(self, row: int, following: int, waiter: int) -> int:
-        """The work on another stream that the next work of `waiter` waited for."""
+    def _possible(self, row: int, following: int, waiter: int) -> list[int]:
+        """Works of other streams that a wait may refer to: those over before `following` began and not awaited yet."""
         works, start = self.works, int(self.calls.start_ns[row])
-        begun = int(works.start_ns[following])
         last = bisect_right(self.collective_ns, start)
-        latest = self.collectives[max(0, last - IN_FLIGHT) : last]
-        pending = [w for w in latest if works.stream[w] != waiter and (waiter, w) not in self.awaited]
-        tails = [self._tail(s, start) for s in range(len(self.streams)) if s != waiter]
-        possible = [w for w in (*pending, *tails) if w >= 0 and works.end_ns[w] <= begun + CLOCK_SLACK_NS]
-        if not possible:
+        pending = [w for w in self.collectives[max(0, last - IN_FLIGHT) : last] if works.stream[w] != waiter]
+        tails = [w for s in range(len(self.streams)) if s != waiter and (w := self._tail(s, start)) >= 0]
+        over = works.start_ns[following] + CLOCK_SLACK_NS
+        return [w for w in dict.fromkeys((*pending, *tails)) if works.end_ns[w] <= over and (waiter, w) not in self.awaited]
+
+    def _cause(self, following: int, possible: list[int]) -> int:
+        """The work that ended right before `following` began, if nothing else explains so late a start; else -1."""
+        begun = int(self.works.start_ns[following])
+        ready = max(int(self.calls.end_ns[self.works.call[following]]), self._previous_end(following))
+        if begun <= ready + CAUSED_WITHIN_NS:
             return -1
-        ready = max(int(self.calls.end_ns[works.call[following]]), self._previous_end(following))
-        if begun > ready + CAUSED_WITHIN_NS:
-            close = [w for w in possible if begun - works.end_ns[w] <= CAUSED_WITHIN_NS]
-            if close:
-                return max(close, key=lambda w: (int(works.end_ns[w]), -w))
-        if possible[0] in pending[:1]:
+        close = [w for w in possible if begun - self.works.end_ns[w] <= CAUSED_WITHIN_NS]
+        return max(close, key=lambda w: (int(self.works.end_ns[w]), -w), default=-1)
+
+    def _plausible(self, possible: list[int]) -> int:
+        """The collective waited for next if there is one, for they are awaited in order; else what was enqueued last."""
+        if self.works.kind[possible[0]] == WorkKind.COLLECTIVE:
             return possible[0]
-        self.plausible[row] = waiter, max(possible, key=lambda w: (int(self.launch_ns[w]), w))
-        return -1
+        return max(possible, key=lambda w: (int(self.launch_ns[w]), w))
 
     def _previous_end(self, work: int) -> int:
         same = work > 0 and self.works.stream[work - 1] == self.works.stream[work]
