@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from steptime.graph.issued import launch_times
 from steptime.graph.program import CallKind, Collective, Program, WorkKind
 from steptime.graph.table import IntColumn
-from steptime.graph.waits import launch_times
 
 WAIT = "wait"
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from steptime.graph.issued import launch_times, ready_times
 from steptime.graph.program import Program
 from steptime.graph.table import IntColumn
-from steptime.graph.waits import CAUSED_WITHIN_NS, launch_times, ready_times
+from steptime.graph.waits import CAUSED_WITHIN_NS
 
 # Starts of two works of one queue may be recorded this much out of order.
 ORDER_SLACK_NS = 2_000

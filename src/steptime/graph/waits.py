@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from steptime.graph.issued import LONG_AGO, Issued, ready_times
 from steptime.graph.program import CallKind, Program, WorkKind
-from steptime.graph.table import IntColumn, SmallColumn
+from steptime.graph.table import SmallColumn
 
 # Clock readings of host and device agree to about this much in a trace.
 CLOCK_SLACK_NS = 1_000
@@ -26,7 +27,6 @@ UNBLOCKED_NS = 10_000
 # How many of the latest collectives a wait may refer to: far more than anybody keeps in flight.
 IN_FLIGHT = 256
 
-_LONG_AGO = -(2**60)
 _COMMUNICATION_OPS = ("record_param_comms", "nccl:", "c10d::")
 
 
@@ -52,64 +52,19 @@ def resolve_waits(program: Program, hints: tuple[WaitHint, ...]) -> tuple[SmallC
     return resolver.stream, resolver.awaits
 
 
-def launch_times(program: Program) -> IntColumn:
-    """Per work, when its launching call began; long ago for backlog."""
-    calls, works = program.calls, program.works
-    if not len(calls):
-        return np.full(len(works), _LONG_AGO, dtype=np.int64)
-    return np.where(works.call >= 0, calls.start_ns[np.maximum(works.call, 0)], _LONG_AGO)
-
-
-def ready_times(program: Program) -> tuple[IntColumn, IntColumn]:
-    """Per work, when everything known to hold it back was over as recorded, and the work before it on its stream (or -1)."""
-    calls, works = program.calls, program.works
-    launched = works.call >= 0
-    ready = np.where(launched, calls.end_ns[np.maximum(works.call, 0)] if len(calls) else 0, _LONG_AGO)
-    previous = np.full(len(works), -1, dtype=np.int64)
-    launch_ns = launch_times(program)
-    in_order = [np.flatnonzero(works.stream == s) for s in range(len(program.streams))]
-    for rows in in_order:
-        previous[rows[1:]] = rows[:-1]
-    ready = np.where(previous >= 0, np.maximum(ready, works.end_ns[previous]), ready)
-    for row in np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.awaits >= 0)).tolist():
-        rows = in_order[calls.stream[row]]
-        at = int(np.searchsorted(launch_ns[rows], calls.start_ns[row], side="right"))
-        if at < len(rows):
-            ready[rows[at]] = max(ready[rows[at]], works.end_ns[calls.awaits[row]])
-    return ready, previous
-
-
 class _Resolver:
     """Finds, for every wait and synchronisation, the stream and the work it refers to."""
 
     def __init__(self, program: Program, hints: dict[int, WaitHint]) -> None:
         self.program, self.hints = program, hints
         self.calls, self.works = program.calls, program.works
-        works, calls = self.works, self.calls
-        launched = works.call >= 0
-        self.launch_ns = launch_times(program)
-        enqueued = np.lexsort((np.arange(len(works)), self.launch_ns))
-        order = enqueued[launched[enqueued]]
-        self.first_work = np.full(len(calls), -1, dtype=np.int64)
-        self.first_work[works.call[order[::-1]]] = order[::-1]
-        self.streams: list[tuple[list[int], list[int]]] = []  # per stream: launch times, works, in launch order
-        for index in range(len(program.streams)):
-            mine = enqueued[works.stream[enqueued] == index]
-            self.streams.append((self.launch_ns[mine].tolist(), mine.tolist()))
-        self.threads: list[tuple[list[int], list[int]]] = []  # per thread: launch times, calls
-        launching = np.flatnonzero(self.first_work >= 0)
-        for index in range(len(program.threads)):
-            own = launching[calls.thread[launching] == index]
-            self.threads.append((calls.start_ns[own].tolist(), own.tolist()))
-        collective = order[works.kind[order] == WorkKind.COLLECTIVE]
-        self.collectives: list[int] = collective.tolist()
-        self.collective_ns: list[int] = self.launch_ns[collective].tolist()
+        self.issued = Issued.of(program)
         self.awaited: set[tuple[int, int]] = set()  # (waiting stream, awaited work)
         self.held_back: dict[int, list[int]] = {}  # collective -> what its waits refer to, not yet assigned
         self.idle: set[int] = set()  # waits known to hold nothing back
         self.plausible: dict[int, tuple[int, int]] = {}  # wait -> (stream, work) that only the order of calls speaks for
-        self.stream = np.full(len(calls), -1, dtype=np.int32)
-        self.awaits = np.full(len(calls), -1, dtype=np.int32)
+        self.stream = np.full(len(self.calls), -1, dtype=np.int32)
+        self.awaits = np.full(len(self.calls), -1, dtype=np.int32)
 
     def resolve(self) -> None:
         """Fill in the columns, call by call in order of start."""
@@ -141,12 +96,12 @@ class _Resolver:
         for work in late[np.argsort(works.start_ns[late], kind="stable")].tolist():
             begun = int(works.start_ns[work])
             close = by_end[bisect_left(ends, begun - CAUSED_WITHIN_NS) : bisect_right(ends, begun + CLOCK_SLACK_NS)]
-            earliest = int(self.launch_ns[previous[work]]) if previous[work] >= 0 else _LONG_AGO
+            earliest = int(self.issued.launch_ns[previous[work]]) if previous[work] >= 0 else LONG_AGO
             for cause in close[::-1].tolist():
-                if works.stream[cause] == works.stream[work] or self.launch_ns[cause] >= self.launch_ns[work]:
+                if works.stream[cause] == works.stream[work] or self.issued.launch_ns[cause] >= self.issued.launch_ns[work]:
                     continue
-                at = bisect_left(times, int(self.launch_ns[work])) - 1
-                if at >= 0 and times[at] > max(earliest, int(self.launch_ns[cause])):
+                at = bisect_left(times, int(self.issued.launch_ns[work])) - 1
+                if at >= 0 and times[at] > max(earliest, int(self.issued.launch_ns[cause])):
                     self.stream[unclaimed[at]], self.awaits[unclaimed[at]] = works.stream[work], cause
                     del unclaimed[at], times[at]
                     break
@@ -157,25 +112,13 @@ class _Resolver:
             if self.awaits[row] < 0:
                 self.stream[row], self.awaits[row] = stream, work
 
-    def _tail(self, stream: int, before_ns: int) -> int:
-        """The last work enqueued on a stream before a time, or -1."""
-        times, works = self.streams[stream]
-        at = bisect_left(times, before_ns)
-        return works[at - 1] if at else -1
-
-    def _head(self, stream: int, after_ns: int) -> int:
-        """The first work enqueued on a stream from a time on, or -1."""
-        times, works = self.streams[stream]
-        at = bisect_left(times, after_ns)
-        return works[at] if at < len(works) else -1
-
     def _current_stream(self, row: int) -> int:
         """The stream a thread launches on next, or computed on last where it launches nothing more; -1 where it never does."""
-        times, calls = self.threads[self.calls.thread[row]]
+        times, calls = self.issued.threads[self.calls.thread[row]]
         at = bisect_left(times, int(self.calls.start_ns[row]))
         if at < len(calls):
-            return int(self.works.stream[self.first_work[calls[at]]])
-        before = (int(self.first_work[call]) for call in reversed(calls))
+            return int(self.works.stream[self.issued.first_work[calls[at]]])
+        before = (int(self.issued.first_work[call]) for call in reversed(calls))
         return next((int(self.works.stream[w]) for w in before if self.works.kind[w] != WorkKind.COLLECTIVE), -1)
 
     def _wait(self, row: int) -> tuple[int, int]:
@@ -183,7 +126,7 @@ class _Resolver:
         hint = self.hints.get(row)
         if hint is not None and hint.stream is not None and hint.source_stream is not None:
             when = start if hint.recorded_ns is None else hint.recorded_ns
-            awaited = self._tail(hint.source_stream, when) if min(hint.stream, hint.source_stream) >= 0 else -1
+            awaited = self.issued.tail(hint.source_stream, when) if min(hint.stream, hint.source_stream) >= 0 else -1
             if awaited < 0:
                 self.idle.add(row)
             return hint.stream, awaited
@@ -191,7 +134,7 @@ class _Resolver:
         if inside is not None:
             return self._before_collective(row, inside)
         waiter = self._current_stream(row)
-        following = self._head(waiter, start) if waiter >= 0 else -1
+        following = self.issued.head(waiter, start) if waiter >= 0 else -1
         if following < 0:
             return -1, -1
         possible = self._possible(row, following, waiter)
@@ -215,9 +158,9 @@ class _Resolver:
             op = int(ops.parent[op])
         if outermost < 0:
             return None
-        at = bisect_left(self.collective_ns, int(ops.start_ns[outermost]))
-        while at < len(self.collectives) and self.collective_ns[at] <= ops.end_ns[outermost]:
-            work = self.collectives[at]
+        at = bisect_left(self.issued.collective_ns, int(ops.start_ns[outermost]))
+        while at < len(self.issued.collectives) and self.issued.collective_ns[at] <= ops.end_ns[outermost]:
+            work = self.issued.collectives[at]
             if self.calls.thread[self.works.call[work]] == self.calls.thread[row]:
                 return work
             at += 1
@@ -242,21 +185,21 @@ class _Resolver:
     def _computed(self, row: int, work: int, start: int) -> int:
         """The last work on the stream this thread computes on, if that is not the collective's own."""
         stream, other = int(self.works.stream[work]), -1
-        times, calls = self.threads[self.calls.thread[row]]
+        times, calls = self.issued.threads[self.calls.thread[row]]
         for index in range(bisect_left(times, start) - 1, -1, -1):
-            candidate = int(self.first_work[calls[index]])
+            candidate = int(self.issued.first_work[calls[index]])
             used = int(self.works.stream[candidate])
             if self.works.kind[candidate] != WorkKind.COLLECTIVE:
-                return -1 if used == stream else self._tail(used, start)
+                return -1 if used == stream else self.issued.tail(used, start)
             if other < 0 and used != stream:
                 other = used
-        return self._tail(other, start) if other >= 0 else -1  # a thread that only communicates
+        return self.issued.tail(other, start) if other >= 0 else -1  # a thread that only communicates
 
     def _used_before(self, work: int) -> int:
         """The collective that used the same communicator last, if it is on another stream."""
         group = self._group(work)
-        for index in range(bisect_left(self.collective_ns, int(self.calls.start_ns[self.works.call[work]])) - 1, -1, -1):
-            candidate = self.collectives[index]
+        for index in range(bisect_left(self.issued.collective_ns, int(self.calls.start_ns[self.works.call[work]])) - 1, -1, -1):
+            candidate = self.issued.collectives[index]
             if self._group(candidate) == group:
                 return candidate if self.works.stream[candidate] != self.works.stream[work] else -1
         return -1
@@ -268,9 +211,9 @@ class _Resolver:
     def _possible(self, row: int, following: int, waiter: int) -> list[int]:
         """Works of other streams that a wait may refer to: those over before `following` began and not awaited yet."""
         works, start = self.works, int(self.calls.start_ns[row])
-        last = bisect_right(self.collective_ns, start)
-        pending = [w for w in self.collectives[max(0, last - IN_FLIGHT) : last] if works.stream[w] != waiter]
-        tails = [w for s in range(len(self.streams)) if s != waiter and (w := self._tail(s, start)) >= 0]
+        last = bisect_right(self.issued.collective_ns, start)
+        pending = [w for w in self.issued.collectives[max(0, last - IN_FLIGHT) : last] if works.stream[w] != waiter]
+        tails = [w for s in range(len(self.issued.streams)) if s != waiter and (w := self.issued.tail(s, start)) >= 0]
         over = works.start_ns[following] + CLOCK_SLACK_NS
         return [w for w in dict.fromkeys((*pending, *tails)) if works.end_ns[w] <= over and (waiter, w) not in self.awaited]
 
@@ -287,21 +230,21 @@ class _Resolver:
         """The collective waited for next if there is one, for they are awaited in order; else what was enqueued last."""
         if self.works.kind[possible[0]] == WorkKind.COLLECTIVE:
             return possible[0]
-        return max(possible, key=lambda w: (int(self.launch_ns[w]), w))
+        return max(possible, key=lambda w: (int(self.issued.launch_ns[w]), w))
 
     def _previous_end(self, work: int) -> int:
         same = work > 0 and self.works.stream[work - 1] == self.works.stream[work]
-        return int(self.works.end_ns[work - 1]) if same else _LONG_AGO
+        return int(self.works.end_ns[work - 1]) if same else LONG_AGO
 
     def _synchronised_stream(self, row: int) -> int:
         hint = self.hints.get(row)
         if hint is not None and hint.stream is not None:
             return hint.stream
         start, end = int(self.calls.start_ns[row]), int(self.calls.end_ns[row])
-        times, calls = self.threads[self.calls.thread[row]]
+        times, calls = self.issued.threads[self.calls.thread[row]]
         at = bisect_left(times, start)
-        guess = int(self.works.stream[self.first_work[calls[at - 1]]]) if at else -1
-        ends = {s: int(self.works.end_ns[t]) for s in range(len(self.streams)) if (t := self._tail(s, start)) >= 0}
+        guess = int(self.works.stream[self.issued.first_work[calls[at - 1]]]) if at else -1
+        ends = {s: int(self.works.end_ns[t]) for s in range(len(self.issued.streams)) if (t := self.issued.tail(s, start)) >= 0}
         finished = [s for s in ends if ends[s] <= end + CLOCK_SLACK_NS]
         # A call that blocked returned because its stream was done.
         likely = [s for s in finished if end - start > UNBLOCKED_NS and ends[s] > max(start, end - CAUSED_WITHIN_NS)]
@@ -313,11 +256,11 @@ class _Resolver:
     def _synchronised_work(self, row: int) -> int:
         hint = self.hints.get(row)
         if hint is not None and hint.source_stream is not None and hint.recorded_ns is not None:
-            return self._tail(hint.source_stream, hint.recorded_ns) if hint.source_stream >= 0 else -1
+            return self.issued.tail(hint.source_stream, hint.recorded_ns) if hint.source_stream >= 0 else -1
         works, start, end = self.works, int(self.calls.start_ns[row]), int(self.calls.end_ns[row])
         limit = end + CLOCK_SLACK_NS if end - start > UNBLOCKED_NS else start
         best = -1
-        for times, enqueued in self.streams:
+        for times, enqueued in self.issued.streams:
             for index in range(bisect_left(times, start) - 1, -1, -1):
                 if works.end_ns[enqueued[index]] <= limit:
                     if best < 0 or works.end_ns[enqueued[index]] > works.end_ns[best]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from steptime.graph.issued import launch_times
 from steptime.graph.launch_queue import held_up
 from steptime.graph.program import CallKind, Program
 from steptime.graph.table import IntColumn
-from steptime.graph.waits import launch_times
 
 
 def blocked_calls(program: Program) -> npt.NDArray[np.bool_]:
