@@ -48,7 +48,7 @@ def time_cases(names: list[str], file: Path) -> None:
     """Times the cases one after another, unsynchronised steps divided by their number, the slowest rank's time."""
     import torch
     import torch.distributed as dist
-    from step_cases import CASES
+    from all_cases import CASES
 
     device = join_group()
     times: JSON = {}
@@ -84,7 +84,7 @@ def time_cases(names: list[str], file: Path) -> None:
 def profile_case(name: str, folder: Path) -> None:
     """Profiles three steps of one case and keeps the trace without Python frames."""
     import torch.distributed as dist
-    from step_cases import CASES
+    from all_cases import CASES
     from torch.profiler import ProfilerActivity, profile, schedule
 
     device = join_group()
@@ -154,7 +154,7 @@ def run_group(ranks: int, arguments: list[str], environment: dict[str, str], lim
 
 def record(names: list[str], rounds: int, out: Path) -> None:
     """Times and profiles the cases: first those of one rank, then those under MPS."""
-    from step_cases import CASES
+    from all_cases import CASES
 
     made = recipe()
     folder = Path(tempfile.mkdtemp())
@@ -188,7 +188,7 @@ def record(names: list[str], rounds: int, out: Path) -> None:
 
 def keep(name: str, folder: Path, times: list[float], made: JSON, out: Path) -> None:
     """Writes measured.json beside the traces of a case and packs the folder."""
-    from step_cases import CASES
+    from all_cases import CASES
 
     case, files = CASES[name], sorted(folder.glob("rank*.gz"))
     versions = f"torch {made['torch']}, CUDA {made['cuda']}, NCCL {made['nccl']}, driver {made.get('driver')}"
@@ -231,7 +231,7 @@ def main() -> None:
     elif options.profile:
         profile_case(options.profile, options.file)
     else:
-        from step_cases import CASES
+        from all_cases import CASES
 
         options.out.mkdir(parents=True, exist_ok=True)
         record(options.cases.split(",") if options.cases else list(CASES), options.rounds, options.out)
