@@ -1,9 +1,9 @@
 """What waits and synchronisations in a recorded program refer to.
 
 Kineto records that a stream waited for an event, but (before `cuda_sync` records) neither which stream nor which event. The
-rules go from structure first (a wait before a collective's launch is its stream waiting for the compute stream), then check
-against the recorded times: a dependency that the recording contradicts is dropped, one that explains an otherwise
-unexplained late start is preferred; at last, late starts still unexplained claim a wait nobody has claimed. Only the
+rules, from strong to weak: what a record says; structure (a wait before a collective's launch is its stream waiting for the
+compute stream); a late start that nothing else explains, right behind work of another stream; the order of calls
+(collectives are awaited one after the other). A dependency that the recorded times contradict is dropped. Only the
 *structure* is taken from times; how long anything waited never is.
 """
 
