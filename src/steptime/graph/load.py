@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from steptime.errors import InputError, TraceError
+from steptime.graph.agreement import disagreements
 from steptime.graph.collectives import numbered
 from steptime.graph.execution import ExecutionTrace
 from steptime.graph.formats import HEAD_BYTES, format_of
 from steptime.graph.formats.execution_program import to_program
 from steptime.graph.formats.files import TolerantReader, TraceFile, find_files, open_stream, rank_in_name
+from steptime.graph.formats.saved import joined
 from steptime.graph.link import link
 from steptime.graph.program import Program
 from steptime.graph.workload import Workload
@@ -101,9 +103,10 @@ def _nothing(given: Sequence[Path], found: _Found) -> str:
 
 
 def _saved(found: _Found) -> Workload:
-    if len(found.workloads) > 1 or found.programs or found.traces:
+    if found.programs or found.traces:
         raise InputError("a saved workload is complete in itself; give it alone, without other traces")
-    workload = found.workloads[0]
+    workload = joined(list(zip((each["file"] for each in found.files), found.workloads, strict=True)))
+    found.warnings += [f"left out: {failure}" for failure in found.failures]
     return replace(workload, warnings=(*workload.warnings, *found.warnings))
 
 
@@ -205,5 +208,5 @@ def _workload(programs: list[Program], world_size: int, found: _Found, given: Se
         found.warnings.append(
             f"{len(absent)} of {world_size} ranks have no trace here ({listed}): their arrivals at collectives are as recorded"
         )
-    warnings = [*found.warnings, *(w for p in programs for w in p.warnings)]
+    warnings = [*found.warnings, *disagreements(programs), *(w for p in programs for w in p.warnings)]
     return replace(workload, warnings=tuple(dict.fromkeys(warnings)))

@@ -22,7 +22,7 @@ from steptime.graph.table import IntColumn, KindColumn, SmallColumn, Table
 
 NEVER = -1
 # No job is larger; what claims to be comes from damage.
-MOST_RANKS = 1_000_000
+MOST_RANKS = 2**18
 
 
 class Phase(IntEnum):

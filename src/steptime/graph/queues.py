@@ -24,6 +24,8 @@ ORDER_SLACK_NS = 2_000
 RELEASED_WITHIN_NS = 30_000
 # So many unexplained late starts must be explained before streams count as sharing a queue.
 EXPLAINED_AT_LEAST = 3
+# Only so many streams, those with most work, are compared with each other: twice what the most queues of a GPU would serve.
+STREAMS_AT_MOST = 64
 
 
 def with_shared_queues(program: Program) -> Program:
@@ -38,11 +40,11 @@ def with_shared_queues(program: Program) -> Program:
 
 def shared_queues(program: Program) -> tuple[int, ...]:
     """Per stream the number of its hardware queue; streams nothing speaks for sharing keep queues of their own."""
-    count = len(program.streams)
-    queues = list(range(count))
+    queues = list(range(len(program.streams)))
+    count = min(len(queues), STREAMS_AT_MOST)
     if count < 3 or not len(program.calls):
         return tuple(queues)
-    broken, explained = _evidence(program)
+    broken, explained = _evidence(program, count)
     pairs = [(int(explained[a, b] + explained[b, a]), a, b) for a in range(count) for b in range(a + 1, count)]
     for weight, a, b in sorted(pairs, key=lambda p: (-p[0], p[1], p[2])):
         if weight < EXPLAINED_AT_LEAST or queues[a] == queues[b]:
@@ -54,9 +56,9 @@ def shared_queues(program: Program) -> tuple[int, ...]:
     return tuple(queues)
 
 
-def _evidence(program: Program) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _evidence(program: Program, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """For (earlier stream, later stream): how often enqueue order was broken, and how many late starts it would explain."""
-    works, count = program.works, len(program.streams)
+    works = program.works
     launch_ns = launch_times(program)
     order = np.lexsort((np.arange(len(works)), launch_ns))
     order = order[works.call[order] >= 0]

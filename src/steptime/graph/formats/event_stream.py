@@ -6,7 +6,6 @@ NaN, wrong types) is repaired, and failing that read event by event; what is los
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ _CLOSING = re.compile(rb'\}\s*+\](?=\s*+(?:,\s*+"|\}?\s*+$))')
 _TAIL_BYTES = 1 << 16
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _BARE_NUMBER = re.compile(r"(?<=[:\[,])(\s*)-?(?:NaN|nan|Infinity|inf)\b")
 
 EventT = TypeVar("EventT", bound=msgspec.Struct)
@@ -160,36 +159,44 @@ class EventStream(Generic[EventT]):
 
     def _repair(self, text: bytes) -> list[EventT]:
         self.repaired_chunks += 1
-        cleaned = _clean(text)
+        cleaned = _clean(text).encode()
         try:
-            return self._decoder.decode(cleaned.encode())
+            return self._decoder.decode(cleaned)
         except (msgspec.DecodeError, RecursionError):
             return self._one_by_one(cleaned)
 
-    def _one_by_one(self, text: str) -> list[EventT]:
+    def _one_by_one(self, text: bytes) -> list[EventT]:
         """Every event that can be read on its own."""
-        scan = json.JSONDecoder(strict=False).raw_decode
-        boundary = re.compile(_BOUNDARY.pattern.decode())
         events: list[EventT] = []
-        position = text.find("{")
+        position = text.find(b"{")
         while 0 <= position < len(text):
             try:
-                value, position = scan(text, position)
+                end = value_end(text, position)
             except RecursionError:
                 # Nothing a profiler writes is that deep, and every start in there would fail as slowly.
-                self.lost_events += 1 + len(boundary.findall(text, position))
+                self.lost_events += 1 + len(_BOUNDARY.findall(text, position))
                 break
-            except ValueError:
+            if end is None:
                 self.lost_events += 1
-                following = boundary.search(text, position + 1)
+                following = _BOUNDARY.search(text, position + 1)
                 position = following.end() if following else -1
                 continue
             try:
-                events.append(msgspec.json.decode(msgspec.json.encode(value), type=self.event_type, strict=False))
-            except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+                events.append(msgspec.json.decode(text[position:end], type=self.event_type, strict=False))
+            except (msgspec.MsgspecError, RecursionError):
                 self.lost_events += 1
-            position = text.find("{", position)
+            position = text.find(b"{", end)
         return events
+
+
+def value_end(text: bytes, position: int) -> int | None:
+    """Where the JSON value that begins here ends, or None where it is no JSON. The cost is that of the value alone."""
+    try:
+        msgspec.json.decode(memoryview(text)[position:], type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        trailing = _TRAILING.search(str(error))
+        return position + int(trailing.group(1)) if trailing else None
+    return len(text)
 
 
 def _closing_bracket(text: bytes) -> int | None:

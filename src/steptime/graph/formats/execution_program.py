@@ -202,7 +202,7 @@ def outer_records(trace: ExecutionTrace) -> set[int]:
     outer: set[int] = set()
     for row, node in enumerate(trace.nodes):
         at = trace.parents[row] if node.comm is not None and node.comm.kind != WAIT else -1
-        while at >= 0:
+        while at >= 0 and at not in outer:
             above = trace.nodes[at]
             if above.comm is not None and above.comm.kind != WAIT:
                 outer.add(at)

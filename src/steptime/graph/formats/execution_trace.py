@@ -7,7 +7,6 @@ The writer appends node by node, so a recording that was killed is a JSON text c
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from steptime.errors import TraceError
 from steptime.graph.collectives import WAIT
 from steptime.graph.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node, enclosing
 from steptime.graph.formats import Format, Progress
+from steptime.graph.formats.event_stream import value_end
 from steptime.graph.formats.execution_arguments import ADDRESS, Arguments, comm, integer, rank_pattern, text
 from steptime.graph.formats.execution_program import to_program
 from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
@@ -27,7 +27,7 @@ from steptime.graph.program import Signature
 __all__ = ["FORMAT", "is_execution_trace", "read", "to_program"]
 
 _KNOWN = re.compile(r"1\.0\.[0-4]|1\.1\.[01]")
-_NODE_BEGIN = re.compile(r'\{\s*"(?:id|name)"\s*:')
+_NODE_BEGIN = re.compile(rb'\{\s*"(?:id|name)"\s*:')
 _BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
 _GROUPS_NODE = "process_group:init"
 # No job is larger; what claims to be comes from damage.
@@ -76,7 +76,7 @@ def _parse(data: bytes, source: str) -> tuple[Any, list[str]]:
         return msgspec.json.decode(document), warnings
     except (msgspec.DecodeError, RecursionError) as error:
         reason = str(error)
-    nodes, gaps = _recover(document)
+    nodes, gaps = _recover(document.encode())
     schema = re.search(r'"schema"\s*:\s*"([^"]*)"', document)
     if schema is None or '"nodes"' not in document or not nodes:
         raise TraceError(f"{source}: not an execution trace, or too damaged to read ({reason}); record it again")
@@ -84,18 +84,19 @@ def _parse(data: bytes, source: str) -> tuple[Any, list[str]]:
     return {"schema": schema.group(1), "nodes": nodes}, warnings
 
 
-def _recover(document: str) -> tuple[list[Any], int]:
-    decoder = json.JSONDecoder()
+def _recover(document: bytes) -> tuple[list[Any], int]:
     nodes: list[Any] = []
     gaps = 0
-    at = max(0, document.find('"nodes"'))
+    at = max(0, document.find(b'"nodes"'))
     while begin := _NODE_BEGIN.search(document, at):
         try:
-            node, at = decoder.raw_decode(document, begin.start())
-        except (ValueError, RecursionError):
-            at = begin.start() + 1
-            gaps += 1
-            continue
+            end = value_end(document, begin.start())
+            node = None if end is None else msgspec.json.decode(document[begin.start() : end])
+        except RecursionError:
+            # Nothing PyTorch writes is that deep, and every start in there would fail as slowly.
+            return nodes, gaps + 1
+        gaps += end is None
+        at = begin.start() + 1 if end is None else end
         # Attributes look like nodes from outside; only a node has both.
         if isinstance(node, dict) and "id" in node and "name" in node:
             nodes.append(node)

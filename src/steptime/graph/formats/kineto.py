@@ -74,7 +74,9 @@ def read(reader: TolerantReader, source: str, *, progress: Callable[[int], None]
     events = read_events(reader, source, progress)
     leave_out_implausible(events)
     if not events.ops.length and not events.works.length:
-        raise TraceError(f"{source}: no framework ops and no GPU events; was the profiler's window empty?")
+        lost = "; ".join(message.removeprefix(f"{source}: ") for message in events.warnings)
+        why = f" ({lost})" if lost else "; was the profiler's window empty?"
+        raise TraceError(f"{source}: no framework ops and no GPU events{why}")
     return _Builder(events).program()
 
 
