@@ -28,6 +28,7 @@ _BOUNDARY = re.compile(rb'\}\s*+,\s*+(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args
 _CLOSING = re.compile(rb'\}\s*+\](?=\s*+(?:,\s*+"|\}?\s*+$))')
 # Kineto writes a few keys behind the events; far less than this.
 _TAIL_BYTES = 1 << 16
+# Counted from 1.
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -121,7 +122,7 @@ class EventStream(Generic[EventT]):
             trailing = _TRAILING.search(str(error))
             if trailing is None and closing is None:
                 return self._broken_end(text)
-            end = text.rfind(b"]", 0, int(trailing.group(1))) + 1 if trailing else end
+            end = text.rfind(b"]", 0, int(trailing.group(1)) - 1) + 1 if trailing else end
             events = self._decode(text[:end])
         self._parse_header(b"{" + text[end:].strip().lstrip(b",").rstrip().removesuffix(b"}") + b"}")
         return events
@@ -195,7 +196,7 @@ def value_end(text: bytes, position: int) -> int | None:
         msgspec.json.decode(memoryview(text)[position:], type=msgspec.Raw)
     except msgspec.DecodeError as error:
         trailing = _TRAILING.search(str(error))
-        return position + int(trailing.group(1)) if trailing else None
+        return position + int(trailing.group(1)) - 1 if trailing else None
     return len(text)
 
 
