@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from step_cases import GPT, SHALLOW, Block, Case, Step, gpt_of, token_batches
+from step_cases import GPT, SHALLOW, Block, Case, Step, gpt_of, language_step, token_batches
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -100,22 +100,7 @@ def tensor_parallel(config: dict[str, Any], device: torch.device) -> Step:
 
 def compiled(config: dict[str, Any], device: torch.device) -> Step:
     """The model through torch.compile: fused Triton kernels, few launches."""
-    model = torch.compile(gpt_of(config, device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    batches = token_batches(config, device)
-    turn = 0
-
-    def step() -> None:
-        nonlocal turn
-        tokens, targets = batches[turn % len(batches)]
-        turn += 1
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = functional.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+    return language_step(torch.compile(gpt_of(config, device)), config, device, autocast=True)
 
 
 def accumulated(config: dict[str, Any], device: torch.device) -> Step:
