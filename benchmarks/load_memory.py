@@ -1,4 +1,4 @@
-"""Peak memory while loading a trace of at least 200 MB, above the import baseline, as a multiple of the uncompressed file. Bar: 3.
+"""Peak memory while loading a trace of at least 200 MB, above the import baseline, over the uncompressed size. Bar: 3.
 
 The trace is made by repetition: the events of a real one over and over, times and ids moved on each time.
 """
@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 import orjson
-from cases import large_kineto_files
+
+from _cases import large_kineto_files
 
 TARGET_BYTES = 210_000_000
 

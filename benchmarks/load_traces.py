@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import orjson
-from cases import large_kineto_files
 from hta.common.trace import parse_trace_file
 
+from _cases import large_kineto_files
 from steptime.graph.load import load
 
 ROUNDS = 5

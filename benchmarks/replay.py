@@ -1,6 +1,7 @@
-"""Replay error of every run at hand, step by step: recorded kernel times and host gaps through the simulator against the recorded step.
+"""Replay error of every run at hand: recorded kernel times and host gaps through the simulator against the recorded steps.
 
-Bar: geomean at most 1 %, no case over 3 %. Runs with ranks missing take the absent peers' arrivals as recorded and are listed apart.
+Bar: geomean at most 1 %, no case over 3 %. Runs with ranks missing take the absent peers' arrivals as recorded and are
+listed apart.
 `--readme` writes the table into README.md.
 """
 
@@ -10,8 +11,7 @@ import argparse
 import math
 from pathlib import Path
 
-from cases import REPOSITORY, Case, public, shipped
-
+from _cases import REPOSITORY, Case, public, shipped
 from steptime.graph.load import load
 from steptime.validate.replay import Replay, replay
 
@@ -57,7 +57,8 @@ def table(cases: list[Case]) -> str:
         if rows:
             text += f"\n\n{title}:\n\n{head}" + "\n".join(rows)
     if partial:
-        text += f"\n\nAll scored runs together: geomean {100 * geomean(errors['all']):.2f} %, worst {100 * max(map(abs, errors['all'])):.2f} %."
+        worst = 100 * max(map(abs, errors["all"]))
+        text += f"\n\nAll scored runs together: geomean {100 * geomean(errors['all']):.2f} %, worst {worst:.2f} %."
     return text
 
 

@@ -1,4 +1,4 @@
-"""Start-up: `steptime --help` (bar 0.5 s) and `import steptime` (bar 0.3 s, no torch), beside a bare interpreter in the same run."""
+"""Start-up: `steptime --help` (bar 0.5 s), `import steptime` (bar 0.3 s, no torch), beside a bare interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the benchmarks find traces: those shipped with the project, and public ones in a folder beside it or named by STEPTIME_SHARED."""
+"""Where the benchmarks find traces: those shipped, and public ones in a folder beside the project or at STEPTIME_SHARED."""
 
 from __future__ import annotations
 
