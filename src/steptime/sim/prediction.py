@@ -44,9 +44,6 @@ def predict(workload: Workload, platform: str | None = None) -> Prediction:
     """Predict the steady-state step. Without a platform: with the run's own durations, as recorded."""
     if platform is not None:
         raise InputError(f"platform {platform!r}: {NO_PLATFORMS}")
-    unrecorded = [p.source or f"rank {p.rank}" for p in workload.programs if not p.recorded]
-    if unrecorded:
-        raise InputError(f"{unrecorded[0]}: holds no device times to predict from; a Kineto trace of the run is needed")
     inputs = recorded(workload)
     found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
     steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))

@@ -50,6 +50,9 @@ class Recorded:
 def _check(program: Program) -> None:
     """A program that was only half recorded has no timings: what is missing would silently count as nothing."""
     calls, where = program.calls, program.source or f"rank {program.rank}"
+    if not program.recorded:
+        told = next((f" ({w.removeprefix(f'{where}: ')})" for w in program.warnings), "")
+        raise InputError(f"{where}: holds no device times; a Kineto trace of the run is needed{told}")
     untimed = int((calls.start_ns < 0).sum()) + int((program.works.start_ns < 0).sum())
     if untimed:
         total = len(calls) + len(program.works)
