@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from steptime.graph.program import Collective, Program
+
+_Key = tuple[str, tuple[int, ...], int]  # group, members, place in its sequence
 
 # Two sides of one call.
 _PAIR = {"send", "recv"}
 
 
 def disagreements(programs: Sequence[Program]) -> Iterator[str]:
-    """At most one warning: how many collectives differ between ranks that should meet there, and the first of them."""
-    first: dict[tuple[str, tuple[int, ...], int], tuple[Program, Collective]] = {}
-    found: list[str] = []
+    """Warnings: collectives that differ between ranks which should meet there, and those a rank at hand lacks."""
+    attending: dict[_Key, dict[int, Collective]] = {}
     for program in programs:
-        for here in program.collectives:
-            other, there = first.setdefault((here.group, here.ranks, here.sequence), (program, here))
-            if other is not program and _differ(here, there):
-                found.append(
-                    f"number {here.sequence} of group {here.group!r} is {_said(there)} in {other.source}, "
-                    f"{_said(here)} in {program.source}"
-                )
-    if found:
+        for collective in program.collectives:
+            attending.setdefault((collective.group, collective.ranks, collective.sequence), {})[program.rank] = collective
+    sources = {program.rank: program.source or f"rank {program.rank}" for program in programs}
+    different = [
+        f"{key[2]} of group {key[0]!r} is {said}" for key, here in attending.items() if (said := _different(here, sources))
+    ]
+    if different:
         yield (
-            f"{len(found)} collectives differ between ranks that should meet there ({found[0]}): traces of different runs, "
-            "or some lost events; waiting at collectives is not to be trusted"
+            f"{len(different)} collectives differ between ranks that should meet there (number {different[0]}): traces of "
+            "different runs, or lost events; waiting at collectives is not to be trusted"
         )
+    lacking = list(_lacking(attending, sources))
+    if lacking:
+        yield (
+            f"{len(lacking)} collectives are missing on a rank that takes part (first: {lacking[0]}): lost events, or another "
+            "run; the others do not wait for it there"
+        )
+
+
+def _different(here: Mapping[int, Collective], sources: Mapping[int, str]) -> str:
+    (first, told), *others = here.items()
+    rank = next((rank for rank, other in others if _differ(told, other)), None)
+    return "" if rank is None else f"{_said(told)} in {sources[first]}, {_said(here[rank])} in {sources[rank]}"
+
+
+def _lacking(attending: Mapping[_Key, Mapping[int, Collective]], sources: Mapping[int, str]) -> Iterator[str]:
+    members: dict[int, set[int]] = {}  # by identity: the same large group meets again and again
+    for (group, ranks, sequence), here in attending.items():
+        if sequence < 0 or len(here) == len(sources):
+            continue  # before the first step, every window begins where it happens to
+        expected = members.setdefault(id(ranks), sources.keys() & set(ranks))
+        for rank in sorted(expected - here.keys()):
+            yield f"{next(iter(here.values())).kind} {sequence} of group {group!r} in {sources[rank]}"
 
 
 def _differ(one: Collective, other: Collective) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +131,7 @@ def work_families(program: Program) -> KindColumn:
     return found.astype(np.int8)
 
 
+@lru_cache(maxsize=1 << 14)
 def op_family(name: str) -> Family:
     """The family of an op by its own name; OTHER for names that say nothing."""
     if _OPTIMIZER_STEP.match(name):
@@ -142,6 +144,7 @@ def op_family(name: str) -> Family:
     return next((family for family, pattern in _OP_PATTERNS if pattern.search(name)), Family.OTHER)
 
 
+@lru_cache(maxsize=1 << 14)
 def kernel_family(name: str) -> Family:
     """The family of a kernel by its name; OTHER for names that say nothing."""
     return next((family for family, pattern in _KERNEL_PATTERNS if pattern.search(name)), Family.OTHER)

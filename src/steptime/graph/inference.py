@@ -54,12 +54,15 @@ def launch_the_unlaunched(program: Program) -> Program:
 
 
 def _lost(program: Program) -> IntColumn:
-    """Works without a launch behind launched work of their stream, by start."""
+    """Works without a launch behind launched work of their stream, by start; without any launch, all since the first step."""
     works = program.works
     launched, behind = works.call >= 0, np.zeros(len(works), dtype=bool)
     for index in range(len(program.streams)):
         rows = np.flatnonzero(works.stream == index)
         behind[rows] = np.logical_or.accumulate(launched[rows])
+    if not launched.any():
+        begins = program.calls.start_ns[program.calls.kind == CallKind.STEP_BEGIN]
+        behind = works.start_ns >= begins.min(initial=np.iinfo(np.int64).max)
     lost = np.flatnonzero(behind & ~launched)
     return lost[np.argsort(works.start_ns[lost], kind="stable")]
 

@@ -22,6 +22,8 @@ CHUNK_BYTES = 2 * 1024 * 1024
 HEAD_BYTES = 1 << 16
 # One event larger than this is no trace event.
 EVENT_BYTES_AT_MOST = 64 * 1024 * 1024
+# Finding out that text is nested too deep is slow; after so many times the rest of a chunk is given up.
+TOO_DEEP_AT_MOST = 100
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb'\}\s*+,\s*+(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)")')
@@ -169,12 +171,13 @@ class EventStream(Generic[EventT]):
     def _one_by_one(self, text: bytes) -> list[EventT]:
         """Every event that can be read on its own."""
         events: list[EventT] = []
-        position = text.find(b"{")
+        position, too_deep = text.find(b"{"), 0
         while 0 <= position < len(text):
             try:
                 end = value_end(text, position)
             except RecursionError:
-                # Nothing a profiler writes is that deep, and every start in there would fail as slowly.
+                end, too_deep = None, too_deep + 1
+            if too_deep > TOO_DEEP_AT_MOST:
                 self.lost_events += 1 + len(_BOUNDARY.findall(text, position))
                 break
             if end is None:

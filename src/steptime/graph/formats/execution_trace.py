@@ -18,7 +18,7 @@ from steptime.errors import TraceError
 from steptime.graph.collectives import WAIT
 from steptime.graph.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node, enclosing
 from steptime.graph.formats import Format, Progress
-from steptime.graph.formats.event_stream import value_end
+from steptime.graph.formats.event_stream import TOO_DEEP_AT_MOST, value_end
 from steptime.graph.formats.execution_arguments import ADDRESS, Arguments, comm, integer, rank_pattern, text
 from steptime.graph.formats.execution_program import to_program
 from steptime.graph.formats.files import TolerantReader, TraceFile, open_stream
@@ -86,15 +86,16 @@ def _parse(data: bytes, source: str) -> tuple[Any, list[str]]:
 
 def _recover(document: bytes) -> tuple[list[Any], int]:
     nodes: list[Any] = []
-    gaps = 0
+    gaps = too_deep = 0
     at = max(0, document.find(b'"nodes"'))
     while begin := _NODE_BEGIN.search(document, at):
         try:
             end = value_end(document, begin.start())
             node = None if end is None else msgspec.json.decode(document[begin.start() : end])
         except RecursionError:
-            # Nothing PyTorch writes is that deep, and every start in there would fail as slowly.
-            return nodes, gaps + 1
+            end, node, too_deep = None, None, too_deep + 1
+            if too_deep > TOO_DEEP_AT_MOST:
+                return nodes, gaps + 1
         gaps += end is None
         at = begin.start() + 1 if end is None else end
         # Attributes look like nodes from outside; only a node has both.
