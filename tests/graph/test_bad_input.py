@@ -459,6 +459,16 @@ def test_nothing_of_an_archive_is_ever_written_to_disk(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*")] == ["inside", "run.tar.gz"]
 
 
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+@pytest.mark.parametrize("size", [b"\xff" * 12, b"\x80" + b"\x7f" * 11, b"\x80\0\0\0\x7f" + b"\xff" * 7])
+def test_an_archive_with_an_absurd_size_in_it_ends_in_one_clear_line(tmp_path: Path, kind: bytes, size: bytes) -> None:
+    data = bytearray(tar({"rank0.json": small_kineto(0)}, "w"))
+    data[124:136], data[156:157], data[148:156] = size, kind, b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "run.tar").write_bytes(data)
+    refused([tmp_path], "run.tar")
+
+
 def test_members_that_are_no_files_are_passed_over(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

@@ -18,6 +18,8 @@ from steptime.errors import InputError, TraceError
 _GZIP_MAGIC = b"\x1f\x8b"
 # What reading damaged archives and compressed files raises.
 _DAMAGE = (OSError, EOFError, zlib.error, tarfile.TarError)
+# What a header with an absurd size raises besides.
+_BAD_SIZES = (ValueError, OverflowError, MemoryError)
 _BLOCK_BYTES = 1 << 20
 # Formats that are read whole need several times this much memory; the largest traces of one rank seen are a tenth of it.
 WHOLE_BYTES_AT_MOST = 2 << 30
@@ -143,7 +145,7 @@ def _members(path: Path) -> list[TraceFile]:
     try:
         with tarfile.open(path) as archive:
             names = [m.name for m in _headers(archive) if m.isfile() and m.name.endswith(TRACE_SUFFIXES)]
-    except _DAMAGE as error:
+    except (*_DAMAGE, *_BAD_SIZES) as error:
         raise InputError(f"{path}: not a readable tar archive ({_first_line(error)})") from error
     if not names:
         raise InputError(f"{path}: no trace files inside this archive")

@@ -359,7 +359,7 @@ def _check_numbers(program: Program) -> None:
     for name, values, high in (
         ("rank", [program.rank], program.world_size), ("world_size", [program.world_size - 1], MOST_RANKS),
         ("rank of a collective", members, MOST_RANKS), ("queue", queues, 2**31), ("step", program.steps, 2**31),
-        ("origin_ns", [abs(program.origin_ns)], 2**62),
+        ("origin_ns", [abs(program.origin_ns)], 2**63),
     ):  # fmt: skip
         wrong = next((value for value in values if not 0 <= value < high), None)
         if wrong is not None:
