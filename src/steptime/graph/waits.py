@@ -61,6 +61,7 @@ class _Resolver:
         self.issued = Issued.of(program)
         self.awaited: set[tuple[int, int]] = set()  # (waiting stream, awaited work)
         self.held_back: dict[int, list[int]] = {}  # collective -> what its waits refer to, not yet assigned
+        self.outermost: dict[int, int] = {}  # op -> the outermost communication op around it, or -1
         self.idle: set[int] = set()  # waits known to hold nothing back
         self.plausible: dict[int, tuple[int, int]] = {}  # wait -> (stream, work) that only the order of calls speaks for
         self.stream = np.full(len(self.calls), -1, dtype=np.int32)
@@ -150,12 +151,7 @@ class _Resolver:
 
     def _collective_around(self, row: int) -> int | None:
         """The collective launched inside the communication op around a call, if there is one."""
-        ops, names = self.program.ops, self.program.names
-        op, outermost = int(self.calls.op[row]), -1
-        while op >= 0:
-            if names[ops.name[op]].startswith(_COMMUNICATION_OPS):
-                outermost = op
-            op = int(ops.parent[op])
+        ops, outermost = self.program.ops, self._outermost(int(self.calls.op[row]))
         if outermost < 0:
             return None
         at = bisect_left(self.issued.collective_ns, int(ops.start_ns[outermost]))
@@ -165,6 +161,19 @@ class _Resolver:
                 return work
             at += 1
         return None
+
+    def _outermost(self, op: int) -> int:
+        """The outermost communication op around an op, or -1; every op on the way up is asked once."""
+        ops, names, path = self.program.ops, self.program.names, []
+        while op >= 0 and op not in self.outermost:
+            path.append(op)
+            op = int(ops.parent[op])
+        found = self.outermost.get(op, -1)
+        for each in reversed(path):
+            if found < 0 and names[ops.name[each]].startswith(_COMMUNICATION_OPS):
+                found = each
+            self.outermost[each] = found
+        return found
 
     def _before_collective(self, row: int, work: int) -> tuple[int, int]:
         """Waits before a collective's launch hold its stream back behind what was computed and the communicator's last use.

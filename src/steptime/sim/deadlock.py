@@ -14,6 +14,8 @@ from steptime.sim.timing import Cohort
 # More than this many ranks or collectives are counted, not listed.
 LISTED_RANKS = 8
 LISTED_COLLECTIVES = 3
+# Names of kernels run to hundreds of letters.
+NAME_LETTERS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,12 @@ def deadlock(cohorts: Sequence[Cohort], parts: Sequence[Part], stuck: Sequence[S
         clauses[id(lane.meeting)] = f"{name_ranks(waiting)} {wait} at {name_collective(lane.party.collective)} for {reasons}"
     if not clauses:
         first = stuck[0]
-        return DeadlockError(f"{name_ranks(ranks_of(first.part))} {doing[first.part]}; what it waits for never happens")
+        source = cohorts[parts[first.part].cohort].program.source
+        where = f"{source}: " if source else ""
+        return DeadlockError(
+            f"{where}{name_ranks(ranks_of(first.part))} {doing[first.part]}; what it waits for never happens, "
+            "as in a trace whose times or ids are damaged"
+        )
     listed = list(clauses.values())
     more = f"; and {len(listed) - LISTED_COLLECTIVES} more collectives" if len(listed) > LISTED_COLLECTIVES else ""
     return DeadlockError("deadlock: " + "; ".join(listed[:LISTED_COLLECTIVES]) + more)
@@ -84,8 +91,9 @@ def _doing(cohort: Cohort, stuck: Sequence[Stuck]) -> str:
         return "waits at " + " and ".join(at[:2])
     first = stuck[0]
     row = int(first.graph.table_row[first.row])
+    program = cohort.program
     if first.lane < first.graph.threads:
-        program = cohort.program
         api = program.names[program.calls.api[row]] if len(program.names) else ""
         return f"is blocked in call {row} {api}".rstrip()
-    return f"has work {row} that cannot start"
+    name = f" ({program.names[program.works.name[row]][:NAME_LETTERS]})" if len(program.names) else ""
+    return f"has work {row}{name} that cannot start"
