@@ -285,6 +285,22 @@ def test_a_kernel_without_its_launch_starts_where_it_was_seen_and_is_counted(tmp
     assert_told_with_every_answer(read(tmp_path, changed(change)), "rank0.json", "1 of", "no launch")
 
 
+def test_launches_whose_work_was_lost_are_counted_and_what_that_costs(tmp_path: Path) -> None:
+    def change(document: Json) -> None:
+        document["traceEvents"].remove(kernel(document, 4))
+        document["traceEvents"].remove(kernel(document, 8))
+
+    assert_told_with_every_answer(read(tmp_path, changed(change)), "rank0.json", "2 of", "no device event", "too short")
+
+
+def test_events_that_occur_twice_count_once(tmp_path: Path) -> None:
+    whole = read(tmp_path, small_kineto(0))
+    twice = read(tmp_path, changed(lambda d: d["traceEvents"].extend(d["traceEvents"][20:60])))
+    assert twice.programs[0].works == whole.programs[0].works
+    assert twice.programs[0].collectives == whole.programs[0].collectives
+    assert_told_with_every_answer(twice, "rank0.json", "occur twice", "count once")
+
+
 # Several files.
 
 

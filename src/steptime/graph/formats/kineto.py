@@ -204,11 +204,23 @@ class _Builder:
         self.records = {
             int(c): int(t) for c, t in zip(raw["correlation"][kind == _RECORD], raw["start"][kind == _RECORD], strict=True)
         }
+        self._warn_of_lost_work(kind == CallKind.LAUNCH, launches)
         kind = np.where(launches, int(CallKind.LAUNCH), kind)
         kept = np.flatnonzero((kind != _IGNORED) & (kind != _RECORD) & ((kind != CallKind.LAUNCH) | launches))
         self.call_rows = kept[np.lexsort((-raw["dur"][kept], raw["start"][kept]))]
         self.call_kind = kind[self.call_rows].astype(np.int8)
         self.work_call = _match(correlation, raw["correlation"][self.call_rows], self.call_kind == CallKind.LAUNCH)
+
+    def _warn_of_lost_work(self, launching: npt.NDArray[np.bool_], answered: npt.NDArray[np.bool_]) -> None:
+        """Every kernel launch and copy has a device event; memsets of some versions have none even in whole traces."""
+        memset = np.array(["Memset" in name for name in self.names] or [False], dtype=bool)[self.raw_calls["name"]]
+        expected = launching & ~memset
+        lost = int((expected & ~answered).sum())
+        if lost:
+            self.warnings.append(
+                f"{self.source}: {lost} of {int(expected.sum())} launches and copies have no device event; the work they "
+                "launched is missing, and steps come out too short"
+            )
 
     def _ops(self) -> Ops:
         raw = self.raw_ops

@@ -1,6 +1,6 @@
-"""Events of a Kineto trace that cannot be true: a day away from all others, longer than a day, or ending before they start.
+"""Events of a Kineto trace that cannot be true: a day away from all others, a day long, ending before they start, or twice.
 
-One such event makes a step of days, or numbers that wrap around; it comes from damage, and is left out and said.
+One such event makes a step of days, numbers that wrap around, or work that is counted double; it comes from damage.
 """
 
 from __future__ import annotations
@@ -27,42 +27,64 @@ def leave_out_implausible(events: KinetoEvents) -> None:
     if not len(starts):
         return
     middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
-    before, negative = len(starts), 0
-    for table in tables:
-        kept, shortened = _plausible(table, middle)
-        negative += shortened
-        if table is events.ops:
-            events.communication = _moved(events.communication, kept)
-        elif table is events.works:
-            events.work_communication = _moved(events.work_communication, kept)
-    negative += sum(s[3] < 0 for s in events.steps)
+    negative = sum(_plausible(events, table, middle) for table in tables) + sum(s[3] < 0 for s in events.steps)
     events.steps = [
         (name, tid, start, max(duration, 0))
         for name, tid, start, duration in events.steps
         if abs(start - middle) <= WINDOW_AT_MOST_NS and duration <= WINDOW_AT_MOST_NS
     ]
-    lost = before - sum(t.length for t in tables) - len(events.steps)
-    if lost:
-        events.warnings.append(
-            f"{events.source}: {lost} events lie a day away from the others or last a day, and were left out"
-        )
-    if negative:
-        events.warnings.append(f"{events.source}: {negative} events end before they start; they count as taking no time")
+    far = len(starts) - sum(t.length for t in tables) - len(events.steps)
+    # Only these have ids that tell a copy from the same thing done again.
+    twins = sum(_single(events, table) for table in (events.calls, events.works))
+    for count, what in (
+        (far, "lie a day away from the others or last a day, and were left out"),
+        (negative, "end before they start; they count as taking no time"),
+        (twins, "occur twice, alike in everything; they count once"),
+    ):
+        if count:
+            events.warnings.append(f"{events.source}: {count} events {what}")
 
 
-def _plausible(table: Rows, middle: int) -> tuple[IntColumn, int]:
-    """Keep the plausible rows of a table: which, and how many of them had a negative duration."""
+def _plausible(events: KinetoEvents, table: Rows, middle: int) -> int:
+    """Keep the plausible rows of a table; how many of them had a negative duration."""
     columns = table.arrays()
     start, duration = columns["start"], columns["dur"]
     near = (start >= middle - WINDOW_AT_MOST_NS) & (start <= middle + WINDOW_AT_MOST_NS)
     kept = np.flatnonzero(near & (duration <= WINDOW_AT_MOST_NS))
     negative = int((duration[kept] < 0).sum())
     columns["dur"] = np.maximum(duration, 0)
-    # Longest first is left out where all of them together would not fit: no run is 18 years long.
+    # The longest are left out where all of them together would not fit: no run is 18 years long.
     while float(columns["dur"][kept].sum(dtype=np.float64)) > TOTAL_AT_MOST_NS:
         kept = kept[columns["dur"][kept] < columns["dur"][kept].max()]
+    _keep(events, table, columns, kept)
+    return negative
+
+
+def _single(events: KinetoEvents, table: Rows) -> int:
+    """Keep one of several equal rows of a table; how many were too many."""
+    columns = table.arrays()
+    correlation = columns["correlation"]
+    key = columns["start"] * 1_000_003 + correlation  # wraps around, which does no harm: equal rows have equal keys
+    order = np.argsort(key, kind="stable")
+    close = np.flatnonzero(np.diff(key[order]) == 0)
+    one, other = order[close], order[close + 1]
+    twin = other[(correlation[other] >= 0) & np.all([c[one] == c[other] for c in columns.values()], axis=0)]
+    kept = np.delete(np.arange(table.length), twin)
+    # The kernels of one graph launch share their id, and a coarse clock may not tell them apart.
+    shared = np.sort(correlation[kept])
+    alone = np.searchsorted(shared, correlation[twin], "right") - np.searchsorted(shared, correlation[twin], "left") == 1
+    if not alone.any():
+        return 0
+    _keep(events, table, columns, np.delete(np.arange(table.length), twin[alone]))
+    return int(alone.sum())
+
+
+def _keep(events: KinetoEvents, table: Rows, columns: dict[str, IntColumn], kept: IntColumn) -> None:
     table.chunks, table.length = [tuple(column[kept] for column in columns.values())], len(kept)
-    return kept, negative
+    if table is events.ops:
+        events.communication = _moved(events.communication, kept)
+    elif table is events.works:
+        events.work_communication = _moved(events.work_communication, kept)
 
 
 def _moved(by_row: dict[int, Any], kept: IntColumn) -> dict[int, Any]:
