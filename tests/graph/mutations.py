@@ -323,7 +323,7 @@ def retime(rng: random.Random, document: Json, many: str) -> None:
         lambda t: t * 0, lambda t: t - 1e13, lambda t: t + 86_400e6, lambda t: f"{t:.3f}", lambda t: t * 3,
     ))  # fmt: skip
     for item in _items(document, many):
-        if isinstance(item.get(key), int | float) and rng.random() < share:
+        if isinstance(item.get(key), int | float) and math.isfinite(item[key]) and rng.random() < share:
             item[key] = change(item[key])
 
 

@@ -585,9 +585,10 @@ def test_names_from_a_trace_are_not_commands_for_the_terminal(tmp_path: Path) ->
 
 
 def test_nothing_read_is_ever_executed() -> None:
-    source = Path(__file__).parents[2] / "src"
+    source = Path(__file__).parents[2] / "src" / "steptime"
+    reading = ("graph", "models", "sim", "validate", "report", "cli")
     forbidden = ("eval(", "exec(", "pickle", "marshal", "shelve", "yaml", "__import__", "os.system", "subprocess", "extractall")
-    for file in source.rglob("*.py"):
+    for file in (file for part in reading for file in (source / part).rglob("*.py")):
         text = file.read_text()
         assert not [word for word in forbidden if word in text], file
 
