@@ -61,13 +61,16 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     assert warned(workload, "2 of 3 ranks have no trace here (0, 2)")
 
 
-def test_a_second_trace_of_a_rank_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_second_trace_of_a_rank_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         step_trace(0, 1).write(tmp_path / f"{name}.json")
-    workload = load([tmp_path])
-    assert workload.ranks == (0,)
-    assert workload.programs[0].source.endswith("one.json")
-    assert warned(workload, "rank 0 has two traces")
+    with pytest.raises(InputError, match=r"rank 0 has two traces, .*one\.json and .*two\.json"):
+        load([tmp_path])
+
+
+def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:
+    step_trace(0, 1).write(tmp_path / "one.json")
+    assert load([tmp_path, tmp_path / "one.json"]).ranks == (0,)
 
 
 def test_files_of_different_jobs_are_refused(tmp_path: Path) -> None:

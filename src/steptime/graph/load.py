@@ -40,7 +40,7 @@ def load(paths: Sequence[Path | str], *, progress: Progress | None = None) -> Wo
     """The workload behind files, folders and archives of traces of any format."""
     given = [Path(p) for p in paths]
     found = _Found()
-    for file in find_files(given):
+    for file in dict.fromkeys(find_files(given)):
         _read(file, found, named=file.path in given and file.member is None, progress=progress)
     if found.workloads:
         return _saved(found)
@@ -120,8 +120,7 @@ def _by_rank(found: _Found) -> tuple[list[Program], int]:
     for program in _with_ranks(found):
         twin = programs.get(program.rank)
         if twin is not None:
-            found.warnings.append(f"rank {program.rank} has two traces; {program.source} is left out, {twin.source} is used")
-            continue
+            raise InputError(f"rank {program.rank} has two traces, {twin.source} and {program.source}; give one of them")
         programs[program.rank] = program
     largest = max(programs, default=-1) + 1
     world_size = next(iter(sizes), max([largest, *(p.world_size for p in found.programs)]))
@@ -206,7 +205,7 @@ def _workload(programs: list[Program], world_size: int, found: _Found, given: Se
     if absent:
         listed = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
         found.warnings.append(
-            f"{len(absent)} of {world_size} ranks have no trace here ({listed}): their arrivals at collectives are as recorded"
+            f"{len(absent)} of {world_size} ranks have no trace here ({listed}); known only where others met them"
         )
     warnings = [*found.warnings, *disagreements(programs), *(w for p in programs for w in p.warnings)]
     return replace(workload, warnings=tuple(dict.fromkeys(warnings)))

@@ -20,7 +20,7 @@ _FAMILY_WORDS = {"softmax_loss": "softmax and loss", "indexing": "indexing and d
 # Where the reasons of a critical path lie, in the order in which a tie is decided.
 _PLACES: dict[str, tuple[Reason, ...]] = {
     "on the host": ("host", "hand-over", "sync", "launch latency"),
-    "on the GPU": ("device", "stream order", "stream wait", "queue full"),
+    "on the GPU": ("device", "stream order", "stream wait", "queue full", "queue order"),
     "on the wire": ("collective", "collective wait"),
     "waiting for absent ranks": ("absent peer",),
 }

@@ -25,7 +25,7 @@ Reason = Literal[
     "stream wait",  # a stream waits for work on another
     "queue order",  # behind the start of work of another stream in the same hardware queue
     "collective wait",  # on to the rank that arrives last
-    "absent peer",  # a rank without a program arrives last
+    "absent peer",  # waiting for a rank without a program, which arrives last
     "earlier window",  # what decided lies before the window
 ]
 
@@ -126,7 +126,7 @@ class _Walk:
         if self._host(place):
             synced = self._edge(place, place.row, end, (EdgeKind.SYNC,))
             if synced is not None:
-                return [self._segment(place, self._end(synced), end, "sync")], synced
+                return [self._segment(place, self._end(synced[0]), end, "sync")], synced[0]
         return self._after_own(place, start, end, "host" if self._host(place) else "device")
 
     def _after_own(self, place: _Place, start: int, end: int, reason: Reason) -> _Back:
@@ -156,9 +156,8 @@ class _Walk:
         for other in self._peers(place):
             if self._end(other) == moving:
                 return [own, self._segment(place, moving, moving, "collective wait")], other
-        timing = self.timelines[place.cohort].cohort.timing
-        opened = int(timing.thread_start_ns[:, self._pick(timing.thread_start_ns, place)[0]].min())
-        return [own, self._segment(place, min(opened, moving), moving, "absent peer")], None
+        # What the absent peer did before is not known: the path goes on with what led this rank here.
+        return [own, self._segment(place, self._end(arrived), moving, "absent peer")], arrived
 
     def _peers(self, place: _Place) -> Iterator[_Place]:
         """Arrivals of the others at a collective, in order of cohort and rank."""
@@ -182,17 +181,18 @@ class _Walk:
         if any(at + lag == start for lag in lags):
             reason: Reason = "host" if self._host(node) else "stream order"
             return [self._segment(node, at, start, reason)] if at != start else [], previous
-        source = self._edge(node, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
-        if source is None:
+        found = self._edge(node, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
+        if found is None:
             return [self._segment(node, start, start, "earlier window")], None
-        reason = _EDGE_REASONS[self._kind]
-        if self._kind in FROM_START:
+        source, kind = found
+        reason = _EDGE_REASONS[kind]
+        if kind in FROM_START:
             further, place_before = self._begin(source, source.row, start)
             return [self._segment(node, start, start, reason), *further], place_before
         return [self._segment(node, self._end(source), start, reason)], source
 
-    def _edge(self, place: _Place, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> _Place | None:
-        """The source of the first edge of these kinds that explains the time `reached`."""
+    def _edge(self, place: _Place, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> tuple[_Place, EdgeKind] | None:
+        """The first edge of these kinds that explains the time `reached`: its source and kind."""
         graph, timing = self.graphs[place.cohort], self.timelines[place.cohort].cohort.timing
         lags = {EdgeKind.LAUNCH: timing.latency_ns, EdgeKind.HAND_OVER: timing.gap_ns, EdgeKind.SYNC: timing.return_ns}
         for edge in range(int(graph.edge_start[row]), int(graph.edge_start[row + 1])):
@@ -200,8 +200,7 @@ class _Walk:
             source = _Place(place.cohort, place.rank, int(graph.edge_source[edge]))
             lag = -self._own(source) if kind in FROM_START else self._at(lags[kind], place) if kind in lags else 0
             if kind in kinds and self._end(source) + lag == reached:
-                self._kind = kind
-                return source
+                return source, kind
         return None
 
     def _end(self, place: _Place) -> int:

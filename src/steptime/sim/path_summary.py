@@ -63,14 +63,14 @@ class PathSummary:
         return sum(k.share for k in self.kinds if k.kind in kinds)
 
 
-def summarise_path(path: Sequence[PathSegment], timeline: Timeline, steps: int) -> PathSummary:
-    """Sum up a critical path over the steps of its window."""
+def summarise_path(path: Sequence[PathSegment], timeline: Timeline, steps: int, since_ns: int) -> PathSummary:
+    """Sum up a critical path over the steps of its window; what lies before `since_ns` belongs to the window before."""
     programs = {rank: t.cohort.program for t in timeline.cohorts for rank in t.cohort.ranks}
     kinds: dict[str, int] = {}
     ranks: dict[int, int] = {}
     names: dict[tuple[str, str], list[int]] = {}
     for segment in path:
-        length = segment.end_ns - segment.start_ns
+        length = segment.end_ns - max(segment.start_ns, since_ns)
         if length <= 0:
             continue
         kinds[segment.reason] = kinds.get(segment.reason, 0) + length

@@ -15,7 +15,7 @@ from steptime.sim.recorded import recorded
 from steptime.sim.repeatable import repeatable
 from steptime.sim.steady import steady
 from steptime.sim.steps import step_times_ns
-from steptime.sim.straggler import Straggler, waiting
+from steptime.sim.straggler import Straggler, Waiting, waiting
 from steptime.sim.timeline import Timeline
 from steptime.units import ms
 
@@ -27,7 +27,7 @@ class Prediction:
     """A predicted step."""
 
     step_time_ms: float
-    interval_ms: tuple[float, float]  # as recorded: the shortest and the longest recorded step after the first
+    interval_ms: tuple[float, float]  # as recorded: the span of the prediction and the recorded steps after the first
     ranks: tuple[RankSummary, ...]
     breakdown: Mapping[str, float]  # family -> device busy time, mean over ranks; sums to the mean busy time
     critical_path: PathSummary
@@ -53,15 +53,22 @@ def predict(workload: Workload, platform: str | None = None) -> Prediction:
             f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is left out; "
             "with them the step can only be longer"
         )
+    if steps == 1:
+        warnings.append(
+            "one step was recorded: how much host time lies between steps is not known and taken as none, and ranks begin "
+            "together even if they did not; record three or more"
+        )
     if not found.converged:
         warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
     taken = [ms(period) for period in step_times_ns(inputs).values()]
     taken = taken[1:] or taken  # the first counts from the host's start and waits for what was launched before the recording
+    period_ms = ms(found.period_ns[0])
     return explain(
         found.timeline,
         Window(steps),
         step_ns=float(found.period_ns[0]),
-        interval_ms=(min(taken), max(taken)),
+        interval_ms=(min(*taken, period_ms), max(*taken, period_ms)),
+        complete=not workload.absent,
         first_step_ms=ms(found.first_ns[0]),
         warnings=warnings,
     )
@@ -73,13 +80,15 @@ def explain(
     *,
     step_ns: float,
     interval_ms: tuple[float, float],
+    complete: bool = True,
     first_step_ms: float | None = None,
     warnings: Sequence[str] = (),
 ) -> Prediction:
-    """Read the answers out of a timeline."""
+    """Read the answers out of a timeline. Not `complete`: ranks are left out of it, and nobody can say who waits for whom."""
     seen: Activity = activity(timeline, window)
-    path = summarise_path(critical_path(timeline), timeline, window.steps)
-    waited = waiting(timeline, steps=window.steps, step_ns=step_ns)
+    since_ns = int(timeline.end_ns[0]) - round(step_ns * window.steps)
+    path = summarise_path(critical_path(timeline), timeline, window.steps, since_ns)
+    waited = waiting(timeline, steps=window.steps, step_ns=step_ns) if complete else Waiting(None, 0.0)
     return Prediction(
         step_time_ms=ms(step_ns),
         interval_ms=interval_ms,

@@ -310,7 +310,7 @@ class _Builder:
             origin = int(min([recorded.min(), *op_starts]))
             return works.replace(start_ns=_shifted(works.start_ns, origin), end_ns=_shifted(works.end_ns, origin)), origin, []
         if not any(self.durations):
-            return works, 0, ["no durations are recorded; they come from the device model"] if len(works) else []
+            return works, 0, ["no durations are recorded; they need a model of the device"] if len(works) else []
         front = [0] * len(self.streams)
         start: list[int] = []
         for row, (stream, deps) in enumerate(zip(works.stream.tolist(), self.deps, strict=True)):

@@ -75,7 +75,7 @@ def to_program(trace: ExecutionTrace, *, rank: int, world_size: int) -> Program:
 
 
 def _what_is_missing(trace: ExecutionTrace, device: _Device) -> str:
-    known = f"its {len(device.collectives)} collectives are known, kernels come from the device model"
+    known = f"its {len(device.collectives)} collectives are known, kernels need a model of the device"
     return f"{trace.source}: an execution trace holds no kernels and no times; {known}"
 
 
