@@ -384,6 +384,14 @@ def test_dangling_parents_and_circles_in_an_execution_trace_are_said(tmp_path: P
     assert_told_with_every_answer(linked, "rank0.et.json", "circles of parents")
 
 
+def test_a_number_beyond_every_float_costs_one_node_of_a_damaged_execution_trace(tmp_path: Path) -> None:
+    data = small_et(0).rstrip().removesuffix(b"}").replace(b'"values": [', b'"values": [1e999, ', 1)
+    whole = read(tmp_path, small_et(0), "rank0.et.json")
+    workload = read(tmp_path, data, "rank0.et.json")
+    assert len(workload.programs[0].ops) >= len(whole.programs[0].ops) - 1
+    assert said(workload, "rank0.et.json", "damaged or cut short")
+
+
 def test_an_execution_trace_of_another_program_is_not_linked_and_that_is_said(tmp_path: Path) -> None:
     document = json.loads(small_et(0))
     for number, node in enumerate(document["nodes"]):

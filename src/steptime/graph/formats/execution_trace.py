@@ -89,15 +89,20 @@ def _recover(document: bytes) -> tuple[list[Any], int]:
     gaps = too_deep = 0
     at = max(0, document.find(b'"nodes"'))
     while begin := _NODE_BEGIN.search(document, at):
+        node = None
+        at = begin.start() + 1
         try:
             end = value_end(document, begin.start())
-            node = None if end is None else msgspec.json.decode(document[begin.start() : end])
+            if end is not None:
+                at = end
+                node = msgspec.json.decode(document[begin.start() : end])
+        except msgspec.DecodeError:
+            node = None  # a number beyond every float
         except RecursionError:
-            end, node, too_deep = None, None, too_deep + 1
+            too_deep += 1
             if too_deep > TOO_DEEP_AT_MOST:
                 return nodes, gaps + 1
-        gaps += end is None
-        at = begin.start() + 1 if end is None else end
+        gaps += node is None
         # Attributes look like nodes from outside; only a node has both.
         if isinstance(node, dict) and "id" in node and "name" in node:
             nodes.append(node)
