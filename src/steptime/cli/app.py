@@ -20,7 +20,6 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 app = typer.Typer(
     name="steptime",
-    help="How long does a training step take on a multi-GPU machine, why, and what would be fastest?",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -40,7 +39,7 @@ def steptime(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """How long does a training step take on a multi-GPU machine, why, and what would be fastest?"""
+    """How long a training step takes on a multi-GPU machine, and why: from the traces of its ranks, without a GPU."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -17,6 +17,6 @@ def inspect(traces: Traces, json: Json = False) -> None:
     if json:
         print(dumps(inspection_document(found)), end="")
         return
-    console = stdout()
-    print_inspection(console, workload, found)
-    print_end(console, None)
+    with stdout() as console:
+        print_inspection(console, workload, found)
+        print_end(console, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 # Reads shorter than this need no progress bar.
 PATIENCE_S = 0.5
-# Tables are laid out for at least this width where stdout is no terminal.
+# Columns where stdout is no terminal and COLUMNS does not say.
 FILE_WIDTH = 100
 
 
@@ -29,16 +30,25 @@ def read(traces: Sequence[Path]) -> Workload:
         return load(traces, progress=progress)
 
 
-def stdout() -> Console:
-    """The console answers go to."""
+@contextmanager
+def stdout() -> Iterator[Console]:
+    """The console answers go to. A file or pipe gets the width COLUMNS says, or a fixed one, and no trailing spaces."""
     from rich.console import Console
+
+    from steptime.report.layout import WIDTH_AT_LEAST
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows another, never a traceback
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal and console.width < FILE_WIDTH:
-        console.width = FILE_WIDTH
-    return console
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    if console.is_terminal:
+        console.width = max(console.width, WIDTH_AT_LEAST)
+        yield console
+        return
+    asked = os.environ.get("COLUMNS", "")
+    console.width = max(int(asked), WIDTH_AT_LEAST) if asked.isdecimal() else FILE_WIDTH
+    with console.capture() as captured:
+        yield console
+    sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
 
 
 def write_trace(timeline: Timeline, file: Path | None) -> None:
@@ -51,7 +61,7 @@ def write_trace(timeline: Timeline, file: Path | None) -> None:
 
 def print_end(console: Console, file: Path | None) -> None:
     """Where the Perfetto file lies, and an empty line before the next prompt."""
-    from steptime.report.text import print_line
+    from steptime.report.layout import print_line
 
     if file is not None:
         print_line(console, "Timeline", f"{file}  (open it at https://ui.perfetto.dev)", spaced=False)
@@ -67,7 +77,7 @@ def _progress() -> Iterator[Callable[[str, int], None] | None]:
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TransferSpeedColumn
 
-    columns = (SpinnerColumn(), TextColumn("reading {task.description}"), DownloadColumn(), TransferSpeedColumn())
+    columns = (SpinnerColumn(), TextColumn("reading {task.description}", markup=False), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     began, read_before = time.monotonic(), {"": 0}
     tasks: list[TaskID] = []

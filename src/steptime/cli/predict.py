@@ -33,6 +33,6 @@ def predict(
     if json:
         print(dumps(prediction_document(found)), end="")
         return
-    console = stdout()
-    print_prediction(console, workload, found)
-    print_end(console, trace)
+    with stdout() as console:
+        print_prediction(console, workload, found)
+        print_end(console, trace)

@@ -37,6 +37,6 @@ def replay(
     if json:
         print(dumps(replay_document(report)), end="")
         return
-    console = stdout()
-    print_replay(console, workload, report)
-    print_end(console, trace)
+    with stdout() as console:
+        print_replay(console, workload, report)
+        print_end(console, trace)

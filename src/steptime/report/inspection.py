@@ -77,7 +77,7 @@ class Inspection:
     """What `steptime inspect` says."""
 
     name: str
-    files: tuple[dict[str, str], ...]  # file, format, and the schema where the format has several
+    files: tuple[dict[str, str], ...]  # file, format
     world_size: int
     ranks: tuple[RankInspection, ...]
     absent: tuple[int, ...]

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
-
-import msgspec
+from statistics import fmean
 
 from steptime.errors import InputError
 from steptime.graph.program import CallKind
-from steptime.sim import steady
 from steptime.sim.activity import Window
 from steptime.sim.prediction import Prediction, explain
-from steptime.sim.recorded import Recorded
-from steptime.sim.repeatable import repeatable
 from steptime.units import ms
 from steptime.validate.replay import Replay, StepReplay
-from steptime.validate.unprofiled import MEASURED_FILE, PUBLISHED, without_profiler
+from steptime.validate.unprofiled import MEASURED_FILE, PUBLISHED, Case, read_measured
 
 
 @dataclass(frozen=True)
@@ -88,33 +83,17 @@ def find_measured(paths: list[Path]) -> Path | None:
     return next((folder / MEASURED_FILE for folder in folders if (folder / MEASURED_FILE).is_file()), None)
 
 
-class _Measured(msgspec.Struct):
-    measured_step_ms_unprofiled: list[float]
-
-
 def read_unprofiled(file: Path, played: Replay) -> Unprofiled:
     """The unprofiled step times in a file, and how the recording compares."""
-    try:
-        times = msgspec.json.decode(file.read_bytes(), type=_Measured).measured_step_ms_unprofiled
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror or error}); check the path and permissions") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: no unprofiled step times ({error}); expected measured_step_ms_unprofiled") from error
-    if not times or not min(times) > 0:
-        raise InputError(f"{file}: measured_step_ms_unprofiled is {times}; expected one or more positive step times")
-    middle = median(times)
-    recorded_ms, deflated_ms = _period_ms(played.recorded), _period_ms(without_profiler(played.recorded, PUBLISHED))
+    case = Case(played.workload.name, played, read_measured(file))
+    recorded_ms, deflated_ms = case.period_ms(), case.period_ms(PUBLISHED)
     return Unprofiled(
         source=str(file),
-        step_ms=middle,
-        low_ms=min(times),
-        high_ms=max(times),
+        step_ms=case.measured_ms,
+        low_ms=min(case.unprofiled_ms),
+        high_ms=max(case.unprofiled_ms),
         as_recorded_ms=recorded_ms,
-        as_recorded_error=recorded_ms / middle - 1,
+        as_recorded_error=recorded_ms / case.measured_ms - 1,
         deflated_ms=deflated_ms,
-        deflated_error=deflated_ms / middle - 1,
+        deflated_error=deflated_ms / case.measured_ms - 1,
     )
-
-
-def _period_ms(inputs: Recorded) -> float:
-    return ms(steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth).period_ns[0])

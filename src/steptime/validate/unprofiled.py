@@ -175,16 +175,24 @@ class _Measured(msgspec.Struct):
     measured_step_ms_unprofiled: list[float]
 
 
-def read_case(folder: Path) -> Case:
-    """The traces of a folder and the unprofiled step times beside them."""
-    file = folder / MEASURED_FILE
+def read_measured(file: Path) -> tuple[float, ...]:
+    """The unprofiled step times in a file, one per repeat."""
+    expected = "expected measured_step_ms_unprofiled"
     try:
         times = msgspec.json.decode(file.read_bytes(), type=_Measured).measured_step_ms_unprofiled
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: no unprofiled step times ({error}); expected measured_step_ms_unprofiled") from error
-    if not times or min(times) <= 0:
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror or error}); {expected}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: no unprofiled step times ({error}); {expected}") from error
+    if not times or not min(times) > 0:
         raise InputError(f"{file}: measured_step_ms_unprofiled is {times}; expected one or more positive step times")
-    return Case(folder.name, replay(load([folder])), tuple(times))
+    return tuple(times)
+
+
+def read_case(folder: Path) -> Case:
+    """The traces of a folder and the unprofiled step times beside them."""
+    measured_ms = read_measured(folder / MEASURED_FILE)
+    return Case(folder.name, replay(load([folder])), measured_ms)
 
 
 def compare(cases: Sequence[Case]) -> tuple[UnprofiledReplay, ...]:
