@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -57,6 +58,34 @@ def test_the_timeline_is_written_and_its_place_said_last(command: str, tmp_path:
     out = capsys.readouterr().out
     assert out.rindex("Bound by") < out.rindex("Timeline")
     assert "ui.perfetto.dev" in out
+
+
+@pytest.mark.parametrize("command", ["predict", "replay", "inspect"])
+@pytest.mark.parametrize("columns", ["80", "100", "160", ""])
+def test_what_is_piped_has_the_width_asked_for_and_no_trailing_spaces(
+    command: str, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run([command, str(EXAMPLE)]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert max(map(len, lines)) <= int(columns or 100)
+    if columns != "160":
+        assert max(map(len, lines)) > int(columns or 100) - 12
+
+
+@pytest.mark.parametrize("command", ["predict", "replay", "inspect"])
+def test_names_with_brackets_are_shown_as_they_are(command: str, tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "run[" / "b]"
+    folder.mkdir(parents=True)
+    text = gzip.decompress((EXAMPLE / "rank0.kineto.json.gz").read_bytes()).decode()
+    assert '"name": "aten::gather"' in text
+    text = text.replace('"name": "aten::gather"', '"name": "[/mm] x"').replace('"name": "aten::mul"', '"name": "[param|cuda]"')
+    (folder / "[red]rank0.json").write_text(text, encoding="utf-8")
+    assert run([command, str(tmp_path / "run[")]) == 0
+    out = capsys.readouterr().out
+    shown = ["[red]rank0.json", "b]"] if command == "inspect" else ["[/mm] x", "[param|cuda]"]
+    assert [name for name in shown if name not in out] == []
 
 
 def bad(tmp_path: Path) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from steptime.graph.load import load
 from steptime.graph.workload import Workload
 from steptime.report.inspection import inspect_workload
 from steptime.report.inspection_text import print_inspection
+from steptime.report.layout import print_line, signed_percent, time_ms
 from steptime.report.replayed import ReplayReport, find_measured, report_replay
 from steptime.report.text import print_prediction, print_replay, print_warnings
 from steptime.sim.prediction import Prediction, predict
@@ -47,6 +48,31 @@ def test_every_report_fits_its_terminal(width: int) -> None:
     assert not any("…" in line for line in lines if width >= 100)
 
 
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+@pytest.mark.parametrize("scale", [1, 1_000])
+def test_every_number_of_every_rank_is_whole_at_any_width(width: int, scale: int) -> None:
+    workload, prediction, _ = answers()
+    times = [name for name in asdict(prediction.ranks[0]) if name.endswith("_ms")]
+    ranks = [replace(r, **{name: scale * getattr(r, name) for name in times}) for r in prediction.ranks]
+    out, raw = console(width)
+    print_prediction(out, workload, replace(prediction, ranks=tuple(ranks)))
+    words = raw.getvalue().decode().split()
+    for rank in ranks:
+        shown = [getattr(rank, name) for name in times] + [rank.host_bound_fraction * rank.step_ms]
+        assert {time_ms(value) for value in shown} <= set(words)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+def test_every_number_of_an_inspection_is_whole_at_any_width(width: int) -> None:
+    workload, *_ = answers()
+    found = inspect_workload(workload)
+    busy = tuple(replace(r, kernels=1_234_567_000 + r.rank, calls=7_654_321_000 + r.rank) for r in found.ranks)
+    out, raw = console(width)
+    print_inspection(out, workload, replace(found, ranks=busy))
+    words = set(raw.getvalue().decode().split())
+    assert {f"{count:,}" for r in busy for count in (r.kernels, r.calls, r.ops, r.queue_most, r.stream_waits)} <= words
+
+
 def test_a_prediction_answers_how_long_where_why_and_how_sure() -> None:
     workload, prediction, _ = answers()
     out, raw = console(160)
@@ -65,7 +91,7 @@ def test_a_replay_shows_every_step_with_its_error() -> None:
     print_replay(out, workload, report)
     text = raw.getvalue().decode()
     for step in report.steps:
-        assert f"{100 * step.error:+.2f} %" in text
+        assert signed_percent(step.error) in text
     assert "measured without a profiler" in text
 
 
@@ -94,7 +120,41 @@ def test_warnings_that_differ_in_numbers_only_are_one() -> None:
     assert "something else" in text
 
 
-def test_brackets_in_names_are_text_and_not_markup() -> None:
+@pytest.mark.parametrize("name", ["[bold]x[/bold]", "[/mm] x", "[param|cuda]", ":warning: x"])
+def test_names_from_traces_are_text_and_not_markup(name: str) -> None:
+    workload, prediction, report = answers()
+    path = prediction.critical_path
+    odd = replace(prediction, critical_path=replace(path, top=(replace(path.top[0], name=name),)), warnings=(f"{name} warns",))
+    found = inspect_workload(workload)
+    groups = (replace(found.groups[0], group=f"{name} group"),)
+    files = ({"format": "kineto", "file": f"{name} file"},)
     out, raw = console()
-    print_warnings(out, ["[bold]name[/bold] is odd"])
-    assert "[bold]name[/bold] is odd" in raw.getvalue().decode()
+    print_prediction(out, replace(workload, name=name), odd)
+    print_replay(out, workload, replace(report, prediction=odd))
+    print_inspection(out, workload, replace(found, groups=groups, files=files))
+    text = raw.getvalue().decode()
+    assert text.count(name) == 1 + 2 * 2 + 2
+
+
+def test_names_from_traces_cannot_steer_the_terminal() -> None:
+    out, raw = console()
+    print_warnings(out, ["a\x1b[31m red\nname"])
+    assert "a\ufffd[31m red name" in raw.getvalue().decode()
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.0, "0.00 %"), (-1e-9, "0.00 %"), (4e-5, "0.00 %"), (-0.0123, "-1.23 %"), (0.5, "+50.00 %"), (-1.0, "-100.00 %")],
+)
+def test_an_error_of_nothing_has_no_sign(share: float, said: str) -> None:
+    assert signed_percent(share) == said
+
+
+@pytest.mark.parametrize("width", range(60, 80))
+def test_a_number_and_its_unit_stay_on_one_line(width: int) -> None:
+    out, raw = console(width)
+    print_line(
+        out, "Title", "so much 10 % of what there is, and again 12.345 ms of that, which is 99 % of 7.000 ms, all in all"
+    )
+    text = raw.getvalue().decode()
+    assert all(part in text for part in ("10 %", "12.345 ms", "99 %", "7.000 ms"))

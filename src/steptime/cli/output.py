@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 0.5
 # Columns where stdout is no terminal and COLUMNS does not say.
 FILE_WIDTH = 100
+# Narrower than this, lines are left to the terminal to break.
+WIDTH_AT_LEAST = 60
 
 
 def read(traces: Sequence[Path]) -> Workload:
@@ -34,8 +36,6 @@ def read(traces: Sequence[Path]) -> Workload:
 def stdout() -> Iterator[Console]:
     """The console answers go to. A file or pipe gets the width COLUMNS says, or a fixed one, and no trailing spaces."""
     from rich.console import Console
-
-    from steptime.report.layout import WIDTH_AT_LEAST
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows another, never a traceback

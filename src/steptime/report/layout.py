@@ -12,9 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-# Narrower than this, lines are left to the terminal to break.
-WIDTH_AT_LEAST = 60
-
 _INDENT = 2
 _BODY_INDENT = 2 * _INDENT
 _GAP = 2  # between columns
@@ -49,7 +46,7 @@ class Paragraph:
 
 def body_width(console: Console) -> int:
     """Columns that the body of a section may fill."""
-    return max(console.width, WIDTH_AT_LEAST) - _BODY_INDENT - _INDENT
+    return console.width - _BODY_INDENT - _INDENT
 
 
 def grid(*justified: str) -> Table:

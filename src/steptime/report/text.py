@@ -165,7 +165,7 @@ def _breakdown(console: Console, breakdown: Mapping[str, float]) -> Table:
     for family, busy_ms in breakdown.items():
         name = "communication, exposed" if family == "communication" else family_words(family)
         rows.append((literal(name), Text(time_ms(busy_ms)), Text(percent(busy_ms / total), style="dim")))
-    room = min(_BAR_AT_MOST, body_width(console) - width_of(rows))
+    room = max(min(_BAR_AT_MOST, body_width(console) - width_of(rows)), 0)
     table = grid("left", "right", "right", "left")
     for row, busy_ms in zip(rows, breakdown.values(), strict=True):
         table.add_row(*row, Text(_bar(room * busy_ms / total, fine=fine), style="cyan"))
