@@ -2,18 +2,27 @@
 
 Bar: geomean at most 1 %, no case over 3 %. Runs with ranks missing take the absent peers' arrivals as recorded and are
 listed apart.
-`--readme` writes the table into README.md.
+`--readme` writes the table, and the output of `steptime predict` above it, into README.md; `--readme-output` the latter only.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 from _cases import REPOSITORY, Case, public, shipped
 from steptime.graph.load import load
+from steptime.report.layout import signed_percent
 from steptime.validate.replay import Replay, replay
+
+README = REPOSITORY / "README.md"
+SHOWN = ("predict", "examples/h200_mps4_dlrm")
+SHOWN_WIDTH = "100"
 
 # Keeps one lucky zero from sinking a geometric mean (the published studies use the same floor).
 FLOOR = 4e-4
@@ -29,7 +38,7 @@ def line(name: str, found: Replay) -> str:
     workload, errors = found.workload, [s.error for s in found.steps]
     ranks = f"{len(workload.ranks)} of {workload.world_size}" if workload.absent else str(workload.world_size)
     measured = sum(s.measured_ns for s in found.steps) / len(found.steps) / 1e6
-    listed = ", ".join(f"{100 * e:+.2f}" for e in errors)
+    listed = ", ".join(signed_percent(e).removesuffix(" %") for e in errors)
     return (
         f"| {name} | {workload.programs[0].device_name} | {ranks} | {measured:.2f} | {listed} | {100 * geomean(errors):.2f} |"
     )
@@ -62,19 +71,37 @@ def table(cases: list[Case]) -> str:
     return text
 
 
+def shown() -> str:
+    """A command and what it prints, as a block of Markdown."""
+    code = "from steptime.cli import main; main()"
+    environment = {**os.environ, "COLUMNS": SHOWN_WIDTH, "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-c", code, *SHOWN]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    return f"```console\n$ steptime {' '.join(SHOWN)}\n{textwrap.dedent(done.stdout).strip()}\n```"
+
+
+def write(marker: str, text: str) -> None:
+    """Put text between a pair of markers in README.md."""
+    begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    before, rest = README.read_text(encoding="utf-8").split(begin)
+    README.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
 def main() -> None:
     """Print the table; with --readme, also write it into README.md."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--readme", action="store_true")
+    parser.add_argument("--readme", action="store_true", help="write the table and the shown output into README.md")
+    parser.add_argument("--readme-output", action="store_true", help="write the shown output only, and leave")
     parser.add_argument("folders", nargs="*", type=Path, help="further runs, a folder each")
     arguments = parser.parse_args()
+    if arguments.readme or arguments.readme_output:
+        write("predict-output", shown())
+    if arguments.readme_output:
+        return
     text = table([*shipped(), *public(), *(Case(f.name, (f,)) for f in arguments.folders)])
     print(text)
     if arguments.readme:
-        readme = REPOSITORY / "README.md"
-        begin, end = "<!-- replay-table -->", "<!-- /replay-table -->"
-        before, rest = readme.read_text().split(begin)
-        readme.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+        write("replay-table", text)
 
 
 if __name__ == "__main__":
