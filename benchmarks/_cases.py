@@ -31,7 +31,7 @@ def shipped() -> list[Case]:
 
 
 def public() -> list[Case]:
-    """Public runs. Traces that were filtered, or have no step marks, cannot be scored."""
+    """Public runs. The scored set was agreed before anything was measured; the two others are listed beside it."""
     root = public_traces()
     if root is None:
         return []
