@@ -11,7 +11,8 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.graph.mutations import BYTES, EXAMPLE, RANKS, VALUES, Change, case, cut, damage, outcome, shipped, small_kineto
+from tests.graph.mutations import BYTES, VALUES, Change, case, cut, damage, outcome
+from tests.graph.small_traces import EXAMPLE, RANKS, shipped, small_kineto
 
 from steptime.errors import SteptimeError
 from steptime.graph.load import load
