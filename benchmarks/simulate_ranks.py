@@ -70,6 +70,7 @@ def timing(ops: int, ranks: int) -> Timing:
         return_ns=same(2_000),
         latency_ns=same(1_500),
         spacing_ns=same(1_000),
+        release_ns=same(1_500),
         duration_ns=noisy(9_000, ops, ranks, rng),
         waits=np.ones(ops, dtype=np.bool_),
         absent_ns=same(LONG_AGO),

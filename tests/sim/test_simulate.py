@@ -94,7 +94,7 @@ def test_step_is_at_least_every_lanes_busy_time(cohorts: list[Cohort], depth: in
 def test_a_longer_cost_never_makes_anything_earlier(cohorts: list[Cohort], depth: int | None, pick: int, more: int) -> None:
     before = simulate(cohorts, queue_depth=depth)
     at = pick % len(cohorts)
-    name = ("gap_ns", "call_ns", "duration_ns", "latency_ns", "return_ns", "spacing_ns")[pick % 6]
+    name = ("gap_ns", "call_ns", "duration_ns", "latency_ns", "return_ns", "spacing_ns", "release_ns")[pick % 7]
     values = getattr(cohorts[at].timing, name).copy()
     if not values.size:
         return

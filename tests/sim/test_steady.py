@@ -54,7 +54,7 @@ def without_window(cohort: Cohort) -> Cohort:
     t = cohort.timing
     timing = replace(
         t,
-        **{name: getattr(t, name)[kept] for name in ("latency_ns", "spacing_ns", "duration_ns", "waits")},
+        **{name: getattr(t, name)[kept] for name in ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "waits")},
         absent_ns=np.full((len(kept), 1, 1), LONG_AGO, dtype=np.int64),
         stream_start_ns=np.zeros_like(t.stream_start_ns),
     )

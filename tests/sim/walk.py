@@ -138,10 +138,11 @@ def try_arrive(rank: Rank, work: int, previous: int | None) -> bool:
         start = max(start, known[call] + rank.value("latency_ns", work))
     for wait in np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.stream == stream)).tolist():
         other = int(calls.awaits[wait])
-        if other >= 0 and int(works.stream[other]) != stream and rank.place[wait] < rank.launched(work):
+        held = [w for w in rank.lane(stream) if rank.launched(w) > rank.place[wait]]
+        if other >= 0 and int(works.stream[other]) != stream and held and held[0] == work:
             if other not in rank.work_end:
                 return False
-            start = max(start, rank.work_end[other])
+            start = max(start, rank.work_end[other] + rank.value("release_ns", work))
     before = queue_neighbour(rank, work)
     if before >= 0:
         if before not in rank.work_start:

@@ -79,7 +79,7 @@ class Draft:
 def constant_timing(program: Program, **values: int) -> Timing:
     """The same value everywhere, by field; what is not given is 0."""
     sizes = {"gap_ns": len(program.calls), "call_ns": len(program.calls), "return_ns": len(program.calls)}
-    sizes |= {name: len(program.works) for name in ("latency_ns", "spacing_ns", "duration_ns", "absent_ns")}
+    sizes |= {name: len(program.works) for name in ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "absent_ns")}
     sizes |= {"thread_start_ns": len(program.threads), "stream_start_ns": len(program.streams)}
     values = {"absent_ns": LONG_AGO, **values}
     arrays: dict[str, Any] = {name: np.full((rows, 1, 1), values.get(name, 0), dtype=np.int64) for name, rows in sizes.items()}
@@ -103,6 +103,7 @@ def random_timing(
         return_ns=draw(calls, 0, 8),
         latency_ns=draw(works, 0, 12),
         spacing_ns=draw(works, 0, 4),
+        release_ns=draw(works, 0, 5),
         duration_ns=draw(works, 0, 40),
         waits=waits,
         absent_ns=np.where(rng.random((works, 1, 1)) < 0.1, absent, LONG_AGO),

@@ -20,7 +20,7 @@ from steptime.graph.load import load
 from steptime.graph.program import CallKind, Collective, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim import LONG_AGO, Cohort, Timeline, simulate
-from steptime.sim.recorded import DEFAULT_LATENCY_NS, DEFAULT_RETURN_NS, DEFAULT_SPACING_NS
+from steptime.sim.recorded import DEFAULT_LATENCY_NS, DEFAULT_RELEASE_NS, DEFAULT_RETURN_NS, DEFAULT_SPACING_NS
 from steptime.validate.replay import Replay, replay
 
 REPOSITORY = Path(__file__).parents[2]
@@ -93,7 +93,13 @@ def timed(program: Program, rank: int, rng: np.random.Generator) -> Cohort:
         "latency_ns": np.where(copying, DEFAULT_LATENCY_NS + LAUNCH_NS, DEFAULT_LATENCY_NS),
     }
     timing = replace(
-        constant_timing(program, return_ns=DEFAULT_RETURN_NS, spacing_ns=DEFAULT_SPACING_NS, stream_start_ns=LONG_AGO),
+        constant_timing(
+            program,
+            return_ns=DEFAULT_RETURN_NS,
+            spacing_ns=DEFAULT_SPACING_NS,
+            release_ns=DEFAULT_RELEASE_NS,
+            stream_start_ns=LONG_AGO,
+        ),
         **{name: values.astype(np.int64).reshape(-1, 1, 1) for name, values in columns.items()},
     )
     return Cohort(replace(program, rank=rank), (rank,), timing)

@@ -30,7 +30,7 @@ class EdgeKind(IntEnum):
     HAND_OVER = 1  # a call for the call on another thread that hands over: gap_ns
     SYNC = 2  # a synchronising call for a work: return_ns, whatever the call itself costs
     QUEUE = 3  # a launch for the start of the work that frees its place in the queue: minus that work's duration
-    WAIT = 4  # a work for the work its stream waits for: 0
+    WAIT = 4  # a work for the work its stream waits for: release_ns
     START = 5  # a work for the start of the work before it in a shared hardware queue: minus that work's duration
     ARRIVAL = 6  # the same where the work before it is a collective: its arrival, 0
     QUEUE_ARRIVAL = 7  # a launch for the arrival of the collective that frees its place in the queue: 0

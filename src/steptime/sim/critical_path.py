@@ -194,7 +194,12 @@ class _Walk:
     def _edge(self, place: _Place, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> tuple[_Place, EdgeKind] | None:
         """The first edge of these kinds that explains the time `reached`: its source and kind."""
         graph, timing = self.graphs[place.cohort], self.timelines[place.cohort].cohort.timing
-        lags = {EdgeKind.LAUNCH: timing.latency_ns, EdgeKind.HAND_OVER: timing.gap_ns, EdgeKind.SYNC: timing.return_ns}
+        lags = {
+            EdgeKind.LAUNCH: timing.latency_ns,
+            EdgeKind.WAIT: timing.release_ns,
+            EdgeKind.HAND_OVER: timing.gap_ns,
+            EdgeKind.SYNC: timing.return_ns,
+        }
         for edge in range(int(graph.edge_start[row]), int(graph.edge_start[row + 1])):
             kind = EdgeKind(int(graph.edge_kind[edge]))
             source = _Place(place.cohort, place.rank, int(graph.edge_source[edge]))

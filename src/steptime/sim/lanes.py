@@ -125,7 +125,7 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
         for edge in range(starts[i], starts[i + 1]):
             kind = int(graph.edge_kind[edge])
             source = ends[int(graph.edge_source[edge])]
-            if kind in (EdgeKind.WAIT, EdgeKind.ARRIVAL, EdgeKind.QUEUE_ARRIVAL):
+            if kind in (EdgeKind.ARRIVAL, EdgeKind.QUEUE_ARRIVAL):
                 np.maximum(end, source, out=end)
             else:
                 lagging = int(graph.table_row[graph.edge_source[edge]]) if kind in FROM_START else row
@@ -139,6 +139,8 @@ def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | in
     """How long after its source an edge lets the node's own time begin. The row is the node's; from a start, the source's."""
     if kind == EdgeKind.LAUNCH:
         return timing.latency_ns[row]
+    if kind == EdgeKind.WAIT:
+        return timing.release_ns[row]
     if kind == EdgeKind.HAND_OVER:
         return timing.gap_ns[row]
     if kind == EdgeKind.SYNC:

@@ -1,7 +1,8 @@
 """Recorded programs -> timings: what the run itself took, with everything that was waiting taken out.
 
 Kept as recorded: host work between calls, launch costs, kernel durations. One typical value per trace and kind of work: the
-distance from a launch to its start on an idle stream, and from one kernel to the next on a busy one. Never kept: how long a
+distance from a launch to its start on an idle stream, from one kernel to the next on a busy one, and from what a stream waited
+for to what it runs next. Never kept: how long a
 synchronising call blocked, how long a launch was held up by a full queue, how long a collective waited for its peers, how
 long work queued behind other work. Those come out of the simulation or they are wrong.
 """
@@ -34,6 +35,7 @@ CAUSE_MARGIN_NS = 500
 # Used where a trace holds no case to learn from (1-2 us in every trace of a recent GPU seen so far).
 DEFAULT_LATENCY_NS = 1_500
 DEFAULT_SPACING_NS = 1_000
+DEFAULT_RELEASE_NS = 1_500
 DEFAULT_RETURN_NS = 5_000
 
 
@@ -104,7 +106,7 @@ class _Extract:
     def timing(self) -> Timing:
         gap = self._gaps()
         call, back = self._calls()
-        latency, spacing = self._dispatch(call)
+        latency, spacing, release = self._dispatch(call)
         duration, waits, absent = self._durations()
         return Timing(
             gap_ns=_axes(gap),
@@ -112,6 +114,7 @@ class _Extract:
             return_ns=_axes(back),
             latency_ns=_axes(latency),
             spacing_ns=_axes(spacing),
+            release_ns=_axes(release),
             duration_ns=_axes(duration),
             waits=waits,
             absent_ns=_axes(absent),
@@ -196,8 +199,8 @@ class _Extract:
                 typical[same] = int(np.median(duration[same & usual]))
         return typical
 
-    def _dispatch(self, cost: Column) -> tuple[Column, Column]:
-        """How soon work starts after its launch on an idle stream, and after the work before it on a busy one."""
+    def _dispatch(self, cost: Column) -> tuple[Column, Column, Column]:
+        """How soon work starts after its launch on an idle stream, after the work before it on a busy one, after a wait."""
         works, calls = self.works, self.calls
         launched = works.call >= 0
         call = np.maximum(works.call, 0)
@@ -211,6 +214,7 @@ class _Extract:
             if not later:
                 awaited[work] = max(awaited[work], works.end_ns[source])
         since_launch, since_previous = works.start_ns - issued, works.start_ns - previous
+        since_awaited = works.start_ns - awaited
         ready = np.maximum(previous, awaited)
         by_launch = launched & (issued + CAUSE_MARGIN_NS > ready) & (since_launch <= DISPATCH_AT_MOST_NS)
         by_stream = (
@@ -221,7 +225,9 @@ class _Extract:
         spacing = _by_kind(since_previous, by_stream, works.kind, DEFAULT_SPACING_NS)
         backlog = ~launched
         spacing[backlog] = np.where(previous[backlog] > LONG_AGO, since_previous[backlog], 0)
-        return latency, spacing
+        by_wait = launched & (awaited > np.maximum(issued + CAUSE_MARGIN_NS, previous)) & (since_awaited <= DISPATCH_AT_MOST_NS)
+        release = _by_kind(since_awaited, by_wait, works.kind, DEFAULT_RELEASE_NS)
+        return latency, spacing, release
 
     def _durations(self) -> tuple[Column, npt.NDArray[np.bool_], Column]:
         works = self.works

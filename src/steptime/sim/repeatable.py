@@ -18,7 +18,7 @@ from steptime.sim.timing import Cohort, Nanoseconds, Timing
 Rows = npt.NDArray[np.int64]
 
 _PER_CALL = ("gap_ns", "call_ns", "return_ns")
-_PER_WORK = ("latency_ns", "spacing_ns", "duration_ns", "waits", "absent_ns")
+_PER_WORK = ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "waits", "absent_ns")
 
 
 def repeatable(recorded: Recorded) -> Recorded:

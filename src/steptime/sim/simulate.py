@@ -18,7 +18,7 @@ from steptime.sim.timeline import CohortTimeline, Timeline
 from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
 
 _PER_CALL = ("gap_ns", "call_ns", "return_ns")
-_PER_WORK = ("latency_ns", "spacing_ns", "duration_ns", "absent_ns")
+_PER_WORK = ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "absent_ns")
 
 Keep = Literal["all", "ends"]
 

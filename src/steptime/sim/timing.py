@@ -31,6 +31,7 @@ class Timing:
     # whose call ends after the copy: from when the call has its place in the launch queue (its start, if nothing blocks).
     latency_ns: Nanoseconds
     spacing_ns: Nanoseconds  # per work: least distance after the end of the previous work of the stream; may be negative
+    release_ns: Nanoseconds  # per work: from the end of work its stream was told to await to its earliest start
     duration_ns: Nanoseconds  # per work: execution; for a collective, from the last arrival to this rank's end
     waits: npt.NDArray[np.bool_]  # per work: whether a collective's end waits for its peers (1-D)
     absent_ns: Nanoseconds  # per work: when the peers without a program arrive at a collective, or LONG_AGO
