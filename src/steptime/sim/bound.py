@@ -31,16 +31,26 @@ def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
     exposed = _share(seen.ranks, lambda r: r.exposed_communication_ms)
     waiting = min(_share(seen.ranks, lambda r: r.waiting_ms), exposed)
     busy = _share(seen.ranks, lambda r: r.device_busy_ms)
-    if exposed > WIRE_BOUND and waiting > exposed / 2:
+    found = _regime(exposed, busy)
+    if found == "wire-bound" and waiting > exposed / 2:
         return _waiting(seen.ranks, waiting, waited) + _decided(path, "")
-    if exposed > WIRE_BOUND:
+    if found == "wire-bound":
         return _wire(exposed, waiting) + _decided(path, "on the wire")
-    if busy >= GPU_BOUND:
+    if found == "GPU-bound":
         evidence = f"the device is busy {_percent(busy)} of the step, {_largest(seen.breakdown)}"
         return f"GPU-bound: {evidence}" + _decided(path, "on the GPU")
-    if busy < HOST_BOUND:
+    if found == "host-bound":
         return _host(seen.ranks, busy) + _decided(path, "on the host")
     return _mixed(seen.ranks, busy, exposed) + _decided(path, "")
+
+
+def _regime(exposed: float, busy: float) -> str:
+    """The regime, from the shares of the step that are exposed communication and device busy."""
+    if exposed > WIRE_BOUND:
+        return "wire-bound"
+    if busy >= GPU_BOUND:
+        return "GPU-bound"
+    return "host-bound" if busy < HOST_BOUND else "mixed"
 
 
 def _decided(path: PathSummary, expected: str) -> str:
@@ -56,11 +66,7 @@ def _decided(path: PathSummary, expected: str) -> str:
 def regime(rank: RankSummary) -> str:
     """The regime of one rank."""
     step = rank.step_ms or 1.0
-    if rank.exposed_communication_ms > WIRE_BOUND * step:
-        return "wire-bound"
-    if rank.device_busy_ms >= GPU_BOUND * step:
-        return "GPU-bound"
-    return "host-bound" if rank.device_busy_ms < HOST_BOUND * step else "mixed"
+    return _regime(rank.exposed_communication_ms / step, rank.device_busy_ms / step)
 
 
 def family_words(family: str) -> str:
