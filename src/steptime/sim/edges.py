@@ -128,7 +128,7 @@ def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> t
     found = [np.zeros((0, 3), dtype=np.int64)]
     queues = np.array([-1 - i if s.queue is None else s.queue for i, s in enumerate(program.streams)], dtype=np.int64)
     for queue in np.unique(queues):
-        works = np.flatnonzero((queues[program.works.stream] == queue) & (~repeated | (program.works.call >= 0)))
+        works = np.flatnonzero((queues[program.works.stream] == queue) & ((program.works.call >= 0) | (not repeated)))
         works = works[np.lexsort((works, order.work[works]))]
         call = program.works.call[works]
         works = works[np.concatenate([[True], (np.diff(call) != 0) | (call[1:] < 0)]) if len(works) else works]
