@@ -6,8 +6,10 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+# Earlier than anything recorded; durations can be added to it without wrapping around.
+LONG_AGO = -(2**60)
+
 MIB = 1024 * 1024
-GIB = 1024 * MIB
 
 # Canonical dtype name -> bytes per element.
 DTYPE_BYTES = {
@@ -77,8 +79,3 @@ def dtype_bytes(name: str) -> int:
 def ms(nanoseconds: float) -> float:
     """Nanoseconds as milliseconds, for people."""
     return float(nanoseconds) / NS_PER_MS
-
-
-def us(nanoseconds: float) -> float:
-    """Nanoseconds as microseconds."""
-    return float(nanoseconds) / NS_PER_US

@@ -37,7 +37,6 @@ class Comm:
     group: str
     rank: int = -1  # in the group: the caller, or for rooted and point-to-point calls the root or the peer
     sequence: int = -1  # as recorded: counts within the group since the process began
-    point_to_point: bool = False
     in_splits: tuple[int, ...] = ()
     out_splits: tuple[int, ...] = ()
     inputs: tuple[Tensor, ...] = ()
@@ -72,12 +71,10 @@ class Node:
     parent: int  # id; 1 is the process
     rf_id: int = -1  # record function id, which newer Kineto traces carry too
     seq_id: int = -1  # autograd sequence number
-    fw_parent: int = 0
     tid: int = 0
     fw_tid: int = 0
     signature: Signature = field(default_factory=Signature)
     comm: Comm | None = None
-    op_schema: str = ""
 
     @property
     def marker(self) -> bool:

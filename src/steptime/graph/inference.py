@@ -93,7 +93,7 @@ def _step_at(program: Program, times: IntColumn) -> SmallColumn:
 
 
 def _mark_blocking_copies(program: Program) -> Calls:
-    """Copies between host and pageable memory whose call returned only after the copy had finished."""
+    """Copies between the device and pageable memory whose call returned only after the copy had finished."""
     calls, works = program.calls, program.works
     synchronous = np.array(
         ["Memcpy" in n and "Async" not in n and not n.startswith("Memcpy") for n in program.names], dtype=bool

@@ -9,8 +9,7 @@ import numpy as np
 
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.table import IntColumn
-
-LONG_AGO = -(2**60)
+from steptime.units import LONG_AGO
 
 Listed = tuple[list[int], list[int]]  # launch times, and what was launched, in order
 

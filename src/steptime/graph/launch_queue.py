@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from steptime.graph.issued import launch_times
 from steptime.graph.program import CallKind, Program
 from steptime.graph.table import IntColumn
 
@@ -22,13 +23,13 @@ def unstarted(program: Program) -> IntColumn:
     """Per call, how many launches in the queue it launches into had not started as it began; 0 where it launches nothing."""
     calls, works = program.calls, program.works
     counts = np.zeros(len(calls), dtype=np.int64)
-    queues = np.array([-1 - i if s.queue is None else s.queue for i, s in enumerate(program.streams)], dtype=np.int64)
+    queues, launch_ns = program.hardware_queues, launch_times(program)
     for queue in np.unique(queues):
         mine = np.flatnonzero(queues[works.stream] == queue)
         _, first = np.unique(works.call[mine], return_index=True)
         launched = mine[np.unique(np.concatenate([first, np.flatnonzero(works.call[mine] < 0)]))]
         call = works.call[launched]
-        began = np.sort(np.where(call >= 0, calls.start_ns[np.maximum(call, 0)] if len(calls) else 0, -(2**60)))
+        began = np.sort(launch_ns[launched])
         started = np.sort(works.start_ns[launched])
         own = call[call >= 0]
         waiting = np.searchsorted(began, calls.start_ns[own]) - np.searchsorted(started, calls.start_ns[own], side="right")

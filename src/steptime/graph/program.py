@@ -212,6 +212,12 @@ class Program:
         """Whether the program carries times from a real run."""
         return bool(len(self.works)) and bool((self.works.start_ns >= 0).any())
 
+    @property
+    def hardware_queues(self) -> IntColumn:
+        """Per stream the number of its hardware queue: 0 and up where streams share one, below 0 for a queue of its own."""
+        numbers = [-1 - i if s.queue is None else s.queue for i, s in enumerate(self.streams)]
+        return np.array(numbers, dtype=np.int64)
+
     def with_warnings(self, *messages: str) -> Program:
         """The same program with more warnings."""
         return replace(self, warnings=(*self.warnings, *messages))

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime.graph.issued import LONG_AGO, Issued, ready_times
+from steptime.graph.issued import Issued, ready_times
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.table import SmallColumn
+from steptime.units import LONG_AGO
 
 # Clock readings of host and device agree to about this much in a trace.
 CLOCK_SLACK_NS = 1_000

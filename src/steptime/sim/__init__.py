@@ -5,7 +5,8 @@ from steptime.sim.critical_path import PathSegment, critical_path
 from steptime.sim.simulate import simulate
 from steptime.sim.steady import Steady, steady
 from steptime.sim.timeline import CohortTimeline, Timeline
-from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
+from steptime.sim.timing import Cohort, Nanoseconds, Timing
+from steptime.units import LONG_AGO
 
 __all__ = [
     "LONG_AGO",

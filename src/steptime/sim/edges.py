@@ -105,7 +105,7 @@ def queue_order(program: Program, order: Order) -> tuple[Rows, Rows, Rows]:
     """
     found: list[tuple[Rows, Rows]] = []
     last: list[tuple[int, int]] = []
-    queues = np.array([-1 if s.queue is None else s.queue for s in program.streams], dtype=np.int64)
+    queues = program.hardware_queues
     for queue in np.unique(queues[queues >= 0]):
         works = np.flatnonzero((queues[program.works.stream] == queue) & (program.works.call >= 0))
         works = works[np.lexsort((works, order.work[works]))]
@@ -126,7 +126,7 @@ def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> t
     are numbered on through the windows before it.
     """
     found = [np.zeros((0, 3), dtype=np.int64)]
-    queues = np.array([-1 - i if s.queue is None else s.queue for i, s in enumerate(program.streams)], dtype=np.int64)
+    queues = program.hardware_queues
     for queue in np.unique(queues):
         works = np.flatnonzero((queues[program.works.stream] == queue) & ((program.works.call >= 0) | (not repeated)))
         works = works[np.lexsort((works, order.work[works]))]

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime.sim.compile import FROM_START, EdgeKind, LaneGraph
-from steptime.sim.timing import LONG_AGO, Nanoseconds, Timing
+from steptime.sim.timing import Nanoseconds, Timing
+from steptime.units import LONG_AGO
 
 Rows = npt.NDArray[np.int64]
 

@@ -2,9 +2,9 @@
 
 Kept as recorded: host work between calls, launch costs, kernel durations. One typical value per trace and kind of work: the
 distance from a launch to its start on an idle stream, from one kernel to the next on a busy one, and from what a stream waited
-for to what it runs next. Never kept: how long a
-synchronising call blocked, how long a launch was held up by a full queue, how long a collective waited for its peers, how
-long work queued behind other work. Those come out of the simulation or they are wrong.
+for to what it runs next. Never kept: how long a synchronising call blocked, how long a launch was held up by a full queue,
+how long a collective waited for its peers, how long work queued behind other work. Those come out of the simulation or they
+are wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.sim.edges import Order, stream_waits, synchronisations
 from steptime.sim.meetings_recorded import Meetings, recorded_meetings
-from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
-from steptime.units import NS_PER_S
+from steptime.sim.timing import Cohort, Nanoseconds, Timing
+from steptime.units import LONG_AGO, NS_PER_S
 
 Column = npt.NDArray[np.int64]
 

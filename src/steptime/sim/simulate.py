@@ -15,7 +15,8 @@ from steptime.sim.lanes import play
 from steptime.sim.meetings import Meeting, Part
 from steptime.sim.schedule import Depart, Plan, Play, Return, schedule
 from steptime.sim.timeline import CohortTimeline, Timeline
-from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds, Timing
+from steptime.sim.timing import Cohort, Nanoseconds, Timing
+from steptime.units import LONG_AGO
 
 _PER_CALL = ("gap_ns", "call_ns", "return_ns")
 _PER_WORK = ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "absent_ns")

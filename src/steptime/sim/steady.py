@@ -16,7 +16,8 @@ from steptime.graph.launch_queue import QUEUE_DEPTH
 from steptime.sim.schedule import schedule
 from steptime.sim.simulate import Stage
 from steptime.sim.timeline import Timeline
-from steptime.sim.timing import LONG_AGO, Cohort, Nanoseconds
+from steptime.sim.timing import Cohort, Nanoseconds
+from steptime.units import LONG_AGO
 
 # Longest cycle of increments looked for, in windows.
 LONGEST_CYCLE = 8

@@ -16,9 +16,6 @@ from steptime.graph.program import Program
 
 Nanoseconds = npt.NDArray[np.int64]
 
-# Earlier than anything; added to durations without wrapping around.
-LONG_AGO = -(2**60)
-
 
 @dataclass(frozen=True, eq=False)
 class Timing:

@@ -143,7 +143,6 @@ def comm(inputs: Arguments, signature: Signature, attrs: Mapping[str, Any]) -> C
         group=_group(values[at - 2]),
         rank=integer(values[at - 1]),
         sequence=integer(sequence[0] if isinstance(sequence, tuple) and sequence else sequence),
-        point_to_point=isinstance(sequence, tuple) and len(sequence) > 1 and sequence[1] is True,
         in_splits=_splits(values, at + 1),
         out_splits=_splits(values, at + 2),
     )

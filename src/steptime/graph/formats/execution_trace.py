@@ -124,12 +124,10 @@ def _node(raw: Any) -> tuple[Node, Pattern] | None:
         parent=_parent(raw),
         rf_id=integer(fields.get("rf_id")),
         seq_id=integer(fields.get("seq_id")),
-        fw_parent=integer(fields.get("fw_parent"), 0),
         tid=integer(fields.get("tid"), 0),
         fw_tid=integer(fields.get("fw_tid"), 0),
         signature=signature,
         comm=comm(inputs, signature, attrs) if is_comm else None,
-        op_schema=text(fields.get("op_schema")),
     )
     return node, rank_pattern(inputs, attrs) if is_comm else (-1, -1, -1)
 
