@@ -1,0 +1,172 @@
+"""What the machine is and whether it is fit to measure on: the recipe, who else uses the GPU, how the clocks move."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from steptime import __version__
+from steptime.errors import InputError
+from steptime.measurements.recipe import Recipe
+
+NO_GPU = "no NVIDIA GPU here (nvidia-smi does not answer); measuring needs one, predicting does not"
+
+Smi = Callable[[Sequence[str]], str]
+
+
+def nvidia_smi(arguments: Sequence[str]) -> str:
+    """What nvidia-smi prints; empty where it is absent or fails."""
+    try:
+        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, check=False, timeout=30)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def gpus(smi: Smi = nvidia_smi) -> list[dict[str, str]]:
+    """One entry per GPU: name, driver, power limit, identity."""
+    keys = ("device", "driver", "power_limit_w", "uuid")
+    answer = smi(["--query-gpu=name,driver_version,power.limit,uuid", "--format=csv,noheader,nounits"])
+    return [dict(zip(keys, (part.strip() for part in line.split(",")), strict=False)) for line in answer.splitlines() if line]
+
+
+def strangers(mine: Iterable[int] = (), smi: Smi = nvidia_smi) -> list[str]:
+    """Processes on the GPU that are not ours; what they do there would be in our times."""
+    answer = smi(["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"])
+    ours = {os.getpid(), *mine}
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    return [line for line in lines if line.split(",")[0].strip().isdigit() and int(line.split(",")[0]) not in ours]
+
+
+def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = True) -> Recipe:
+    """Machine, versions, date and command of this run. Makes no CUDA context: that would be a client of the GPU."""
+    found = gpus(smi)
+    if need_gpu and not found:
+        raise InputError(NO_GPU)
+    first: dict[str, str] = found[0] if found else {}
+    boot = _first_line("/proc/sys/kernel/random/boot_id")
+    now = datetime.datetime.now(datetime.UTC)
+    return Recipe(
+        run=f"{now:%Y%m%dT%H%M%S}-{hashlib.sha256(os.urandom(8)).hexdigest()[:4]}",
+        machine=hashlib.sha256(f"{first.get('uuid', '')}{boot}".encode()).hexdigest()[:8],
+        device=first.get("device", ""),
+        gpus=len(found),
+        driver=first.get("driver", ""),
+        cuda_of_driver=_cuda_of_driver(),
+        power_limit_w=_number(first.get("power_limit_w", "")),
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)),
+        kernel=".".join(platform.release().split(".")[:2]),
+        python=platform.python_version(),
+        date=f"{now:%Y-%m-%d}",
+        command=shlex.join(command),
+        steptime=__version__,
+        **_torch_versions(),
+    )
+
+
+def _torch_versions() -> dict[str, str]:
+    import torch
+
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else ""
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "",
+        "cudnn": str(cudnn or ""),
+        "nccl": nccl,
+        "triton": _version_of("triton"),
+    }
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _cuda_of_driver() -> str:
+    try:
+        library: Any = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    number = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def _first_line(path: str) -> str:
+    file = Path(path)
+    return file.read_text(encoding="utf-8").splitlines()[0] if file.exists() else ""
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+class Clocks:
+    """Watches the SM clock from a side process while something is measured."""
+
+    # A clock that leaves this band around its median was moving (boost steps are 15 MHz of about 2,000).
+    STEADY = 0.03
+
+    def __init__(self, every_ms: int = 200) -> None:
+        self.every_ms = every_ms
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: list[str] = []
+
+    def __enter__(self) -> Clocks:
+        query = "--query-gpu=clocks.sm,power.draw,clocks_throttle_reasons.active"
+        try:
+            self._process = subprocess.Popen(
+                ["nvidia-smi", query, "--format=csv,noheader,nounits", f"-lms={self.every_ms}"],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+        except FileNotFoundError:
+            self._process = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        time.sleep(self.every_ms / 1e3)
+        self._process.terminate()
+        self._lines = (self._process.communicate()[0] or "").splitlines()
+
+    def samples_mhz(self) -> list[float]:
+        """The clock while the card was working; complete after the `with` block."""
+        found = []
+        for line in self._lines:
+            parts = [part.strip() for part in line.split(",")]
+            if len(parts) == 3 and parts[0].isdigit() and float(parts[0]) > 0:
+                found.append(float(parts[0]))
+        return found
+
+    def moved(self) -> str:
+        """One line about clocks that did not stand still; empty when they did."""
+        samples = sorted(self.samples_mhz())
+        if len(samples) < 3:
+            return ""
+        low, middle, high = samples[len(samples) // 20], samples[len(samples) // 2], samples[-1 - len(samples) // 20]
+        if high - low <= self.STEADY * middle:
+            return ""
+        return f"the SM clock moved between {low:.0f} and {high:.0f} MHz (median {middle:.0f})"

@@ -1,0 +1,98 @@
+"""`Group`: the ranks that measure together, as one of them sees it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Group:
+    """This rank, its device, and a way to agree with the others that does not touch the device."""
+
+    rank: int
+    ranks: int
+    device_name: str  # cuda:0 | cpu
+    share: int  # how many ranks share one GPU; 1: a GPU each
+    _side: Any = None  # a gloo group, so that agreeing leaves no kernels behind
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        import torch
+
+        return torch.device(self.device_name)
+
+    def decide(self, value: int) -> int:
+        """Rank 0's value, on every rank."""
+        if self.ranks == 1:
+            return value
+        import torch
+        import torch.distributed as dist
+
+        said = torch.tensor([value], dtype=torch.int64)
+        dist.broadcast(said, 0, group=self._side)
+        return int(said)
+
+    def all_agree(self, ok: bool) -> bool:
+        """Whether every rank says so."""
+        return self.gather(int(ok)).count(0) == 0
+
+    def gather(self, value: float) -> list[float]:
+        """Every rank's value, on every rank."""
+        if self.ranks == 1:
+            return [value]
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor([value], dtype=torch.float64)
+        every = [torch.zeros(1, dtype=torch.float64) for _ in range(self.ranks)]
+        dist.all_gather(every, mine, group=self._side)
+        return [float(one) for one in every]
+
+    def barrier(self) -> None:
+        """Waits until every rank is here and its device has nothing left to do."""
+        self.synchronize()
+        if self.ranks > 1:
+            self.gather(0.0)
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        if self.device_name.startswith("cuda"):
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def join() -> Group:
+    """The group this process was started for by `ranks.run_ranks`, from its environment."""
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    name = os.environ["STEPTIME_DEVICE"]
+    share = int(os.environ["STEPTIME_SHARE"])
+    cuda = name.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(torch.device(name))
+    if ranks == 1:
+        return Group(rank, ranks, name, share)
+    if cuda:
+        dist.init_process_group("nccl", device_id=torch.device(name))
+        side = dist.new_group(backend="gloo")
+    else:
+        dist.init_process_group("gloo")
+        side = dist.group.WORLD
+    return Group(rank, ranks, name, share, side)
+
+
+def leave() -> None:
+    """Ends the process group, if there is one."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,56 @@
+"""`Session`: what a measuring process works with: where rows go, how long it may take, what to say."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steptime.measure.budget import Budget, Progress
+from steptime.measurements.recipe import Recipe
+from steptime.measurements.store import Store
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process of a run. `to_plan` and `from_plan` carry it from the parent to its workers."""
+
+    folder: Path
+    recipe: Recipe
+    budget: Budget
+    store: Store
+    rank: int = 0
+
+    @classmethod
+    def start(cls, folder: Path, recipe: Recipe, minutes: float) -> Session:
+        """The parent's session."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder, recipe, Budget.of_minutes(minutes), Store(folder, recipe, "parent"))
+
+    def to_plan(self, **more: Any) -> dict[str, Any]:
+        """The plan of a worker group: this session and whatever the job adds."""
+        return {
+            "folder": str(self.folder.absolute()),
+            "recipe": self.recipe.to_dict(),
+            "ends_at": self.budget.ends_at,
+            **more,
+        }
+
+    @classmethod
+    def from_plan(cls, plan: Mapping[str, Any], rank: int) -> Session:
+        """A worker's session; process ids tell groups of one run apart."""
+        folder, recipe = Path(plan["folder"]), Recipe.from_dict(plan["recipe"])
+        store = Store(folder, recipe, f"p{os.getpid()}", rank=rank)
+        return cls(folder, recipe, Budget(float(plan["ends_at"])), store, rank)
+
+    def progress(self, what: str, total: int) -> Progress:
+        """A progress line; only rank 0 speaks."""
+        return Progress(what, total, self.budget, quiet=self.rank != 0)
+
+    def warn(self, message: str) -> None:
+        """Says what is not as it should be, once, on stderr."""
+        if self.rank == 0:
+            print(f"steptime: warning: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,31 @@
+"""One rank of a measuring job, started by `ranks.run_ranks`: `python -m steptime.measure.worker JOB PLAN_FILE`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+
+def main(job: str, file: str) -> None:
+    """Joins the group and does the rank's part of the job. Flushed rows survive whatever happens next."""
+    cores = {int(core) for core in os.environ.get("STEPTIME_CORES", "").split(",") if core}
+    if cores:
+        os.sched_setaffinity(0, cores)
+    from steptime.measure.group import join, leave
+    from steptime.measure.session import Session
+
+    plan = json.loads(Path(file).read_text(encoding="utf-8"))
+    group = join()
+    session = Session.from_plan(plan, group.rank)
+    try:
+        import_module(f"steptime.measure.{job}").work(group, session, plan)
+    finally:
+        session.store.flush()
+    leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,43 @@
+"""Op families, one file each: which ops a family answers for, and the calls that are measured to model them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+import numpy as np
+
+from steptime.models.kernels.call import Call
+
+# A seeded generator and how many calls to give; a sweep is data: the same arguments give the same calls.
+Sweep = Callable[[np.random.Generator, int], Iterator[Call]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Ops that are modelled alike. `weight` is its share of a measuring run beside the other families'."""
+
+    name: str
+    ops: tuple[str, ...]
+    sweep: Sweep
+    weight: float = 1.0
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Every family, by name: a file in this folder with a `FAMILY`."""
+    found = {}
+    for module in sorted(iter_modules(__path__), key=lambda entry: entry.name):
+        family = getattr(import_module(f"{__name__}.{module.name}"), "FAMILY", None)
+        if family is not None:
+            found[family.name] = family
+    return found
+
+
+@cache
+def family_of(op: str) -> str:
+    """The family that answers for an op; empty where none does."""
+    return next((family.name for family in families().values() if op in family.ops), "")
