@@ -11,6 +11,7 @@ import typer
 
 from steptime import __version__
 from steptime.cli.inspect import inspect
+from steptime.cli.measure import calibrate, measure
 from steptime.cli.predict import predict
 from steptime.cli.replay import replay
 from steptime.errors import SteptimeError
@@ -47,6 +48,10 @@ def steptime(
 app.command()(predict)
 app.command()(replay)
 app.command()(inspect)
+# Their options are parsed where they also work without this command line: in `steptime.measure`.
+_AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command(context_settings=_AS_GIVEN, add_help_option=False)(measure)
+app.command(context_settings=_AS_GIVEN, add_help_option=False)(calibrate)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

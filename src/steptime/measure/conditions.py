@@ -9,7 +9,6 @@ import os
 import platform
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,12 +77,14 @@ def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = Tr
 def _torch_versions() -> dict[str, str]:
     import torch
 
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else ""
+    backends: Any = torch.backends
+    cuda: Any = torch.cuda
+    cudnn = backends.cudnn.version() if torch.version.cuda else ""
+    nccl = ".".join(map(str, cuda.nccl.version())) if torch.version.cuda else ""
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
-        "cudnn": str(cudnn or ""),
+        "cudnn": str(cudnn),
         "nccl": nccl,
         "triton": _version_of("triton"),
     }
@@ -124,49 +125,68 @@ def _number(text: str) -> float:
 
 
 class Clocks:
-    """Watches the SM clock from a side process while something is measured."""
+    """Watches the SM clock from a side process while something is measured; `file` gets a sample a second."""
 
     # A clock that leaves this band around its median was moving (boost steps are 15 MHz of about 2,000).
     STEADY = 0.03
 
-    def __init__(self, every_ms: int = 200) -> None:
+    def __init__(self, file: Path, every_ms: int = 1000) -> None:
+        self.file = file
         self.every_ms = every_ms
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Clocks:
         query = "--query-gpu=clocks.sm,power.draw,clocks_throttle_reasons.active"
-        try:
-            self._process = subprocess.Popen(
-                ["nvidia-smi", query, "--format=csv,noheader,nounits", f"-lms={self.every_ms}"],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
-        except FileNotFoundError:
-            self._process = None
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits", f"-lms={self.every_ms}", "--id=0"]
+        with self.file.open("wb") as target:
+            try:
+                self._process = subprocess.Popen(command, stdout=target, stderr=subprocess.DEVNULL)
+            except FileNotFoundError:
+                self._process = None
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is None:
-            return
-        time.sleep(self.every_ms / 1e3)
-        self._process.terminate()
-        self._lines = (self._process.communicate()[0] or "").splitlines()
-
-    def samples_mhz(self) -> list[float]:
-        """The clock while the card was working; complete after the `with` block."""
-        found = []
-        for line in self._lines:
-            parts = [part.strip() for part in line.split(",")]
-            if len(parts) == 3 and parts[0].isdigit() and float(parts[0]) > 0:
-                found.append(float(parts[0]))
-        return found
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
 
     def moved(self) -> str:
-        """One line about clocks that did not stand still; empty when they did."""
-        samples = sorted(self.samples_mhz())
+        """One line about clocks that did not stand still while the card worked; empty when they did."""
+        samples = sorted(clock_samples_mhz(self.file.read_text(encoding="utf-8", errors="replace")))
         if len(samples) < 3:
             return ""
         low, middle, high = samples[len(samples) // 20], samples[len(samples) // 2], samples[-1 - len(samples) // 20]
         if high - low <= self.STEADY * middle:
             return ""
         return f"the SM clock moved between {low:.0f} and {high:.0f} MHz (median {middle:.0f})"
+
+
+def clock_samples_mhz(text: str) -> list[float]:
+    """The clocks in what `Clocks` wrote, of a working card: an idle one clocks down and says nothing about a kernel."""
+    found = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        # Bit 0 of the throttle reasons is "idle".
+        if len(parts) == 3 and parts[0].isdigit() and parts[2].startswith("0x") and not int(parts[2], 16) & 1:
+            found.append(float(parts[0]))
+    return found
+
+
+class ClockReader:
+    """Reads a clock file as it grows: the median since the last question."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._place = 0
+
+    def __call__(self) -> float | None:
+        """The median of the samples that came since the last call; None where none did."""
+        if not self.file.exists():
+            return None
+        with self.file.open("rb") as source:
+            source.seek(self._place)
+            text = source.read().decode(errors="replace")
+        whole = text[: text.rfind("\n") + 1]
+        self._place += len(whole.encode())
+        samples = sorted(clock_samples_mhz(whole))
+        return samples[len(samples) // 2] if samples else None

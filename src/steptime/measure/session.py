@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from steptime.measure.budget import Budget, Progress
+from steptime.measure.conditions import ClockReader
 from steptime.measurements.recipe import Recipe
 from steptime.measurements.store import Store
+
+
+def clock_file(folder: Path, recipe: Recipe) -> Path:
+    """Where a run's clock samples go."""
+    return folder / f"clocks-{recipe.run}.csv"
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Session:
     def from_plan(cls, plan: Mapping[str, Any], rank: int) -> Session:
         """A worker's session; process ids tell groups of one run apart."""
         folder, recipe = Path(plan["folder"]), Recipe.from_dict(plan["recipe"])
-        store = Store(folder, recipe, f"p{os.getpid()}", rank=rank)
+        clock = ClockReader(clock_file(folder, recipe))
+        store = Store(folder, recipe, f"p{os.getpid()}", rank=rank, clock_mhz=clock)
         return cls(folder, recipe, Budget(float(plan["ends_at"])), store, rank)
 
     def progress(self, what: str, total: int) -> Progress:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,20 @@ def spread_of(times_ns: Sequence[float]) -> float:
 class Store:
     """Where one process of one run puts its rows."""
 
-    def __init__(self, folder: Path, recipe: Recipe, process: str, *, rank: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        process: str,
+        *,
+        rank: int = 0,
+        clock_mhz: Callable[[], float | None] = lambda: None,  # the SM clock since it was last asked
+    ) -> None:
         self.folder = folder
         self.recipe = recipe
         self.process = process
         self.rank = rank
+        self.clock_mhz = clock_mhz
         self._waiting: dict[str, list[dict[str, Any]]] = {}
         self._parts: Counter[str] = Counter()
 
@@ -83,9 +92,12 @@ class Store:
 
     def flush(self) -> None:
         """Writes what waits, one new part per set. A part appears under its name only when it is complete."""
+        clock = self.clock_mhz()
         for name, rows in self._waiting.items():
             if not rows:
                 continue
+            for row in rows:
+                row["sm_clock_mhz"] = clock if row["sm_clock_mhz"] is None else row["sm_clock_mhz"]
             measured = measured_set(name)
             path = self.folder / name / f"{self.recipe.run}-{self.process}-{self._parts[name]:04d}.parquet"
             write_part(path, pa.Table.from_pylist(rows, schema=measured.schema))

@@ -1,0 +1,16 @@
+"""`python -m steptime.measure JOB ...`: the measuring commands where only torch, numpy and pyarrow are installed."""
+
+from __future__ import annotations
+
+import sys
+
+from steptime.errors import SteptimeError
+from steptime.measure.command import fail, main
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SteptimeError as error:
+        sys.exit(fail(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

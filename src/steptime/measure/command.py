@@ -1,0 +1,180 @@
+"""`steptime measure` and `steptime calibrate`.
+
+They need nothing but torch, numpy, pyarrow and the standard library: where nothing else is installed, they are
+`python -m steptime.measure JOB ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from steptime.errors import InputError
+from steptime.measure.conditions import NO_GPU, Clocks, gpus, recipe, strangers
+from steptime.measure.options import Options
+from steptime.measure.session import Session, clock_file
+from steptime.measurements.sets import measured_sets
+from steptime.measurements.store import read
+
+SCHEMA_VERSION = 1
+
+# Job -> what it measures, the ranks it takes by default, minutes it takes by default.
+JOBS = {
+    "kernels": ("device time of every kernel an op launches", (1,), 10.0),
+    "lookups": ("embedding lookups, forward and backward with update", (1,), 5.0),
+    "host": ("what the CPU spends per op, with and without a profiler", (1,), 3.0),
+    "collectives": ("collectives: even, uneven, skewed, beside compute", (2, 4, 8), 5.0),
+    "steps": ("real training steps, their traces and their memory", (4, 2, 1), 10.0),
+    "sharding": ("one task under several plans, interleaved", (4,), 8.0),
+    "calibrate": ("this machine's host and fabric", (1,), 1.5),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what was wrong in the one line that every command says it in."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def parser(job: str) -> argparse.ArgumentParser:
+    """The options of one job."""
+    about, ranks, minutes = JOBS[job]
+    words = "steptime calibrate" if job == "calibrate" else f"steptime measure {job}"
+    made = _Parser(prog=words, description=f"Measures {about}. Interrupted, it goes on where it was.")
+    made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where rows are added, as Parquet")
+    made.add_argument("--minutes", type=float, default=minutes, help=f"stop after so many ({minutes:g})")
+    usual = ",".join(map(str, ranks))
+    made.add_argument("--ranks", default="", metavar="N,N", help=f"rank counts ({usual}, or as many as there are GPUs)")
+    made.add_argument("--share-gpu", action="store_true", help="all ranks on the first GPU, through CUDA MPS")
+    made.add_argument("--only", default="", help="names of families, collectives or workloads, with commas between")
+    made.add_argument("--small", action="store_true", help="a handful of cases of each kind, to try it")
+    made.add_argument("--seed", type=int, default=0, help="of the cases drawn (0)")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it without a GPU")
+    made.add_argument("--json", action="store_true", help="say the result as JSON")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one job; the first argument names it."""
+    if not arguments or arguments[0] not in JOBS:
+        said = "\n".join(f"  {name:12s} {about}" for name, (about, _, _) in JOBS.items() if name != "calibrate")
+        if arguments and arguments[0] in ("-h", "--help"):
+            print(f"usage: steptime measure JOB -o DIR [options]; steptime measure JOB --help says which\n\n{said}")
+            return 0
+        word = repr(arguments[0]) if arguments else "nothing"
+        raise InputError(f"measure what? {word} is none of {', '.join(name for name in JOBS if name != 'calibrate')}")
+    job = arguments[0]
+    words = ["steptime", "calibrate", *arguments[1:]] if job == "calibrate" else ["steptime", "measure", *arguments]
+    given = parser(job).parse_args(list(arguments[1:]))
+    options = Options(
+        ranks=_ranks(given.ranks) if given.ranks else _usual_ranks(job, given.share_gpu or given.device == "cpu"),
+        share_gpu=given.share_gpu,
+        device=given.device,
+        small=given.small,
+        seed=given.seed,
+        only=tuple(name for name in given.only.split(",") if name),
+    )
+    return measure(job, given.out, given.minutes, options, words, as_json=given.json)
+
+
+def measure(job: str, folder: Path, minutes: float, options: Options, command: Sequence[str], *, as_json: bool = False) -> int:
+    """Runs a job in this machine's conditions and says what it added."""
+    check(options)
+    if minutes <= 0:
+        raise InputError(f"--minutes {minutes:g}: there has to be some time")
+    begun = time.monotonic()
+    cuda = options.device == "cuda"
+    made = recipe(_without_paths(command), need_gpu=cuda)
+    session = Session.start(folder, made, minutes)
+    warnings = [f"another process is on the GPU: {line}; its work is in these times" for line in (strangers() if cuda else [])]
+    for warning in warnings:
+        session.warn(warning)
+    before = {name: read(folder, name).num_rows for name in measured_sets()}
+    with _watched(session, warnings, cuda):
+        import_module(f"steptime.measure.{job}").run(session, options)
+    added = {name: read(folder, name).num_rows - count for name, count in before.items()}
+    _say(job, folder, {name: count for name, count in added.items() if count}, warnings, time.monotonic() - begun, as_json)
+    return 0
+
+
+def check(options: Options) -> None:
+    """Says in one line why these options cannot be measured on this machine."""
+    if options.device != "cuda":
+        return
+    found = len(gpus())
+    if not found:
+        raise InputError(NO_GPU)
+    most = max(options.ranks)
+    if most > found and not options.share_gpu:
+        raise InputError(f"--ranks {most} on {found} GPU(s): give fewer, or --share-gpu to run them on parts of one")
+
+
+@contextmanager
+def _watched(session: Session, warnings: list[str], cuda: bool) -> Iterator[None]:
+    file = clock_file(session.folder, session.recipe)
+    if not cuda:
+        yield
+        return
+    with Clocks(file) as clocks:
+        yield
+    moved = clocks.moved()
+    file.unlink(missing_ok=True)
+    if moved:
+        warnings.append(f"{moved}; every row says the clock it was taken at")
+        session.warn(warnings[-1])
+
+
+def _say(job: str, folder: Path, added: dict[str, int], warnings: list[str], seconds: float, as_json: bool) -> None:
+    if as_json:
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "job": job,
+            "folder": str(folder),
+            "rows_added": added,
+            "seconds": round(seconds, 1),
+            "warnings": warnings,
+        }
+        print(json.dumps(content, indent=2))
+        return
+    rows = ", ".join(f"{count} {name}" for name, count in added.items()) or "no"
+    print(f"{job}: {rows} rows added to {folder} in {seconds:.0f} s")
+
+
+def _usual_ranks(job: str, any_number: bool) -> tuple[int, ...]:
+    """The job's own rank counts; on GPUs of their own, those that there are GPUs for."""
+    usual = JOBS[job][1]
+    fitting = tuple(count for count in usual if any_number or count <= len(gpus()))
+    return fitting or (min(usual),)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(",") if part)
+    except ValueError as error:
+        raise InputError(f"--ranks {text!r}: expected whole numbers with commas between, as in 2,4") from error
+    if not found or min(found) < 1:
+        raise InputError(f"--ranks {text!r}: a job needs at least one rank")
+    return found
+
+
+def _without_paths(command: Sequence[str]) -> list[str]:
+    """The command without where its output went: a recipe names no folder of somebody's machine."""
+    kept = list(command)
+    for flag in ("-o", "--out"):
+        if flag in kept[:-1]:
+            kept[kept.index(flag) + 1] = "DIR"
+    return [word if not word.startswith("--out=") else "--out=DIR" for word in kept]
+
+
+def fail(error: Exception) -> int:
+    """One line on stderr, exit code 2."""
+    print(f"steptime: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
