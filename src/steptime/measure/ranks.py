@@ -99,7 +99,7 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], what: str, limit_s: float)
                 process.kill()
                 process.wait()
     if any(process.returncode for process in started):
-        raise RanksError(f"{what}: exit codes {[process.returncode for process in started]}")
+        raise RanksError(f"{what}: a rank failed, exit codes {[process.returncode for process in started]}")
 
 
 def _free_port() -> int:

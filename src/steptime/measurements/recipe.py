@@ -20,8 +20,8 @@ class Recipe:
     cuda_of_driver: str
     power_limit_w: float
     cpu: str
-    cores: int
-    kernel: str
+    cpu_cores: int
+    os_kernel: str
     python: str
     torch: str
     cuda: str

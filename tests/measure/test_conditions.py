@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from steptime.errors import InputError
+from steptime.measure import conditions
+from steptime.measure.conditions import ClockReader, Clocks, gpus, recipe, strangers
+
+TWO_GPUS = "NVIDIA H200, 580.1, 700.00, GPU-aaaa\nNVIDIA H200, 580.1, 700.00, GPU-bbbb\n"
+
+
+def smi_saying(text: str) -> conditions.Smi:
+    def smi(_: Sequence[str]) -> str:
+        return text
+
+    return smi
+
+
+def test_the_recipe_names_machine_versions_date_and_command() -> None:
+    made = recipe(["steptime", "measure", "host"], smi=smi_saying(TWO_GPUS))
+    assert (made.device, made.gpus, made.driver, made.power_limit_w) == ("NVIDIA H200", 2, "580.1", 700.0)
+    assert made.command == "steptime measure host"
+    assert made.torch
+    assert made.python
+    assert made.cpu
+    assert len(made.date) == 10
+
+
+def test_two_runs_of_one_command_on_one_machine_differ_in_the_run_alone() -> None:
+    one, other = (recipe(["x"], smi=smi_saying(TWO_GPUS)).to_dict() for _ in range(2))
+    assert {name for name in one if one[name] != other[name]} == {"run"}
+
+
+def test_without_a_gpu_one_line_says_so() -> None:
+    with pytest.raises(InputError, match="no NVIDIA GPU"):
+        recipe(["x"], smi=smi_saying(""))
+    assert recipe(["x"], smi=smi_saying(""), need_gpu=False).device == ""
+
+
+def test_a_gpu_that_will_not_say_its_power_limit_is_still_a_gpu() -> None:
+    made = recipe(["x"], smi=smi_saying("NVIDIA GeForce, 550.0, [N/A], GPU-cc\n"))
+    assert made.power_limit_w == 0.0
+    assert len(gpus(smi_saying(TWO_GPUS))) == 2
+
+
+def test_other_processes_on_the_gpu_are_strangers_and_our_own_are_not() -> None:
+    answer = f"{os.getpid()}, python3, 10 MiB\n4242, python3, 900 MiB\n77, ours, 1 MiB\n"
+    assert strangers([77], smi_saying(answer)) == ["4242, python3, 900 MiB"]
+
+
+def test_the_clock_reader_gives_the_median_of_what_came_since_it_last_looked(tmp_path: Path) -> None:
+    file = tmp_path / "clocks.csv"
+    reader = ClockReader(file)
+    assert reader() is None
+    file.write_text("1980, 300.1, 0x0000000000000000\n1965, 300.1, 0x0000000000000004\n345, 80, 0x0000000000000001\n19")
+    assert reader() == 1980.0
+    assert reader() is None
+    with file.open("a") as more:
+        more.write("50, 310, 0x0000000000000000\n")
+    assert reader() == 1950.0
+
+
+def test_clocks_that_move_while_the_card_works_are_said(tmp_path: Path) -> None:
+    clocks = Clocks(tmp_path / "clocks.csv")
+    lines = ["1980, 600, 0x0000000000000000"] * 10
+    clocks.file.write_text("\n".join(lines) + "\n345, 80, 0x0000000000000001\n")
+    assert clocks.moved() == ""
+    clocks.file.write_text("\n".join(lines + ["1700, 700, 0x0000000000000004"] * 5) + "\n")
+    assert "1700 and 1980" in clocks.moved()
