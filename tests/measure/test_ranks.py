@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.measurements.test_store import a_recipe
 
 from steptime.errors import InputError
-from steptime.measure import ranks as ranks_module
 from steptime.measure.budget import Budget, Progress
 from steptime.measure.mps import cores_of, mps, share
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 from steptime.measurements.store import read
-from tests.measurements.test_store import a_recipe
 
 JOB = """
 
@@ -66,8 +66,7 @@ def test_a_rank_that_fails_ends_the_others_and_loses_no_flushed_row(job: str, tm
 
 
 def test_ranks_that_take_too_long_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/sleep")
-    monkeypatch.setattr(ranks_module.subprocess, "Popen", _sleeping(ranks_module.subprocess.Popen))
+    monkeypatch.setattr(subprocess, "Popen", _sleeping(subprocess.Popen))
     session = Session.start(tmp_path, a_recipe(), minutes=1)
     with pytest.raises(RanksError, match="not done after 0 s"):
         run_ranks("x", Layout(2, device="cpu"), session.to_plan(), limit_s=0.1)
@@ -102,7 +101,7 @@ def test_one_rank_that_shares_with_nobody_has_the_whole_gpu() -> None:
 def test_ranks_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     every = [cores_of(rank, 4) for rank in range(4)]
-    assert sorted(sum(every, [])) == list(range(16))
+    assert sorted(core for cores in every for core in cores) == list(range(16))
     assert share(2, 8)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12"
 
 
