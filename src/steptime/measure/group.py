@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +45,19 @@ class Group:
 
     def gather(self, value: float) -> list[float]:
         """Every rank's value, on every rank."""
+        return [row[0] for row in self.gather_rows([value])]
+
+    def gather_rows(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's values, on every rank; each rank gives equally many."""
         if self.ranks == 1:
-            return [value]
+            return [list(values)]
         import torch
         import torch.distributed as dist
 
-        mine = torch.tensor([value], dtype=torch.float64)
-        every = [torch.zeros(1, dtype=torch.float64) for _ in range(self.ranks)]
+        mine = torch.tensor(values, dtype=torch.float64)
+        every = [torch.zeros_like(mine) for _ in range(self.ranks)]
         dist.all_gather(every, mine, group=self._side)
-        return [float(one) for one in every]
+        return [one.tolist() for one in every]
 
     def barrier(self) -> None:
         """Waits until every rank is here and its device has nothing left to do."""
