@@ -59,6 +59,21 @@ class Group:
         dist.all_gather(every, mine, group=self._side)
         return [one.tolist() for one in every]
 
+    def gather_text(self, text: str) -> list[str]:
+        """Every rank's text, on every rank."""
+        if self.ranks == 1:
+            return [text]
+        import torch
+        import torch.distributed as dist
+
+        data = text.encode()
+        sizes = [int(size) for size in self.gather(len(data))]
+        longest = max(*sizes, 1)
+        mine = torch.tensor(list(data.ljust(longest, b" ")), dtype=torch.uint8)
+        every = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.ranks)]
+        dist.all_gather(every, mine, group=self._side)
+        return [bytes(part[:size].tolist()).decode() for part, size in zip(every, sizes, strict=True)]
+
     def barrier(self) -> None:
         """Waits until every rank is here and its device has nothing left to do."""
         self.synchronize()
