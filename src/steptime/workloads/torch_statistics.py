@@ -1,0 +1,66 @@
+"""`lookups.statistics` of indices that lie on a GPU: all tables of a launch in one sort, the same numbers as numpy's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from steptime.errors import InputError
+from steptime.lookups.generators import Bags
+from steptime.lookups.statistics import REUSE_BINS, REUSE_EDGES, Statistics, from_totals
+
+
+def statistics_of_tables(bags: Sequence[Bags], rows: Sequence[int]) -> tuple[Statistics, ...]:
+    """Statistics of each table's lookups in one batch."""
+    if not bags:
+        return ()
+    batch = len(bags[0].offsets) - 1
+    indices = torch.cat([table.indices for table in bags])
+    starts = accumulate((len(table.indices) for table in bags), initial=0)
+    offsets = torch.cat(
+        [table.offsets[:-1] + start for table, start in zip(bags, starts, strict=False)] + [_end_of(indices)],
+    )
+    return statistics_of_launch(indices, offsets, rows, batch)
+
+
+def statistics_of_launch(
+    indices: torch.Tensor, offsets: torch.Tensor, rows: Sequence[int], batch: int
+) -> tuple[Statistics, ...]:
+    """Statistics of each table of a table-batched launch.
+
+    Sample i of table t looks up `indices[offsets[t * batch + i]:offsets[t * batch + i + 1]]`.
+    """
+    tables = len(rows)
+    if len(offsets) != tables * batch + 1:
+        raise InputError(
+            f"A launch of {tables} tables and batch {batch} has {len(offsets)} offsets; expected {tables * batch + 1}."
+        )
+    offsets = offsets.to(torch.int64)
+    lengths = torch.diff(offsets).view(tables, batch)
+    sums = lengths.sum(1)
+    bins = _reuse_counts(indices, sums, rows)
+    totals = torch.cat([sums[:, None], lengths.square().sum(1, keepdim=True), bins], 1).cpu().numpy()
+    return tuple(
+        from_totals(table_rows, batch, int(line[0]), int(line[1]), line[2:])
+        for table_rows, line in zip(rows, totals, strict=True)
+    )
+
+
+def _reuse_counts(indices: torch.Tensor, lookups: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Distinct rows in each reuse bin, [tables, bins]."""
+    device, tables = indices.device, len(rows)
+    bases = torch.tensor([0, *accumulate(rows)], dtype=torch.int64, device=device)
+    # A launch below 2**31 rows in all sorts half the bytes.
+    keys = torch.repeat_interleave(bases[:-1], lookups, output_size=len(indices)) + indices
+    if sum(rows) < 1 << 31:
+        keys = keys.to(torch.int32)
+    distinct, counts = torch.unique(keys, return_counts=True)
+    table_of = torch.bucketize(distinct.to(torch.int64), bases, right=True) - 1
+    bin_of = torch.bucketize(counts, torch.tensor(REUSE_EDGES, dtype=torch.int64, device=device))
+    return torch.bincount(table_of * REUSE_BINS + bin_of, minlength=tables * REUSE_BINS).view(tables, REUSE_BINS)
+
+
+def _end_of(indices: torch.Tensor) -> torch.Tensor:
+    return torch.full((1,), len(indices), dtype=torch.int64, device=indices.device)
