@@ -14,16 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from steptime.errors import InputError
 from steptime.measure.conditions import NO_GPU, Clocks, gpus, recipe, strangers
-from steptime.measure.options import Options
+from steptime.measure.options import LineParser, Options
 from steptime.measure.session import Session, clock_file
+from steptime.measure.tables import merge, noise
 from steptime.measurements.sets import measured_sets
 from steptime.measurements.store import read
 
 SCHEMA_VERSION = 1
+
+# What is done with measurements once they are there; needs no GPU.
+AFTERWARDS = {"noise": noise, "merge": merge}
 
 # Job -> what it measures, the ranks it takes by default, minutes it takes by default.
 JOBS = {
@@ -37,18 +40,11 @@ JOBS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what was wrong in the one line that every command says it in."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see {self.prog} --help)")
-
-
 def parser(job: str) -> argparse.ArgumentParser:
     """The options of one job."""
     about, ranks, minutes = JOBS[job]
     words = "steptime calibrate" if job == "calibrate" else f"steptime measure {job}"
-    made = _Parser(prog=words, description=f"Measures {about}. Interrupted, it goes on where it was.")
+    made = LineParser(prog=words, description=f"Measures {about}. Interrupted, it goes on where it was.")
     made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where rows are added, as Parquet")
     made.add_argument("--minutes", type=float, default=minutes, help=f"stop after so many ({minutes:g})")
     usual = ",".join(map(str, ranks))
@@ -64,10 +60,14 @@ def parser(job: str) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one job; the first argument names it."""
+    if arguments and arguments[0] in AFTERWARDS:
+        return AFTERWARDS[arguments[0]](arguments[1:])
     if not arguments or arguments[0] not in JOBS:
         said = "\n".join(f"  {name:12s} {about}" for name, (about, _, _) in JOBS.items() if name != "calibrate")
         if arguments and arguments[0] in ("-h", "--help"):
             print(f"usage: steptime measure JOB -o DIR [options]; steptime measure JOB --help says which\n\n{said}")
+            print("  noise        how far repeats lie apart, in these measurements or in the shipped ones")
+            print("  merge        the measurements of several folders in one")
             return 0
         word = repr(arguments[0]) if arguments else "nothing"
         raise InputError(f"measure what? {word} is none of {', '.join(name for name in JOBS if name != 'calibrate')}")

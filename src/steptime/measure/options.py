@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
+from typing import NoReturn
+
+from steptime.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +19,11 @@ class Options:
     small: bool = False  # a handful of cases of each kind
     seed: int = 0
     only: tuple[str, ...] = ()  # names of families, collectives or workloads; empty: all
+
+
+class LineParser(argparse.ArgumentParser):
+    """Says what was wrong in the one line that every command says it in."""
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse calls when it does not understand."""
+        raise InputError(f"{message} (see {self.prog} --help)")

@@ -10,13 +10,13 @@ SET = MeasuredSet(
     name="host",
     about="one kind of host cost of one op or one mechanism",
     columns=(
-        pa.field("kind", NAME),  # op | launch_latency | kernel_gap | between_forward | between_backward | ... (measure/host)
-        pa.field("op", NAME),  # the op or mechanism
-        pa.field("call", pa.string()),  # JSON of the call, where there is one
-        pa.field("source", NAME),  # the workload that issues it, or sweep
+        pa.field("kind", NAME),  # op | op_python | op_autograd | backward_node | launch | ... (all in measure.host.KINDS)
+        pa.field("op", NAME),  # the op (aten::mm.default), the functional form (linear) or the mechanism (adam_foreach)
+        pa.field("call", pa.string()),  # JSON of the call that was run, sizes mostly shrunk; empty where there is none
+        pa.field("source", NAME),  # the workload that issues it, sweep, or calibration
         pa.field("phase", NAME),  # forward | backward | optimizer | other
-        pa.field("profiler", NAME),  # off | cuda | cpu_cuda | execution_trace
-        pa.field("launches", pa.float32()),  # device launches per op
+        pa.field("profiler", NAME),  # off | cuda | cpu_cuda | execution_trace | after: a profiler was on before, and is off
+        pa.field("launches", pa.float32()),  # kernels, copies and memsets per call; known where `profiler` is cuda, else null
         pa.field("cores", pa.int16()),  # how many cores the process was pinned to
         pa.field("share", pa.int16()),
     ),
