@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from queue_costs import spread
-from recipe import recipe, store
+from results_file import recipe, store
 from torch.profiler import ProfilerActivity, profile, record_function
 
 # 0.15 s at 1.98 GHz

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from driver import Gpu
-from mps import mps, pin, share, together
+from processes import pin, together
 from queue_capacity import capacity, sharing, streams
 from queue_costs import copies, latency, synchronisation
 from queue_freeing import freeing
-from recipe import recipe, store
+from results_file import recipe, store
+
+from steptime.measure.mps import mps, share
 
 JSON = dict[str, Any]
 

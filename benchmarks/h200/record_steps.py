@@ -23,8 +23,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mps import mps, pin, share, together
-from recipe import recipe, store
+from processes import pin, together
+from results_file import recipe, store
+
+from steptime.measure.mps import mps, share
 
 WARM_UP_STEPS = 15
 ACTIVE_STEPS = 3
@@ -191,7 +193,7 @@ def keep(name: str, folder: Path, times: list[float], made: JSON, out: Path) -> 
     from all_cases import CASES
 
     case, files = CASES[name], sorted(folder.glob("rank*.gz"))
-    versions = f"torch {made['torch']}, CUDA {made['cuda']}, NCCL {made['nccl']}, driver {made.get('driver')}"
+    versions = f"torch {made['torch']}, CUDA {made['cuda']}, NCCL {made['nccl']}, driver {made['driver']}"
     where = (
         "one H200"
         if case.ranks == 1

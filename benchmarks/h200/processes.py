@@ -1,45 +1,13 @@
-"""Several processes on one GPU: CUDA MPS for the time of a `with` block, and groups of client processes."""
+"""Processes that run at once, each on its own cores."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
-
-@contextmanager
-def mps() -> Iterator[dict[str, str]]:
-    """Runs an MPS daemon with folders of its own; gives the environment its clients need."""
-    with tempfile.TemporaryDirectory() as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for place in places.values():
-            Path(place).mkdir()
-        environment = {**os.environ, **places}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
-        try:
-            yield places
-        finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, check=False, timeout=30)
-
-
-def cores_of(index: int, parts: int) -> list[int]:
-    """The cores of one of several processes that share the machine evenly."""
-    cores = sorted(os.sched_getaffinity(0))
-    each = max(1, len(cores) // parts)
-    return cores[index * each : (index + 1) * each]
-
-
-def share(index: int, parts: int) -> dict[str, str]:
-    """Environment of one of several ranks on one GPU: its share of the SMs, and a host name of its own (for NCCL)."""
-    return {
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // parts),
-        "NCCL_HOSTID": f"host{index}",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
+from steptime.measure.mps import cores_of
 
 
 def together(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], limit_s: float) -> None:
