@@ -39,11 +39,15 @@ class Step(Protocol):
     def batches(self) -> int:
         """How many different input batches the calls cycle through."""
 
+    @property
+    def spare_bytes(self) -> int:
+        """Device bytes of buffers shared with other cases that this one does not use: not part of its own memory."""
+
     def __call__(self) -> None:
         """Runs the next step."""
 
     def lookups(self, iteration: int) -> list[Statistics]:
-        """Statistics of what this rank's tables look up in that iteration, in table order; empty without tables. Synchronises."""
+        """What this rank's tables look up in that iteration, in table order; empty without tables. Synchronises."""
 
     def close(self) -> None:
         """Lets go of what the step holds; buffers that later cases share stay."""
@@ -100,22 +104,32 @@ class Workload:
 @cache
 def workloads() -> dict[str, Workload]:
     """Every workload, by name: a file in this folder with a `WORKLOAD`, named after it."""
-    import steptime.workloads
+    found = (workload(name) for name in _module_names())
+    return {held.name: held for held in found if held is not None}
 
-    found = {}
-    for module in sorted(iter_modules(steptime.workloads.__path__), key=lambda entry: entry.name):
-        workload = getattr(import_module(f"steptime.workloads.{module.name}"), "WORKLOAD", None)
-        if workload is not None:
-            found[workload.name] = workload
-    return found
+
+@cache
+def workload(name: str) -> Workload | None:
+    """The workload of that name, without reading the others' files; None where there is none."""
+    if name not in _module_names():
+        return None
+    return getattr(import_module(f"steptime.workloads.{name}"), "WORKLOAD", None)
 
 
 def build(case: Case, group: GroupLike, device: torch.device) -> Step:
-    """The step of `group.rank`, on its device; with several ranks every one builds the same case at the same time."""
-    if case.workload not in workloads():
+    """The step of `group.rank`, on its device; with several ranks every one builds the same cases in the same order."""
+    held = workload(case.workload)
+    if held is None:
         raise InputError(f"case {case.name}: no workload is called {case.workload!r}; there are {', '.join(workloads())}")
     if group.ranks != case.ranks:
         raise InputError(
-            f"case {case.name} is of {case.ranks} ranks and the group has {group.ranks}; build it in a group of its own"
+            f"case {case.name} is for {case.ranks} ranks, the group has {group.ranks}; build it in a group of that size"
         )
-    return workloads()[case.workload].build(case, group, device)
+    return held.build(case, group, device)
+
+
+@cache
+def _module_names() -> tuple[str, ...]:
+    import steptime.workloads
+
+    return tuple(sorted(entry.name for entry in iter_modules(steptime.workloads.__path__)))

@@ -1,0 +1,113 @@
+"""The embedding tables of one rank of a DLRM, looked up for the samples of all ranks and updated with their gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from steptime.build.dlrm import Dlrm, Table
+from steptime.errors import InputError
+from steptime.lookups.generators import Bags
+from steptime.workloads.shared_buffers import SharedBuffers, nbytes_of
+
+ALIGNMENT = 64
+"""Elements between which tables start in the shared buffer: 256 bytes, as the device's own allocator aligns."""
+
+
+class Tables(Protocol):
+    """One rank's tables."""
+
+    shared_bytes: int  # how much of the shared buffers they use
+
+    def __call__(self, iteration: int) -> torch.Tensor:
+        """Sums of looked-up rows, [global batch, summed dims]."""
+
+    def update(self) -> None:
+        """Applies what the backward pass left, where it has not been applied already."""
+
+    def weights(self) -> list[torch.Tensor]:
+        """The tables' rows, [rows, dim] each."""
+
+
+def tables_of(
+    model: Dlrm, tables: Sequence[Table], bags: Sequence[Sequence[Bags]], buffers: SharedBuffers, learning_rate: float
+) -> Tables:
+    """The given tables of a model; `bags` are their lookups, by iteration and table."""
+    if not tables:
+        return NoTables(model.batch, buffers.device)
+    kinds = {"embedding_bag": PerTable, "table_batched": TableBatched}
+    if model.lookup not in kinds:
+        raise InputError(f"model {model.name}: lookup is {model.lookup!r}; expected one of {', '.join(kinds)}")
+    return kinds[model.lookup](model, tables, bags, buffers, learning_rate)
+
+
+class NoTables:
+    """A rank that owns no table: it sends nothing, and still meets the others."""
+
+    shared_bytes = 0
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self._nothing = torch.empty(batch, 0, device=device, requires_grad=True)
+
+    def __call__(self, iteration: int) -> torch.Tensor:
+        """No columns; part of the graph all the same, so that the backward exchange happens on every rank."""
+        return self._nothing
+
+    def update(self) -> None:
+        """Nothing to update."""
+
+    def weights(self) -> list[torch.Tensor]:
+        """None."""
+        return []
+
+
+class PerTable:
+    """One `nn.EmbeddingBag` per table, as the published DLRM: sparse gradients, then an optimiser over them.
+
+    PyTorch has no row-wise Adagrad: `rowwise_adagrad` is its element-wise Adagrad here, with a state as large as the weights.
+    """
+
+    def __init__(
+        self,
+        model: Dlrm,
+        tables: Sequence[Table],
+        bags: Sequence[Sequence[Bags]],
+        buffers: SharedBuffers,
+        learning_rate: float,
+    ) -> None:
+        sizes = [-(table.rows * table.dim // -ALIGNMENT) * ALIGNMENT for table in tables]
+        buffer = buffers.floats("weights", sum(sizes))
+        self.lookups = nn.ModuleList(
+            nn.EmbeddingBag(
+                table.rows,
+                table.dim,
+                mode="sum",
+                sparse=True,
+                _weight=buffer[start : start + table.rows * table.dim].view(table.rows, table.dim),
+            )
+            for table, start in zip(tables, accumulate(sizes, initial=0), strict=False)
+        )
+        optimizer = torch.optim.SGD if model.optimizer == "sgd" else torch.optim.Adagrad
+        self.optimizer: torch.optim.Optimizer = optimizer(self.lookups.parameters(), lr=learning_rate)
+        self._bags = [[(table.indices, table.offsets[:-1]) for table in iteration] for iteration in bags]
+        self.shared_bytes = buffer.nbytes + sum(nbytes_of(table) for iteration in bags for table in iteration)
+
+    def __call__(self, iteration: int) -> torch.Tensor:
+        """Sums of looked-up rows, [global batch, summed dims]."""
+        self.optimizer.zero_grad()
+        return torch.cat([lookup(*bags) for lookup, bags in zip(self.lookups, self._bags[iteration], strict=True)], dim=1)
+
+    def update(self) -> None:
+        """The optimiser's step over the sparse gradients."""
+        self.optimizer.step()
+
+    def weights(self) -> list[torch.Tensor]:
+        """The tables' rows, [rows, dim] each."""
+        return [weight.detach() for weight in self.lookups.parameters()]
+
+
+TableBatched = PerTable

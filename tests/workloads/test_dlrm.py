@@ -1,0 +1,190 @@
+"""A sharded DLRM trains exactly as one that is whole in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from steptime.build.dlrm import Dlrm
+from steptime.errors import InputError
+from steptime.workloads import dlrm
+from steptime.workloads.case import Case, build
+from steptime.workloads.shared_buffers import shared_buffers
+
+RANKS = 2
+STEPS = 3
+LEARNING_RATE = 0.05
+CPU = torch.device("cpu")
+
+PLANS = {
+    "alternating": {"t0": 0, "t1": 1, "t2": 0, "t3": 1, "t4": 0},
+    "lopsided": {"t0": 1, "t1": 1, "t2": 0, "t3": 1, "t4": 1},
+    "one_rank_without_tables": dict.fromkeys(("t0", "t1", "t2", "t3", "t4"), 1),
+}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A group of one."""
+
+    rank: int = 0
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class OneOfTwo:
+    """A group of two, joined by the default process group."""
+
+    rank: int
+    ranks: int = RANKS
+
+
+def _cases() -> dict[str, Case]:
+    cases = {}
+    for lookup in ("embedding_bag", "table_batched"):
+        for interaction in ("dot", "cat"):
+            for plan_name, plan in PLANS.items():
+                name = f"{lookup}-{interaction}-{plan_name}"
+                config = replace(dlrm._small(lookup, interaction, 12), loss="mse" if interaction == "cat" else "bce").to_dict()
+                cases[name] = Case("dlrm", name, config, "fp32", 12, RANKS, plan=plan)
+    return cases
+
+
+def _state(step: dlrm.DlrmStep) -> dict[str, Any]:
+    return {
+        "tables": [weight.clone() for weight in step.tables.weights()],
+        "bottom": [weight.detach().clone() for weight in step.dense.bottom.parameters()],
+        "top": [weight.detach().clone() for weight in step.dense.top.parameters()],
+    }
+
+
+def _train(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    dlrm.LEARNING_RATE = LEARNING_RATE
+    for name, case in _cases().items():
+        step = build(case, OneOfTwo(rank), CPU)
+        assert isinstance(step, dlrm.DlrmStep)
+        before = _state(step)
+        for _ in range(STEPS):
+            step()
+        seen = {"before": before, "after": _state(step), "inputs": step.inputs, "labels": step.labels}
+        torch.save(seen, f"{folder}/{name}-{rank}.pt")
+        step.close()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(_train, (str(folder),), nprocs=RANKS)
+    yield folder
+
+
+def _plain(case: Case, seen: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole model in one process, from the same weights, on the samples of all ranks: the law itself, in plain operations."""
+    model = Dlrm.from_dict(case.config)
+    assert case.plan is not None
+    order = [table for rank in range(RANKS) for table in model.tables if case.plan[table.name] == rank]
+    tables = [weight.clone().requires_grad_() for rank in seen for weight in rank["before"]["tables"]]
+    bottom, top = ([weight.clone().requires_grad_() for weight in seen[0]["before"][part]] for part in ("bottom", "top"))
+    for number in range(STEPS):
+        inputs, labels = (torch.cat([rank[what][number] for rank in seen]) for what in ("inputs", "labels"))
+        pooled = []
+        for table, weight in zip(order, tables, strict=True):
+            bags = table.generator.bags(case.batch, number)
+            pooled.append(
+                torch.stack([weight[bags.indices[a:b]].sum(0) for a, b in zip(bags.offsets, bags.offsets[1:], strict=False)])
+            )
+        dense = inputs
+        for weight, bias in zip(bottom[::2], bottom[1::2], strict=True):
+            dense = torch.relu(dense @ weight.T + bias)
+        if model.interaction == "dot":
+            vectors = torch.stack([dense, *pooled], 1)
+            pairs = [(vectors[:, i] * vectors[:, j]).sum(1) for i in range(vectors.shape[1]) for j in range(i)]
+            seen_by_top = torch.cat([dense, torch.stack(pairs, 1)], 1)
+        else:
+            seen_by_top = torch.cat([dense, *pooled], 1)
+        for layer, (weight, bias) in enumerate(zip(top[::2], top[1::2], strict=True)):
+            seen_by_top = (torch.relu(seen_by_top) if layer else seen_by_top) @ weight.T + bias
+        said = torch.sigmoid(seen_by_top)
+        if model.loss == "mse":
+            loss = (said - labels).square().mean()
+        else:
+            loss = -(labels * said.log() + (1 - labels) * (1 - said).log()).mean()
+        weights = [*tables, *bottom, *top]
+        with torch.no_grad():
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight -= LEARNING_RATE * gradient
+    return {"tables": tables, "bottom": bottom, "top": top}
+
+
+@pytest.mark.parametrize("name", sorted(_cases()))
+def test_sharded_training_equals_training_in_one_process(trained: Path, name: str) -> None:
+    seen = [torch.load(trained / f"{name}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    expected = _plain(_cases()[name], seen)
+    learned = [weight for rank in seen for weight in rank["after"]["tables"]]
+    before = [weight for rank in seen for weight in rank["before"]["tables"]]
+    assert all((now != then).any() for now, then in zip(learned, before, strict=True))
+    torch.testing.assert_close(learned, [weight.detach() for weight in expected["tables"]])
+    for part in ("bottom", "top"):
+        for rank in seen:
+            torch.testing.assert_close(rank["after"][part], [weight.detach() for weight in expected[part]])
+
+
+@pytest.mark.parametrize("case", dlrm.small_cases(1), ids=lambda case: case.name)
+def test_a_single_rank_trains_every_weight(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlrm, "LEARNING_RATE", LEARNING_RATE)
+    monkeypatch.setattr(dlrm, "_DENSE", type(dlrm._DENSE)())
+    step = dlrm.build(case, Alone(), CPU)
+    before = _state(step)
+    step()
+    after = _state(step)
+    for part in before:
+        assert all((now != then).any() for now, then in zip(after[part], before[part], strict=True)), part
+
+
+def test_lookup_statistics_are_those_of_the_local_tables() -> None:
+    case = dlrm.small_cases(1)[0]
+    step = dlrm.build(case, Alone(), CPU)
+    model = Dlrm.from_dict(case.config)
+    for iteration in range(step.batches):
+        statistics = step.lookups(iteration)
+        assert [one.rows for one in statistics] == [table.rows for table in model.tables]
+        assert [one.lookups for one in statistics] == [
+            len(table.generator.bags(case.batch, iteration).indices) for table in model.tables
+        ]
+
+
+def test_later_cases_find_weights_and_dense_part_of_earlier_ones() -> None:
+    case = dlrm.small_cases(1)[0]
+    first = dlrm.build(case, Alone(), CPU)
+    places = [weight.data_ptr() for weight in first.tables.weights()]
+    dense = first.dense
+    first.close()
+    second = dlrm.build(case, Alone(), CPU)
+    assert [weight.data_ptr() for weight in second.tables.weights()] == places
+    assert second.dense is dense
+
+
+def test_spare_bytes_are_what_other_cases_left_in_the_shared_buffers() -> None:
+    case = dlrm.small_cases(1)[1]
+    step = dlrm.build(case, Alone(), CPU)
+    spare = step.spare_bytes
+    assert spare >= 0
+    shared_buffers(CPU).floats("of another case", 1000)
+    assert step.spare_bytes == spare + 4000
+
+
+@pytest.mark.parametrize("plan", [None, {"t0": 0}, {**PLANS["alternating"], "t2": 2}])
+def test_a_plan_that_leaves_a_table_without_a_rank_is_refused(plan: dict[str, int] | None) -> None:
+    case = replace(_cases()["embedding_bag-dot-alternating"], plan=plan)
+    with pytest.raises(InputError, match="plan"):
+        dlrm.build(case, OneOfTwo(0), CPU)
