@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from torch import multiprocessing
 
 from steptime.build.dlrm import Dlrm
 from steptime.errors import InputError
@@ -89,7 +89,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _plain(case: Case, seen: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole model in one process, from the same weights, on the samples of all ranks: the law itself, in plain operations."""
+    """The whole model in one process, from the same weights, on the samples of all ranks, in plain operations."""
     model = Dlrm.from_dict(case.config)
     assert case.plan is not None
     order = [table for rank in range(RANKS) for table in model.tables if case.plan[table.name] == rank]
@@ -122,7 +122,7 @@ def _plain(case: Case, seen: list[dict[str, Any]]) -> dict[str, Any]:
         weights = [*tables, *bottom, *top]
         with torch.no_grad():
             for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                weight -= LEARNING_RATE * gradient
+                weight.sub_(LEARNING_RATE * gradient)
     return {"tables": tables, "bottom": bottom, "top": top}
 
 

@@ -81,7 +81,7 @@ class DlrmStep:
         with self._precision:
             prediction = self._forward(number)
         loss = self._loss(prediction.float(), self.labels[number])
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.dense.optimizer.step()
         self.tables.update()
 

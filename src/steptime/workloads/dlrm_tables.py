@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -13,9 +13,8 @@ from steptime.build.dlrm import Dlrm, Table
 from steptime.errors import InputError
 from steptime.lookups.generators import Bags
 from steptime.workloads.shared_buffers import SharedBuffers, nbytes_of
-
-ALIGNMENT = 64
-"""Elements between which tables start in the shared buffer: 256 bytes, as the device's own allocator aligns."""
+from steptime.workloads.table_batched import TableBatchedLookup
+from steptime.workloads.table_batched_layout import ALIGNMENT
 
 
 class Tables(Protocol):
@@ -39,7 +38,7 @@ def tables_of(
     """The given tables of a model; `bags` are their lookups, by iteration and table."""
     if not tables:
         return NoTables(model.batch, buffers.device)
-    kinds = {"embedding_bag": PerTable, "table_batched": TableBatched}
+    kinds: dict[str, Callable[..., Tables]] = {"embedding_bag": PerTable, "table_batched": TableBatched}
     if model.lookup not in kinds:
         raise InputError(f"model {model.name}: lookup is {model.lookup!r}; expected one of {', '.join(kinds)}")
     return kinds[model.lookup](model, tables, bags, buffers, learning_rate)
@@ -55,6 +54,7 @@ class NoTables:
 
     def __call__(self, iteration: int) -> torch.Tensor:
         """No columns; part of the graph all the same, so that the backward exchange happens on every rank."""
+        del iteration
         return self._nothing
 
     def update(self) -> None:
@@ -79,7 +79,7 @@ class PerTable:
         buffers: SharedBuffers,
         learning_rate: float,
     ) -> None:
-        sizes = [-(table.rows * table.dim // -ALIGNMENT) * ALIGNMENT for table in tables]
+        sizes = _sizes(tables)
         buffer = buffers.floats("weights", sum(sizes))
         self.lookups = nn.ModuleList(
             nn.EmbeddingBag(
@@ -110,4 +110,46 @@ class PerTable:
         return [weight.detach() for weight in self.lookups.parameters()]
 
 
-TableBatched = PerTable
+class TableBatched:
+    """All tables in one launch forward and one backward, which updates the rows itself."""
+
+    def __init__(
+        self,
+        model: Dlrm,
+        tables: Sequence[Table],
+        bags: Sequence[Sequence[Bags]],
+        buffers: SharedBuffers,
+        learning_rate: float,
+    ) -> None:
+        rows, dims = [table.rows for table in tables], [table.dim for table in tables]
+        buffer = buffers.floats("weights", sum(_sizes(tables)))
+        self.lookup = TableBatchedLookup(
+            rows, dims, optimizer=model.optimizer, learning_rate=learning_rate, weights=buffer, device=buffers.device
+        )
+        self._bags = [_side_by_side(iteration) for iteration in bags]
+        self.shared_bytes = buffer.nbytes
+
+    def __call__(self, iteration: int) -> torch.Tensor:
+        """Sums of looked-up rows, [global batch, summed dims]."""
+        pooled: torch.Tensor = self.lookup(*self._bags[iteration])
+        return pooled
+
+    def update(self) -> None:
+        """The backward pass has done it."""
+
+    def weights(self) -> list[torch.Tensor]:
+        """The tables' rows, [rows, dim] each."""
+        return [self.lookup.table(number) for number in range(self.lookup.layout.tables)]
+
+
+def _sizes(tables: Sequence[Table]) -> list[int]:
+    """Elements of the shared buffer from each table's start to the next one's."""
+    return [-(table.rows * table.dim // -ALIGNMENT) * ALIGNMENT for table in tables]
+
+
+def _side_by_side(tables: Sequence[Bags]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of all tables one after the other, and where each bag begins, table by table, and the end."""
+    starts = list(accumulate((len(table.indices) for table in tables), initial=0))
+    indices = torch.cat([table.indices for table in tables])
+    begins = [table.offsets[:-1] + start for table, start in zip(tables, starts, strict=False)]
+    return indices, torch.cat([*begins, tables[-1].offsets[-1:] + starts[-2]])

@@ -29,17 +29,17 @@ class Exchange:
 
     def start(self, pooled: torch.Tensor) -> torch.Tensor:
         """Starts to send `pooled` [global batch, local columns]; what is returned is only for `finish`."""
-        received: torch.Tensor = _Start.apply(pooled, self)
+        received: torch.Tensor = _Start.apply(pooled, self)  # type: ignore[no-untyped-call]
         return received
 
     def finish(self, received: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Every rank's columns of this rank's samples: [local batch, columns of rank 0], [local batch, columns of rank 1], ..."""
-        blocks: tuple[torch.Tensor, ...] = _Finish.apply(received, self)
+        """Every rank's columns of this rank's samples: [local batch, columns of rank 0], [local batch, ...], ..."""
+        blocks: tuple[torch.Tensor, ...] = _Finish.apply(received, self)  # type: ignore[no-untyped-call]
         return blocks
 
     def blocks(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Views of what all ranks sent, one per rank."""
-        parts = zip(flat.split(self.received), self.widths, strict=True)
+        parts = zip(torch.split(flat, self.received), self.widths, strict=True)
         return tuple(part.view(self.local_batch, width) for part, width in parts)
 
 

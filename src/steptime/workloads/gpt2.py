@@ -27,7 +27,7 @@ def build(case: Case, group: GroupLike, device: torch.device) -> Step:
 def _inputs(case: Case, device: torch.device, source: torch.Generator) -> Inputs:
     """Sentences of a quarter to all of the tokens, then padding.
 
-    The mask is the [batch, 1, tokens, tokens] one that the library would make of a padding mask, after waiting for it, in every step.
+    The mask is the [batch, 1, tokens, tokens] one that the library would make of a padding mask in every step, waiting for it.
     """
     config, shape = case.config, (case.local_batch, case.config["tokens"])
     lengths = torch.randint(config["tokens"] // 4, config["tokens"] + 1, (shape[0], 1), device=device, generator=source)

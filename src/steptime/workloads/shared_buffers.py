@@ -34,7 +34,7 @@ class SharedBuffers:
     _statistics: dict[tuple[Generator, int, int], Statistics] = field(default_factory=dict)
 
     def floats(self, purpose: str, count: int) -> torch.Tensor:
-        """The first `count` elements of the fp32 buffer for that purpose; grown, and filled with random values, where too small.
+        """The first `count` elements of the fp32 buffer for that purpose; grown, with random values, where too small.
 
         Growing leaves the views of earlier cases on the old buffer: close a case before building a larger one.
         """

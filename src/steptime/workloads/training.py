@@ -73,11 +73,12 @@ class ModelStep:
         self.optimizer.zero_grad()
         with self._precision:
             loss = self._loss(self.model, inputs)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
     def lookups(self, iteration: int) -> list[Statistics]:
         """No tables, no lookups."""
+        del iteration
         return []
 
     def close(self) -> None:
@@ -85,5 +86,5 @@ class ModelStep:
         del self.model, self.optimizer, self._loss
         self._inputs.clear()
         gc.collect()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ IGNORED = -100
 """The label that the loss leaves out."""
 
 PREDICTED = 1 / 6
-"""Share of tokens to predict: the library's own way of making these batches masks spans of 1 to 5 in a context six times as long."""
+"""Share of tokens to predict: the library makes such batches with spans of 1 to 5 tokens in a context six times as long."""
 
 
 def build(case: Case, group: GroupLike, device: torch.device) -> Step:
