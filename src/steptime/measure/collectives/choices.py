@@ -1,0 +1,156 @@
+"""Which algorithm, protocol and channels NCCL chooses: from its debug output, in a group of its own that is not timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steptime.measure.budget import Budget
+from steptime.measure.collectives.cases import Case
+from steptime.measure.collectives.fabrics import Place, layout_of
+from steptime.measure.group import Group
+from steptime.measure.mps import mps
+from steptime.measure.ranks import RanksError, run_ranks
+from steptime.measure.session import Session
+from steptime.units import dtype_bytes
+
+# For send and receive, and what is made of them, NCCL says nothing.
+SAID = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+
+_LIMIT_S = 25.0
+_STARTING_S = 30.0
+
+# The numbers of older NCCL, as in its nccl_common.h.
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+
+_CHOICE = re.compile(
+    r"Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)(?:.*?channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
+)
+_SYMMETRIC = re.compile(r"Bytes -> Kernel (?P<kernel>\w+)(?: nchannels (?P<channels>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What NCCL said it would do; empty where it did not say."""
+
+    algorithm: str = ""
+    protocol: str = ""
+    channels: int | None = None
+
+
+Table = Mapping[str, Sequence[Any]]  # "collective bytes" -> algorithm, protocol, channels
+
+
+def parse(text: str) -> Choice:
+    """The last choice in some lines of NCCL's debug output; an empty one where no line is known."""
+    found = Choice()
+    for line in text.splitlines():
+        if match := _CHOICE.search(line):
+            channels = int(match["high"]) - int(match["low"]) + 1 if match["high"] else None
+            found = Choice(_name(match["algorithm"], _ALGORITHMS), _name(match["protocol"], _PROTOCOLS), channels)
+        elif match := _SYMMETRIC.search(line):
+            found = Choice("SYMMETRIC", match["kernel"].upper(), int(match["channels"]) if match["channels"] else None)
+    return found
+
+
+def _name(said: str, names: Sequence[str]) -> str:
+    if said.isdigit():
+        return names[int(said)] if int(said) < len(names) else ""
+    return said.upper()
+
+
+def choice_of(case: Case, table: Table) -> Choice:
+    """What NCCL chooses for a case."""
+    said = table.get(f"{case.collective} {case.size_bytes}") if case.splits is None else None
+    return Choice(*said) if said else Choice()
+
+
+def learn(session: Session, wanted: Mapping[Place, Sequence[Case]], device: str) -> dict[Place, Table]:
+    """NCCL's choices at every place; asked once per folder. Nothing is timed, so that groups may run at once."""
+    with ExitStack() as stack:
+        # Groups that share one GPU need one daemon between them; groups with a GPU per rank follow each other.
+        shared = [place for place in wanted if place.share > 1 and not _file(session, place).exists()]
+        daemon = stack.enter_context(mps()) if shared else None
+        with ThreadPoolExecutor(max_workers=max(1, len(shared))) as pool:
+            tables = list(pool.map(lambda item: _learn(session, item[0], item[1], device, daemon), wanted.items()))
+    return dict(zip(wanted, tables, strict=True))
+
+
+def _learn(
+    session: Session, place: Place, cases: Sequence[Case], device: str, daemon: Mapping[str, str] | None
+) -> dict[str, list[Any]]:
+    file = _file(session, place)
+    if not file.exists():
+        with tempfile.TemporaryDirectory(prefix="nccl") as folder:
+            plan = session.to_plan(
+                ends_at=min(session.budget.ends_at, Budget.of_minutes((_LIMIT_S + _STARTING_S) / 60).ends_at),
+                asked=sorted({(case.size_bytes, case.collective) for case in cases if case.collective in SAID}),
+                debug=folder,
+                file=str(file.absolute()),
+            )
+            said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
+            try:
+                run_ranks(
+                    "collectives.choices", layout_of(place, device), plan, limit_s=_LIMIT_S + _STARTING_S + 10,
+                    environment={**place.settings, **said}, daemon=daemon,
+                )  # fmt: skip
+            except RanksError as error:
+                session.warn(f"NCCL's choices on {place.ranks} ranks, {place.fabric}: {error}")
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+
+def _file(session: Session, place: Place) -> Path:
+    nccl = session.recipe.nccl or "none"
+    return session.folder / "nccl_choices" / f"{nccl}-{place.ranks}x{place.share}-{place.fabric}.json"
+
+
+def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
+    """Calls every collective once, smallest first, and reads what NCCL has written about it."""
+    from steptime.measure.collectives.calls import Buffers, call_of
+
+    cases = [Case(str(collective), int(size)) for size, collective in plan["asked"]]
+    buffers = Buffers(group, cases)
+    log = Log(Path(plan["debug"]))
+    table: dict[str, list[Any]] = {}
+    ends_at = min(session.budget.ends_at, Budget.of_minutes(_LIMIT_S / 60).ends_at)
+    for case in cases:
+        if case.size_bytes < dtype_bytes(case.dtype) or not group.decide(int(Budget(ends_at).left_s() > 0)):
+            continue
+        call_of(case, group, buffers)()
+        group.synchronize()
+        said = parse(log.news())
+        if said.algorithm:
+            table[f"{case.collective} {case.size_bytes}"] = [said.algorithm, said.protocol, said.channels]
+    if group.rank == 0:
+        file = Path(plan["file"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(table, indent=0), encoding="utf-8")
+        unfinished.replace(file)
+
+
+class Log:
+    """The debug file of this process, read as it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read = 0
+
+    def news(self) -> str:
+        """What was written since the last call; empty where there is no such file."""
+        for path in self._folder.glob(f"nccl.*.{os.getpid()}"):
+            with path.open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
+            self._read += len(text)
+            return text.decode(errors="replace")
+        return ""
