@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from steptime.measurements.sets import MeasuredSet
+import pyarrow as pa
+
+from steptime.measurements.sets import NAME, MeasuredSet
 from steptime.measurements.sets.steps import SET as STEPS
 
 SET = MeasuredSet(
     name="sharding",
-    about="one plan of one task in one block; rows of one task and block were timed together, in random order",
-    columns=STEPS.columns,
+    about="one plan of one task in one block; rows of one task, block and process were timed together, in random order",
+    columns=(
+        *STEPS.columns,
+        # Other rules that give this very plan, with commas between: it is timed once, under `rule`; empty where none.
+        pa.field("aliases", NAME),
+        pa.field("turn", pa.int16()),  # when within its block, from 0
+    ),
     case=(*STEPS.case, "block"),
 )

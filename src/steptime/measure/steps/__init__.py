@@ -1,0 +1,108 @@
+"""`measure steps`: real training steps, timed in clean processes; their programs and kernels recorded in others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from steptime.measure.budget import Budget
+from steptime.measure.group import Group
+from steptime.measure.mps import mps
+from steptime.measure.options import Options
+from steptime.measure.ranks import Layout, RanksError, run_ranks
+from steptime.measure.session import Session
+from steptime.measure.steps.attempts import CASE_S, Attempts
+from steptime.measure.steps.flight import Flight
+
+if TYPE_CHECKING:
+    from steptime.measure.steps.phases import Phase
+    from steptime.workloads.case import Case
+
+# How often a group that died is started again within its share of the time.
+_RESTARTS = 4
+# Less than this is not worth starting a group for.
+_LEAST_S = 5.0
+# Small workloads of few ranks, smallest batch first, whose full traces are kept: (workload, ranks).
+_FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
+
+
+def run(session: Session, options: Options) -> None:
+    """Goes through the phases; each stops at its share of the time, and a group that dies is started again behind its case."""
+    from steptime.measure.steps.phases import cases_of, due, estimate_s, phases
+
+    planned = list(phases(options))
+    cases = {ranks: cases_of(ranks, small=options.small, only=options.only) for ranks in set(options.ranks)}
+    expected_s = [estimate_s(phase, len(due(phase, cases[phase.ranks], session, options))) for phase in planned]
+    skipped: set[str] = set()
+    with ExitStack() as stack:
+        shared = options.share_gpu and options.device == "cuda" and max(options.ranks) > 1
+        daemon = stack.enter_context(mps()) if shared else {}
+        for at, phase in enumerate(planned):
+            names = due(phase, cases[phase.ranks], session, options)
+            total_s = sum(expected_s[at:])
+            share = session.budget.part(expected_s[at] / total_s if total_s else 0.0)
+            if names and share.left_s() > (0.0 if options.small else _LEAST_S):
+                _run_phase(phase, session, options, share, names, skipped, daemon if phase.ranks > 1 else {})
+
+
+def _run_phase(
+    phase: Phase,
+    session: Session,
+    options: Options,
+    share: Budget,
+    names: Sequence[str],
+    skipped: set[str],
+    daemon: Mapping[str, str],
+) -> None:
+    """One phase: started again after a case that ended its group, which is then skipped for the rest of the run."""
+    from steptime.measure.steps.phases import cases_of, due
+    from steptime.measure.steps.traced import recorded_kinds
+
+    cases = cases_of(phase.ranks, small=options.small, only=options.only)
+    flight = Flight(session.folder, phase.name)
+    for _ in range(1 + _RESTARTS):
+        lost = flight.take()
+        if lost:
+            session.warn(f"{phase.name}: {lost} was in flight when its ranks ended; it is skipped this time")
+            skipped |= set(lost.split("+"))
+        names = [name for name in names if name not in skipped]
+        if not names or share.left_s() <= 0:
+            return
+        plan = session.to_plan(
+            ends_at=share.ends_at, kind=phase.kind, phase=phase.name, cases=names, small=options.small, only=list(options.only),
+            full_traces=full_traces(cases), called=recorded_kinds(session.folder),
+        )  # fmt: skip
+        try:
+            # The last case may begin just before the end of the share.
+            limit_s = share.left_s() + 2 * CASE_S
+            run_ranks(
+                "steps", Layout(phase.ranks, options.share_gpu, options.device), plan, limit_s=limit_s, daemon=daemon or None
+            )
+            return
+        except RanksError as error:
+            session.warn(str(error))
+        names = [name for name in due(phase, cases, session, options) if name in names]
+
+
+def full_traces(cases: Sequence[Case]) -> list[str]:
+    """The few cases whose full traces are kept."""
+    found = []
+    for workload, ranks in _FULL_TRACES:
+        fitting = [case for case in cases if (case.workload, case.ranks) == (workload, ranks)]
+        if fitting:
+            found.append(min(fitting, key=lambda case: case.batch).name)
+    return found
+
+
+def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
+    """One rank of one phase."""
+    from steptime.measure.steps import profiled, timed, traced
+    from steptime.measure.steps.phases import cases_of
+
+    wanted = set(plan["cases"])
+    cases = [case for case in cases_of(group.ranks, small=plan["small"], only=plan["only"]) if case.name in wanted]
+    progress = session.progress(f"steps, {plan['phase']}", len(cases))
+    attempts = Attempts(group, session, Flight(session.folder, plan["phase"]), progress)
+    {"timed": timed, "traced": traced, "profiled": profiled}[plan["kind"]].work(attempts, cases, plan)
+    attempts.close()

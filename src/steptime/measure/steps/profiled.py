@@ -1,0 +1,181 @@
+"""Kernel times of the cases from the profiler's raw events, and full traces of a few; in processes of their own."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steptime.measure.group import Group
+from steptime.measure.steps.attempts import Attempts, free
+from steptime.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
+from steptime.measure.steps.programs import write_packed
+from steptime.measure.steps.rows import fabric_of
+from steptime.measure.steps.timing import no_collector
+from steptime.measurements.sets import measured_set
+from steptime.measurements.store import key_of
+
+if TYPE_CHECKING:
+    from steptime.workloads.case import Case, Step
+
+_WARM_UP = 3
+_STEPS = 3
+# Cases that are profiled together: starting and stopping a profiler takes as long as profiling several.
+_TOGETHER = 4
+_DROPPED = "python_function"
+
+
+def key_of_kernels(case: str, share: int, fabric: str, *, rank: int) -> str:
+    """The key of the row that one rank of this case gives."""
+    return key_of(measured_set("step_kernels"), {"name": case, "share": share, "fabric": fabric, "rank": rank})
+
+
+def kineto_file(folder: Path, case: str, rank: int) -> Path:
+    """The full trace of a rank."""
+    return folder / "traces" / f"{case}.rank{rank}.kineto.json.gz"
+
+
+def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None:
+    """Profiles the cases, several at a time; every rank keeps the rows of its own kernels."""
+    full = set(plan["full_traces"])
+    with no_collector():
+        for together in batches(cases):
+            if not attempts.time_left(2.0):
+                break
+            _profile(attempts, together)
+        for case in cases:
+            if case.name in full and attempts.time_left(5.0):
+                attempts.attempt(case.name, partial(_keep_trace, case, attempts))
+
+
+def batches(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """Cases of the same model: they use the same tables, so that holding them together takes little memory."""
+    alike: dict[tuple[str, ...], list[Case]] = {}
+    for case in cases:
+        alike.setdefault((case.workload, case.task, case.precision), []).append(case)
+    for same in alike.values():
+        for first in range(0, len(same), _TOGETHER):
+            yield same[first : first + _TOGETHER]
+
+
+def _profile(attempts: Attempts, cases: Sequence[Case]) -> None:
+    group = attempts.group
+    built: list[tuple[Case, Step]] = []
+    for case in cases:
+        step = attempts.attempt(case.name, partial(_warm, case, group))
+        if step is not None:
+            built.append((case, step))
+        del step
+    if not built:
+        return
+    names = "+".join(case.name for case, _ in built)
+    found = attempts.attempt(names, lambda: profiled([step for _, step in built], group))
+    for at, (case, step) in enumerate(built):
+        step.close()
+        if found is None:
+            continue
+        steps = [found[key] for key in sorted(found) if key[0] == at]
+        if steps and all(each.work for each in steps):
+            attempts.session.store.add("step_kernels", row_of(case, group, comparable(steps)))
+            attempts.progress.step()
+        else:
+            attempts.progress.skip("no kernels were recorded")
+    built.clear()
+    free(group)
+
+
+def _warm(case: Case, group: Group) -> Step:
+    from steptime.workloads.case import build
+
+    step = build(case, group, group.device)
+    for _ in range(_WARM_UP):
+        step()
+    group.synchronize()
+    return step
+
+
+def profiled(steps: Sequence[Step], group: Group) -> dict[tuple[int, int], StepKernels]:
+    """What each of the steps launched, by (which, how many times before)."""
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    cuda = group.device_name.startswith("cuda")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as profiler:
+        for case, step in enumerate(steps):
+            group.barrier()
+            # The first one after a pause starts with empty queues.
+            step()
+            for turn in range(_STEPS):
+                with record_function(mark(case, turn)):
+                    step()
+        group.barrier()
+    events = profiler.profiler.kineto_results.events()
+    host = [event for event in events if event.device_type() == DeviceType.CPU]
+    device = [event for event in events if event.device_type() == DeviceType.CUDA]
+    return cut(host, device)
+
+
+def row_of(case: Case, group: Group, steps: Sequence[StepKernels]) -> dict[str, Any]:
+    """The row of one rank: columns over kernels, in the order of launches."""
+    last = steps[-1]
+    return {
+        "workload": case.workload,
+        "name": case.name,
+        "ranks": case.ranks,
+        "share": group.share,
+        "fabric": fabric_of(group.ranks, group.share, group.device_name),
+        "rank": group.rank,
+        "op": [each.op for each in last.work],
+        "kernel": [each.kernel for each in last.work],
+        "stream": [each.stream for each in last.work],
+        "launch_ns": [each.launched_ns - last.begin_ns for each in last.work],
+        "start_ns": [each.start_ns - last.begin_ns for each in last.work],
+        "kernel_ns": np.array([[each.duration_ns for each in step.work] for step in steps]).T.tolist(),
+        "host_ns": [step.host_ns for step in steps],
+        "times_ns": [sum(each.duration_ns for each in step.work) for step in steps],
+    }
+
+
+def _keep_trace(case: Case, attempts: Attempts) -> bool:
+    group = attempts.group
+    step = _warm(case, group)
+    try:
+        write_packed(kineto_file(attempts.session.folder, case.name, group.rank), full_trace(step, group))
+    finally:
+        step.close()
+        del step
+        free(group)
+    return True
+
+
+def full_trace(step: Step, group: Group) -> dict[str, Any]:
+    """A trace as PyTorch exports it, with waits between streams, without Python frames."""
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    cuda = group.device_name.startswith("cuda")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    config = _ExperimentalConfig(enable_cuda_sync_events=True)
+    when = schedule(wait=0, warmup=2, active=_STEPS, repeat=1)
+    group.barrier()
+    gc.collect()
+    with profile(activities=activities, schedule=when, record_shapes=True, experimental_config=config) as profiler:
+        for _ in range(2 + _STEPS):
+            step()
+            profiler.step()
+        group.synchronize()
+    with tempfile.TemporaryDirectory(prefix="steptime") as folder:
+        raw = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(raw))
+        trace: dict[str, Any] = json.loads(raw.read_text(encoding="utf-8", errors="replace"))
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != _DROPPED]
+    # The name is a path of the machine it was recorded on.
+    trace["traceName"] = ""
+    return trace
