@@ -64,7 +64,7 @@ class Prepared:
         self._arena = arena
         self._needs: dict[int, int] = defaultdict(int)
         self._regions: dict[int, Region] = {}
-        schema = self.op._schema.arguments  # type: ignore[attr-defined]
+        schema = self.op._schema.arguments
         writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema]
         mutable = {argument.name: written for argument, written in zip(schema, writes, strict=True)}
         self._args = [self._slot(value, index < len(writes) and writes[index]) for index, value in enumerate(call.args)]

@@ -69,13 +69,13 @@ class DeviceProfile:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        torch.cuda._sleep(1)
+        _marker()
         torch.cuda.synchronize()
         self._profile.__exit__(*failure)
 
     def mark(self, what: str) -> None:  # noqa: ARG002
         """What is issued from now on belongs to a new segment."""
-        torch.cuda._sleep(1)
+        _marker()
         self._marks += 1
 
     def segments(self) -> list[Segment]:
@@ -111,6 +111,10 @@ class HostProfile:
             (DeviceWork(name, start, end - start),)
             for name, start, end in zip(self._names, self._starts[: len(ends)], ends, strict=True)
         ]
+
+
+def _marker() -> None:
+    torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
 
 
 def cut(work: Iterable[DeviceWork], marks: int) -> list[Segment]:
