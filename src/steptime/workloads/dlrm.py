@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LEARNING_RATE = 1e-6
 """Small, so that hot rows stay finite over the thousands of steps for which tables are shared; times do not depend on it."""
 
-KEPT_DENSE = 4
+KEPT_DENSE = 2
 """Dense parts that wait for a later case of the same shape: making a DDP takes longer than a step."""
 
 
@@ -102,6 +102,7 @@ class DlrmStep:
 
     def close(self) -> None:
         """Drops this case's own tensors; dense part and shared buffers wait for the next case."""
+        self.dense.optimizer.zero_grad()
         self.inputs.clear()
         self.labels.clear()
         del self.tables, self.dense
