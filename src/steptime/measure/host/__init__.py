@@ -1,0 +1,162 @@
+"""What the CPU spends per op, per launch and between ops, without a profiler and with each kind of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptime.errors import InputError
+from steptime.measure.group import Group
+from steptime.measure.options import Options
+from steptime.measure.ranks import Layout, RanksError, run_ranks
+from steptime.measure.session import Session
+
+if TYPE_CHECKING:
+    from steptime.measure.host.issued import Issued
+    from steptime.measure.host.probe import Probe
+
+# What each kind of row is a time of. A row's own file says more: measure/host/*.py.
+KINDS: Mapping[str, str] = {
+    "op": "an op through the dispatcher",
+    "op_python": "the same op through the function that people call",
+    "op_autograd": "a functional form that records a graph",
+    "op_no_grad": "the same without recording",
+    "backward_node": "one more of a form in a backward pass",
+    "backward_call": "a backward pass apart from its nodes",
+    "between_forward": "from one op to the next, each a module in a sequence",
+    "between_backward": "the autograd engine per node",
+    "accumulate_grad": "a leaf's gradient taken over or added",
+    "module_call": "one more module around a module",
+    "module_call_fixed": "calling the innermost module",
+    "autocast": "entering autocast, and what it adds to a linear layer",
+    "optimizer_step": "an optimiser's step per parameter",
+    "optimizer_step_fixed": "an optimiser's step apart from its parameters",
+    "zero_grad": "clearing gradients per parameter",
+    "zero_grad_fixed": "clearing gradients apart from parameters",
+    "clip_grad": "clipping the gradients' norm per parameter",
+    "clip_grad_fixed": "clipping apart from parameters",
+    "ddp_forward": "what DDP adds to forward per parameter",
+    "ddp_forward_fixed": "what DDP adds to forward once",
+    "ddp_backward": "what DDP adds to backward per parameter",
+    "ddp_backward_fixed": "what DDP adds to backward once",
+    "ddp_bucket": "one more bucket in DDP's backward",
+    "empty_call": "a Python call that does nothing",
+    "alloc": "a tensor from the caching allocator and back",
+    "launch": "what launching adds to an op",
+    "op_without_launch": "an op on no elements",
+    "launch_to_return": "from an op on an idle device to the return of a synchronisation",
+    "kernel_gap": "between kernels in a full stream",
+    "kernel_period": "from one smallest kernel to the next in a full stream",
+    "event_record": "recording an event",
+    "event_query": "asking whether an event has come",
+    "stream_wait": "one stream waiting for another",
+    "stream_switch": "entering and leaving a stream's context",
+    "synchronize": "waiting for an idle device",
+    "item": "fetching one number",
+    "copy": "a copy between host and device that does not wait",
+}
+# Of kernels and calls as only a profiler on a GPU sees them.
+SEEN_BY_PROFILER = ("launch_call", "launch_latency", "kernel_duration", "sync_return")
+
+# Groups of processes, in the order they run: profiler modes one after another in one process, and seconds for each of them.
+# A mode that leaves nothing behind has a process of its own; `after` is what a profiler leaves behind.
+GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
+    (("off", 24.0),),
+    (("cpu_cuda", 10.0), ("after", 4.0)),
+    (("cuda", 10.0),),
+    (("execution_trace", 4.0),),
+)
+SHARED_S = 8.0
+# What starting a group of processes may take, besides what it measures.
+START_S = 60.0
+# Fewer calls where each is recorded: (bursts, calls per burst).
+LOOPS = {"off": (5, 200), "after": (5, 100), "cuda": (3, 60), "cpu_cuda": (3, 60), "execution_trace": (2, 20)}
+# Ops of the short lists: after a profiler, under an execution trace, on parts of a GPU.
+SHORT_OPS = 150
+
+
+def run(session: Session, options: Options) -> None:
+    """Unprofiled first; then each profiler in processes of its own; then several ranks at once, a shorter list."""
+    plans = [(Layout(1, device=options.device), group, False) for group in GROUPS]
+    for ranks in sorted({count for count in options.ranks if count > 1}):
+        plans.append((Layout(ranks, options.share_gpu, options.device), (("off", SHARED_S),), True))
+    for number, (layout, modes, short) in enumerate(plans):
+        asked = sum(seconds for _, group, _ in plans[number:] for _, seconds in group)
+        part = min(1.0, max(0.0, session.budget.left_s() - 5.0 * (len(plans) - number)) / asked)
+        if part < 0.05:
+            session.warn(f"no time left for host costs under {', '.join(name for name, _ in modes)}; give more --minutes")
+            continue
+        given = [[name, seconds * part] for name, seconds in modes]
+        plan = session.to_plan(modes=given, short=short, small=options.small, only=list(options.only))
+        _run_group(session, layout, plan, 2 * sum(seconds for _, seconds in modes) + START_S)
+
+
+def _run_group(session: Session, layout: Layout, plan: dict[str, Any], limit_s: float) -> None:
+    """A group that ends badly is started once more: what it had measured is kept, what ended it is left out."""
+    for attempt in range(2):
+        try:
+            run_ranks("host", layout, plan, limit_s=min(limit_s, session.budget.left_s() + 10.0))
+            return
+        except RanksError as error:
+            session.warn(f"{error}; {'once more without what ended it' if attempt == 0 else 'its other rows are kept'}")
+
+
+def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
+    """One rank under each mode of its group in turn."""
+    issued = _issued(session)
+    for mode, seconds in plan["modes"]:
+        short = bool(plan["short"]) or mode in ("after", "execution_trace")
+        chosen = probes(issued, short=short, python=mode == "off" and not short)
+        if plan["only"]:
+            chosen = [probe for probe in chosen if set(probe.kinds) & set(plan["only"])]
+        if plan["small"]:
+            chosen = handful(chosen)
+        _measure(group, session, mode, chosen, float(seconds), small=bool(plan["small"]))
+
+
+def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe], seconds: float, *, small: bool) -> None:
+    from steptime.measure.host.bench import Bench
+    from steptime.measure.host.runner import Runner
+    from steptime.measure.host.scenes import scenes
+
+    bursts, calls = (2, 4) if small else LOOPS[mode]
+    group.barrier()
+    done = session.store.done("host")
+    runner = Runner(Bench(group, bursts, calls), session, mode, time.monotonic() + seconds, done=done)
+    progress = session.progress(f"host, profiler {mode}", len(chosen))
+    for kind, times in scenes(runner.bench, mode).items():
+        session.store.add("host", runner.row(kind, "neg_out", times))
+    runner.run(chosen, progress)
+    progress.close()
+
+
+def probes(issued: Sequence[Issued], *, short: bool = False, python: bool = True) -> list[Probe]:
+    """Everything that is asked in one process: mechanisms first, then ops by how often workloads issue them."""
+    from steptime.measure.host.mechanisms import mechanisms
+    from steptime.measure.host.ops import op_probes, python_probes
+
+    asked = issued[:SHORT_OPS] if short else issued
+    return [*mechanisms(short=short), *op_probes(asked), *(python_probes(asked) if python else ())]
+
+
+def handful(chosen: Sequence[Probe], each: int = 2) -> list[Probe]:
+    """The first few of every kind."""
+    kept: dict[tuple[str, ...], list[Probe]] = {}
+    for probe in chosen:
+        kept.setdefault(probe.kinds, []).append(probe)
+    return [probe for found in kept.values() for probe in found[:each]]
+
+
+def _issued(session: Session) -> list[Issued]:
+    from steptime.measure.host.issued import FILE, common, from_file, grouped
+
+    path: Path = session.folder / FILE
+    recorded = []
+    if path.exists():
+        try:
+            recorded = from_file(path)
+        except InputError as error:
+            session.warn(f"{error}; only common ops are measured")
+    return grouped([*recorded, *common()])

@@ -1,0 +1,95 @@
+"""Which op calls are asked: those that the workloads issue, most frequent first, then a few that every model has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from steptime.errors import InputError
+from steptime.measure.host.shrink import shrink
+from steptime.models.kernels.call import Call, TensorArg
+
+FILE = "workload_calls.json"
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One call at small sizes, one that was really issued and shrinks to it, how often, and by whom first."""
+
+    small: Call
+    recorded: Call
+    count: int
+    source: str
+
+
+def grouped(calls: Iterable[tuple[Call, int, str]]) -> list[Issued]:
+    """Calls that shrink to the same one as one, with the most frequent of them; the most issued first."""
+    most: dict[str, tuple[Call, Call, int, str]] = {}
+    total: dict[str, int] = {}
+    for call, count, source in calls:
+        small = shrink(call)
+        key = small.to_json()
+        total[key] = total.get(key, 0) + count
+        if key not in most or count > most[key][2]:
+            most[key] = (small, call, count, source)
+    order = sorted(most, key=lambda key: -total[key])
+    return [Issued(most[key][0], most[key][1], total[key], most[key][3]) for key in order]
+
+
+def from_file(path: Path) -> list[tuple[Call, int, str]]:
+    """The calls of all workloads as the steps job wrote them: case name -> list of {"call": JSON text, "count": times}."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [
+            (Call.from_json(entry["call"]), int(entry.get("count", 1)), str(source))
+            for source, entries in sorted(content["workloads"].items())
+            for entry in entries
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a file of workload calls ({error}); remove it, or measure steps again") from error
+
+
+def common() -> Iterator[tuple[Call, int, str]]:
+    """Ops that nearly every training step has, so that this works without a recorded step."""
+    for dtype in ("float32", "bfloat16"):
+        for call in _common(dtype):
+            yield call, 0, "sweep"
+
+
+def _common(dtype: str) -> list[Call]:
+    square, row = TensorArg((32, 32), dtype), TensorArg((32,), dtype)
+    cube, image = TensorArg((8, 32, 32), dtype), TensorArg((8, 16, 8, 8), dtype)
+    index = TensorArg((32,), "int64", high=1)
+    unary = ("relu", "relu_", "neg", "exp", "sigmoid", "tanh", "gelu", "silu", "sqrt", "zero_", "clone", "sum", "mean", "t",
+             "detach", "alias", "zeros_like", "empty_like", "ones_like")  # fmt: skip
+    return [
+        *(Call(f"aten::{name}.default", (square,)) for name in unary),
+        *(Call(f"aten::{name}.Tensor", (square, square)) for name in ("add", "mul", "div", "sub", "add_", "mul_")),
+        *(Call(f"aten::{name}.Scalar", (square, 2.0)) for name in ("add", "mul", "add_", "mul_")),
+        Call("aten::mm.default", (square, square)),
+        Call("aten::addmm.default", (row, square, square)),
+        Call("aten::bmm.default", (cube, cube)),
+        Call("aten::view.default", (square, (1024,))),
+        Call("aten::transpose.int", (square, 0, 1)),
+        Call("aten::expand.default", (row, (32, 32))),
+        Call("aten::select.int", (square, 0, 0)),
+        Call("aten::slice.Tensor", (square, 0, 0, 16)),
+        Call("aten::cat.default", ((square, square),)),
+        Call("aten::sum.dim_IntList", (square, (0,), True)),
+        Call("aten::threshold_backward.default", (square, square, 0)),
+        Call("aten::native_layer_norm.default", (square, (32,), row, row, 1e-5)),
+        Call("aten::_softmax.default", (square, -1, False)),
+        Call("aten::_log_softmax.default", (square, -1, False)),
+        Call("aten::native_dropout.default", (square, 0.1, True)),
+        Call("aten::embedding.default", (square, index)),
+        Call("aten::index_select.default", (square, 0, index)),
+        Call("aten::copy_.default", (square, square)),
+        Call("aten::fill_.Scalar", (square, 0.0)),
+        Call("aten::convolution.default",
+             (image, TensorArg((16, 16, 3, 3), dtype), None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)),
+        Call("aten::max_pool2d_with_indices.default", (image, (2, 2), (2, 2))),
+        Call("aten::_foreach_add_.List", ((square,) * 8, (square,) * 8)),
+        Call("aten::_foreach_mul_.Scalar", ((square,) * 8, 0.9)),
+    ]  # fmt: skip

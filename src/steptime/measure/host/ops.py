@@ -1,0 +1,56 @@
+"""Ops in loops: what the CPU spends on one call of an op, through the dispatcher and through Python's own binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from steptime.measure.host.bench import LAUNCHES_PER_CALL, MOST_LAUNCHES, Bench
+from steptime.measure.host.issued import Issued
+from steptime.measure.host.probe import Probe, Times
+from steptime.measure.host.tensors import arguments, binding_of, op_of
+from steptime.models.kernels.call import Call, TensorArg
+
+# Sizes of their arguments depend on each other in ways that shrinking breaks and kernels do not check.
+AT_RECORDED_SIZES = ("attention", "convolution", "pool", "embedding_bag", "upsample", "batch_norm", "ctc", "rnn")
+# More than this is not made twice just to see what the CPU does meanwhile.
+MOST_BYTES = 512 << 20
+
+
+def op_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
+    """`op`: the call through `torch.ops.aten`, at small sizes where it runs at them."""
+    for one in issued:
+        at_recorded = _probe("op", one.recorded, one.source, op_of)
+        if one.small == one.recorded or any(word in one.small.op for word in AT_RECORDED_SIZES):
+            yield at_recorded
+        else:
+            yield _probe("op", one.small, one.source, op_of, otherwise=at_recorded)
+
+
+def python_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
+    """`op_python`: the same through the function that people call, where there is one."""
+    for one in issued:
+        if binding_of(one.small.op) is None:
+            continue
+        kept = any(word in one.small.op for word in AT_RECORDED_SIZES)
+        yield _probe("op_python", one.recorded if kept else one.small, one.source, binding_of)
+
+
+def _probe(
+    kind: str, call: Call, source: str, lookup: Callable[[str], Callable[..., Any] | None], otherwise: Probe | None = None
+) -> Probe:
+    def measure(bench: Bench) -> Times:
+        if call.nbytes > MOST_BYTES:
+            raise MemoryError("arguments too large")
+        function = lookup(call.op)
+        assert function is not None
+        args, kwargs = arguments(call, bench.group.device)
+        return (bench.per_op(function, *args, most_calls=calls_of(call), **kwargs),)
+
+    return Probe((kind,), call.op, measure, call=call.to_json(), source=source, otherwise=otherwise)
+
+
+def calls_of(call: Call) -> int:
+    """How many calls surely fit into the launch queue: one on a list of tensors may launch for each of them."""
+    lists = [value for value in call.args if isinstance(value, tuple) and any(isinstance(one, TensorArg) for one in value)]
+    return max(1, MOST_LAUNCHES // max(LAUNCHES_PER_CALL, sum(map(len, lists))))
