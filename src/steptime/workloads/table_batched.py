@@ -22,7 +22,7 @@ class TableBatchedLookup(torch.nn.Module):
     times the learning rate; `rowwise_adagrad` keeps one fp32 per row, adds the mean of the squared sum to it and divides by
     its root. The weights are therefore no parameter: they get no gradient, and data parallelism leaves them alone.
 
-    `weights` may be a flat view of a buffer that exists already (at least `Layout.elements` long); otherwise it is made and drawn.
+    `weights` may be a flat view of a buffer that exists already, at least `Layout.elements` long; otherwise it is made and drawn.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TableBatchedLookup(torch.nn.Module):
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`indices` of all tables one after the other; bag i of table t is `offsets[t * batch + i]` to the next one."""
-        return _Lookup.apply(self._anchor, self, indices, offsets, per_sample_weights)  # type: ignore[no-any-return]
+        return _Lookup.apply(self._anchor, self, indices, offsets, per_sample_weights)  # type: ignore[no-any-return, no-untyped-call]
 
     def table(self, number: int) -> torch.Tensor:
         """A table's rows, [rows, dim], as they are in the buffer."""

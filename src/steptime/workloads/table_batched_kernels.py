@@ -6,10 +6,9 @@ and the address of a quad is four times an integer, from which the compiler sees
 """
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: N803, PLR0913, PLR0915, PLR0917
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,14 +18,14 @@ TABLE_BITS = 16
 
 
 @triton.jit
-def _row_number(indices: Any, position: Any, here: Any) -> Any:
+def _row_number(indices: tl.tensor, position: tl.tensor, here: tl.tensor) -> tl.tensor:
     return tl.load(indices + position, mask=here, other=0).to(tl.int64)
 
 
 @triton.jit
 def _row(
-    weights: Any, scales: Any, position: Any, here: Any, quad: Any, scaled: Any
-) -> Any:
+    weights: tl.tensor, scales: tl.tensor, position: tl.tensor, here: tl.tensor, quad: tl.tensor, scaled: tl.tensor
+) -> tl.tensor:
     """A row's quads, [QUADS, 4], times its per-sample weight."""
     element = tl.arange(0, 4)
     values = tl.load(weights + 4 * quad[:, None] + element[None, :], mask=here[:, None], other=0.0).to(tl.float32)
@@ -36,10 +35,10 @@ def _row(
 
 @triton.jit(do_not_specialize=["batch", "out_quads", "scaled"])
 def forward_kernel(
-    weights: Any, indices: Any, offsets: Any, scales: Any, out: Any,
-    table_of: Any, first_program: Any, meta: Any,
-    batch: Any, out_quads: Any, scaled: Any,
-    QUADS: tl.constexpr,  # noqa: N803
+    weights: tl.tensor, indices: tl.tensor, offsets: tl.tensor, scales: tl.tensor, out: tl.tensor,
+    table_of: tl.tensor, first_program: tl.tensor, meta: tl.tensor,
+    batch: tl.tensor, out_quads: tl.tensor, scaled: tl.tensor,
+    QUADS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sums of looked-up rows: a program has as many bags of one table as fit its quads, four rows of each in flight."""
     program = tl.program_id(0)
@@ -84,9 +83,9 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=["batch", "bags", "out_quads"])
 def linearize_kernel(
-    indices: Any, offsets: Any, keys: Any, infos: Any, meta: Any,
-    batch: Any, bags: Any, out_quads: Any,
-    BAGS: tl.constexpr, LANES: tl.constexpr, SHIFT: tl.constexpr,  # noqa: N803
+    indices: tl.tensor, offsets: tl.tensor, keys: tl.tensor, infos: tl.tensor, meta: tl.tensor,
+    batch: tl.tensor, bags: tl.tensor, out_quads: tl.tensor,
+    BAGS: tl.constexpr, LANES: tl.constexpr, SHIFT: tl.constexpr,
 ) -> None:  # fmt: skip
     """For each lookup: the first quad of its row (equal for equal rows of equal tables only), and where its gradient lies."""
     bag = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
@@ -113,15 +112,28 @@ def linearize_kernel(
 
 
 @triton.jit
-def _same_row(sum_before: Any, row_before: Any, value: Any, row: Any) -> Any:
+def _same_row(sum_before: tl.tensor, row_before: tl.tensor, value: tl.tensor, row: tl.tensor) -> tl.tensor:
     return tl.where(row_before == row, sum_before, 0.0) + value, row
 
 
 @triton.jit
 def _adagrad_rate(
-    total: Any, own: Any, state: Any, meta: Any, table: Any, key: Any, wide: Any, quad: Any, writes: Any, rate: Any, eps: Any
-) -> Any:
-    """Adds the mean squared gradient of the row to its state; the step this leaves, per quad. `own` tells rows apart."""
+    total: tl.tensor,
+    own: tl.tensor,
+    state: tl.tensor,
+    meta: tl.tensor,
+    table: tl.tensor,
+    key: tl.tensor,
+    wide: tl.tensor,
+    quad: tl.tensor,
+    writes: tl.tensor,
+    rate: tl.tensor,
+    eps: tl.tensor,
+) -> tl.tensor:
+    """Adds the mean squared gradient of the row to its state; the step this leaves, per quad. `own` tells rows apart.
+
+    Lanes beyond the width of the row hold zeros.
+    """
     square = tl.sum(total * total, axis=1)
     upwards, _ = tl.associative_scan((square, own), 0, _same_row)
     downwards, _ = tl.associative_scan((square, own), 0, _same_row, reverse=True)
@@ -137,17 +149,17 @@ def _adagrad_rate(
 
 @triton.jit
 def _finish(
-    total: Any, row: Any, key: Any, next_key: Any, began: Any, wide: Any, table: Any,
-    weights: Any, state: Any, meta: Any, partials: Any, partial_quad: Any, own: Any, quad: Any, rate: Any, eps: Any,
-    ADAGRAD: tl.constexpr,  # noqa: N803
-) -> Any:  # fmt: skip
+    total: tl.tensor, row: tl.tensor, key: tl.tensor, next_key: tl.tensor, began: tl.tensor, wide: tl.tensor, table: tl.tensor,
+    weights: tl.tensor, state: tl.tensor, meta: tl.tensor, partials: tl.tensor, partial_quad: tl.tensor, own: tl.tensor,
+    quad: tl.tensor, rate: tl.tensor, eps: tl.tensor,
+    ADAGRAD: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Ends the run at this position where the next key differs: updates the row, or hands on a run from an earlier chunk."""
     element = tl.arange(0, 4)
     ends = (key >= 0) & (key != next_key) & (quad < wide)
     writes = ends & (began == 0)
     if ADAGRAD:
-        own_row = tl.where(quad < wide, own, -1 - own)
-        step = _adagrad_rate(total, own_row, state, meta, table, key, wide, quad, writes, rate, eps)
+        step = _adagrad_rate(total, own, state, meta, table, key, wide, quad, writes, rate, eps)
         updated = row - step[:, None] * total
     else:
         updated = row - rate * total
@@ -160,9 +172,10 @@ def _finish(
 
 @triton.jit
 def _gradient(
-    source: Any, scales: Any, position: Any, info: Any, table: Any, quad: Any, stride: Any, meta: Any, scaled: Any,
-    FIRST: tl.constexpr, SHIFT: tl.constexpr,  # noqa: N803
-) -> Any:  # fmt: skip
+    source: tl.tensor, scales: tl.tensor, position: tl.tensor, info: tl.tensor, table: tl.tensor, quad: tl.tensor,
+    stride: tl.tensor, meta: tl.tensor, scaled: tl.tensor,
+    FIRST: tl.constexpr, SHIFT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """What a position adds to its run, and how wide its table's rows are."""
     element = tl.arange(0, 4)
     here = info >= 0
@@ -177,7 +190,9 @@ def _gradient(
 
 
 @triton.jit
-def _weights_of(weights: Any, key: Any, next_key: Any, began: Any, quad: Any, wide: Any) -> Any:
+def _weights_of(
+    weights: tl.tensor, key: tl.tensor, next_key: tl.tensor, began: tl.tensor, quad: tl.tensor, wide: tl.tensor
+) -> tl.tensor:
     element = tl.arange(0, 4)
     mask = (key >= 0) & (key != next_key) & (began == 0) & (quad < wide)
     target = key.to(tl.int64) + quad
@@ -186,10 +201,11 @@ def _weights_of(weights: Any, key: Any, next_key: Any, began: Any, quad: Any, wi
 
 @triton.jit(do_not_specialize=["count", "stride", "rows_at_once", "rate", "eps", "scaled"])
 def update_kernel(
-    keys: Any, infos: Any, source: Any, scales: Any, weights: Any, state: Any, meta: Any,
-    out_keys: Any, out_infos: Any, partials: Any,
-    count: Any, stride: Any, rows_at_once: Any, rate: Any, eps: Any, scaled: Any,
-    QUADS: tl.constexpr, CHUNK: tl.constexpr, FIRST: tl.constexpr, ADAGRAD: tl.constexpr, SHIFT: tl.constexpr,  # noqa: N803
+    keys: tl.tensor, infos: tl.tensor, source: tl.tensor, scales: tl.tensor, weights: tl.tensor, state: tl.tensor,
+    meta: tl.tensor,
+    out_keys: tl.tensor, out_infos: tl.tensor, partials: tl.tensor,
+    count: tl.tensor, stride: tl.tensor, rows_at_once: tl.tensor, rate: tl.tensor, eps: tl.tensor, scaled: tl.tensor,
+    QUADS: tl.constexpr, CHUNK: tl.constexpr, FIRST: tl.constexpr, ADAGRAD: tl.constexpr, SHIFT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sums runs of equal keys and updates each run's row once; `stride` lanes walk one chunk of consecutive positions.
 
@@ -240,19 +256,31 @@ def update_kernel(
         r2 = _weights_of(weights, k2, k3, b2, quad, w2)
         r3 = _weights_of(weights, k3, k4, b3, quad, w3)
         place = 2 * chunk * stride
-        total, b1 = _finish(total + g0, r0, key, k1, began, w0, t0, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD)
-        total, b2 = _finish(total + g1, r1, k1, k2, b1, w1, t1, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD)
-        total, b3 = _finish(total + g2, r2, k2, k3, b2, w2, t2, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD)
-        total, began = _finish(total + g3, r3, k3, k4, b3, w3, t3, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD)
+        total, b1 = _finish(
+            total + g0, r0, key, k1, began, w0, t0, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+        )
+        total, b2 = _finish(
+            total + g1, r1, k1, k2, b1, w1, t1, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+        )
+        total, b3 = _finish(
+            total + g2, r2, k2, k3, b2, w2, t2, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+        )
+        total, began = _finish(
+            total + g3, r3, k3, k4, b3, w3, t3, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+        )
         last, key, table = k3, k4, t3
-    _hand_on(total, entered, began, first_key, first_info, last, key, table, ok, chunk, quad, stride, out_keys, out_infos, partials, SHIFT)
+    _hand_on(
+        total, entered, began, first_key, first_info, last, key, table, ok, chunk, quad, stride, out_keys, out_infos, partials,
+        SHIFT,
+    )  # fmt: skip
 
 
 @triton.jit
 def _hand_on(
-    total: Any, entered: Any, began: Any, first_key: Any, first_info: Any, last: Any, key: Any, table: Any, ok: Any, chunk: Any,
-    quad: Any, stride: Any, out_keys: Any, out_infos: Any, partials: Any,
-    SHIFT: tl.constexpr,  # noqa: N803
+    total: tl.tensor, entered: tl.tensor, began: tl.tensor, first_key: tl.tensor, first_info: tl.tensor, last: tl.tensor,
+    key: tl.tensor, table: tl.tensor, ok: tl.tensor, chunk: tl.tensor,
+    quad: tl.tensor, stride: tl.tensor, out_keys: tl.tensor, out_infos: tl.tensor, partials: tl.tensor,
+    SHIFT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Writes the chunk's two entries: their keys and infos always, the sum of a run that goes on beyond the chunk."""
     element = tl.arange(0, 4)
