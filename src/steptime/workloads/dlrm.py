@@ -53,7 +53,9 @@ class DlrmStep:
         buffers = shared_buffers(device)
         bags = [[buffers.bags(table.generator, case.batch, iteration) for table in local] for iteration in range(BATCHES)]
         # Every rank's loss is a mean over its own samples: their gradients add up to `ranks` times that of the global mean.
-        self.tables = tables_of(model, local, bags, buffers, LEARNING_RATE / case.ranks)
+        # Adagrad divides by what the gradient was so far, and the factor with it.
+        scale = case.ranks if model.optimizer == "sgd" else 1
+        self.tables = tables_of(model, local, bags, buffers, LEARNING_RATE / scale)
         widths = [sum(table.dim for table in tables) for tables in owned]
         self._exchange = Exchange(widths, group.rank, case.local_batch) if case.ranks > 1 else None
         self.dense = _dense(model, group, device)
@@ -67,6 +69,7 @@ class DlrmStep:
         self.inputs = [torch.randn(shape, device=device, generator=source) for _ in range(BATCHES)]
         self.labels = [torch.rand(case.local_batch, 1, device=device, generator=source).round() for _ in range(BATCHES)]
         self._iteration = 0
+        buffers.settle()
 
     @property
     def spare_bytes(self) -> int:

@@ -12,9 +12,13 @@ from torch import nn
 from steptime.build.dlrm import Dlrm, Table
 from steptime.errors import InputError
 from steptime.lookups.generators import Bags
+from steptime.workloads.rowwise_adagrad import RowwiseAdagrad
 from steptime.workloads.shared_buffers import SharedBuffers, nbytes_of
 from steptime.workloads.table_batched import TableBatchedLookup
 from steptime.workloads.table_batched_layout import ALIGNMENT
+
+MOST_AT_BEST = 2 << 30
+"""Elements beyond which the shared buffer is not made larger than a plan needs: 8 GiB on each of several ranks of one GPU."""
 
 
 class Tables(Protocol):
@@ -66,10 +70,7 @@ class NoTables:
 
 
 class PerTable:
-    """One `nn.EmbeddingBag` per table, as the published DLRM: sparse gradients, then an optimiser over them.
-
-    PyTorch has no row-wise Adagrad: `rowwise_adagrad` is its element-wise Adagrad here, with a state as large as the weights.
-    """
+    """One `nn.EmbeddingBag` per table, as the published DLRM: sparse gradients, then an optimiser over them."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class PerTable:
         learning_rate: float,
     ) -> None:
         sizes = _sizes(tables)
-        buffer = buffers.floats("weights", sum(sizes))
+        buffer = _weights(model, tables, buffers)
         self.lookups = nn.ModuleList(
             nn.EmbeddingBag(
                 table.rows,
@@ -91,7 +92,7 @@ class PerTable:
             )
             for table, start in zip(tables, accumulate(sizes, initial=0), strict=False)
         )
-        optimizer = torch.optim.SGD if model.optimizer == "sgd" else torch.optim.Adagrad
+        optimizer = torch.optim.SGD if model.optimizer == "sgd" else RowwiseAdagrad
         self.optimizer: torch.optim.Optimizer = optimizer(self.lookups.parameters(), lr=learning_rate)
         self._bags = [[(table.indices, table.offsets[:-1]) for table in iteration] for iteration in bags]
         self.shared_bytes = buffer.nbytes + sum(nbytes_of(table) for iteration in bags for table in iteration)
@@ -122,7 +123,7 @@ class TableBatched:
         learning_rate: float,
     ) -> None:
         rows, dims = [table.rows for table in tables], [table.dim for table in tables]
-        buffer = buffers.floats("weights", sum(_sizes(tables)))
+        buffer = _weights(model, tables, buffers)
         self.lookup = TableBatchedLookup(
             rows, dims, optimizer=model.optimizer, learning_rate=learning_rate, weights=buffer, device=buffers.device
         )
@@ -140,6 +141,11 @@ class TableBatched:
     def weights(self) -> list[torch.Tensor]:
         """The tables' rows, [rows, dim] each."""
         return [self.lookup.table(number) for number in range(self.lookup.layout.tables)]
+
+
+def _weights(model: Dlrm, tables: Sequence[Table], buffers: SharedBuffers) -> torch.Tensor:
+    """The given tables' part of the shared buffer, which is made large enough for any other plan of the model."""
+    return buffers.floats("weights", sum(_sizes(tables)), at_best=min(sum(_sizes(model.tables)), MOST_AT_BEST))
 
 
 def _sizes(tables: Sequence[Table]) -> list[int]:

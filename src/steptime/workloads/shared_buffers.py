@@ -31,12 +31,13 @@ class SharedBuffers:
     _floats: dict[str, torch.Tensor] = field(default_factory=dict)
     _bags: OrderedDict[tuple[Generator, int, int], Bags] = field(default_factory=OrderedDict)
     _bags_nbytes: int = 0
+    _unsettled: bool = False
     _statistics: dict[tuple[Generator, int, int], Statistics] = field(default_factory=dict)
 
-    def floats(self, purpose: str, count: int) -> torch.Tensor:
-        """The first `count` elements of the fp32 buffer for that purpose; grown, with random values, where too small.
+    def floats(self, purpose: str, count: int, at_best: int = 0) -> torch.Tensor:
+        """The first `count` elements of the fp32 buffer for that purpose.
 
-        Growing leaves the views of earlier cases on the old buffer: close a case before building a larger one.
+        Where it is too small, or not there, it is made anew with random values and at least `at_best` elements. That leaves the views of earlier cases on the old buffer: close a case before building a larger one.
         """
         held = self._floats.get(purpose)
         if held is None or held.numel() < count:
@@ -44,9 +45,10 @@ class SharedBuffers:
             del held
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            held = torch.empty(count, dtype=torch.float32, device=self.device)
+            held = torch.empty(max(count, at_best), dtype=torch.float32, device=self.device)
             held.normal_(0.0, WEIGHT_SCALE, generator=torch.Generator(self.device).manual_seed(0))
             self._floats[purpose] = held
+            self._unsettled = True
         return held[:count]
 
     def bags(self, generator: Generator, batch: int, iteration: int) -> Bags:
@@ -57,6 +59,7 @@ class SharedBuffers:
             return self._bags[key]
         made = generator.bags(batch, iteration, TorchArrays(self.device))
         self._bags[key] = made
+        self._unsettled = True
         self._bags_nbytes += nbytes_of(made)
         while self._bags_nbytes > INDEX_BYTES and len(self._bags) > 1:
             self._bags_nbytes -= nbytes_of(self._bags.popitem(last=False)[1])
@@ -68,6 +71,13 @@ class SharedBuffers:
         if key not in self._statistics:
             self._statistics[key] = statistics_of_tables([self.bags(*key)], [generator.rows])[0]
         return self._statistics[key]
+
+    def settle(self) -> None:
+        """Forgets what making buffers took for a while: it is no part of a step's memory."""
+        if self._unsettled and self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self._unsettled = False
 
     def nbytes(self) -> int:
         """Bytes of everything held."""

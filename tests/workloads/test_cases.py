@@ -1,0 +1,115 @@
+"""The cases to measure: complete, unique, plain data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from steptime.build.dlrm import Dlrm
+from steptime.errors import InputError
+from steptime.workloads.case import Case, build, workloads
+from steptime.workloads.cases import RANKS, small_cases, step_cases
+from steptime.workloads.published import published_models
+
+EVERY = [case for ranks in RANKS for case in (*step_cases(ranks), *small_cases(ranks))]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A group of one."""
+
+    rank: int = 0
+    ranks: int = 1
+
+
+def test_names_are_unique_and_safe_as_file_names() -> None:
+    assert max(Counter(case.name for case in EVERY).values()) == 1
+    assert all(re.fullmatch(r"[a-z0-9-]+", case.name) for case in EVERY)
+
+
+def test_a_case_survives_json() -> None:
+    assert [Case.from_dict(json.loads(case.to_json())) for case in EVERY] == EVERY
+
+
+def test_the_same_cases_come_every_time() -> None:
+    assert [case.to_json() for case in step_cases(4)] == [case.to_json() for case in step_cases(4)]
+
+
+def test_every_workload_has_a_small_case_on_any_number_of_ranks() -> None:
+    assert set(workloads()) == {"dlrm", "bert", "gpt2", "xlnet", "resnet50", "inception_v3"}
+    for ranks in RANKS:
+        assert {case.workload for case in small_cases(ranks)} == set(workloads())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_twenty_random_tasks_at_four_batches_come_first(ranks: int) -> None:
+    first = step_cases(ranks)[:80]
+    assert {case.workload for case in first} == {"dlrm"}
+    assert len({(case.task, case.batch) for case in first}) == 80
+    assert len({case.task for case in first}) == 20
+    # Every task has been seen once before any is seen at a second batch.
+    assert len({case.batch for case in first[:20]}) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_transformers_at_three_batches_in_fp32_and_one_in_bf16(ranks: int) -> None:
+    for name in ("bert", "gpt2", "xlnet"):
+        cases = [case for case in step_cases(ranks) if case.workload == name]
+        assert len({case.batch for case in cases if case.precision == "fp32"}) == 3
+        assert [case.precision for case in cases].count("bf16") == 1
+
+
+def test_convnets_at_three_batches_on_one_rank() -> None:
+    for name in ("resnet50", "inception_v3"):
+        cases = [case for case in step_cases(1) if case.workload == name and case.precision == "fp32"]
+        assert sorted(case.batch for case in cases) == [16, 32, 64]
+
+
+def test_every_dlrm_can_be_built_again_and_every_table_has_a_rank() -> None:
+    for case in EVERY:
+        if case.workload != "dlrm":
+            continue
+        model = Dlrm.from_dict(case.config)
+        assert model.to_dict() == case.config
+        assert case.plan is not None
+        assert sorted(case.plan) == sorted(table.name for table in model.tables)
+        assert all(0 <= rank < case.ranks for rank in case.plan.values())
+        if model.interaction == "dot":
+            assert {table.dim for table in model.tables} == {model.bottom[-1]}
+
+
+def test_both_lookups_are_among_the_cases_of_four_ranks() -> None:
+    assert {case.config["lookup"] for case in step_cases(4) if case.workload == "dlrm"} == {"embedding_bag", "table_batched"}
+
+
+def test_published_models_have_their_published_sizes() -> None:
+    models = published_models()
+    assert set(models) == {"default", "ddp", "mlperf", "open_source", "test"}
+    assert [len(models[name].tables) for name in ("default", "ddp", "mlperf", "open_source", "test")] == [8, 8, 26, 6, 1]
+    assert all(model.top[-1] == 1 for model in models.values())
+
+
+def test_a_number_of_ranks_without_cases_is_refused() -> None:
+    with pytest.raises(InputError, match="3 ranks"):
+        step_cases(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"precision": "fp8"}, "fp8"), ({"batch": 6}, "evenly"), ({"ranks": 0}, "evenly")]
+)
+def test_a_case_that_cannot_be_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Case.from_dict({**small_cases(4)[0].to_dict(), **change})
+
+
+def test_an_unknown_workload_or_a_group_of_another_size_is_refused() -> None:
+    case = small_cases(1)[0].to_dict()
+    with pytest.raises(InputError, match=r"no workload is called 'alexnet'; there are .*bert"):
+        build(Case.from_dict({**case, "workload": "alexnet"}), Alone(), torch.device("cpu"))
+    with pytest.raises(InputError, match="2 ranks"):
+        build(Case.from_dict({**case, "ranks": 2, "batch": 2}), Alone(), torch.device("cpu"))
