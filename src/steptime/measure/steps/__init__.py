@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _RESTARTS = 4
 # Less than this is not worth starting a group for.
 _LEAST_S = 5.0
+# The recorders say what they begin and end, hundreds of times.
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 # Small workloads of few ranks, smallest batch first, whose full traces are kept: (workload, ranks).
 _FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
 

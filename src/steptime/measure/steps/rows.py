@@ -55,7 +55,7 @@ def lookups_json(case: Case, step: Step, group: Group) -> str | None:
     mine = [name for name in names if plan.get(name, 0) == group.rank]
     iterations = [
         {
-            name: [found.lookups, found.unique, [round(share, 4) for share in found.reuse]]
+            name: [found.lookups, found.unique, [round(share, 4) or 0 for share in found.reuse]]
             for name, found in zip(mine, step.lookups(iteration), strict=False)
         }
         for iteration in range(step.batches)

@@ -1,0 +1,498 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptime.errors import InputError
+from steptime.measure.budget import Budget
+from steptime.measure.conditions import recipe
+from steptime.measure.group import Group
+from steptime.measure.options import Options
+from steptime.measure.session import Session
+from steptime.measure.steps import _run_phase, full_traces, work
+from steptime.measure.steps.attempts import Attempts, reason_of
+from steptime.measure.steps.flight import Flight
+from steptime.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
+from steptime.measure.steps.patience import GAVE_UP
+from steptime.measure.steps.phases import Phase, cases_of, due, phases
+from steptime.measure.steps.programs import digest, owners, parse, stripped, write_packed
+from steptime.measure.steps.rows import asked, key_of_case
+from steptime.measure.steps.timing import FULL, SMALL, Pace, flat, steps_for, time_once, time_steps, warm_up
+from steptime.measurements.store import read
+from steptime.workloads.case import Case
+
+CPU = Options(ranks=(1,), device="cpu", small=True)
+
+
+@dataclass(frozen=True)
+class Ranks(Group):
+    """A group whose other ranks are slower by so many seconds and agree or do not."""
+
+    others_s: tuple[float, ...] = ()
+    agree: bool = True
+
+    def gather(self, value: float) -> list[float]:
+        return [value, *self.others_s]
+
+    def all_agree(self, ok: bool) -> bool:
+        return ok and self.agree
+
+
+@dataclass
+class Counted:
+    """A step that counts its calls."""
+
+    calls: int = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session.start(tmp_path, recipe(["steptime", "measure", "steps"], need_gpu=False), 5.0)
+
+
+def alone() -> Group:
+    return Group(0, 1, "cpu", 1)
+
+
+def plan_of(kind: str, cases: Sequence[Case], **more: Any) -> dict[str, Any]:
+    names = [case.name for case in cases]
+    return {
+        "kind": kind,
+        "phase": f"{kind}1",
+        "cases": names,
+        "small": True,
+        "only": [],
+        "full_traces": [],
+        "called": [],
+        **more,
+    }
+
+
+def dlrm_cases(ranks: int = 1) -> list[Case]:
+    return cases_of(ranks, small=True, only=("dlrm",))
+
+
+def test_a_step_time_is_flat_when_the_last_three_agree() -> None:
+    assert flat([9.0, 1.0, 1.02, 1.01])
+    assert not flat([1.0, 1.0, 1.2])
+    assert not flat([1.0, 1.0])
+
+
+def test_a_repeat_has_the_least_number_of_steps_however_slow_they_are_and_fits_16_bits() -> None:
+    assert steps_for(0.2, 0.01, 5) == 20
+    assert steps_for(0.2, 3.0, 5) == 5
+    assert steps_for(0.2, 1e-9, 5) <= 2**15 - 1
+
+
+def test_the_slowest_rank_counts() -> None:
+    assert time_once(Counted(), Ranks(0, 2, "cpu", 1, others_s=(7.0,)), 3) == 7.0
+
+
+def test_warming_up_stops_when_flat_and_never_before_the_least_number_of_steps() -> None:
+    step = Counted()
+    assert warm_up(step, Ranks(0, 2, "cpu", 1, others_s=(1.0,)), replace(FULL, warm_s=100.0)) == 1.0
+    assert step.calls == FULL.warm_least
+
+
+def test_warming_up_ends_even_where_steps_never_get_flat() -> None:
+    step = Counted()
+    ticks = iter(float(3**number) for number in range(99))
+
+    @dataclass(frozen=True)
+    class Slower(Ranks):
+        def gather(self, value: float) -> list[float]:
+            return [value, next(ticks)]
+
+    warm_up(step, Slower(0, 2, "cpu", 1), Pace(warm_s=float("inf")))
+    assert step.calls == FULL.warm_most
+
+
+def test_every_repeat_is_a_mean_over_the_same_number_of_steps() -> None:
+    step = Counted()
+    times_ns, count = time_steps(step, alone(), SMALL)
+    assert len(times_ns) == SMALL.repeats
+    assert step.calls >= SMALL.warm_least + SMALL.repeats * count
+
+
+def test_what_was_in_flight_is_said_once(tmp_path: Path) -> None:
+    flight = Flight(tmp_path, "timed4")
+    assert flight.take() == ""
+    flight.begin("a")
+    flight.begin("b")
+    assert flight.take() == "b"
+    assert flight.take() == ""
+
+
+def test_a_damaged_marker_names_no_case(tmp_path: Path) -> None:
+    flight = Flight(tmp_path, "timed4")
+    flight.file.write_text("[1", encoding="utf-8")
+    assert flight.take() == ""
+
+
+def attempts_of(session: Session, group: Group) -> Attempts:
+    return Attempts(group, session, Flight(session.folder, "timed1"), session.progress("steps", 1))
+
+
+def test_a_case_that_fails_here_is_skipped_and_counted_with_its_reason(session: Session) -> None:
+    attempts = attempts_of(session, alone())
+
+    def fails() -> int:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    assert attempts.attempt("big", fails) is None
+    assert attempts.progress.skipped == {"does not fit into memory": 1}
+
+
+def test_a_case_that_fails_on_another_rank_is_skipped_here_too(session: Session) -> None:
+    attempts = attempts_of(session, Ranks(0, 2, "cpu", 1, others_s=(0.0,), agree=False))
+    assert attempts.attempt("case", lambda: 1) is None
+    assert attempts.progress.skipped == {"failed on another rank": 1}
+
+
+def test_reasons_are_one_short_line() -> None:
+    assert reason_of(ValueError("no such thing\nlong story")) == "ValueError: no such thing"
+
+
+def test_a_rank_that_hangs_is_ended_and_its_rows_are_kept(tmp_path: Path) -> None:
+    script = f"""
+import time
+from pathlib import Path
+from steptime.measure.conditions import recipe
+from steptime.measure.session import Session
+from steptime.measure.steps.patience import patience
+session = Session.start(Path({str(tmp_path)!r}), recipe(["x"], need_gpu=False), 1.0)
+with patience(0.2, "nothing", session):
+    pass
+time.sleep(0.4)
+with patience(0.2, "something", session):
+    session.store.flush = lambda: Path({str(tmp_path)!r}, "flushed").write_text("x")
+    time.sleep(60)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, env=own_environment())
+    assert ended.returncode == GAVE_UP, ended.stderr
+    assert "gave up on something" in ended.stderr
+    assert (tmp_path / "flushed").exists()
+
+
+def own_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+
+@dataclass
+class Event:
+    """A raw event of the profiler."""
+
+    label: str
+    start: int
+    duration: int = 1
+    correlation: int = 0
+    linked: int = 0
+    stream: int = 7
+    annotation: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    def name(self) -> str:
+        return self.label
+
+    def start_ns(self) -> int:
+        return self.start
+
+    def duration_ns(self) -> int:
+        return self.duration
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+    def linked_correlation_id(self) -> int:
+        return self.linked
+
+    def device_resource_id(self) -> int:
+        return self.stream
+
+    def is_user_annotation(self) -> bool:
+        return self.annotation
+
+
+def host_of_two_steps() -> list[Event]:
+    return [
+        Event(mark(0, 1), 200, 100, annotation=True),
+        Event(mark(0, 0), 100, 100, annotation=True),
+        Event("aten::mm", 110, 20, correlation=5),
+        Event("cudaLaunchKernel", 115, correlation=1000, linked=5),
+        Event("cudaLaunchKernel", 190, correlation=1001),
+        Event("cuLaunchKernelEx", 250, correlation=5, linked=5),
+    ]
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it_not_to_the_one_it_ran_in() -> None:
+    late = Event("gemm", 5_000, 30, correlation=1000, linked=5)
+    found = cut(host_of_two_steps(), [late])
+    assert [each.kernel for each in found[0, 0].work] == ["gemm"]
+    assert found[0, 1].work == ()
+
+
+def test_kernels_come_in_the_order_of_launches_with_their_innermost_op() -> None:
+    device = [
+        Event("second", 400, 30, correlation=1001),
+        Event("first", 500, 20, correlation=1000, linked=5, stream=20),
+        Event("third", 600, 10, correlation=5, linked=5),
+    ]
+    found = cut(host_of_two_steps(), device)
+    first, second = found[0, 0].work
+    assert (first.kernel, first.op, first.stream, first.launched_ns, first.start_ns) == ("first", "aten::mm", 20, 115, 500)
+    assert (second.kernel, second.op) == ("second", "")
+    assert [each.kernel for each in found[0, 1].work] == ["third"]
+
+
+def test_ranges_mirrored_on_the_device_are_no_kernels_and_neither_is_work_of_no_step() -> None:
+    mirrored = Event(mark(0, 0), 120, 50, correlation=1000, annotation=True)
+    outside = Event("warm_up", 90, 5, correlation=999)
+    assert all(not step.work for step in cut(host_of_two_steps(), [mirrored, outside]).values())
+
+
+def test_a_launch_that_was_not_recorded_is_placed_by_its_op() -> None:
+    assert cut(host_of_two_steps(), [Event("lost", 999, correlation=77, linked=5)])[0, 0].names == ["lost"]
+
+
+def test_steps_that_launched_other_kernels_are_not_put_side_by_side() -> None:
+    one = cut(host_of_two_steps(), [Event("a", 120, correlation=1000)])[0, 0]
+    other = cut(host_of_two_steps(), [Event("b", 120, correlation=1000)])[0, 0]
+    assert comparable([one, one]) == [one, one]
+    assert comparable([one, one, other]) == [other]
+    assert isinstance(other, StepKernels)
+
+
+def node(number: int, name: str, shape: Sequence[int], **more: Any) -> dict[str, Any]:
+    tensor = [number + 50, number + 51, 0, 4, 4, "cuda:0"]
+    side = {"values": [tensor], "shapes": [list(shape)], "types": ["Tensor(float)"], "strides": [[1] * len(shape)]}
+    attributes = {"rf_id": number, "seq_id": -1, "tid": 1, "fw_tid": 0, "op_schema": "long", "kernel_file": "", **more}
+    attrs = [{"name": key, "type": "int64", "value": value} for key, value in attributes.items()]
+    return {"id": number, "name": name, "ctrl_deps": 1, "inputs": side, "outputs": side, "attrs": attrs}
+
+
+def trace(*nodes: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": "1.1.1-chakra.0.0.4", "pid": 4, "time": "today", "start_ts": 1, "nodes": list(nodes), "finish_ts": 2}
+
+
+def test_ranks_that_run_the_same_ops_on_the_same_shapes_are_one_program_whatever_their_ids() -> None:
+    one = digest(stripped(trace(node(2, "aten::mm", (2, 3)), node(5, "aten::relu", (3,)))))
+    renumbered = digest(stripped(trace(node(7, "aten::relu", (3,)), node(3, "aten::mm", (2, 3)))))
+    wider = digest(stripped(trace(node(2, "aten::mm", (2, 4)), node(5, "aten::relu", (3,)))))
+    assert one == renumbered
+    assert one != wider
+    assert owners([one, wider, renumbered, wider]) == [0, 1, 0, 1]
+
+
+def test_exchanges_with_other_splits_are_other_programs() -> None:
+    def exchange(splits: list[int], rank: int) -> dict[str, Any]:
+        made = node(2, "record_param_comms", (8,))
+        values = [[1, 2, 0, 8, 4, "cuda:0"], rank, splits]
+        kinds = ["Tensor(float)", "Int", "GenericList[Int,Int]"]
+        made["inputs"] = {"values": values, "shapes": [[8], [], [[], []]], "types": kinds, "strides": [[1], [], []]}
+        return trace(made)
+
+    assert digest(exchange([1, 7], 0)) == digest(exchange([1, 7], 1))
+    assert digest(exchange([1, 7], 0)) != digest(exchange([7, 1], 0))
+
+
+def test_infinities_are_read_as_pytorch_writes_them() -> None:
+    assert parse('{"values": [1, -inf, inf]}') == {"values": [1, "-inf", "inf"]}
+
+
+def test_the_same_trace_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.json.gz"):
+        write_packed(tmp_path / name, trace(node(2, "aten::mm", (2, 3))))
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_step_times_come_first_and_many_ranks_before_few() -> None:
+    order = [phase.name for phase in phases(Options(ranks=(1, 4, 2)))]
+    assert order[:4] == ["timed4", "timed2", "timed1", "traced4"]
+    assert order[-3:] == ["timed4_2", "timed2_2", "timed1_2"]
+
+
+def store_row(session: Session, case: Case) -> None:
+    row = {"steps_per_time": 5, "allocated_bytes": [], "reserved_bytes": [], "lookups": None, "times_ns": [1.0]}
+    session.store.add("steps", {**asked(case, 1, "none"), **row})
+    session.store.flush()
+
+
+def test_what_is_stored_is_not_due_again_but_a_fifth_is_due_twice_more(session: Session) -> None:
+    cases = [replace(dlrm_cases()[0], name=f"c{number}", batch=8 + number) for number in range(7)]
+    for case in cases[:6]:
+        store_row(session, case)
+    assert due(Phase("timed", 1), cases, session, CPU) == ["c6"]
+    assert due(Phase("timed", 1, turn=1), cases, session, CPU) == ["c0", "c5"]
+    store_row(session, cases[5])
+    assert due(Phase("timed", 1, turn=1), cases, session, CPU) == ["c0"]
+    assert due(Phase("timed", 1, turn=2), cases, session, CPU) == ["c0", "c5"]
+
+
+def test_a_share_of_a_gpu_is_another_question_than_a_whole_one() -> None:
+    case = dlrm_cases()[0]
+    assert key_of_case(case, 1, "none") != key_of_case(case, 4, "loopback")
+
+
+def test_full_traces_are_kept_of_a_few_small_cases() -> None:
+    cases = dlrm_cases(2)
+    larger = replace(cases[0], name="larger", batch=cases[0].batch * 2)
+    assert full_traces([larger, cases[0]]) == [cases[0].name]
+    assert full_traces([larger, cases[0], replace(cases[0], ranks=1)])[0] == cases[0].name
+    assert full_traces(dlrm_cases(1)) == []
+
+
+def test_one_rank_times_its_cases_and_stores_lookups_of_every_iteration(session: Session) -> None:
+    cases = dlrm_cases()
+    work(alone(), session, plan_of("timed", cases))
+    rows = read(session.folder, "steps").to_pylist()
+    assert [row["name"] for row in rows] == [case.name for case in cases]
+    assert all(len(row["times_ns"]) == SMALL.repeats and row["time_ns"] > 0 for row in rows)
+    iterations = json.loads(rows[0]["lookups"])
+    assert {len(tables) for tables in iterations} == {5}
+    lookups, unique, reuse = iterations[0]["t0"]
+    assert 0 < unique <= lookups
+    assert len(reuse) == 17 and sum(reuse) == pytest.approx(1, abs=1e-3)
+    assert not Flight(session.folder, "timed1").file.exists()
+
+
+def test_a_case_that_cannot_be_built_costs_only_itself(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = dlrm_cases()[0]
+    bad = replace(good, name="bad", plan=dict.fromkeys(good.plan or {}, 9))
+    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda ranks: (bad, good))
+    work(alone(), session, plan_of("timed", [bad, good]))
+    assert read(session.folder, "steps")["name"].to_pylist() == [good.name]
+
+
+def test_time_that_is_up_stops_before_the_next_case(session: Session) -> None:
+    over = replace(session, budget=Budget(time.time() - 1))
+    work(alone(), over, plan_of("timed", dlrm_cases()))
+    assert read(session.folder, "steps").num_rows == 0
+
+
+def test_traces_are_read_by_the_reader_of_execution_traces_and_keep_what_it_reads(session: Session) -> None:
+    from steptime.graph.formats.execution_trace import read as read_trace
+
+    case = dlrm_cases()[1]
+    work(alone(), session, plan_of("traced", [case]))
+    file = session.folder / "traces" / f"{case.name}.rank0.et.json.gz"
+    found = read_trace(gzip.decompress(file.read_bytes()), file.name)
+    assert not found.warnings
+    names = [node.name for node in found.nodes]
+    assert "aten::_embedding_bag" in names and any(name.startswith("Optimizer.step") for name in names)
+    assert any(node.seq_id >= 0 for node in found.nodes)
+    assert json.loads((session.folder / "traces" / f"{case.name}.programs.json").read_text()) == {"ranks": 1, "programs": [0]}
+    assert due(Phase("traced", 1), [case], session, CPU) == []
+
+
+def test_stripping_changes_nothing_that_the_reader_reads(tmp_path: Path) -> None:
+    import torch
+    from torch.profiler import ExecutionTraceObserver
+
+    from steptime.graph.formats.execution_trace import read as read_trace
+
+    weight = torch.randn(4, 3, requires_grad=True)
+    observer = ExecutionTraceObserver()
+    observer.register_callback(str(tmp_path / "et.json"))
+    observer.start()
+    torch.relu(torch.randn(2, 4) @ weight).sum().backward()
+    observer.stop()
+    observer.unregister_callback()
+    raw = (tmp_path / "et.json").read_text()
+    before = read_trace(raw.encode(), "et")
+    after = read_trace(json.dumps(stripped(parse(raw))).encode(), "et")
+    assert [replace(node, rf_id=-1) for node in before.nodes] == list(after.nodes)
+    assert (before.parents, before.groups) == (after.parents, after.groups)
+
+
+def test_the_calls_of_each_kind_of_case_are_recorded_once(session: Session) -> None:
+    from steptime.measure.kernels.calls import FILE_NAME, read_calls
+    from steptime.measure.steps.traced import recorded_kinds
+
+    case = dlrm_cases()[1]
+    work(alone(), session, plan_of("traced", [case]))
+    kinds = recorded_kinds(session.folder)
+    assert kinds == ["dlrm-embedding_bag-fp32"]
+    assert any("addmm" in call.op for call in read_calls(session.folder / FILE_NAME)[kinds[0]])
+
+
+def test_a_cpu_has_no_kernels_to_store_but_its_full_trace_is_kept(session: Session) -> None:
+    case = dlrm_cases()[1]
+    work(alone(), session, plan_of("profiled", [case], full_traces=[case.name]))
+    assert read(session.folder, "step_kernels").num_rows == 0
+    file = session.folder / "traces" / f"{case.name}.rank0.kineto.json.gz"
+    content = json.loads(gzip.decompress(file.read_bytes()))
+    assert any(str(event.get("name", "")).startswith("ProfilerStep#") for event in content["traceEvents"])
+
+
+def test_kernels_of_a_rank_are_one_row_of_equally_long_columns(session: Session) -> None:
+    from steptime.measure.steps.profiled import key_of_kernels, row_of
+
+    case = dlrm_cases()[0]
+    device = [Event("a", 120, 3, correlation=1000, linked=5), Event("b", 130, 4, correlation=1001)]
+    step = cut(host_of_two_steps(), device)[0, 0]
+    session.store.add("step_kernels", row_of(case, alone(), [step, step]))
+    session.store.flush()
+    (row,) = read(session.folder, "step_kernels").to_pylist()
+    assert (row["kernel"], row["op"], row["kernel_ns"]) == (["a", "b"], ["aten::mm", ""], [[3, 3], [4, 4]])
+    assert row["launch_ns"] == [15, 90] and row["start_ns"] == [20, 30] and row["host_ns"] == [100, 100]
+    assert row["times_ns"] == [7.0, 7.0]
+    assert row["key"] == key_of_kernels(case.name, 1, "none", rank=0)
+    assert due(Phase("profiled", 1), [case], session, CPU) == []
+
+
+def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = dlrm_cases(2)
+    options = replace(CPU, ranks=(2,), only=("dlrm",))
+    Flight(session.folder, "timed2").begin(first.name)
+    phase = Phase("timed", 2)
+    _run_phase(phase, session, options, session.budget, [first.name, second.name], set(), {})
+    rows = read(session.folder, "steps").to_pylist()
+    assert [(row["name"], row["ranks"]) for row in rows] == [(second.name, 2)]
+    assert first.name in capsys.readouterr().err
+    # Skipped once: the next run makes it.
+    assert due(phase, [first, second], session, options) == [first.name]
+    assert not Flight(session.folder, "timed2").file.exists()
+
+
+def test_a_killed_run_keeps_its_rows_and_the_next_one_makes_the_rest(session: Session) -> None:
+    first, second = dlrm_cases()
+    store_row(session, first)
+    options = replace(CPU, only=("dlrm",))
+    assert due(Phase("timed", 1), [first, second], session, options) == [second.name]
+    work(alone(), session, plan_of("timed", [second]))
+    assert due(Phase("timed", 1), [first, second], session, options) == []
+
+
+def test_a_workload_nobody_knows_gives_no_cases() -> None:
+    assert cases_of(1, small=True, only=("nothing",)) == []
+    with pytest.raises(InputError, match="3 ranks"):
+        cases_of(3, small=False, only=())
+
+
+def test_a_signal_ends_a_group_and_leaves_the_marker_of_its_case(tmp_path: Path) -> None:
+    script = f"""
+import time
+from pathlib import Path
+from steptime.measure.steps.flight import Flight
+Flight(Path({str(tmp_path)!r}), "timed4").begin("slow")
+print("begun", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=own_environment()) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGKILL)
+    assert Flight(tmp_path, "timed4").take() == "slow"
