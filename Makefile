@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 JOBS ?= auto
+# Whose torch sees the GPU: the machine's own interpreter, where a virtual environment holds a CPU build.
+GPU_PYTHON ?= python3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,10 +13,10 @@ BENCH_READY := $(VENV)/.bench-ready
 DEMO_TRACE := out/demo.trace.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format check bench clean
+.PHONY: help demo test lint format check bench check-gpu clean
 
 help:  ## what there is to make
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(READY)  ## explain a real four-rank training step
 	@mkdir -p $(dir $(DEMO_TRACE))
@@ -38,6 +40,9 @@ check: lint test  ## what has to pass before a change goes in
 
 bench: $(BENCH_READY)  ## speed and accuracy beside the rivals, a script each
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+check-gpu: ## everything that measures, small, on a real GPU (GPU_PYTHON has torch with CUDA, numpy, pyarrow)
+	PYTHONPATH=src $(GPU_PYTHON) -m steptime.measure check -o out/check-gpu --share-gpu
 
 clean:  ## remove everything made here
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
