@@ -16,7 +16,7 @@ DEMO_TRACE := out/demo.trace.json
 .PHONY: help demo test lint format check bench check-gpu clean
 
 help:  ## what there is to make
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(READY)  ## explain a real four-rank training step
 	@mkdir -p $(dir $(DEMO_TRACE))

@@ -18,6 +18,7 @@ from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 from steptime.measurements.store import read
 from steptime.workloads.table_batched import TableBatchedLookup
+from steptime.workloads.table_batched_layout import Layout as TableLayout
 from steptime.workloads.torch_arrays import TorchArrays
 
 # Job -> the ranks it is tried on, and the sets that must have got rows.
@@ -112,7 +113,7 @@ def check_lookup(device: torch.device, optimizer: str, *, weighted: bool) -> Non
         [torch.from_numpy(bags.offsets[:-1]) + start for bags, start in zip(streams, starts, strict=False)] + [starts[-1:]]
     )
     scales = torch.rand(len(indices)) if weighted else None
-    weights = torch.randn(sum(count * dim for count, dim in zip(rows, dims, strict=True)))
+    weights = torch.randn(TableLayout(rows, dims, torch.device("cpu")).elements)
     here = TableBatchedLookup(rows, dims, optimizer=optimizer, weights=weights.clone())
     there = TableBatchedLookup(rows, dims, optimizer=optimizer, weights=weights.to(device))
     for _ in range(2):
