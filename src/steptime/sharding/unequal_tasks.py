@@ -1,0 +1,115 @@
+"""Tasks on which the usual rules really differ: lookups are about half of the step or more, and tables are unequal.
+
+Table-batched lookups, long bags, small dims (the wire carries dims, the lookup reads dims times bag length), large batches
+and small dense layers. Two families: `unequal` tables, a few of them giants; and tables of `equal` load (dim times
+pooling factor, nearly equal size), some uniform over millions of rows and others with little but a few thousand hot
+rows, to which rules that count elements or bytes are blind.
+"""
+
+from __future__ import annotations
+
+from steptime.build.dlrm import Dlrm, Table
+from steptime.lookups.generators import Generator
+from steptime.sharding.draws import HEAVY, MOST_BYTES, Draws
+
+RANKS = 4
+TASKS = 40
+
+_BATCHES = (8192, 16384, 32768)
+_LOOKUPS_PER_RANK = 12.5e6
+"""Of one step, at most: some 6 ms of a quarter H200 at about half a nanosecond a lookup, forward and backward with its sort."""
+
+_SEED = 4000
+
+
+def sharding_tasks() -> tuple[Dlrm, ...]:
+    """20 heavy tasks, then 20 ordinary ones; 12 of the 40 are of equal load."""
+    return tuple(_task(number) for number in range(TASKS))
+
+
+def _task(number: int) -> Dlrm:
+    draws = Draws(_SEED + number)
+    heavy = number < TASKS // 2
+    equal = number % 5 in ((1, 3) if heavy else (2,))  # 8 heavy and 4 ordinary ones
+    while True:
+        tables = _equal(draws, heavy=heavy) if equal else _unequal(draws, heavy=heavy)
+        if sum(table.nbytes for table in tables) <= MOST_BYTES:
+            break
+    name = f"shard{number:02d}-{'heavy' if heavy else 'ordinary'}-{'equal' if equal else 'unequal'}"
+    return Dlrm(
+        name=name,
+        batch=_batch(tables),
+        dense_features=64,
+        bottom=(64, 16),
+        top=(64, 1),
+        tables=tables,
+        lookup="table_batched",
+        optimizer="rowwise_adagrad" if number % 2 else "sgd",
+        interaction="cat",
+    )
+
+
+def _batch(tables: tuple[Table, ...]) -> int:
+    """The largest batch of which the lookups of an even split take no longer than wanted."""
+    per_sample = sum(table.pooling_factor for table in tables) / RANKS
+    return max((batch for batch in _BATCHES if batch * per_sample <= _LOOKUPS_PER_RANK), default=_BATCHES[0])
+
+
+def _unequal(draws: Draws, *, heavy: bool) -> tuple[Table, ...]:
+    """Giants with long bags of wide rows among many smaller tables, in any order; sizes say nothing of lookups."""
+    giants, others = draws.count(2, 5), draws.count(7, 13)
+    lengths = [draws.uniform(180, 200) for _ in range(giants)]
+    lengths += [draws.log_uniform(60, 190) if heavy or i % 4 else draws.log_uniform(1, HEAVY) for i in range(others)]
+    dims = [32] * giants + [16] * others
+    streams = [_skewed(draws, length) for length in lengths]
+    return _named(draws.shuffled(list(zip(dims, streams, strict=True))))
+
+
+def _skewed(draws: Draws, pooling: float) -> Generator:
+    return Generator(
+        rows=round(draws.log_uniform(1e4, 8e6)),
+        pooling=round(pooling, 1),
+        lengths=draws.pick(("fixed", "uniform", "geometric")),
+        kind="zipf",
+        alpha=round(draws.uniform(0.3, 1.5), 3),
+        shift=round(draws.log_uniform(1, 1000), 1),
+        locality=draws.pick((0.0, 0.0, 0.3)),
+        seed=draws.seed(),
+    )
+
+
+def _equal(draws: Draws, *, heavy: bool) -> tuple[Table, ...]:
+    """Equal dim times pooling factor to 3 %, sizes within a factor of two; as many cold as ranks, the others extremely hot.
+
+    Neighbours in a model's list are often alike, so cold tables come together, at a regular distance, or anywhere.
+    """
+    count, cold = draws.pick((2, 2, 3)) * RANKS, RANKS
+    pooling = draws.uniform(180, 197)
+    streams = [_of_equal_load(draws, pooling, cold=i < cold) for i in range(count)]
+    order = draws.pick(("together", "regular", "anywhere"))
+    if order == "anywhere":
+        streams = draws.shuffled(streams)
+    elif order == "regular":
+        places = sorted(range(count), key=lambda place: (place % RANKS, place))
+        at = dict(zip(places, streams, strict=True))
+        streams = [at[place] for place in range(count)]
+    tables = [(32, stream) for stream in streams]
+    if not heavy:
+        tables += [(16, _skewed(draws, draws.log_uniform(1, HEAVY))) for _ in range(draws.count(3, 6))]
+    return _named(tables)
+
+
+def _of_equal_load(draws: Draws, pooling: float, *, cold: bool) -> Generator:
+    # Hot: no row alone takes more than 3 % of the lookups, so that it is the cache that is studied, not one row's queue.
+    return Generator(
+        rows=round(draws.log_uniform(3e6, 6e6)),
+        pooling=round(pooling * draws.uniform(0.985, 1.015), 1),
+        kind="uniform" if cold else "zipf",
+        alpha=1.0 if cold else round(draws.uniform(1.6, 2.0), 3),
+        shift=1.0 if cold else round(draws.log_uniform(30, 1000), 1),
+        seed=draws.seed(),
+    )
+
+
+def _named(tables: list[tuple[int, Generator]]) -> tuple[Table, ...]:
+    return tuple(Table(f"t{i:02d}", dim, stream) for i, (dim, stream) in enumerate(tables))
