@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime.errors import InputError
@@ -42,6 +41,8 @@ KINDS: Mapping[str, str] = {
     "ddp_backward": "what DDP adds to backward per parameter",
     "ddp_backward_fixed": "what DDP adds to backward once",
     "ddp_bucket": "one more bucket in DDP's backward",
+    "collective_call": "calling a small collective without waiting for it",
+    "table_batched": "a table-batched lookup, forward or backward with update",
     "empty_call": "a Python call that does nothing",
     "alloc": "a tensor from the caching allocator and back",
     "launch": "what launching adds to an op",
@@ -79,6 +80,8 @@ SHORT_OPS = 150
 
 def run(session: Session, options: Options) -> None:
     """Unprofiled first; then each profiler in processes of its own; then several ranks at once, a shorter list."""
+    if not options.only and not (session.folder / "host_calls.json").exists():
+        _run_group(session, Layout(1, device=options.device), session.to_plan(record=True), START_S)
     plans = [(Layout(1, device=options.device), group, False) for group in GROUPS]
     for ranks in sorted({count for count in options.ranks if count > 1}):
         plans.append((Layout(ranks, options.share_gpu, options.device), (("off", SHARED_S),), True))
@@ -105,6 +108,9 @@ def _run_group(session: Session, layout: Layout, plan: dict[str, Any], limit_s: 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank under each mode of its group in turn."""
+    if plan.get("record"):
+        _record_small(group, session)
+        return
     issued = _issued(session)
     for mode, seconds in plan["modes"]:
         short = bool(plan["short"]) or mode in ("after", "execution_trace")
@@ -124,7 +130,7 @@ def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe],
     bursts, calls = (2, 4) if small else LOOPS[mode]
     group.barrier()
     done = session.store.done("host")
-    runner = Runner(Bench(group, bursts, calls), session, mode, time.monotonic() + seconds, done=done)
+    runner = Runner(Bench(group, session, bursts, calls), session, mode, time.monotonic() + seconds, done=done)
     progress = session.progress(f"host, profiler {mode}", len(chosen))
     for kind, times in scenes(runner.bench, mode).items():
         session.store.add("host", runner.row(kind, "neg_out", times))
@@ -150,13 +156,34 @@ def handful(chosen: Sequence[Probe], each: int = 2) -> list[Probe]:
 
 
 def _issued(session: Session) -> list[Issued]:
-    from steptime.measure.host.issued import FILE, common, from_file, grouped
+    from steptime.measure.host.issued import common, grouped, recorded
 
-    path: Path = session.folder / FILE
-    recorded = []
-    if path.exists():
+    try:
+        return grouped([*recorded(session.folder), *common()])
+    except InputError as error:
+        session.warn(f"{error}; only common ops are measured")
+        return grouped(common())
+
+
+def _record_small(group: Group, session: Session) -> None:
+    """The op calls of a small step of every workload, the ones included that leave the device alone."""
+    from steptime.measure.host.issued import SMALL_FILE
+    from steptime.measure.kernels.calls import write_calls
+    from steptime.measure.kernels.record import record_calls
+    from steptime.workloads.case import build
+    from steptime.workloads.cases import small_cases
+
+    cases = small_cases(1)
+    progress = session.progress("op calls of the workloads", len(cases))
+    for case in cases:
         try:
-            recorded = from_file(path)
-        except InputError as error:
-            session.warn(f"{error}; only common ops are measured")
-    return grouped([*recorded, *common()])
+            step = build(case, group, group.device)
+            step()
+            write_calls(session.folder / SMALL_FILE, case.name, record_calls(step, device_only=False))
+            step.close()
+            progress.step()
+        # A workload whose library is missing, or whatever else a model raises: the others are recorded all the same.
+        except Exception as error:
+            session.warn(f"the ops of {case.name} are not recorded: {type(error).__name__}: {error}")
+            progress.skip(type(error).__name__)
+    progress.close()

@@ -16,6 +16,7 @@ import torch
 
 if TYPE_CHECKING:
     from steptime.measure.group import Group
+    from steptime.measure.session import Session
 
 Action = Callable[[], object]
 
@@ -83,6 +84,7 @@ class Bench:
     """
 
     group: Group
+    session: Session
     bursts: int = 5
     calls: int = 200
     marking: bool = False

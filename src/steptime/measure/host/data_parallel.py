@@ -1,4 +1,4 @@
-"""DistributedDataParallel: what it adds to forward and backward, per parameter, per bucket and once."""
+"""What ranks do together: what DistributedDataParallel adds to forward and backward, and what calling a collective costs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from steptime.measure.host.bench import Action, Bench, burst_ns, less, line
 from steptime.measure.host.probe import Probe, Times
+from steptime.measure.steps.patience import patience
 
 # Layers of one parameter each, 16 x 16. Every bucket is a collective, and they have to fit into the launch queue.
 FEW, MANY = 8, 64
@@ -19,18 +20,49 @@ ONE_BUCKET, MANY_BUCKETS = 25.0, 0.0005
 KINDS = ("ddp_forward", "ddp_forward_fixed", "ddp_backward", "ddp_backward_fixed", "ddp_bucket")
 
 
-def ddp_probes() -> list[Probe]:
+# A rank that waits longer than this for the others waits for one that failed.
+PATIENCE_S = 30.0
+COLLECTIVES = ("all_reduce", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast")
+CALLS = 20
+
+
+def together_probes() -> list[Probe]:
     """All ranks take part; with a single one the group is of that one."""
-    return [Probe(KINDS, "ddp", _measure, phase="backward", together=True)]
+    calls = [Probe(("collective_call",), name, partial(_collective, name), together=True) for name in COLLECTIVES]
+    return [*calls, Probe(KINDS, "ddp", _measure, phase="backward", together=True)]
+
+
+def _collective(name: str, bench: Bench) -> Times:
+    """The host's part of a small collective that is queued and not waited for; all ranks make equally many calls."""
+    _join(bench)
+    ranks, device = dist.get_world_size(), bench.group.device
+    whole, part = torch.randn(64 * ranks, device=device), torch.randn(64, device=device)
+    calls: dict[str, Action] = {
+        "all_reduce": partial(dist.all_reduce, whole),
+        "all_to_all_single": partial(dist.all_to_all_single, torch.empty_like(whole), whole),
+        "all_gather_into_tensor": partial(dist.all_gather_into_tensor, whole, part),
+        "reduce_scatter_tensor": partial(dist.reduce_scatter_tensor, part, whole),
+        "broadcast": partial(dist.broadcast, whole, 0),
+    }
+    found = []
+    with patience(PATIENCE_S, name, bench.session):
+        for number in range(1 + bench.bursts):
+            bench.group.barrier()
+            taken = burst_ns(calls[name], CALLS)
+            if number:
+                found.append(taken)
+        bench.group.barrier()
+    return (found,)
 
 
 def _measure(bench: Bench) -> Times:
     """Forward and backward, each against the bare module; slopes are per parameter."""
     _join(bench)
     device = bench.group.device
-    bare = {count: _passes(bench, _layers(count, device)) for count in (FEW, MANY)}
-    one = {count: _passes(bench, _wrapped(count, device, ONE_BUCKET)) for count in (FEW, MANY)}
-    many = _passes(bench, _wrapped(MANY, device, MANY_BUCKETS))
+    with patience(PATIENCE_S, "DDP", bench.session):
+        bare = {count: _passes(bench, _layers(count, device)) for count in (FEW, MANY)}
+        one = {count: _passes(bench, _wrapped(count, device, ONE_BUCKET)) for count in (FEW, MANY)}
+        many = _passes(bench, _wrapped(MANY, device, MANY_BUCKETS))
     extra = {(count, way): less(one[count][way], bare[count][way]) for count in (FEW, MANY) for way in (0, 1)}
     forward = line(FEW, extra[FEW, 0], MANY, extra[MANY, 0])
     backward = line(FEW, extra[FEW, 1], MANY, extra[MANY, 1])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from steptime.errors import InputError
 from steptime.measure.host.shrink import shrink
+from steptime.measure.kernels.calls import FILE_NAME, read_calls
 from steptime.models.kernels.call import Call, TensorArg
 
-FILE = "workload_calls.json"
+# Every op of a small step of each workload, views and allocations included; beside the calls that steps at full size record.
+SMALL_FILE = "host_calls.json"
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,14 @@ def grouped(calls: Iterable[tuple[Call, int, str]]) -> list[Issued]:
     return [Issued(most[key][0], most[key][1], total[key], most[key][3]) for key in order]
 
 
-def from_file(path: Path) -> list[tuple[Call, int, str]]:
-    """The calls of all workloads as the steps job wrote them: case name -> list of {"call": JSON text, "count": times}."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return [
-            (Call.from_json(entry["call"]), int(entry.get("count", 1)), str(source))
-            for source, entries in sorted(content["workloads"].items())
-            for entry in entries
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: not a file of workload calls ({error}); remove it, or measure steps again") from error
+def recorded(folder: Path) -> list[tuple[Call, int, str]]:
+    """The calls of the workloads' steps, and of their small ones those of ops that the others lack: views, above all."""
+    full, small = (read_calls(folder / name) if (folder / name).exists() else {} for name in (FILE_NAME, SMALL_FILE))
+    known = {call.op for calls in full.values() for call in calls}
+    return [
+        *((call, count, source) for source, calls in full.items() for call, count in calls.items()),
+        *((call, count, source) for source, calls in small.items() for call, count in calls.items() if call.op not in known),
+    ]
 
 
 def common() -> Iterator[tuple[Call, int, str]]:

@@ -8,7 +8,8 @@ from typing import Any
 from steptime.measure.host.bench import LAUNCHES_PER_CALL, MOST_LAUNCHES, Bench
 from steptime.measure.host.issued import Issued
 from steptime.measure.host.probe import Probe, Times
-from steptime.measure.host.tensors import arguments, binding_of, op_of
+from steptime.measure.host.tensors import arguments, binding_of
+from steptime.measure.kernels.arguments import operator
 from steptime.models.kernels.call import Call, TensorArg
 
 # Sizes of their arguments depend on each other in ways that shrinking breaks and kernels do not check.
@@ -20,11 +21,11 @@ MOST_BYTES = 512 << 20
 def op_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
     """`op`: the call through `torch.ops.aten`, at small sizes where it runs at them."""
     for one in issued:
-        at_recorded = _probe("op", one.recorded, one.source, op_of)
+        at_recorded = _probe("op", one.recorded, one.source, operator)
         if one.small == one.recorded or any(word in one.small.op for word in AT_RECORDED_SIZES):
             yield at_recorded
         else:
-            yield _probe("op", one.small, one.source, op_of, otherwise=at_recorded)
+            yield _probe("op", one.small, one.source, operator, otherwise=at_recorded)
 
 
 def python_probes(issued: Iterable[Issued]) -> Iterator[Probe]:

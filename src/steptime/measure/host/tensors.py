@@ -8,20 +8,10 @@ from typing import Any
 
 import torch
 
-from steptime.errors import InputError
+from steptime.measure.kernels.arena import torch_dtype
 from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
 
 _NAME = re.compile(r"aten::([A-Za-z_]\w*)(?:\.(\w+))?")
-
-
-def op_of(name: str) -> Callable[..., Any]:
-    """The op of that name; only those of `torch.ops.aten`."""
-    match = _NAME.fullmatch(name)
-    packet = getattr(torch.ops.aten, match[1], None) if match else None
-    found = getattr(packet, match[2] or "default", None) if match and packet is not None else None
-    if not isinstance(found, torch._ops.OpOverload):
-        raise InputError(f"{name!r} is no op of torch.ops.aten; expected a name such as aten::mm.default")
-    return found
 
 
 def binding_of(name: str) -> Callable[..., Any] | None:
@@ -43,15 +33,23 @@ def arguments(call: Call, device: torch.device) -> tuple[list[Any], dict[str, An
     """Positional and keyword arguments."""
     return (
         [_value(one, device) for one in call.args],
-        {name: device if name == "device" else _value(one, device) for name, one in call.kwargs},
+        {name: _keyword(name, one, device) for name, one in call.kwargs},
     )
+
+
+def _keyword(name: str, argument: Argument, device: torch.device) -> Any:
+    if not isinstance(argument, str):
+        return _value(argument, device)
+    if name == "device":
+        return device if argument == "device" else torch.device("cpu")
+    return getattr(torch, argument) if name in ("memory_format", "layout") else argument
 
 
 def _value(argument: Argument, device: torch.device) -> Any:
     if isinstance(argument, TensorArg):
         return tensor(argument, device)
     if isinstance(argument, DtypeArg):
-        return _dtype(argument.name)
+        return torch_dtype(argument.name)
     if isinstance(argument, tuple):
         return [_value(one, device) for one in argument]
     return argument
@@ -59,7 +57,7 @@ def _value(argument: Argument, device: torch.device) -> Any:
 
 def tensor(given: TensorArg, device: torch.device) -> torch.Tensor:
     """A tensor of that shape, dtype and layout. Integers are 0: valid as an index, an offset and a class of anything."""
-    dtype = _dtype(given.dtype)
+    dtype = torch_dtype(given.dtype)
     place = device if given.device == "device" else torch.device("cpu")
     storage = torch.zeros(max(1, given.extent), dtype=dtype, device=place)
     if given.device == "pinned" and device.type == "cuda":
@@ -78,10 +76,3 @@ def _floats(values: str, like: torch.Tensor) -> torch.Tensor:
         return torch.rand(like.shape, device=like.device)
     normal = torch.randn(like.shape, device=like.device)
     return normal.abs() + 0.1 if values == "positive" else normal
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise InputError(f"{name!r} is no dtype of torch")
-    return found
