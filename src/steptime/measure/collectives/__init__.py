@@ -16,9 +16,9 @@ from steptime.measure.session import Session
 # Importing torch, joining the group, connecting.
 _STARTING_S = 8.0
 # Longer than any block, and than processes take to start and to end; a group that hangs is ended then.
-_GRACE_S = 45.0
-# Asking NCCL for its choices takes about 20 s; a shorter run is better spent on times.
-_WORTH_ASKING_S = 75.0
+_GRACE_S = 25.0
+# Asking NCCL for its choices takes about 25 s; a shorter run is better spent on times.
+_WORTH_ASKING_S = 100.0
 
 
 def run(session: Session, options: Options) -> None:

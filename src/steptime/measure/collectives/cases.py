@@ -65,6 +65,10 @@ class Case:
         return key_of(measured_set("collectives"), {**place.columns(), **self.columns()})
 
 
+# Timed in every block: how much the fabric itself moves while it is measured.
+SENTINEL = Case("all_reduce", MIB)
+
+
 def fitting(collective: str, size_bytes: float, ranks: int) -> int:
     """The size, rounded up to whole elements, the same number for every rank where it is cut."""
     unit = 4 * (ranks if collective in CUT else 1)
@@ -83,10 +87,12 @@ def calls_of(case: Case, ranks: int) -> int:
     """How many back to back in one repeat: about 2 ms worth of them."""
     if case.mode == "single" or case.skew_ns is not None or case.size_bytes > 100 * MIB:
         return 1
+    # Company has to outlast them, and a launch queue is finite.
     if case.beside != "none" and case.size_bytes > 32 * MIB:
         return 1
     fewest = 2 if case.size_bytes > 2 * MIB else 4
-    return int(min(20, max(fewest, 2.0 * NS_PER_MS // rough_ns(case.collective, ranks, case.size_bytes))))
+    most = 20 if case.beside == "none" else 8
+    return int(min(most, max(fewest, 2.0 * NS_PER_MS // rough_ns(case.collective, ranks, case.size_bytes))))
 
 
 def cost_ns(case: Case, ranks: int) -> float:

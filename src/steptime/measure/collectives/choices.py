@@ -25,8 +25,10 @@ from steptime.units import dtype_bytes
 # For send and receive, and what is made of them, NCCL says nothing.
 SAID = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
-_LIMIT_S = 25.0
-_STARTING_S = 30.0
+_LIMIT_S = 15.0
+_STARTING_S = 20.0
+# Waiting kernels hold SMs; so many groups (of 2, 4 and 8 ranks) leave room for each other's.
+_AT_ONCE = 3
 
 # The numbers of older NCCL, as in its nccl_common.h.
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
@@ -80,7 +82,7 @@ def learn(session: Session, wanted: Mapping[Place, Sequence[Case]], device: str)
         # Groups that share one GPU need one daemon between them; groups with a GPU per rank follow each other.
         shared = [place for place in wanted if place.share > 1 and not _file(session, place).exists()]
         daemon = stack.enter_context(mps()) if shared else None
-        with ThreadPoolExecutor(max_workers=max(1, len(shared))) as pool:
+        with ThreadPoolExecutor(max_workers=_AT_ONCE if shared else 1) as pool:
             tables = list(pool.map(lambda item: _learn(session, item[0], item[1], device, daemon), wanted.items()))
     return dict(zip(wanted, tables, strict=True))
 

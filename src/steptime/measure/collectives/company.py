@@ -25,33 +25,41 @@ class Lane:
         self._cuda = group.device_name.startswith("cuda")
         self._stream: Any = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
 
     def alone_ns(self, count: int = 8) -> float:
         """The mean time of the kernel with nothing beside it on this rank."""
         marks = self.start(count + 1, 1)
         self.wait(marks)
-        return self._clock.between_ns(marks[1], marks[-1]) / count
+        return self._clock.between_ns(marks[1], marks[-1]) / (len(marks) - 2)
 
     def start(self, count: int, every: int) -> list[Any]:
-        """Begins `count` kernels; the list gets a mark before the first and after each `every`."""
+        """Begins `count` kernels; the list gets a mark before the first and after each `every`.
+
+        On the CPU a thread is the stream; it goes on until somebody waits for it.
+        """
         marks: list[Any] = []
         if self._cuda:
+            self._stop.set()
             with torch.cuda.stream(self._stream):
                 self._play(count, every, marks)
         else:
+            self._stop.clear()
             self._thread = threading.Thread(target=self._play, args=(count, every, marks))
             self._thread.start()
         return marks
 
     def _play(self, count: int, every: int, marks: list[Any]) -> None:
         marks.append(self._clock.mark())
-        for number in range(1, count + 1):
-            self._kernel()
-            if number % every == 0:
-                marks.append(self._clock.mark())
+        while count > 0 or not self._stop.is_set():
+            for _ in range(every):
+                self._kernel()
+            count -= every
+            marks.append(self._clock.mark())
 
     def wait(self, marks: Sequence[Any]) -> None:
         """Until all of them have run."""
+        self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -6,14 +6,14 @@ import gc
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from steptime.measure.budget import Progress
 from steptime.measure.collectives.calls import Buffers, call_of
-from steptime.measure.collectives.cases import Case, blocks, calls_of, cost_ns, fitting
+from steptime.measure.collectives.cases import SENTINEL, Case, blocks, calls_of, cost_ns, fitting
 from steptime.measure.collectives.choices import Table, choice_of
 from steptime.measure.collectives.fabrics import Place
 from steptime.measure.collectives.timing import Bench, Reading, result_of
@@ -30,13 +30,14 @@ _RESERVE_S = 1.0
 class Sweep:
     """One group's measurements at one place."""
 
-    def __init__(self, group: Group, session: Session, place: Place, choices: Table, cases: Iterable[Case]) -> None:
+    def __init__(self, group: Group, session: Session, place: Place, choices: Table, cases: Sequence[Case]) -> None:
         self.group = group
         self.session = session
         self.place = place
         self.choices = choices
-        self.buffers = Buffers(group, list(cases))
+        self.buffers = Buffers(group, cases)
         self.bench = Bench(group, self.buffers)
+        self._guarded = any(c.collective == SENTINEL.collective and c.size_bytes >= SENTINEL.size_bytes for c in cases)
         self._pace = 1.0  # seconds that cases take over what was planned for them
 
     def supported(self, cases: Sequence[Case]) -> set[str]:
@@ -56,7 +57,7 @@ class Sweep:
         return True
 
     def measure(self, cases: Sequence[Case], progress: Progress, seed: int) -> int:
-        """Blocks while there is time; how many rows were added. A block that does not fit is left out, smaller ones may."""
+        """Blocks while there is time; how many rows were added. A block that does not fit is left out, smaller ones may fit."""
         added = 0
         for number, block in enumerate(blocks(cases, self.group.ranks, seed)):
             planned_s = sum(cost_ns(case, self.group.ranks) for case in block) / 1e9
@@ -64,11 +65,17 @@ class Sweep:
                 progress.skip("no time left", len(block))
                 continue
             began = time.monotonic()
-            added += self._block(block, progress, seed + number)
+            guarded = [*block, SENTINEL] if number and self._guarded and SENTINEL not in block else block
+            failed = self._block(guarded, seed + number)
+            if failed:
+                progress.skip("failed or without company to the end", failed)
+            progress.step(len(block) - failed)
+            added += len(guarded) - failed
             self._pace = 0.5 * self._pace + 0.5 * (time.monotonic() - began) / planned_s
         return added
 
-    def _block(self, block: Sequence[Case], progress: Progress, seed: int) -> int:
+    def _block(self, block: Sequence[Case], seed: int) -> int:
+        """Measures a block and flushes its rows; how many of its cases failed."""
         self.buffers.refill()
         most = max(case.repeats for case in block)
         readings = np.full((len(block), most, len(Reading())), math.nan)
@@ -84,11 +91,7 @@ class Sweep:
             if self.group.rank == 0:
                 self.session.store.add("collectives", row)
         self.session.store.flush()
-        failed = sum(row is None for row in rows)
-        if failed:
-            progress.skip("failed or without company to the end", failed)
-        progress.step(len(block) - failed)
-        return len(block) - failed
+        return sum(row is None for row in rows)
 
     def _read(self, case: Case) -> Reading:
         try:

@@ -121,7 +121,6 @@ class Bench:
         alone = lane.alone_ns()
         kernels = self._kernels_beside(case, calls, alone)
         every = max(1, kernels // 100)
-        kernels -= kernels % every
         align(self.group)
         origin = self.clock.mark()
         marks = lane.start(kernels, every)
@@ -137,9 +136,9 @@ class Bench:
         return Reading(0.0, (ended - begun) / calls, mean_inside(moments, begun, ended) / every, alone)
 
     def _kernels_beside(self, case: Case, calls: int, alone_ns: float) -> int:
-        """Enough to outlast the collectives, even if both slow each other down threefold."""
+        """Enough to outlast the collectives, even if each waits for a kernel to end and takes twice as long."""
         if case not in self._kernels:
-            lasting = 3 * (calls + 1) * self._stream(case).ended_ns + NS_PER_MS
+            lasting = 2 * (calls + 1) * (self._stream(case).ended_ns + alone_ns) + NS_PER_MS
             self._kernels[case] = min(_MOST_KERNELS, max(8, math.ceil(lasting / alone_ns)))
         return self._kernels[case]
 

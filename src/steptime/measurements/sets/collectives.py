@@ -35,7 +35,7 @@ SET = MeasuredSet(
         pa.field("waiting_ns", pa.float64()),  # median over repeats of the longest wait of a rank; null where mode is stream
         pa.field("beside_ns", pa.float64()),  # mean time of the kernels that ran wholly beside it; null where none did
         pa.field("beside_alone_ns", pa.float64()),  # how long that kernel takes without the collective, all ranks running it
-        pa.field("algorithm", NAME),  # from NCCL's debug output; empty where it did not say (it never does for send and receive)
+        pa.field("algorithm", NAME),  # from NCCL's debug output; empty where it did not say, as for send and receive
         pa.field("protocol", NAME),
         pa.field("channels", pa.int16()),  # null where NCCL did not say
     ),

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.measurements.test_store import a_recipe
+
+from steptime.measure.collectives.cases import Case
+from steptime.measure.collectives.choices import Choice, Log, choice_of, parse
+from steptime.measure.ranks import Layout, run_ranks
+from steptime.measure.session import Session
+
+
+@pytest.mark.parametrize(
+    ("line", "choice"),
+    [
+        ("h:1:1 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}", Choice("TREE", "LL", 1)),
+        ("NCCL INFO AllGather: 4096 Bytes -> Algo Ring proto Simple channel{Lo..Hi}={0..3}", Choice("RING", "SIMPLE", 4)),
+        ("[0] NCCL INFO AllGather: 37756928 Bytes -> Algo 1 proto 2 time 2860.208008", Choice("RING", "SIMPLE", None)),
+        ("NCCL INFO 8 Bytes -> Algo 0 proto 0 time 9.1", Choice("TREE", "LL", None)),
+        ("NCCL INFO 8 Bytes -> Algo 99 proto 2 time 9.1", Choice("", "SIMPLE", None)),
+        ("NCCL INFO AllReduce [Symmetric]: 8 Bytes -> Kernel AGxLL_R nchannels 3", Choice("SYMMETRIC", "AGXLL_R", 3)),
+        ("NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0", Choice()),
+        ("NCCL INFO something new -> proto", Choice()),
+        ("", Choice()),
+    ],
+)  # fmt: skip
+def test_what_nccl_says_about_a_collective_is_read_from_its_line(line: str, choice: Choice) -> None:
+    assert parse(line) == choice
+
+
+def test_the_last_of_several_choices_counts_and_the_lines_between_do_not() -> None:
+    text = "\n".join(
+        [
+            "NCCL INFO AllReduce: 8 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}",
+            "NCCL INFO AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..1}",
+            "NCCL INFO Launch mode Parallel",
+        ]
+    )
+    assert parse(text) == Choice("RING", "SIMPLE", 2)
+
+
+def test_a_choice_is_joined_by_collective_and_bytes_and_never_to_uneven_splits() -> None:
+    table = {"all_reduce 1024": ["TREE", "LL", 1], "all_to_all 16": ["RING", "LL", 1]}
+    assert choice_of(Case("all_reduce", 1024), table) == Choice("TREE", "LL", 1)
+    assert choice_of(Case("all_reduce", 2048), table) == Choice()
+    assert choice_of(Case("all_to_all", 16, splits=(4, 12, 8, 8)), table) == Choice()
+
+
+def test_a_log_gives_what_is_new_in_the_file_of_its_own_process(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    assert log.news() == ""
+    (tmp_path / "nccl.host.1").write_text("somebody else's\n")
+    own = tmp_path / f"nccl.host.{os.getpid()}"
+    own.write_text("first\n")
+    assert log.news() == "first\n"
+    with own.open("a") as file:
+        file.write("second\n")
+    assert log.news() == "second\n"
+    assert log.news() == ""
+
+
+def test_where_nccl_says_nothing_the_table_is_empty_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "choices" / "none.json"
+    session = Session.start(tmp_path / "out", a_recipe(), minutes=2)
+    asked = [[8, "all_reduce"], [64, "all_gather"], [64, "broadcast"]]
+    plan = session.to_plan(asked=asked, debug=str(tmp_path), file=str(file))
+    run_ranks("collectives.choices", Layout(2, device="cpu"), plan, limit_s=120)
+    assert json.loads(file.read_text()) == {}
+    assert not list(file.parent.glob("*.unfinished"))
