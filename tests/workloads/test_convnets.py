@@ -43,9 +43,7 @@ class TwoHeads(nn.Module):
 
 
 def _step(name: str) -> ModelStep:
-    held = workload(name)
-    assert held is not None
-    step = build(held.small(1)[0], Alone(), CPU)
+    step = build(workload(name).small(1)[0], Alone(), CPU)
     assert isinstance(step, ModelStep)
     return step
 

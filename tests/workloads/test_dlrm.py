@@ -14,8 +14,8 @@ from torch import multiprocessing
 
 from steptime.build.dlrm import Dlrm
 from steptime.errors import InputError
-from steptime.workloads import dlrm
 from steptime.workloads.case import Case, build
+from steptime.workloads.networks import dlrm
 from steptime.workloads.shared_buffers import shared_buffers
 
 RANKS = 2

@@ -36,9 +36,7 @@ class Ranks:
 
 def _step(name: str, precision: str = "fp32", group: Ranks | None = None) -> ModelStep:
     group = group or Ranks()
-    held = workload(name)
-    assert held is not None
-    step = build(replace(held.small(group.ranks)[0], precision=precision), group, CPU)
+    step = build(replace(workload(name).small(group.ranks)[0], precision=precision), group, CPU)
     assert isinstance(step, ModelStep)
     return step
 

@@ -103,24 +103,22 @@ class Workload:
 
 @cache
 def workloads() -> dict[str, Workload]:
-    """Every workload, by name: a file in this folder with a `WORKLOAD`, named after it."""
-    found = (workload(name) for name in _module_names())
-    return {held.name: held for held in found if held is not None}
+    """Every workload, by name: a file in `networks` with a `WORKLOAD`, named after it."""
+    return {name: workload(name) for name in _names()}
 
 
 @cache
-def workload(name: str) -> Workload | None:
-    """The workload of that name, without reading the others' files; None where there is none."""
-    if name not in _module_names():
-        return None
-    return getattr(import_module(f"steptime.workloads.{name}"), "WORKLOAD", None)
+def workload(name: str) -> Workload:
+    """The workload of that name, without reading the others' files."""
+    if name not in _names():
+        raise InputError(f"no workload is called {name!r}; there are {', '.join(_names())}")
+    found: Workload = import_module(f"steptime.workloads.networks.{name}").WORKLOAD
+    return found
 
 
 def build(case: Case, group: GroupLike, device: torch.device) -> Step:
     """The step of `group.rank`, on its device; with several ranks every one builds the same cases in the same order."""
     held = workload(case.workload)
-    if held is None:
-        raise InputError(f"case {case.name}: no workload is called {case.workload!r}; there are {', '.join(workloads())}")
     if group.ranks != case.ranks:
         raise InputError(
             f"case {case.name} is for {case.ranks} ranks, the group has {group.ranks}; build it in a group of that size"
@@ -129,7 +127,7 @@ def build(case: Case, group: GroupLike, device: torch.device) -> Step:
 
 
 @cache
-def _module_names() -> tuple[str, ...]:
-    import steptime.workloads
+def _names() -> tuple[str, ...]:
+    from steptime.workloads import networks
 
-    return tuple(sorted(entry.name for entry in iter_modules(steptime.workloads.__path__)))
+    return tuple(sorted(entry.name for entry in iter_modules(networks.__path__)))

@@ -11,8 +11,8 @@ from steptime.build.dlrm import Dlrm
 from steptime.errors import InputError
 from steptime.sharding.rules import Machine, place
 from steptime.sharding.tasks import step_batches, step_tasks
-from steptime.workloads import bert, gpt2, inception_v3, resnet50, xlnet
 from steptime.workloads.case import Case, workloads
+from steptime.workloads.networks import bert, gpt2, inception_v3, resnet50, xlnet
 from steptime.workloads.published import published_models, with_bags
 
 RANKS = (1, 2, 4, 8)

@@ -37,7 +37,8 @@ class SharedBuffers:
     def floats(self, purpose: str, count: int, at_best: int = 0) -> torch.Tensor:
         """The first `count` elements of the fp32 buffer for that purpose.
 
-        Where it is too small, or not there, it is made anew with random values and at least `at_best` elements. That leaves the views of earlier cases on the old buffer: close a case before building a larger one.
+        Where it is too small, or not there, it is made anew with random values and at least `at_best` elements. That leaves
+        the views of earlier cases on the old buffer: close a case before building a larger one.
         """
         held = self._floats.get(purpose)
         if held is None or held.numel() < count:
