@@ -372,7 +372,7 @@ def test_one_rank_times_its_cases_and_stores_lookups_of_every_iteration(session:
 def test_a_case_that_cannot_be_built_costs_only_itself(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     good = dlrm_cases()[0]
     bad = replace(good, name="bad", plan=dict.fromkeys(good.plan or {}, 9))
-    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda ranks: (bad, good))
+    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda _ranks: (bad, good))
     work(alone(), session, plan_of("timed", [bad, good]))
     assert read(session.folder, "steps")["name"].to_pylist() == [good.name]
 
@@ -408,7 +408,7 @@ def test_stripping_changes_nothing_that_the_reader_reads(tmp_path: Path) -> None
     observer = ExecutionTraceObserver()
     observer.register_callback(str(tmp_path / "et.json"))
     observer.start()
-    torch.relu(torch.randn(2, 4) @ weight).sum().backward()
+    torch.autograd.backward(torch.relu(torch.randn(2, 4) @ weight).sum())
     observer.stop()
     observer.unregister_callback()
     raw = (tmp_path / "et.json").read_text()

@@ -7,11 +7,13 @@ import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steptime.measure.collectives.fabrics import SETTINGS
 from steptime.measure.group import Group
 from steptime.measure.mps import mps
 from steptime.measure.options import Options
@@ -25,107 +27,125 @@ from steptime.measure.steps.timing import no_collector, steps_for, time_once
 from steptime.measurements.store import read
 
 if TYPE_CHECKING:
-    from steptime.sharding.tasks import ShardingTask
+    from steptime.build.dlrm import Dlrm
     from steptime.workloads.case import Case, Step
 
 BLOCKS = 8
-_SMALL_BLOCKS = 2
+_SMALL_BLOCKS, _SMALL_TASKS, _SMALL_BATCH = 2, 2, 32
 # One task in so many is timed again in another group of processes.
 _REPEATED = 5
 _RESTARTS = 4
 _TASK_S = 120.0
 # What is timed of a plan in a block; 2,240 of them take four minutes.
-_TIMED_S = 0.07
+_TIMED_S = 0.06
 _LEAST_STEPS = 5
 _WARM_UP = 2
 # A task has to end before the time does: about what one takes.
 _NEED_S = 8.0
 # Wires matter less on the fastest sockets there are, so that lookups, which plans differ in, matter more.
-_FAST = {"loopback-2x2": {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2"}}
+_FAST_FABRIC = "loopback-2x2"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the plans are timed."""
+
+    layout: Layout
+    share: int
+    fabric: str
+    daemon: Mapping[str, str] | None
 
 
 def run(session: Session, options: Options) -> None:
     """Times every task under its plans, then a fifth of them again in other processes; ends with what was found, in a line."""
     ranks = max(options.ranks)
-    layout = Layout(ranks, options.share_gpu, options.device)
     share = ranks if options.share_gpu else 1
     fabric = fabric_of(ranks, share, options.device)
-    fabric = "loopback-2x2" if fabric == "loopback" else fabric
-    skipped: set[str] = set()
+    fabric = _FAST_FABRIC if fabric == "loopback" else fabric
+    layout = Layout(ranks, options.share_gpu, options.device)
     with ExitStack() as stack:
         daemon = stack.enter_context(mps()) if options.share_gpu and options.device == "cuda" and ranks > 1 else None
+        skipped: set[str] = set()
         for turn in range(2):
-            for _ in range(1 + _RESTARTS):
-                lost = Flight(session.folder, "sharding").take()
-                if lost:
-                    session.warn(f"sharding: {lost} was in flight when its ranks ended; its task is skipped this time")
-                    skipped.add(lost.partition("/")[0])
-                names = [name for name in due(session, options, share, fabric, turn) if name not in skipped]
-                if not names or session.budget.left_s() <= 0:
-                    break
-                plan = session.to_plan(
-                    tasks=names, small=options.small, seed=options.seed, fabric=fabric, only=list(options.only)
-                )
-                try:
-                    limit_s = session.budget.left_s() + _TASK_S
-                    run_ranks("sharding", layout, plan, limit_s=limit_s, environment=_FAST.get(fabric), daemon=daemon)
-                    break
-                except RanksError as error:
-                    session.warn(str(error))
+            _run_turn(session, options, Place(layout, share, fabric, daemon), turn, skipped)
     print(summary(read(session.folder, "sharding").to_pylist()), file=sys.stderr, flush=True)
 
 
-def due(session: Session, options: Options, share: int, fabric: str, turn: int) -> list[str]:
+def _run_turn(session: Session, options: Options, place: Place, turn: int, skipped: set[str]) -> None:
+    """Goes through the tasks that are due; after one that ended its ranks, with a fresh group and without it."""
+    flight = Flight(session.folder, "sharding")
+    for _ in range(1 + _RESTARTS):
+        lost = flight.take()
+        if lost:
+            session.warn(f"sharding: {lost} was in flight when its ranks ended; its task is skipped this time")
+            skipped.add(lost.partition("/")[0])
+        names = [name for name in due(session, options, place, turn) if name not in skipped]
+        if not names or session.budget.left_s() <= 0:
+            return
+        told = {"small": options.small, "seed": options.seed, "only": list(options.only)}
+        plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, **told)
+        settings = SETTINGS.get(place.fabric)
+        limit_s = session.budget.left_s() + _TASK_S
+        try:
+            run_ranks("sharding", place.layout, plan, limit_s=limit_s, environment=settings, daemon=place.daemon)
+            return
+        except RanksError as error:
+            session.warn(str(error))
+
+
+def due(session: Session, options: Options, place: Place, turn: int) -> list[str]:
     """Names of the tasks of which a plan was not timed in every block often enough."""
     done = session.store.done("sharding")
     tasks = tasks_of(small=options.small, only=options.only)
     blocks = range(_SMALL_BLOCKS if options.small else BLOCKS)
     found = []
     for task in tasks[::_REPEATED] if turn else tasks:
-        cases = [case for case, _ in plans_of(task, max(options.ranks), options.seed)]
-        keys = [key_of_case(case, share, fabric, name="sharding", block=block) for case in cases for block in blocks]
+        cases = [case for case, _ in plans_of(task, max(options.ranks))]
+        keys = [
+            key_of_case(case, place.share, place.fabric, name="sharding", block=block) for case in cases for block in blocks
+        ]
         if any(done[key] <= turn for key in keys):
             found.append(task.name)
     return found
 
 
-def tasks_of(*, small: bool, only: Sequence[str]) -> list[ShardingTask]:
+def tasks_of(*, small: bool, only: Sequence[str]) -> list[Dlrm]:
     """The tasks to time; `only` names some."""
+    from steptime.sharding.tasks import sharding_tasks
 
-    raise NotImplementedError
+    tasks = [_smaller(task) for task in sharding_tasks()[:_SMALL_TASKS]] if small else sharding_tasks()
+    return [task for task in tasks if not only or task.name in only]
 
 
-def plans_of(task: ShardingTask, ranks: int, seed: int) -> list[tuple[Case, str]]:
-    """A case per distinct plan of the rules, and the names of the other rules that make the same one."""
-    from steptime.sharding.rules import Machine, plans_by_rule
-    from steptime.workloads.case import Case
-
-    rules: dict[str, list[str]] = {}
-    for rule, plan in plans_by_rule(task.model.tables, Machine(ranks, seed=seed)).items():
-        rules.setdefault(plan.to_json(), []).append(rule)
-    config = task.model.to_dict()
-    return [
-        (
-            Case(
-                workload="dlrm",
-                name=f"{task.name}-{names[0]}",
-                config=config,
-                precision="fp32",
-                batch=task.model.batch,
-                ranks=ranks,
-                plan=json.loads(plan),
-                task=task.name,
-                rule=names[0],
-            ),
-            ",".join(names[1:]),
-        )
-        for plan, names in rules.items()
+def _smaller(task: Dlrm) -> Dlrm:
+    """The same task on a few rows and samples."""
+    tables = [
+        replace(table, generator=replace(table.generator, rows=64 * (1 + at), pooling=3.0))
+        for at, table in enumerate(task.tables)
     ]
+    return replace(task, batch=_SMALL_BATCH, tables=tuple(tables))
 
 
-def order_of(task: str, block: int, plans: int, seed: int) -> list[int]:
+def plans_of(task: Dlrm, ranks: int) -> list[tuple[Case, str]]:
+    """A case per distinct plan of the rules, and the names of the other rules that make the same one."""
+    from steptime.sharding.rules import rules
+    from steptime.workloads.cases import dlrm_case
+
+    found: dict[str, Case] = {}
+    others: dict[str, list[str]] = {}
+    for rule in rules():
+        case = dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule)
+        plan = json.dumps(case.plan)
+        if plan in found:
+            others[plan].append(rule)
+        else:
+            found[plan], others[plan] = case, []
+    return [(case, ",".join(others[plan])) for plan, case in found.items()]
+
+
+def order_of(task: str, block: int, plans: int, *seeds: int) -> list[int]:
     """In which order a block times the plans: drawn anew for every block, the same on every rank."""
-    drawn = np.random.default_rng([seed, zlib.crc32(task.encode()), block])
+    drawn = np.random.default_rng([*seeds, zlib.crc32(task.encode()), block])
     return [int(at) for at in drawn.permutation(plans)]
 
 
@@ -149,11 +169,11 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     attempts.close()
 
 
-def _task(attempts: Attempts, task: ShardingTask, plan: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _task(attempts: Attempts, task: Dlrm, plan: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The rows of one task. Its plans stay built throughout: they share their tables, and switching takes nothing."""
     group = attempts.group
     built: list[tuple[Case, str, Step]] = []
-    for case, aliases in plans_of(task, group.ranks, plan["seed"]):
+    for case, aliases in plans_of(task, group.ranks):
         step = attempts.attempt(f"{task.name}/{case.rule}", partial(_built, case, group))
         if step is not None:
             built.append((case, aliases, step))
@@ -186,7 +206,7 @@ def blocks_of(
     lookups = _lookups(built, group)
     rows = []
     for block in range(_SMALL_BLOCKS if plan["small"] else BLOCKS):
-        for turn, at in enumerate(order_of(task, block, len(built), plan["seed"])):
+        for turn, at in enumerate(order_of(task, block, len(built), plan["seed"], plan["turn"])):
             case, aliases, step = built[at]
             for _ in range(_WARM_UP):
                 step()
