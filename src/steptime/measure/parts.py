@@ -26,7 +26,9 @@ _SAMPLE, _SMALL_SAMPLE = 150, 4
 # Of the last rank's rows, for showing that the parts are even.
 _EVEN_SHARE = 0.1
 # Of a part's arena: the largest call that is asked there.
-_LARGEST = 0.1
+_LARGEST = 0.2
+# Of its share of the memory, what a rank may allocate; the rest is contexts and NCCL's buffers.
+_OF_SHARE = 0.9
 _STREAMED_BYTES = 1024 * MIB
 # Copies queued at a time: about 30 ms, so that the queue never runs dry and the end is noticed soon.
 _COPIES = 8
@@ -49,6 +51,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     from steptime.measure.kernels.executor import Executor, Setting
 
     seed, small, only = int(plan["seed"]), bool(plan["small"]), tuple(plan["only"])
+    if group.device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(_OF_SHARE / group.share)
     arena = Arena.on(group.device, group.share, seed)
     file = session.folder / FILE_NAME
     cases = part_cases(file, only, seed, largest_bytes=int(_LARGEST * arena.nbytes), small=small)
@@ -106,6 +110,8 @@ def _copies(group: Group) -> Callable[[], None]:
     """A few copies of memory, queued."""
     import torch
 
+    if group.device.type == "cuda":
+        torch.cuda.empty_cache()
     size = (_STREAMED_BYTES if group.device.type == "cuda" else MIB) // 4
     source = torch.randn(size, device=group.device)
     target = torch.empty_like(source)

@@ -25,8 +25,8 @@ _SEARCHED, _SEARCHED_BYTES, _SEARCH_NEEDS_S = 60, 200_000_000, 90.0
 
 def run(session: Session, options: Options) -> None:
     """A whole GPU, and parts of it where ranks share one."""
-    parts = tuple(count for count in options.ranks if count > 1) if options.share_gpu else ()
-    if 1 in options.ranks or not parts:
+    whole, parts = parts_of(options)
+    if whole:
         attempt(session, "kernels", Layout(1, device=options.device), plan_of(session, options))
         if not options.small and options.device == "cuda" and session.budget.left_s() > _SEARCH_NEEDS_S:
             attempt(session, "kernels", Layout(1, device=options.device), plan_of(session, options, search=True))
@@ -34,6 +34,12 @@ def run(session: Session, options: Options) -> None:
         from steptime.measure.parts import run as run_parts
 
         run_parts(session, options)
+
+
+def parts_of(options: Options) -> tuple[bool, tuple[int, ...]]:
+    """Whether the whole GPU is measured, and into how many parts it is divided besides."""
+    parts = tuple(count for count in options.ranks if count > 1) if options.share_gpu else ()
+    return 1 in options.ranks or not parts, parts
 
 
 def plan_of(session: Session, options: Options, **more: Any) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
 # Ops that reach beyond tensors; a call read from a file may not name them.
 _REFUSED = frozenset({"from_file"})
 
+# Indices of the elements below a square's diagonal, as the interaction of a DLRM takes them.
+_BELOW_DIAGONAL = ("lower_row", "lower_column")
+
 # What an integer tensor holds where the call does not say: small enough for every integer dtype.
 _DEFAULT_HIGH = 100
 
@@ -157,6 +160,9 @@ def _drawn(tensor: TensorArg, dtype: torch.dtype, count: int, device: torch.devi
         # Bags of equal size; `high` is how many indices they share.
         each = max(1, tensor.high // count)
         return torch.arange(0, count * each, each, dtype=torch.int64, device=device).to(dtype)
+    if tensor.values in _BELOW_DIAGONAL:
+        places = torch.tril_indices(tensor.high, tensor.high, -1, device=device)
+        return places[_BELOW_DIAGONAL.index(tensor.values)].to(dtype)
     # Not every integer dtype can be drawn directly.
     return torch.randint(0, tensor.high or _DEFAULT_HIGH, (count,), dtype=torch.int64, device=device).to(dtype)
 

@@ -43,20 +43,15 @@ class Trial:
     """Notes which call a rank tries for the first time, so that a call which ends the process is known afterwards."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._path = folder / f"{_TRYING}.{rank}"
-        self._file = self._path.open("w", encoding="utf-8")
+        self._file = folder / f"{_TRYING}.{rank}"
 
     def note(self, text: str) -> None:
         """The call that comes next; empty: none that was not tried."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(text)
-        self._file.flush()
+        self._file.write_text(text, encoding="utf-8")
 
     def close(self) -> None:
         """The process ends well."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
 
 
 def avoid_tried(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,10 @@ _FIXED_SHARE = 0.25
 
 # A call that takes longer than so many seconds is repeated at most so often.
 _FEWER_REPEATS = ((0.030, 1), (0.003, 2))
+
+
+# First runs of one op may take such a share of the time: cuDNN plans some calls for longer than all others take to run.
+_FIRST_RUNS_SHARE, _LEAST_FIRST_RUNS_S = 0.06, 10.0
 
 
 class LostContextError(RuntimeError):
@@ -67,6 +72,8 @@ class Executor:
         self._progress = progress
         self._trial = Trial(session.folder, group.rank)
         self._warned: set[str] = set()
+        self._first_runs_s: defaultdict[str, float] = defaultdict(float)
+        self._first_runs_limit_s = max(_LEAST_FIRST_RUNS_S, _FIRST_RUNS_SHARE * session.budget.left_s())
         self._flags: tuple[bool, bool] | None = None
 
     def batches(self, cases: Sequence[Case]) -> Iterator[list[Case]]:
@@ -126,10 +133,14 @@ class Executor:
 
     def _prepare(self, case: Case, setting: Setting) -> _Ready | None:
         """Runs a case once, or twice where it was slow: plans are made and code is loaded at the first run."""
+        if self._first_runs_s[case.call.op] > self._first_runs_limit_s:
+            self._progress.skip("its op takes too long to plan")
+            return None
         self._trial.note(case.text)
         try:
             prepared = self.prepare(case)
             took_s = self._first_run(prepared)
+            self._first_runs_s[case.call.op] += took_s
             if took_s > _FEWER_REPEATS[-1][0]:
                 took_s = self._first_run(prepared)
         except (RuntimeError, TypeError, ValueError, IndexError, InputError, NotImplementedError, AttributeError) as error:

@@ -20,6 +20,10 @@ MARKER = "spin_kernel"
 _NOT_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")
 
 
+# The profiler drops records outside its window, and the device's clock is only translated into the host's.
+_MARGIN_S = 0.002
+
+
 class MarkersError(RuntimeError):
     """The profile does not hold as many markers as were issued: what ran between them cannot be told apart."""
 
@@ -66,11 +70,13 @@ class DeviceProfile:
     def __enter__(self) -> DeviceProfile:
         torch.cuda.synchronize()
         self._profile.__enter__()
+        time.sleep(_MARGIN_S)
         return self
 
     def __exit__(self, *failure: object) -> None:
         _marker()
         torch.cuda.synchronize()
+        time.sleep(_MARGIN_S)
         self._profile.__exit__(*failure)
 
     def mark(self, what: str) -> None:  # noqa: ARG002
