@@ -73,7 +73,7 @@ SHARED_S = 8.0
 # What starting a group of processes may take, besides what it measures.
 START_S = 60.0
 # Fewer calls where each is recorded: (bursts, calls per burst).
-LOOPS = {"off": (5, 200), "after": (5, 100), "cuda": (3, 60), "cpu_cuda": (3, 60), "execution_trace": (2, 20)}
+LOOPS = {"off": (7, 100), "after": (5, 100), "cuda": (3, 60), "cpu_cuda": (3, 60), "execution_trace": (2, 20)}
 # Ops of the short lists: after a profiler, under an execution trace, on parts of a GPU.
 SHORT_OPS = 150
 

@@ -13,28 +13,28 @@ from steptime.measure.kernels.arguments import operator
 from steptime.models.kernels.call import Call, TensorArg
 
 # Sizes of their arguments depend on each other in ways that shrinking breaks and kernels do not check.
-AT_RECORDED_SIZES = ("attention", "convolution", "pool", "embedding_bag", "upsample", "batch_norm", "ctc", "rnn")
+AT_RECORDED_SIZES = ("attention", "convolution", "pool", "embedding_bag", "upsample", "batch_norm", "group_norm", "ctc", "rnn")
 # More than this is not made twice just to see what the CPU does meanwhile.
 MOST_BYTES = 512 << 20
 
 
 def op_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
     """`op`: the call through `torch.ops.aten`, at small sizes where it runs at them."""
-    for one in issued:
-        at_recorded = _probe("op", one.recorded, one.source, operator)
-        if one.small == one.recorded or any(word in one.small.op for word in AT_RECORDED_SIZES):
-            yield at_recorded
-        else:
-            yield _probe("op", one.small, one.source, operator, otherwise=at_recorded)
+    return _probes("op", issued, operator)
 
 
 def python_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
     """`op_python`: the same through the function that people call, where there is one."""
+    return _probes("op_python", (one for one in issued if binding_of(one.small.op) is not None), binding_of)
+
+
+def _probes(kind: str, issued: Iterable[Issued], lookup: Callable[[str], Callable[..., Any] | None]) -> Iterator[Probe]:
     for one in issued:
-        if binding_of(one.small.op) is None:
-            continue
-        kept = any(word in one.small.op for word in AT_RECORDED_SIZES)
-        yield _probe("op_python", one.recorded if kept else one.small, one.source, binding_of)
+        at_recorded = _probe(kind, one.recorded, one.source, lookup)
+        if one.small == one.recorded or any(word in one.small.op for word in AT_RECORDED_SIZES):
+            yield at_recorded
+        else:
+            yield _probe(kind, one.small, one.source, lookup, otherwise=at_recorded)
 
 
 def _probe(

@@ -29,5 +29,5 @@ class Probe:
 
     @property
     def name(self) -> str:
-        """Short, for messages."""
-        return f"{self.kinds[0]} {self.op}"
+        """One line, for messages and for the list of probes that ended a process."""
+        return f"{self.kinds[0]} {self.op} {self.call}".rstrip()

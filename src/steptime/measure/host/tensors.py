@@ -17,7 +17,8 @@ _NAME = re.compile(r"aten::([A-Za-z_]\w*)(?:\.(\w+))?")
 def binding_of(name: str) -> Callable[..., Any] | None:
     """The Python function that people call for this op; None where they cannot."""
     match = _NAME.fullmatch(name)
-    if not match or match[2] in ("out", "grad_input"):
+    # Indexing has no function of its own; what is called `index` is another thing.
+    if not match or match[1] == "index" or match[2] in ("out", "grad_input"):
         return None
     inplace = match[1].endswith("_") and not match[1].startswith("_")
     places = (torch.Tensor,) if inplace else (torch, torch._C._nn, torch.Tensor)
