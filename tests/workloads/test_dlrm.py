@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from steptime.build.dlrm import Dlrm
 from steptime.errors import InputError
 from steptime.workloads.case import Case, build
+from steptime.workloads.exchange import Exchange
 from steptime.workloads.networks import dlrm
 from steptime.workloads.shared_buffers import shared_buffers
 
@@ -86,7 +88,9 @@ def _train(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(_train, (str(folder),), nprocs=RANKS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        spawn(_train, (str(folder),), nprocs=RANKS)  # type: ignore[no-untyped-call]
     yield folder
 
 
@@ -190,6 +194,29 @@ def test_spare_bytes_are_what_other_cases_left_in_the_shared_buffers() -> None:
     assert spare >= 0
     shared_buffers(CPU).floats("of another case", 1000)
     assert step.spare_bytes == spare + 4000
+
+
+def test_the_bottom_mlp_runs_between_start_and_end_of_the_exchange_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def all_to_all_single(output: torch.Tensor, given: torch.Tensor, *_: object, async_op: bool) -> SimpleNamespace:
+        assert async_op
+        events.append("start")
+        output.copy_(given)
+        return SimpleNamespace(wait=lambda: events.append("wait"))
+
+    monkeypatch.setattr(dist, "all_to_all_single", all_to_all_single)
+    exchange = Exchange([4], 0, 3)
+    pooled, dense = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    received = exchange.start(pooled)
+    events.append("bottom")
+    below = dense * 2
+    below.register_hook(lambda _gradient: events.append("bottom"))  # type: ignore[no-untyped-call]
+    (blocks,) = exchange.finish(received)
+    (blocks * below).sum().backward()  # type: ignore[no-untyped-call]
+    assert events == ["start", "bottom", "wait"] * 2
+    assert pooled.grad is not None
+    torch.testing.assert_close(pooled.grad, below)
 
 
 @pytest.mark.parametrize("plan", [None, {"t0": 0}, {**PLANS["alternating"], "t2": 2}])
