@@ -71,7 +71,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
         sweep(session, executor, asked[same], same, keep=_dropped(group))
         alone = executor.alone()
         for setting in (idle, streaming):
-            with _others(group, session, setting.others) as mine:
+            with others(group, session, setting.others) as mine:
                 if mine:
                     sweep(session, alone, asked[setting], setting)
         executor.close()
@@ -87,7 +87,7 @@ def _dropped(group: Group) -> Callable[[Case, dict[str, Any]], bool]:
 
 
 @contextmanager
-def _others(group: Group, session: Session, what: str) -> Iterator[bool]:
+def others(group: Group, session: Session, what: str) -> Iterator[bool]:
     """True on the first rank, which works inside; the others do `what` until it is done."""
     flag = session.folder / f"{session.recipe.run}-{group.share}-{what}.done"
     copy = _copies(group) if what == "streaming" and group.rank else None
