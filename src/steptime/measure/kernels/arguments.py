@@ -100,10 +100,11 @@ class Prepared:
         """Writes what a step would just have written, as the op before this one would: by an element-wise kernel."""
         for index in self._written:
             value = args[index]
-            for tensor in value if isinstance(value, list) else (value,):
-                if isinstance(tensor, torch.Tensor) and tensor.device.type == self._arena.device.type:
-                    # True: multiplying by it keeps every dtype, bool included.
-                    _writable(tensor).mul_(True)
+            if isinstance(value, torch.Tensor):
+                # True: multiplying by it keeps every dtype, bool included.
+                _writable(value).mul_(True)
+            else:
+                torch._foreach_mul_([_writable(one) for one in value if isinstance(one, torch.Tensor)], 1)
 
     def run(self) -> None:
         """Once, cold; the result is dropped."""

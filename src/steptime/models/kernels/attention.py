@@ -1,7 +1,7 @@
 """Scaled dot-product attention: cuDNN, flash, memory-efficient and the plain products, forward and backward.
 
-A backward call is given what its forward returned. Flash and cuDNN take half precision only. The memory-efficient backward is
-drawn without dropout: it reads its seed on the host, unless a CUDA graph is being captured, when it reads it on the device.
+A backward call is given what its forward returned. Flash and cuDNN take half precision only. The memory-efficient backward
+reads the seed of its dropout on the host: such a call cannot be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -145,9 +145,12 @@ def _efficient_backward(rng: Rng) -> Call | None:
     if heads is None:
         return None
     statistics = heads.statistics(-(-heads.queries // 32) * 32)  # its forward pads the rows to 32
-    seeds = (TensorArg((), "int64", high=1 << 20),) * 2
+    seed = TensorArg((), "int64", high=1 << 20, device="pageable" if heads.dropout else "device")
     asked = (True, True, True, False)
-    arguments = (*(heads.output, *heads.inputs, _bias(rng, heads), heads.output, statistics, *seeds, 0.0, asked, heads.causal),)
+    arguments = (
+        *(heads.output, *heads.inputs, _bias(rng, heads), heads.output, statistics, seed, seed),
+        *(heads.dropout, asked, heads.causal),
+    )
     return Call("aten::_scaled_dot_product_efficient_attention_backward.default", arguments)
 
 

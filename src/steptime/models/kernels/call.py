@@ -17,14 +17,16 @@ from steptime.units import dtype_bytes
 
 @dataclass(frozen=True, slots=True)
 class TensorArg:
-    """A tensor argument. Contiguous unless strides are given; integers are drawn from 0 to `high` - 1."""
+    """A tensor argument. Contiguous unless strides are given; integers are drawn from 0 to `high` - 1 unless `values` says."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     strides: tuple[int, ...] | None = None
     high: int = 0
     device: str = "device"  # device | pinned | pageable
-    values: str = "normal"  # normal | positive | unit (0..1) | mask (bool, half of it set) | offsets (0, k, 2k, ...: bags)
+    # normal | positive | unit (0..1) | mask (bool, half of it set) | offsets (0, k, 2k, ...: bags of k, `high` in all) |
+    # lower_row, lower_column (where the elements below the diagonal of a `high` x `high` square are, in order)
+    values: str = "normal"
 
     @property
     def numel(self) -> int:

@@ -39,7 +39,7 @@ def _tokens(rng: Rng) -> tuple[int, int, Shape]:
 
 def _forward(rng: Rng) -> Call | None:
     rows, features, shape = _tokens(rng)
-    call = Call("aten::embedding.default", (TensorArg((rows, features), floating(rng)), indices(shape, rows)), written=())
+    call = Call("aten::embedding.default", (TensorArg((rows, features), floating(rng)), indices(shape, rows)), written=(1,))
     return call if _result_elements(shape, features) <= _MOST_ELEMENTS else None
 
 
@@ -72,8 +72,9 @@ def _bag(rng: Rng) -> Call:
     table, asked = TensorArg((rows, features), dtype), bags * pooled
     offsets = TensorArg((bags,), "int64", high=asked, values="offsets")
     weights = TensorArg((asked,), dtype) if mode == _SUM and chance(rng, 0.2) else None
-    arguments = (table, indices((asked,), rows), offsets, False, mode, chance(rng, 0.5), weights, False, -1)
-    return Call("aten::_embedding_bag.default", arguments, written=())
+    sparse = mode != _MAX and chance(rng, 0.5)
+    arguments = (table, indices((asked,), rows), offsets, False, mode, sparse, weights, False, -1)
+    return Call("aten::_embedding_bag.default", arguments, written=(1,))
 
 
 def _bag_backward(rng: Rng) -> Call:

@@ -1,6 +1,6 @@
 """Layer, batch, group and RMS norm, forward and backward, as CUDA eager mode dispatches them.
 
-Batch norm goes to cuDNN for images in single and half precision, to PyTorch's own kernels for bfloat16 and for rows of features.
+Batch norm goes to cuDNN for images in single precision and float16, to PyTorch's own kernels for bfloat16 and for rows.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 from steptime.models.kernels import Family
 from steptime.models.kernels.call import Argument, Call, TensorArg
@@ -40,7 +41,7 @@ def _transformer(rng: Rng) -> list[Shape]:
 def _perceptron(rng: Rng) -> list[Shape]:
     """The dense part of a DLRM."""
     widths = [size(rng, 1, 2048) for _ in range(int(rng.integers(2, 12)))]
-    return [shape for inputs, outputs in zip(widths, widths[1:], strict=False) for shape in ((outputs, inputs), (outputs,))]
+    return [shape for inputs, outputs in pairwise(widths) for shape in ((outputs, inputs), (outputs,))]
 
 
 def _convolutions(rng: Rng) -> list[Shape]:
