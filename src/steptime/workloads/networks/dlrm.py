@@ -182,6 +182,11 @@ def _owned(model: Dlrm, case: Case) -> list[list[Table]]:
 _DENSE: OrderedDict[tuple[object, ...], Dense] = OrderedDict()
 
 
+def forget_dense() -> None:
+    """Keeps no dense part for later cases: after a step that failed, its all_reduce is half done, or other ranks never had it."""
+    _DENSE.clear()
+
+
 def _dense(model: Dlrm, group: GroupLike, device: torch.device) -> Dense:
     """The dense part of this shape: one that an earlier case left, or a new one. Every rank finds the same."""
     pooled = sum(table.dim for table in model.tables)
