@@ -61,6 +61,13 @@ def test_calls_of_workloads_come_first_with_the_settings_that_torch_has_by_defau
     }
 
 
+def test_copies_to_and_from_the_host_are_transfers(tmp_path: Path) -> None:
+    file = tmp_path / "calls.json"
+    here, there = TensorArg((3,)), TensorArg((3,), device="pinned")
+    write_calls(file, "a_model", {Call("aten::copy_.default", (here, there)): 1, Call("aten::copy_.default", (here, here)): 1})
+    assert {case.family for case in workload_cases(file)} == {"transfer", "copy"}
+
+
 def test_only_some_families_are_asked_where_some_are_named(tmp_path: Path) -> None:
     file = tmp_path / "calls.json"
     write_calls(file, "a_model", {PRODUCT: 2, CONVOLUTION: 1})

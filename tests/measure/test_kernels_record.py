@@ -13,7 +13,7 @@ from steptime.measure.kernels.arena import Arena
 from steptime.measure.kernels.arguments import Prepared
 from steptime.measure.kernels.calls import read_calls, write_calls
 from steptime.measure.kernels.record import OpRecorder, record_calls
-from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.call import Argument, Call, TensorArg
 from steptime.units import MIB
 
 
@@ -113,6 +113,16 @@ def test_what_was_just_written_is_known() -> None:
             0,
             TensorArg((4,), values="unit"),
         ),
+        (
+            lambda: torch.randn(2, 4, 4)[:, *torch.tril_indices(4, 4, -1)],
+            "aten::index.Tensor",
+            1,
+            (
+                None,
+                TensorArg((6,), "int64", high=4, values="lower_row"),
+                TensorArg((6,), "int64", high=4, values="lower_column"),
+            ),
+        ),
         (lambda: torch.tensor([3, 12]) + 1, "aten::add.Tensor", 0, TensorArg((2,), "int64", high=13)),
         (
             lambda: torch.tensor([True, False]).logical_not(),
@@ -121,10 +131,10 @@ def test_what_was_just_written_is_known() -> None:
             TensorArg((2,), "bool", values="mask"),
         ),
     ],
-    ids=["embedding", "offsets", "gather", "target", "probabilities", "integers", "mask"],
+    ids=["embedding", "offsets", "gather", "target", "probabilities", "triangle", "integers", "mask"],
 )
 def test_integers_and_probabilities_stay_where_the_op_takes_them(
-    step: Callable[[], object], op: str, place: int, expected: TensorArg
+    step: Callable[[], object], op: str, place: int, expected: Argument
 ) -> None:
     def ignored() -> None:
         step()

@@ -32,6 +32,8 @@ _CONVOLUTIONS = frozenset(
     f"aten::{name}" for name in ("convolution", "convolution_backward", "_convolution", "cudnn_convolution", "conv1d", "conv2d")
 )
 
+_COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
+
 SWEEP = "sweep"
 
 
@@ -89,7 +91,7 @@ def workload_cases(file: Path, chosen: Iterable[str] | None = None) -> list[Case
     found: dict[str, Case] = {}
     for name, calls in read_calls(file).items():
         for call in calls:
-            text, family = call.to_json(), family_of(call.op) or "other"
+            text, family = call.to_json(), _family_of(call)
             if allowed is None or family in allowed:
                 # As PyTorch sets it unless told otherwise.
                 tf32 = _base(call) in _CONVOLUTIONS and call.dtype == "float32"
@@ -157,6 +159,13 @@ def _unique(cases: Iterable[Case]) -> list[Case]:
 def _tf32_of_sweep(call: Call, text: str) -> bool:
     """Half of the products and convolutions of fp32 may use TF32."""
     return call.dtype == "float32" and _base(call) in _PRODUCTS | _CONVOLUTIONS and draw_of(text, "tf32") < 0.5
+
+
+def _family_of(call: Call) -> str:
+    """As the families' ops say; a copy that leaves or reaches the host is a transfer."""
+    if _base(call) in _COPIES and any(tensor.device != "device" for tensor in call.tensors()):
+        return "transfer"
+    return family_of(call.op) or "other"
 
 
 def _base(call: Call) -> str:

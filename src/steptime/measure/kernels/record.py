@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -206,8 +207,23 @@ def _integers(tensor: torch.Tensor, op: str, args: Sequence[Any], place: int | s
     if op.startswith("nll_loss") and tensor.dim() > 0:
         classes = args[1] if "backward" in op else args[0]
         return "normal", int(classes.shape[-1 if classes.dim() < 3 else 1])
+    if "index" in op and tensor.dim() == 1:
+        triangle = _below_diagonal(tensor)
+        if triangle is not None:
+            return triangle
     try:
         return "normal", max(1, int(tensor.max()) + 1) if tensor.numel() else 1
     except (RuntimeError, NotImplementedError):
         # Unsigned words of a random generator's state.
         return "normal", 2
+
+
+def _below_diagonal(tensor: torch.Tensor) -> tuple[str, int] | None:
+    """Whether these are the rows or the columns below the diagonal of a square, as DLRM takes its interactions."""
+    side = (1 + math.isqrt(1 + 8 * tensor.numel())) // 2
+    if side < 3 or side * (side - 1) != 2 * tensor.numel():
+        return None
+    row, column = torch.tril_indices(side, side, -1, dtype=tensor.dtype, device=tensor.device)
+    if torch.equal(tensor, row):
+        return "lower_row", side
+    return ("lower_column", side) if torch.equal(tensor, column) else None
