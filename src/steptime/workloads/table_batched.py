@@ -22,7 +22,7 @@ class TableBatchedLookup(torch.nn.Module):
     times the learning rate; `rowwise_adagrad` keeps one fp32 per row, adds the mean of the squared sum to it and divides by
     its root. The weights are therefore no parameter: they get no gradient, and data parallelism leaves them alone.
 
-    `weights` may be a flat view of a buffer that exists already, at least `Layout.elements` long; otherwise it is made and drawn.
+    `weights` may be a flat view of an existing buffer, at least `Layout.elements` long; otherwise it is made and drawn.
     """
 
     def __init__(
@@ -59,6 +59,11 @@ class TableBatchedLookup(torch.nn.Module):
     def table(self, number: int) -> torch.Tensor:
         """A table's rows, [rows, dim], as they are in the buffer."""
         return self.layout.view(self.weights, number)
+
+    def prepare(self, batch: int) -> None:
+        """Makes what the first forward pass of a batch size would make, so that no pass differs from the others."""
+        if self.weights.device.type == "cuda":
+            self.layout.programs(batch, _implementation(self.weights).FORWARD_QUADS)
 
     def look_up(self, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
         """The forward pass alone."""

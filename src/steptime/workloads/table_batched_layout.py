@@ -22,8 +22,7 @@ class Layout:
     def __init__(self, rows: Sequence[int], dims: Sequence[int], device: torch.device) -> None:
         self.rows, self.dims, self.device = tuple(rows), tuple(dims), device
         _check(self.rows, self.dims)
-        sizes = [-(count * dim // -ALIGNMENT) * ALIGNMENT for count, dim in zip(rows, dims, strict=True)]
-        starts = tuple(accumulate(sizes, initial=0))
+        starts = tuple(accumulate(_sizes(rows, dims), initial=0))
         self.starts, self.elements = starts[:-1], starts[-1]
         self.column_starts = (0, *accumulate(self.dims))[:-1]
         self.state_starts = (0, *accumulate(self.rows))[:-1]
@@ -32,6 +31,11 @@ class Layout:
         meta = [(start // 4, dim // 4, column // 4, state) for start, dim, column, state in entries]
         self.meta = torch.tensor(meta, dtype=torch.int64, device=device)
         self._programs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @staticmethod
+    def elements_of(rows: Sequence[int], dims: Sequence[int]) -> int:
+        """How long a buffer for such tables has to be."""
+        return sum(_sizes(rows, dims))
 
     @property
     def tables(self) -> int:
@@ -66,6 +70,11 @@ class Layout:
         first = torch.tensor((0, *accumulate(counts))[:-1], dtype=torch.int64)
         table_of = torch.repeat_interleave(torch.arange(self.tables, dtype=torch.int32), torch.tensor(counts))
         return table_of.to(self.device), first.to(self.device)
+
+
+def _sizes(rows: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """Elements from each table's start to the next one's."""
+    return [-(count * dim // -ALIGNMENT) * ALIGNMENT for count, dim in zip(rows, dims, strict=True)]
 
 
 def _check(rows: Sequence[int], dims: Sequence[int]) -> None:

@@ -1,0 +1,122 @@
+"""`measure lookups`: embedding lookups forward and backward with update, per table and table-batched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from steptime.measure.group import Group
+from steptime.measure.options import Options
+from steptime.measure.ranks import Layout, RanksError, run_ranks
+from steptime.measure.session import Session
+
+if TYPE_CHECKING:
+    from steptime.measure.lookups.bench import Bench, Setting
+    from steptime.measure.lookups.cases import Case
+
+IMPLEMENTATIONS = ("embedding_bag", "table_batched")
+
+# Cases of each implementation on a whole GPU; each gives two rows, and two more where it is measured warm too.
+_FULL = 2400
+# On parts of a GPU, of both implementations; and of those again with the other parts idle, and streaming.
+_PART, _SAMPLE = 440, 70
+_SMALL_SAMPLE = 2
+# A lost CUDA context ends a process; a new one goes on in another order.
+_ATTEMPTS = 3
+
+
+def run(session: Session, options: Options) -> None:
+    """A whole GPU, and parts of it where ranks share one; the time left is divided evenly among groups to come."""
+    parts = tuple(count for count in options.ranks if count > 1) if options.share_gpu else ()
+    sizes = ((1,) if 1 in options.ranks or not parts else ()) + parts
+    for place, count in enumerate(sizes):
+        # A whole GPU has most to do.
+        within = replace(session, budget=session.budget.part(0.6 if count == 1 and parts else 1 / (len(sizes) - place)))
+        layout = Layout(count, share_gpu=count > 1, device=options.device)
+        for number in range(_ATTEMPTS):
+            if within.budget.left_s() <= 0:
+                break
+            plan = within.to_plan(seed=options.seed, small=options.small, only=list(options.only), attempt=number)
+            try:
+                run_ranks("lookups", layout, plan, limit_s=within.budget.left_s() + 60)
+                break
+            except RanksError as error:
+                session.warn(str(error))
+
+
+def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
+    """One rank: a GPU (or the CPU) of its own, or a part of one beside others that do the same."""
+    import torch
+
+    from steptime.measure.lookups.bench import Bench, Setting
+    from steptime.measure.lookups.cases import small_cases
+    from steptime.measure.lookups.memory import Memory
+
+    seed, small = int(plan["seed"]), bool(plan["small"])
+    torch.manual_seed(seed)
+    memory = Memory(group.device, group.share)
+    cases = small_cases(seed) if small else _cases(group, seed, tuple(plan["only"]))
+    setting = Setting(share=group.share, others="none" if group.share == 1 else "same", seed=seed)
+    sample = cases[: _SMALL_SAMPLE if small else _SAMPLE]
+    passes = [(setting, cases)]
+    if group.share > 1:
+        passes += [(replace(setting, others=what), sample) for what in ("idle", "streaming")]
+    asked = [(one, _remaining(session, some, one, int(plan.get("attempt", 0)))) for one, some in passes]
+    # What is done is read before anybody adds to it: the ranks have to ask the same.
+    group.barrier()
+    progress = session.progress(f"lookups on 1/{group.share}", sum(len(some) for _, some in asked))
+    bench = Bench(group, session, memory, progress)
+    bench.try_out(small_cases(seed))
+    for one, some in asked:
+        _measure(session, group, bench, some, one)
+    progress.close()
+
+
+def _cases(group: Group, seed: int, only: Sequence[str]) -> list[Case]:
+    """The lookups of a whole GPU, or those of them that fit a part of one."""
+    import torch
+
+    from steptime.measure.lookups.cases import cases_of, shuffled
+    from steptime.measure.lookups.memory import limits_of
+
+    memory_bytes = torch.cuda.mem_get_info(group.device)[1] if group.device.type == "cuda" else 0
+    whole, part = limits_of(memory_bytes, 1), limits_of(memory_bytes, group.share)
+    chosen = [name for name in IMPLEMENTATIONS if not only or name in only]
+    every = shuffled((case for name in chosen for case in cases_of(name, _FULL, seed, whole)), seed)
+    if group.share == 1:
+        return every
+    return [case for case in every if case.fits(part)][:_PART]
+
+
+def _remaining(session: Session, cases: Sequence[Case], setting: Setting, attempt: int) -> list[Case]:
+    """The cases that have no row yet under this setting; in another order at every further attempt."""
+    from steptime.measure.lookups.cases import shuffled
+
+    done = session.store.done("lookups")
+    left = [case for case in cases if not done or not done[case.key(setting.share, setting.others)]]
+    return left if attempt == 0 else shuffled(left, attempt)
+
+
+def _measure(session: Session, group: Group, bench: Bench, cases: Sequence[Case], setting: Setting) -> None:
+    """One pass: by all ranks at once, or by the first one while the others do what the setting says."""
+    if setting.others in ("none", "same"):
+        _sweep(session, bench, cases, setting)
+        return
+    from steptime.measure.parts import others
+
+    with others(group, session, setting.others) as mine:
+        if mine:
+            _sweep(session, bench.alone(), cases, setting)
+
+
+def _sweep(session: Session, bench: Bench, cases: Sequence[Case], setting: Setting) -> None:
+    """Batch by batch until all are done or time is; only the first rank's rows are kept."""
+    for batch in bench.batches(cases):
+        if not bench.group.decide(int(session.budget.left_s() > 0)):
+            return
+        rows = bench.measure(batch, setting)
+        if session.rank == 0:
+            for row in rows:
+                session.store.add("lookups", row)
+            session.store.flush()

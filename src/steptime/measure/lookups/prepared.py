@@ -1,0 +1,105 @@
+"""`Prepared`: a lookup ready to run: its indices drawn on the device, its tables in place, its statistics known."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+
+from steptime.lookups.statistics import Statistics
+from steptime.measure.lookups.cases import Case
+from steptime.measure.lookups.memory import Memory
+from steptime.workloads.table_batched import TableBatchedLookup
+from steptime.workloads.table_batched_layout import Layout
+from steptime.workloads.torch_arrays import TorchArrays
+from steptime.workloads.torch_statistics import statistics_of_launch
+
+# Small, so that rows that are updated again and again stay what they were drawn as.
+_LEARNING_RATE = 1e-3
+
+
+class _Implementation(Protocol):
+    def forward(self) -> torch.Tensor: ...
+
+    def backward(self, out: torch.Tensor) -> None: ...
+
+
+class Prepared:
+    """Runs one case, forward and backward with update, as a training step would."""
+
+    def __init__(self, case: Case, memory: Memory) -> None:
+        self.case = case
+        indices, offsets = _drawn(case, memory.device)
+        self.statistics: tuple[Statistics, ...] = statistics_of_launch(indices, offsets, case.rows, case.batch)
+        scales = torch.rand(indices.numel(), device=memory.device) + 0.5 if case.weighted else None
+        kind = _TableBatched if case.implementation == "table_batched" else _EmbeddingBag
+        self._run: _Implementation = kind(case, memory, indices, offsets, scales)
+
+    def forward(self) -> torch.Tensor:
+        """The sums of looked-up rows, part of a graph."""
+        return self._run.forward()
+
+    def backward(self, out: torch.Tensor) -> None:
+        """From the gradient of the sums to updated rows."""
+        self._run.backward(out)
+
+
+class _TableBatched:
+    def __init__(
+        self, case: Case, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
+    ) -> None:
+        elements = Layout.elements_of(case.rows, case.dims)
+        rows = memory.rows(elements, getattr(torch, case.dtype))
+        self._module = TableBatchedLookup(
+            case.rows, case.dims, optimizer=case.optimizer, learning_rate=_LEARNING_RATE, weights=rows
+        )
+        self._module.prepare(case.batch)
+        self._arguments = (indices, offsets, scales)
+        self._gradient = memory.gradient(case.batch, sum(case.dims), torch.float32)
+
+    def forward(self) -> torch.Tensor:
+        out: torch.Tensor = self._module(*self._arguments)
+        return out
+
+    def backward(self, out: torch.Tensor) -> None:
+        out.backward(self._gradient)  # type: ignore[no-untyped-call]
+
+
+class _EmbeddingBag:
+    def __init__(
+        self, case: Case, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
+    ) -> None:
+        rows, dim, dtype = case.rows[0], case.dims[0], getattr(torch, case.dtype)
+        weight = memory.rows(rows * dim, dtype).view(rows, dim)
+        self._bag = torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, _weight=weight)
+        kind: Any = torch.optim.SGD if case.optimizer == "sgd" else torch.optim.Adagrad
+        self._optimizer: torch.optim.Optimizer = kind(self._bag.parameters(), lr=_LEARNING_RATE)
+        self._arguments = (indices, offsets[:-1], None if scales is None else scales.to(dtype))
+        self._gradient = memory.gradient(case.batch, dim, dtype)
+
+    def forward(self) -> torch.Tensor:
+        out: torch.Tensor = self._bag(*self._arguments)
+        return out
+
+    def backward(self, out: torch.Tensor) -> None:
+        out.backward(self._gradient)  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def held_bytes(case: Case) -> int:
+    """What a prepared case keeps in device memory besides the rows."""
+    state = 4 * (sum(case.rows) if case.optimizer == "rowwise_adagrad" else case.elements if case.optimizer == "adagrad" else 0)
+    gradient = 0 if case.dtype == "float32" or case.implementation == "table_batched" else 2 * case.batch * sum(case.dims)
+    return int((12 if case.weighted else 8) * case.lookups) + 8 * case.batch * len(case.dims) + state + gradient
+
+
+def _drawn(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of all tables one after the other, and the bags' offsets, table by table, and the end."""
+    arrays = TorchArrays(device)
+    bags = [generator.bags(case.batch, 0, arrays) for generator in case.generators]
+    starts = list(accumulate((table.indices.numel() for table in bags), initial=0))
+    indices = torch.cat([table.indices for table in bags])
+    begins = [table.offsets[:-1] + start for table, start in zip(bags, starts, strict=False)]
+    return indices, torch.cat([*begins, bags[-1].offsets[-1:] + starts[-2]])
