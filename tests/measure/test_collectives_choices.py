@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.measurements.test_store import a_recipe
 
 from steptime.measure.collectives.cases import Case
-from steptime.measure.collectives.choices import Choice, Log, choice_of, parse
-from steptime.measure.ranks import Layout, run_ranks
+from steptime.measure.collectives.choices import Choice, Log, choice_of, learn, parse
+from steptime.measure.collectives.fabrics import Place
+from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 
 
@@ -70,3 +73,24 @@ def test_where_nccl_says_nothing_the_table_is_empty_and_whole(tmp_path: Path) ->
     run_ranks("collectives.choices", Layout(2, device="cpu"), plan, limit_s=120)
     assert json.loads(file.read_text()) == {}
     assert not list(file.parent.glob("*.unfinished"))
+
+
+def test_nccl_is_asked_once_per_folder_and_not_again_after_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fake(_job: str, layout: Layout, plan: Mapping[str, Any], **more: Any) -> None:
+        asked.append(more["environment"]["NCCL_DEBUG"])
+        if layout.ranks == 2:
+            raise RanksError("planted")
+        Path(plan["file"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(plan["file"]).write_text(json.dumps({"all_reduce 8": ["RING", "LL", 2]}))
+
+    monkeypatch.setattr("steptime.measure.collectives.choices.run_ranks", fake)
+    session = Session.start(tmp_path, a_recipe(), minutes=2)
+    four, two, eight = (Place(ranks, "default", 1) for ranks in (4, 2, 8))
+    cases = [Case("all_reduce", 8)]
+    tables = learn(session, {four: cases, two: cases, eight: cases}, "cuda")
+    assert tables == {four: {"all_reduce 8": ["RING", "LL", 2]}, two: {}, eight: {}}
+    assert asked == ["INFO", "INFO"]
+    assert learn(session, {four: cases}, "cuda") == {four: {"all_reduce 8": ["RING", "LL", 2]}}
+    assert len(asked) == 2

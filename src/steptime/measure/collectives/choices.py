@@ -80,33 +80,53 @@ def learn(session: Session, wanted: Mapping[Place, Sequence[Case]], device: str)
     """NCCL's choices at every place; asked once per folder. Nothing is timed, so that groups may run at once."""
     with ExitStack() as stack:
         # Groups that share one GPU need one daemon between them; groups with a GPU per rank follow each other.
-        shared = [place for place in wanted if place.share > 1 and not _file(session, place).exists()]
+        shared = [place for place in wanted if place.share > 1]
         daemon = stack.enter_context(mps()) if shared else None
         with ThreadPoolExecutor(max_workers=_AT_ONCE if shared else 1) as pool:
-            tables = list(pool.map(lambda item: _learn(session, item[0], item[1], device, daemon), wanted.items()))
+            asking = _Asking(session, device, daemon)
+            tables = list(pool.map(asking.table, wanted.keys(), wanted.values()))
     return dict(zip(wanted, tables, strict=True))
 
 
-def _learn(
-    session: Session, place: Place, cases: Sequence[Case], device: str, daemon: Mapping[str, str] | None
-) -> dict[str, list[Any]]:
-    file = _file(session, place)
-    if not file.exists():
+class _Asking:
+    """Asks NCCL at one place after another, until it fails once: times are worth more than this."""
+
+    def __init__(self, session: Session, device: str, daemon: Mapping[str, str] | None) -> None:
+        self._session = session
+        self._device = device
+        self._daemon = daemon
+        self._failed = False
+
+    def table(self, place: Place, cases: Sequence[Case]) -> dict[str, list[Any]]:
+        """What is known of a place; asked now if that is less than half of what is wanted."""
+        file = _file(self._session, place)
+        asked = sorted({(case.size_bytes, case.collective) for case in cases if case.collective in SAID})
+        known = _table(file)
+        if not self._failed and 2 * sum(f"{collective} {size}" in known for size, collective in asked) < len(asked):
+            self._ask(place, asked, file)
+        return _table(file)
+
+    def _ask(self, place: Place, asked: Sequence[tuple[int, str]], file: Path) -> None:
+        session = self._session
         with tempfile.TemporaryDirectory(prefix="nccl") as folder:
             plan = session.to_plan(
                 ends_at=min(session.budget.ends_at, Budget.of_minutes((_LIMIT_S + _STARTING_S) / 60).ends_at),
-                asked=sorted({(case.size_bytes, case.collective) for case in cases if case.collective in SAID}),
+                asked=asked,
                 debug=folder,
                 file=str(file.absolute()),
             )
             said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
             try:
                 run_ranks(
-                    "collectives.choices", layout_of(place, device), plan, limit_s=_LIMIT_S + _STARTING_S + 10,
-                    environment={**place.settings, **said}, daemon=daemon,
+                    "collectives.choices", layout_of(place, self._device), plan, limit_s=_LIMIT_S + _STARTING_S,
+                    environment={**place.settings, **said}, daemon=self._daemon,
                 )  # fmt: skip
             except RanksError as error:
+                self._failed = True
                 session.warn(f"NCCL's choices on {place.ranks} ranks, {place.fabric}: {error}")
+
+
+def _table(file: Path) -> dict[str, list[Any]]:
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
