@@ -30,7 +30,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def plan_of(names: list[str], turn: int = 0) -> dict[str, Any]:
-    return {"tasks": names, "small": True, "seed": 0, "only": [], "fabric": "none", "turn": turn}
+    return {"tasks": names, "small": True, "seed": 0, "only": [], "fabric": "none", "turn": turn, "calibrate": False}
 
 
 def row(task: str, rule: str, block: int, time_ns: float, aliases: str = "") -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_the_task_that_ended_its_ranks_is_skipped_and_the_others_go_on(
         if len(started) == 1:
             Flight(session.folder, "sharding").begin(f"{first}/naive")
             raise RanksError("sharding on 1 ranks: a rank failed")
-        work(Group(0, 1, "cpu", 1), session, plan)
+        work(Group(0, 1, "cpu", 1), session, {**plan, "calibrate": False})
 
     monkeypatch.setattr(sharding, "run_ranks", dies_once)
     sharding.run(session, CPU)

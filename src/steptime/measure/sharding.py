@@ -22,7 +22,8 @@ from steptime.measure.session import Session
 from steptime.measure.sharding_summary import summary
 from steptime.measure.steps.attempts import Attempts, free
 from steptime.measure.steps.flight import Flight
-from steptime.measure.steps.rows import asked, fabric_of, key_of_case, lookups_json
+from steptime.measure.steps.rows import FABRIC, asked, fabric_of, key_of_case, lookups_json
+from steptime.measure.steps.timed import calibrate
 from steptime.measure.steps.timing import no_collector, steps_for, time_once
 from steptime.measurements.store import read
 
@@ -74,7 +75,7 @@ def run(session: Session, options: Options) -> None:
 def _run_turn(session: Session, options: Options, place: Place, turn: int, skipped: set[str]) -> None:
     """Goes through the tasks that are due; after one that ended its ranks, with a fresh group and without it."""
     flight = Flight(session.folder, "sharding")
-    for _ in range(1 + _RESTARTS):
+    for start in range(1 + _RESTARTS):
         lost = flight.take()
         if lost:
             session.warn(f"sharding: {lost} was in flight when its ranks ended; its task is skipped this time")
@@ -83,8 +84,8 @@ def _run_turn(session: Session, options: Options, place: Place, turn: int, skipp
         if not names or session.budget.left_s() <= 0:
             return
         told = {"small": options.small, "seed": options.seed, "only": list(options.only)}
-        plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, **told)
-        settings = SETTINGS.get(place.fabric)
+        plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, calibrate=start == 0, **told)
+        settings = {FABRIC: place.fabric, **SETTINGS.get(place.fabric, {})}
         limit_s = session.budget.left_s() + _TASK_S
         try:
             run_ranks("sharding", place.layout, plan, limit_s=limit_s, environment=settings, daemon=place.daemon)
@@ -156,6 +157,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     flight = Flight(session.folder, "sharding")
     attempts = Attempts(group, session, flight, session.progress("sharding", len(tasks)), case_s=_TASK_S)
     with no_collector():
+        if plan["calibrate"]:
+            calibrate(group, session)
         for task in tasks:
             if not attempts.time_left(0.0 if plan["small"] else _NEED_S):
                 break

@@ -31,7 +31,7 @@ _FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
 
 def run(session: Session, options: Options) -> None:
     """Goes through the phases; each stops at its share of the time, and a group that dies is started again behind its case."""
-    from steptime.measure.steps.phases import cases_of, due, estimate_s, phases
+    from steptime.measure.steps.phases import cases_of, due, estimate_s, fraction, phases
 
     planned = list(phases(options))
     cases = {ranks: cases_of(ranks, small=options.small, only=options.only) for ranks in set(options.ranks)}
@@ -42,8 +42,7 @@ def run(session: Session, options: Options) -> None:
         daemon = stack.enter_context(mps()) if shared else {}
         for at, phase in enumerate(planned):
             names = due(phase, cases[phase.ranks], session, options)
-            total_s = sum(expected_s[at:])
-            share = session.budget.part(expected_s[at] / total_s if total_s else 0.0)
+            share = session.budget.part(fraction(phase, expected_s[at:], session.budget.left_s()))
             if names and share.left_s() > (0.0 if options.small else _LEAST_S):
                 _run_phase(phase, session, options, share, names, skipped, daemon if phase.ranks > 1 else {})
 
@@ -63,7 +62,7 @@ def _run_phase(
 
     cases = cases_of(phase.ranks, small=options.small, only=options.only)
     flight = Flight(session.folder, phase.name)
-    for _ in range(1 + _RESTARTS):
+    for start in range(1 + _RESTARTS):
         lost = flight.take()
         if lost:
             session.warn(f"{phase.name}: {lost} was in flight when its ranks ended; it is skipped this time")
@@ -74,17 +73,22 @@ def _run_phase(
         plan = session.to_plan(
             ends_at=share.ends_at, kind=phase.kind, phase=phase.name, cases=names, small=options.small, only=list(options.only),
             full_traces=full_traces(cases), called=recorded_kinds(session.folder),
+            calibrate=calibrations(phase, options.small) if start == 0 else 0,
         )  # fmt: skip
         try:
             # The last case may begin just before the end of the share.
             limit_s = share.left_s() + 2 * CASE_S
-            run_ranks(
-                "steps", Layout(phase.ranks, options.share_gpu, options.device), plan, limit_s=limit_s, daemon=daemon or None
-            )
+            layout = Layout(phase.ranks, options.share_gpu, options.device)
+            run_ranks("steps", layout, plan, limit_s=limit_s, environment=_QUIET, daemon=daemon or None)
             return
         except RanksError as error:
             session.warn(str(error))
         names = [name for name in due(phase, cases, session, options) if name in names]
+
+
+def calibrations(phase: Phase, small: bool) -> int:
+    """How many a group of this phase makes: where every case is timed one before and one after, in repeats one."""
+    return 2 if phase.turn == 0 and not small else 1
 
 
 def full_traces(cases: Sequence[Case]) -> list[str]:

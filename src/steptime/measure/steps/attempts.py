@@ -59,6 +59,7 @@ class Attempts:
                 result, reason = None, "failed on another rank"
             if reason:
                 self.progress.skip(reason)
+                _forget()
                 free(self.group)
         self._flush_now_and_then()
         return result
@@ -83,6 +84,12 @@ def _tried(work: Callable[[], Result]) -> tuple[Result | None, str]:
         return work(), ""
     except Exception as error:
         return None, reason_of(error)
+
+
+def _forget() -> None:
+    from steptime.workloads.networks.dlrm import forget_dense
+
+    forget_dense()
 
 
 def free(group: Group) -> None:

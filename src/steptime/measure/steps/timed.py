@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from steptime.measure.group import Group
 from steptime.measure.session import Session
-from steptime.measure.steps.attempts import Attempts, free
+from steptime.measure.steps.attempts import Attempts, free, reason_of
 from steptime.measure.steps.patience import patience
 from steptime.measure.steps.rows import asked, fabric_of, lookups_json
 from steptime.measure.steps.timing import FULL, SMALL, Pace, no_collector, time_steps
@@ -21,11 +20,12 @@ _CALIBRATION_S = 60.0
 
 
 def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None:
-    """Times the cases one after another; a calibration of the same machine comes before and after them."""
+    """Times the cases one after another; a calibration of the same machine comes before them, or before and after them."""
     group, session = attempts.group, attempts.session
     pace = SMALL if plan["small"] else FULL
     with no_collector():
-        calibrate(group, session)
+        if plan["calibrate"]:
+            calibrate(group, session)
         for case in cases:
             if not attempts.time_left():
                 break
@@ -34,7 +34,8 @@ def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None
                 attempts.progress.step()
                 if group.rank == 0:
                     session.store.add("steps", row)
-        calibrate(group, session)
+        if plan["calibrate"] > 1:
+            calibrate(group, session)
 
 
 def measured(case: Case, group: Group, pace: Pace) -> dict[str, Any]:
@@ -86,10 +87,15 @@ def peaks_bytes(step: Step, group: Group) -> tuple[list[int], list[int]]:
 
 
 def calibrate(group: Group, session: Session) -> None:
-    """A short calibration of host and fabric by the group that is about to time, so that factors can be fitted to this run."""
-    try:
-        sample = import_module("steptime.measure.calibrate").sample
-    except (ImportError, AttributeError):
-        return
+    """A short calibration of host and fabric by the group that times, so that factors can be fitted to this very run."""
+    from steptime.measure.calibrate import sample
+
     with patience(_CALIBRATION_S, "the calibration", session):
-        sample(group, session)
+        failed = ""
+        try:
+            sample(group, session)
+        except Exception as error:
+            failed = reason_of(error)
+        if not group.all_agree(not failed):
+            session.warn(f"the calibration failed ({failed or 'on another rank'}); the steps are timed without it")
+    session.store.flush()
