@@ -57,28 +57,28 @@ class Population:
 
 
 # Fitted by `calibration.fit` to the totals of facebookresearch/dlrm_datasets (MIT), locality_stats_2021.txt (file _0) and
-# locality_stats_2022.txt (file _0); docs/lookups.md says how well they agree.
+# locality_stats_2022.txt (file _0), `pooling_sigma` held: totals say little of it. docs/lookups.md says how well they agree.
 PRODUCTION_2021 = Population(
     name="production_2021",
-    mean_pooling=8.407,
-    pooling_sigma=0.8641,
-    rows_median=122_400,
-    rows_sigma=1.018,
-    rows_by_pooling=0.2267,
-    alpha_low=0.5462,
-    alpha_high=1.521,
-    shift_median=23.44,
-    shift_sigma=0.8865,
+    mean_pooling=8.566,
+    pooling_sigma=1.3,
+    rows_median=103_000,
+    rows_sigma=0.8316,
+    rows_by_pooling=0.2291,
+    alpha_low=0.4521,
+    alpha_high=1.351,
+    shift_median=22.97,
+    shift_sigma=1.016,
 )
 PRODUCTION_2022 = Population(
     name="production_2022",
-    mean_pooling=13.7,
-    pooling_sigma=0.825,
-    rows_median=145_500,
-    rows_sigma=1.078,
-    rows_by_pooling=0.2844,
-    alpha_low=0.492,
-    alpha_high=1.474,
-    shift_median=30.66,
-    shift_sigma=1.171,
+    mean_pooling=13.95,
+    pooling_sigma=1.3,
+    rows_median=132_300,
+    rows_sigma=1.017,
+    rows_by_pooling=0.291,
+    alpha_low=0.4275,
+    alpha_high=1.367,
+    shift_median=31.4,
+    shift_sigma=1.35,
 )

@@ -15,8 +15,8 @@ T = TypeVar("T")
 HEAVY = 20.0
 """Lookups a sample from which a table is heavy."""
 
-MOST_BYTES = 8 << 30
-"""Of all tables of a task: a task that comes out larger is drawn again."""
+MOST_BYTES_PER_RANK = 2 << 30
+"""Of tables, if they were split evenly: a task that comes out larger is drawn again."""
 
 _LOCALITIES = (0.0, 0.0, 0.1, 0.3, 0.6)
 

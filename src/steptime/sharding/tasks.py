@@ -7,10 +7,11 @@ Published: 20 tasks a platform, for each of two populations 5 *heavy* (only tabl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from steptime.build.dlrm import Dlrm, Table
 from steptime.lookups.populations import PRODUCTION_2021, PRODUCTION_2022, Population
-from steptime.sharding.draws import HEAVY, MOST_BYTES, Draws
+from steptime.sharding.draws import HEAVY, MOST_BYTES_PER_RANK, Draws
 from steptime.sharding.unequal_tasks import sharding_tasks
 
 __all__ = ["Variant", "random_task", "sharding_tasks", "step_batches", "step_tasks"]
@@ -38,6 +39,7 @@ def step_batches(ranks: int) -> tuple[int, ...]:
     return tuple(ranks * local for local in (256, 512, 1024, 2048))
 
 
+@cache
 def step_tasks(ranks: int) -> tuple[Dlrm, ...]:
     """The 20 tasks of the step study: both lookups, optimisers and interactions among heavy and ordinary ones."""
     return tuple(random_task(seed, _variant(seed), ranks) for seed in range(20))
@@ -47,7 +49,7 @@ def random_task(seed: int, variant: Variant, ranks: int) -> Dlrm:
     """The task of a seed; the same arguments always give the same task."""
     draws = Draws(seed * 1000 + ranks)
     model = _drawn(f"task{seed:02d}-{'heavy' if variant.heavy else 'ordinary'}", draws, variant, ranks)
-    while sum(table.nbytes for table in model.tables) > MOST_BYTES:
+    while sum(table.nbytes for table in model.tables) > MOST_BYTES_PER_RANK * ranks:
         model = _drawn(model.name, draws, variant, ranks)
     return model
 

@@ -8,9 +8,11 @@ rows, to which rules that count elements or bytes are blind.
 
 from __future__ import annotations
 
+from functools import cache
+
 from steptime.build.dlrm import Dlrm, Table
 from steptime.lookups.generators import Generator
-from steptime.sharding.draws import HEAVY, MOST_BYTES, Draws
+from steptime.sharding.draws import HEAVY, MOST_BYTES_PER_RANK, Draws
 
 RANKS = 4
 TASKS = 40
@@ -22,6 +24,7 @@ _LOOKUPS_PER_RANK = 12.5e6
 _SEED = 4000
 
 
+@cache
 def sharding_tasks() -> tuple[Dlrm, ...]:
     """20 heavy tasks, then 20 ordinary ones; 12 of the 40 are of equal load."""
     return tuple(_task(number) for number in range(TASKS))
@@ -33,7 +36,7 @@ def _task(number: int) -> Dlrm:
     equal = number % 5 in ((1, 3) if heavy else (2,))  # 8 heavy and 4 ordinary ones
     while True:
         tables = _equal(draws, heavy=heavy) if equal else _unequal(draws, heavy=heavy)
-        if sum(table.nbytes for table in tables) <= MOST_BYTES:
+        if sum(table.nbytes for table in tables) <= MOST_BYTES_PER_RANK * RANKS:
             break
     name = f"shard{number:02d}-{'heavy' if heavy else 'ordinary'}-{'equal' if equal else 'unequal'}"
     return Dlrm(
@@ -59,7 +62,7 @@ def _unequal(draws: Draws, *, heavy: bool) -> tuple[Table, ...]:
     """Giants with long bags of wide rows among many smaller tables, in any order; sizes say nothing of lookups."""
     giants, others = draws.count(2, 5), draws.count(7, 13)
     lengths = [draws.uniform(180, 200) for _ in range(giants)]
-    lengths += [draws.log_uniform(60, 190) if heavy or i % 4 else draws.log_uniform(1, HEAVY) for i in range(others)]
+    lengths += [draws.log_uniform(50, 195) if heavy or i % 4 else draws.log_uniform(1, HEAVY) for i in range(others)]
     dims = [32] * giants + [16] * others
     streams = [_skewed(draws, length) for length in lengths]
     return _named(draws.shuffled(list(zip(dims, streams, strict=True))))
@@ -79,36 +82,36 @@ def _skewed(draws: Draws, pooling: float) -> Generator:
 
 
 def _equal(draws: Draws, *, heavy: bool) -> tuple[Table, ...]:
-    """Equal dim times pooling factor to 3 %, sizes within a factor of two; as many cold as ranks, the others extremely hot.
+    """Equal dim times pooling factor to 3 %, sizes that say nothing; as many cold tables as ranks, the others extremely hot.
 
+    In two tasks of three cold tables also have half the dim and twice the pooling factor: more lookups, fewer bytes to send.
     Neighbours in a model's list are often alike, so cold tables come together, at a regular distance, or anywhere.
     """
-    count, cold = draws.pick((2, 2, 3)) * RANKS, RANKS
-    pooling = draws.uniform(180, 197)
-    streams = [_of_equal_load(draws, pooling, cold=i < cold) for i in range(count)]
+    per_rank, cold_dim = draws.pick((2, 2, 3)), draws.pick((16, 16, 32))
     order = draws.pick(("together", "regular", "anywhere"))
+    step = per_rank if order == "regular" else 1
+    cold = set(range(0, step * RANKS, step))
+    longest = draws.uniform(180, 197)
+    tables = [_of_equal_load(draws, cold_dim * longest, i in cold, cold_dim) for i in range(per_rank * RANKS)]
     if order == "anywhere":
-        streams = draws.shuffled(streams)
-    elif order == "regular":
-        places = sorted(range(count), key=lambda place: (place % RANKS, place))
-        at = dict(zip(places, streams, strict=True))
-        streams = [at[place] for place in range(count)]
-    tables = [(32, stream) for stream in streams]
+        tables = draws.shuffled(tables)
     if not heavy:
-        tables += [(16, _skewed(draws, draws.log_uniform(1, HEAVY))) for _ in range(draws.count(3, 6))]
+        tables += [(16, _skewed(draws, draws.log_uniform(1, HEAVY))) for _ in range(draws.count(2, 4))]
     return _named(tables)
 
 
-def _of_equal_load(draws: Draws, pooling: float, *, cold: bool) -> Generator:
+def _of_equal_load(draws: Draws, elements: float, cold: bool, cold_dim: int) -> tuple[int, Generator]:
+    dim = cold_dim if cold else 32
     # Hot: no row alone takes more than 3 % of the lookups, so that it is the cache that is studied, not one row's queue.
-    return Generator(
-        rows=round(draws.log_uniform(3e6, 6e6)),
-        pooling=round(pooling * draws.uniform(0.985, 1.015), 1),
+    stream = Generator(
+        rows=round(draws.log_uniform(2.5e6, 9e6)),
+        pooling=round(elements / dim * draws.uniform(0.985, 1.015), 1),
         kind="uniform" if cold else "zipf",
         alpha=1.0 if cold else round(draws.uniform(1.6, 2.0), 3),
         shift=1.0 if cold else round(draws.log_uniform(30, 1000), 1),
         seed=draws.seed(),
     )
+    return dim, stream
 
 
 def _named(tables: list[tuple[int, Generator]]) -> tuple[Table, ...]:

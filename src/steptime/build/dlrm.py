@@ -1,0 +1,81 @@
+"""`Dlrm`: a recommender as data. One schema serves prediction, sharding and measuring."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steptime.lookups.generators import Generator
+
+LOOKUPS = ("embedding_bag", "table_batched")
+OPTIMIZERS = ("sgd", "rowwise_adagrad")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding table and what is looked up in it."""
+
+    name: str
+    dim: int
+    generator: Generator  # rows, pooling factor, skew, locality, seed
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return self.generator.rows
+
+    @property
+    def pooling_factor(self) -> float:
+        """Mean lookups per sample."""
+        return self.generator.pooling
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights in fp32."""
+        return 4 * self.rows * self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class Dlrm:
+    """Tables sharded over the ranks (model parallel), dense layers on every rank (data parallel).
+
+    `bottom` are the widths of the bottom MLP after `dense_features`; where the interaction is `dot`, all tables have one dim,
+    and the last of these equals it. `top` are the widths of the top MLP after the interaction; the last is 1. Tables of
+    unequal dims interact by `cat`.
+    """
+
+    name: str
+    batch: int  # global
+    dense_features: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    tables: tuple[Table, ...]
+    lookup: str = "table_batched"
+    optimizer: str = "sgd"  # fused into the backward lookup; the dense part always uses SGD
+    interaction: str = "dot"  # dot (lower triangle of pairwise products) | cat
+    loss: str = "bce"  # bce | mse
+
+    def with_batch(self, batch: int) -> Dlrm:
+        """The same model on another global batch."""
+        return replace(self, batch=batch)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name, "batch": self.batch, "dense_features": self.dense_features, "bottom": list(self.bottom),
+            "top": list(self.top), "lookup": self.lookup, "optimizer": self.optimizer, "interaction": self.interaction,
+            "loss": self.loss,
+            "tables": [{"name": t.name, "dim": t.dim, "generator": t.generator.to_dict()} for t in self.tables],
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Dlrm:
+        """The model that `to_dict` gave."""
+        tables = tuple(Table(t["name"], int(t["dim"]), Generator.from_dict(t["generator"])) for t in values["tables"])
+        plain = {name: value for name, value in values.items() if name not in ("bottom", "top", "tables")}
+        return cls(**plain, bottom=tuple(values["bottom"]), top=tuple(values["top"]), tables=tables)
+
+    def to_json(self) -> str:
+        """Compact text; the same model always gives the same text."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), sort_keys=True)
