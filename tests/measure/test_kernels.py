@@ -17,7 +17,8 @@ from steptime.measure.kernels.calls import FILE_NAME, Trial, avoid_tried, avoide
 from steptime.measure.kernels.cases import Case
 from steptime.measure.kernels.events import Sample
 from steptime.measure.kernels.executor import Executor, Setting
-from steptime.measure.kernels.profile import MarkersError
+from steptime.measure.kernels.profile import HostProfile, MarkersError, Segment
+from steptime.measure.kernels.sentinels import Sentinels
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError
 from steptime.measure.session import Session
@@ -100,10 +101,34 @@ def test_a_profile_that_lost_records_gives_no_rows(tmp_path: Path, monkeypatch: 
     def lost(_profile: object) -> None:
         raise MarkersError("planted")
 
-    monkeypatch.setattr("steptime.measure.kernels.profile.HostProfile.segments", lost)
+    monkeypatch.setattr(HostProfile, "segments", lost)
     rows, skipped = measured(tmp_path, [RELU, FILL])
     assert rows == []
     assert skipped == {"the profile lost records": 2}
+
+
+def test_a_profile_that_lost_records_once_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, tried = HostProfile.segments, []
+
+    def lost_once(profile: HostProfile) -> list[Segment]:
+        tried.append(profile)
+        if len(tried) == 1:
+            raise MarkersError("planted")
+        return whole(profile)
+
+    monkeypatch.setattr(HostProfile, "segments", lost_once)
+    rows, _ = measured(tmp_path, [RELU])
+    assert [(row["cache"], len(row["times_ns"])) for row in rows] == [("cold", 2), ("warm", 2)]  # type: ignore[arg-type]
+
+
+def test_sentinels_that_drift_are_noticed_once_there_is_something_to_compare_with() -> None:
+    sentinels = Sentinels()
+    steady = [[100.0, 101.0, 99.0], [200.0]]
+    assert not any(sentinels.drifted(times) for times in [steady] * 5)
+    assert sentinels.drifted([[100.0], [204.0]])
+    assert sentinels.drifted([[96.0], [200.0]])
+    assert not sentinels.drifted([[102.0], [201.0]])
+    assert "product at most -4.0 % off, copy +2.0 %" in sentinels.said()
 
 
 def test_a_sample_is_timed_a_second_way_after_everything_else(

@@ -53,7 +53,7 @@ def attempt(session: Session, job: str, layout: Layout, plan: Mapping[str, Any])
         if session.budget.left_s() <= 0:
             return
         try:
-            run_ranks(job, layout, plan, limit_s=session.budget.left_s() + 60)
+            run_ranks(job, layout, plan, limit_s=session.budget.left_s() + 30)
             return
         except RanksError as error:
             session.warn(str(error))

@@ -12,8 +12,8 @@ from steptime.errors import InputError
 from steptime.measure.kernels.arena import Arena, DoesNotFitError, Region, draw, step_of, torch_dtype
 from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
 
-# Ops that reach beyond tensors; a call read from a file may not name them.
-_REFUSED = frozenset({"from_file"})
+# Ops that reach beyond their tensors: into files, or into the memory that they are views of.
+_REFUSED = frozenset({"from_file", "resize_", "resize_as_", "_resize_output_", "set_"})
 
 # Indices of the elements below a square's diagonal, as the interaction of a DLRM takes them.
 _BELOW_DIAGONAL = ("lower_row", "lower_column")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from steptime.measure.kernels.calls import Trial
 from steptime.measure.kernels.cases import Case
 from steptime.measure.kernels.profile import MarkersError, Segment, profile_on
 from steptime.measure.kernels.rows import row_of
+from steptime.measure.kernels.sentinels import CALLS, Sentinels
 from steptime.measure.session import Session
 
 COLD, WARM = "cold", "warm"
@@ -71,6 +73,7 @@ class Executor:
         self._arena = arena
         self._progress = progress
         self._trial = Trial(session.folder, group.rank)
+        self._sentinels = Sentinels()
         self._warned: set[str] = set()
         self._first_runs_s: defaultdict[str, float] = defaultdict(float)
         self._first_runs_limit_s = max(_LEAST_FIRST_RUNS_S, _FIRST_RUNS_SHARE * session.budget.left_s())
@@ -95,18 +98,9 @@ class Executor:
         """The rows of a batch: up to two for every case that runs."""
         ready = [one for one in (self._prepare(case, setting) for case in batch) if one is not None]
         self._trial.note("")
-        self._arena.refill()
-        self.group.barrier()
-        gc.collect()
-        gc.disable()
-        try:
-            self._profile(ready, setting)
-        except MarkersError as error:
+        if not self._profiled(ready, setting):
             self._progress.skip("the profile lost records", len(ready))
-            self._session.warn(f"a batch of {len(ready)} calls is dropped: {error}")
             return []
-        finally:
-            gc.enable()
         rows = []
         for one in ready:
             found = [row_of(one.case, c, s, share=setting.share, others=setting.others) for c, s in one.segments.items() if s]
@@ -124,6 +118,8 @@ class Executor:
     def close(self) -> None:
         """Nothing is measured any more."""
         self._trial.close()
+        if self._sentinels.said() and self.group.rank == 0:
+            print(self._sentinels.said(), file=sys.stderr, flush=True)
 
     def prepare(self, case: Case) -> Prepared:
         """A case ready to run under its own settings."""
@@ -172,6 +168,42 @@ class Executor:
             self._warned.add(case.call.op)
             reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             self._session.warn(f"{case.call.op} failed: {reason}")
+
+    def _profiled(self, ready: Sequence[_Ready], setting: Setting) -> bool:
+        """Profiles a batch, a second time where records were lost or the device had changed; whether there are records."""
+        watched = self._watched(setting)
+        for last in (False, True):
+            for one in ready:
+                one.segments = {COLD: [], WARM: []}
+            self._arena.refill()
+            gc.collect()
+            if not last:
+                self.group.barrier()
+            gc.disable()
+            try:
+                self._profile([*ready, *watched], setting)
+            except MarkersError as error:
+                self._session.warn(f"a batch of {len(ready)} calls is {'dropped' if last else 'run again'}: {error}")
+                continue
+            finally:
+                gc.enable()
+            times = [[float(sum(work.duration_ns for work in run)) for run in one.segments[COLD]] for one in watched]
+            # Ranks that measure together would lose step.
+            if not watched or not self._sentinels.drifted(times) or last or self.group.ranks > 1:
+                return True
+            self._sentinels.repeated += 1
+            watched = self._watched(setting)
+        return False
+
+    def _watched(self, setting: Setting) -> list[_Ready]:
+        """The sentinels of a batch; a CPU is too unsteady for any."""
+        if self.group.device.type != "cuda":
+            return []
+        made = [Case(call, call.to_json(), "", "") for call in CALLS]
+        try:
+            return [_Ready(case, Prepared(case.call, self._arena), setting.repeats) for case in made]
+        except DoesNotFitError:
+            return []
 
     def _profile(self, ready: Sequence[_Ready], setting: Setting) -> None:
         random = np.random.default_rng([setting.seed, len(ready)])
