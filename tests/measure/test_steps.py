@@ -69,17 +69,8 @@ def alone() -> Group:
 
 
 def plan_of(kind: str, cases: Sequence[Case], **more: Any) -> dict[str, Any]:
-    names = [case.name for case in cases]
-    return {
-        "kind": kind,
-        "phase": f"{kind}1",
-        "cases": names,
-        "small": True,
-        "only": [],
-        "full_traces": [],
-        "called": [],
-        **more,
-    }
+    plain = {"small": True, "only": [], "full_traces": [], "called": [], "calibrate": 0}
+    return {"kind": kind, "phase": f"{kind}1", "cases": [case.name for case in cases], **plain, **more}
 
 
 def dlrm_cases(ranks: int = 1) -> list[Case]:

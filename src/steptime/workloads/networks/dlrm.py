@@ -183,7 +183,7 @@ _DENSE: OrderedDict[tuple[object, ...], Dense] = OrderedDict()
 
 
 def forget_dense() -> None:
-    """Keeps no dense part for later cases: after a step that failed, its all_reduce is half done, or other ranks never had it."""
+    """Keeps no dense part for later cases: after a failed step its all_reduce is half done, or other ranks never had it."""
     _DENSE.clear()
 
 
