@@ -40,7 +40,7 @@ def statistics_of_launch(
     offsets = offsets.to(torch.int64)
     lengths = torch.diff(offsets).view(tables, batch)
     sums = lengths.sum(1)
-    bins = _reuse_counts(indices, sums, rows)
+    bins = _reuse_counts(indices, lengths, rows)
     totals = torch.cat([sums[:, None], lengths.square().sum(1, keepdim=True), bins], 1).cpu().numpy()
     return tuple(
         from_totals(table_rows, batch, int(line[0]), int(line[1]), line[2:])
@@ -48,12 +48,14 @@ def statistics_of_launch(
     )
 
 
-def _reuse_counts(indices: torch.Tensor, lookups: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Distinct rows in each reuse bin, [tables, bins]."""
+def _reuse_counts(indices: torch.Tensor, lengths: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Distinct rows in each reuse bin, [tables, bins]; `lengths` of bags are [tables, batch]."""
     device, tables = indices.device, len(rows)
     bases = torch.tensor([0, *accumulate(rows)], dtype=torch.int64, device=device)
+    # Repeated bag by bag, not table by table: a GPU repeats every entry with one warp.
+    first_rows = bases[:-1, None].expand(lengths.shape).reshape(-1)
+    keys = torch.repeat_interleave(first_rows, lengths.reshape(-1), output_size=len(indices)) + indices
     # A launch below 2**31 rows in all sorts half the bytes.
-    keys = torch.repeat_interleave(bases[:-1], lookups, output_size=len(indices)) + indices
     if sum(rows) < 1 << 31:
         keys = keys.to(torch.int32)
     distinct, counts = torch.unique(keys, return_counts=True)

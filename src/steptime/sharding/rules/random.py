@@ -22,10 +22,10 @@ def _place(tables: Sequence[Table], machine: Machine) -> Plan:
         ]
         if not fits:
             raise InputError(no_room(table, machine.ranks, machine.memory_bytes))
-        rank = fits[key_of(machine.seed, i) % len(fits)]
+        rank = fits[key_of(machine.seed, i, table.rows) % len(fits)]
         rank_of.append(rank)
         used[rank] += table.nbytes
     return Plan.of(tables, rank_of, machine.ranks)
 
 
-RULE = Rule("random", "each table on a rank drawn by the seed", _place)
+RULE = Rule("random", "each table on a rank drawn by the seed, its place and its rows", _place)
