@@ -158,6 +158,14 @@ def test_a_call_that_ends_its_process_is_not_tried_again(tmp_path: Path) -> None
     assert [one.call for one in remaining(a_session(tmp_path), [case(RELU), case(FILL)], Setting())] == [FILL]
 
 
+def test_an_op_that_ended_two_processes_is_not_tried_again(tmp_path: Path) -> None:
+    others = [Call("aten::relu.default", (TensorArg((size,)),)) for size in (1, 2)]
+    for call in others:
+        Trial(tmp_path, rank=0).note(case(call).text)
+        avoid_tried(tmp_path)
+    assert [one.call for one in remaining(a_session(tmp_path), [case(RELU), case(FILL)], Setting())] == [FILL]
+
+
 def test_a_process_that_ended_for_no_call_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = a_session(tmp_path)
     started: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from steptime.measure.kernels.calls import FILE_NAME, avoid_tried, avoided
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
+from steptime.models.kernels.call import Call
 
 if TYPE_CHECKING:
     from steptime.measure.kernels.cases import Case
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 # A lost CUDA context or a crash ends a process; a new one goes on without the call that did it.
 _ATTEMPTS = 8
+# An op of which so many calls did that is not tried again.
+_HOPELESS = 2
 # What is kept for timing the sample with events, of what is left at the start.
 _EVENTS_SHARE, _EVENTS_S = 0.1, 20.0
 # Convolutions measured with cuDNN's own search, in a process of their own: it remembers what it chose without one.
@@ -114,4 +118,12 @@ def remaining(session: Session, cases: Sequence[Case], setting: Setting) -> list
     from steptime.measure.kernels.executor import COLD
 
     done, avoid = session.store.done("kernels"), avoided(session.folder)
-    return [case for case in cases if case.text not in avoid and not done[case.key(COLD, setting.share, setting.others)]]
+    ended = Counter(Call.from_json(text).op for text in avoid)
+    hopeless = {op for op, calls in ended.items() if calls >= _HOPELESS}
+    if avoid:
+        session.warn(f"{len(avoid)} calls ended their process and are avoided, with all calls of {sorted(hopeless) or 'no op'}")
+    return [
+        case
+        for case in cases
+        if case.text not in avoid and case.call.op not in hopeless and not done[case.key(COLD, setting.share, setting.others)]
+    ]
