@@ -34,7 +34,10 @@ _ONE = {
 }
 _TWO = ("aten::add.Tensor", "aten::mul.Tensor", "aten::sub.Tensor", "aten::div.Tensor")
 _COMPARED = ("aten::eq.Tensor", "aten::ne.Tensor", "aten::lt.Tensor", "aten::gt.Tensor", "aten::ge.Scalar", "aten::eq.Scalar")
+# C++ passes numbers as such: data parallelism's reducer, sparse gradients, row-wise Adagrad.
+_NUMBERS = ("aten::mul.Scalar", "aten::div_.Scalar", "aten::gt.Scalar")
 _IN_PLACE = ("aten::add_.Tensor", "aten::mul_.Tensor", "aten::sub_.Tensor", "aten::div_.Tensor")
+_BETWEEN = ("aten::lerp.Scalar", "aten::lerp_.Scalar")
 _THREE = ("aten::addcmul.default", "aten::addcdiv.default", "aten::addcmul_.default", "aten::addcdiv_.default")
 
 
@@ -88,7 +91,7 @@ def _two(rng: Rng) -> Call:
 
 def _scalar(rng: Rng) -> Call:
     """The other operand is a Python number, which the kernel gets as an argument."""
-    return Call(pick(rng, (*_TWO, *_IN_PLACE[:2])), (_input(rng), pick(rng, (0.125, 0.5, 2.0, 1e-6))))
+    return Call(pick(rng, (*_TWO, *_IN_PLACE[:2], *_NUMBERS)), (_input(rng), pick(rng, (0.125, 0.5, 2.0, 1e-6))))
 
 
 def _in_place(rng: Rng) -> Call:
@@ -103,8 +106,8 @@ def _three(rng: Rng) -> Call:
     x = _input(rng)
     same = TensorArg(x.shape, x.dtype)
     second = TensorArg(_broadcast(rng, x.shape), x.dtype) if chance(rng, 0.2) else same
-    op = pick(rng, (*_THREE, "aten::lerp.Scalar"))
-    if op == "aten::lerp.Scalar":
+    op = pick(rng, (*_THREE, *_BETWEEN))
+    if op in _BETWEEN:
         return Call(op, (x, same, 0.1), written=(0, 1))
     divided = TensorArg(second.shape, x.dtype, values="positive")
     return Call(op, (x, same, divided if "div" in op else second), options(value=pick(rng, (1, -0.001))), written=(0, 1))
@@ -175,7 +178,7 @@ FAMILY = Family(
         *_IN_PLACE,
         *_COMPARED,
         *_THREE,
-        *("aten::lerp.Scalar", "aten::masked_fill.Scalar", "aten::masked_fill_.Scalar", "aten::where.self"),
+        *(*_BETWEEN, *_NUMBERS, "aten::masked_fill.Scalar", "aten::masked_fill_.Scalar", "aten::where.self"),
         *("aten::remainder.Scalar", "aten::bitwise_and.Tensor", "aten::logical_not.default"),
     ),
     sweep=mixture(

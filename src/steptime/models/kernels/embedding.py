@@ -6,7 +6,7 @@ Lookups with realistic index streams are a measured set of their own; here indic
 from __future__ import annotations
 
 from steptime.models.kernels import Family
-from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.call import Argument, Call, TensorArg
 from steptime.models.kernels.draw import (
     SEQUENCES,
     USUAL_BYTES,
@@ -78,22 +78,27 @@ def _bag(rng: Rng) -> Call:
 
 
 def _bag_backward(rng: Rng) -> Call:
-    """A dense gradient of the whole table, pooled by sum: the maximum indices are then not read."""
+    """A sparse gradient, or a dense one of the whole table; pooled by sum, so that the maximum indices are not read."""
     rows, features, bags, pooled = _bags(rng)
     asked = bags * pooled
     bag_of_each = indices((asked,), bags)
     bag_sizes, no_maxima = indices((bags,), pooled + 1), TensorArg((0,), "int64", high=1)
-    gradient = TensorArg((bags, features), floating(rng))
-    arguments = (gradient, indices((asked,), rows), bag_of_each, bag_sizes, no_maxima, rows, False, _SUM, None, -1)
-    return Call("aten::_embedding_bag_dense_backward.default", arguments)
+    gradient, index = TensorArg((bags, features), floating(rng)), indices((asked,), rows)
+    if chance(rng, 0.4):
+        arguments: tuple[Argument, ...] = (gradient, index, bag_of_each, bag_sizes, no_maxima, rows, False, _SUM, None, -1)
+        return Call("aten::_embedding_bag_dense_backward.default", arguments)
+    offsets = TensorArg((bags,), "int64", high=asked, values="offsets")
+    arguments = (gradient, index, offsets, bag_of_each, bag_sizes, no_maxima, rows, False, _SUM, True, None, -1)
+    return Call("aten::_embedding_bag_backward.default", arguments)
 
 
 FAMILY = Family(
     name="embedding",
     ops=(
         *("aten::embedding.default", "aten::embedding_dense_backward.default"),
-        *("aten::_embedding_bag.default", "aten::_embedding_bag_dense_backward.default"),
+        *("aten::_embedding_bag.default", "aten::_embedding_bag_backward.default"),
+        "aten::_embedding_bag_dense_backward.default",
     ),
-    sweep=mixture((1, _forward), (1, _backward), (1, _bag), (0.4, _bag_backward)),
+    sweep=mixture((1, _forward), (1, _backward), (1, _bag), (0.8, _bag_backward)),
     weight=3.5,
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from steptime.models.kernels import Family
-from steptime.models.kernels.call import Argument, Call, TensorArg
-from steptime.models.kernels.draw import Rng, activation_shape, floating, log_int, mixture, pick
+from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime.models.kernels.draw import Rng, activation_shape, floating, log_int, mixture, options, pick
 
 # Op -> arguments after the tensor.
 _FILLS: dict[str, tuple[Argument, ...]] = {
@@ -25,6 +25,15 @@ def _filled(rng: Rng) -> Call:
     return Call(op, (TensorArg(activation_shape(rng), floating(rng)), *_FILLS[op]))
 
 
+def _made(rng: Rng) -> Call:
+    """Tensors that are made with their content: gradients of lookups, masks, positions."""
+    if pick(rng, (True, False)):
+        shape = activation_shape(rng)
+        return Call("aten::zeros.default", (shape,), options(device="device", dtype=DtypeArg(floating(rng))), written=())
+    count = log_int(rng, 16, 4_000_000)
+    return Call("aten::arange.default", (count,), options(device="device", dtype=DtypeArg("int64")), written=())
+
+
 def _integers(rng: Rng) -> Call:
     x = TensorArg((log_int(rng, 1, 8_000_000),), pick(rng, ("int64", "int32")), high=100)
     return Call("aten::zero_.default", (x,))
@@ -35,4 +44,9 @@ def _random(rng: Rng) -> Call:
     return Call(op, (TensorArg(activation_shape(rng), floating(rng)), *_RANDOM[op]))
 
 
-FAMILY = Family(name="fill", ops=(*_FILLS, *_RANDOM), sweep=mixture((3, _filled), (0.5, _integers), (0.8, _random)), weight=2.0)
+FAMILY = Family(
+    name="fill",
+    ops=(*_FILLS, *_RANDOM, "aten::zeros.default", "aten::arange.default"),
+    sweep=mixture((3, _filled), (0.5, _integers), (0.8, _random), (0.7, _made)),
+    weight=2.0,
+)

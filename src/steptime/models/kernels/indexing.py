@@ -65,7 +65,7 @@ def _rows_backward(rng: Rng) -> Call:
     gradient = TensorArg((asked, table.shape[1]), table.dtype)
     index = indices((asked,), table.shape[0])
     accumulated = chance(rng, 0.7)
-    op = pick(rng, ("aten::_index_put_impl_.default", "aten::index_put_.default"))
+    op = pick(rng, ("aten::_index_put_impl_.default", "aten::index_put_.default", "aten::index_put.default"), (2, 2, 1))
     rest = (accumulated, True) if op == "aten::_index_put_impl_.default" else (accumulated,)
     return Call(op, (table, (index,), gradient, *rest), written=(2,))
 
@@ -106,7 +106,7 @@ FAMILY = Family(
     name="indexing",
     ops=(
         *("aten::index_select.default", "aten::index.Tensor", "aten::_index_put_impl_.default", "aten::index_put_.default"),
-        *("aten::index_add_.default", "aten::index_add.default", "aten::gather.default"),
+        *("aten::index_put.default", "aten::index_add_.default", "aten::index_add.default", "aten::gather.default"),
         *("aten::scatter_.src", "aten::scatter.src", "aten::scatter_.value"),
         *("aten::scatter_add_.default", "aten::scatter_add.default"),
     ),

@@ -150,6 +150,7 @@ _FOREACH: dict[str, Callable[..., Call]] = {
     "aten::_foreach_add_.List": partial(_binary, "aten::_foreach_add_.List", alpha=-0.01),
     "aten::_foreach_add.List": partial(_binary, "aten::_foreach_add.List", alpha=0.01),
     "aten::_foreach_mul.Scalar": partial(_unary, "aten::_foreach_mul.Scalar", -0.01),
+    "aten::_foreach_mul.ScalarList": partial(_per_tensor, "aten::_foreach_mul.ScalarList", 1),
     "aten::_foreach_mul_.List": partial(_binary, "aten::_foreach_mul_.List"),
     "aten::_foreach_div_.List": partial(_binary, "aten::_foreach_div_.List"),
     "aten::_foreach_norm.Scalar": partial(_unary, "aten::_foreach_norm.Scalar", 2),

@@ -50,6 +50,11 @@ def _forward(rng: Rng) -> Call:
     return Call(op, (TensorArg(shape, dtype), axis, widened))
 
 
+def _safe(rng: Rng) -> Call:
+    """As the plain form of attention takes it: rows that are masked out altogether give zeros."""
+    return Call("aten::_safe_softmax.default", (TensorArg(_scores(rng), floating(rng)), -1))
+
+
 def _backward(rng: Rng) -> Call:
     logarithmic = chance(rng, 0.4)
     shape, axis = _case(rng, 0.1 if logarithmic else 0.85)
@@ -68,7 +73,8 @@ FAMILY = Family(
         "aten::_log_softmax.default",
         "aten::_softmax_backward_data.default",
         "aten::_log_softmax_backward_data.default",
+        "aten::_safe_softmax.default",
     ),
-    sweep=mixture((1, _forward), (1, _backward)),
+    sweep=mixture((1, _forward), (1, _backward), (0.1, _safe)),
     weight=3.5,
 )

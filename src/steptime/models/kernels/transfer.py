@@ -31,5 +31,16 @@ def _to_host(rng: Rng) -> Call:
     return Call("aten::copy_.default", (here, there, place == "pinned" and chance(rng, 0.8)), written=(1,))
 
 
+def _number(rng: Rng) -> Call:
+    """`Tensor.item()`: one number, and the host waits for it."""
+    shape = pick(rng, ((), (1,)))
+    return Call("aten::_local_scalar_dense.default", (TensorArg(shape, pick(rng, _DTYPES), high=200),))
+
+
 # On the device `copy_` is the family of copies' op; which family a call is in, the places of its tensors decide.
-FAMILY = Family(name="transfer", ops=(), sweep=mixture((3, _to_device), (2, _to_host)), weight=2.5)
+FAMILY = Family(
+    name="transfer",
+    ops=("aten::_local_scalar_dense.default",),
+    sweep=mixture((3, _to_device), (2, _to_host), (0.1, _number)),
+    weight=2.5,
+)
