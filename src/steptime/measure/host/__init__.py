@@ -64,25 +64,27 @@ SEEN_BY_PROFILER = ("launch_call", "launch_latency", "kernel_duration", "sync_re
 # Groups of processes, in the order they run: profiler modes one after another in one process, and seconds for each of them.
 # A mode that leaves nothing behind has a process of its own; `after` is what a profiler leaves behind.
 GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
-    (("off", 24.0),),
-    (("cpu_cuda", 10.0), ("after", 4.0)),
-    (("cuda", 10.0),),
-    (("execution_trace", 4.0),),
+    (("off", 20.0),),
+    (("cpu_cuda", 12.0), ("after", 3.0)),
+    (("cuda", 12.0),),
+    (("execution_trace", 3.0),),
 )
-SHARED_S = 8.0
-# What starting a group of processes may take, besides what it measures.
-START_S = 60.0
+# To try it out: fewer processes to start.
+SMALL_GROUPS = ((("off", 10.0),), (("cpu_cuda", 5.0), ("cuda", 5.0), ("execution_trace", 5.0), ("after", 5.0)))
+SHARED_S = 6.0
+# What starting a group of processes may take besides what it measures, and what recording the workloads' ops may.
+START_S, RECORDING_S = 60.0, 120.0
 # Fewer calls where each is recorded: (bursts, calls per burst).
-LOOPS = {"off": (7, 100), "after": (5, 100), "cuda": (3, 60), "cpu_cuda": (3, 60), "execution_trace": (2, 20)}
+LOOPS = {"off": (5, 100), "after": (5, 100), "cuda": (3, 60), "cpu_cuda": (3, 60), "execution_trace": (2, 20)}
 # Ops of the short lists: after a profiler, under an execution trace, on parts of a GPU.
 SHORT_OPS = 150
 
 
 def run(session: Session, options: Options) -> None:
     """Unprofiled first; then each profiler in processes of its own; then several ranks at once, a shorter list."""
-    if not options.only and not (session.folder / "host_calls.json").exists():
-        _run_group(session, Layout(1, device=options.device), session.to_plan(record=True), START_S)
-    plans = [(Layout(1, device=options.device), group, False) for group in GROUPS]
+    _record(session, options)
+    groups = SMALL_GROUPS if options.small else GROUPS
+    plans = [(Layout(1, device=options.device), group, False) for group in groups]
     for ranks in sorted({count for count in options.ranks if count > 1}):
         plans.append((Layout(ranks, options.share_gpu, options.device), (("off", SHARED_S),), True))
     for number, (layout, modes, short) in enumerate(plans):
@@ -94,6 +96,14 @@ def run(session: Session, options: Options) -> None:
         given = [[name, seconds * part] for name, seconds in modes]
         plan = session.to_plan(modes=given, short=short, small=options.small, only=list(options.only))
         _run_group(session, layout, plan, 2 * sum(seconds for _, seconds in modes) + START_S)
+
+
+def _record(session: Session, options: Options) -> None:
+    """Views are the same on a CPU; the ops that launch are recorded on the device unless full steps were before."""
+    if options.only or (session.folder / "host_calls.json").exists():
+        return
+    device = "cpu" if (session.folder / "workload_calls.json").exists() else options.device
+    _run_group(session, Layout(1, device=device), session.to_plan(record=True), RECORDING_S)
 
 
 def _run_group(session: Session, layout: Layout, plan: dict[str, Any], limit_s: float) -> None:
@@ -111,7 +121,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     if plan.get("record"):
         _record_small(group, session)
         return
-    issued = _issued(session)
+    issued = issued_by(session, group)
     for mode, seconds in plan["modes"]:
         short = bool(plan["short"]) or mode in ("after", "execution_trace")
         chosen = probes(issued, short=short, python=mode == "off" and not short)
@@ -139,12 +149,18 @@ def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe],
 
 
 def probes(issued: Sequence[Issued], *, short: bool = False, python: bool = True) -> list[Probe]:
-    """Everything that is asked in one process: mechanisms first, then ops by how often workloads issue them."""
+    """Everything that is asked in one process: mechanisms, then ops by how often workloads issue them.
+
+    Lookups have to be compiled first, and a process group has threads of its own: they come last.
+    """
+    from steptime.measure.host.data_parallel import together_probes
+    from steptime.measure.host.lookups import lookup_probes
     from steptime.measure.host.mechanisms import mechanisms
     from steptime.measure.host.ops import op_probes, python_probes
 
     asked = issued[:SHORT_OPS] if short else issued
-    return [*mechanisms(short=short), *op_probes(asked), *(python_probes(asked) if python else ())]
+    through_python = python_probes(asked) if python else ()
+    return [*mechanisms(short=short), *op_probes(asked), *through_python, *lookup_probes(), *together_probes()]
 
 
 def handful(chosen: Sequence[Probe], each: int = 2) -> list[Probe]:
@@ -155,14 +171,17 @@ def handful(chosen: Sequence[Probe], each: int = 2) -> list[Probe]:
     return [probe for found in kept.values() for probe in found[:each]]
 
 
-def _issued(session: Session) -> list[Issued]:
+def issued_by(session: Session, group: Group) -> list[Issued]:
+    """The calls that are asked: those recorded in the session's folder, then common ones."""
     from steptime.measure.host.issued import common, grouped, recorded
 
+    # Not every CPU multiplies in bfloat16.
+    dtypes = ("float32", "bfloat16") if group.device_name.startswith("cuda") else ("float32",)
     try:
-        return grouped([*recorded(session.folder), *common()])
+        return grouped([*recorded(session.folder), *common(dtypes)])
     except InputError as error:
         session.warn(f"{error}; only common ops are measured")
-        return grouped(common())
+        return grouped(common(dtypes))
 
 
 def _record_small(group: Group, session: Session) -> None:

@@ -30,6 +30,8 @@ LAUNCHES_PER_CALL = 4
 # What one burst may take, the device included: slow kernels get fewer calls, never fewer than this many.
 BURST_NS = 20e6
 FEWEST_CALLS = 4
+# Calls before the first burst: they load what is loaded once, and tell how long a call takes.
+FIRST_CALLS = 5
 
 
 def burst_ns(action: Action, calls: int) -> float:
@@ -80,7 +82,7 @@ class Bench:
     """One rank's bench.
 
     Where `marking`, a marking kernel goes before and after the calls of a loop, so that a recording tells how much they
-    launched; `loops` counts such loops, `made` the calls of the last one.
+    launched; `loops` counts loops, `made` the calls of the last one.
     """
 
     group: Group
@@ -100,28 +102,32 @@ class Bench:
         """Waits until the device has nothing left to do."""
         self.group.synchronize()
 
-    def per_call(self, action: Action, most_calls: int = MOST_LAUNCHES, prepare: Action | None = None) -> list[float]:
+    def per_call(self, action: Action, most_calls: int = MOST_LAUNCHES) -> list[float]:
         """Host time of a call: one value per burst. The first calls are not counted; slow calls get shorter bursts."""
         self._mark()
+        self.loops += 1
+        try:
+            calls = min(self.calls, most_calls, self._calls_in_a_burst(action))
+            found = []
+            for _ in range(self.bursts):
+                self.synchronize()
+                found.append(burst_ns(action, calls))
+            self.synchronize()
+        finally:
+            self._mark()
+        self.made = FIRST_CALLS + calls * self.bursts
+        return found
+
+    def _calls_in_a_burst(self, action: Action) -> int:
         for _ in range(2):
             action()
         self.synchronize()
         begun = time.perf_counter_ns()
-        for _ in range(3):
+        for _ in range(FIRST_CALLS - 2):
             action()
         self.synchronize()
-        each_ns = (time.perf_counter_ns() - begun) / 3
-        calls = max(1, min(self.calls, most_calls, max(FEWEST_CALLS, int(BURST_NS / max(each_ns, 1.0)))))
-        found = []
-        for _ in range(self.bursts):
-            if prepare is not None:
-                prepare()
-            self.synchronize()
-            found.append(burst_ns(action, calls))
-        self.synchronize()
-        self._mark()
-        self.loops, self.made = self.loops + 1, 5 + calls * self.bursts
-        return found
+        each_ns = (time.perf_counter_ns() - begun) / (FIRST_CALLS - 2)
+        return max(FEWEST_CALLS, int(BURST_NS / max(each_ns, 1.0)))
 
     def per_op(
         self, function: Callable[..., object], *args: Any, most_calls: int = MOST_LAUNCHES, **kwargs: Any

@@ -122,7 +122,6 @@ FORMS: tuple[Form, ...] = (
     Form("view", SQUARE, _plain(lambda x: x.view(32, 32))),
     Form("python_function", SQUARE, _plain(_python_function)),
     Form("relu", SQUARE, _plain(F.relu)),
-    Form("relu_inplace", SQUARE, _plain(lambda x: F.relu(x.view(32, 32), inplace=True)), keeps_shape=False),
     Form("gelu", SQUARE, _plain(F.gelu)),
     Form("silu", SQUARE, _plain(F.silu)),
     Form("sigmoid", SQUARE, _plain(torch.sigmoid)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +48,9 @@ def recorded(folder: Path) -> list[tuple[Call, int, str]]:
     ]
 
 
-def common() -> Iterator[tuple[Call, int, str]]:
+def common(dtypes: Sequence[str] = ("float32", "bfloat16")) -> Iterator[tuple[Call, int, str]]:
     """Ops that nearly every training step has, so that this works without a recorded step."""
-    for dtype in ("float32", "bfloat16"):
+    for dtype in dtypes:
         for call in _common(dtype):
             yield call, 0, "sweep"
 

@@ -11,8 +11,8 @@ import torch
 from steptime.measure.host.bench import CUDA, Action, Bench, burst_ns, less, line
 from steptime.measure.host.probe import Probe, Times
 
-# A gate of about 1 ms at 1.98 GHz, behind which kernels are queued so that the host does not limit them.
-GATE_CYCLES = 2_000_000
+# A gate of about 2 ms at 1.98 GHz, behind which kernels are queued so that the host does not limit them.
+GATE_CYCLES = 4_000_000
 # Kernels that spin for about 1 and 10 us.
 SHORT_CYCLES, LONG_CYCLES = 2_000, 20_000
 QUEUED = 100

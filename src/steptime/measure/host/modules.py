@@ -62,6 +62,8 @@ def _autocast(what: str, bench: Bench) -> Times:
     device = bench.group.device
     if what == "enter_exit":
         return (bench.per_op(_enter_exit, device.type),)
+    if not bench.cuda:
+        raise NotImplementedError("not every CPU multiplies in bfloat16")
     given = torch.float32 if what != "no_cast" else torch.bfloat16
     x = torch.randn(32, 32, device=device, dtype=given)
     weight = torch.randn(32, 32, device=device, dtype=given, requires_grad=what != "input_and_weight_cast")

@@ -6,8 +6,9 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from steptime.measure.session import Session
 from steptime.measurements.sets import measured_set
 from steptime.measurements.store import key_of
 
-# Probes whose records fit into one recording without its end taking seconds.
-PER_RECORDING = 40
+# Probes after which rows are written. Starting and ending a profiler takes a good part of a second, so it records more.
+AT_ONCE = {"off": 40, "after": 40}
+PER_RECORDING = 120
 # Names of probes that ended a process; each rank keeps the name of its running one in a file, which a sudden end leaves behind.
 FATAL_FILE = "host_fatal.txt"
 
@@ -47,8 +49,9 @@ class Runner:
         self._take_over()
         fatal = fatal_names(self.session.folder)
         wanted = [probe for probe in probes if self._wanted(probe, fatal, progress)]
-        for first in range(0, len(wanted), PER_RECORDING):
-            self._together(wanted[first : first + PER_RECORDING], progress)
+        at_once = AT_ONCE.get(self.mode, PER_RECORDING)
+        for part in _parts(wanted, at_once):
+            self._together(part, progress)
             self.session.store.flush()
             gc.collect()
         self._running.unlink(missing_ok=True)
@@ -92,8 +95,7 @@ class Runner:
         """One recording of some probes; how much each launched is known when it has ended."""
         rows: list[dict[str, Any]] = []
         bench = self.bench
-        # Other probes than of single ops spin themselves, and their loops are not of one kind of call.
-        bench.marking = self.mode == "cuda" and bench.cuda and all(probe.kinds == ("op",) for probe in probes)
+        bench.marking = self.mode == "cuda" and bench.cuda and probes[0].kinds == ("op",)
         bench.loops = 0
         found = Recording()
         try:
@@ -121,8 +123,11 @@ class Runner:
             self.session.store.add("host", {**row, "launches": counts[loop - 1] / made if known else None})
 
     def _goes_on(self, probe: Probe) -> bool:
-        on = time.monotonic() < self.ends_at and self.session.budget.left_s() > 0
-        return bool(self.bench.group.decide(int(on))) if probe.together else on
+        """What ranks do together takes little time and comes last, so it has until the end of the whole budget."""
+        in_budget = self.session.budget.left_s() > 0
+        if probe.together:
+            return bool(self.bench.group.decide(int(in_budget)))
+        return in_budget and time.monotonic() < self.ends_at
 
     def _rows(self, probe: Probe, times: Times) -> list[dict[str, Any]]:
         source = self.source or probe.source
@@ -164,3 +169,10 @@ def fatal_names(folder: Path) -> set[str]:
 
 def _alternatives(probe: Probe) -> list[Probe]:
     return [probe, *(_alternatives(probe.otherwise) if probe.otherwise else ())]
+
+
+def _parts(probes: Sequence[Probe], at_once: int) -> Iterator[list[Probe]]:
+    """In order, so many at a time; single ops apart from others, because only their loops are marked and others spin too."""
+    for _, same in groupby(probes, key=lambda probe: probe.kinds == ("op",)):
+        row = list(same)
+        yield from (row[first : first + at_once] for first in range(0, len(row), at_once))

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.measure.test_host_runner import GROUP, a_session, rows_of
+from tests.measurements.test_store import a_recipe, a_row, a_store
+
+from steptime.measure import calibrate
+from steptime.measure.options import Options
+from steptime.measure.ranks import RanksError
+from steptime.measurements.store import merge
+
+KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "factors"}
+
+
+def row(op: str, *times_ns: float, **more: Any) -> dict[str, Any]:
+    return {**a_row(op, times_ns), "source": calibrate.SOURCE, **more}
+
+
+def measured(folder: Path, *rows: dict[str, Any], run: str = "20260101T000000-abcd") -> Path:
+    store = a_store(folder, run=run)
+    for one in rows:
+        store.add("host", one)
+    store.flush()
+    return folder
+
+
+def content(folder: Path, shipped: Path) -> dict[str, Any]:
+    return calibrate.calibration(folder, a_recipe().to_dict(), 1, 1, shipped)
+
+
+def test_every_sample_asks_every_representative_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "SAMPLE_HOST_S", 60.0)
+    session = a_session(tmp_path)
+    calibrate.sample(GROUP, session)
+    rows = rows_of(tmp_path)
+    found = {(one["kind"], one["op"]) for one in rows}
+    assert found >= {pair for pair in calibrate.REPRESENTATIVE if pair[0] != "collective_call"}
+    assert {(one["source"], one["profiler"]) for one in rows} == {("calibration", "off")}
+    calibrate.sample(GROUP, session)
+    assert len(rows_of(tmp_path)) == 2 * len(rows)
+
+
+def test_the_file_holds_medians_over_ranks_with_their_spread(tmp_path: Path) -> None:
+    folder = measured(tmp_path / "run", row("b", 1.0, 2.0), row("b", 3.0), row("a", 5.0), {**row("a", 9.0), "source": "sweep"})
+    found = content(folder, tmp_path / "nothing")
+    assert set(found) == KEYS
+    assert found["factors"] == {"host": None}
+    assert [(one["op"], one["time_ns"], one["repeats"]) for one in found["host"]] == [("a", 5.0, 1), ("b", 2.0, 3)]
+    assert set(found["host"][0]) == {"kind", "op", "call", "phase", "time_ns", "spread", "repeats"}
+
+
+def test_rows_of_another_run_are_not_part_of_a_calibration(tmp_path: Path) -> None:
+    measured(tmp_path, row("a", 1.0), run="20250101T000000-0000")
+    measured(tmp_path, row("a", 7.0))
+    assert [one["time_ns"] for one in content(tmp_path, tmp_path / "nothing")["host"]] == [7.0]
+
+
+def test_factors_are_geometric_means_against_the_shipped_set(tmp_path: Path) -> None:
+    known = measured(tmp_path / "known", row("a", 10.0), row("b", 10.0), row("c", 10.0, kind="launch"),
+                     row("a", 99.0, profiler="cuda"), row("d", 10.0))  # fmt: skip
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    merge([known], "host", shipped / "host.parquet")
+    folder = measured(tmp_path / "run", row("a", 20.0), row("b", 80.0), row("c", 10.0, kind="launch"), row("e", 10.0))
+    assert content(folder, shipped)["factors"]["host"] == {"op": 4.0, "launch": 1.0, "all": 2.0}
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    first = measured(tmp_path / "1", row("b", 1.0, 2.0), row("a", 5.0))
+    second = measured(tmp_path / "2", row("a", 5.0), row("b", 2.0, 1.0))
+    files = [tmp_path / "x.json", tmp_path / "y.json"]
+    for folder, file in zip((first, second), files, strict=True):
+        calibrate.write(file, content(folder, tmp_path / "nothing"))
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_group_that_fails_leaves_a_file_of_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        measured(tmp_path, row("a", 1.0))
+        raise RanksError("planted")
+
+    monkeypatch.setattr(calibrate, "run_ranks", fails)
+    calibrate.run(a_session(tmp_path), Options(device="cpu", ranks=(2,)))
+    found = json.loads((tmp_path / calibrate.FILE).read_text())
+    assert (found["schema_version"], found["ranks"], len(found["host"])) == (1, 2, 1)
+    assert "planted" in capsys.readouterr().err
+
+
+def test_all_gpus_take_part_unless_ranks_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "gpus", lambda: [{}] * 4)
+    assert calibrate._ranks(Options()) == 4
+    assert calibrate._ranks(Options(ranks=(2,))) == 2
+    assert calibrate._ranks(Options(share_gpu=True)) == 1

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.measurements.test_store import a_recipe
+
+from steptime.measure import host
+from steptime.measure.budget import Budget, Progress
+from steptime.measure.group import Group, leave
+from steptime.measure.host.bench import Bench
+from steptime.measure.host.probe import Probe, Times
+from steptime.measure.host.recording import MODES
+from steptime.measure.host.runner import FATAL_FILE, Runner
+from steptime.measure.options import Options
+from steptime.measure.ranks import Layout, RanksError
+from steptime.measure.session import Session
+from steptime.measurements.store import read
+
+GROUP = Group(0, 1, "cpu", 1)
+
+
+def a_session(folder: Path, run: str = "20260101T000000-abcd") -> Session:
+    return Session.start(folder, a_recipe(run), minutes=5)
+
+
+def a_bench(folder: Path = Path(), bursts: int = 2, calls: int = 4) -> Bench:
+    session: Any = a_session(folder) if folder != Path() else None
+    return Bench(GROUP, session, bursts, calls)
+
+
+def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0) -> Runner:
+    # A run of its own each time, as a command that is given again has.
+    session = a_session(folder, run=f"run-{time.perf_counter_ns()}")
+    done = session.store.done("host")
+    return Runner(Bench(GROUP, session, 2, 4), session, mode, time.monotonic() + seconds, done=done)
+
+
+def progress(total: int = 1) -> Progress:
+    return Progress("test", total, Budget.of_minutes(1), quiet=True)
+
+
+def giving(*times: float) -> Callable[[Bench], Times]:
+    return lambda _bench: (list(times),)
+
+
+def failing(error: Exception) -> Callable[[Bench], Times]:
+    def measure(_bench: Bench) -> Times:
+        raise error
+
+    return measure
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = read(folder, "host").to_pylist()
+    return rows
+
+
+@pytest.fixture
+def no_group_left() -> Iterator[None]:
+    yield
+    leave()
+
+
+def test_a_probe_that_fails_is_counted_and_the_next_is_measured(tmp_path: Path) -> None:
+    said = progress(3)
+    probes = [
+        Probe(("op",), "a", failing(TypeError())),
+        Probe(("op",), "b", failing(MemoryError())),
+        Probe(("op",), "c", giving(1.0)),
+    ]
+    a_runner(tmp_path).run(probes, said)
+    assert [row["op"] for row in rows_of(tmp_path)] == ["c"]
+    assert said.skipped == {"cannot be run (TypeError)": 1, "does not fit": 1}
+
+
+def test_what_cannot_be_run_is_asked_otherwise_and_the_row_says_what_was_run(tmp_path: Path) -> None:
+    other = Probe(("op",), "a", giving(2.0), call="recorded")
+    a_runner(tmp_path).run([Probe(("op",), "a", failing(RuntimeError()), call="small", otherwise=other)], progress())
+    assert [(row["call"], row["time_ns"]) for row in rows_of(tmp_path)] == [("recorded", 2.0)]
+
+
+def test_a_second_run_measures_only_what_the_first_had_no_time_for(tmp_path: Path) -> None:
+    other = Probe(("op",), "a", giving(2.0), call="recorded")
+    probes = [Probe(("op",), "a", failing(RuntimeError()), call="small", otherwise=other), Probe(("op",), "b", giving(1.0))]
+    a_runner(tmp_path).run(probes[:1], progress())
+    a_runner(tmp_path, seconds=0.0).run(probes, progress(2))
+    assert [row["op"] for row in rows_of(tmp_path)] == ["a"]
+    a_runner(tmp_path).run(probes, progress(2))
+    assert sorted(row["op"] for row in rows_of(tmp_path)) == ["a", "b"]
+
+
+def test_what_is_measured_under_one_profiler_is_not_done_under_another(tmp_path: Path) -> None:
+    for mode in ("off", "after", "off"):
+        a_runner(tmp_path, mode).run([Probe(("op",), "a", giving(1.0))], progress())
+    assert sorted(row["profiler"] for row in rows_of(tmp_path)) == ["after", "off"]
+
+
+def test_a_probe_that_ended_its_process_is_not_asked_again(tmp_path: Path) -> None:
+    probes = [Probe(("op",), "a", giving(1.0)), Probe(("op",), "b", failing(KeyboardInterrupt()))]  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        a_runner(tmp_path).run(probes, progress(2))
+    a_runner(tmp_path).run([*probes, Probe(("op",), "c", giving(1.0))], progress(3))
+    assert (tmp_path / FATAL_FILE).read_text() == "op b\n"
+    assert sorted(row["op"] for row in rows_of(tmp_path)) == ["a", "c"]
+
+
+def test_a_slope_and_its_intercept_are_rows_of_two_kinds(tmp_path: Path) -> None:
+    a_runner(tmp_path).run([Probe(("x", "x_fixed"), "a", lambda _: ([1.0], [2.0]), phase="backward")], progress())
+    assert [(row["kind"], row["phase"], row["time_ns"]) for row in rows_of(tmp_path)] == [
+        ("x", "backward", 1.0), ("x_fixed", "backward", 2.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_group_left")
+def test_a_small_run_without_a_profiler_has_every_kind(tmp_path: Path) -> None:
+    plan = {"modes": [["off", 120.0]], "short": False, "small": True, "only": []}
+    host.work(GROUP, a_session(tmp_path), plan)
+    rows = rows_of(tmp_path)
+    assert {row["kind"] for row in rows} == set(host.KINDS)
+    assert {(row["profiler"], row["share"], row["launches"]) for row in rows} == {("off", 1, None)}
+    assert all(row["cores"] >= 1 and row["times_ns"] for row in rows)
+
+
+def test_every_profiler_mode_measures_the_same_loops(tmp_path: Path) -> None:
+    plan = {"modes": [[mode, 60.0] for mode in MODES], "short": False, "small": True, "only": ["op", "launch", "backward_node"]}
+    host.work(GROUP, a_session(tmp_path), plan)
+    asked = {mode: {(row["kind"], row["op"]) for row in rows_of(tmp_path) if row["profiler"] == mode} for mode in MODES}
+    assert asked["cuda"] == asked["cpu_cuda"] == asked["off"]
+    assert asked["execution_trace"] == asked["after"]
+    for found in asked.values():
+        assert {kind for kind, _ in found} == {"op", "launch", "op_without_launch", "backward_node", "backward_call"}
+
+
+def test_unprofiled_comes_first_and_only_after_follows_a_profiler_in_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[int, list[str]]] = []
+
+    def run_ranks(job: str, layout: Layout, plan: dict[str, Any], **_: Any) -> None:
+        assert job == "host"
+        started.append((layout.ranks, [mode for mode, _ in plan.get("modes", [])]))
+
+    monkeypatch.setattr(host, "run_ranks", run_ranks)
+    host.run(a_session(tmp_path), Options(ranks=(1, 4), device="cpu"))
+    assert started[:2] == [(1, []), (1, ["off"])]
+    assert started[-1] == (4, ["off"])
+    assert {mode for _, modes in started for mode in modes} == set(MODES)
+    assert all(modes[1:] in ([], ["after"]) for _, modes in started)
+
+
+def test_a_group_that_ends_badly_is_started_once_more_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[Any]] = []
+
+    def run_ranks(_job: str, _layout: Layout, plan: dict[str, Any], **_: Any) -> None:
+        started.append(plan.get("modes", []))
+        raise RanksError("planted")
+
+    monkeypatch.setattr(host, "run_ranks", run_ranks)
+    host.run(a_session(tmp_path), Options(device="cpu"))
+    assert len(started) == 2 * (1 + len(host.GROUPS))
+    assert "planted" in capsys.readouterr().err
