@@ -137,6 +137,48 @@ def test_the_triton_kernels_agree_with_dense_embedding_bags() -> None:
     assert done.stdout.split()[1::2] == names
 
 
+def test_the_triton_kernels_compile_for_a_hopper_gpu_with_wide_accesses() -> None:
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    done = subprocess.run(
+        [sys.executable, __file__, "--compile"],
+        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loads = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+    # Two quads a lane: four rows forward; four gradients and four rows in an update.
+    assert loads == {"table_batched_forward": 8, "table_batched_linearize": 0, "table_batched_update": 16}
+
+
+def compiled() -> None:
+    """Compiles each kernel for fp32 rows, without a GPU, and says how many loads of 16 bytes it has."""
+    from triton import compile as triton_compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from steptime.workloads import table_batched_kernels as kernels
+
+    constants: dict[str, tuple[int, dict[str, object]]] = {
+        "table_batched_forward": (2, {"QUADS": 128}),
+        "table_batched_linearize": (4, {"BAGS": 32, "LANES": 16, "SHIFT": 16}),
+        "table_batched_update": (1, {"QUADS": 64, "CHUNK": 32, "FIRST": True, "ADAGRAD": False, "SHIFT": 16}),
+    }
+    types = dict.fromkeys(("weights", "scales", "out", "source", "state", "partials"), "*fp32")
+    types |= dict.fromkeys(("indices", "offsets", "first_program", "meta", "infos", "out_infos"), "*i64")
+    types |= {"table_of": "*i32", "keys": "*i32", "out_keys": "*i32", "rate": "fp32", "eps": "fp32"}
+    for name, (warps, values) in constants.items():
+        kernel = getattr(kernels, name)
+        signature = {word: "constexpr" if word in values else types.get(word, "i32") for word in kernel.arg_names}
+        aligned = {
+            (place,): [["tt.divisibility", 16]] for place, word in enumerate(kernel.arg_names) if signature[word][0] == "*"
+        }
+        fixed = {(kernel.arg_names.index(word),): value for word, value in values.items()}
+        source = ASTSource(kernel, signature, fixed, aligned)
+        made = triton_compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        sys.stdout.write(f"{name} {made.asm['ptx'].count('ld.global.v4.b32')}\n")
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_a_training_step_updates_rows_in_the_backward_pass_alone(optimizer: str) -> None:
     case = Case("step", (10, 20), (8, 4), (4, 4), optimizer=optimizer)
@@ -179,4 +221,4 @@ def test_what_cannot_be_a_lookup_is_said_in_one_line(make: Callable[[], object],
 
 
 if __name__ == "__main__":
-    interpreted(sys.argv[1:])
+    compiled() if sys.argv[1:] == ["--compile"] else interpreted(sys.argv[1:])

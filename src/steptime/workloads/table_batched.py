@@ -54,7 +54,7 @@ class TableBatchedLookup(torch.nn.Module):
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`indices` of all tables one after the other; bag i of table t is `offsets[t * batch + i]` to the next one."""
-        return _Lookup.apply(self._anchor, self, indices, offsets, per_sample_weights)  # type: ignore[no-any-return, no-untyped-call]
+        return TableBatchedLookupFunction.apply(self._anchor, self, indices, offsets, per_sample_weights)  # type: ignore[no-any-return, no-untyped-call]
 
     def table(self, number: int) -> torch.Tensor:
         """A table's rows, [rows, dim], as they are in the buffer."""
@@ -78,7 +78,9 @@ class TableBatchedLookup(torch.nn.Module):
         _implementation(self.weights).backward(self.weights, self.state, self.layout, lookups, gradient.contiguous(), rates)
 
 
-class _Lookup(torch.autograd.Function):
+class TableBatchedLookupFunction(torch.autograd.Function):
+    """The op as a trace shows it: under this name forward, and with `Backward` behind it."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -88,12 +90,14 @@ class _Lookup(torch.autograd.Function):
         offsets: torch.Tensor,
         scales: torch.Tensor | None,
     ) -> torch.Tensor:
+        """Sums of looked-up rows."""
         ctx.module = module
         ctx.save_for_backward(indices, offsets, scales)
         return module.look_up(indices, offsets, scales)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None, None, None]:
+        """Updates the rows; there is no gradient to hand on."""
         with torch.no_grad():
             ctx.module.update(gradients[0], *ctx.saved_tensors)
         return None, None, None, None, None

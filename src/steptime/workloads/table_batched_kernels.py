@@ -34,7 +34,7 @@ def _row(
 
 
 @triton.jit(do_not_specialize=["batch", "out_quads", "scaled"])
-def forward_kernel(
+def table_batched_forward(
     weights: tl.tensor, indices: tl.tensor, offsets: tl.tensor, scales: tl.tensor, out: tl.tensor,
     table_of: tl.tensor, first_program: tl.tensor, meta: tl.tensor,
     batch: tl.tensor, out_quads: tl.tensor, scaled: tl.tensor,
@@ -82,7 +82,7 @@ def forward_kernel(
 
 
 @triton.jit(do_not_specialize=["batch", "bags", "out_quads"])
-def linearize_kernel(
+def table_batched_linearize(
     indices: tl.tensor, offsets: tl.tensor, keys: tl.tensor, infos: tl.tensor, meta: tl.tensor,
     batch: tl.tensor, bags: tl.tensor, out_quads: tl.tensor,
     BAGS: tl.constexpr, LANES: tl.constexpr, SHIFT: tl.constexpr,
@@ -200,7 +200,7 @@ def _weights_of(
 
 
 @triton.jit(do_not_specialize=["count", "stride", "rows_at_once", "rate", "eps", "scaled"])
-def update_kernel(
+def table_batched_update(
     keys: tl.tensor, infos: tl.tensor, source: tl.tensor, scales: tl.tensor, weights: tl.tensor, state: tl.tensor,
     meta: tl.tensor,
     out_keys: tl.tensor, out_infos: tl.tensor, partials: tl.tensor,

@@ -30,7 +30,7 @@ def forward(
     out = torch.empty(batch, layout.columns, dtype=torch.float32, device=weights.device)
     table_of, first = layout.programs(batch, FORWARD_QUADS)
     if table_of.numel():
-        kernel: Any = kernels.forward_kernel[(table_of.numel(),)]
+        kernel: Any = kernels.table_batched_forward[(table_of.numel(),)]
         kernel(
             weights, indices, offsets, out if scales is None else scales, out, table_of, first, layout.meta,
             batch, layout.columns // 4, int(scales is not None), QUADS=FORWARD_QUADS, num_warps=2,
@@ -71,7 +71,7 @@ def _linearized(
     # Half the bytes to sort where the quads of all tables can be counted in int32.
     keys = torch.empty(indices.numel(), dtype=torch.int32 if weights.numel() // 4 < _INT32 else torch.int64, device=device)
     infos = torch.empty(indices.numel(), dtype=torch.int64, device=device)
-    kernel: Any = kernels.linearize_kernel[(-(-bags // _BAGS),)]
+    kernel: Any = kernels.table_batched_linearize[(-(-bags // _BAGS),)]
     kernel(
         indices, offsets, keys, infos, layout.meta, layout.batch_of(offsets), bags, layout.columns // 4,
         BAGS=_BAGS, LANES=_LANES, SHIFT=kernels.TABLE_BITS, num_warps=4,
@@ -99,7 +99,7 @@ def _walk(
         torch.empty(2 * chunks, dtype=torch.int64, device=device),
         torch.empty(2 * chunks * layout.widest, dtype=torch.float32, device=device),
     )
-    kernel: Any = kernels.update_kernel[(-(-chunks // at_once),)]
+    kernel: Any = kernels.table_batched_update[(-(-chunks // at_once),)]
     kernel(
         keys, infos, source, source if scales is None else scales, weights, source if state is None else state, layout.meta,
         *up, count, stride, at_once, rates[0], rates[1], int(scales is not None),

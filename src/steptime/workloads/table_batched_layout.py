@@ -67,9 +67,10 @@ class Layout:
         for dim in self.dims:
             wide = dim // 4
             counts.append(-(-batch // max(quads // wide, 1)) * -(-wide // quads))
-        first = torch.tensor((0, *accumulate(counts))[:-1], dtype=torch.int64)
-        table_of = torch.repeat_interleave(torch.arange(self.tables, dtype=torch.int32), torch.tensor(counts))
-        return table_of.to(self.device), first.to(self.device)
+        first = torch.tensor((0, *accumulate(counts))[:-1], dtype=torch.int64, device=self.device)
+        tables = torch.arange(self.tables, dtype=torch.int32, device=self.device)
+        each = torch.tensor(counts, dtype=torch.int64, device=self.device)
+        return torch.repeat_interleave(tables, each, output_size=sum(counts)), first
 
 
 def _sizes(rows: Sequence[int], dims: Sequence[int]) -> list[int]:

@@ -43,7 +43,7 @@ _SERIES_LENGTH = 6
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one lookup may take: elements of its tables, lookups, bytes of rows it reads, elements of its output, rows a table."""
+    """What one lookup may take: elements of tables, lookups, bytes of rows read, elements of the output, rows of a table."""
 
     elements: int
     lookups: int

@@ -30,7 +30,7 @@ class Prepared:
 
     def __init__(self, case: Case, memory: Memory) -> None:
         self.case = case
-        indices, offsets = _drawn(case, memory.device)
+        indices, offsets = drawn(case, memory.device)
         self.statistics: tuple[Statistics, ...] = statistics_of_launch(indices, offsets, case.rows, case.batch)
         scales = torch.rand(indices.numel(), device=memory.device) + 0.5 if case.weighted else None
         kind = _TableBatched if case.implementation == "table_batched" else _EmbeddingBag
@@ -95,7 +95,7 @@ def held_bytes(case: Case) -> int:
     return int((12 if case.weighted else 8) * case.lookups) + 8 * case.batch * len(case.dims) + state + gradient
 
 
-def _drawn(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices of all tables one after the other, and the bags' offsets, table by table, and the end."""
     arrays = TorchArrays(device)
     bags = [generator.bags(case.batch, 0, arrays) for generator in case.generators]
