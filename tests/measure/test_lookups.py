@@ -166,6 +166,22 @@ def test_the_proof_finds_kernels_that_forget_a_row(monkeypatch: pytest.MonkeyPat
     assert disagreement(small_cases(0), memory).startswith("the updated rows of")
 
 
+def test_kernels_that_do_not_run_are_left_out_and_the_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from steptime.workloads.table_batched import TableBatchedLookup
+
+    def broken(*_: object) -> None:
+        raise ValueError("no compiler here")
+
+    monkeypatch.setattr(TableBatchedLookup, "look_up", broken)
+    mine, values = plan(tmp_path)
+    work(Group(0, 1, "cpu", 1), mine, values)
+    mine.store.flush()
+    assert set(read(tmp_path, "lookups")["implementation"].to_pylist()) == {"embedding_bag"}
+    assert "do not run here and are not measured: no compiler here" in capsys.readouterr().err
+
+
 def test_no_time_left_measures_nothing_and_says_so(tmp_path: Path) -> None:
     started = Session(tmp_path, session(tmp_path).recipe, Budget.of_minutes(0), session(tmp_path).store)
     run(started, Options(device="cpu", small=True))

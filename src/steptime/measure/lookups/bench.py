@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from steptime.errors import InputError
 from steptime.measure.budget import Progress
 from steptime.measure.group import Group
 from steptime.measure.kernels.profile import MarkersError, Segment, profile_on
@@ -122,7 +121,7 @@ class Bench:
     def _prepare(self, case: Case) -> _Ready | None:
         try:
             return _Ready(Prepared(case, self._memory))
-        except (RuntimeError, ValueError, InputError) as error:
+        except Exception as error:  # torch's, Triton's and our own have no other ancestor in common
             self._say(case, error)
             return None
 
@@ -158,7 +157,7 @@ class Bench:
             mark(BACKWARD)
             owners.append((one, BACKWARD, cache))
             one.prepared.backward(out)
-        except RuntimeError as error:
+        except Exception as error:
             # What was launched of it is not a whole run.
             owners[-1] = None
             one.failed = True
@@ -190,7 +189,7 @@ class Bench:
     def _add_events(self, one: _Ready, rows: Sequence[dict[str, Any]]) -> None:
         try:
             found = event_times_ns(one.prepared, self._memory.flush, cuda=self._cuda)
-        except RuntimeError as error:
+        except Exception as error:
             self._say(one.prepared.case, error)
             return
         for row in rows:

@@ -34,6 +34,10 @@ _DRAWN_LONGER = 1.05
 # How far a batch may grow beyond what was drawn; the rest of the way bags grow.
 _MOST_GROWTH = 4
 
+# Hot rows cost PyTorch's sparse updates far more than others: SGD adds them one by one, Adagrad sums each row's gradients in a
+# single thread (about half a microsecond each). Beyond these a single case can take seconds.
+_SPARSE_LOOKUPS = {"sgd": 8_000_000, "adagrad": 60_000}
+
 # Distinct sets of rows and skew: each costs a millisecond to prepare, whoever looks it up how often.
 _POOL = 400
 _PRODUCTION = 0.4  # share of them that are like production's
@@ -189,7 +193,7 @@ def _drawn(implementation: str, random: Random, pool: Sequence[Generator]) -> Ca
     dtype = random.choices(("float32", "float16", "bfloat16"), (0.86, 0.07, 0.07))[0]
     # Each mix of dtype and optimiser is a kernel to compile: 16-bit rows are updated by SGD alone.
     other = "rowwise_adagrad" if batched else "adagrad"
-    adaptive = dtype == "float32" and random.random() < (0.35 if batched else 0.15)
+    adaptive = dtype == "float32" and random.random() < (0.35 if batched else 0.12)
     return Case(
         implementation=implementation,
         optimizer=other if adaptive else "sgd",
@@ -241,12 +245,15 @@ def _fitted(case: Case, random: Random, limits: Limits) -> Case:
         rows = max(1, limits.elements // case.dims[0])
         case = replace(case, generators=(replace(case.generators[0], rows=rows),))
     target = min(limits.read_bytes, _log_uniform(random, *READ_BYTES))
+    lookups = limits.lookups
+    if case.implementation == "embedding_bag":
+        lookups = min(lookups, _SPARSE_LOOKUPS[case.optimizer])
     most = min(_MOST_SAMPLES, limits.outputs // sum(case.dims))
-    wanted = round(case.batch * min(_MOST_GROWTH, 1 / max(case.read_bytes / target, case.lookups / limits.lookups, 1e-9)))
+    wanted = round(case.batch * min(_MOST_GROWTH, 1 / max(case.read_bytes / target, case.lookups / lookups, 1e-9)))
     # The next batch that is usual, but for those drawn without regard to it.
     usual = next((batch for batch in BATCHES if batch >= wanted), wanted) if case.batch in BATCHES else wanted
     case = replace(case, batch=max(1, min(most, max(usual, min(BATCHES[0], case.batch)))))
-    factor = 1 / max(case.read_bytes / target, case.lookups * _DRAWN_LONGER / limits.lookups, 1e-9)
+    factor = 1 / max(case.read_bytes / target, case.lookups * _DRAWN_LONGER / lookups, 1e-9)
     return replace(case, generators=tuple(_with_bags(generator, factor) for generator in case.generators))
 
 

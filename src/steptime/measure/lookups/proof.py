@@ -12,6 +12,11 @@ from steptime.measure.lookups.prepared import drawn
 from steptime.workloads import table_batched_plain as plain
 from steptime.workloads.table_batched import TableBatchedLookup
 
+
+class NoKernelsError(RuntimeError):
+    """The kernels cannot be compiled or run here."""
+
+
 # Sums in another order, and rows of 8 significant bits that are rounded once more or less.
 _TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2}
 
@@ -20,7 +25,10 @@ def disagreement(cases: Sequence[Case], memory: Memory) -> str:
     """The first table-batched case whose sums or updated rows differ from plain PyTorch's; empty where none does."""
     for case in cases:
         if case.implementation == "table_batched":
-            wrong = _difference(case, memory)
+            try:
+                wrong = _difference(case, memory)
+            except Exception as error:
+                raise NoKernelsError(str(error).splitlines()[0][:200] if str(error) else type(error).__name__) from error
             if wrong:
                 return f"{wrong} of {len(case.dims)} tables, {case.dtype}, {case.optimizer}"
     return ""
