@@ -54,4 +54,4 @@ def _probe(
 def calls_of(call: Call) -> int:
     """How many calls surely fit into the launch queue: one on a list of tensors may launch for each of them."""
     lists = [value for value in call.args if isinstance(value, tuple) and any(isinstance(one, TensorArg) for one in value)]
-    return max(1, MOST_LAUNCHES // max(LAUNCHES_PER_CALL, sum(map(len, lists))))
+    return max(1, MOST_LAUNCHES // max([LAUNCHES_PER_CALL, *map(len, lists)]))
