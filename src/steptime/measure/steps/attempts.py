@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from steptime.errors import InputError
 from steptime.measure.budget import Progress
 from steptime.measure.group import Group
 from steptime.measure.session import Session
@@ -27,8 +28,8 @@ def reason_of(error: Exception) -> str:
     """Why a case was not measured, in few words, the same for every case it happened to."""
     if type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error):
         return "does not fit into memory"
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first[:120]}"
+    first = next(iter(str(error).strip().splitlines()), "")[:120]
+    return first if isinstance(error, InputError) else f"{type(error).__name__}: {first}"
 
 
 @dataclass

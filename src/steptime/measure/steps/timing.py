@@ -53,7 +53,7 @@ def warm_up(step: Run, group: Group, pace: Pace) -> float:
     while len(taken_s) < pace.warm_most:
         # Slowest of all ranks and the same numbers everywhere, so every rank stops at the same step.
         taken_s.append(time_once(step, group, 1))
-        if len(taken_s) >= pace.warm_least and (flat(taken_s) or sum(taken_s) >= pace.warm_s):
+        if len(taken_s) >= pace.warm_least and (flat(taken_s) or sum(taken_s[1:]) >= pace.warm_s):
             break
     return min(taken_s[-_FLAT_OVER:])
 

@@ -1,7 +1,7 @@
 """Every kernel of every profiled step: a row per case and rank, its columns are lists over the kernels.
 
-A row per kernel would cost 40 bytes where an entry costs 12 (its key alone takes 8); `op`, `kernel`, `stream`, `launch_ns`,
-`start_ns` and `kernel_ns` of a row are equally long and unnest side by side.
+An entry of three steps takes about 24 bytes; a row per kernel would add a key, a spread and a median to each. `op`, `kernel`,
+`stream`, `launch_ns`, `start_ns` and `kernel_ns` of a row are equally long and unnest side by side.
 """
 
 from __future__ import annotations
