@@ -25,7 +25,8 @@ from steptime.measure.steps.attempts import Attempts, reason_of
 from steptime.measure.steps.flight import Flight
 from steptime.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
 from steptime.measure.steps.patience import GAVE_UP
-from steptime.measure.steps.phases import Phase, cases_of, due, phases
+from steptime.measure.steps.phases import Phase, cases_of, due, fraction, phases
+from steptime.measure.steps.profiled import batches
 from steptime.measure.steps.programs import digest, owners, parse, stripped, write_packed
 from steptime.measure.steps.rows import asked, key_of_case
 from steptime.measure.steps.timing import FULL, SMALL, Pace, flat, steps_for, time_once, time_steps, warm_up
@@ -314,6 +315,22 @@ def test_step_times_come_first_and_many_ranks_before_few() -> None:
     order = [phase.name for phase in phases(Options(ranks=(1, 4, 2)))]
     assert order[:4] == ["timed4", "timed2", "timed1", "traced4"]
     assert order[-3:] == ["timed4_2", "timed2_2", "timed1_2"]
+
+
+def test_first_step_times_get_the_time_they_need_and_the_rest_is_split_in_proportion() -> None:
+    assert fraction(Phase("timed", 4), [100.0, 300.0], 500.0) == pytest.approx(0.25)
+    assert fraction(Phase("timed", 4), [100.0, 900.0], 250.0) == pytest.approx(0.5)
+    assert fraction(Phase("timed", 4), [100.0, 900.0], 50.0) == 1.0
+    assert fraction(Phase("traced", 4), [100.0, 300.0], 50.0) == pytest.approx(0.25)
+    assert fraction(Phase("timed", 4, turn=1), [0.0, 300.0], 50.0) == 0.0
+
+
+def test_cases_of_the_same_tables_are_profiled_together_and_models_without_tables_alone() -> None:
+    first, second = dlrm_cases()
+    again = [replace(first, name=f"c{number}", batch=8 * (number + 1)) for number in range(5)]
+    dense = [Case("bert", f"b{number}", {}, "fp32", 4, 1) for number in range(2)]
+    found = [[case.name for case in together] for together in batches([again[0], second, *again[1:], *dense])]
+    assert found == [["c0", "c1", "c2", "c3"], ["c4"], [second.name], ["b0"], ["b1"]]
 
 
 def store_row(session: Session, case: Case) -> None:

@@ -44,16 +44,20 @@ def kineto_file(folder: Path, case: str, rank: int) -> Path:
 
 
 def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None:
-    """Profiles the cases, several at a time; every rank keeps the rows of its own kernels."""
-    full = set(plan["full_traces"])
+    """Profiles the cases, several at a time; every rank keeps the rows of its own kernels. The few full traces come first."""
     with no_collector():
+        for case in cases:
+            if case.name in plan["full_traces"] and attempts.time_left(5.0) and _lacks_trace(case, attempts):
+                attempts.attempt(case.name, partial(_keep_trace, case, attempts))
         for together in batches(cases):
             if not attempts.time_left(2.0):
                 break
             _profile(attempts, together)
-        for case in cases:
-            if case.name in full and attempts.time_left(5.0):
-                attempts.attempt(case.name, partial(_keep_trace, case, attempts))
+
+
+def _lacks_trace(case: Case, attempts: Attempts) -> bool:
+    """Whether the full trace is still to be made; every rank hears the same."""
+    return bool(attempts.group.decide(int(not kineto_file(attempts.session.folder, case.name, 0).exists())))
 
 
 def batches(cases: Sequence[Case]) -> Iterator[list[Case]]:

@@ -12,7 +12,7 @@ from steptime.measurements.sets import NAME, MeasuredSet
 
 SET = MeasuredSet(
     name="step_kernels",
-    about="the kernels, copies and collectives of one profiled step on one rank; `times_ns` are their sums, one per profiled step",
+    about="kernels, copies and collectives of one profiled step on one rank; `times_ns` are their sums, one per step",
     columns=(
         pa.field("workload", NAME),
         pa.field("name", NAME),  # the case in `steps`
