@@ -21,7 +21,7 @@ from steptime.measure.steps.flight import Flight
 from steptime.measurements.store import read
 
 CPU = Options(ranks=(1,), device="cpu", small=True)
-ALONE = Place(Layout(1, device="cpu"), 1, "none", None)
+ALONE = Place(Layout(1, device="cpu"), 1, "none")
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from steptime.measure.options import Options
 from steptime.measure.session import Session
 from steptime.measure.steps import _run_phase, full_traces, work
 from steptime.measure.steps.attempts import Attempts, reason_of
+from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
 from steptime.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
 from steptime.measure.steps.patience import GAVE_UP
@@ -467,7 +469,7 @@ def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: 
     options = replace(CPU, ranks=(2,), only=("dlrm",))
     Flight(session.folder, "timed2").begin(first.name)
     phase = Phase("timed", 2)
-    _run_phase(phase, session, options, session.budget, [first.name, second.name], set(), {})
+    _run_phase(phase, session, options, session.budget, [first.name, second.name], set(), Daemon(session, options))
     rows = read(session.folder, "steps").to_pylist()
     assert [(row["name"], row["ranks"]) for row in rows] == [(second.name, 2)]
     assert first.name in capsys.readouterr().err
@@ -491,10 +493,33 @@ def test_a_workload_nobody_knows_gives_no_cases() -> None:
         cases_of(3, small=False, only=())
 
 
+def test_groups_share_a_daemon_until_ranks_die_in_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    @contextmanager
+    def faked() -> Iterator[dict[str, str]]:
+        log.append("start")
+        yield {"CUDA_MPS_PIPE_DIRECTORY": str(len(log))}
+        log.append("stop")
+        raise subprocess.TimeoutExpired("quit", 30)
+
+    monkeypatch.setattr("steptime.measure.steps.daemon.mps", faked)
+    with Daemon(session, Options(ranks=(4, 1), share_gpu=True)) as daemon:
+        first = daemon.environment(4)
+        assert daemon.environment(1) is None
+        daemon.renew()
+        assert daemon.environment(4) != first
+    assert log == ["start", "stop", "start", "stop"]
+    with Daemon(session, Options(ranks=(4,))) as daemon:
+        assert daemon.environment(4) is None
+    assert len(log) == 4
+
+
 def test_a_signal_ends_a_group_and_leaves_the_marker_of_its_case(tmp_path: Path) -> None:
     script = f"""
 import time
 from pathlib import Path
+from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
 Flight(Path({str(tmp_path)!r}), "timed4").begin("slow")
 print("begun", flush=True)

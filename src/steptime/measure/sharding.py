@@ -6,7 +6,6 @@ import json
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,12 @@ import numpy as np
 
 from steptime.measure.collectives.fabrics import SETTINGS
 from steptime.measure.group import Group
-from steptime.measure.mps import mps
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 from steptime.measure.sharding_summary import summary
 from steptime.measure.steps.attempts import Attempts, free
+from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
 from steptime.measure.steps.rows import FABRIC, asked, fabric_of, key_of_case, lookups_json
 from steptime.measure.steps.timed import calibrate
@@ -54,7 +53,6 @@ class Place:
     layout: Layout
     share: int
     fabric: str
-    daemon: Mapping[str, str] | None
 
 
 def run(session: Session, options: Options) -> None:
@@ -64,15 +62,14 @@ def run(session: Session, options: Options) -> None:
     fabric = fabric_of(ranks, share, options.device)
     fabric = _FAST_FABRIC if fabric == "loopback" else fabric
     layout = Layout(ranks, options.share_gpu, options.device)
-    with ExitStack() as stack:
-        daemon = stack.enter_context(mps()) if options.share_gpu and options.device == "cuda" and ranks > 1 else None
+    with Daemon(session, options) as daemon:
         skipped: set[str] = set()
         for turn in range(2):
-            _run_turn(session, options, Place(layout, share, fabric, daemon), turn, skipped)
+            _run_turn(session, options, Place(layout, share, fabric), daemon, turn, skipped)
     print(summary(read(session.folder, "sharding").to_pylist()), file=sys.stderr, flush=True)
 
 
-def _run_turn(session: Session, options: Options, place: Place, turn: int, skipped: set[str]) -> None:
+def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, turn: int, skipped: set[str]) -> None:
     """Goes through the tasks that are due; after one that ended its ranks, with a fresh group and without it."""
     flight = Flight(session.folder, "sharding")
     for start in range(1 + _RESTARTS):
@@ -88,10 +85,12 @@ def _run_turn(session: Session, options: Options, place: Place, turn: int, skipp
         settings = {FABRIC: place.fabric, **SETTINGS.get(place.fabric, {})}
         limit_s = session.budget.left_s() + _TASK_S
         try:
-            run_ranks("sharding", place.layout, plan, limit_s=limit_s, environment=settings, daemon=place.daemon)
+            running = daemon.environment(place.layout.ranks)
+            run_ranks("sharding", place.layout, plan, limit_s=limit_s, environment=settings, daemon=running)
             return
         except RanksError as error:
             session.warn(str(error))
+            daemon.renew()
 
 
 def due(session: Session, options: Options, place: Place, turn: int) -> list[str]:

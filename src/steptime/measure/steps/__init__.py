@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from steptime.measure.budget import Budget
 from steptime.measure.group import Group
-from steptime.measure.mps import mps
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 from steptime.measure.steps.attempts import CASE_S, Attempts
+from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
 
 if TYPE_CHECKING:
@@ -37,14 +36,12 @@ def run(session: Session, options: Options) -> None:
     cases = {ranks: cases_of(ranks, small=options.small, only=options.only) for ranks in set(options.ranks)}
     expected_s = [estimate_s(phase, len(due(phase, cases[phase.ranks], session, options))) for phase in planned]
     skipped: set[str] = set()
-    with ExitStack() as stack:
-        shared = options.share_gpu and options.device == "cuda" and max(options.ranks) > 1
-        daemon = stack.enter_context(mps()) if shared else {}
+    with Daemon(session, options) as daemon:
         for at, phase in enumerate(planned):
             names = due(phase, cases[phase.ranks], session, options)
             share = session.budget.part(fraction(phase, expected_s[at:], session.budget.left_s()))
             if names and share.left_s() > (0.0 if options.small else _LEAST_S):
-                _run_phase(phase, session, options, share, names, skipped, daemon if phase.ranks > 1 else {})
+                _run_phase(phase, session, options, share, names, skipped, daemon)
 
 
 def _run_phase(
@@ -54,7 +51,7 @@ def _run_phase(
     share: Budget,
     names: Sequence[str],
     skipped: set[str],
-    daemon: Mapping[str, str],
+    daemon: Daemon,
 ) -> None:
     """One phase: started again after a case that ended its group, which is then skipped for the rest of the run."""
     from steptime.measure.steps.phases import cases_of, due
@@ -79,10 +76,11 @@ def _run_phase(
             # The last case may begin just before the end of the share.
             limit_s = share.left_s() + 2 * CASE_S
             layout = Layout(phase.ranks, options.share_gpu, options.device)
-            run_ranks("steps", layout, plan, limit_s=limit_s, environment=_QUIET, daemon=daemon or None)
+            run_ranks("steps", layout, plan, limit_s=limit_s, environment=_QUIET, daemon=daemon.environment(phase.ranks))
             return
         except RanksError as error:
             session.warn(str(error))
+            daemon.renew()
         names = [name for name in due(phase, cases, session, options) if name in names]
 
 
