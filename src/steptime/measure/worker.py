@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
 
+# prctl's PR_SET_PDEATHSIG (linux/prctl.h).
+_PARENT_DEATH_SIGNAL = 1
+
 
 def main(job: str, file: str) -> None:
     """Joins the group and does the rank's part of the job. Flushed rows survive whatever happens next."""
+    # A rank without its parent would go on measuring, in the way of the next run.
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     cores = {int(core) for core in os.environ.get("STEPTIME_CORES", "").split(",") if core}
     if cores:
         os.sched_setaffinity(0, cores)

@@ -19,7 +19,7 @@ from steptime.measure.steps.patience import patience
 CASE_S = 60.0
 # The others are at most a build behind the rank that failed; when they do not come, they wait for it in a collective.
 _FAILED_S = 20.0
-_FLUSH_S = 5.0
+_FLUSH_S = 2.0
 
 Result = TypeVar("Result")
 
