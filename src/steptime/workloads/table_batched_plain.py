@@ -34,8 +34,10 @@ def backward(
         columns = slice(layout.column_starts[table], layout.column_starts[table] + layout.dims[table])
         each = gradient[:, columns].index_select(0, sample)
         distinct, run = torch.unique(rows, return_inverse=True)
-        summed = torch.zeros(distinct.numel(), layout.dims[table], dtype=torch.float32, device=weights.device)
-        summed.index_add_(0, run, each if scale is None else each * scale[:, None])
+        # One after the other in fp32, ten thousand gradients of a hot row lose a digit that the kernels' tree of sums keeps.
+        exact = torch.zeros(distinct.numel(), layout.dims[table], dtype=torch.float64, device=weights.device)
+        exact.index_add_(0, run, (each if scale is None else each * scale[:, None]).double())
+        summed = exact.float()
         if state is not None:
             places = distinct + layout.state_starts[table]
             state[places] += summed.square().mean(1)
