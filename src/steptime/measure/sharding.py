@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.measure.collectives.fabrics import SETTINGS
 from steptime.measure.group import Group
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
@@ -40,10 +39,10 @@ _TASK_S = 120.0
 _TIMED_S = 0.06
 _LEAST_STEPS = 5
 _WARM_UP = 2
+# Before each timing: the tables and the caches of another plan's turn are gone after one step.
+_WARM_UP_IN_BLOCK = 1
 # A task has to end before the time does: about what one takes.
 _NEED_S = 8.0
-# Wires matter less on the fastest sockets there are, so that lookups, which plans differ in, matter more.
-_FAST_FABRIC = "loopback-2x2"
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ def run(session: Session, options: Options) -> None:
     ranks = max(options.ranks)
     share = ranks if options.share_gpu else 1
     fabric = fabric_of(ranks, share, options.device)
-    fabric = _FAST_FABRIC if fabric == "loopback" else fabric
     layout = Layout(ranks, options.share_gpu, options.device)
     with Daemon(session, options) as daemon:
         skipped: set[str] = set()
@@ -82,7 +80,7 @@ def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, 
             return
         told = {"small": options.small, "seed": options.seed, "only": list(options.only)}
         plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, calibrate=start == 0, **told)
-        settings = {FABRIC: place.fabric, **SETTINGS.get(place.fabric, {})}
+        settings = {FABRIC: place.fabric}
         limit_s = session.budget.left_s() + _TASK_S
         try:
             running = daemon.environment(place.layout.ranks)
@@ -210,7 +208,7 @@ def blocks_of(
     for block in range(_SMALL_BLOCKS if plan["small"] else BLOCKS):
         for turn, at in enumerate(order_of(task, block, len(built), plan["seed"], plan["turn"])):
             case, aliases, step = built[at]
-            for _ in range(_WARM_UP):
+            for _ in range(_WARM_UP_IN_BLOCK):
                 step()
             time_ns = 1e9 * time_once(step, group, counts[at])
             rows.append({

@@ -112,14 +112,8 @@ def table_batched_linearize(
 
 
 @triton.jit
-def _same_row(sum_before: tl.tensor, row_before: tl.tensor, value: tl.tensor, row: tl.tensor) -> tl.tensor:
-    return tl.where(row_before == row, sum_before, 0.0) + value, row
-
-
-@triton.jit
 def _adagrad_rate(
     total: tl.tensor,
-    own: tl.tensor,
     state: tl.tensor,
     meta: tl.tensor,
     table: tl.tensor,
@@ -129,15 +123,15 @@ def _adagrad_rate(
     writes: tl.tensor,
     rate: tl.tensor,
     eps: tl.tensor,
+    QUADS: tl.constexpr,
+    STRIDE: tl.constexpr,
 ) -> tl.tensor:
-    """Adds the mean squared gradient of the row to its state; the step this leaves, per quad. `own` tells rows apart.
+    """Adds the mean squared gradient of the row to its state; the step this leaves, per quad.
 
-    Lanes beyond the width of the row hold zeros.
+    `STRIDE` lanes, a power of two, hold one row, so that its sum is a few shuffles; those beyond its width hold zeros.
     """
-    square = tl.sum(total * total, axis=1)
-    upwards, _ = tl.associative_scan((square, own), 0, _same_row)
-    downwards, _ = tl.associative_scan((square, own), 0, _same_row, reverse=True)
-    whole = upwards + downwards - square
+    square = tl.reshape(tl.sum(total * total, axis=1), [QUADS // STRIDE, STRIDE])
+    whole = tl.reshape(tl.broadcast_to(tl.sum(square, axis=1)[:, None], [QUADS // STRIDE, STRIDE]), [QUADS])
     first_quad = tl.load(meta + table * 4, mask=writes, other=0)
     first_state = tl.load(meta + table * 4 + 3, mask=writes, other=0)
     width = tl.maximum(wide, 1)
@@ -150,16 +144,16 @@ def _adagrad_rate(
 @triton.jit
 def _finish(
     total: tl.tensor, row: tl.tensor, key: tl.tensor, next_key: tl.tensor, began: tl.tensor, wide: tl.tensor, table: tl.tensor,
-    weights: tl.tensor, state: tl.tensor, meta: tl.tensor, partials: tl.tensor, partial_quad: tl.tensor, own: tl.tensor,
+    weights: tl.tensor, state: tl.tensor, meta: tl.tensor, partials: tl.tensor, partial_quad: tl.tensor,
     quad: tl.tensor, rate: tl.tensor, eps: tl.tensor,
-    ADAGRAD: tl.constexpr,
+    ADAGRAD: tl.constexpr, QUADS: tl.constexpr, STRIDE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Ends the run at this position where the next key differs: updates the row, or hands on a run from an earlier chunk."""
     element = tl.arange(0, 4)
     ends = (key >= 0) & (key != next_key) & (quad < wide)
     writes = ends & (began == 0)
     if ADAGRAD:
-        step = _adagrad_rate(total, own, state, meta, table, key, wide, quad, writes, rate, eps)
+        step = _adagrad_rate(total, state, meta, table, key, wide, quad, writes, rate, eps, QUADS, STRIDE)
         updated = row - step[:, None] * total
     else:
         updated = row - rate * total
@@ -205,7 +199,8 @@ def table_batched_update(
     meta: tl.tensor,
     out_keys: tl.tensor, out_infos: tl.tensor, partials: tl.tensor,
     count: tl.tensor, stride: tl.tensor, rows_at_once: tl.tensor, rate: tl.tensor, eps: tl.tensor, scaled: tl.tensor,
-    QUADS: tl.constexpr, CHUNK: tl.constexpr, FIRST: tl.constexpr, ADAGRAD: tl.constexpr, SHIFT: tl.constexpr,
+    QUADS: tl.constexpr, CHUNK: tl.constexpr, FIRST: tl.constexpr, ADAGRAD: tl.constexpr, STRIDE: tl.constexpr,
+    SHIFT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sums runs of equal keys and updates each run's row once; `stride` lanes walk one chunk of consecutive positions.
 
@@ -257,16 +252,84 @@ def table_batched_update(
         r3 = _weights_of(weights, k3, k4, b3, quad, w3)
         place = 2 * chunk * stride
         total, b1 = _finish(
-            total + g0, r0, key, k1, began, w0, t0, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+            total + g0,
+            r0,
+            key,
+            k1,
+            began,
+            w0,
+            t0,
+            weights,
+            state,
+            meta,
+            partials,
+            place,
+            quad,
+            rate,
+            eps,
+            ADAGRAD,
+            QUADS,
+            STRIDE,
         )
         total, b2 = _finish(
-            total + g1, r1, k1, k2, b1, w1, t1, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+            total + g1,
+            r1,
+            k1,
+            k2,
+            b1,
+            w1,
+            t1,
+            weights,
+            state,
+            meta,
+            partials,
+            place,
+            quad,
+            rate,
+            eps,
+            ADAGRAD,
+            QUADS,
+            STRIDE,
         )
         total, b3 = _finish(
-            total + g2, r2, k2, k3, b2, w2, t2, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+            total + g2,
+            r2,
+            k2,
+            k3,
+            b2,
+            w2,
+            t2,
+            weights,
+            state,
+            meta,
+            partials,
+            place,
+            quad,
+            rate,
+            eps,
+            ADAGRAD,
+            QUADS,
+            STRIDE,
         )
         total, began = _finish(
-            total + g3, r3, k3, k4, b3, w3, t3, weights, state, meta, partials, place, own, quad, rate, eps, ADAGRAD
+            total + g3,
+            r3,
+            k3,
+            k4,
+            b3,
+            w3,
+            t3,
+            weights,
+            state,
+            meta,
+            partials,
+            place,
+            quad,
+            rate,
+            eps,
+            ADAGRAD,
+            QUADS,
+            STRIDE,
         )
         last, key, table = k3, k4, t3
     _hand_on(

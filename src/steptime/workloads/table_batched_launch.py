@@ -91,18 +91,22 @@ def _walk(
     """One level: updates the rows whose runs lie in one chunk; keys, infos and sums of the others, two entries a chunk."""
     keys, infos, source, scales = sequence
     device, stride = weights.device, layout.widest // 4
+    if state is not None:
+        # Sums over a row want a power of two; without them one compiled kernel serves every stride.
+        stride = 1 << (stride - 1).bit_length()
     quads = max(UPDATE_QUADS, 1 << (stride - 1).bit_length())
     at_once = quads // stride
     chunks = -(-count // CHUNK)
     up = (
         torch.empty(2 * chunks, dtype=keys.dtype, device=device),
         torch.empty(2 * chunks, dtype=torch.int64, device=device),
-        torch.empty(2 * chunks * layout.widest, dtype=torch.float32, device=device),
+        torch.empty(8 * chunks * stride, dtype=torch.float32, device=device),
     )
     kernel: Any = kernels.table_batched_update[(-(-chunks // at_once),)]
     kernel(
         keys, infos, source, source if scales is None else scales, weights, source if state is None else state, layout.meta,
         *up, count, stride, at_once, rates[0], rates[1], int(scales is not None),
-        QUADS=quads, CHUNK=CHUNK, FIRST=first, ADAGRAD=state is not None, SHIFT=kernels.TABLE_BITS, num_warps=quads // 64,
+        QUADS=quads, CHUNK=CHUNK, FIRST=first, ADAGRAD=state is not None,
+        STRIDE=0 if state is None else stride, SHIFT=kernels.TABLE_BITS, num_warps=quads // 64,
     )  # fmt: skip
     return up

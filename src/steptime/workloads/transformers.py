@@ -36,7 +36,8 @@ def transformer_step(
 ) -> ModelStep:
     """A training step of the model that `make` makes, on inputs that include its labels."""
     with device:
-        model = make().train()
+        # Some weights are made by constructors that do not look at the default device.
+        model = make().to(device).train()
     optimizer = torch.optim.AdamW((weight for weight in model.parameters() if weight.requires_grad), lr=LEARNING_RATE)
     return ModelStep(case, group, device, model, optimizer, inputs, _loss)
 

@@ -27,7 +27,7 @@ class Pace:
     warm_most: int = 15
     warm_s: float = 1.5
     repeats: int = 3
-    repeat_s: float = 0.15
+    repeat_s: float = 0.12
     least_steps: int = 5
 
 
