@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from steptime.measure.conditions import completed
 from steptime.measure.conditions import recipe as recipe_of
 
 
 def recipe() -> dict[str, Any]:
     """Machine, versions, date and command of this run. Imports torch: call it in a process that measures nothing."""
-    return recipe_of(["python3", Path(sys.argv[0]).name, *sys.argv[1:]]).to_dict()
+    return completed(recipe_of(["python3", Path(sys.argv[0]).name, *sys.argv[1:]])).to_dict()
 
 
 def store(path: Path, content: Any) -> None:

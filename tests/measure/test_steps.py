@@ -98,8 +98,15 @@ def test_the_slowest_rank_counts() -> None:
 
 def test_warming_up_stops_when_flat_and_never_before_the_least_number_of_steps() -> None:
     step = Counted()
-    assert warm_up(step, Ranks(0, 2, "cpu", 1, others_s=(1.0,)), replace(FULL, warm_s=100.0)) == 1.0
+    assert warm_up(step, Ranks(0, 2, "cpu", 1, others_s=(0.1,)), replace(FULL, warm_s=100.0)) == 0.1
     assert step.calls == FULL.warm_least
+
+
+def test_long_steps_are_warmed_up_and_timed_over_fewer() -> None:
+    step = Counted()
+    _, count = time_steps(step, Ranks(0, 2, "cpu", 1, others_s=(1.0,)), FULL)
+    assert count < FULL.least_steps
+    assert step.calls < FULL.warm_least + FULL.repeats * FULL.least_steps
 
 
 def test_warming_up_ends_even_where_steps_never_get_flat() -> None:

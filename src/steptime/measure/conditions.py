@@ -10,6 +10,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,10 @@ def strangers(mine: Iterable[int] = (), smi: Smi = nvidia_smi) -> list[str]:
 
 
 def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = True) -> Recipe:
-    """Machine, versions, date and command of this run. Makes no CUDA context: that would be a client of the GPU."""
+    """Machine, versions, date and command of this run. Neither makes a CUDA context nor imports torch, which takes seconds.
+
+    What only torch knows is empty until a worker, which has it anyway, fills it in: `completed`.
+    """
     found = gpus(smi)
     if need_gpu and not found:
         raise InputError(NO_GPU)
@@ -70,24 +74,23 @@ def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = Tr
         date=f"{now:%Y-%m-%d}",
         command=shlex.join(command),
         steptime=__version__,
-        **_torch_versions(),
+        torch=_version_of("torch"),
+        cuda="",
+        cudnn="",
+        nccl="",
+        triton=_version_of("triton"),
     )
 
 
-def _torch_versions() -> dict[str, str]:
+def completed(made: Recipe) -> Recipe:
+    """The recipe with the versions of what torch brings along."""
     import torch
 
     backends: Any = torch.backends
     cuda: Any = torch.cuda
     cudnn = backends.cudnn.version() if torch.version.cuda else ""
     nccl = ".".join(map(str, cuda.nccl.version())) if torch.version.cuda else ""
-    return {
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda or "",
-        "cudnn": str(cudnn),
-        "nccl": nccl,
-        "triton": _version_of("triton"),
-    }
+    return replace(made, torch=str(torch.__version__), cuda=torch.version.cuda or "", cudnn=str(cudnn), nccl=nccl)
 
 
 def _version_of(package: str) -> str:

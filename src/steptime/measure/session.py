@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime.measure.budget import Budget, Progress
-from steptime.measure.conditions import ClockReader
+from steptime.measure.conditions import ClockReader, completed
 from steptime.measurements.recipe import Recipe
 from steptime.measurements.store import Store
 
@@ -48,7 +48,7 @@ class Session:
     @classmethod
     def from_plan(cls, plan: Mapping[str, Any], rank: int) -> Session:
         """A worker's session; process ids tell groups of one run apart."""
-        folder, recipe = Path(plan["folder"]), Recipe.from_dict(plan["recipe"])
+        folder, recipe = Path(plan["folder"]), completed(Recipe.from_dict(plan["recipe"]))
         clock = ClockReader(clock_file(folder, recipe))
         store = Store(folder, recipe, f"p{os.getpid()}", rank=rank, clock_mhz=clock)
         return cls(folder, recipe, Budget(float(plan["ends_at"])), store, rank)

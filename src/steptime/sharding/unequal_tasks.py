@@ -17,9 +17,9 @@ from steptime.sharding.draws import HEAVY, MOST_BYTES_PER_RANK, Draws
 RANKS = 4
 TASKS = 40
 
-_BATCHES = (8192, 16384, 32768)
-_LOOKUPS_PER_RANK = 7.5e6
-"""Of one step, at most: some 10 ms of a quarter H200, where a lookup forward and backward with its sort took 1.6 ns with SGD
+_BATCHES = (8192, 12288, 16384, 24576, 32768)
+_LOOKUPS_PER_RANK = 10e6
+"""Of one step, at most: some 12 ms of a quarter H200, where a lookup forward and backward with its sort took 1.6 ns with SGD
 (four times the 0.4 ns of the whole GPU, 2026-11-15)."""
 
 _SEED = 4000

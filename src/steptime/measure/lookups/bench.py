@@ -32,7 +32,7 @@ _CPU_HELD_BYTES = 1 << 28
 _KEPT_SHARE = 0.75
 
 _REPEATS, _WARM_REPEATS = 3, 2
-_WARM_CASES = 0.4  # share of cases that are measured warm too
+_WARM_CASES = 0.6  # share of cases that are measured warm too
 _EVENT_CASES = 0.02  # share of cases that are timed with events too
 _LONG_ENOUGH_NS = 20_000
 

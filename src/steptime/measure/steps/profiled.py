@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from steptime.workloads.case import Case, Step
 
 _WARM_UP = 3
-_STEPS = 3
+_STEPS = 2
 # Cases that are profiled together: starting and stopping a profiler takes as long as profiling several.
 _TOGETHER = 4
 _MARGIN_S = 0.002

@@ -13,6 +13,9 @@ from steptime.measure.group import Group
 # A step time is flat when the last three steps agree to this; host-bound steps never do better (2-7 % within a run).
 _FLAT = 0.05
 _FLAT_OVER = 3
+# A step this long hides its host and repeats to a tenth of a percent: three warm it up, two at a time tell its length.
+_LONG_S = 0.2
+_LONG_WARM, _LONG_STEPS = 3, 2
 # `steps_per_time` is stored in 16 bits, and more steps than this say nothing new.
 MOST_STEPS = 1000
 
@@ -53,7 +56,8 @@ def warm_up(step: Run, group: Group, pace: Pace) -> float:
     while len(taken_s) < pace.warm_most:
         # Slowest of all ranks and the same numbers everywhere, so every rank stops at the same step.
         taken_s.append(time_once(step, group, 1))
-        if len(taken_s) >= pace.warm_least and (flat(taken_s) or sum(taken_s[1:]) >= pace.warm_s):
+        least = _LONG_WARM if taken_s[-1] > _LONG_S else pace.warm_least
+        if len(taken_s) >= least and (flat(taken_s) or sum(taken_s[1:]) >= pace.warm_s):
             break
     return min(taken_s[-_FLAT_OVER:])
 
@@ -70,7 +74,8 @@ def time_once(step: Run, group: Group, count: int) -> float:
 
 def time_steps(step: Run, group: Group, pace: Pace) -> tuple[tuple[float, ...], int]:
     """Warms up, then nanoseconds per step of every repeat, and over how many steps each is the mean."""
-    count = steps_for(pace.repeat_s, warm_up(step, group, pace), pace.least_steps)
+    step_s = warm_up(step, group, pace)
+    count = steps_for(pace.repeat_s, step_s, _LONG_STEPS if step_s > _LONG_S else pace.least_steps)
     return tuple(1e9 * time_once(step, group, count) for _ in range(pace.repeats)), count
 
 
