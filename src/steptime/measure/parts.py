@@ -91,6 +91,9 @@ def others(group: Group, session: Session, what: str) -> Iterator[bool]:
     """True on the first rank, which works inside; the others do `what` until it is done."""
     flag = session.folder / f"{session.recipe.run}-{group.share}-{what}.done"
     copy = _copies(group) if what == "streaming" and group.rank else None
+    if group.rank == 0:
+        # A group of this run that died left its flag: with it there, the others would stop before the first one has begun.
+        flag.unlink(missing_ok=True)
     group.barrier()
     if group.rank == 0:
         try:
@@ -99,7 +102,7 @@ def others(group: Group, session: Session, what: str) -> Iterator[bool]:
             flag.touch()
     else:
         if copy is not None:
-            _stream(copy, session, flag, cuda=group.device.type == "cuda")
+            _stream(copy, flag, cuda=group.device.type == "cuda")
         yield False
     group.barrier()
     if group.rank == 0:
@@ -124,12 +127,13 @@ def _copies(group: Group) -> Callable[[], None]:
     return copy
 
 
-def _stream(copy: Callable[[], None], session: Session, flag: Path, *, cuda: bool) -> None:
-    """Copies memory until the flag is there, always with copies queued."""
+def _stream(copy: Callable[[], None], flag: Path, *, cuda: bool) -> None:
+    """Copies memory until the flag is there, always with copies queued; whatever the time, for the first rank's last batch
+    may end after it. Were that rank to die, the parent would end this one."""
     import torch
 
     waiting: list[torch.cuda.Event] = []
-    while not flag.exists() and session.budget.left_s() > 0:
+    while not flag.exists():
         copy()
         if cuda:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

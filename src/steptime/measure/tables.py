@@ -9,6 +9,8 @@ from pathlib import Path
 from steptime.errors import InputError
 from steptime.measure.options import LineParser
 from steptime.measurements.noise import Floor, Noise, noise_by, noise_of
+from steptime.measurements.programs import FILE_NAME as PROGRAMS
+from steptime.measurements.programs import pack
 from steptime.measurements.sets import measured_sets
 from steptime.measurements.shipped import FOLDER
 from steptime.measurements.store import merge as merge_parts
@@ -83,4 +85,7 @@ def merge(arguments: Sequence[str]) -> int:
         if any(read(folder, name).num_rows for folder in given.folders):
             count = merge_parts(given.folders, name, given.out / f"{name}.parquet")
             print(f"{name}: {count} rows in {given.out / f'{name}.parquet'}")
+    if not given.only and any((folder / "traces").is_dir() for folder in given.folders):
+        count = pack(given.folders, given.out / PROGRAMS)
+        print(f"programs: {count} cases in {given.out / PROGRAMS}")
     return 0

@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 
 import steptime
+from steptime.errors import InputError
+from steptime.measurements.programs import FILE_NAME, CasePrograms, read_programs
 from steptime.measurements.store import read
 
 FOLDER = Path(steptime.__file__).parent / "data" / "measurements"
@@ -15,3 +17,11 @@ FOLDER = Path(steptime.__file__).parent / "data" / "measurements"
 def shipped(name: str) -> pa.Table:
     """The shipped rows of a set; an empty table where none came with the package."""
     return read(FOLDER, name)
+
+
+def shipped_programs(name: str) -> CasePrograms:
+    """The execution traces of a shipped step case."""
+    found = read_programs(FOLDER / FILE_NAME, [name])
+    if not found:
+        raise InputError(f"no programs of {name!r} are shipped; the names are in the column `name` of the set steps")
+    return found[0]
