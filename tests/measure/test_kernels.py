@@ -121,6 +121,23 @@ def test_a_profile_that_lost_records_once_is_run_again(tmp_path: Path, monkeypat
     assert [(row["cache"], len(row["times_ns"])) for row in rows] == [("cold", 2), ("warm", 2)]  # type: ignore[arg-type]
 
 
+def test_one_of_several_ranks_does_not_run_a_batch_again_beside_others_that_are_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def lost(profile: HostProfile) -> list[Segment]:
+        tried.append(profile)
+        raise MarkersError("planted")
+
+    monkeypatch.setattr(HostProfile, "segments", lost)
+    monkeypatch.setattr(Group, "barrier", lambda _: None)
+    session = a_session(tmp_path)
+    made = Executor(Group(1, 2, "cpu", 2), session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
+    assert made.measure([case(RELU)], Setting(share=2, others="same")) == []
+    assert len(tried) == 1
+
+
 def test_sentinels_that_drift_are_noticed_once_there_is_something_to_compare_with() -> None:
     sentinels = Sentinels()
     steady = [[100.0, 101.0, 99.0], [200.0]]
@@ -179,6 +196,16 @@ def test_a_process_that_ended_for_no_call_is_not_started_again(tmp_path: Path, m
     monkeypatch.setattr(kernels, "run_ranks", fails)
     attempt(session, "kernels", Layout(1, device="cpu"), {})
     assert len(started) == 2
+
+
+def test_what_an_interrupted_run_was_trying_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RanksError("planted")
+
+    Trial(tmp_path, rank=3).note(case(RELU).text)
+    monkeypatch.setattr(kernels, "run_ranks", fails)
+    attempt(a_session(tmp_path), "parts", Layout(4, share_gpu=True, device="cpu"), {})
+    assert avoided(tmp_path) == set()
 
 
 @pytest.mark.parametrize(

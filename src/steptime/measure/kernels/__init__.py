@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steptime.measure.group import Group
-from steptime.measure.kernels.calls import FILE_NAME, avoid_tried, avoided
+from steptime.measure.kernels.calls import FILE_NAME, avoid_tried, avoided, forget_tried
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
@@ -53,6 +53,8 @@ def plan_of(session: Session, options: Options, **more: Any) -> dict[str, Any]:
 
 def attempt(session: Session, job: str, layout: Layout, plan: Mapping[str, Any]) -> None:
     """Runs a group until it ends well, starting it again without a call that ended it; what was measured is kept."""
+    # What an interrupted run was trying did not end it.
+    forget_tried(session.folder)
     for _ in range(_ATTEMPTS):
         if session.budget.left_s() <= 0:
             return

@@ -54,6 +54,12 @@ class Trial:
         self._file.unlink(missing_ok=True)
 
 
+def forget_tried(folder: Path) -> None:
+    """Nothing is being tried."""
+    for file in folder.glob(f"{_TRYING}.*"):
+        file.unlink(missing_ok=True)
+
+
 def avoid_tried(folder: Path) -> bool:
     """Lets the calls that ended their processes be avoided; whether there are any."""
     texts = set()

@@ -183,7 +183,11 @@ class Executor:
             try:
                 self._profile([*ready, *watched], setting)
             except MarkersError as error:
-                self._session.warn(f"a batch of {len(ready)} calls is {'dropped' if last else 'run again'}: {error}")
+                # Run again by one of several ranks, it would run beside others that are elsewhere.
+                dropped = last or self.group.ranks > 1
+                self._session.warn(f"a batch of {len(ready)} calls is {'dropped' if dropped else 'run again'}: {error}")
+                if dropped:
+                    return False
                 continue
             finally:
                 gc.enable()
