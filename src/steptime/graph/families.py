@@ -53,7 +53,7 @@ _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 # Family -> what the names of its ops, autograd nodes and autograd functions look like. The first that fits wins.
 _OPS: tuple[tuple[Family, str], ...] = (
     (Family.OPTIMIZER, r"_fused_(?:adam|adamw|sgd|adagrad)_"),
-    (Family.EMBEDDING, r"embedding|splitlookup|bounds_check_indices|jagged"),
+    (Family.EMBEDDING, r"embedding|splitlookup|table_?batched|bounds_check_indices|jagged"),
     (Family.ATTENTION, r"scaled_dot_product|(?:flash|efficient|cudnn)_attention|flash_?attn|fusedattn|fmha"),
     (Family.SOFTMAX_LOSS, r"soft_?max|_loss|lossbackward|cross_?entropy"),
     (Family.CONVOLUTION, r"conv(?:_|\d|olution)"),
@@ -91,7 +91,7 @@ _ATEN: dict[Family, str] = {
 # Family -> what kernel names look like, where no op says. The first that fits wins.
 _KERNELS: tuple[tuple[Family, str], ...] = (
     (Family.COMMUNICATION, r"^(?:void )?(?:nccl|rccl|msccl)"),
-    (Family.EMBEDDING, r"embedding|linearize_index|bounds_check_indices|jagged"),
+    (Family.EMBEDDING, r"embedding|linearize_index|table_batched|bounds_check_indices|jagged"),
     (Family.OPTIMIZER, r"adamw?_|lamb_|(?:adam|sgd|adagrad|lamb)functor"),
     (Family.ATTENTION, r"flash|fmha|attention|attn"),
     (Family.SOFTMAX_LOSS, r"soft_?max|nll_?loss|cross_?entropy|_loss_"),

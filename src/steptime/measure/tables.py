@@ -44,13 +44,13 @@ def noise(arguments: Sequence[str]) -> int:
 def noises(folder: Path, *, parts: bool) -> list[Noise]:
     """The floors of the sets in a folder that have rows."""
     found = []
-    for name in measured_sets():
+    for name, measured in measured_sets().items():
         table = read(folder, name)
         if not table.num_rows:
             continue
-        found.append(noise_of(name, table))
+        found.append(noise_of(measured, table))
         if parts and name in DIVIDED_BY:
-            found += noise_by(name, table, DIVIDED_BY[name])
+            found += noise_by(measured, table, DIVIDED_BY[name])
     return found
 
 

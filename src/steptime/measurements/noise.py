@@ -6,13 +6,16 @@ Three distances, each relative: *within* a process (the spread of a row's repeat
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from steptime.measurements.sets import MeasuredSet
+from steptime.measurements.store import spread_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +51,41 @@ class Noise:
         return asdict(self)
 
 
-def noise_of(name: str, table: pa.Table) -> Noise:
-    """The noise floor of a table of measurements."""
-    medians: dict[str, dict[str, dict[tuple[str, str], list[float]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
-    columns = ("key", "machine", "run", "process", "time_ns")
-    for key, machine, run, process, time_ns in zip(*(table[c].to_pylist() for c in columns), strict=True):
-        medians[key][machine][run, process].append(time_ns)
+def noise_of(measured: MeasuredSet, table: pa.Table, part: str = "") -> Noise:
+    """The noise floor of rows of a set, or of a part of them that has a name."""
+    medians: dict[str, dict[str, dict[tuple[str, str], list[float]]]] = {}
+    columns = (table[column].to_pylist() for column in ("machine", "run", "process", "time_ns"))
+    for key, machine, run, process, time_ns in zip(_questions(table, measured), *columns, strict=True):
+        medians.setdefault(key, {}).setdefault(machine, {}).setdefault((run, process), []).append(time_ns)
     by_machine = [
         [[float(np.median(times)) for times in processes.values()] for processes in machines.values()]
         for machines in medians.values()
     ]
+    rows = [times for machines in medians.values() for processes in machines.values() for times in processes.values()]
     return Noise(
-        name=name,
+        name=f"{measured.name}: {part}" if part else measured.name,
         rows=table.num_rows,
         keys=len(medians),
-        within=Floor.of(_spreads_of_repeats(table)),
+        within=Floor.of(
+            [spread_of(times) for times in rows if len(times) > 1] if measured.repeats else _spreads_of_repeats(table)
+        ),
         between_processes=Floor.of(_distances(times for machines in by_machine for times in machines)),
         between_machines=Floor.of(_distances([float(np.median(times)) for times in machines] for machines in by_machine)),
     )
 
 
-def noise_by(name: str, table: pa.Table, column: str) -> list[Noise]:
+def _questions(table: pa.Table, measured: MeasuredSet) -> list[str]:
+    """What each row asked: its key, or where keys tell repeats apart, what is left of the row's columns without those."""
+    if not measured.repeats:
+        return list(table["key"].to_pylist())
+    asked = [column for column in measured.case if column not in measured.repeats]
+    return [json.dumps(values) for values in zip(*(table[column].to_pylist() for column in asked), strict=True)]
+
+
+def noise_by(measured: MeasuredSet, table: pa.Table, column: str) -> list[Noise]:
     """The noise floor of each value of a column, such as the family of a kernel."""
     values = np.asarray(table[column].to_pylist(), dtype=object)
-    found = []
-    for value in sorted(set(values)):
-        found.append(noise_of(f"{name}: {value}", table.filter(pa.array(values == value))))
-    return found
+    return [noise_of(measured, table.filter(pa.array(values == value)), str(value)) for value in sorted(set(values))]
 
 
 def _spreads_of_repeats(table: pa.Table) -> list[float]:

@@ -35,6 +35,7 @@ class MeasuredSet:
     about: str
     columns: tuple[pa.Field, ...]
     case: tuple[str, ...]
+    repeats: tuple[str, ...] = ()  # columns of the case that only tell repeats of one question apart
 
     @property
     def schema(self) -> pa.Schema:

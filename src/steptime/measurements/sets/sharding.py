@@ -17,4 +17,5 @@ SET = MeasuredSet(
         pa.field("turn", pa.int16()),  # when within its block, from 0
     ),
     case=(*STEPS.case, "block"),
+    repeats=("block",),
 )

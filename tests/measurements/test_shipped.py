@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.lookups.generators import Generator
+from steptime.lookups.statistics import statistics_of
+from steptime.measure.tables import noise_lines, noises
+from steptime.measurements.sets import measured_set, measured_sets
+from steptime.measurements.shipped import FOLDER, shipped
+from steptime.measurements.store import key_of, spread_of
+from steptime.models.kernels import families, family_of
+from steptime.models.kernels.call import Call
+
+PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
+
+
+@pytest.mark.parametrize("name", sorted(measured_sets()))
+def test_every_shipped_row_is_whole(name: str) -> None:
+    rows = shipped(name).to_pylist()
+    assert rows
+    for row in rows[:: max(1, len(rows) // 500)]:
+        assert row["key"] == key_of(measured_set(name), row)
+        assert row["time_ns"] == np.median(row["times_ns"])
+        assert row["spread"] == pytest.approx(spread_of(row["times_ns"]), rel=1e-4, abs=1e-6)
+        assert row["device"] == "NVIDIA H200"
+        assert all(row[column] for column in ("run", "machine", "driver", "torch", "cuda", "nccl", "date", "command"))
+
+
+def test_every_measured_time_is_positive() -> None:
+    for name in set(measured_sets()) - {"host"}:  # differences of host times may fall below zero
+        assert min(shipped(name)["time_ns"].to_pylist()) > 0
+
+
+def test_every_family_was_measured_cold_and_warm() -> None:
+    table = shipped("kernels")
+    seen = set(zip(table["family"].to_pylist(), table["cache"].to_pylist(), strict=True))
+    assert {(name, cache) for name in families() for cache in ("cold", "warm")} <= seen
+
+
+def test_a_measured_call_can_be_read_back_and_belongs_to_its_family() -> None:
+    rows = shipped("kernels").select(["call", "op", "family"]).to_pylist()
+    for row in rows[::40]:
+        call = Call.from_json(row["call"])
+        assert call.to_json() == row["call"]
+        assert call.op == row["op"]
+        assert row["family"] == "transfer" or (family_of(call.op) or "other") == row["family"]
+
+
+def test_a_lookup_row_can_be_drawn_again_from_its_seed() -> None:
+    rows = [row for row in shipped("lookups").slice(0, 400).to_pylist() if 0 < sum(row["lookups"]) < 200_000]
+    assert rows
+    for row in rows[:5]:
+        for place, text in enumerate(row["generators"]):
+            generator = Generator.from_dict(json.loads(text))
+            bags = generator.bags(row["batch"])
+            found = statistics_of(bags.indices, bags.offsets, generator.rows)
+            assert found.lookups == row["lookups"][place]
+            assert found.unique == row["unique"][place]
+            assert list(found.reuse) == pytest.approx(row["reuse"][place], abs=1e-5)
+
+
+def test_plans_of_a_sharding_task_were_timed_in_every_block() -> None:
+    blocks: dict[tuple[str, str], set[int]] = {}
+    for row in shipped("sharding").to_pylist():
+        blocks.setdefault((row["task"], row["rule"]), set()).add(row["block"])
+    assert {len(found) for found in blocks.values()} == {8}
+
+
+def test_the_noise_floor_in_the_docs_is_that_of_the_shipped_rows() -> None:
+    found = re.search(r"<!-- noise -->\n(.*?)\n<!-- /noise -->", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None, "benchmarks/noise_floor.py --docs puts it there"
+    assert found[1].splitlines() == noise_lines(noises(FOLDER, parts=False))
