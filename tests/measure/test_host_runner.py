@@ -12,13 +12,17 @@ from steptime.measure import host
 from steptime.measure.budget import Budget, Progress
 from steptime.measure.group import Group, leave
 from steptime.measure.host.bench import Bench
+from steptime.measure.host.issued import SMALL_FILE
 from steptime.measure.host.probe import Probe, Times
 from steptime.measure.host.recording import MODES
 from steptime.measure.host.runner import FATAL_FILE, Runner
+from steptime.measure.kernels.calls import read_calls
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError
 from steptime.measure.session import Session
 from steptime.measurements.store import read
+from steptime.models.kernels.call import Call, TensorArg
+from steptime.workloads.cases import small_cases
 
 GROUP = Group(0, 1, "cpu", 1)
 
@@ -32,9 +36,9 @@ def a_bench(folder: Path = Path(), bursts: int = 2, calls: int = 4) -> Bench:
     return Bench(GROUP, session, bursts, calls)
 
 
-def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0) -> Runner:
+def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0, run: str = "") -> Runner:
     # A run of its own each time, as a command that is given again has.
-    session = a_session(folder, run=f"run-{time.perf_counter_ns()}")
+    session = a_session(folder, run=run or f"run-{time.perf_counter_ns()}")
     done = session.store.done("host")
     return Runner(Bench(GROUP, session, 2, 4), session, mode, time.monotonic() + seconds, done=done)
 
@@ -102,10 +106,38 @@ def test_what_is_measured_under_one_profiler_is_not_done_under_another(tmp_path:
 def test_a_probe_that_ended_its_process_is_not_asked_again(tmp_path: Path) -> None:
     probes = [Probe(("op",), "a", giving(1.0)), Probe(("op",), "b", failing(KeyboardInterrupt()))]  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        a_runner(tmp_path).run(probes, progress(2))
-    a_runner(tmp_path).run([*probes, Probe(("op",), "c", giving(1.0))], progress(3))
+        a_runner(tmp_path, run="one").run(probes, progress(2))
+    a_runner(tmp_path, run="one").run([*probes, Probe(("op",), "c", giving(1.0))], progress(3))
     assert (tmp_path / FATAL_FILE).read_text() == "op b\n"
     assert sorted(row["op"] for row in rows_of(tmp_path)) == ["a", "c"]
+
+
+def test_a_probe_that_ran_when_the_whole_run_was_interrupted_is_asked_again(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        a_runner(tmp_path).run([Probe(("op",), "b", failing(KeyboardInterrupt()))], progress())  # type: ignore[arg-type]
+    a_runner(tmp_path).run([Probe(("op",), "b", giving(1.0))], progress())
+    assert not (tmp_path / FATAL_FILE).exists()
+    assert [row["op"] for row in rows_of(tmp_path)] == ["b"]
+
+
+def test_op_calls_are_kept_when_every_workload_is_recorded_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(_step: object, **_: object) -> dict[Call, int]:
+        recorded.append(len(recorded))
+        if len(recorded) == 2:
+            raise KeyboardInterrupt
+        return {Call("aten::relu.default", (TensorArg((4,)),)): 1}
+
+    recorded: list[int] = []
+    cases = tuple(case for case in small_cases(1) if case.workload == "dlrm")
+    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda _: cases)
+    monkeypatch.setattr("steptime.measure.kernels.record.record_calls", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        host.work(GROUP, a_session(tmp_path), {"record": True})
+    assert not (tmp_path / SMALL_FILE).exists()
+    host.work(GROUP, a_session(tmp_path), {"record": True})
+    assert set(read_calls(tmp_path / SMALL_FILE)) == {case.name for case in cases}
 
 
 def test_a_slope_and_its_intercept_are_rows_of_two_kinds(tmp_path: Path) -> None:

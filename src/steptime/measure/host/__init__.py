@@ -194,15 +194,20 @@ def _record_small(group: Group, session: Session) -> None:
 
     cases = small_cases(1)
     progress = session.progress("op calls of the workloads", len(cases))
+    # Under its own name only when all of them are in it: what an interrupted recording lacks would never be asked.
+    unfinished = session.folder / f"{SMALL_FILE}.unfinished"
+    unfinished.unlink(missing_ok=True)
     for case in cases:
         try:
             step = build(case, group, group.device)
             step()
-            write_calls(session.folder / SMALL_FILE, case.name, record_calls(step, device_only=False))
+            write_calls(unfinished, case.name, record_calls(step, device_only=False))
             step.close()
             progress.step()
         # A workload whose library is missing, or whatever else a model raises: the others are recorded all the same.
         except Exception as error:
             session.warn(f"the ops of {case.name} are not recorded: {type(error).__name__}: {error}")
             progress.skip(type(error).__name__)
+    if unfinished.exists():
+        unfinished.replace(session.folder / SMALL_FILE)
     progress.close()

@@ -25,7 +25,8 @@ from steptime.measurements.store import key_of
 # Probes after which rows are written. Starting and ending a profiler takes a good part of a second, so it records more.
 AT_ONCE = {"off": 40, "after": 40}
 PER_RECORDING = 120
-# Names of probes that ended a process; each rank keeps the name of its running one in a file, which a sudden end leaves behind.
+# Names of probes that ended a process; each rank keeps its run and the name of its running one in a file, which a sudden end
+# leaves behind.
 FATAL_FILE = "host_fatal.txt"
 
 
@@ -61,10 +62,12 @@ class Runner:
         return self.session.folder / f"host_running-{self.bench.group.rank}.txt"
 
     def _take_over(self) -> None:
-        """What ran when an earlier process ended suddenly is not tried again."""
+        """What ran when an earlier process of this run ended suddenly is not tried again; another run was cut off whole."""
         if self._running.exists():
-            with (self.session.folder / FATAL_FILE).open("a", encoding="utf-8") as file:
-                file.write(self._running.read_text(encoding="utf-8") + "\n")
+            run, _, name = self._running.read_text(encoding="utf-8").partition(" ")
+            if run == self.session.recipe.run:
+                with (self.session.folder / FATAL_FILE).open("a", encoding="utf-8") as file:
+                    file.write(f"{name}\n")
             self._running.unlink()
         self.bench.group.barrier()
 
@@ -139,7 +142,7 @@ class Runner:
     def _try(self, probe: Probe, progress: Progress) -> tuple[Probe, Times] | None:
         """The probe's answer, or that of the one to ask otherwise."""
         reason = ""
-        self._running.write_text(probe.name, encoding="utf-8")
+        self._running.write_text(f"{self.session.recipe.run} {probe.name}", encoding="utf-8")
         for one in _alternatives(probe):
             try:
                 return one, one.measure(self.bench)
