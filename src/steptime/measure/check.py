@@ -56,6 +56,11 @@ def run(session: Session, options: Options) -> None:
         raise InputError(f"{len(failures)} of the checks failed; the first: {failures[0]}")
 
 
+def names(_: Options) -> list[str]:
+    """What `--only` may name: jobs."""
+    return list(TRIED)
+
+
 def _try(job: str, session: Session, options: Options) -> list[str]:
     try:
         import_module(f"steptime.measure.{job}").run(session, options)

@@ -67,6 +67,11 @@ def run(session: Session, options: Options) -> None:
     print(summary(read(session.folder, "sharding").to_pylist()), file=sys.stderr, flush=True)
 
 
+def names(options: Options) -> list[str]:
+    """What `--only` may name: tasks."""
+    return [task.name for task in tasks_of(small=options.small, only=())]
+
+
 def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, turn: int, skipped: set[str]) -> None:
     """Goes through the tasks that are due; after one that ended its ranks, with a fresh group and without it."""
     flight = Flight(session.folder, "sharding")
@@ -89,6 +94,10 @@ def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, 
         except RanksError as error:
             session.warn(str(error))
             daemon.renew()
+        except KeyboardInterrupt:
+            # The task did nothing wrong: the next run begins with it.
+            flight.end()
+            raise
 
 
 def due(session: Session, options: Options, place: Place, turn: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime.measure.collectives.cases import Case, cost_ns, few, tiers
+from steptime.measure.collectives.cases import MAIN, OTHERS, Case, cost_ns, few, tiers
 from steptime.measure.collectives.choices import Table, learn
 from steptime.measure.collectives.fabrics import Place, layout_of, places
 from steptime.measure.group import Group
@@ -33,6 +33,11 @@ def run(session: Session, options: Options) -> None:
             session.warn(f"no time left for collectives on {', '.join(map(_said, list(wanted)[number:]))}")
             return
         _measure(session, options, place, _share(wanted, number), choices.get(place, {}))
+
+
+def names(_: Options) -> tuple[str, ...]:
+    """What `--only` may name."""
+    return (*MAIN, *OTHERS, "barrier")
 
 
 def _measure(session: Session, options: Options, place: Place, share: float, choices: Table) -> None:

@@ -98,6 +98,11 @@ def run(session: Session, options: Options) -> None:
         _run_group(session, layout, plan, 2 * sum(seconds for _, seconds in modes) + START_S)
 
 
+def names(_: Options) -> list[str]:
+    """What `--only` may name: kinds of costs."""
+    return list(KINDS)
+
+
 def _record(session: Session, options: Options) -> None:
     """Views are the same on a CPU; the ops that launch are recorded on the device unless full steps were before."""
     if options.only or (session.folder / "host_calls.json").exists():

@@ -11,6 +11,7 @@ from steptime.measure.kernels.calls import FILE_NAME, avoid_tried, avoided, forg
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
+from steptime.models.kernels import families
 from steptime.models.kernels.call import Call
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def run(session: Session, options: Options) -> None:
         from steptime.measure.parts import run as run_parts
 
         run_parts(session, options)
+
+
+def names(_: Options) -> list[str]:
+    """What `--only` may name: families of ops, and the workloads' calls that belong to none."""
+    return [*families(), "other"]
 
 
 def parts_of(options: Options) -> tuple[bool, tuple[int, ...]]:

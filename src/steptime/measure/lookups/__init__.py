@@ -46,6 +46,11 @@ def run(session: Session, options: Options) -> None:
                 session.warn(str(error))
 
 
+def names(_: Options) -> tuple[str, ...]:
+    """What `--only` may name."""
+    return IMPLEMENTATIONS
+
+
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank: a GPU (or the CPU) of its own, or a part of one beside others that do the same."""
     import torch

@@ -44,6 +44,15 @@ def run(session: Session, options: Options) -> None:
                 _run_phase(phase, session, options, share, names, skipped, daemon)
 
 
+def names(options: Options) -> list[str]:
+    """What `--only` may name: workloads, and the cases of the ranks that are asked."""
+    from steptime.measure.steps.phases import cases_of
+    from steptime.workloads.case import workloads
+
+    cases = [case.name for ranks in options.ranks for case in cases_of(ranks, small=options.small, only=())]
+    return [*workloads(), *cases]
+
+
 def _run_phase(
     phase: Phase,
     session: Session,
@@ -81,6 +90,10 @@ def _run_phase(
         except RanksError as error:
             session.warn(str(error))
             daemon.renew()
+        except KeyboardInterrupt:
+            # The case did nothing wrong: the next run begins with it.
+            flight.end()
+            raise
         names = [name for name in due(phase, cases, session, options) if name in names]
 
 
