@@ -10,7 +10,7 @@ from steptime.errors import InputError
 from steptime.measure import conditions
 from steptime.measure.conditions import ClockReader, Clocks, gpus, recipe, strangers
 
-TWO_GPUS = "NVIDIA H200, 580.1, 700.00, GPU-aaaa\nNVIDIA H200, 580.1, 700.00, GPU-bbbb\n"
+TWO_GPUS = "0, NVIDIA H200, 580.1, 700.00, GPU-aaaa\n1, NVIDIA H200, 580.1, 700.00, GPU-bbbb\n"
 
 
 def smi_saying(text: str) -> conditions.Smi:
@@ -41,8 +41,34 @@ def test_without_a_gpu_one_line_says_so() -> None:
     assert recipe(["x"], smi=smi_saying(""), need_gpu=False).device == ""
 
 
+def test_what_is_measured_on_the_cpu_does_not_pass_for_the_gpus() -> None:
+    made = recipe(["x"], smi=smi_saying(TWO_GPUS), need_gpu=False)
+    assert (made.device, made.gpus) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, ["0", "1"]),
+        ("1", ["1"]),
+        ("1, 0", ["1", "0"]),
+        ("GPU-bb", ["1"]),
+        ("1,7,0", ["1"]),
+        ("", []),
+        ("MIG-cccc", ["0", "1"]),
+    ],
+)
+def test_only_gpus_that_cuda_may_use_are_counted(
+    given: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert [gpu["number"] for gpu in gpus(smi_saying(TWO_GPUS))] == expected
+
+
 def test_a_gpu_that_will_not_say_its_power_limit_is_still_a_gpu() -> None:
-    made = recipe(["x"], smi=smi_saying("NVIDIA GeForce, 550.0, [N/A], GPU-cc\n"))
+    made = recipe(["x"], smi=smi_saying("0, NVIDIA GeForce, 550.0, [N/A], GPU-cc\n"))
     assert made.power_limit_w == 0.0
     assert len(gpus(smi_saying(TWO_GPUS))) == 2
 

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from steptime.measure.session import Session
 from steptime.measurements.store import read
 
 JOB = """
-
+import time
 
 def work(group, session, plan):
     if plan.get("fails_on") == group.rank:
@@ -27,6 +28,9 @@ def work(group, session, plan):
     row = {"kind": "op", "op": f"rank{group.rank}", "call": "", "source": "sweep", "phase": "other", "profiler": "off",
            "launches": 0.0, "cores": 1, "share": group.share, "times_ns": [1.0 + sum(group.gather(group.rank))]}
     session.store.add("host", row)
+    if plan.get("waits"):
+        (session.folder / f"waits{group.rank}").touch()
+        time.sleep(60)
     session.store.flush()
     assert group.decide(7 if group.rank == 0 else 9) == 7
     assert not group.all_agree(group.rank == 0)
@@ -65,6 +69,25 @@ def test_a_rank_that_fails_ends_the_others_and_loses_no_flushed_row(job: str, tm
     assert read(tmp_path / "out", "host").num_rows == 2
 
 
+def test_interrupted_ranks_flush_their_rows_and_say_nothing(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pause = time.sleep
+
+    def interrupted(seconds: float) -> None:
+        if len(list((tmp_path / "out").glob("waits*"))) == 2 and not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        pause(seconds)
+
+    raised: list[bool] = []
+    monkeypatch.setattr(time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_two(job, tmp_path / "out", waits=True)
+    assert read(tmp_path / "out", "host").num_rows == 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_ranks_that_take_too_long_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", _sleeping(subprocess.Popen))
     session = Session.start(tmp_path, a_recipe(), minutes=1)
@@ -87,11 +110,17 @@ def test_ranks_on_one_gpu_get_a_share_and_a_host_name_each() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in one
 
 
-def test_ranks_on_gpus_of_their_own_see_one_each_and_nothing_of_mps() -> None:
+def test_ranks_on_gpus_of_their_own_see_one_each_and_nothing_of_mps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     environment = Layout(2).environment(1)
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert environment["STEPTIME_SHARE"] == "1"
     assert not [name for name in environment if "MPS" in name or "NCCL" in name]
+
+
+def test_ranks_keep_to_the_gpus_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 2")
+    assert [Layout(2).environment(rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == ["5", "2"]
 
 
 def test_one_rank_that_shares_with_nobody_has_the_whole_gpu() -> None:

@@ -12,5 +12,7 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except SteptimeError as error:
         sys.exit(fail(error))
+    except OSError as error:
+        sys.exit(fail(f"{error.filename or 'output'}: {error.strerror or error}"))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from steptime.errors import InputError
 from steptime.measure.conditions import NO_GPU, Clocks, gpus, recipe, strangers
@@ -24,6 +27,9 @@ from steptime.measurements.sets import measured_sets
 from steptime.measurements.store import read
 
 SCHEMA_VERSION = 1
+
+# How many names an error lists.
+_NAMES = 20
 
 # What is done with measurements once they are there; needs no GPU.
 AFTERWARDS = {"noise": noise, "merge": merge}
@@ -45,7 +51,7 @@ def parser(job: str) -> argparse.ArgumentParser:
     """The options of one job."""
     about, ranks, minutes = JOBS[job]
     words = "steptime calibrate" if job == "calibrate" else f"steptime measure {job}"
-    made = LineParser(prog=words, description=f"Measures {about}. Interrupted, it goes on where it was.")
+    made = LineParser(prog=words, allow_abbrev=False, description=f"Measures {about}. Interrupted, it goes on where it was.")
     made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where rows are added, as Parquet")
     made.add_argument("--minutes", type=float, default=minutes, help=f"stop after so many ({minutes:g})")
     usual = ",".join(map(str, ranks))
@@ -61,6 +67,8 @@ def parser(job: str) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one job; the first argument names it."""
+    # Whoever ends a run in time (timeout, a batch system) gets what Ctrl-C gets: rows kept, nothing left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if arguments and arguments[0] in AFTERWARDS:
         return AFTERWARDS[arguments[0]](arguments[1:])
     if not arguments or arguments[0] not in JOBS:
@@ -89,8 +97,10 @@ def main(arguments: Sequence[str]) -> int:
 def measure(job: str, folder: Path, minutes: float, options: Options, command: Sequence[str], *, as_json: bool = False) -> int:
     """Runs a job in this machine's conditions and says what it added."""
     check(options)
-    if minutes <= 0:
+    if not minutes > 0:
         raise InputError(f"--minutes {minutes:g}: there has to be some time")
+    module = import_module(f"steptime.measure.{job}")
+    _check_only(job, options, module)
     begun = time.monotonic()
     cuda = options.device == "cuda"
     made = recipe(_without_paths(command), need_gpu=cuda)
@@ -98,12 +108,25 @@ def measure(job: str, folder: Path, minutes: float, options: Options, command: S
     warnings = [f"another process is on the GPU: {line}; its work is in these times" for line in (strangers() if cuda else [])]
     for warning in warnings:
         session.warn(warning)
-    before = {name: read(folder, name).num_rows for name in measured_sets()}
-    with _watched(session, warnings, cuda):
-        import_module(f"steptime.measure.{job}").run(session, options)
+    before = {name: _rows_of(folder, name, made.device) for name in measured_sets()}
+    try:
+        with _watched(session, warnings, cuda):
+            module.run(session, options)
+    except KeyboardInterrupt:
+        session.warn(f"interrupted; what was measured is in {folder}, and the same command goes on from there")
+        raise
     added = {name: read(folder, name).num_rows - count for name, count in before.items()}
     _say(job, folder, {name: count for name, count in added.items() if count}, warnings, time.monotonic() - begun, as_json)
     return 0
+
+
+def _rows_of(folder: Path, name: str, device: str) -> int:
+    """How many rows a set has; raises where they are another device's, for what that one did would count as done on this."""
+    table = read(folder, name)
+    others = sorted({str(found or "cpu") for found in table["device"].to_pylist()} - {device or "cpu"})
+    if others:
+        raise InputError(f"{folder}: holds {name} of {others[0]}, this is {device or 'cpu'}; give every device a folder (-o)")
+    return int(table.num_rows)
 
 
 def check(options: Options) -> None:
@@ -118,16 +141,29 @@ def check(options: Options) -> None:
         raise InputError(f"--ranks {most} on {found} GPU(s): give fewer, or --share-gpu to run them on parts of one")
 
 
+def _check_only(job: str, options: Options, module: ModuleType) -> None:
+    """A name that nothing has would measure nothing and call it done."""
+    if not options.only or not hasattr(module, "names"):
+        return
+    known = list(module.names(options))
+    unknown = [name for name in options.only if name not in known]
+    if unknown:
+        some = ", ".join(known[:_NAMES]) + (f" and {len(known) - _NAMES} more" if len(known) > _NAMES else "")
+        raise InputError(f"--only {unknown[0]}: {job} knows no such name; there are {some}")
+
+
 @contextmanager
 def _watched(session: Session, warnings: list[str], cuda: bool) -> Iterator[None]:
     file = clock_file(session.folder, session.recipe)
     if not cuda:
         yield
         return
-    with Clocks(file) as clocks:
-        yield
-    moved = clocks.moved()
-    file.unlink(missing_ok=True)
+    try:
+        with Clocks(file, gpus()[0]["number"]) as clocks:
+            yield
+        moved = clocks.moved()
+    finally:
+        file.unlink(missing_ok=True)
     if moved:
         warnings.append(f"{moved}; every row says the clock it was taken at")
         session.warn(warnings[-1])
@@ -172,10 +208,10 @@ def _without_paths(command: Sequence[str]) -> list[str]:
     for flag in ("-o", "--out"):
         if flag in kept[:-1]:
             kept[kept.index(flag) + 1] = "DIR"
-    return [word if not word.startswith("--out=") else "--out=DIR" for word in kept]
+    return [re.sub(r"^(--out=|-o=?)(?=.).*", r"\1DIR", word) for word in kept]
 
 
-def fail(error: Exception) -> int:
+def fail(error: Exception | str) -> int:
     """One line on stderr, exit code 2."""
     print(f"steptime: error: {' '.join(str(error).split())}", file=sys.stderr)
     return 2

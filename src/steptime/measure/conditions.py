@@ -19,7 +19,7 @@ from steptime import __version__
 from steptime.errors import InputError
 from steptime.measurements.recipe import Recipe
 
-NO_GPU = "no NVIDIA GPU here (nvidia-smi does not answer); measuring needs one, predicting does not"
+NO_GPU = "no NVIDIA GPU here (nvidia-smi or CUDA_VISIBLE_DEVICES says so); measuring needs one, predicting does not"
 
 Smi = Callable[[Sequence[str]], str]
 
@@ -34,10 +34,26 @@ def nvidia_smi(arguments: Sequence[str]) -> str:
 
 
 def gpus(smi: Smi = nvidia_smi) -> list[dict[str, str]]:
-    """One entry per GPU: name, driver, power limit, identity."""
-    keys = ("device", "driver", "power_limit_w", "uuid")
-    answer = smi(["--query-gpu=name,driver_version,power.limit,uuid", "--format=csv,noheader,nounits"])
-    return [dict(zip(keys, (part.strip() for part in line.split(",")), strict=False)) for line in answer.splitlines() if line]
+    """One entry per GPU that CUDA may use here: number, name, driver, power limit, identity."""
+    keys = ("number", "device", "driver", "power_limit_w", "uuid")
+    answer = smi(["--query-gpu=index,name,driver_version,power.limit,uuid", "--format=csv,noheader,nounits"])
+    lines = [line for line in answer.splitlines() if line]
+    found = [dict(zip(keys, (part.strip() for part in line.split(",")), strict=False)) for line in lines]
+    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(found: Sequence[dict[str, str]], given: str | None) -> list[dict[str, str]]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; a slice of a GPU (MIG) has no entry of its own."""
+    if given is None or "MIG-" in given:
+        return list(found)
+    chosen: list[dict[str, str]] = []
+    for word in map(str.strip, given.split(",")):
+        named = [gpu for gpu in found if gpu["number"] == word or ("GPU-" in word and gpu["uuid"].startswith(word))]
+        if not named:
+            # CUDA takes no notice of what follows an entry it does not know.
+            break
+        chosen.append(named[0])
+    return chosen
 
 
 def strangers(mine: Iterable[int] = (), smi: Smi = nvidia_smi) -> list[str]:
@@ -53,7 +69,8 @@ def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = Tr
 
     What only torch knows is empty until a worker, which has it anyway, fills it in: `completed`.
     """
-    found = gpus(smi)
+    # What is measured on the CPU must not pass for the GPU's, which may be there all the same.
+    found = gpus(smi) if need_gpu else []
     if need_gpu and not found:
         raise InputError(NO_GPU)
     first: dict[str, str] = found[0] if found else {}
@@ -133,14 +150,15 @@ class Clocks:
     # A clock that leaves this band around its median was moving (boost steps are 15 MHz of about 2,000).
     STEADY = 0.03
 
-    def __init__(self, file: Path, every_ms: int = 1000) -> None:
+    def __init__(self, file: Path, gpu: str = "0", every_ms: int = 1000) -> None:
         self.file = file
+        self.gpu = gpu
         self.every_ms = every_ms
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Clocks:
         query = "--query-gpu=clocks.sm,power.draw,clocks_throttle_reasons.active"
-        command = ["nvidia-smi", query, "--format=csv,noheader,nounits", f"-lms={self.every_ms}", "--id=0"]
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits", f"-lms={self.every_ms}", f"--id={self.gpu}"]
         with self.file.open("wb") as target:
             try:
                 self._process = subprocess.Popen(command, stdout=target, stderr=subprocess.DEVNULL)

@@ -21,6 +21,9 @@ from typing import Any
 
 from steptime.measure.mps import cores_of, mps, share
 
+# What an interrupted rank gets to flush its rows.
+_LEAVING_S = 3.0
+
 
 class RanksError(RuntimeError):
     """A worker ended badly or was ended for taking too long. Rows it had flushed are kept."""
@@ -44,6 +47,8 @@ class Layout:
             "STEPTIME_SHARE": str(self.ranks if self.share_gpu else 1),
             "STEPTIME_DEVICE": "cuda:0" if self.device == "cuda" else "cpu",
             "STEPTIME_CORES": ",".join(map(str, cores_of(rank, self.ranks))),
+            # GPUs are counted as nvidia-smi counts them, whose words are in the recipe.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             # A rank's own threads would fight its proxy and autograd threads for its few cores.
             "OMP_NUM_THREADS": "1",
         }
@@ -51,7 +56,8 @@ class Layout:
             return own
         if self.share_gpu:
             return {**own, **(share(rank, self.ranks) if self.ranks > 1 else {})}
-        return {**own, "CUDA_VISIBLE_DEVICES": str(rank)}
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return {**own, "CUDA_VISIBLE_DEVICES": given.split(",")[rank].strip() if given else str(rank)}
 
 
 def run_ranks(
@@ -93,6 +99,9 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], what: str, limit_s: float)
             if time.monotonic() > deadline:
                 raise RanksError(f"{what}: not done after {limit_s:.0f} s")
             time.sleep(0.02)
+    except KeyboardInterrupt:
+        _ask_to_end(started)
+        raise
     finally:
         for process in started:
             if process.poll() is None:
@@ -100,6 +109,15 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], what: str, limit_s: float)
                 process.wait()
     if any(process.returncode for process in started):
         raise RanksError(f"{what}: a rank failed, exit codes {[process.returncode for process in started]}")
+
+
+def _ask_to_end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Lets ranks flush their rows; one that waits in a collective will not hear."""
+    for process in started:
+        process.terminate()
+    deadline = time.monotonic() + _LEAVING_S
+    while any(process.poll() is None for process in started) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _free_port() -> int:

@@ -18,6 +18,9 @@ def main(job: str, file: str) -> None:
     """Joins the group and does the rank's part of the job. Flushed rows survive whatever happens next."""
     # A rank without its parent would go on measuring, in the way of the next run.
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    # Ctrl-C reaches every process of a terminal; the parent hears it and asks its ranks to end, which flushes their rows.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cores = {int(core) for core in os.environ.get("STEPTIME_CORES", "").split(",") if core}
     if cores:
         os.sched_setaffinity(0, cores)
@@ -35,4 +38,7 @@ def main(job: str, file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    try:
+        main(sys.argv[1], sys.argv[2])
+    except KeyboardInterrupt:
+        sys.exit(130)

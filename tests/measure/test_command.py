@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.measurements.test_store import a_recipe
+
+from steptime.errors import InputError
+from steptime.measure import kernels
+from steptime.measure.command import JOBS, _without_paths, main
+from steptime.measurements.store import Store, read
+
+CPU = ["--device", "cpu", "--small"]
+
+
+def store_a_row(folder: Path, device: str) -> None:
+    store = Store(folder, replace(a_recipe(), device=device), "p1")
+    row = {"kind": "op", "op": "a", "call": "", "source": "sweep", "phase": "other", "profiler": "off", "launches": None}
+    store.add("host", {**row, "cores": 1, "share": 1, "times_ns": [1.0]})
+    store.flush()
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan"])
+def test_there_has_to_be_some_time(minutes: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--minutes .*: there has to be some time"):
+        main(["kernels", "-o", str(tmp_path), "--minutes", minutes, *CPU])
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job != "calibrate"])
+def test_a_name_that_nothing_has_is_said(job: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"--only nothing: {job} knows no such name; there are "):
+        main([job, "-o", str(tmp_path), "--only", "nothing", *CPU])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_holds_the_measurements_of_one_device(tmp_path: Path) -> None:
+    store_a_row(tmp_path, "NVIDIA H200")
+    with pytest.raises(InputError, match="holds host of NVIDIA H200, this is cpu; give every device a folder"):
+        main(["kernels", "-o", str(tmp_path), *CPU])
+
+
+def test_an_interrupted_run_says_where_its_rows_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    store_a_row(tmp_path, "")
+    monkeypatch.setattr(kernels, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(["kernels", "-o", str(tmp_path), *CPU])
+    assert f"interrupted; what was measured is in {tmp_path}" in capsys.readouterr().err
+    assert read(tmp_path, "host").num_rows == 1
+
+
+def test_a_recipe_names_no_folder_of_the_machine() -> None:
+    for words in (["-o", "/home/me"], ["--out", "/home/me"], ["--out=/home/me"], ["-o/home/me"]):
+        assert "/home/me" not in " ".join(_without_paths(["steptime", "measure", "host", *words, "--small"]))
+
+
+def test_without_the_command_line_a_folder_that_cannot_be_made_is_one_line_too(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    command = [sys.executable, "-m", "steptime.measure", "kernels", "-o", str(file), *CPU]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert (done.returncode, done.stderr) == (2, f"steptime: error: {file}: File exists\n")
