@@ -118,3 +118,10 @@ def test_repeats_with_other_kernels_count_in_the_times_but_not_kernel_by_kernel(
 
 def test_an_op_that_launches_nothing_has_no_row() -> None:
     assert row_of(CASE, "cold", [(), ()], share=1, others="none") is None
+
+
+def test_the_span_ends_with_the_last_kernel_to_end_which_need_not_be_the_last_to_start() -> None:
+    side_by_side = (DeviceWork("a", 100, 50), DeviceWork("b", 110, 5))
+    row = row_of(CASE, "cold", [side_by_side], share=1, others="none")
+    assert row is not None
+    assert (row["span_ns"], row["times_ns"]) == (50.0, [55.0])
