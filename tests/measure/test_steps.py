@@ -158,6 +158,12 @@ def test_a_case_that_fails_here_is_skipped_and_counted_with_its_reason(session: 
     assert attempts.progress.skipped == {"does not fit into memory": 1}
 
 
+def test_cases_that_had_no_time_are_counted(session: Session) -> None:
+    attempts = attempts_of(session, alone())
+    attempts.close()
+    assert attempts.progress.skipped == {"no time left": 1}
+
+
 def test_a_case_that_fails_on_another_rank_is_skipped_here_too(session: Session) -> None:
     attempts = attempts_of(session, Ranks(0, 2, "cpu", 1, others_s=(0.0,), agree=False))
     assert attempts.attempt("case", lambda: 1) is None
@@ -469,6 +475,28 @@ def test_kernels_of_a_rank_are_one_row_of_equally_long_columns(session: Session)
     assert row["times_ns"] == [7.0, 7.0]
     assert row["key"] == key_of_kernels(case.name, 1, "none", rank=0)
     assert due(Phase("profiled", 1), [case], session, CPU) == []
+
+
+def test_a_case_of_which_a_rank_lost_its_kernels_is_due_again(session: Session) -> None:
+    from steptime.measure.steps.profiled import row_of
+
+    case = dlrm_cases(2)[0]
+    step = cut(host_of_two_steps(), [Event("a", 120, 3, correlation=1000, linked=5)])[0, 0]
+    for rank, left in ((0, [case.name]), (1, [])):
+        session.store.add("step_kernels", row_of(case, Group(rank, 2, "cpu", 1), [step]))
+        session.store.flush()
+        assert due(Phase("profiled", 2), [case], session, CPU) == left
+
+
+def test_an_interrupted_case_is_not_skipped_by_the_next_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        Flight(session.folder, "timed1").begin("some")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("steptime.measure.steps.run_ranks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _run_phase(Phase("timed", 1), session, CPU, session.budget, ["some"], set(), Daemon(session, CPU))
+    assert Flight(session.folder, "timed1").take() == ""
 
 
 def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,9 @@ class Attempts:
         self.group.barrier()
         if self.group.rank == 0:
             self.flight.end()
+        left = self.progress.total - self.progress.done
+        if left > 0:
+            self.progress.skip("no time left", left)
         self.progress.close()
 
 

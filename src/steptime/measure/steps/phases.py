@@ -62,7 +62,12 @@ def due(phase: Phase, cases: Sequence[Case], session: Session, options: Options)
         return [case.name for case in cases if not programs_file(session.folder, case.name).exists()]
     if phase.kind == "profiled":
         done = session.store.done("step_kernels")
-        return [case.name for case in cases if not done[key_of_kernels(case.name, share, fabric, rank=0)]]
+        # Ranks flush each for itself: a group that was ended may have lost the rows of some.
+        return [
+            case.name
+            for case in cases
+            if not all(done[key_of_kernels(case.name, share, fabric, rank=rank)] for rank in range(phase.ranks))
+        ]
     done = session.store.done("steps")
     chosen = cases[::REPEATED] if phase.turn else cases
     return [case.name for case in chosen if done[key_of_case(case, share, fabric)] <= phase.turn]

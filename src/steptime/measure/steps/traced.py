@@ -64,7 +64,7 @@ def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
             write_packed(trace_file(folder, case.name, group.rank), document)
         # Only after every file is in its place.
         if group.all_agree(True) and group.rank == 0:
-            programs_file(folder, case.name).write_text(json.dumps({"ranks": case.ranks, "programs": owner}), encoding="utf-8")
+            _write_programs(programs_file(folder, case.name), {"ranks": case.ranks, "programs": owner})
         if calls_of:
             record_op_calls(calls_of, step, attempts)
     finally:
@@ -72,6 +72,13 @@ def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
         del step
         free(group)
     return True
+
+
+def _write_programs(file: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all: a file that is there says that the case is done."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content), encoding="utf-8")
+    unfinished.replace(file)
 
 
 def observed(step: Step, group: Group) -> dict[str, Any]:
