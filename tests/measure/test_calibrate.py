@@ -8,6 +8,7 @@ import pytest
 from tests.measure.test_host_runner import GROUP, a_session, rows_of
 from tests.measurements.test_store import a_recipe, a_row, a_store
 
+from steptime.errors import InputError
 from steptime.measure import calibrate
 from steptime.measure.options import Options
 from steptime.measure.ranks import RanksError
@@ -90,6 +91,25 @@ def test_a_group_that_fails_leaves_a_file_of_what_there_is(
     found = json.loads((tmp_path / calibrate.FILE).read_text())
     assert (found["schema_version"], found["ranks"], len(found["host"])) == (1, 2, 1)
     assert "planted" in capsys.readouterr().err
+
+
+def test_a_calibration_names_the_versions_that_only_its_ranks_know(tmp_path: Path) -> None:
+    folder = measured(tmp_path, row("a", 1.0))
+    parent = {**a_recipe().to_dict(), "nccl": ""}
+    assert calibrate.calibration(folder, parent, 1, 1, tmp_path / "nothing")["recipe"] == a_recipe().to_dict()
+
+
+def test_a_group_that_measured_nothing_leaves_the_last_calibration_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RanksError("planted")
+
+    (tmp_path / calibrate.FILE).write_text("the last one")
+    monkeypatch.setattr(calibrate, "run_ranks", fails)
+    with pytest.raises(InputError, match="nothing could be measured"):
+        calibrate.run(a_session(tmp_path), Options(device="cpu"))
+    assert (tmp_path / calibrate.FILE).read_text() == "the last one"
 
 
 def test_all_gpus_take_part_unless_ranks_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

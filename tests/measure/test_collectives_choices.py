@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,7 @@ def test_nccl_is_asked_once_per_folder_and_not_again_after_it_failed(tmp_path: P
     assert asked == ["INFO", "INFO"]
     assert learn(session, {four: cases}, "cuda") == {four: {"all_reduce 8": ["RING", "LL", 2]}}
     assert len(asked) == 2
+    # Another torch brings another NCCL, which may choose otherwise.
+    later = replace(session, recipe=replace(session.recipe, torch="99.0"))
+    assert learn(later, {four: cases}, "cuda") == {four: {"all_reduce 8": ["RING", "LL", 2]}}
+    assert len(asked) == 3

@@ -23,18 +23,18 @@ from typing import Any
 
 import numpy as np
 
-import steptime
+from steptime.errors import InputError
 from steptime.measure.conditions import gpus
 from steptime.measure.group import Group
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
+from steptime.measurements.shipped import FOLDER
 from steptime.measurements.store import read, spread_of
 
 SCHEMA_VERSION = 1
 FILE = "calibration.json"
 SOURCE = "calibration"
-SHIPPED = Path(steptime.__file__).parent / "data" / "measurements"
 
 # Kind and op of what a sample asks, most wanted first; together about a second.
 REPRESENTATIVE = (
@@ -73,6 +73,8 @@ def run(session: Session, options: Options) -> None:
         session.warn(f"{error}; the calibration holds what was measured before")
     share = layout.ranks if layout.share_gpu else 1
     content = calibration(session.folder, session.recipe.to_dict(), layout.ranks, share)
+    if not content["host"]:
+        raise InputError(f"nothing could be measured; {session.folder / FILE} is not written")
     write(session.folder / FILE, content)
 
 
@@ -88,13 +90,14 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     _collectives(group, session, FABRIC_S)
 
 
-def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int, shipped: Path = SHIPPED) -> dict[str, Any]:
+def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int, shipped: Path = FOLDER) -> dict[str, Any]:
     """What `calibration.json` holds, from the rows that the run of this recipe added to a folder."""
     host = [row for row in read(folder, "host").to_pylist() if row["run"] == recipe["run"] and row["source"] == SOURCE]
     fabric = [row for row in read(folder, "collectives").to_pylist() if row["run"] == recipe["run"]]
     return {
         "schema_version": SCHEMA_VERSION,
-        "recipe": dict(recipe),
+        # As rows have it: the processes that measured knew the versions that torch brings along, their parent did not.
+        "recipe": {name: row[name] for name in recipe} if (row := next(iter(host), None)) else dict(recipe),
         "ranks": ranks,
         "share": share,
         "host": summaries(host, _HOST_KEY),

@@ -21,6 +21,8 @@ from typing import Any
 
 from steptime.measure.mps import cores_of, mps, share
 
+# For groups that record: the recorders say what they begin and end, hundreds of times.
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 # What an interrupted rank gets to flush its rows.
 _LEAVING_S = 3.0
 

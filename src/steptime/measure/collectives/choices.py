@@ -131,8 +131,9 @@ def _table(file: Path) -> dict[str, list[Any]]:
 
 
 def _file(session: Session, place: Place) -> Path:
-    nccl = session.recipe.nccl or "none"
-    return session.folder / "nccl_choices" / f"{nccl}-{place.ranks}x{place.share}-{place.fabric}.json"
+    # The parent does without torch and so does not know NCCL's version; torch's stands for it.
+    version = session.recipe.torch or "none"
+    return session.folder / "nccl_choices" / f"torch{version}-{place.ranks}x{place.share}-{place.fabric}.json"
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.errors import InputError
 from steptime.measure.group import Group
 from steptime.measure.options import Options
-from steptime.measure.ranks import Layout, RanksError, run_ranks
+from steptime.measure.ranks import QUIET, Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def _run_group(session: Session, layout: Layout, plan: dict[str, Any], limit_s: 
     """A group that ends badly is started once more: what it had measured is kept, what ended it is left out."""
     for attempt in range(2):
         try:
-            run_ranks("host", layout, plan, limit_s=min(limit_s, session.budget.left_s() + 10.0))
+            limit_s = min(limit_s, session.budget.left_s() + 10.0)
+            run_ranks("host", layout, plan, limit_s=limit_s, environment=QUIET)
             return
         except RanksError as error:
             session.warn(f"{error}; {'once more without what ended it' if attempt == 0 else 'its other rows are kept'}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from steptime.measure.budget import Budget
 from steptime.measure.group import Group
 from steptime.measure.options import Options
-from steptime.measure.ranks import Layout, RanksError, run_ranks
+from steptime.measure.ranks import QUIET, Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 from steptime.measure.steps.attempts import CASE_S, Attempts
 from steptime.measure.steps.daemon import Daemon
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 _RESTARTS = 4
 # Less than this is not worth starting a group for.
 _LEAST_S = 5.0
-# The recorders say what they begin and end, hundreds of times.
-_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 # Small workloads of few ranks, smallest batch first, whose full traces are kept: (workload, ranks).
 _FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
 
@@ -85,7 +83,7 @@ def _run_phase(
             # The last case may begin just before the end of the share.
             limit_s = share.left_s() + 2 * CASE_S
             layout = Layout(phase.ranks, options.share_gpu, options.device)
-            run_ranks("steps", layout, plan, limit_s=limit_s, environment=_QUIET, daemon=daemon.environment(phase.ranks))
+            run_ranks("steps", layout, plan, limit_s=limit_s, environment=QUIET, daemon=daemon.environment(phase.ranks))
             return
         except RanksError as error:
             session.warn(str(error))
