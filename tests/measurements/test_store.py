@@ -98,6 +98,18 @@ def test_a_part_of_another_set_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "host")
 
 
+def test_a_column_that_was_added_later_is_null_in_older_parts_and_stays_in_newer_ones(tmp_path: Path) -> None:
+    store = a_store(tmp_path)
+    store.add("host", a_row("old"))
+    store.flush()
+    (path,) = (tmp_path / "host").glob("*.parquet")
+    write_part(path, pq.read_table(path).drop_columns(["reference_cpu_ns"]))
+    store.add("host", {**a_row("new"), "reference_cpu_ns": [5.0]})
+    store.flush()
+    rows = {row["op"]: row["reference_cpu_ns"] for row in read(tmp_path, "host").to_pylist()}
+    assert rows == {"old": None, "new": [5.0]}
+
+
 def test_a_row_with_a_missing_or_an_unknown_column_is_a_mistake_of_ours(tmp_path: Path) -> None:
     row = a_row()
     del row["op"]

@@ -73,6 +73,7 @@ class Store:
         full = {
             "rank": self.rank,
             "sm_clock_mhz": None,
+            **dict.fromkeys(measured.added),
             "time_ns": float(np.median(times)),
             "spread": spread_of(times),
             **row,
@@ -121,10 +122,14 @@ def read_part(path: Path, measured: MeasuredSet, columns: Sequence[str] | None =
         version = (schema.metadata or {}).get(_VERSION_KEY, b"").decode()
         if version != str(SCHEMA_VERSION):
             raise InputError(f"{path}: measurements of version {version or 'none'}, this steptime reads {SCHEMA_VERSION}")
-        missing = [name for name in measured.schema.names if name not in schema.names]
+        missing = [name for name in measured.schema.names if name not in schema.names and name not in measured.added]
         if missing:
             raise InputError(f"{path}: not a part of the set {measured.name}, column {missing[0]!r} is missing")
-        return pq.read_table(path, columns=list(columns or measured.schema.names))
+        wanted = list(columns or measured.schema.names)
+        table = pq.read_table(path, columns=[name for name in wanted if name in schema.names])
+        for name in [name for name in wanted if name not in schema.names]:
+            table = table.append_column(measured.schema.field(name), pa.nulls(table.num_rows, measured.schema.field(name).type))
+        return table.select(wanted)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file ({error}); measure it again or remove it") from error
 

@@ -36,6 +36,7 @@ class MeasuredSet:
     columns: tuple[pa.Field, ...]
     case: tuple[str, ...]
     repeats: tuple[str, ...] = ()  # columns of the case that only tell repeats of one question apart
+    added: tuple[str, ...] = ()  # columns that older parts lack and rows may leave out: there they are null
 
     @property
     def schema(self) -> pa.Schema:

@@ -19,6 +19,10 @@ SET = MeasuredSet(
         pa.field("launches", pa.float32()),  # kernels, copies and memsets per call; known where `profiler` is cuda, else null
         pa.field("cores", pa.int16()),  # how many cores the process was pinned to
         pa.field("share", pa.int16()),
+        # What a fixed call took around each of `times_ns`: one that stays on the CPU, one that launches. Hosts change speed.
+        pa.field("reference_cpu_ns", pa.list_(pa.float64())),
+        pa.field("reference_launch_ns", pa.list_(pa.float64())),
     ),
     case=("kind", "op", "call", "phase", "profiler", "cores", "share"),
+    added=("reference_cpu_ns", "reference_launch_ns"),
 )
