@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.measurements.test_store import a_recipe
 
+from steptime.errors import InputError
 from steptime.measure import kernels
 from steptime.measure.budget import Budget
 from steptime.measure.group import Group
@@ -219,6 +220,12 @@ def test_what_an_interrupted_run_was_trying_is_tried_again(tmp_path: Path, monke
 )
 def test_parts_are_measured_where_ranks_share_a_gpu(options: Options, expected: tuple[bool, tuple[int, ...]]) -> None:
     assert parts_of(options) == expected
+
+
+def test_a_damaged_file_of_calls_is_said_before_ranks_are_started(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text("damaged")
+    with pytest.raises(InputError, match="not a file of recorded calls"):
+        run(a_session(tmp_path), Options(device="cpu", small=True))
 
 
 def test_a_worker_measures_the_calls_of_workloads_and_of_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from steptime.measure.group import Group
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError
 from steptime.measure.session import Session
-from steptime.measure.sharding import Place, due, order_of, plans_of, tasks_of, work
+from steptime.measure.sharding import Place, due, order_of, plans_of, tasks_of, timed_at, work
 from steptime.measure.sharding_summary import by_task, chance, paired_noise, slowest_over_fastest, summary
 from steptime.measure.steps.flight import Flight
 from steptime.measurements.store import read
@@ -123,6 +124,19 @@ def test_a_drift_that_all_plans_of_a_block_share_is_no_noise_of_their_difference
     assert paired_noise(drifting) == pytest.approx(0.0, abs=1e-9)
     noisy = by_task([*blocks("t", "a", [100.0, 130.0, 100.0]), *blocks("t", "b", [100.0, 100.0, 130.0])])["t"]
     assert paired_noise(noisy) > 0.05
+
+
+def test_rules_that_were_never_timed_together_have_no_paired_noise() -> None:
+    first, second = ({**row("t", rule, 0, 1.0), "process": process} for process, rule in (("p1", "a"), ("p2", "b")))
+    assert math.isnan(paired_noise(by_task([first, second])["t"]))
+    assert "nan" in summary([first, second])
+
+
+def test_plans_on_other_ranks_or_wires_or_of_a_small_task_are_no_rivals() -> None:
+    small, full = (tasks_of(small=which, only=())[0] for which in (True, False))
+    here = {"task": full.name, "batch": full.batch, "ranks": 1, "share": 1, "fabric": "none"}
+    others = [{**here, "ranks": 4}, {**here, "share": 4}, {**here, "fabric": "gloo"}, {**here, "batch": small.batch}]
+    assert timed_at(ALONE, replace(CPU, small=False), [here, *others]) == [here]
 
 
 def test_the_summary_says_how_many_tasks_and_what_chance_gives() -> None:

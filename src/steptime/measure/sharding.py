@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -58,13 +58,21 @@ def run(session: Session, options: Options) -> None:
     """Times every task under its plans, then a fifth of them again in other processes; ends with what was found, in a line."""
     ranks = max(options.ranks)
     share = ranks if options.share_gpu else 1
-    fabric = fabric_of(ranks, share, options.device)
-    layout = Layout(ranks, options.share_gpu, options.device)
+    place = Place(Layout(ranks, options.share_gpu, options.device), share, fabric_of(ranks, share, options.device))
     with Daemon(session, options) as daemon:
         skipped: set[str] = set()
         for turn in range(2):
-            _run_turn(session, options, Place(layout, share, fabric), daemon, turn, skipped)
-    print(summary(read(session.folder, "sharding").to_pylist()), file=sys.stderr, flush=True)
+            _run_turn(session, options, place, daemon, turn, skipped)
+    print(summary(timed_at(place, options, read(session.folder, "sharding").to_pylist())), file=sys.stderr, flush=True)
+
+
+def timed_at(place: Place, options: Options, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of the tasks of these options at a place: plans of one task on other ranks or wires are no rivals."""
+    asked_now = {(task.name, task.batch) for task in tasks_of(small=options.small, only=())}
+    where = (place.layout.ranks, place.share, place.fabric)
+    return [
+        row for row in rows if (row["ranks"], row["share"], row["fabric"]) == where and (row["task"], row["batch"]) in asked_now
+    ]
 
 
 def names(options: Options) -> list[str]:

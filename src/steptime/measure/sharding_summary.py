@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,9 +39,12 @@ def slowest_over_fastest(times: Times) -> float:
 
 
 def paired_noise(times: Times) -> float:
-    """Median over the rules: how far a rule's time over its block's mean spreads from block to block."""
+    """Median over the rules: how far a rule's time over its block's mean spreads from block to block; NaN where no block has
+    all rules."""
     every = [set(blocks) for blocks in times.values()]
     common = sorted(set.intersection(*every), key=str)
+    if not common:
+        return math.nan
     means = {block: float(np.mean([blocks[block] for blocks in times.values()])) for block in common}
     return float(np.median([spread_of([blocks[block] / means[block] for block in common]) for blocks in times.values()]))
 
@@ -51,7 +55,8 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> str:
     if not tasks:
         return "sharding: nothing was timed"
     spread = float(np.median([slowest_over_fastest(task) for task in tasks]))
-    noise = float(np.median([paired_noise(task) for task in tasks]))
+    noises = [noise for noise in map(paired_noise, tasks) if not math.isnan(noise)]
+    noise = float(np.median(noises)) if noises else math.nan
     return (
         f"sharding: {len(tasks)} tasks; a random pick is within {CLOSE:.0%} of the fastest in "
         f"{np.mean([chance(task) for task in tasks]):.0%} of draws; slowest over fastest plan {spread:.2f} (median), "

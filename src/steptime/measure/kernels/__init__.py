@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steptime.measure.group import Group
-from steptime.measure.kernels.calls import FILE_NAME, avoid_tried, avoided, forget_tried
+from steptime.measure.kernels.calls import FILE_NAME, avoid_tried, avoided, forget_tried, read_calls
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
@@ -30,6 +30,9 @@ _SEARCHED, _SEARCHED_BYTES, _SEARCH_NEEDS_S = 60, 200_000_000, 90.0
 
 def run(session: Session, options: Options) -> None:
     """A whole GPU, and parts of it where ranks share one."""
+    if (session.folder / FILE_NAME).exists():
+        # A damaged one is said here, in one line; every rank reads it again.
+        read_calls(session.folder / FILE_NAME)
     whole, parts = parts_of(options)
     if whole:
         attempt(session, "kernels", Layout(1, device=options.device), plan_of(session, options))
