@@ -8,7 +8,7 @@ import pytest
 
 from steptime.errors import InputError
 from steptime.measure import conditions
-from steptime.measure.conditions import ClockReader, Clocks, gpus, recipe, strangers
+from steptime.measure.conditions import ClockReader, Clocks, disturbances, gpus, recipe, strangers
 
 TWO_GPUS = "0, NVIDIA H200, 580.1, 700.00, GPU-aaaa\n1, NVIDIA H200, 580.1, 700.00, GPU-bbbb\n"
 
@@ -76,6 +76,11 @@ def test_a_gpu_that_will_not_say_its_power_limit_is_still_a_gpu() -> None:
 def test_other_processes_on_the_gpu_are_strangers_and_our_own_are_not() -> None:
     answer = f"{os.getpid()}, python3, 10 MiB\n4242, python3, 900 MiB\n77, ours, 1 MiB\n"
     assert strangers([77], smi_saying(answer)) == ["4242, python3, 900 MiB"]
+
+
+def test_settings_that_change_times_are_said_and_what_a_container_says_of_itself_is_not() -> None:
+    around = {"NCCL_PROTO": "LL", "NCCL_VERSION": "2.28.9-1", "CUDA_LAUNCH_BLOCKING": "1", "HOME": "/root"}
+    assert disturbances(around) == ["CUDA_LAUNCH_BLOCKING=1", "NCCL_PROTO=LL"]
 
 
 def test_the_clock_reader_gives_the_median_of_what_came_since_it_last_looked(tmp_path: Path) -> None:

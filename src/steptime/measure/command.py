@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from steptime.errors import InputError
-from steptime.measure.conditions import NO_GPU, Clocks, gpus, recipe, strangers
+from steptime.measure.conditions import NO_GPU, Clocks, disturbances, gpus, recipe, strangers
 from steptime.measure.options import LineParser, Options
 from steptime.measure.session import Session, clock_file
 from steptime.measure.tables import merge, noise
@@ -106,6 +107,7 @@ def measure(job: str, folder: Path, minutes: float, options: Options, command: S
     made = recipe(_without_paths(command), need_gpu=cuda)
     session = Session.start(folder, made, minutes)
     warnings = [f"another process is on the GPU: {line}; its work is in these times" for line in (strangers() if cuda else [])]
+    warnings += [f"{setting} is set and in these times, though no row says so" for setting in disturbances(os.environ)]
     for warning in warnings:
         session.warn(warning)
     before = {name: _rows_of(folder, name, made.device) for name in measured_sets()}

@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +20,14 @@ from steptime.errors import InputError
 from steptime.measurements.recipe import Recipe
 
 NO_GPU = "no NVIDIA GPU here (nvidia-smi or CUDA_VISIBLE_DEVICES says so); measuring needs one, predicting does not"
+
+# Beginnings of names of variables that libraries read.
+_DISTURBING = (
+    "NCCL_", "TORCH_NCCL_", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG",
+)  # fmt: skip
+# What containers say of their contents.
+_HARMLESS = ("NCCL_VERSION",)
 
 Smi = Callable[[Sequence[str]], str]
 
@@ -62,6 +70,12 @@ def strangers(mine: Iterable[int] = (), smi: Smi = nvidia_smi) -> list[str]:
     ours = {os.getpid(), *mine}
     lines = [line.strip() for line in answer.splitlines() if line.strip()]
     return [line for line in lines if line.split(",")[0].strip().isdigit() and int(line.split(",")[0]) not in ours]
+
+
+def disturbances(environment: Mapping[str, str]) -> list[str]:
+    """Variables that change what kernels and collectives do, of which a row would say nothing."""
+    found = [name for name in sorted(environment) if name.startswith(_DISTURBING) and name not in _HARMLESS]
+    return [f"{name}={environment[name]}" for name in found]
 
 
 def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = True) -> Recipe:
