@@ -12,7 +12,8 @@ from steptime.measure import host
 from steptime.measure.budget import Budget, Progress
 from steptime.measure.group import Group, leave
 from steptime.measure.host.bench import Bench
-from steptime.measure.host.issued import SMALL_FILE
+from steptime.measure.host.issued import SMALL_FILE, grouped
+from steptime.measure.host.order import BETWEEN_OPS, probes
 from steptime.measure.host.probe import Probe, Times
 from steptime.measure.host.recording import MODES
 from steptime.measure.host.runner import FATAL_FILE, Runner
@@ -36,11 +37,12 @@ def a_bench(folder: Path = Path(), bursts: int = 2, calls: int = 4) -> Bench:
     return Bench(GROUP, session, bursts, calls)
 
 
-def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0, run: str = "") -> Runner:
+def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0, run: str = "", passes: int = 1) -> Runner:
     # A run of its own each time, as a command that is given again has.
     session = a_session(folder, run=run or f"run-{time.perf_counter_ns()}")
+    session.store.process = f"p{time.perf_counter_ns()}"
     done = session.store.done("host")
-    return Runner(Bench(GROUP, session, 2, 4), session, mode, time.monotonic() + seconds, done=done)
+    return Runner(Bench(GROUP, session, 2, 4), session, mode, time.monotonic() + seconds, passes=passes, done=done)
 
 
 def progress(total: int = 1) -> Progress:
@@ -147,6 +149,56 @@ def test_a_slope_and_its_intercept_are_rows_of_two_kinds(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
+def test_bursts_of_a_probe_lie_in_different_passes_each_with_the_speed_of_the_host_beside_it(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def probe(op: str) -> Probe:
+        def measure(_bench: Bench) -> Times:
+            asked.append(op)
+            return ([float(len(asked))],)
+
+        return Probe(("op",), op, measure)
+
+    a_runner(tmp_path, passes=3).run([probe("a"), probe("b")], progress(6))
+    assert asked == ["a", "b"] * 3
+    rows = {row["op"]: row for row in rows_of(tmp_path)}
+    assert [rows[op]["times_ns"] for op in "ab"] == [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
+    for row in rows.values():
+        assert len(row["reference_cpu_ns"]) == len(row["reference_launch_ns"]) == 3
+        assert min(*row["reference_cpu_ns"], *row["reference_launch_ns"]) > 0
+
+
+def test_what_failed_once_is_not_tried_in_later_passes_and_what_it_had_said_is_kept(tmp_path: Path) -> None:
+    said, asked = progress(6), []
+
+    def second_time_fails(_bench: Bench) -> Times:
+        asked.append(1)
+        return ([7.0],) if len(asked) == 1 else failing(ValueError())(_bench)
+
+    probes = [Probe(("op",), "a", failing(TypeError())), Probe(("op",), "b", second_time_fails)]
+    a_runner(tmp_path, passes=3).run(probes, said)
+    assert said.skipped == {"cannot be run (TypeError)": 1, "cannot be run (ValueError)": 1}
+    assert len(asked) == 2
+    assert [(row["op"], row["times_ns"]) for row in rows_of(tmp_path)] == [("b", [7.0])]
+
+
+def test_where_time_is_short_the_first_of_the_list_get_all_their_bursts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(_bench: Bench) -> Times:
+        now[0] += 1.0
+        return ([1.0],)
+
+    said = progress(12)
+    runner = a_runner(tmp_path, seconds=6.0, passes=3)
+    runner.run([Probe(("op",), op, slow) for op in "abcd"], said)
+    assert {row["op"]: len(row["times_ns"]) for row in rows_of(tmp_path)} == {"a": 3, "b": 3}
+    assert said.skipped == {"no time left": 2}
+
+
 @pytest.mark.usefixtures("no_group_left")
 def test_a_small_run_without_a_profiler_has_every_kind(tmp_path: Path) -> None:
     plan = {"modes": [["off", 120.0]], "short": False, "small": True, "only": []}
@@ -155,6 +207,7 @@ def test_a_small_run_without_a_profiler_has_every_kind(tmp_path: Path) -> None:
     assert {row["kind"] for row in rows} == set(host.KINDS)
     assert {(row["profiler"], row["share"], row["launches"]) for row in rows} == {("off", 1, None)}
     assert all(row["cores"] >= 1 and row["times_ns"] for row in rows)
+    assert all(len(row["reference_cpu_ns"]) == len(row["times_ns"]) for row in rows)
 
 
 def test_every_profiler_mode_measures_the_same_loops(tmp_path: Path) -> None:
@@ -182,6 +235,37 @@ def test_unprofiled_comes_first_and_only_after_follows_a_profiler_in_its_process
     assert started[-1] == (4, ["off"])
     assert {mode for _, modes in started for mode in modes} == set(MODES)
     assert all(modes[1:] in ([], ["after"]) for _, modes in started)
+
+
+def test_a_short_run_gives_unprofiled_all_it_needs_and_says_what_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[tuple[int, list[list[Any]]]] = []
+    now = [1000.0]
+
+    def run_ranks(_job: str, layout: Layout, plan: dict[str, Any], **_: Any) -> None:
+        given.append((layout.ranks, plan.get("modes", [])))
+        now[0] += sum(host.STARTING_S + seconds for _, seconds in plan.get("modes", []))
+
+    monkeypatch.setattr(host, "run_ranks", run_ranks)
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    host.run(Session.start(tmp_path / "short", a_recipe(), minutes=0.75), Options(ranks=(1, 4), device="cpu"))
+    assert given[1:] == [(1, [["off", 28.0]])]
+    assert "no time left for host costs of 4 rank(s), profiler off" in capsys.readouterr().err
+    given.clear()
+    host.run(Session.start(tmp_path / "long", a_recipe(), minutes=2.3), Options(ranks=(1, 2, 4), device="cpu"))
+    assert [(ranks, [mode for mode, _ in modes]) for ranks, modes in given[1:]] == [
+        (1, ["off"]), (1, ["cpu_cuda", "after"]), (1, ["cuda"]), (1, ["execution_trace"]), (4, ["off"]),
+    ]  # fmt: skip
+
+
+def test_what_lies_between_ops_comes_first_and_the_ops_that_are_issued_most_follow() -> None:
+    issued = grouped([(Call(f"aten::{name}.default", (TensorArg((4,)),)), 0, "sweep") for name in ("exp", "sum", "t")])
+    kinds = [probe.kinds[0] for probe in probes(issued)]
+    first = kinds[: kinds.index("op")]
+    assert set(first) == set(BETWEEN_OPS)
+    assert [one.small.op for one in issued] == ["aten::t.default", "aten::sum.default", "aten::exp.default"]
+    assert kinds.index("table_batched") < kinds.index("copy") < kinds.index("op_python")
 
 
 def test_a_group_that_ends_badly_is_started_once_more_and_the_others_go_on(

@@ -52,13 +52,13 @@ _FABRIC_KEY = ("collective", "bytes", "dtype", "mode", "fabric", "ranks", "share
 
 def sample(group: Group, session: Session) -> None:
     """A few seconds of host and fabric by the processes that are about to be timed, or just were; they have not profiled."""
-    from steptime.measure.host import probes
     from steptime.measure.host.issued import common, grouped
+    from steptime.measure.host.order import probes
 
     asked = probes(grouped(common(("float32",))), python=False)
     known = {(probe.kinds[0], probe.op): probe for probe in asked}
     chosen = [known[pair] for pair in REPRESENTATIVE]
-    _measure(group, session, [probe for probe in chosen if group.ranks > 1 or not probe.together], SAMPLE_HOST_S, bursts=5)
+    _measure(group, session, [probe for probe in chosen if group.ranks > 1 or not probe.together], SAMPLE_HOST_S, passes=5)
     _collectives(group, session, SAMPLE_FABRIC_S)
 
 
@@ -80,13 +80,13 @@ def run(session: Session, options: Options) -> None:
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank's part."""
-    from steptime.measure.host import probes
     from steptime.measure.host.issued import common, grouped
+    from steptime.measure.host.order import probes
 
     if plan.get("small"):
         sample(group, session)
         return
-    _measure(group, session, probes(grouped(common(("float32",))), short=True, python=False), HOST_S, bursts=7)
+    _measure(group, session, probes(grouped(common(("float32",))), short=True, python=False), HOST_S, passes=7)
     _collectives(group, session, FABRIC_S)
 
 
@@ -164,13 +164,14 @@ def _ranks(options: Options) -> int:
     return max(1, len(gpus()))
 
 
-def _measure(group: Group, session: Session, chosen: Sequence[Any], seconds: float, *, bursts: int) -> None:
+def _measure(group: Group, session: Session, chosen: Sequence[Any], seconds: float, *, passes: int) -> None:
     from steptime.measure.budget import Progress
     from steptime.measure.host.bench import Bench
     from steptime.measure.host.runner import Runner
 
-    runner = Runner(Bench(group, session, bursts, 100), session, "off", time.monotonic() + seconds, source=SOURCE)
-    runner.run(chosen, Progress("calibration, host", len(chosen), session.budget, quiet=True))
+    bench = Bench(group, session, bursts=1, calls=100)
+    runner = Runner(bench, session, "off", time.monotonic() + seconds, passes=passes, source=SOURCE)
+    runner.run(chosen, Progress("calibration, host", passes * len(chosen), session.budget, quiet=True))
 
 
 def _collectives(group: Group, session: Session, seconds: float) -> None:

@@ -61,41 +61,42 @@ KINDS: Mapping[str, str] = {
 # Of kernels and calls as only a profiler on a GPU sees them.
 SEEN_BY_PROFILER = ("launch_call", "launch_latency", "kernel_duration", "sync_return")
 
-# Groups of processes, in the order they run: profiler modes one after another in one process, and seconds for each of them.
+# Groups of processes, in the order they run: profiler modes one after another in one process, and the seconds each needs.
 # A mode that leaves nothing behind has a process of its own; `after` is what a profiler leaves behind.
 GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
-    (("off", 20.0),),
-    (("cpu_cuda", 12.0), ("after", 3.0)),
-    (("cuda", 12.0),),
-    (("execution_trace", 3.0),),
+    (("off", 28.0),),
+    (("cpu_cuda", 9.0), ("after", 4.0)),
+    (("cuda", 9.0),),
+    (("execution_trace", 4.0),),
 )
 # To try it out: fewer processes to start.
 SMALL_GROUPS = ((("off", 10.0),), (("cpu_cuda", 5.0), ("cuda", 5.0), ("execution_trace", 5.0), ("after", 5.0)))
-SHARED_S = 6.0
-# What starting a group of processes may take besides what it measures, and what recording the workloads' ops may.
-START_S, RECORDING_S = 60.0, 120.0
-# Fewer calls where each is recorded: (bursts, calls per burst).
-LOOPS = {"off": (5, 100), "after": (5, 100), "cuda": (3, 60), "cpu_cuda": (3, 60), "execution_trace": (2, 20)}
-# Ops of the short lists: after a profiler, under an execution trace, on parts of a GPU.
-SHORT_OPS = 150
+SHARED_S = 7.0
+# What starting a group of processes takes, and the least that is worth a start.
+STARTING_S, LEAST_S = 12.0, 2.0
+# What starting may take before something is wrong, and what recording the workloads' ops may.
+PATIENCE_S, RECORDING_S = 60.0, 120.0
+# How often a mode goes through its list, one burst of every probe each time, and calls per burst: fewer where each is recorded.
+PASSES = {"off": (5, 100), "after": (3, 100), "cuda": (2, 60), "cpu_cuda": (2, 60), "execution_trace": (2, 20)}
+SMALL_PASSES = (2, 4)
 
 
 def run(session: Session, options: Options) -> None:
-    """Unprofiled first; then each profiler in processes of its own; then several ranks at once, a shorter list."""
+    """Unprofiled first, with all it needs; then each profiler in processes of its own; then several ranks, a shorter list."""
     _record(session, options)
-    groups = SMALL_GROUPS if options.small else GROUPS
-    plans = [(Layout(1, device=options.device), group, False) for group in groups]
-    for ranks in sorted({count for count in options.ranks if count > 1}):
+    plans = [(Layout(1, device=options.device), group, False) for group in (SMALL_GROUPS if options.small else GROUPS)]
+    # Sharded training on four ranks is measured first, so its host is as well.
+    for ranks in sorted({count for count in options.ranks if count > 1}, key=lambda count: (abs(count - 4), count)):
         plans.append((Layout(ranks, options.share_gpu, options.device), (("off", SHARED_S),), True))
-    for number, (layout, modes, short) in enumerate(plans):
-        asked = sum(seconds for _, group, _ in plans[number:] for _, seconds in group)
-        part = min(1.0, max(0.0, session.budget.left_s() - 5.0 * (len(plans) - number)) / asked)
-        if part < 0.05:
-            session.warn(f"no time left for host costs under {', '.join(name for name, _ in modes)}; give more --minutes")
+    for layout, modes, short in plans:
+        left_s, asked_s = session.budget.left_s() - STARTING_S, sum(seconds for _, seconds in modes)
+        if left_s < min(LEAST_S, asked_s):
+            said = " and ".join(name for name, _ in modes)
+            session.warn(f"no time left for host costs of {layout.ranks} rank(s), profiler {said}; give more --minutes")
             continue
-        given = [[name, seconds * part] for name, seconds in modes]
+        given = [[name, seconds * min(1.0, left_s / asked_s)] for name, seconds in modes]
         plan = session.to_plan(modes=given, short=short, small=options.small, only=list(options.only))
-        _run_group(session, layout, plan, 2 * sum(seconds for _, seconds in modes) + START_S)
+        _run_group(session, layout, plan, 2 * asked_s + PATIENCE_S)
 
 
 def names(_: Options) -> list[str]:
@@ -127,6 +128,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     if plan.get("record"):
         _record_small(group, session)
         return
+    from steptime.measure.host.order import handful, probes
+
     issued = issued_by(session, group)
     for mode, seconds in plan["modes"]:
         short = bool(plan["short"]) or mode in ("after", "execution_trace")
@@ -143,38 +146,16 @@ def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe],
     from steptime.measure.host.runner import Runner
     from steptime.measure.host.scenes import scenes
 
-    bursts, calls = (2, 4) if small else LOOPS[mode]
+    passes, calls = SMALL_PASSES if small else PASSES[mode]
     group.barrier()
     done = session.store.done("host")
-    runner = Runner(Bench(group, session, bursts, calls), session, mode, time.monotonic() + seconds, done=done)
-    progress = session.progress(f"host, profiler {mode}", len(chosen))
+    bench = Bench(group, session, bursts=1, calls=calls)
+    runner = Runner(bench, session, mode, time.monotonic() + seconds, passes=passes, done=done)
+    progress = session.progress(f"host, profiler {mode}, {passes} bursts each", passes * len(chosen))
     for kind, times in scenes(runner.bench, mode).items():
         session.store.add("host", runner.row(kind, "neg_out", times))
     runner.run(chosen, progress)
     progress.close()
-
-
-def probes(issued: Sequence[Issued], *, short: bool = False, python: bool = True) -> list[Probe]:
-    """Everything that is asked in one process: mechanisms, then ops by how often workloads issue them.
-
-    Lookups have to be compiled first, and a process group has threads of its own: they come last.
-    """
-    from steptime.measure.host.data_parallel import together_probes
-    from steptime.measure.host.lookups import lookup_probes
-    from steptime.measure.host.mechanisms import mechanisms
-    from steptime.measure.host.ops import op_probes, python_probes
-
-    asked = issued[:SHORT_OPS] if short else issued
-    through_python = python_probes(asked) if python else ()
-    return [*mechanisms(short=short), *op_probes(asked), *through_python, *lookup_probes(), *together_probes()]
-
-
-def handful(chosen: Sequence[Probe], each: int = 2) -> list[Probe]:
-    """The first few of every kind."""
-    kept: dict[tuple[str, ...], list[Probe]] = {}
-    for probe in chosen:
-        kept.setdefault(probe.kinds, []).append(probe)
-    return [probe for found in kept.values() for probe in found[:each]]
 
 
 def issued_by(session: Session, group: Group) -> list[Issued]:

@@ -141,19 +141,13 @@ class Bench:
         self, make: Callable[[int], Action], small: int, large: int, times: int | None = None
     ) -> tuple[list[float], list[float]]:
         """Slope per unit and intercept of an action that `make` sets up anew for each time, at two sizes in turn."""
-        for size in (small, large, small, large):
+        for size in (small, large):
             make(size)()
         low, high = [], []
         for _ in range(times or 2 * self.bursts):
             low.append(self._once(make(small)))
             high.append(self._once(make(large)))
         return line(small, low, large, high)
-
-    def each(self, make: Callable[[], Action], times: int | None = None) -> list[float]:
-        """Time of an action that is set up anew, from a drained device, for each time."""
-        for _ in range(2):
-            make()()
-        return [self._once(make()) for _ in range(times or 2 * self.bursts)]
 
     def _mark(self) -> None:
         if self.marking:

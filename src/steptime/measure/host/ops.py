@@ -16,6 +16,8 @@ from steptime.models.kernels.call import Call, TensorArg
 AT_RECORDED_SIZES = ("attention", "convolution", "pool", "embedding_bag", "upsample", "batch_norm", "group_norm", "ctc", "rnn")
 # More than this is not made twice just to see what the CPU does meanwhile.
 MOST_BYTES = 512 << 20
+# Arguments up to here stay alive from one pass to the next.
+KEPT_BYTES = 1 << 20
 
 
 def op_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
@@ -40,12 +42,16 @@ def _probes(kind: str, issued: Iterable[Issued], lookup: Callable[[str], Callabl
 def _probe(
     kind: str, call: Call, source: str, lookup: Callable[[str], Callable[..., Any] | None], otherwise: Probe | None = None
 ) -> Probe:
+    kept: list[tuple[list[Any], dict[str, Any]]] = []
+
     def measure(bench: Bench) -> Times:
         if call.nbytes > MOST_BYTES:
             raise MemoryError("arguments too large")
         function = lookup(call.op)
         assert function is not None
-        args, kwargs = arguments(call, bench.group.device)
+        args, kwargs = kept[0] if kept else arguments(call, bench.group.device)
+        if not kept and call.nbytes <= KEPT_BYTES:
+            kept.append((args, kwargs))
         return (bench.per_op(function, *args, most_calls=calls_of(call), **kwargs),)
 
     return Probe((kind,), call.op, measure, call=call.to_json(), source=source, otherwise=otherwise)

@@ -6,8 +6,8 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,17 @@ from typing import Any
 import torch
 
 from steptime.measure.budget import Progress
+from steptime.measure.host.answer import Answer
 from steptime.measure.host.bench import Bench, no_collection
 from steptime.measure.host.probe import Probe, Times
 from steptime.measure.host.recording import Recording, recording
+from steptime.measure.host.reference import Reference, between
 from steptime.measure.session import Session
 from steptime.measurements.sets import measured_set
 from steptime.measurements.store import key_of
 
-# Probes after which rows are written. Starting and ending a profiler takes a good part of a second, so it records more.
-AT_ONCE = {"off": 40, "after": 40}
-PER_RECORDING = 120
+# Probes between which the garbage collector runs. Starting and ending a profiler takes a good part of a second as well.
+AT_ONCE = 240
 # Names of probes that ended a process; each rank keeps its run and the name of its running one in a file, which a sudden end
 # leaves behind.
 FATAL_FILE = "host_fatal.txt"
@@ -36,26 +37,38 @@ class BrokenContextError(RuntimeError):
 
 @dataclass
 class Runner:
-    """`ends_at` is a moment of the monotonic clock; `source` replaces the probes' own where it is not empty."""
+    """Goes through its probes `passes` times, so that the bursts of one are seconds apart: adjacent ones share a bad patch.
+
+    `ends_at` is a moment of the monotonic clock; `source` replaces the probes' own where it is not empty.
+    """
 
     bench: Bench
     session: Session
     mode: str
     ends_at: float
+    passes: int = 1
     source: str = ""
     done: Counter[str] = field(default_factory=Counter)
+    _answers: dict[int, Answer] = field(default_factory=dict)
+    _failed: set[int] = field(default_factory=set)
+    _pass_ends_at: float = 0.0
 
     def run(self, probes: Sequence[Probe], progress: Progress) -> None:
-        """All probes, in order, until time is up."""
+        """All probes, in order and over again, until time is up; their rows are written at the end, whatever it is."""
         self._take_over()
         fatal = fatal_names(self.session.folder)
-        wanted = [probe for probe in probes if self._wanted(probe, fatal, progress)]
-        at_once = AT_ONCE.get(self.mode, PER_RECORDING)
-        for part in _parts(wanted, at_once):
-            self._together(part, progress)
-            self.session.store.flush()
-            gc.collect()
-        self._running.unlink(missing_ok=True)
+        wanted = dict(enumerate(probe for probe in probes if self._wanted(probe, fatal, progress)))
+        reference = Reference(self.bench)
+        gc.freeze()  # what is there now need not be looked through between the parts of every pass
+        try:
+            for ends_at in _ends_of_passes(time.monotonic(), self.ends_at, self.passes):
+                self._pass_ends_at = ends_at
+                for part in _parts(wanted, AT_ONCE):
+                    self._part(part, reference, progress)
+                self._running.unlink(missing_ok=True)
+        finally:
+            gc.unfreeze()
+            self._keep(len(wanted), progress)
 
     @property
     def _running(self) -> Path:
@@ -94,50 +107,58 @@ class Runner:
         ]
         return any(self.done[key_of(measured_set("host"), row)] for row in rows)
 
-    def _together(self, probes: Sequence[Probe], progress: Progress) -> None:
+    def _part(self, part: Mapping[int, Probe], reference: Reference, progress: Progress) -> None:
         """One recording of some probes; how much each launched is known when it has ended."""
-        rows: list[dict[str, Any]] = []
+        if not self._in_time() and not any(probe.together for probe in part.values()):
+            return
         bench = self.bench
-        bench.marking = self.mode == "cuda" and bench.cuda and probes[0].kinds == ("op",)
+        bench.marking = self.mode == "cuda" and bench.cuda and all(probe.kinds == ("op",) for probe in part.values())
         bench.loops = 0
+        looped: dict[int, tuple[int, int]] = {}  # probe -> which loop of the recording it was, how many calls that made
         found = Recording()
         try:
             with recording(self.mode, read=bench.marking) as found, no_collection():
-                for probe in probes:
-                    rows.extend(self._asked(probe, progress))
+                before = reference.read()
+                for number, probe in part.items():
+                    times = self._burst(number, probe, progress)
+                    if times is not None:
+                        after = reference.read()
+                        self._answers[number].add(times, between(before, after))
+                        looped[number] = bench.loops, bench.made
+                        before = after
         finally:
-            self._keep(rows, found.launches())
+            counts = found.launches()
+            if bench.marking and len(counts) == bench.loops:
+                for number, (loop, made) in looped.items():
+                    self._answers[number].launches = counts[loop - 1] / made
 
-    def _asked(self, probe: Probe, progress: Progress) -> list[dict[str, Any]]:
-        """The rows of one probe; instead of `launches`, which loop of the recording it was and how many calls it made."""
-        if not self._goes_on(probe):
-            progress.skip("no time left")
-            return []
-        answer = self._try(probe, progress)
+    def _burst(self, number: int, probe: Probe, progress: Progress) -> Times | None:
+        """A probe's times in this pass; none where there is no time for it, or where it failed before or now."""
+        if not self._goes_on(number, probe):
+            return None
+        known = self._answers.get(number)
+        answer = self._try(replace(known.probe, otherwise=None) if known else probe, progress)
         if answer is None:
-            return []
+            self._failed.add(number)
+            return None
         progress.step()
-        return [{**row, "launches": (self.bench.loops, self.bench.made)} for row in self._rows(*answer)]
+        self._answers.setdefault(number, Answer(answer[0]))
+        return answer[1]
 
-    def _keep(self, rows: Sequence[dict[str, Any]], counts: Sequence[int]) -> None:
-        known = self.bench.marking and len(counts) == self.bench.loops
-        for row in rows:
-            loop, made = row["launches"]
-            self.session.store.add("host", {**row, "launches": counts[loop - 1] / made if known else None})
+    def _goes_on(self, number: int, probe: Probe) -> bool:
+        goes_on = self._in_time() and number not in self._failed
+        return bool(self.bench.group.decide(int(goes_on))) if probe.together else goes_on
 
-    def _goes_on(self, probe: Probe) -> bool:
-        """What ranks do together takes little time and comes last, so it has until the end of the whole budget."""
-        in_budget = self.session.budget.left_s() > 0
-        if probe.together:
-            return bool(self.bench.group.decide(int(in_budget)))
-        return in_budget and time.monotonic() < self.ends_at
+    def _in_time(self) -> bool:
+        return self.session.budget.left_s() > 0 and time.monotonic() < self._pass_ends_at
 
-    def _rows(self, probe: Probe, times: Times) -> list[dict[str, Any]]:
-        source = self.source or probe.source
-        return [
-            self.row(kind, probe.op, list(values), call=probe.call, source=source, phase=probe.phase)
-            for kind, values in zip(probe.kinds, times, strict=True)
-        ]
+    def _keep(self, wanted: int, progress: Progress) -> None:
+        for _, answer in sorted(self._answers.items()):
+            for row in answer.rows():
+                self.session.store.add("host", self.row(**{**row, "source": self.source or row["source"]}))
+        self.session.store.flush()
+        if left := wanted - len(self._answers.keys() | self._failed):
+            progress.skip("no time left", left)
 
     def _try(self, probe: Probe, progress: Progress) -> tuple[Probe, Times] | None:
         """The probe's answer, or that of the one to ask otherwise."""
@@ -174,8 +195,13 @@ def _alternatives(probe: Probe) -> list[Probe]:
     return [probe, *(_alternatives(probe.otherwise) if probe.otherwise else ())]
 
 
-def _parts(probes: Sequence[Probe], at_once: int) -> Iterator[list[Probe]]:
+def _parts(probes: Mapping[int, Probe], at_once: int) -> Iterator[dict[int, Probe]]:
     """In order, so many at a time; single ops apart from others, because only their loops are marked and others spin too."""
-    for _, same in groupby(probes, key=lambda probe: probe.kinds == ("op",)):
+    for _, same in groupby(probes.items(), key=lambda entry: entry[1].kinds == ("op",)):
         row = list(same)
-        yield from (row[first : first + at_once] for first in range(0, len(row), at_once))
+        yield from (dict(row[first : first + at_once]) for first in range(0, len(row), at_once))
+
+
+def _ends_of_passes(begins_at: float, ends_at: float, passes: int) -> list[float]:
+    """Each pass may take as long as the others: where time is short, what comes first in the list gets all its bursts."""
+    return [begins_at + (ends_at - begins_at) * (number + 1) / passes for number in range(passes)]
