@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from steptime.cli.app import run
+from steptime.measure.command import JOBS, parser
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,7 +41,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("words", commands("steptime"), ids=" ".join)
+def job_of(words: list[str]) -> str:
+    """The measuring job of a command; empty where it is none or needs no GPU."""
+    asked = words[2] if words[1] == "measure" else words[1]
+    return asked if asked in JOBS else ""
+
+
+@pytest.mark.parametrize("words", [words for words in commands("steptime") if job_of(words)], ids=" ".join)
+def test_every_command_that_needs_a_gpu_is_understood(words: list[str]) -> None:
+    given = parser(job_of(words)).parse_args(words[words.index(job_of(words)) + 1 :])
+    assert given.out.name.startswith("my_")
+
+
+@pytest.mark.parametrize("words", [words for words in commands("steptime") if not job_of(words)], ids=" ".join)
 def test_every_steptime_command_runs(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert folder.is_dir()
     assert run(words[1:]) == 0
