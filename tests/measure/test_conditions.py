@@ -85,14 +85,26 @@ def test_settings_that_change_times_are_said_and_what_a_container_says_of_itself
 
 def test_the_clock_reader_gives_the_median_of_what_came_since_it_last_looked(tmp_path: Path) -> None:
     file = tmp_path / "clocks.csv"
-    reader = ClockReader(file)
+    times = [0.0]
+    reader = ClockReader(file, lambda: times[-1])
     assert reader() is None
     file.write_text("1980, 300.1, 0x0000000000000000\n1965, 300.1, 0x0000000000000004\n345, 80, 0x0000000000000001\n19")
     assert reader() == 1980.0
-    assert reader() is None
     with file.open("a") as more:
         more.write("50, 310, 0x0000000000000000\n")
     assert reader() == 1950.0
+
+
+def test_a_clock_is_known_for_a_minute_after_the_card_was_last_seen_working(tmp_path: Path) -> None:
+    file = tmp_path / "clocks.csv"
+    times = [0.0]
+    reader = ClockReader(file, lambda: times[-1])
+    file.write_text("1980, 300.1, 0x0000000000000000\n")
+    assert reader() == 1980.0
+    times.append(59.0)
+    assert reader() == 1980.0
+    times.append(61.0)
+    assert reader() is None
 
 
 def test_clocks_that_move_while_the_card_works_are_said(tmp_path: Path) -> None:

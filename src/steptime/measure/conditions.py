@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -208,20 +209,33 @@ def clock_samples_mhz(text: str) -> list[float]:
 
 
 class ClockReader:
-    """Reads a clock file as it grows: the median since the last question."""
+    """Reads a clock file as it grows: the median since the last question, else the last sample while it is fresh."""
 
-    def __init__(self, file: Path) -> None:
+    # A sampler a second apart often meets a card between two kernels, and says then that it idles.
+    FRESH_S = 60.0
+
+    def __init__(self, file: Path, now: Callable[[], float] = time.monotonic) -> None:
         self.file = file
+        self._now = now
         self._place = 0
+        self._last: tuple[float, float] | None = None  # when, MHz
 
     def __call__(self) -> float | None:
-        """The median of the samples that came since the last call; None where none did."""
-        if not self.file.exists():
+        """The clock of a working card; None where it was not seen to work for a minute."""
+        samples = sorted(clock_samples_mhz(self._new_text()))
+        if samples:
+            self._last = (self._now(), samples[len(samples) // 2])
+        if self._last is None or self._now() - self._last[0] > self.FRESH_S:
             return None
+        return self._last[1]
+
+    def _new_text(self) -> str:
+        """Whole lines that came since the last call."""
+        if not self.file.exists():
+            return ""
         with self.file.open("rb") as source:
             source.seek(self._place)
-            text = source.read().decode(errors="replace")
-        whole = text[: text.rfind("\n") + 1]
-        self._place += len(whole.encode())
-        samples = sorted(clock_samples_mhz(whole))
-        return samples[len(samples) // 2] if samples else None
+            data = source.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return whole.decode(errors="replace")
