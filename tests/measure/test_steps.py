@@ -21,17 +21,18 @@ from steptime.measure.conditions import recipe
 from steptime.measure.group import Group
 from steptime.measure.options import Options
 from steptime.measure.session import Session
-from steptime.measure.steps import _run_phase, full_traces, work
+from steptime.measure.steps import _run_phase, full_traces, names, run, work
 from steptime.measure.steps.attempts import Attempts, reason_of
 from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
 from steptime.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
 from steptime.measure.steps.patience import GAVE_UP
-from steptime.measure.steps.phases import Phase, cases_of, due, fraction, phases
+from steptime.measure.steps.phases import Phase, cases_of, due, need_s, phases, share_s
 from steptime.measure.steps.profiled import batches
 from steptime.measure.steps.programs import digest, owners, parse, stripped, write_packed
 from steptime.measure.steps.rows import asked, key_of_case
-from steptime.measure.steps.timing import FULL, SMALL, Pace, flat, steps_for, time_once, time_steps, warm_up
+from steptime.measure.steps.timed import chunks, order_of
+from steptime.measure.steps.timing import FULL, LONG_S, SMALL, Pace, flat, steps_for, time_once, warm_up
 from steptime.measurements.store import read
 from steptime.workloads.case import Case
 
@@ -72,7 +73,7 @@ def alone() -> Group:
 
 
 def plan_of(kind: str, cases: Sequence[Case], **more: Any) -> dict[str, Any]:
-    plain = {"small": True, "only": [], "full_traces": [], "called": [], "calibrate": 0}
+    plain = {"small": True, "only": [], "full_traces": [], "called": [], "calibrate": 0, "seed": 0, "turn": 0}
     return {"kind": kind, "phase": f"{kind}1", "cases": [case.name for case in cases], **plain, **more}
 
 
@@ -102,11 +103,26 @@ def test_warming_up_stops_when_flat_and_never_before_the_least_number_of_steps()
     assert step.calls == FULL.warm_least
 
 
-def test_long_steps_are_warmed_up_and_timed_over_fewer() -> None:
+def test_long_steps_are_timed_over_fewer_and_in_fewer_rounds() -> None:
     step = Counted()
-    _, count = time_steps(step, Ranks(0, 2, "cpu", 1, others_s=(1.0,)), FULL)
-    assert count < FULL.least_steps
-    assert step.calls < FULL.warm_least + FULL.repeats * FULL.least_steps
+    warm_up(step, Ranks(0, 2, "cpu", 1, others_s=(1.0,)), FULL)
+    assert step.calls < FULL.warm_least
+    assert FULL.steps_of(5 * LONG_S) < FULL.least_steps
+    assert FULL.rounds_of(5 * LONG_S) < FULL.rounds
+
+
+def test_a_case_warms_up_long_in_the_first_round_shortly_after_another_case_and_not_at_all_after_itself() -> None:
+    assert FULL.warm_of(0.001, 0, hot=True) == 300
+    assert FULL.warm_of(0.001, 1, hot=False) == 30
+    assert FULL.warm_of(0.1, 1, hot=False) == FULL.again_least
+    assert FULL.warm_of(0.001, 1, hot=True) == 0
+    assert FULL.warm_of(1.0, 0, hot=True) == 0
+    assert FULL.warm_of(1.0, 0, hot=False) == FULL.again_least
+
+
+def test_what_the_rounds_of_a_case_cost_is_the_steps_they_make() -> None:
+    assert FULL.cost_s(0.01, hot=False) == pytest.approx(0.3 + 4 * 0.03 + 5 * 0.1)
+    assert FULL.cost_s(1.0, hot=True) == pytest.approx(6.0)
 
 
 def test_warming_up_ends_even_where_steps_never_get_flat() -> None:
@@ -122,11 +138,21 @@ def test_warming_up_ends_even_where_steps_never_get_flat() -> None:
     assert step.calls == FULL.warm_most
 
 
-def test_every_repeat_is_a_mean_over_the_same_number_of_steps() -> None:
-    step = Counted()
-    times_ns, count = time_steps(step, alone(), SMALL)
-    assert len(times_ns) == SMALL.repeats
-    assert step.calls >= SMALL.warm_least + SMALL.repeats * count
+def test_cases_with_tables_are_timed_many_at_a_time_and_other_models_one_or_two() -> None:
+    tables = [replace(dlrm_cases()[0], name=f"c{number}") for number in range(14)]
+    dense = [Case("bert", f"b{number}", {}, "fp32", 4, 1) for number in range(3)]
+    assert [len(each) for each in chunks([*tables, *dense], 1)] == [12, 2, 2, 1]
+    assert [len(each) for each in chunks([*tables[:2], *dense, *tables[2:3]], 4)] == [2, 1, 1, 1, 1]
+    assert list(chunks([], 1)) == []
+
+
+def test_every_round_has_an_order_of_its_own_that_ranks_and_runs_agree_on() -> None:
+    names = [f"c{number}" for number in range(12)]
+    orders = [order_of(names, turn, 0, 0) for turn in range(5)]
+    assert all(sorted(order) == list(range(12)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 5
+    assert orders == [order_of(names, turn, 0, 0) for turn in range(5)]
+    assert orders[0] != order_of(names, 0, 0, 1)
 
 
 def test_what_was_in_flight_is_said_once(tmp_path: Path) -> None:
@@ -332,12 +358,49 @@ def test_step_times_come_first_and_many_ranks_before_few() -> None:
     assert order[-3:] == ["timed4_2", "timed2_2", "timed1_2"]
 
 
-def test_first_step_times_get_the_time_they_need_and_the_rest_is_split_in_proportion() -> None:
-    assert fraction(Phase("timed", 4), [100.0, 300.0], 500.0) == pytest.approx(0.25)
-    assert fraction(Phase("timed", 4), [100.0, 900.0], 250.0) == pytest.approx(0.5)
-    assert fraction(Phase("timed", 4), [100.0, 900.0], 50.0) == 1.0
-    assert fraction(Phase("traced", 4), [100.0, 300.0], 50.0) == pytest.approx(0.25)
-    assert fraction(Phase("timed", 4, turn=1), [0.0, 300.0], 50.0) == 0.0
+def test_phases_can_be_chosen_by_name_beside_workloads_and_cases() -> None:
+    assert [phase.name for phase in phases(Options(ranks=(2, 1), only=("traced", "bert")))] == ["traced2", "traced1"]
+    assert [phase.name for phase in phases(Options(only=("repeats",)))] == ["timed1_1", "timed1_2"]
+    assert {phase.kind for phase in phases(Options(only=("bert",)))} == {"timed", "traced", "profiled"}
+    assert {case.workload for case in cases_of(1, small=True, only=("timed", "bert"))} == {"bert"}
+    assert cases_of(1, small=True, only=("timed",)) == cases_of(1, small=True, only=())
+    assert {"timed", "traced", "profiled", "repeats", "dlrm"} <= set(names(CPU))
+
+
+def test_time_is_split_in_proportion_where_it_is_enough_and_by_worth_where_it_is_not() -> None:
+    assert share_s([100.0, 300.0], 800.0) == pytest.approx(200.0)
+    assert share_s([100.0, 300.0], 400.0) == pytest.approx(100.0)
+    assert share_s([100.0, 300.0], 350.0) == pytest.approx(100.0)
+    assert share_s([100.0, 300.0], 50.0) == pytest.approx(50.0)
+    assert share_s([0.0, 300.0], 500.0) == 0.0
+    assert share_s([0.0, 0.0], 500.0) == 0.0
+
+
+def test_a_phase_needs_its_start_and_more_for_models_whose_steps_share_the_gpu() -> None:
+    options = Options(ranks=(4,), share_gpu=True)
+    dlrm, bert = dlrm_cases(2)[0], Case("bert", "b", {}, "fp32", 4, 4)
+    one_s, two_s = (need_s(Phase("timed", 4), [dlrm] * count, options) for count in (1, 2))
+    assert 2 * one_s - two_s > 10.0
+    assert need_s(Phase("timed", 4), [bert], options) > need_s(Phase("timed", 1), [bert], options)
+    assert need_s(Phase("traced", 4), [], options) == 0.0
+
+
+def test_a_phase_that_cannot_even_start_is_skipped_and_said(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+
+    def started_ranks(*given: Any, **__: object) -> None:
+        started.append(given[2]["phase"])
+
+    monkeypatch.setattr("steptime.measure.steps.run_ranks", started_ranks)
+    options = replace(CPU, only=("dlrm",))
+    run(replace(session, budget=Budget(time.time() + 2)), options)
+    assert started == []
+    said = capsys.readouterr().err
+    assert "timed1: 2 s left" in said and "traced1" in said
+    run(session, options)
+    assert started[:3] == ["timed1", "traced1", "profiled1"]
 
 
 def test_cases_of_the_same_tables_are_profiled_together_and_models_without_tables_alone() -> None:
@@ -383,7 +446,9 @@ def test_one_rank_times_its_cases_and_stores_lookups_of_every_iteration(session:
     work(alone(), session, plan_of("timed", cases))
     rows = read(session.folder, "steps").to_pylist()
     assert [row["name"] for row in rows] == [case.name for case in cases]
-    assert all(len(row["times_ns"]) == SMALL.repeats and row["time_ns"] > 0 for row in rows)
+    assert all(len(row["times_ns"]) == SMALL.rounds and row["time_ns"] > 0 for row in rows)
+    assert all(len(row["host_probe_ns"]) == SMALL.rounds and min(row["host_probe_ns"]) > 0 for row in rows)
+    assert all(row["wire_probe_ns"] is None and row["steps_per_time"] == SMALL.least_steps for row in rows)
     iterations = json.loads(rows[0]["lookups"])
     assert {len(tables) for tables in iterations} == {5}
     lookups, unique, reuse = iterations[0]["t0"]
@@ -398,6 +463,108 @@ def test_a_case_that_cannot_be_built_costs_only_itself(session: Session, monkeyp
     monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda _ranks: (bad, good))
     work(alone(), session, plan_of("timed", [bad, good]))
     assert read(session.folder, "steps")["name"].to_pylist() == [good.name]
+
+
+@dataclass
+class Watched:
+    """A step that writes down when it runs, and may fail late."""
+
+    name: str
+    log: list[str]
+    fails_after: int = 10**9
+    calls: int = 0
+    batches: int = 1
+    spare_bytes: int = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls > self.fails_after:
+            raise RuntimeError("lost")
+        self.log.append(self.name)
+
+    def lookups(self, iteration: int) -> list[Any]:
+        del iteration
+        return []
+
+    def close(self) -> None:
+        self.log.append(f"{self.name} closed")
+
+
+@dataclass
+class Builds:
+    """Builds watched steps, with room for so many at a time."""
+
+    log: list[str] = field(default_factory=list)
+    room: int = 99
+    fails_after: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, case: Case, *_: object) -> Watched:
+        held = sum(word.endswith(" built") for word in self.log) - sum(word.endswith(" closed") for word in self.log)
+        if held >= self.room:
+            raise RuntimeError("CUDA out of memory")
+        self.log.append(f"{case.name} built")
+        return Watched(case.name, self.log, self.fails_after.get(case.name, 10**9))
+
+
+def watched_cases(monkeypatch: pytest.MonkeyPatch, builds: Builds, count: int) -> list[Case]:
+    cases = [replace(dlrm_cases()[0], name=f"c{number}", batch=8 + number) for number in range(count)]
+    monkeypatch.setattr("steptime.workloads.case.build", builds)
+    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda _ranks: tuple(cases))
+    return cases
+
+
+def test_repeats_of_a_case_are_spread_over_rounds_after_each_case_ran_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds()
+    cases = watched_cases(monkeypatch, builds, 4)
+    work(alone(), session, plan_of("timed", cases))
+    together = builds.log.index("c0 built", 1 + builds.log.index("c0 closed"))
+    before, after = builds.log[:together], builds.log[together:]
+    # One at a time, so that memory is each case's own.
+    assert [word for word in before if " " in word] == [f"c{n} {did}" for n in range(4) for did in ("built", "closed")]
+    assert after[:4] == [f"c{number} built" for number in range(4)]
+    runs = [word for word in after if " " not in word]
+    visits = runs[:: SMALL.again_least + SMALL.least_steps]
+    rounds = [visits[at : at + 4] for at in range(0, len(visits), 4)]
+    assert len(rounds) == SMALL.rounds
+    assert all(sorted(each) == ["c0", "c1", "c2", "c3"] for each in rounds)
+    assert read(session.folder, "steps")["name"].to_pylist() == ["c0", "c1", "c2", "c3"]
+
+
+def test_cases_that_do_not_fit_beside_others_are_timed_in_smaller_chunks(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds(room=2)
+    cases = watched_cases(monkeypatch, builds, 5)
+    work(alone(), session, plan_of("timed", cases))
+    assert read(session.folder, "steps")["name"].to_pylist() == [case.name for case in cases]
+    assert builds.log.count("c4 built") == builds.log.count("c4 closed") == 2
+
+
+def test_a_case_that_fails_in_a_round_costs_only_itself(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = Builds(fails_after={"c1": 6})
+    cases = watched_cases(monkeypatch, builds, 3)
+    work(alone(), session, plan_of("timed", cases))
+    rows = read(session.folder, "steps").to_pylist()
+    assert [row["name"] for row in rows] == ["c0", "c2"]
+    assert all(len(row["times_ns"]) == SMALL.rounds for row in rows)
+    assert builds.log.count("c1 closed") == 2
+
+
+def test_a_case_whose_rounds_would_not_end_in_time_is_not_begun(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = watched_cases(monkeypatch, Builds(), 3)
+    monkeypatch.setattr(Pace, "cost_s", lambda *_, **__: 120.0)
+    work(alone(), session, plan_of("timed", cases))
+    assert read(session.folder, "steps")["name"].to_pylist() == ["c0", "c1"]
+
+
+def test_a_case_that_is_timed_alone_is_built_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = Builds()
+    cases = watched_cases(monkeypatch, builds, 1)
+    work(alone(), session, plan_of("timed", cases))
+    assert [word for word in builds.log if " " in word] == ["c0 built", "c0 closed"]
+    assert len(read(session.folder, "steps")["times_ns"][0]) == SMALL.rounds
 
 
 def test_time_that_is_up_stops_before_the_next_case(session: Session) -> None:
@@ -507,6 +674,7 @@ def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: 
     _run_phase(phase, session, options, session.budget, [first.name, second.name], set(), Daemon(session, options))
     rows = read(session.folder, "steps").to_pylist()
     assert [(row["name"], row["ranks"]) for row in rows] == [(second.name, 2)]
+    assert len(rows[0]["wire_probe_ns"]) == SMALL.rounds and min(rows[0]["wire_probe_ns"]) > 0
     assert first.name in capsys.readouterr().err
     # Skipped once: the next run makes it.
     assert due(phase, [first, second], session, options) == [first.name]

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime.workloads.case import Case, GroupLike
+from steptime.workloads.shared_buffers import shared_buffers
 
 if TYPE_CHECKING:
     from steptime.lookups.statistics import Statistics
@@ -59,12 +60,13 @@ class ModelStep:
         self._inputs = list(inputs)
         self._loss = loss
         self._precision = precision(case, device)
+        self._device = device
         self._iteration = 0
 
     @property
     def spare_bytes(self) -> int:
-        """Nothing is shared with other cases."""
-        return 0
+        """All that cases with tables left in buffers for later ones of them."""
+        return shared_buffers(self._device).nbytes()
 
     def __call__(self) -> None:
         """Queues the next step."""

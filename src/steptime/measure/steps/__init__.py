@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,35 +21,43 @@ if TYPE_CHECKING:
 
 # How often a group that died is started again within its share of the time.
 _RESTARTS = 4
-# Less than this is not worth starting a group for.
-_LEAST_S = 5.0
 # Small workloads of few ranks, smallest batch first, whose full traces are kept: (workload, ranks).
 _FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
 
 
 def run(session: Session, options: Options) -> None:
     """Goes through the phases; each stops at its share of the time, and a group that dies is started again behind its case."""
-    from steptime.measure.steps.phases import cases_of, due, estimate_s, fraction, phases
+    from steptime.measure.steps.phases import cases_of, due, need_s, phases, share_s
 
     planned = list(phases(options))
     cases = {ranks: cases_of(ranks, small=options.small, only=options.only) for ranks in set(options.ranks)}
-    expected_s = [estimate_s(phase, len(due(phase, cases[phase.ranks], session, options))) for phase in planned]
+
+    def needs_s(phase: Phase) -> float:
+        names = due(phase, cases[phase.ranks], session, options)
+        return need_s(phase, [case for case in cases[phase.ranks] if case.name in names], options)
+
+    later_s = [needs_s(phase) for phase in planned]
     skipped: set[str] = set()
     with Daemon(session, options) as daemon:
         for at, phase in enumerate(planned):
             names = due(phase, cases[phase.ranks], session, options)
-            share = session.budget.part(fraction(phase, expected_s[at:], session.budget.left_s()))
-            if names and share.left_s() > (0.0 if options.small else _LEAST_S):
-                _run_phase(phase, session, options, share, names, skipped, daemon)
+            if not names:
+                continue
+            # A phase before may have made some of its cases due, or no longer.
+            given_s = share_s([needs_s(phase), *later_s[at + 1 :]], session.budget.left_s())
+            if given_s < need_s(phase, [case for case in cases[phase.ranks] if case.name == names[0]], options):
+                session.warn(f"{phase.name}: {given_s:.0f} s left, too few to start and make a case; {len(names)} are due")
+                continue
+            _run_phase(phase, session, options, Budget(time.time() + given_s), names, skipped, daemon)
 
 
 def names(options: Options) -> list[str]:
-    """What `--only` may name: workloads, and the cases of the ranks that are asked."""
-    from steptime.measure.steps.phases import cases_of
+    """What `--only` may name: phases, workloads, and the cases of the ranks that are asked."""
+    from steptime.measure.steps.phases import AGAIN, KINDS, cases_of
     from steptime.workloads.case import workloads
 
     cases = [case.name for ranks in options.ranks for case in cases_of(ranks, small=options.small, only=())]
-    return [*workloads(), *cases]
+    return [*KINDS, AGAIN, *workloads(), *cases]
 
 
 def _run_phase(
@@ -76,7 +85,7 @@ def _run_phase(
             return
         plan = session.to_plan(
             ends_at=share.ends_at, kind=phase.kind, phase=phase.name, cases=names, small=options.small, only=list(options.only),
-            full_traces=full_traces(cases), called=recorded_kinds(session.folder),
+            full_traces=full_traces(cases), called=recorded_kinds(session.folder), seed=options.seed, turn=phase.turn,
             calibrate=calibrations(phase, options.small) if start == 0 else 0,
         )  # fmt: skip
         try:

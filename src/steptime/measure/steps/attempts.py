@@ -47,8 +47,8 @@ class Attempts:
         """Whether there is time for another one; every rank hears the same."""
         return bool(self.group.decide(int(self.session.budget.left_s() > need_s)))
 
-    def attempt(self, case: str, work: Callable[[], Result]) -> Result | None:
-        """What `work` gives if it does so on every rank; else None, and the case counts as skipped."""
+    def attempt(self, case: str, work: Callable[[], Result], *, count: bool = True) -> Result | None:
+        """What `work` gives if it does so on every rank; else None, and the case counts as skipped, unless `count` says no."""
         if self.group.rank == 0:
             self.flight.begin(case)
         with patience(self.case_s, case, self.session):
@@ -59,14 +59,16 @@ class Attempts:
             elif not self.group.all_agree(True):
                 result, reason = None, "failed on another rank"
             if reason:
-                self.progress.skip(reason)
-                _forget()
+                if count:
+                    self.progress.skip(reason)
+                forget()
                 free(self.group)
         self._flush_now_and_then()
         return result
 
     def _flush_now_and_then(self) -> None:
-        if time.monotonic() - self.flushed_at > _FLUSH_S:
+        # A flush asks for the clock since the one before, and rows want that of their own time.
+        if self.session.store.waiting() and time.monotonic() - self.flushed_at > _FLUSH_S:
             self.session.store.flush()
             self.flushed_at = time.monotonic()
 
@@ -90,7 +92,8 @@ def _tried(work: Callable[[], Result]) -> tuple[Result | None, str]:
         return None, reason_of(error)
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Keeps no part of a model for later cases."""
     from steptime.workloads.networks.dlrm import forget_dense
 
     forget_dense()

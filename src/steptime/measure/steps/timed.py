@@ -1,93 +1,166 @@
-"""Step times, memory and lookup statistics, in processes that never profile."""
+"""Step times, memory and lookup statistics, in processes that never profile.
+
+Off the GPU-bound regime times drift by 5 % and more within seconds. So cases are timed several at a time, in rounds: each
+once in every round, in random order, and the repeats of a case lie seconds apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from steptime.measure.group import Group
 from steptime.measure.session import Session
 from steptime.measure.steps.attempts import Attempts, free, reason_of
 from steptime.measure.steps.patience import patience
-from steptime.measure.steps.rows import asked, fabric_of, lookups_json
-from steptime.measure.steps.timing import FULL, SMALL, Pace, no_collector, time_steps
+from steptime.measure.steps.state import wire_ns
+from steptime.measure.steps.timing import FULL, SMALL, Pace, no_collector
+from steptime.measure.steps.trial import Trial, built, repeated, tried_alone
 
 if TYPE_CHECKING:
-    from steptime.workloads.case import Case, Step
+    from steptime.workloads.case import Case
 
+# How many are timed together: cases with tables share these; of other models each takes all its memory for itself, and on
+# several ranks their steps are long and bound by GPU or wire.
+_WITH_TABLES, _WITHOUT_TABLES = 12, 2
+# A case that is built beside others leaves so much of the device's memory free: activations come and go.
+_ROOM = 0.15
+# Where time runs out, so many rounds are enough.
+_LEAST_ROUNDS = 3
+# What a case takes before its step time is known.
+_ALONE_S = 1.0
 _CALIBRATION_S = 60.0
+_PROBE_S = 30.0
 
 
 def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None:
-    """Times the cases one after another; a calibration of the same machine comes before them, or before and after them."""
+    """Times the cases; a calibration of the same machine comes before them, or before and after them."""
     group, session = attempts.group, attempts.session
     pace = SMALL if plan["small"] else FULL
     with no_collector():
         if plan["calibrate"]:
             calibrate(group, session)
-        if cases and not plan["small"] and attempts.time_left():
-            # Fresh processes are slower at first, by a few percent to a half (sockets, allocators, clocks): the first case is
-            # timed twice, and the first time is forgotten.
-            attempts.attempt(cases[0].name, partial(measured, cases[0], group, pace))
-        for case in cases:
-            if not attempts.time_left():
+        settled = False
+        for together in chunks(cases, group.ranks):
+            trials, enough = _tried(attempts, together, pace, settled=settled)
+            settled = settled or bool(trials)
+            while trials:
+                trials = _timed(attempts, trials, pace, (plan["seed"], plan["turn"]))
+            if not enough:
                 break
-            row = attempts.attempt(case.name, partial(measured, case, group, pace))
-            if row is not None:
-                attempts.progress.step()
-                if group.rank == 0:
-                    session.store.add("steps", row)
         if plan["calibrate"] > 1:
             calibrate(group, session)
 
 
-def measured(case: Case, group: Group, pace: Pace) -> dict[str, Any]:
-    """The row of one case; every rank takes part, rank 0 keeps it."""
-    from steptime.workloads.case import build
-
-    reset_peaks(group)
-    step = build(case, group, group.device)
-    try:
-        times_ns, count = time_steps(step, group, pace)
-        allocated, reserved = peaks_bytes(step, group)
-        lookups = lookups_json(case, step, group)
-    finally:
-        step.close()
-        del step
-        free(group)
-    return {
-        **asked(case, group.share, fabric_of(group.ranks, group.share, group.device_name)),
-        "steps_per_time": count,
-        "allocated_bytes": allocated,
-        "reserved_bytes": reserved,
-        "lookups": lookups,
-        "times_ns": times_ns,
-    }
+def chunks(cases: Sequence[Case], ranks: int) -> Iterator[list[Case]]:
+    """Neighbours that are timed together."""
+    waiting: list[Case] = []
+    for case in cases:
+        if waiting and ((case.plan is None) != (waiting[0].plan is None) or len(waiting) == _most(waiting[0], ranks)):
+            yield waiting
+            waiting = []
+        waiting.append(case)
+    if waiting:
+        yield waiting
 
 
-def reset_peaks(group: Group) -> None:
-    """Peak memory counts from here."""
-    if group.device_name.startswith("cuda"):
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
+def _most(case: Case, ranks: int) -> int:
+    if case.plan is not None:
+        return _WITH_TABLES
+    return _WITHOUT_TABLES if ranks == 1 else 1
 
 
-def peaks_bytes(step: Step, group: Group) -> tuple[list[int], list[int]]:
-    """Peak of allocated and of reserved memory, per rank.
+def order_of(names: Sequence[str], turn: int, *seeds: int) -> list[int]:
+    """In which order a round times its cases: drawn anew for every round, the same on every rank."""
+    drawn = np.random.default_rng([*seeds, zlib.crc32("+".join(names).encode()), turn])
+    return [int(at) for at in drawn.permutation(len(names))]
 
-    Cases take table weights and index batches from buffers that they share; what the buffers hold beyond this case
-    (`spare_bytes`) is taken off, so that a case costs what it would alone. Empty where no allocator counts.
-    """
+
+def _tried(attempts: Attempts, cases: Sequence[Case], pace: Pace, *, settled: bool) -> tuple[list[Trial], bool]:
+    """Each case by itself: as many as there is time for to go through all their rounds; whether that is all of them."""
+    group, alone = attempts.group, len(cases) == 1
+    trials: list[Trial] = []
+    promised_s = 0.0
+    for case in cases:
+        if not attempts.time_left(promised_s + _ALONE_S):
+            return trials, False
+        settle_s = 0.0 if settled or trials else pace.settle_s
+        trial = attempts.attempt(case.name, partial(tried_alone, case, group, pace, settle_s=settle_s, keep=alone))
+        if trial is None:
+            continue
+        promised_s += pace.cost_s(trial.step_s, hot=alone)
+        if not attempts.time_left(promised_s):
+            trial.close()
+            free(group)
+            return trials, False
+        trials.append(trial)
+    return trials, True
+
+
+def _timed(attempts: Attempts, trials: Sequence[Trial], pace: Pace, seeds: Sequence[int]) -> list[Trial]:
+    """Rows of the trials that fit into memory together; those that do not are left for the next time."""
+    group, store = attempts.group, attempts.session.store
+    held, left = _held(attempts, trials)
+    _rounds(attempts, held, pace, seeds)
+    for trial in held:
+        trial.close()
+        if trial.failed:
+            continue
+        attempts.progress.step()
+        if group.rank == 0:
+            store.add("steps", trial.row(pace))
+    store.flush()
+    free(group)
+    return left
+
+
+def _held(attempts: Attempts, trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
+    """Builds the trials beside one another; those that are built, and those for which there was no room."""
+    group = attempts.group
+    held: list[Trial] = []
+    for at, trial in enumerate(trials):
+        if trial.step is None:
+            if held and not _room(group):
+                return held, list(trials[at:])
+            # It ran alone: what fails beside others has no room.
+            trial.step = attempts.attempt(trial.case.name, partial(built, trial.case, group), count=not held)
+            if trial.step is None and held:
+                return held, list(trials[at:])
+        if trial.step is not None:
+            held.append(trial)
+    return held, []
+
+
+def _room(group: Group) -> bool:
+    """Whether another case may be built; every rank hears the same."""
     if not group.device_name.startswith("cuda"):
-        return [], []
+        return True
     import torch
 
-    spare = step.spare_bytes
-    mine = (torch.cuda.max_memory_allocated() - spare, torch.cuda.max_memory_reserved() - spare)
-    every = group.gather_rows(mine)
-    return [int(allocated) for allocated, _ in every], [int(reserved) for _, reserved in every]
+    free_bytes, all_bytes = torch.cuda.mem_get_info()
+    return min(group.gather(free_bytes / all_bytes)) > _ROOM
+
+
+def _rounds(attempts: Attempts, held: Sequence[Trial], pace: Pace, seeds: Sequence[int]) -> None:
+    """Every case once in every round; one that fails takes no further part."""
+    group, alone = attempts.group, len(held) == 1
+    names = [trial.case.name for trial in held]
+    for turn in range(max((pace.rounds_of(trial.step_s) for trial in held), default=0)):
+        if turn >= _LEAST_ROUNDS and not attempts.time_left(0.0):
+            return
+        with patience(_PROBE_S, "the all_reduce before a round", attempts.session):
+            wire = wire_ns(group)
+        for at in order_of(names, turn, *seeds):
+            trial = held[at]
+            if trial.failed or turn >= pace.rounds_of(trial.step_s):
+                continue
+            hot = alone and (turn > 0 or trial.kept)
+            found = attempts.attempt(names[at], partial(repeated, trial, group, pace, turn, hot=hot))
+            trial.keep(found, wire)
 
 
 def calibrate(group: Group, session: Session) -> None:

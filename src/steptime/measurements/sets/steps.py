@@ -28,6 +28,11 @@ SET = MeasuredSet(
         pa.field("reserved_bytes", pa.list_(pa.int64())),
         # JSON: per iteration an object table -> [lookups, distinct rows, [17 bins of reuse]]; null without tables.
         pa.field("lookups", pa.string()),
+        # The state of the machine, one per repeat: a fixed loop of calls on the CPU right before it, and an all_reduce of
+        # 1 MiB before its round; the slowest rank's. Null: nobody looked; the latter also for one rank.
+        pa.field("host_probe_ns", pa.list_(pa.float64())),
+        pa.field("wire_probe_ns", pa.list_(pa.float64())),
     ),
     case=("workload", "config", "precision", "batch", "ranks", "share", "fabric", "plan"),
+    added=("host_probe_ns", "wire_probe_ns"),
 )
