@@ -19,7 +19,7 @@ from steptime.measure.session import Session
 from steptime.measurements.store import read
 from steptime.workloads.table_batched import TableBatchedLookup
 from steptime.workloads.table_batched_layout import Layout as TableLayout
-from steptime.workloads.torch_arrays import TorchArrays
+from steptime.workloads.torch_arrays import TorchArrays, side_by_side
 
 # Job -> the ranks it is tried on, and the sets that must have got rows.
 TRIED: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
@@ -108,15 +108,12 @@ def check_lookup(device: torch.device, optimizer: str, *, weighted: bool) -> Non
     """Two steps of the table-batched lookup on the device and on the CPU: the same output, the same tables afterwards."""
     torch.manual_seed(3)
     rows, dims, batch = (7, 100_003, 1, 5_000), (16, 64, 128, 24), 512
+    arrays = TorchArrays(torch.device("cpu"))
     streams = [
-        Generator(rows=count, pooling=pooling, kind="power", alpha=3.0, lengths="geometric", seed=number).bags(batch)
+        Generator(rows=count, pooling=pooling, kind="power", alpha=3.0, lengths="geometric", seed=number).bags(batch, 0, arrays)
         for number, (count, pooling) in enumerate(zip(rows, (40.0, 10.0, 3.0, 0.0), strict=True))
     ]
-    indices = torch.cat([torch.from_numpy(bags.indices) for bags in streams])
-    starts = torch.tensor([0, *(len(bags.indices) for bags in streams)]).cumsum(0)
-    offsets = torch.cat(
-        [torch.from_numpy(bags.offsets[:-1]) + start for bags, start in zip(streams, starts, strict=False)] + [starts[-1:]]
-    )
+    indices, offsets = side_by_side(streams)
     scales = torch.rand(len(indices)) if weighted else None
     weights = torch.randn(TableLayout(rows, dims, torch.device("cpu")).elements)
     here = TableBatchedLookup(rows, dims, optimizer=optimizer, weights=weights.clone())

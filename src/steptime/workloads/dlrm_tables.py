@@ -16,6 +16,7 @@ from steptime.workloads.rowwise_adagrad import RowwiseAdagrad
 from steptime.workloads.shared_buffers import SharedBuffers, nbytes_of
 from steptime.workloads.table_batched import TableBatchedLookup
 from steptime.workloads.table_batched_layout import ALIGNMENT
+from steptime.workloads.torch_arrays import side_by_side
 
 MOST_AT_BEST = 2 << 30
 """Elements beyond which the shared buffer is not made larger than a plan needs: 8 GiB on each of several ranks of one GPU."""
@@ -127,7 +128,7 @@ class TableBatched:
         self.lookup = TableBatchedLookup(
             rows, dims, optimizer=model.optimizer, learning_rate=learning_rate, weights=buffer, device=buffers.device
         )
-        self._bags = [_side_by_side(iteration) for iteration in bags]
+        self._bags = [side_by_side(iteration) for iteration in bags]
         self.shared_bytes = buffer.nbytes
 
     def __call__(self, iteration: int) -> torch.Tensor:
@@ -151,11 +152,3 @@ def _weights(model: Dlrm, tables: Sequence[Table], buffers: SharedBuffers) -> to
 def _sizes(tables: Sequence[Table]) -> list[int]:
     """Elements of the shared buffer from each table's start to the next one's."""
     return [-(table.rows * table.dim // -ALIGNMENT) * ALIGNMENT for table in tables]
-
-
-def _side_by_side(tables: Sequence[Bags]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of all tables one after the other, and where each bag begins, table by table, and the end."""
-    starts = list(accumulate((len(table.indices) for table in tables), initial=0))
-    indices = torch.cat([table.indices for table in tables])
-    begins = [table.offsets[:-1] + start for table, start in zip(tables, starts, strict=False)]
-    return indices, torch.cat([*begins, tables[-1].offsets[-1:] + starts[-2]])

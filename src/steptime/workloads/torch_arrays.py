@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from steptime.lookups.generators import Bags
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +38,11 @@ class TorchArrays:
     def cumsum(self, values: torch.Tensor) -> torch.Tensor:
         """Running sums."""
         return torch.cumsum(values, 0)
+
+
+def side_by_side(tables: Sequence[Bags]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of all tables one after the other, and where each bag begins, table by table, and the end."""
+    starts = list(accumulate((len(table.indices) for table in tables), initial=0))
+    indices = torch.cat([table.indices for table in tables])
+    begins = [table.offsets[:-1] + start for table, start in zip(tables, starts, strict=False)]
+    return indices, torch.cat([*begins, tables[-1].offsets[-1:] + starts[-2]])

@@ -10,19 +10,14 @@ import torch
 from steptime.errors import InputError
 from steptime.lookups.generators import Bags
 from steptime.lookups.statistics import REUSE_BINS, REUSE_EDGES, Statistics, from_totals
+from steptime.workloads.torch_arrays import side_by_side
 
 
 def statistics_of_tables(bags: Sequence[Bags], rows: Sequence[int]) -> tuple[Statistics, ...]:
     """Statistics of each table's lookups in one batch."""
     if not bags:
         return ()
-    batch = len(bags[0].offsets) - 1
-    indices = torch.cat([table.indices for table in bags])
-    starts = accumulate((len(table.indices) for table in bags), initial=0)
-    offsets = torch.cat(
-        [table.offsets[:-1] + start for table, start in zip(bags, starts, strict=False)] + [_end_of(indices)],
-    )
-    return statistics_of_launch(indices, offsets, rows, batch)
+    return statistics_of_launch(*side_by_side(bags), rows, len(bags[0].offsets) - 1)
 
 
 def statistics_of_launch(
@@ -62,7 +57,3 @@ def _reuse_counts(indices: torch.Tensor, lengths: torch.Tensor, rows: Sequence[i
     table_of = torch.bucketize(distinct.to(torch.int64), bases, right=True) - 1
     bin_of = torch.bucketize(counts, torch.tensor(REUSE_EDGES, dtype=torch.int64, device=device))
     return torch.bincount(table_of * REUSE_BINS + bin_of, minlength=tables * REUSE_BINS).view(tables, REUSE_BINS)
-
-
-def _end_of(indices: torch.Tensor) -> torch.Tensor:
-    return torch.full((1,), len(indices), dtype=torch.int64, device=indices.device)

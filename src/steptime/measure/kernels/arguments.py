@@ -11,6 +11,7 @@ import torch
 from steptime.errors import InputError
 from steptime.measure.kernels.arena import Arena, DoesNotFitError, Region, draw, step_of, torch_dtype
 from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime.models.kernels.draw import contiguous
 
 # Ops that reach beyond their tensors: into files, or into the memory that they are views of.
 _REFUSED = frozenset({"from_file", "resize_", "resize_as_", "_resize_output_", "set_"})
@@ -166,16 +167,6 @@ def _drawn(tensor: TensorArg, dtype: torch.dtype, count: int, device: torch.devi
         return places[_BELOW_DIAGONAL.index(tensor.values)].to(dtype)
     # Not every integer dtype can be drawn directly.
     return torch.randint(0, tensor.high or _DEFAULT_HIGH, (count,), dtype=torch.int64, device=device).to(dtype)
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +11,7 @@ from steptime.measure.lookups.cases import Case
 from steptime.measure.lookups.memory import Memory
 from steptime.workloads.table_batched import TableBatchedLookup
 from steptime.workloads.table_batched_layout import Layout
-from steptime.workloads.torch_arrays import TorchArrays
+from steptime.workloads.torch_arrays import TorchArrays, side_by_side
 from steptime.workloads.torch_statistics import statistics_of_launch
 
 # Small, so that rows that are updated again and again stay what they were drawn as.
@@ -98,8 +97,4 @@ def held_bytes(case: Case) -> int:
 def drawn(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices of all tables one after the other, and the bags' offsets, table by table, and the end."""
     arrays = TorchArrays(device)
-    bags = [generator.bags(case.batch, 0, arrays) for generator in case.generators]
-    starts = list(accumulate((table.indices.numel() for table in bags), initial=0))
-    indices = torch.cat([table.indices for table in bags])
-    begins = [table.offsets[:-1] + start for table, start in zip(bags, starts, strict=False)]
-    return indices, torch.cat([*begins, bags[-1].offsets[-1:] + starts[-2]])
+    return side_by_side([generator.bags(case.batch, 0, arrays) for generator in case.generators])

@@ -103,10 +103,10 @@ def activation_shape(rng: Rng, most_elements: int = USUAL_BYTES // 4) -> Shape:
 
 
 def contiguous(shape: Shape) -> Shape:
-    """Strides of a row-major tensor."""
+    """Strides of a row-major tensor, as PyTorch gives them: an axis of size 0 counts as one of size 1."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
     return tuple(strides)
 
 
