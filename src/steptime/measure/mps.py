@@ -15,7 +15,8 @@ from steptime.errors import InputError
 @contextmanager
 def mps() -> Iterator[dict[str, str]]:
     """Runs an MPS daemon with folders of its own; gives the environment its clients need."""
-    with tempfile.TemporaryDirectory(prefix="mps") as folder:
+    # A daemon that is slow to end still writes its log while the folder is removed.
+    with tempfile.TemporaryDirectory(prefix="mps", ignore_cleanup_errors=True) as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
         for place in places.values():
             Path(place).mkdir()
