@@ -12,6 +12,7 @@ from tests.measurements.test_store import a_recipe
 
 from steptime.measure.collectives import run
 from steptime.measure.collectives.cases import Case
+from steptime.measure.collectives.lap import Lap
 from steptime.measure.collectives.timing import mean_inside, result_of
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, run_ranks
@@ -134,12 +135,31 @@ def test_only_kernels_wholly_beside_the_collective_are_averaged() -> None:
     assert math.isnan(mean_inside([0.0, 10.0], begun=2.0, ended=40.0))
 
 
+def test_every_repeat_keeps_what_the_sentinel_took_in_its_block() -> None:
+    cases = [Case("all_reduce", 4), Case("broadcast", 8)]
+    lap = Lap(cases, ranks=2, passes=3)
+    for repeat, sentinel in enumerate((50.0, 60.0)):
+        one = np.full((2, 2, 2, 4), NAN)  # (ranks, cases, own and sentinel, fields)
+        one[:, :, :, 0] = 0.0
+        one[:, 0, 0, 1], one[:, 1, 0, 1] = (1.0, 2.0), (3.0, 4.0 if repeat else NAN)
+        one[:, :, 1, 1] = [[sentinel], [sentinel + 1]]
+        lap.add(repeat, one)
+    (_, first), (_, second) = lap.results()
+    assert first is not None
+    assert second is not None
+    assert (first["times_ns"], first["reference_ns"]) == ([2.0, 2.0], [51.0, 61.0])
+    assert (second["times_ns"], second["reference_ns"]) == ([4.0], [61.0])
+    found = result_of(Case("all_reduce", 4), lap.sentinels())
+    assert found is not None
+    assert found["times_ns"] == [51.0, 61.0]
+
+
 JOB = """
 from steptime.measure.collectives.sample import sample
 
 
 def work(group, session, plan):
-    assert sample(group, session, "gloo", seconds=20, largest_bytes=70_000) == 4
+    assert sample(group, session, "gloo", seconds=20, largest_bytes=2 << 20) == 8
 """
 
 
@@ -152,7 +172,9 @@ def test_a_sample_adds_rows_of_the_same_kind_beside_another_job(tmp_path: Path, 
     session = Session.start(tmp_path / "out", a_recipe(), minutes=2)
     run_ranks("planted_sample", Layout(2, device="cpu"), session.to_plan(), limit_s=120)
     rows = rows_of(tmp_path / "out")
-    assert {(row["collective"], row["bytes"]) for row in rows} == {
-        (n, s) for n in ("all_reduce", "all_to_all") for s in (1024, 65536)
-    }
+    sizes = (1 << 10, 64 << 10, 512 << 10, 2 << 20)
+    asked = {(name, size) for name in ("all_reduce", "all_to_all") for size in sizes}
+    assert {(row["collective"], row["bytes"]) for row in rows} == {*asked, ("all_reduce", 1 << 20)}
+    # The last one is the sentinel itself.
+    assert all(len(row["reference_ns"]) == len(row["times_ns"]) == 5 for row in rows if row["bytes"] != 1 << 20)
     assert {(row["mode"], row["fabric"]) for row in rows} == {("stream", "gloo")}

@@ -8,13 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.errors import InputError
-from steptime.measure.collectives.cases import CUT, MAIN, OTHERS, Case, blocks, calls_of, cost_ns, few, fitting, rough_ns, tiers
+from steptime.measure.collectives import share_s
+from steptime.measure.collectives.cases import (
+    BUCKET,
+    CUT,
+    MAIN,
+    OTHERS,
+    Case,
+    blocks,
+    calls_of,
+    cost_ns,
+    fitting,
+    laps,
+    once_ns,
+    repeats_of,
+    rough_ns,
+)
 from steptime.measure.collectives.fabrics import LOOPBACK, Place, layout_of, places
 from steptime.measure.collectives.splits import WANTED, largest_buffer_bytes, largest_sent_bytes, uneven
+from steptime.measure.collectives.tiers import few, tiers
 from steptime.measure.options import Options
 from steptime.units import MIB
 
 RANKS = (2, 4, 8)
+FOUR = Place(4, "loopback", 4)
 
 
 def every(ranks: int, *, dense: bool = True) -> list[Case]:
@@ -100,10 +117,34 @@ def test_a_sweep_has_company_busy_hosts_skew_and_single_calls(ranks: int) -> Non
     assert all(0 <= case.late_rank < ranks for case in cases if case.late_rank is not None)
 
 
-def test_what_is_worth_most_comes_first() -> None:
-    first, second, *_ = tiers(4, dense=True, seed=0)
-    assert {case.collective for case in first} == set(MAIN)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_first_cases_are_a_few_of_every_circumstance(ranks: int) -> None:
+    first, second, *_ = tiers(ranks, dense=True, seed=0)
+    assert first[0] == BUCKET
+    sizes = {64 * 1024, MIB, 16 * MIB}
+    for name in MAIN:
+        own = [case for case in first if case.collective == name and case.splits is None]
+        assert {case.size_bytes for case in own if case.beside == "gemm"} == sizes
+        assert {case.size_bytes for case in own if case.beside == "copy"} == sizes
+        assert {case.size_bytes for case in own if case.host_threads == "busy"} == sizes
+        assert any(case.skew_ns for case in own)
+    assert any(case.splits for case in first)
+    assert {case.collective for case in first} >= set(OTHERS) - {"send_recv_ring"}
     assert all(case.splits for case in second)
+
+
+def test_the_first_cases_take_a_few_seconds_at_every_place() -> None:
+    for place in places(Options(ranks=RANKS, share_gpu=True), gpus=1):
+        assert sum(cost_ns(case, place) for case in tiers(place.ranks, dense=place.dense, seed=0)[0]) < 10e9
+
+
+def test_every_place_gets_its_essential_cases_before_any_gets_more() -> None:
+    needs = [(10.0, 40.0), (12.0, 22.0), (20.0, 20.0)]
+    assert share_s(needs, 42.0) == pytest.approx(10.0)
+    assert share_s(needs, 82.0) == pytest.approx(40.0)
+    assert share_s(needs, 62.0) == pytest.approx(10.0 + 20.0 * 30.0 / 40.0)
+    assert share_s(needs, 21.0) == pytest.approx(5.0)
+    assert share_s(needs[2:], 30.0) == pytest.approx(30.0)
 
 
 def test_only_the_collectives_asked_for_are_measured() -> None:
@@ -118,14 +159,22 @@ def test_a_fitting_size_is_the_next_one_that_can_be_cut(collective: str, size: i
     assert 0 <= fitted - size < unit
 
 
-def test_blocks_hold_every_case_once_and_long_cases_make_short_blocks() -> None:
+def test_laps_and_blocks_hold_every_case_once_in_order_and_none_takes_long() -> None:
     cases = every(4)
-    cut = list(blocks(cases, 4, seed=1))
-    assert Counter(case for block in cut for case in block) == Counter(cases)
-    assert max(map(len, cut)) <= 48
-    longest = max(cost_ns(case, 4) for case in cases)
-    assert all(sum(cost_ns(case, 4) for case in block) <= 1e9 + longest for block in cut)
-    assert cut == list(blocks(cases, 4, seed=1))
+    for cut, cost, most in (
+        (laps(cases, FOUR), lambda case: cost_ns(case, FOUR), 10e9),
+        (blocks(cases, 4), lambda case: once_ns(case, 4), 0.25e9),
+    ):
+        assert [case for part in cut for case in part] == cases
+        assert all(sum(map(cost, part)) <= most or len(part) == 1 for part in cut)
+    assert laps([], FOUR) == []
+
+
+def test_cases_are_repeated_more_often_where_many_repeats_are_outliers() -> None:
+    small, large = Case("all_reduce", 4), Case("all_reduce", 64 * MIB)
+    assert (repeats_of(small, FOUR), repeats_of(large, FOUR)) == (5, 3)
+    for place in (Place(8, "loopback", 8), Place(2, "loopback-2x2", 2)):
+        assert (repeats_of(small, place), repeats_of(large, place)) == (7, 4)
 
 
 def test_small_messages_are_timed_in_long_rows_and_large_ones_alone() -> None:
@@ -134,7 +183,7 @@ def test_small_messages_are_timed_in_long_rows_and_large_ones_alone() -> None:
     assert calls_of(Case("all_reduce", 256 * MIB), 4) == 1
     assert calls_of(Case("all_reduce", 4, mode="single"), 4) == 1
     assert calls_of(Case("all_reduce", 4, skew_ns=1.0, late_rank=0), 4) == 1
-    assert (Case("all_reduce", 4).repeats, Case("all_reduce", 64 * MIB).repeats) == (5, 3)
+    assert calls_of(BUCKET, 4) == 8
 
 
 def test_the_rough_time_is_near_what_loopback_was_seen_to_take() -> None:

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
+from steptime.measure import collectives
 from steptime.measure.collectives.cases import Case
-from steptime.measure.collectives.choices import Choice, Log, choice_of, learn, parse
+from steptime.measure.collectives.choices import Log, learn, parse
 from steptime.measure.collectives.fabrics import Place
+from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
+from steptime.measurements.choices import Asked, Choice, choices_of, write_choices
+
+RING = Choice("RING", "LL", 2)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +51,6 @@ def test_the_last_of_several_choices_counts_and_the_lines_between_do_not() -> No
     assert parse(text) == Choice("RING", "SIMPLE", 2)
 
 
-def test_a_choice_is_joined_by_collective_and_bytes_and_never_to_uneven_splits() -> None:
-    table = {"all_reduce 1024": ["TREE", "LL", 1], "all_to_all 16": ["RING", "LL", 1]}
-    assert choice_of(Case("all_reduce", 1024), table) == Choice("TREE", "LL", 1)
-    assert choice_of(Case("all_reduce", 2048), table) == Choice()
-    assert choice_of(Case("all_to_all", 16, splits=(4, 12, 8, 8)), table) == Choice()
-
-
 def test_a_log_gives_what_is_new_in_the_file_of_its_own_process(tmp_path: Path) -> None:
     log = Log(tmp_path)
     assert log.news() == ""
@@ -70,9 +68,9 @@ def test_where_nccl_says_nothing_the_table_is_empty_and_whole(tmp_path: Path) ->
     file = tmp_path / "choices" / "none.json"
     session = Session.start(tmp_path / "out", a_recipe(), minutes=2)
     asked = [[8, "all_reduce"], [64, "all_gather"], [64, "broadcast"]]
-    plan = session.to_plan(asked=asked, debug=str(tmp_path), file=str(file))
+    plan = session.to_plan(asked=asked, fabric="gloo", debug=str(tmp_path), file=str(file))
     run_ranks("collectives.choices", Layout(2, device="cpu"), plan, limit_s=120)
-    assert json.loads(file.read_text()) == {}
+    assert json.loads(file.read_text())["choices"] == []
     assert not list(file.parent.glob("*.unfinished"))
 
 
@@ -83,19 +81,35 @@ def test_nccl_is_asked_once_per_folder_and_not_again_after_it_failed(tmp_path: P
         asked.append(more["environment"]["NCCL_DEBUG"])
         if layout.ranks == 2:
             raise RanksError("planted")
-        Path(plan["file"]).parent.mkdir(parents=True, exist_ok=True)
-        Path(plan["file"]).write_text(json.dumps({"all_reduce 8": ["RING", "LL", 2]}))
+        found = {Asked("2.28", layout.ranks, plan["fabric"], "all_reduce", 8): RING}
+        write_choices(Path(plan["file"]), found, nccl="2.28", ranks=layout.ranks, fabric=plan["fabric"])
 
     monkeypatch.setattr("steptime.measure.collectives.choices.run_ranks", fake)
     session = Session.start(tmp_path, a_recipe(), minutes=2)
     four, two, eight = (Place(ranks, "default", 1) for ranks in (4, 2, 8))
     cases = [Case("all_reduce", 8)]
-    tables = learn(session, {four: cases, two: cases, eight: cases}, "cuda")
-    assert tables == {four: {"all_reduce 8": ["RING", "LL", 2]}, two: {}, eight: {}}
+    learn(session, {four: cases, two: cases, eight: cases}, "cuda")
+    assert choices_of([tmp_path]) == {Asked("2.28", 4, "default", "all_reduce", 8): RING}
     assert asked == ["INFO", "INFO"]
-    assert learn(session, {four: cases}, "cuda") == {four: {"all_reduce 8": ["RING", "LL", 2]}}
+    learn(session, {four: cases}, "cuda")
     assert len(asked) == 2
     # Another torch brings another NCCL, which may choose otherwise.
-    later = replace(session, recipe=replace(session.recipe, torch="99.0"))
-    assert learn(later, {four: cases}, "cuda") == {four: {"all_reduce 8": ["RING", "LL", 2]}}
+    learn(replace(session, recipe=replace(session.recipe, torch="99.0")), {four: cases}, "cuda")
     assert len(asked) == 3
+
+
+def test_choices_can_be_asked_for_alone_and_nothing_is_timed_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Place] = []
+    monkeypatch.setattr(collectives, "learn", lambda _session, wanted, _device: asked.extend(wanted))
+    monkeypatch.setattr(collectives, "run_ranks", lambda *_, **__: pytest.fail("timed"))
+    session = Session.start(tmp_path, a_recipe(), minutes=1)
+    collectives.run(session, Options(ranks=(2, 4), share_gpu=True, only=(collectives.CHOICES,)))
+    assert [(place.ranks, place.fabric) for place in asked] == [(n, f) for f in ("loopback", "loopback-2x2") for n in (4, 2)]
+
+
+def test_a_run_with_little_time_spends_it_on_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[str] = []
+    monkeypatch.setattr(collectives, "learn", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(collectives, "run_ranks", lambda _job, _layout, plan, **_: timed.append(plan["place"]["fabric"]))
+    collectives.run(Session.start(tmp_path, a_recipe(), minutes=1), Options(ranks=(2,), share_gpu=True))
+    assert timed == ["loopback", "loopback-2x2"]

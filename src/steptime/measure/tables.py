@@ -8,13 +8,14 @@ from pathlib import Path
 
 from steptime.errors import InputError
 from steptime.measure.options import LineParser
+from steptime.measurements.choices import choices_of, with_choices
 from steptime.measurements.noise import Floor, Noise, noise_by, noise_of
 from steptime.measurements.programs import FILE_NAME as PROGRAMS
 from steptime.measurements.programs import pack
 from steptime.measurements.sets import measured_sets
 from steptime.measurements.shipped import FOLDER
 from steptime.measurements.store import merge as merge_parts
-from steptime.measurements.store import read
+from steptime.measurements.store import read, write_part
 
 SCHEMA_VERSION = 1
 
@@ -85,7 +86,17 @@ def merge(arguments: Sequence[str]) -> int:
         if any(read(folder, name).num_rows for folder in given.folders):
             count = merge_parts(given.folders, name, given.out / f"{name}.parquet")
             print(f"{name}: {count} rows in {given.out / f'{name}.parquet'}")
+    if "collectives" in wanted:
+        _join_choices(given.folders, given.out)
     if not given.only and any((folder / "traces").is_dir() for folder in given.folders):
         count = pack(given.folders, given.out / PROGRAMS)
         print(f"programs: {count} cases in {given.out / PROGRAMS}")
     return 0
+
+
+def _join_choices(folders: Sequence[Path], out: Path) -> None:
+    """What NCCL said it chooses goes into the rows that were merged, now or earlier."""
+    file, choices = out / "collectives.parquet", choices_of(folders)
+    if choices and file.exists():
+        write_part(file, with_choices(read(out, "collectives"), choices).unify_dictionaries().combine_chunks())
+        print(f"collectives: {len(choices)} choices of NCCL joined")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime.measure.collectives.cases import MAIN, OTHERS, Case, cost_ns, few, tiers
-from steptime.measure.collectives.choices import Table, learn
+from steptime.measure.budget import Budget
+from steptime.measure.collectives.cases import MAIN, OTHERS, Case, cost_ns
+from steptime.measure.collectives.choices import learn
 from steptime.measure.collectives.fabrics import Place, layout_of, places
+from steptime.measure.collectives.tiers import few, tiers
 from steptime.measure.group import Group
 from steptime.measure.options import Options
 from steptime.measure.ranks import RanksError, run_ranks
@@ -15,35 +17,53 @@ from steptime.measure.session import Session
 
 # Importing torch, joining the group, connecting.
 _STARTING_S = 8.0
-# Longer than any block, and than processes take to start and to end; a group that hangs is ended then.
+# Longer than any pass, and than processes take to start and to end; a group that hangs is ended then.
 _GRACE_S = 25.0
-# Asking NCCL for its choices takes about 25 s; a shorter run is better spent on times.
-_WORTH_ASKING_S = 100.0
+# What asking NCCL for its choices takes where all places are asked.
+_ASKING_S = 30.0
+CHOICES = "choices"
 
 
 def run(session: Session, options: Options) -> None:
-    """One group of processes per number of ranks and fabric; each gets its share of the time that is left."""
-    wanted = {place: _left(session, place, options) for place in places(options, session.recipe.gpus)}
-    wanted = {place: cases for place, cases in wanted.items() if cases}
-    choices: dict[Place, Table] = {}
-    if options.device == "cuda" and (options.small or session.budget.left_s() > _WORTH_ASKING_S):
-        choices = learn(session, wanted, options.device)
-    for number, place in enumerate(wanted):
+    """One group of processes per number of ranks and fabric; each gets its share of the time that is left.
+
+    NCCL's choices come first where there is time for everything, or where nothing else is asked for.
+    """
+    every = {place: _tiers(place, options) for place in places(options, session.recipe.gpus)}
+    wanted = {place: left for place, cases in every.items() if any(left := _left(session, place, cases))}
+    alone = options.only == (CHOICES,)
+    needed_s = sum(_needs_s(place, cases)[1] for place, cases in wanted.items())
+    if options.device == "cuda" and (alone or session.budget.left_s() > needed_s + _ASKING_S):
+        learn(session, {place: [case for tier in cases for case in tier] for place, cases in every.items()}, options.device)
+    for number, place in enumerate({} if alone else wanted):
         if session.budget.left_s() < _STARTING_S:
             session.warn(f"no time left for collectives on {', '.join(map(_said, list(wanted)[number:]))}")
             return
-        _measure(session, options, place, _share(wanted, number), choices.get(place, {}))
+        needs = [_needs_s(other, cases) for other, cases in list(wanted.items())[number:]]
+        _measure(session, options, place, share_s(needs, session.budget.left_s()))
 
 
 def names(_: Options) -> tuple[str, ...]:
-    """What `--only` may name."""
-    return (*MAIN, *OTHERS, "barrier")
+    """What `--only` may name: collectives, or what NCCL chooses for them, which is not timed."""
+    return (*MAIN, *OTHERS, "barrier", CHOICES)
 
 
-def _measure(session: Session, options: Options, place: Place, share: float, choices: Table) -> None:
-    part = session.budget.part(share)
+def share_s(needs_s: Sequence[tuple[float, float]], left_s: float) -> float:
+    """What the first of several places gets: what it has to have before any of them gets more.
+
+    Of each place, what it takes to start and to measure the essential cases, and everything.
+    """
+    essential_s, full_s = sum(first for first, _ in needs_s), sum(full for _, full in needs_s)
+    few_s, all_s = needs_s[0]
+    if left_s <= essential_s or full_s == essential_s:
+        return left_s * few_s / essential_s
+    return few_s + (left_s - essential_s) * (all_s - few_s) / (full_s - essential_s)
+
+
+def _measure(session: Session, options: Options, place: Place, seconds: float) -> None:
+    part = Budget.of_minutes(seconds / 60)
     plan = session.to_plan(
-        ends_at=part.ends_at, place=place.to_dict(), choices=dict(choices), done=_done(session, place, options),
+        ends_at=part.ends_at, place=place.to_dict(), done=sorted(session.store.done("collectives")),
         seed=options.seed, small=options.small, only=list(options.only),
     )  # fmt: skip
     try:
@@ -70,25 +90,21 @@ def cases_of(place: Place, *, seed: int, small: bool, only: Sequence[str]) -> li
     return tiers(place.ranks, dense=place.dense, seed=seed, only=only)
 
 
-def _every(place: Place, options: Options) -> list[Case]:
-    tiered = cases_of(place, seed=options.seed, small=options.small, only=options.only)
-    return [case for tier in tiered for case in tier]
+def _tiers(place: Place, options: Options) -> list[list[Case]]:
+    only = [name for name in options.only if name != CHOICES]
+    return cases_of(place, seed=options.seed, small=options.small, only=only)
 
 
-def _done(session: Session, place: Place, options: Options) -> list[str]:
-    measured = session.store.done("collectives")
-    return [key for case in _every(place, options) if (key := case.key(place)) in measured]
+def _left(session: Session, place: Place, tiered: Sequence[Sequence[Case]]) -> list[list[Case]]:
+    """The tiers without what is measured."""
+    done = session.store.done("collectives")
+    return [[case for case in tier if case.key(place) not in done] for tier in tiered]
 
 
-def _left(session: Session, place: Place, options: Options) -> list[Case]:
-    done = set(_done(session, place, options))
-    return [case for case in _every(place, options) if case.key(place) not in done]
-
-
-def _share(wanted: Mapping[Place, Sequence[Case]], number: int) -> float:
-    """The part of the time left that the place of that number should have, by what it and its followers would take."""
-    needs = [_STARTING_S + sum(cost_ns(case, place.ranks) for case in cases) / 1e9 for place, cases in wanted.items()]
-    return needs[number] / sum(needs[number:])
+def _needs_s(place: Place, tiered: Sequence[Sequence[Case]]) -> tuple[float, float]:
+    """With the start: the first tier, and all of them."""
+    costs = [sum(cost_ns(case, place) for case in tier) / 1e9 for tier in tiered]
+    return _STARTING_S + costs[0], _STARTING_S + sum(costs)
 
 
 def _said(place: Place) -> str:

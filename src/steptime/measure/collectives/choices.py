@@ -1,15 +1,16 @@
-"""Which algorithm, protocol and channels NCCL chooses: from its debug output, in a group of its own that is not timed."""
+"""Which algorithm, protocol and channels NCCL chooses: from its debug output, in groups of their own that are not timed.
+
+Rows do not wait for it: `measurements.choices` joins what was said onto them.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from steptime.measure.group import Group
 from steptime.measure.mps import mps
 from steptime.measure.ranks import RanksError, run_ranks
 from steptime.measure.session import Session
-from steptime.units import dtype_bytes
+from steptime.measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, write_choices
 
 # For send and receive, and what is made of them, NCCL says nothing.
 SAID = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
-_LIMIT_S = 15.0
-_STARTING_S = 20.0
+# Asking takes a few seconds, starting a group about ten; neither may take more than this, nor begin with less left.
+_LIMIT_S, _STARTING_S, _LEAST_S = 15.0, 20.0, 14.0
 # Waiting kernels hold SMs; so many groups (of 2, 4 and 8 ranks) leave room for each other's.
 _AT_ONCE = 3
 
@@ -38,18 +39,6 @@ _CHOICE = re.compile(
     r"Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)(?:.*?channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
 )
 _SYMMETRIC = re.compile(r"Bytes -> Kernel (?P<kernel>\w+)(?: nchannels (?P<channels>\d+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What NCCL said it would do; empty where it did not say."""
-
-    algorithm: str = ""
-    protocol: str = ""
-    channels: int | None = None
-
-
-Table = Mapping[str, Sequence[Any]]  # "collective bytes" -> algorithm, protocol, channels
 
 
 def parse(text: str) -> Choice:
@@ -70,22 +59,15 @@ def _name(said: str, names: Sequence[str]) -> str:
     return said.upper()
 
 
-def choice_of(case: Case, table: Table) -> Choice:
-    """What NCCL chooses for a case."""
-    said = table.get(f"{case.collective} {case.size_bytes}") if case.splits is None else None
-    return Choice(*said) if said else Choice()
-
-
-def learn(session: Session, wanted: Mapping[Place, Sequence[Case]], device: str) -> dict[Place, Table]:
-    """NCCL's choices at every place; asked once per folder. Nothing is timed, so that groups may run at once."""
+def learn(session: Session, wanted: Mapping[Place, Sequence[Case]], device: str) -> None:
+    """Asks for NCCL's choices at every place, once per folder. Nothing is timed, so that groups may run at once."""
     with ExitStack() as stack:
         # Groups that share one GPU need one daemon between them; groups with a GPU per rank follow each other.
         shared = [place for place in wanted if place.share > 1]
         daemon = stack.enter_context(mps()) if shared else None
         with ThreadPoolExecutor(max_workers=_AT_ONCE if shared else 1) as pool:
             asking = _Asking(session, device, daemon)
-            tables = list(pool.map(asking.table, wanted.keys(), wanted.values()))
-    return dict(zip(wanted, tables, strict=True))
+            list(pool.map(asking.ask, wanted.keys(), wanted.values()))
 
 
 class _Asking:
@@ -97,14 +79,17 @@ class _Asking:
         self._daemon = daemon
         self._failed = False
 
-    def table(self, place: Place, cases: Sequence[Case]) -> dict[str, list[Any]]:
-        """What is known of a place; asked now if that is less than half of what is wanted."""
+    def ask(self, place: Place, cases: Sequence[Case]) -> None:
+        """Asks now, unless more than half of what is wanted is known, or time is up."""
         file = _file(self._session, place)
-        asked = sorted({(case.size_bytes, case.collective) for case in cases if case.collective in SAID})
-        known = _table(file)
-        if not self._failed and 2 * sum(f"{collective} {size}" in known for size, collective in asked) < len(asked):
-            self._ask(place, asked, file)
-        return _table(file)
+        asked = sorted({(case.size_bytes, case.collective) for case in cases if case.collective in SAID and case.size_bytes})
+        known = {(one.size_bytes, one.collective) for one in choices_in(file)}
+        if self._failed or 2 * len(known & set(asked)) >= len(asked):
+            return
+        if self._session.budget.left_s() < _LEAST_S:
+            self._session.warn(f"no time left for NCCL's choices on {place.ranks} ranks, {place.fabric}; give more --minutes")
+            return
+        self._ask(place, asked, file)
 
     def _ask(self, place: Place, asked: Sequence[tuple[int, str]], file: Path) -> None:
         session = self._session
@@ -112,6 +97,7 @@ class _Asking:
             plan = session.to_plan(
                 ends_at=min(session.budget.ends_at, Budget.of_minutes((_LIMIT_S + _STARTING_S) / 60).ends_at),
                 asked=asked,
+                fabric=place.fabric,
                 debug=folder,
                 file=str(file.absolute()),
             )
@@ -126,14 +112,10 @@ class _Asking:
                 session.warn(f"NCCL's choices on {place.ranks} ranks, {place.fabric}: {error}")
 
 
-def _table(file: Path) -> dict[str, list[Any]]:
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
-
-
 def _file(session: Session, place: Place) -> Path:
     # The parent does without torch and so does not know NCCL's version; torch's stands for it.
     version = session.recipe.torch or "none"
-    return session.folder / "nccl_choices" / f"torch{version}-{place.ranks}x{place.share}-{place.fabric}.json"
+    return session.folder / FOLDER_NAME / f"torch{version}-{place.ranks}x{place.share}-{place.fabric}.json"
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
@@ -143,22 +125,19 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     cases = [Case(str(collective), int(size)) for size, collective in plan["asked"]]
     buffers = Buffers(group, cases)
     log = Log(Path(plan["debug"]))
-    table: dict[str, list[Any]] = {}
+    nccl, fabric = session.recipe.nccl, str(plan["fabric"])
+    found: dict[Asked, Choice] = {}
     ends_at = min(session.budget.ends_at, Budget.of_minutes(_LIMIT_S / 60).ends_at)
     for case in cases:
-        if case.size_bytes < dtype_bytes(case.dtype) or not group.decide(int(Budget(ends_at).left_s() > 0)):
-            continue
+        if not group.decide(int(Budget(ends_at).left_s() > 0)):
+            break
         call_of(case, group, buffers)()
         group.synchronize()
         said = parse(log.news())
         if said.algorithm:
-            table[f"{case.collective} {case.size_bytes}"] = [said.algorithm, said.protocol, said.channels]
+            found[Asked(nccl, group.ranks, fabric, case.collective, case.size_bytes)] = said
     if group.rank == 0:
-        file = Path(plan["file"])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(table, indent=0), encoding="utf-8")
-        unfinished.replace(file)
+        write_choices(Path(plan["file"]), found, nccl=nccl, ranks=group.ranks, fabric=fabric)
 
 
 class Log:

@@ -40,6 +40,11 @@ class Place:
         """Whether every case is wanted here; a second fabric gets a coarser grid."""
         return self.fabric != "loopback-2x2"
 
+    @property
+    def unsteady(self) -> bool:
+        """Whether a quarter of all repeats and more are outliers: ranks with two cores each, threads that share sockets."""
+        return self.ranks >= 8 or self.fabric == "loopback-2x2"
+
     def columns(self) -> dict[str, Any]:
         """What a row says about it."""
         settings = json.dumps(self.settings, sort_keys=True)

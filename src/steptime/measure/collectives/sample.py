@@ -26,7 +26,7 @@ def sample(group: Group, session: Session, fabric: str, *, seconds: float = 3.0,
     place = Place(group.ranks, fabric, group.share)
     cases = [Case(name, fitting(name, size, group.ranks)) for name in MAIN for size in SIZES if size <= largest_bytes]
     budget = Budget(min(session.budget.ends_at, Budget.of_minutes(seconds / 60).ends_at + 1.0))
-    found = Sweep(group, replace(session, budget=budget), place, {}, cases)
+    found = Sweep(group, replace(session, budget=budget), place, cases)
     found.supported(cases)
     collecting = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The sweep of one group of ranks: blocks of cases, repeats spread over each block, rows flushed after it."""
+"""The sweep of one group of ranks: laps of cases, one repeat of each in every pass of a lap, rows flushed after it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from steptime.measure.budget import Progress
 from steptime.measure.collectives.calls import Buffers, call_of
-from steptime.measure.collectives.cases import SENTINEL, Case, blocks, calls_of, cost_ns, fitting
-from steptime.measure.collectives.choices import Table, choice_of
+from steptime.measure.collectives.cases import SENTINEL, Case, blocks, calls_of, cost_ns, fitting, laps, once_ns, repeats_of
 from steptime.measure.collectives.fabrics import Place
+from steptime.measure.collectives.lap import Lap
 from steptime.measure.collectives.timing import Bench, Reading, result_of
 from steptime.measure.group import Group
 from steptime.measure.session import Session
@@ -30,11 +31,10 @@ _RESERVE_S = 1.0
 class Sweep:
     """One group's measurements at one place."""
 
-    def __init__(self, group: Group, session: Session, place: Place, choices: Table, cases: Sequence[Case]) -> None:
+    def __init__(self, group: Group, session: Session, place: Place, cases: Sequence[Case]) -> None:
         self.group = group
         self.session = session
         self.place = place
-        self.choices = choices
         self.buffers = Buffers(group, cases)
         self.bench = Bench(group, self.buffers)
         self._guarded = any(c.collective == SENTINEL.collective and c.size_bytes >= SENTINEL.size_bytes for c in cases)
@@ -57,41 +57,59 @@ class Sweep:
         return True
 
     def measure(self, cases: Sequence[Case], progress: Progress, seed: int) -> int:
-        """Blocks while there is time; how many rows were added. A block that does not fit is left out, smaller ones may fit."""
+        """What there is time for, in order; how many cases have a row now."""
         added = 0
-        for number, block in enumerate(blocks(cases, self.group.ranks, seed)):
-            planned_s = sum(cost_ns(case, self.group.ranks) for case in block) / 1e9
-            if not self.group.decide(int(self.session.budget.left_s() - _RESERVE_S > planned_s * self._pace)):
-                progress.skip("no time left", len(block))
-                continue
-            began = time.monotonic()
-            guarded = [*block, SENTINEL] if number and self._guarded and SENTINEL not in block else block
-            failed = self._block(guarded, seed + number)
-            if failed:
-                progress.skip("failed or without company to the end", failed)
-            progress.step(len(block) - failed)
-            added += len(guarded) - failed
-            self._pace = 0.5 * self._pace + 0.5 * (time.monotonic() - began) / planned_s
+        for number, lap in enumerate(laps(cases, self.place)):
+            fitting_in = self.group.decide(self._how_many(lap))
+            if fitting_in < len(lap):
+                progress.skip("no time left", len(lap) - fitting_in)
+            if fitting_in:
+                failed = self._lap(lap[:fitting_in], seed + number)
+                added += fitting_in - failed
+                if failed:
+                    progress.skip("failed or without company to the end", failed)
+                progress.step(fitting_in - failed)
         return added
 
-    def _block(self, block: Sequence[Case], seed: int) -> int:
-        """Measures a block and flushes its rows; how many of its cases failed."""
-        self.buffers.refill()
-        most = max(case.repeats for case in block)
-        readings = np.full((len(block), most, len(Reading())), math.nan)
+    def _how_many(self, lap: Sequence[Case]) -> int:
+        """How many of the first cases there is time for, with all their repeats."""
+        left_ns = 1e9 * (self.session.budget.left_s() - _RESERVE_S)
+        taken_ns = accumulate(cost_ns(case, self.place) * self._pace for case in lap)
+        return sum(taken < left_ns for taken in taken_ns)
+
+    def _lap(self, lap: Sequence[Case], seed: int) -> int:
+        """Passes over some cases, each in an order of its own; their rows are flushed; how many failed."""
+        wanted = [repeats_of(case, self.place) for case in lap]
+        found = Lap(lap, self.group.ranks, max(wanted))
         order = random.Random(seed)
-        for repeat in range(most):
-            turn = [number for number, case in enumerate(block) if repeat < case.repeats]
-            order.shuffle(turn)
-            for number in turn:
-                readings[number, repeat] = self._read(block[number])
-        ranks = np.asarray(self.group.gather_rows(readings.ravel().tolist())).reshape(self.group.ranks, *readings.shape)
-        rows = [self._row(case, ranks[:, number]) for number, case in enumerate(block)]
-        for row in filter(None, rows):
-            if self.group.rank == 0:
+        try:
+            for repeat in range(max(wanted)):
+                turn = [number for number, repeats in enumerate(wanted) if repeat < repeats]
+                planned_s = sum(once_ns(lap[number], self.group.ranks) for number in turn) / 1e9
+                if repeat and not self.group.decide(int(self.session.budget.left_s() > planned_s * self._pace)):
+                    break
+                order.shuffle(turn)
+                began = time.monotonic()
+                self._pass(found, repeat, turn)
+                self._pace = 0.5 * self._pace + 0.5 * (time.monotonic() - began) / planned_s
+        finally:
+            rows = [self._row(*one) for one in found.results()]
+            for row in filter(None, [*rows, self._sentinel_row(found)]) if self.group.rank == 0 else ():
                 self.session.store.add("collectives", row)
-        self.session.store.flush()
+            self.session.store.flush()
         return sum(row is None for row in rows)
+
+    def _pass(self, lap: Lap, repeat: int, turn: Sequence[int]) -> None:
+        """One repeat of every case whose turn it is; the sentinel in every block."""
+        self.buffers.refill()
+        readings = np.full((len(lap.cases), 2, len(Reading())), math.nan)  # per case: its own, and its block's sentinel
+        numbers = iter(turn)
+        for block in blocks([lap.cases[number] for number in turn], self.group.ranks):
+            sentinel = self._read(SENTINEL) if self._guarded else Reading()
+            for case, number in zip(block, numbers, strict=False):
+                readings[number] = self._read(case), sentinel
+        every = np.asarray(self.group.gather_rows(readings.ravel().tolist()))
+        lap.add(repeat, every.reshape(self.group.ranks, *readings.shape))
 
     def _read(self, case: Case) -> Reading:
         try:
@@ -100,17 +118,19 @@ class Sweep:
             self.session.warn(f"{case.collective} of {case.size_bytes} bytes: {str(error).splitlines()[0]}")
             return Reading()
 
-    def _row(self, case: Case, readings: np.ndarray) -> dict[str, Any] | None:
-        result = result_of(case, readings)
+    def _row(self, case: Case, result: dict[str, Any] | None) -> dict[str, Any] | None:
         if result is None:
             return None
-        choice = choice_of(case, self.choices)
         return {
             **self.place.columns(), **case.columns(), **result,
             "calls": calls_of(case, self.group.ranks),
-            "algorithm": choice.algorithm, "protocol": choice.protocol, "channels": choice.channels,
+            # NCCL is asked apart from the times, and what it said is joined later: measurements.choices.
+            "algorithm": "", "protocol": "", "channels": None,
             "rank": case.late_rank or 0,
         }  # fmt: skip
+
+    def _sentinel_row(self, lap: Lap) -> dict[str, Any] | None:
+        return self._row(SENTINEL, result_of(SENTINEL, lap.sentinels())) if self._guarded else None
 
 
 def sweep(group: Group, session: Session, plan: Mapping[str, Any], wanted: Sequence[Sequence[Case]]) -> None:
@@ -122,7 +142,7 @@ def sweep(group: Group, session: Session, plan: Mapping[str, Any], wanted: Seque
     if not every:
         return
     progress = session.progress(f"collectives, {place.ranks} ranks, {place.fabric}", len(every))
-    found = Sweep(group, session, place, plan["choices"], every)
+    found = Sweep(group, session, place, every)
     able = found.supported(every)
     gc.collect()
     gc.disable()

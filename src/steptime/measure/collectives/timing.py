@@ -155,9 +155,13 @@ def mean_inside(moments: list[float], begun: float, ended: float) -> float:
     return sum(inside) / len(inside) if inside else math.nan
 
 
-def result_of(case: Case, readings: np.ndarray) -> dict[str, Any] | None:
-    """The measured columns of a row from readings of shape (ranks, repeats, 4); none where no repeat succeeded."""
-    whole = readings[:, ~np.isnan(readings[:, :, :2]).any(axis=(0, 2))]
+def result_of(case: Case, readings: np.ndarray, reference_ns: np.ndarray | None = None) -> dict[str, Any] | None:
+    """The measured columns of a row from readings of shape (ranks, repeats, 4); none where no repeat succeeded.
+
+    `reference_ns` has one per repeat, NaN where nobody looked.
+    """
+    succeeded = ~np.isnan(readings[:, :, :2]).any(axis=(0, 2))
+    whole = readings[:, succeeded]
     if not whole.shape[1]:
         return None
     begun, ended = whole[:, :, 0], whole[:, :, 1]
@@ -168,6 +172,7 @@ def result_of(case: Case, readings: np.ndarray) -> dict[str, Any] | None:
         "waiting_ns": float(np.median(begun.max(axis=0) - begun.min(axis=0))) if apart else None,
         "beside_ns": _middle(whole[:, :, 2]),
         "beside_alone_ns": _middle(whole[:, :, 3]),
+        "reference_ns": None if reference_ns is None or np.isnan(reference_ns).all() else reference_ns[succeeded].tolist(),
     }
 
 

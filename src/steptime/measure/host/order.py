@@ -17,7 +17,7 @@ BETWEEN_OPS = (
     "zero_grad", "backward_node",
 )  # fmt: skip
 # Ops that make up nearly all calls of a step.
-OFTEN = 60
+OFTEN = 150
 # Ops of the short lists: after a profiler, under an execution trace, on parts of a GPU.
 SHORT_OPS = 150
 
