@@ -567,6 +567,46 @@ def test_a_case_that_is_timed_alone_is_built_once(session: Session, monkeypatch:
     assert len(read(session.folder, "steps")["times_ns"][0]) == SMALL.rounds
 
 
+def test_rounds_stop_when_time_is_up_but_not_before_the_third(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = watched_cases(monkeypatch, Builds(), 2)
+    monkeypatch.setattr("steptime.measure.steps.timed.SMALL", replace(SMALL, rounds=9))
+    monkeypatch.setattr(Attempts, "time_left", lambda _, need_s=1.0: need_s > 0)
+    work(alone(), session, plan_of("timed", cases))
+    assert [len(times) for times in read(session.folder, "steps")["times_ns"].to_pylist()] == [3, 3]
+
+
+def test_a_group_settles_with_its_first_case_before_anything_is_timed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds()
+    cases = watched_cases(monkeypatch, builds, 2)
+    monkeypatch.setattr("steptime.measure.steps.timed.SMALL", replace(SMALL, settle_s=1.0))
+    work(alone(), session, plan_of("timed", cases))
+    first, second = builds.log.index("c0 closed"), builds.log.index("c1 closed")
+    assert builds.log[:first].count("c0") > 100 > builds.log[first:second].count("c1")
+
+
+def test_time_is_kept_for_what_comes_after_the_cases(session: Session) -> None:
+    attempts = attempts_of(session, alone())
+    assert attempts.time_left(200.0)
+    attempts.reserve_s = 200.0
+    assert attempts.time_left(50.0)
+    assert not attempts.time_left(200.0)
+
+
+def test_buffers_that_tables_left_are_no_memory_of_a_model_without_tables() -> None:
+    pytest.importorskip("transformers")
+    from steptime.workloads.case import build
+    from steptime.workloads.shared_buffers import shared_buffers
+
+    group = alone()
+    build(dlrm_cases()[0], group, group.device).close()
+    (case,) = cases_of(1, small=True, only=("bert",))
+    step = build(case, group, group.device)
+    assert step.spare_bytes == shared_buffers(group.device).nbytes() > 0
+    step.close()
+
+
 def test_time_that_is_up_stops_before_the_next_case(session: Session) -> None:
     over = replace(session, budget=Budget(time.time() - 1))
     work(alone(), over, plan_of("timed", dlrm_cases()))

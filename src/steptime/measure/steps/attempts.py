@@ -41,11 +41,12 @@ class Attempts:
     flight: Flight
     progress: Progress
     case_s: float = CASE_S
+    reserve_s: float = 0.0  # for what comes after the cases
     flushed_at: float = field(default_factory=time.monotonic)
 
     def time_left(self, need_s: float = 1.0) -> bool:
         """Whether there is time for another one; every rank hears the same."""
-        return bool(self.group.decide(int(self.session.budget.left_s() > need_s)))
+        return bool(self.group.decide(int(self.session.budget.left_s() > need_s + self.reserve_s)))
 
     def attempt(self, case: str, work: Callable[[], Result], *, count: bool = True) -> Result | None:
         """What `work` gives if it does so on every rank; else None, and the case counts as skipped, unless `count` says no."""

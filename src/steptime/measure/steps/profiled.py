@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from steptime.workloads.case import Case, Step
 
 _WARM_UP = 3
-_STEPS = 2
+# A median needs three: a step now and then stalls. Full traces keep two.
+_STEPS, _TRACED_STEPS = 3, 2
 # Cases that are profiled together: starting and stopping a profiler takes as long as profiling several.
 _TOGETHER = 4
 _MARGIN_S = 0.002
@@ -172,11 +173,11 @@ def full_trace(step: Step, group: Group) -> dict[str, Any]:
     cuda = group.device_name.startswith("cuda")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     config = _ExperimentalConfig(enable_cuda_sync_events=True)
-    when = schedule(wait=0, warmup=2, active=_STEPS, repeat=1)
+    when = schedule(wait=0, warmup=2, active=_TRACED_STEPS, repeat=1)
     group.barrier()
     gc.collect()
     with profile(activities=activities, schedule=when, record_shapes=True, experimental_config=config) as profiler:
-        for _ in range(2 + _STEPS):
+        for _ in range(2 + _TRACED_STEPS):
             step()
             profiler.step()
         group.synchronize()

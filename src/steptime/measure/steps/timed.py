@@ -31,9 +31,12 @@ _WITH_TABLES, _WITHOUT_TABLES = 12, 2
 _ROOM = 0.15
 # Where time runs out, so many rounds are enough.
 _LEAST_ROUNDS = 3
-# What a case takes before its step time is known.
-_ALONE_S = 1.0
-_CALIBRATION_S = 60.0
+# What a case takes before its step time is known: with tables; without, and more for each rank on its GPU (an H200).
+_TABLES_S, _DENSE_S, _DENSE_RANK_S = 1.0, 1.5, 1.0
+# Building it again, beside others, takes about this part of that.
+_AGAIN = 0.3
+# A calibration takes no longer than the first, as a rule, and hangs after the second.
+_CALIBRATION_S, _CALIBRATION_HANGS_S = 5.0, 60.0
 _PROBE_S = 30.0
 
 
@@ -44,6 +47,7 @@ def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None
     with no_collector():
         if plan["calibrate"]:
             calibrate(group, session)
+        attempts.reserve_s = _CALIBRATION_S if plan["calibrate"] > 1 else 0.0
         settled = False
         for together in chunks(cases, group.ranks):
             trials, enough = _tried(attempts, together, pace, settled=settled)
@@ -86,19 +90,24 @@ def _tried(attempts: Attempts, cases: Sequence[Case], pace: Pace, *, settled: bo
     trials: list[Trial] = []
     promised_s = 0.0
     for case in cases:
-        if not attempts.time_left(promised_s + _ALONE_S):
+        if not attempts.time_left(promised_s + _before_s(case, group)):
             return trials, False
         settle_s = 0.0 if settled or trials else pace.settle_s
         trial = attempts.attempt(case.name, partial(tried_alone, case, group, pace, settle_s=settle_s, keep=alone))
         if trial is None:
             continue
-        promised_s += pace.cost_s(trial.step_s, hot=alone)
+        promised_s += pace.cost_s(trial.step_s, hot=alone) + (0.0 if alone else _AGAIN * _before_s(case, group))
         if not attempts.time_left(promised_s):
             trial.close()
             free(group)
             return trials, False
         trials.append(trial)
     return trials, True
+
+
+def _before_s(case: Case, group: Group) -> float:
+    """About what a case takes before its rounds."""
+    return _TABLES_S if case.plan is not None else _DENSE_S + _DENSE_RANK_S * group.share
 
 
 def _timed(attempts: Attempts, trials: Sequence[Trial], pace: Pace, seeds: Sequence[int]) -> list[Trial]:
@@ -167,7 +176,7 @@ def calibrate(group: Group, session: Session) -> None:
     """A short calibration of host and fabric by the group that times, so that factors can be fitted to this very run."""
     from steptime.measure.calibrate import sample
 
-    with patience(_CALIBRATION_S, "the calibration", session):
+    with patience(_CALIBRATION_HANGS_S, "the calibration", session):
         failed = ""
         try:
             sample(group, session)
