@@ -58,7 +58,11 @@ def parser(job: str) -> argparse.ArgumentParser:
     usual = ",".join(map(str, ranks))
     made.add_argument("--ranks", default="", metavar="N,N", help=f"rank counts ({usual}, or as many as there are GPUs)")
     made.add_argument("--share-gpu", action="store_true", help="all ranks on the first GPU, through CUDA MPS")
-    made.add_argument("--only", default="", help="names of families, collectives or workloads, with commas between")
+    made.add_argument(
+        "--only",
+        default="",
+        help="names of families, kinds, collectives, workloads or cases; in steps also timed, traced, profiled, repeats",
+    )
     made.add_argument("--small", action="store_true", help="a handful of cases of each kind, to try it")
     made.add_argument("--seed", type=int, default=0, help="of the cases drawn (0)")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it without a GPU")
