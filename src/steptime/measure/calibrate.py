@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -170,7 +169,7 @@ def _measure(group: Group, session: Session, chosen: Sequence[Any], seconds: flo
     from steptime.measure.host.runner import Runner
 
     bench = Bench(group, session, bursts=1, calls=100)
-    runner = Runner(bench, session, "off", time.monotonic() + seconds, passes=passes, source=SOURCE)
+    runner = Runner(bench, session, "off", seconds, passes=passes, source=SOURCE)
     runner.run(chosen, Progress("calibration, host", passes * len(chosen), session.budget, quiet=True))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,8 @@ GROUPS: tuple[tuple[tuple[str, float], ...], ...] = (
     (("execution_trace", 4.0),),
 )
 # To try it out: fewer processes to start.
-SMALL_GROUPS = ((("off", 10.0),), (("cpu_cuda", 5.0), ("cuda", 5.0), ("execution_trace", 5.0), ("after", 5.0)))
-SHARED_S = 7.0
+SMALL_GROUPS = ((("off", 20.0),), (("cpu_cuda", 10.0), ("cuda", 10.0), ("execution_trace", 10.0), ("after", 10.0)))
+SHARED_S = 8.0
 # What starting a group of processes takes, and the least that is worth a start.
 STARTING_S, LEAST_S = 12.0, 2.0
 # What starting may take before something is wrong, and what recording the workloads' ops may.
@@ -79,6 +78,8 @@ PATIENCE_S, RECORDING_S = 60.0, 120.0
 # How often a mode goes through its list, one burst of every probe each time, and calls per burst: fewer where each is recorded.
 PASSES = {"off": (5, 100), "after": (3, 100), "cuda": (2, 60), "cpu_cuda": (2, 60), "execution_trace": (2, 20)}
 SMALL_PASSES = (2, 4)
+# Joining a group of processes takes seconds, so that what they do together is asked only under these.
+TOGETHER_UNDER = ("off", "cpu_cuda")
 
 
 def run(session: Session, options: Options) -> None:
@@ -134,6 +135,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     for mode, seconds in plan["modes"]:
         short = bool(plan["short"]) or mode in ("after", "execution_trace")
         chosen = probes(issued, short=short, python=mode == "off" and not short)
+        if mode not in TOGETHER_UNDER:
+            chosen = [probe for probe in chosen if not probe.together]
         if plan["only"]:
             chosen = [probe for probe in chosen if set(probe.kinds) & set(plan["only"])]
         if plan["small"]:
@@ -150,7 +153,7 @@ def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe],
     group.barrier()
     done = session.store.done("host")
     bench = Bench(group, session, bursts=1, calls=calls)
-    runner = Runner(bench, session, mode, time.monotonic() + seconds, passes=passes, done=done)
+    runner = Runner(bench, session, mode, seconds, passes=passes, done=done)
     progress = session.progress(f"host, profiler {mode}, {passes} bursts each", passes * len(chosen))
     for kind, times in scenes(runner.bench, mode).items():
         session.store.add("host", runner.row(kind, "neg_out", times))

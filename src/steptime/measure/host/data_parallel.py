@@ -34,7 +34,7 @@ def together_probes() -> list[Probe]:
 
 def _collective(name: str, bench: Bench) -> Times:
     """The host's part of a small collective that is queued and not waited for; all ranks make equally many calls."""
-    _join(bench)
+    join(bench)
     ranks, device = dist.get_world_size(), bench.group.device
     whole, part = torch.randn(64 * ranks, device=device), torch.randn(64, device=device)
     calls: dict[str, Action] = {
@@ -57,7 +57,7 @@ def _collective(name: str, bench: Bench) -> Times:
 
 def _measure(bench: Bench) -> Times:
     """Forward and backward, each against the bare module; slopes are per parameter."""
-    _join(bench)
+    join(bench)
     device = bench.group.device
     with patience(PATIENCE_S, "DDP", bench.session):
         bare = {count: _passes(bench, _layers(count, device)) for count in (FEW, MANY)}
@@ -107,7 +107,8 @@ def _wrapped(count: int, device: torch.device, bucket_mb: float) -> nn.Module:
     return DistributedDataParallel(module, device_ids=where, bucket_cap_mb=bucket_mb)
 
 
-def _join(bench: Bench) -> None:
+def join(bench: Bench) -> None:
+    """A process without a group makes one of itself alone."""
     if dist.is_initialized():
         return
     where = bench.group.device

@@ -17,6 +17,7 @@ import torch
 from steptime.measure.budget import Progress
 from steptime.measure.host.answer import Answer
 from steptime.measure.host.bench import Bench, no_collection
+from steptime.measure.host.loading import load
 from steptime.measure.host.probe import Probe, Times
 from steptime.measure.host.recording import Recording, recording
 from steptime.measure.host.reference import Reference, between
@@ -39,13 +40,13 @@ class BrokenContextError(RuntimeError):
 class Runner:
     """Goes through its probes `passes` times, so that the bursts of one are seconds apart: adjacent ones share a bad patch.
 
-    `ends_at` is a moment of the monotonic clock; `source` replaces the probes' own where it is not empty.
+    `seconds` count from the first pass; `source` replaces the probes' own where it is not empty.
     """
 
     bench: Bench
     session: Session
     mode: str
-    ends_at: float
+    seconds: float
     passes: int = 1
     source: str = ""
     done: Counter[str] = field(default_factory=Counter)
@@ -58,10 +59,12 @@ class Runner:
         self._take_over()
         fatal = fatal_names(self.session.folder)
         wanted = dict(enumerate(probe for probe in probes if self._wanted(probe, fatal, progress)))
-        reference = Reference(self.bench)
+        load(self.bench, wanted.values())
+        reference, began = Reference(self.bench), time.monotonic()
+        gc.collect()
         gc.freeze()  # what is there now need not be looked through between the parts of every pass
         try:
-            for ends_at in _ends_of_passes(time.monotonic(), self.ends_at, self.passes):
+            for ends_at in _ends_of_passes(began, self.seconds, self.passes):
                 self._pass_ends_at = ends_at
                 for part in _parts(wanted, AT_ONCE):
                     self._part(part, reference, progress)
@@ -202,6 +205,9 @@ def _parts(probes: Mapping[int, Probe], at_once: int) -> Iterator[dict[int, Prob
         yield from (dict(row[first : first + at_once]) for first in range(0, len(row), at_once))
 
 
-def _ends_of_passes(begins_at: float, ends_at: float, passes: int) -> list[float]:
-    """Each pass may take as long as the others: where time is short, what comes first in the list gets all its bursts."""
-    return [begins_at + (ends_at - begins_at) * (number + 1) / passes for number in range(passes)]
+def _ends_of_passes(begins_at: float, seconds: float, passes: int) -> list[float]:
+    """Where time is short, what comes first in the list gets all its bursts: each pass may take as long as the others.
+
+    The first, which has to load and to compile, twice as long.
+    """
+    return [begins_at + seconds * (number + 2) / (passes + 1) for number in range(passes)]
