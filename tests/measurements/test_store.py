@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def test_a_later_run_knows_which_keys_are_done_and_how_often(tmp_path: Path) -> 
     key = key_of(measured_set("host"), a_row("a"))
     assert done[key] == 2
     assert len(done) == 2
+
+
+def test_rows_of_a_trial_do_not_count_as_done_for_the_real_run(tmp_path: Path) -> None:
+    trial = replace(a_recipe(), command="steptime measure host --small -o DIR")
+    store = Store(tmp_path, trial, "p1")
+    store.add("host", a_row())
+    store.flush()
+    assert not a_store(tmp_path, "p2").done("host")
+    assert sum(Store(tmp_path, trial, "p3").done("host").values()) == 1
 
 
 def test_a_half_written_part_is_not_read(tmp_path: Path) -> None:

@@ -59,12 +59,13 @@ class Store:
         self._parts: Counter[str] = Counter()
 
     def done(self, name: str) -> Counter[str]:
-        """How many rows each key of a set already has in this folder, whoever measured them."""
-        return Counter(
-            key
-            for path in _parts_of(self.folder, name)
-            for key in read_part(path, measured_set(name), ["key"])["key"].to_pylist()
-        )
+        """How many rows each key of a set already has in this folder, whoever measured them; trial rows only for a trial."""
+        found: Counter[str] = Counter()
+        for path in _parts_of(self.folder, name):
+            part = read_part(path, measured_set(name), ["key", "command"])
+            pairs = zip(part["key"].to_pylist(), part["command"].to_pylist(), strict=True)
+            found.update(key for key, command in pairs if _is_trial(self.recipe.command) or not _is_trial(command))
+        return found
 
     def add(self, name: str, row: Row) -> None:
         """Keeps a row until the next `flush`. `time_ns`, `spread`, `key` and the recipe are filled in from the rest."""
@@ -104,6 +105,11 @@ class Store:
             write_part(path, pa.Table.from_pylist(rows, schema=measured.schema))
             self._parts[name] += 1
             rows.clear()
+
+
+def _is_trial(command: str) -> bool:
+    """Whether a command measured with few repeats, to try things out: what it found does not stand for the real thing."""
+    return "--small" in command.split()
 
 
 def write_part(path: Path, table: pa.Table) -> None:
