@@ -13,7 +13,8 @@ from steptime.measure.group import Group
 from steptime.measure.session import Session
 from steptime.units import MIB
 
-SIZES = (1024, 64 * 1024, 512 * 1024, 2 * MIB, 8 * MIB, 32 * MIB)
+# The largest is DDP's bucket.
+SIZES = (1024, 64 * 1024, 512 * 1024, 2 * MIB, 8 * MIB, 25 * MIB)
 
 
 def sample(group: Group, session: Session, fabric: str, *, seconds: float = 3.0, largest_bytes: int = SIZES[-1]) -> int:
@@ -24,7 +25,7 @@ def sample(group: Group, session: Session, fabric: str, *, seconds: float = 3.0,
     if group.ranks == 1:
         return 0
     place = Place(group.ranks, fabric, group.share)
-    cases = [Case(name, fitting(name, size, group.ranks)) for name in MAIN for size in SIZES if size <= largest_bytes]
+    cases = [Case(name, fitting(name, size, group.ranks)) for size in SIZES for name in MAIN if size <= largest_bytes]
     budget = Budget(min(session.budget.ends_at, Budget.of_minutes(seconds / 60).ends_at + 1.0))
     found = Sweep(group, replace(session, budget=budget), place, cases)
     found.supported(cases)

@@ -76,7 +76,7 @@ STARTING_S, LEAST_S = 12.0, 2.0
 # What starting may take before something is wrong, and what recording the workloads' ops may.
 PATIENCE_S, RECORDING_S = 60.0, 120.0
 # How often a mode goes through its list, one burst of every probe each time, and calls per burst: fewer where each is recorded.
-PASSES = {"off": (5, 100), "after": (3, 100), "cuda": (2, 60), "cpu_cuda": (2, 60), "execution_trace": (2, 20)}
+PASSES = {"off": (5, 100), "after": (3, 100), "cuda": (2, 30), "cpu_cuda": (2, 30), "execution_trace": (2, 20)}
 SMALL_PASSES = (2, 4)
 # Joining a group of processes takes seconds, so that what they do together is asked only under these.
 TOGETHER_UNDER = ("off", "cpu_cuda")
