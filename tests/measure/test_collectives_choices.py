@@ -107,6 +107,12 @@ def test_choices_can_be_asked_for_alone_and_nothing_is_timed_then(tmp_path: Path
     assert [(place.ranks, place.fabric) for place in asked] == [(n, f) for f in ("loopback", "loopback-2x2") for n in (4, 2)]
 
 
+def test_choices_without_a_gpu_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session = Session.start(tmp_path, a_recipe(), minutes=1)
+    collectives.run(session, Options(ranks=(2,), device="cpu", only=(collectives.CHOICES,)))
+    assert "--only choices asks NCCL, which needs GPUs" in capsys.readouterr().err
+
+
 def test_a_run_with_little_time_spends_it_on_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[str] = []
     monkeypatch.setattr(collectives, "learn", lambda *_: pytest.fail("asked"))

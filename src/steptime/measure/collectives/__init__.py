@@ -32,6 +32,8 @@ def run(session: Session, options: Options) -> None:
     every = {place: _tiers(place, options) for place in places(options, session.recipe.gpus)}
     wanted = {place: left for place, cases in every.items() if any(left := _left(session, place, cases))}
     alone = options.only == (CHOICES,)
+    if alone and options.device != "cuda":
+        session.warn(f"--only {CHOICES} asks NCCL, which needs GPUs; nothing is asked on {options.device}")
     needed_s = sum(_needs_s(place, cases)[1] for place, cases in wanted.items())
     if options.device == "cuda" and (alone or session.budget.left_s() > needed_s + _ASKING_S):
         learn(session, {place: [case for tier in cases for case in tier] for place, cases in every.items()}, options.device)

@@ -67,7 +67,10 @@ def learn(session: Session, wanted: Mapping[Place, Sequence[Case]], device: str)
         daemon = stack.enter_context(mps()) if shared else None
         with ThreadPoolExecutor(max_workers=_AT_ONCE if shared else 1) as pool:
             asking = _Asking(session, device, daemon)
-            list(pool.map(asking.ask, wanted.keys(), wanted.values()))
+            progress = session.progress("NCCL's choices, places", len(wanted))
+            for _ in pool.map(asking.ask, wanted.keys(), wanted.values()):
+                progress.step()
+            progress.close()
 
 
 class _Asking:
