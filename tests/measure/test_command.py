@@ -12,6 +12,9 @@ from tests.measurements.test_store import a_recipe
 from steptime.errors import InputError
 from steptime.measure import kernels
 from steptime.measure.command import JOBS, _without_paths, main
+from steptime.measure.options import Options
+from steptime.measure.ranks import FAILED, RanksError
+from steptime.measure.session import Session
 from steptime.measurements.store import Store, read
 
 CPU = ["--device", "cpu", "--small"]
@@ -68,3 +71,20 @@ def test_without_the_command_line_a_folder_that_cannot_be_made_is_one_line_too(t
     command = [sys.executable, "-m", "steptime.measure", "kernels", "-o", str(file), *CPU]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert (done.returncode, done.stderr) == (2, f"steptime: error: {file}: File exists\n")
+
+
+def test_a_run_whose_ranks_all_failed_is_an_error_and_one_that_had_nothing_to_do_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(session: Session, options: Options) -> None:
+        del options
+        session.warn(str(RanksError(f"kernels on 1 ranks: {FAILED}, exit codes [1]")))
+
+    def has_nothing_to_do(session: Session, options: Options) -> None:
+        del session, options
+
+    monkeypatch.setattr(kernels, "run", fails)
+    with pytest.raises(InputError, match=r"nothing was measured, its ranks failed: kernels on 1 ranks"):
+        main(["kernels", "-o", str(tmp_path), *CPU])
+    monkeypatch.setattr(kernels, "run", has_nothing_to_do)
+    assert main(["kernels", "-o", str(tmp_path), *CPU]) == 0

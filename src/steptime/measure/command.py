@@ -22,6 +22,7 @@ from types import ModuleType
 from steptime.errors import InputError
 from steptime.measure.conditions import NO_GPU, Clocks, disturbances, gpus, recipe, strangers
 from steptime.measure.options import LineParser, Options
+from steptime.measure.ranks import FAILED, LATE
 from steptime.measure.session import Session, clock_file
 from steptime.measure.tables import merge, noise
 from steptime.measurements.sets import measured_sets
@@ -110,19 +111,23 @@ def measure(job: str, folder: Path, minutes: float, options: Options, command: S
     cuda = options.device == "cuda"
     made = recipe(_without_paths(command), need_gpu=cuda)
     session = Session.start(folder, made, minutes)
-    warnings = [f"another process is on the GPU: {line}; its work is in these times" for line in (strangers() if cuda else [])]
-    warnings += [f"{setting} is set and in these times, though no row says so" for setting in disturbances(os.environ)]
-    for warning in warnings:
-        session.warn(warning)
+    for line in strangers() if cuda else []:
+        session.warn(f"another process is on the GPU: {line}; its work is in these times")
+    for setting in disturbances(os.environ):
+        session.warn(f"{setting} is set and in these times, though no row says so")
     before = {name: _rows_of(folder, name, made.device) for name in measured_sets()}
     try:
-        with _watched(session, warnings, cuda):
+        with _watched(session, cuda):
             module.run(session, options)
     except KeyboardInterrupt:
         session.warn(f"interrupted; what was measured is in {folder}, and the same command goes on from there")
         raise
-    added = {name: read(folder, name).num_rows - count for name, count in before.items()}
-    _say(job, folder, {name: count for name, count in added.items() if count}, warnings, time.monotonic() - begun, as_json)
+    counts = {name: read(folder, name).num_rows - count for name, count in before.items()}
+    added = {name: count for name, count in counts.items() if count}
+    _say(job, folder, added, session.warnings, time.monotonic() - begun, as_json)
+    failures = [warning for warning in session.warnings if FAILED in warning or LATE in warning]
+    if failures and not added:
+        raise InputError(f"{job}: nothing was measured, its ranks failed: {failures[-1]}")
     return 0
 
 
@@ -159,7 +164,7 @@ def _check_only(job: str, options: Options, module: ModuleType) -> None:
 
 
 @contextmanager
-def _watched(session: Session, warnings: list[str], cuda: bool) -> Iterator[None]:
+def _watched(session: Session, cuda: bool) -> Iterator[None]:
     file = clock_file(session.folder, session.recipe)
     if not cuda:
         yield
@@ -171,8 +176,7 @@ def _watched(session: Session, warnings: list[str], cuda: bool) -> Iterator[None
     finally:
         file.unlink(missing_ok=True)
     if moved:
-        warnings.append(f"{moved}; every row says the clock it was taken at")
-        session.warn(warnings[-1])
+        session.warn(f"{moved}; every row says the clock it was taken at")
 
 
 def _say(job: str, folder: Path, added: dict[str, int], warnings: list[str], seconds: float, as_json: bool) -> None:

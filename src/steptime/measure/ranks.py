@@ -27,6 +27,10 @@ QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 _LEAVING_S = 3.0
 
 
+# What a `RanksError` says happened, by which a warning that quotes it is known.
+FAILED, LATE = "a rank failed", "not done after"
+
+
 class RanksError(RuntimeError):
     """A worker ended badly or was ended for taking too long. Rows it had flushed are kept."""
 
@@ -97,9 +101,9 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], what: str, limit_s: float)
             if any(process.returncode for process in started):
                 # Let the others say what they know before they are ended.
                 time.sleep(1.0)
-                raise RanksError(f"{what}: a rank failed, exit codes {[process.poll() for process in started]}")
+                raise RanksError(f"{what}: {FAILED}, exit codes {[process.poll() for process in started]}")
             if time.monotonic() > deadline:
-                raise RanksError(f"{what}: not done after {limit_s:.0f} s")
+                raise RanksError(f"{what}: {LATE} {limit_s:.0f} s")
             time.sleep(0.02)
     except KeyboardInterrupt:
         _ask_to_end(started)
@@ -110,7 +114,7 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], what: str, limit_s: float)
                 process.kill()
                 process.wait()
     if any(process.returncode for process in started):
-        raise RanksError(f"{what}: a rank failed, exit codes {[process.returncode for process in started]}")
+        raise RanksError(f"{what}: {FAILED}, exit codes {[process.returncode for process in started]}")
 
 
 def _ask_to_end(started: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Session:
     budget: Budget
     store: Store
     rank: int = 0
+    warnings: list[str] = field(default_factory=list)  # what was said so far
 
     @classmethod
     def start(cls, folder: Path, recipe: Recipe, minutes: float) -> Session:
@@ -59,5 +60,6 @@ class Session:
 
     def warn(self, message: str) -> None:
         """Says what is not as it should be, once, on stderr."""
+        self.warnings.append(message)
         if self.rank == 0:
             print(f"steptime: warning: {message}", file=sys.stderr, flush=True)
