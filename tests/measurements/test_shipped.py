@@ -7,14 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime.build.dlrm import Dlrm
 from steptime.lookups.generators import Generator
 from steptime.lookups.statistics import statistics_of
+from steptime.measure.steps.rows import fabric_of, key_of_case
 from steptime.measure.tables import noise_lines, noises
 from steptime.measurements.sets import measured_set, measured_sets
 from steptime.measurements.shipped import FOLDER, shipped
 from steptime.measurements.store import key_of, spread_of
 from steptime.models.kernels import families, family_of
 from steptime.models.kernels.call import Call
+from steptime.sharding.tasks import sharding_tasks
+from steptime.workloads.cases import step_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
 
@@ -75,3 +79,22 @@ def test_the_noise_floor_in_the_docs_is_that_of_the_shipped_rows() -> None:
     found = re.search(r"<!-- noise -->\n(.*?)\n<!-- /noise -->", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None, "benchmarks/noise_floor.py --docs puts it there"
     assert found[1].splitlines() == noise_lines(noises(FOLDER, parts=False))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_case_keeps_its_name_only_as_long_as_it_is_the_same_case(ranks: int) -> None:
+    """Kernel times and traces know a case by its name: who changes what a case is has to rename it."""
+    measured = {row["name"]: row["key"] for row in shipped("steps").select(["name", "key"]).to_pylist()}
+    cases = {case.name: case for case in step_cases(ranks)}
+    known = set(cases) & set(measured)
+    assert known
+    fabric = fabric_of(ranks, ranks, "cuda")
+    changed = [name for name in sorted(known) if key_of_case(cases[name], ranks, fabric) != measured[name]]
+    assert changed == []
+
+
+def test_a_sharding_task_keeps_its_name_only_as_long_as_it_is_the_same_task() -> None:
+    measured = {row["task"]: json.loads(row["config"]) for row in shipped("sharding").select(["task", "config"]).to_pylist()}
+    tasks = {task.name: task for task in sharding_tasks()}
+    assert set(measured) <= set(tasks)
+    assert [name for name, config in measured.items() if Dlrm.from_dict(config) != tasks[name]] == []
