@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.measure.test_host_runner import a_bench
 
-from steptime.measure.host.bench import Action, burst_ns, less, line, net, no_collection
+from steptime.measure.collector import no_collector
+from steptime.measure.host.bench import Action, burst_ns, less, line, net
 
 
 class Clock:
@@ -80,7 +81,7 @@ def test_what_the_loop_costs_is_taken_off_and_nothing_is_below_zero() -> None:
 
 
 def test_the_collector_is_off_while_timing_and_on_again_afterwards() -> None:
-    with pytest.raises(RuntimeError), no_collection():
+    with pytest.raises(RuntimeError), no_collector():
         assert not gc.isenabled()
         raise RuntimeError
     assert gc.isenabled()

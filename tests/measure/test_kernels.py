@@ -17,12 +17,13 @@ from steptime.measure.kernels.arena import Arena
 from steptime.measure.kernels.calls import FILE_NAME, Trial, avoid_tried, avoided, write_calls
 from steptime.measure.kernels.cases import Case
 from steptime.measure.kernels.events import Sample
-from steptime.measure.kernels.executor import Executor, Setting
+from steptime.measure.kernels.executor import Executor
 from steptime.measure.kernels.profile import HostProfile, MarkersError, Segment
 from steptime.measure.kernels.sentinels import Sentinels
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError
 from steptime.measure.session import Session
+from steptime.measure.setting import Setting
 from steptime.measurements.store import read
 from steptime.models.kernels.call import Call, TensorArg
 from steptime.units import MIB

@@ -14,7 +14,7 @@ from steptime.measure.conditions import recipe
 from steptime.measure.group import Group
 from steptime.measure.kernels.profile import DeviceWork
 from steptime.measure.lookups import run, work
-from steptime.measure.lookups.bench import Bench, Setting
+from steptime.measure.lookups.bench import Bench
 from steptime.measure.lookups.cases import MOST_TABLES, Case, Limits, cases_of, shuffled, small_cases
 from steptime.measure.lookups.memory import Memory, limits_of
 from steptime.measure.lookups.prepared import Prepared
@@ -22,6 +22,7 @@ from steptime.measure.lookups.proof import disagreement
 from steptime.measure.lookups.rows import row_of
 from steptime.measure.options import Options
 from steptime.measure.session import Session
+from steptime.measure.setting import Setting
 from steptime.measurements.store import read
 
 CPU = torch.device("cpu")

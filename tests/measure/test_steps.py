@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.measure.raw_events import RawEvent
+from tests.measure.test_steps_recorded import host_of_two_steps
 
 from steptime.errors import InputError
 from steptime.measure.budget import Budget
@@ -25,11 +27,11 @@ from steptime.measure.steps import _run_phase, full_traces, names, run, work
 from steptime.measure.steps.attempts import Attempts, reason_of
 from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
-from steptime.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
+from steptime.measure.steps.kernel_rows import cut
 from steptime.measure.steps.patience import GAVE_UP
 from steptime.measure.steps.phases import Phase, cases_of, due, need_s, phases, share_s
 from steptime.measure.steps.profiled import batches
-from steptime.measure.steps.programs import digest, owners, parse, stripped, write_packed
+from steptime.measure.steps.programs import parse, stripped
 from steptime.measure.steps.rows import asked, key_of_case
 from steptime.measure.steps.timing import SMALL
 from steptime.measurements.store import read
@@ -138,133 +140,6 @@ with patience(0.2, "something", session):
 
 def own_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-
-
-@dataclass
-class Event:
-    """A raw event of the profiler."""
-
-    label: str
-    start: int
-    duration: int = 1
-    correlation: int = 0
-    linked: int = 0
-    stream: int = 7
-    annotation: bool = False
-    asked: list[str] = field(default_factory=list)
-
-    def name(self) -> str:
-        return self.label
-
-    def start_ns(self) -> int:
-        return self.start
-
-    def duration_ns(self) -> int:
-        return self.duration
-
-    def correlation_id(self) -> int:
-        return self.correlation
-
-    def linked_correlation_id(self) -> int:
-        return self.linked
-
-    def device_resource_id(self) -> int:
-        return self.stream
-
-    def is_user_annotation(self) -> bool:
-        return self.annotation
-
-
-def host_of_two_steps() -> list[Event]:
-    return [
-        Event(mark(0, 1), 200, 100, annotation=True),
-        Event(mark(0, 0), 100, 100, annotation=True),
-        Event("aten::mm", 110, 20, correlation=5),
-        Event("cudaLaunchKernel", 115, correlation=1000, linked=5),
-        Event("cudaLaunchKernel", 190, correlation=1001),
-        Event("cuLaunchKernelEx", 250, correlation=5, linked=5),
-    ]
-
-
-def test_a_kernel_belongs_to_the_step_that_launched_it_not_to_the_one_it_ran_in() -> None:
-    late = Event("gemm", 5_000, 30, correlation=1000, linked=5)
-    found = cut(host_of_two_steps(), [late])
-    assert [each.kernel for each in found[0, 0].work] == ["gemm"]
-    assert found[0, 1].work == ()
-
-
-def test_kernels_come_in_the_order_of_launches_with_their_innermost_op() -> None:
-    device = [
-        Event("second", 400, 30, correlation=1001),
-        Event("first", 500, 20, correlation=1000, linked=5, stream=20),
-        Event("third", 600, 10, correlation=5, linked=5),
-    ]
-    found = cut(host_of_two_steps(), device)
-    first, second = found[0, 0].work
-    assert (first.kernel, first.op, first.stream, first.launched_ns, first.start_ns) == ("first", "aten::mm", 20, 115, 500)
-    assert (second.kernel, second.op) == ("second", "")
-    assert [each.kernel for each in found[0, 1].work] == ["third"]
-
-
-def test_ranges_mirrored_on_the_device_are_no_kernels_and_neither_is_work_of_no_step() -> None:
-    mirrored = Event(mark(0, 0), 120, 50, correlation=1000, annotation=True)
-    outside = Event("warm_up", 90, 5, correlation=999)
-    assert all(not step.work for step in cut(host_of_two_steps(), [mirrored, outside]).values())
-
-
-def test_a_launch_that_was_not_recorded_is_placed_by_its_op() -> None:
-    assert cut(host_of_two_steps(), [Event("lost", 999, correlation=77, linked=5)])[0, 0].names == ["lost"]
-
-
-def test_steps_that_launched_other_kernels_are_not_put_side_by_side() -> None:
-    one = cut(host_of_two_steps(), [Event("a", 120, correlation=1000)])[0, 0]
-    other = cut(host_of_two_steps(), [Event("b", 120, correlation=1000)])[0, 0]
-    assert comparable([one, one]) == [one, one]
-    assert comparable([one, one, other]) == [other]
-    assert isinstance(other, StepKernels)
-
-
-def node(number: int, name: str, shape: Sequence[int], **more: Any) -> dict[str, Any]:
-    tensor = [number + 50, number + 51, 0, 4, 4, "cuda:0"]
-    side = {"values": [tensor], "shapes": [list(shape)], "types": ["Tensor(float)"], "strides": [[1] * len(shape)]}
-    attributes = {"rf_id": number, "seq_id": -1, "tid": 1, "fw_tid": 0, "op_schema": "long", "kernel_file": "", **more}
-    attrs = [{"name": key, "type": "int64", "value": value} for key, value in attributes.items()]
-    return {"id": number, "name": name, "ctrl_deps": 1, "inputs": side, "outputs": side, "attrs": attrs}
-
-
-def trace(*nodes: dict[str, Any]) -> dict[str, Any]:
-    return {"schema": "1.1.1-chakra.0.0.4", "pid": 4, "time": "today", "start_ts": 1, "nodes": list(nodes), "finish_ts": 2}
-
-
-def test_ranks_that_run_the_same_ops_on_the_same_shapes_are_one_program_whatever_their_ids() -> None:
-    one = digest(stripped(trace(node(2, "aten::mm", (2, 3)), node(5, "aten::relu", (3,)))))
-    renumbered = digest(stripped(trace(node(7, "aten::relu", (3,)), node(3, "aten::mm", (2, 3)))))
-    wider = digest(stripped(trace(node(2, "aten::mm", (2, 4)), node(5, "aten::relu", (3,)))))
-    assert one == renumbered
-    assert one != wider
-    assert owners([one, wider, renumbered, wider]) == [0, 1, 0, 1]
-
-
-def test_exchanges_with_other_splits_are_other_programs() -> None:
-    def exchange(splits: list[int], rank: int) -> dict[str, Any]:
-        made = node(2, "record_param_comms", (8,))
-        values = [[1, 2, 0, 8, 4, "cuda:0"], rank, splits]
-        kinds = ["Tensor(float)", "Int", "GenericList[Int,Int]"]
-        made["inputs"] = {"values": values, "shapes": [[8], [], [[], []]], "types": kinds, "strides": [[1], [], []]}
-        return trace(made)
-
-    assert digest(exchange([1, 7], 0)) == digest(exchange([1, 7], 1))
-    assert digest(exchange([1, 7], 0)) != digest(exchange([7, 1], 0))
-
-
-def test_infinities_are_read_as_pytorch_writes_them() -> None:
-    assert parse('{"values": [1, -inf, inf]}') == {"values": [1, "-inf", "inf"]}
-
-
-def test_the_same_trace_gives_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a.json.gz", "b.json.gz"):
-        write_packed(tmp_path / name, trace(node(2, "aten::mm", (2, 3))))
-    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
 def test_step_times_come_first_and_many_ranks_before_few() -> None:
@@ -453,7 +328,7 @@ def test_kernels_of_a_rank_are_one_row_of_equally_long_columns(session: Session)
     from steptime.measure.steps.profiled import key_of_kernels, row_of
 
     case = dlrm_cases()[0]
-    device = [Event("a", 120, 3, correlation=1000, linked=5), Event("b", 130, 4, correlation=1001)]
+    device = [RawEvent("a", 120, 3, correlation=1000, linked=5), RawEvent("b", 130, 4, correlation=1001)]
     step = cut(host_of_two_steps(), device)[0, 0]
     session.store.add("step_kernels", row_of(case, alone(), [step, step]))
     session.store.flush()
@@ -469,7 +344,7 @@ def test_a_case_of_which_a_rank_lost_its_kernels_is_due_again(session: Session) 
     from steptime.measure.steps.profiled import row_of
 
     case = dlrm_cases(2)[0]
-    step = cut(host_of_two_steps(), [Event("a", 120, 3, correlation=1000, linked=5)])[0, 0]
+    step = cut(host_of_two_steps(), [RawEvent("a", 120, 3, correlation=1000, linked=5)])[0, 0]
     for rank, left in ((0, [case.name]), (1, [])):
         session.store.add("step_kernels", row_of(case, Group(rank, 2, "cpu", 1), [step]))
         session.store.flush()
@@ -539,11 +414,10 @@ def test_groups_share_a_daemon_until_ranks_die_in_it(session: Session, monkeypat
     assert len(log) == 4
 
 
-def test_a_signal_ends_a_group_and_leaves_the_marker_of_its_case(tmp_path: Path) -> None:
+def test_the_marker_of_a_case_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     script = f"""
 import time
 from pathlib import Path
-from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
 Flight(Path({str(tmp_path)!r}), "timed4").begin("slow")
 print("begun", flush=True)

@@ -30,6 +30,7 @@ from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 from steptime.measurements.shipped import FOLDER
 from steptime.measurements.store import read, spread_of
+from steptime.measurements.whole import write_whole
 
 SCHEMA_VERSION = 1
 FILE = "calibration.json"
@@ -141,9 +142,7 @@ def factors(mine: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all; the same content gives the same bytes."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def _named(entry: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -48,7 +48,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
 
     from steptime.measure.kernels.arena import Arena
     from steptime.measure.kernels.cases import part_cases
-    from steptime.measure.kernels.executor import Executor, Setting
+    from steptime.measure.kernels.executor import Executor
+    from steptime.measure.setting import Setting
 
     seed, small, only = int(plan["seed"]), bool(plan["small"]), tuple(plan["only"])
     if group.device.type == "cuda":

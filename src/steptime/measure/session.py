@@ -38,7 +38,7 @@ class Session:
         return cls(folder, recipe, Budget.of_minutes(minutes), Store(folder, recipe, "parent"))
 
     def to_plan(self, **more: Any) -> dict[str, Any]:
-        """The plan of a worker group: this session and whatever the job adds."""
+        """The plan of a worker group: where rows go, their recipe, when to stop, and whatever the job adds."""
         return {
             "folder": str(self.folder.absolute()),
             "recipe": self.recipe.to_dict(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steptime.measure.collector import no_collector
 from steptime.measure.group import Group
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
@@ -22,7 +23,7 @@ from steptime.measure.steps.daemon import Daemon
 from steptime.measure.steps.flight import Flight
 from steptime.measure.steps.rows import FABRIC, asked, fabric_of, key_of_case, lookups_json
 from steptime.measure.steps.timed import calibrate
-from steptime.measure.steps.timing import no_collector, steps_for, time_once
+from steptime.measure.steps.timing import steps_for, time_once
 from steptime.measurements.store import read
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from steptime.errors import InputError
+from steptime.measurements.whole import write_whole
 
 FOLDER_NAME = "nccl_choices"
 
@@ -43,9 +44,7 @@ def write_choices(file: Path, choices: Mapping[Asked, Choice], *, nccl: str, ran
         "choices": [[asked.collective, asked.size_bytes, *choice] for asked, choice in choices.items()],
     }  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content), encoding="utf-8")
-    unfinished.replace(file)
+    write_whole(file, json.dumps(content))
 
 
 def choices_in(file: Path) -> dict[Asked, Choice]:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from steptime.errors import InputError
+from steptime.measurements.whole import whole
 
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"steptime_programs"
@@ -64,10 +65,8 @@ def pack(folders: Iterable[Path], target: Path) -> int:
         for rank, trace in sorted(case.traces.items())
     ]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_VERSION_KEY: str(SCHEMA_VERSION)}))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(".unfinished")
-    pq.write_table(table, unfinished, compression="zstd", compression_level=19, use_dictionary=False)
-    unfinished.replace(target)
+    with whole(target) as unfinished:
+        pq.write_table(table, unfinished, compression="zstd", compression_level=19, use_dictionary=False)
     return len(found)
 
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from steptime.errors import InputError
 from steptime.measurements.recipe import Recipe
 from steptime.measurements.sets import MeasuredSet, measured_set
+from steptime.measurements.whole import whole
 
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"steptime_measurements"
@@ -114,11 +115,9 @@ def _is_trial(command: str) -> bool:
 
 def write_part(path: Path, table: pa.Table) -> None:
     """One Parquet file, complete or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     stamped = table.replace_schema_metadata({_VERSION_KEY: str(SCHEMA_VERSION).encode()})
-    unfinished = path.with_suffix(".unfinished")
-    pq.write_table(stamped, unfinished, compression="zstd", compression_level=9)
-    unfinished.replace(path)
+    with whole(path) as unfinished:
+        pq.write_table(stamped, unfinished, compression="zstd", compression_level=9)
 
 
 def read_part(path: Path, measured: MeasuredSet, columns: Sequence[str] | None = None) -> pa.Table:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -62,19 +60,6 @@ def less(times_ns: Sequence[float], other_ns: Sequence[float]) -> list[float]:
 
 def _nothing(*_args: object, **_kwargs: object) -> None:
     """What a call costs before it does anything."""
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Keeps the garbage collector out of what is timed."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass

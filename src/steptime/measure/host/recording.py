@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+from steptime.measure.kernels.profile import MARKER
+
 MODES = ("off", "cuda", "cpu_cuda", "execution_trace", "after")
-# The kernel of `torch.cuda._sleep`: a loop has one before and one after it.
-MARK = "spin_kernel"
 
 
 class Event(Protocol):
@@ -55,7 +55,7 @@ class Recording:
         """How much device work each marked loop has: between its two marks."""
         counts: list[int] = []
         for event in self.device:
-            if MARK in event.name():
+            if MARKER in event.name():
                 counts.append(0)
             elif counts:
                 counts[-1] += 1
@@ -98,7 +98,7 @@ def _execution_trace() -> Iterator[None]:
 
 def around_launches(found: Recording) -> dict[str, list[float]]:
     """Launch call, end of the call to start of the kernel, end of the kernel to return of what waited for it."""
-    kernels = {event.correlation_id(): event for event in found.device if MARK not in event.name()}
+    kernels = {event.correlation_id(): event for event in found.device if MARKER not in event.name()}
     pairs = [(call, kernels[call.correlation_id()]) for call in found.runtime if call.correlation_id() in kernels]
     waits = [call for call in found.runtime if "Synchronize" in call.name()]
     return {
@@ -110,7 +110,7 @@ def around_launches(found: Recording) -> dict[str, list[float]]:
 
 def gaps(found: Recording) -> list[float]:
     """Between kernels of a stream that were queued behind a mark."""
-    return [float(after.start_ns() - _end(before)) for before, after in pairwise(found.device) if MARK not in before.name()]
+    return [float(after.start_ns() - _end(before)) for before, after in pairwise(found.device) if MARKER not in before.name()]
 
 
 def _returns(device: Sequence[Event], waits: Sequence[Event]) -> list[float]:

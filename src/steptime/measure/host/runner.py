@@ -15,13 +15,15 @@ from typing import Any
 import torch
 
 from steptime.measure.budget import Progress
+from steptime.measure.collector import no_collector
 from steptime.measure.host.answer import Answer
-from steptime.measure.host.bench import Bench, no_collection
+from steptime.measure.host.bench import Bench
 from steptime.measure.host.loading import load
 from steptime.measure.host.probe import Probe, Times
 from steptime.measure.host.recording import Recording, recording
 from steptime.measure.host.reference import Reference, between
 from steptime.measure.session import Session
+from steptime.measure.setting import LostContextError
 from steptime.measurements.sets import measured_set
 from steptime.measurements.store import key_of
 
@@ -30,10 +32,6 @@ AT_ONCE = 240
 # Names of probes that ended a process; each rank keeps its run and the name of its running one in a file, which a sudden end
 # leaves behind.
 FATAL_FILE = "host_fatal.txt"
-
-
-class BrokenContextError(RuntimeError):
-    """The device no longer answers in this process; a new one goes on without the probe that did it."""
 
 
 @dataclass
@@ -120,7 +118,7 @@ class Runner:
         looped: dict[int, tuple[int, int]] = {}  # probe -> which loop of the recording it was, how many calls that made
         found = Recording()
         try:
-            with recording(self.mode, read=bench.marking) as found, no_collection():
+            with recording(self.mode, read=bench.marking) as found, no_collector():
                 before = reference.read()
                 for number, probe in part.items():
                     times = self._burst(number, probe, progress)
@@ -185,7 +183,7 @@ class Runner:
         try:
             self.bench.synchronize()
         except RuntimeError as error:
-            raise BrokenContextError(f"{probe.name} broke the device's context: {error}") from error
+            raise LostContextError(f"{probe.name} broke the device's context: {error}") from error
 
 
 def fatal_names(folder: Path) -> set[str]:

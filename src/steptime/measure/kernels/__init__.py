@@ -16,7 +16,8 @@ from steptime.models.kernels.call import Call
 
 if TYPE_CHECKING:
     from steptime.measure.kernels.cases import Case
-    from steptime.measure.kernels.executor import Executor, Setting
+    from steptime.measure.kernels.executor import Executor
+    from steptime.measure.setting import Setting
 
 # A lost CUDA context or a crash ends a process; a new one goes on without the call that did it.
 _ATTEMPTS = 8
@@ -83,7 +84,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     from steptime.measure.kernels import cases as asked
     from steptime.measure.kernels.arena import Arena
     from steptime.measure.kernels.events import Sample
-    from steptime.measure.kernels.executor import Executor, Setting
+    from steptime.measure.kernels.executor import Executor
+    from steptime.measure.setting import Setting
 
     seed, small, only = int(plan["seed"]), bool(plan["small"]), tuple(plan["only"])
     cuda = group.device.type == "cuda"

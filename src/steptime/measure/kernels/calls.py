@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from steptime.errors import InputError
+from steptime.measurements.whole import write_whole
 from steptime.models.kernels.call import Call
 
 FILE_NAME = "workload_calls.json"
@@ -34,9 +34,7 @@ def write_calls(path: Path, name: str, calls: Mapping[Call, int]) -> None:
         workload: [[call.to_json(), count] for call, count in sorted(held.items(), key=lambda item: item[0].to_json())]
         for workload, held in sorted(known.items())
     }
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(content, indent=0), encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(path, json.dumps(content, indent=0))
 
 
 class Trial:

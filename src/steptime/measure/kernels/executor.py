@@ -24,6 +24,7 @@ from steptime.measure.kernels.profile import MarkersError, Segment, profile_on
 from steptime.measure.kernels.rows import row_of
 from steptime.measure.kernels.sentinels import CALLS, Sentinels
 from steptime.measure.session import Session
+from steptime.measure.setting import LostContextError, Setting
 
 COLD, WARM = "cold", "warm"
 
@@ -38,20 +39,6 @@ _FEWER_REPEATS = ((0.030, 1), (0.003, 2))
 
 # First runs of one op may take such a share of the time: cuDNN plans some calls for longer than all others take to run.
 _FIRST_RUNS_SHARE, _LEAST_FIRST_RUNS_S = 0.06, 10.0
-
-
-class LostContextError(RuntimeError):
-    """A kernel failed in a way that ends the CUDA context; only a new process can go on."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What holds for every row of one pass."""
-
-    share: int = 1
-    others: str = "none"  # none | same | idle | streaming
-    repeats: int = 3
-    seed: int = 0
 
 
 @dataclass

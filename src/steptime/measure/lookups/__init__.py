@@ -12,9 +12,10 @@ from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
 
 if TYPE_CHECKING:
-    from steptime.measure.lookups.bench import Bench, Setting
+    from steptime.measure.lookups.bench import Bench
     from steptime.measure.lookups.cases import Case
     from steptime.measure.lookups.memory import Memory
+    from steptime.measure.setting import Setting
 
 IMPLEMENTATIONS = ("embedding_bag", "table_batched")
 
@@ -55,9 +56,10 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank: a GPU (or the CPU) of its own, or a part of one beside others that do the same."""
     import torch
 
-    from steptime.measure.lookups.bench import Bench, Setting
+    from steptime.measure.lookups.bench import Bench
     from steptime.measure.lookups.cases import small_cases
     from steptime.measure.lookups.memory import Memory
+    from steptime.measure.setting import Setting
 
     seed, small = int(plan["seed"]), bool(plan["small"])
     torch.manual_seed(seed)

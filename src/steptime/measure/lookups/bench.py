@@ -19,6 +19,7 @@ from steptime.measure.lookups.memory import Memory
 from steptime.measure.lookups.prepared import Prepared, held_bytes
 from steptime.measure.lookups.rows import row_of
 from steptime.measure.session import Session
+from steptime.measure.setting import LostContextError, Setting
 
 FORWARD, BACKWARD = "forward", "backward"
 COLD, WARM = "cold", "warm"
@@ -35,19 +36,6 @@ _REPEATS, _WARM_REPEATS = 3, 2
 _WARM_CASES = 0.6  # share of cases that are measured warm too
 _EVENT_CASES = 0.02  # share of cases that are timed with events too
 _LONG_ENOUGH_NS = 20_000
-
-
-class LostContextError(RuntimeError):
-    """A kernel failed in a way that ends the CUDA context; only a new process can go on."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What holds for every row of one pass."""
-
-    share: int = 1
-    others: str = "none"  # none | same | idle | streaming
-    seed: int = 0
 
 
 @dataclass

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from steptime.measurements.whole import write_whole
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -21,9 +23,7 @@ class Flight:
 
     def begin(self, case: str) -> None:
         """That case is tried from now on."""
-        unfinished = self.file.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps({"case": case}), encoding="utf-8")
-        unfinished.replace(self.file)
+        write_whole(self.file, json.dumps({"case": case}))
 
     def end(self) -> None:
         """Nothing is in flight."""

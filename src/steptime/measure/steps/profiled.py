@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steptime.measure.collector import no_collector
 from steptime.measure.group import Group
 from steptime.measure.steps.attempts import Attempts, free
 from steptime.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
 from steptime.measure.steps.programs import write_packed
 from steptime.measure.steps.rows import fabric_of
-from steptime.measure.steps.timing import no_collector
 from steptime.measurements.sets import measured_set
 from steptime.measurements.store import key_of
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from steptime.measurements.whole import whole
+
 # The observer's counter at record time is no part of a program, and schemas repeat what the name says.
 _KEPT_ATTRIBUTES = ("seq_id", "tid", "fw_tid")
 # What a reader takes for an attribute that is not there.
@@ -69,8 +71,5 @@ def owners(digests: Sequence[str]) -> list[int]:
 
 def write_packed(file: Path, document: Document) -> None:
     """Compact and compressed, whole or not at all; the same content gives the same bytes."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
-    with unfinished.open("wb") as target, gzip.GzipFile("", "wb", 9, target, mtime=0) as packed:
+    with whole(file) as unfinished, unfinished.open("wb") as target, gzip.GzipFile("", "wb", 9, target, mtime=0) as packed:
         packed.write(json.dumps(document, separators=(",", ":")).encode())
-    unfinished.replace(file)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steptime.measure.collector import no_collector
 from steptime.measure.group import Group
 from steptime.measure.session import Session
 from steptime.measure.steps.attempts import Attempts, free, reason_of
 from steptime.measure.steps.patience import patience
 from steptime.measure.steps.state import wire_ns
-from steptime.measure.steps.timing import FULL, SMALL, Pace, no_collector
+from steptime.measure.steps.timing import FULL, SMALL, Pace
 from steptime.measure.steps.trial import Trial, built, repeated, tried_alone
 
 if TYPE_CHECKING:

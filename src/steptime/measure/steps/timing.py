@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from steptime.measure.group import Group
@@ -94,15 +92,3 @@ def time_once(step: Run, group: Group, count: int) -> float:
         step()
     group.synchronize()
     return max(group.gather((time.perf_counter() - begun) / count))
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """The garbage collector stays out; what lives now (whole libraries) is not looked at again by later collections."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptime.measure.collector import no_collector
 from steptime.measure.group import Group
 from steptime.measure.steps.attempts import Attempts, free
 from steptime.measure.steps.programs import digest, owners, parse, stripped, write_packed
-from steptime.measure.steps.timing import no_collector
+from steptime.measurements.whole import write_whole
 
 if TYPE_CHECKING:
     from steptime.workloads.case import Case, Step
@@ -76,9 +77,7 @@ def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
 
 def _write_programs(file: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all: a file that is there says that the case is done."""
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content), encoding="utf-8")
-    unfinished.replace(file)
+    write_whole(file, json.dumps(content))
 
 
 def observed(step: Step, group: Group) -> dict[str, Any]:
