@@ -55,7 +55,7 @@ $(BIN)/python:
 
 # The interpreter is an order-only prerequisite: it is a link whose age says nothing.
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels,fit]"
 	@touch $@
 
 $(BENCH_READY): $(READY)

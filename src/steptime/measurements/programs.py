@@ -21,6 +21,8 @@ from steptime.measurements.whole import whole
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"steptime_programs"
 FILE_NAME = "programs.parquet"
+# 225 cases: 12 MB in 6 s; level 16 takes 15 times as long for 7 % less. A case is read without unpacking the rest.
+_LEVEL, _GROUP = 12, 16
 _OWNERS, _TRACE = ".programs.json", ".et.json.gz"
 
 _SCHEMA = pa.schema(
@@ -66,7 +68,9 @@ def pack(folders: Iterable[Path], target: Path) -> int:
     ]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_VERSION_KEY: str(SCHEMA_VERSION)}))
     with whole(target) as unfinished:
-        pq.write_table(table, unfinished, compression="zstd", compression_level=19, use_dictionary=False)
+        pq.write_table(
+            table, unfinished, compression="zstd", compression_level=_LEVEL, use_dictionary=False, row_group_size=_GROUP
+        )
     return len(found)
 
 

@@ -47,6 +47,7 @@ class Case:
     source: str
     tf32: bool = False
     benchmark: bool = False
+    warm: bool = True  # whether it is run with its input just written, too
 
     def key(self, cache: str, share: int, others: str) -> str:
         """The key of its row in the set."""
@@ -79,7 +80,8 @@ def sweep_cases(chosen: Iterable[Family], count: int, seed: int) -> list[Case]:
         random = np.random.default_rng([seed, zlib.crc32(family.name.encode())])
         for call in family.sweep(random, each):
             text = call.to_json()
-            found.setdefault(text, Case(call, text, family.name, SWEEP, tf32=_tf32_of_sweep(call, text)))
+            warm = draw_of(text, "warm") < family.warm
+            found.setdefault(text, Case(call, text, family.name, SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
     return list(found.values())
 
 

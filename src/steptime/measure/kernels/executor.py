@@ -205,7 +205,7 @@ class Executor:
                 for cache in (COLD, WARM):
                     for index in random.permutation(len(ready)):
                         one = ready[index]
-                        if repeat < one.repeats and (cache == COLD or one.prepared.can_be_warm):
+                        if repeat < one.repeats and (cache == COLD or (one.case.warm and one.prepared.can_be_warm)):
                             issued += self._run(one, cache, profile.mark)
         for segment, owner in zip(profile.segments(), issued, strict=True):
             if owner is not None:

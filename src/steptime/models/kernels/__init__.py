@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 import numpy as np
 
 from steptime.models.kernels.call import Call
+from steptime.models.kernels.launches import Rules
 
 # A seeded generator and how many calls to give; a sweep is data: the same arguments give the same calls.
 Sweep = Callable[[np.random.Generator, int], Iterator[Call]]
@@ -18,12 +19,18 @@ Sweep = Callable[[np.random.Generator, int], Iterator[Call]]
 
 @dataclass(frozen=True)
 class Family:
-    """Ops that are modelled alike. `weight` is its share of a measuring run beside the other families'."""
+    """Ops that are modelled alike. `weight` is its share of a measuring run beside the other families'.
+
+    `warm` is how many of the sweep's calls are run with their input just written as well as cold.
+    """
 
     name: str
     ops: tuple[str, ...]
     sweep: Sweep
     weight: float = 1.0
+    warm: float = 1.0
+    form: str = "launched"  # the module in `forms` that models it
+    rules: Rules | None = None  # what its calls launch, where the form goes by rules
 
 
 @cache

@@ -165,6 +165,7 @@ def _math(rng: Rng) -> Call | None:
 
 FAMILY = Family(
     name="attention",
+    form="attention",
     ops=(
         "aten::_scaled_dot_product_flash_attention.default",
         "aten::_scaled_dot_product_flash_attention_backward.default",

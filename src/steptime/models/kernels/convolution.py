@@ -160,6 +160,7 @@ _DRAWS: tuple[tuple[float, Draw], ...] = ((1, _forward), (1, _backward))
 
 FAMILY = Family(
     name="convolution",
+    form="convolution",
     ops=("aten::convolution.default", "aten::convolution_backward.default"),
     sweep=mixture(*_DRAWS),
     weight=7.0,  # cuDNN plans tens of milliseconds at a layer's first call

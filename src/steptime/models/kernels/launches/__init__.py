@@ -1,0 +1,80 @@
+"""Which kernels an op launches, in which order, and what each one reads and writes: a file of rules per family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from steptime.models.kernels.call import Call, TensorArg
+from steptime.units import dtype_bytes
+
+# Rules of a family: from a call to its launches.
+Rules = Callable[[Call], "list[Launch]"]
+
+ARGUMENT, HOT, FRESH = "argument", "hot", "fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that a kernel reads or writes. Where it comes from decides whether it is in a cache."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]  # elements
+    origin: str = FRESH  # argument: of the call | hot: written by an earlier launch of the same call | fresh: neither
+    argument: int = -1  # which positional argument of the call, where it is one
+    since_bytes: int = 0  # of a hot one: bytes touched since it was written
+    device: str = "device"
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def distinct(self) -> int:
+        """Elements of memory behind them: broadcast ones count once."""
+        return math.prod(size for size, stride in zip(self.shape, self.strides, strict=True) if stride != 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory behind them."""
+        return self.distinct * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel, copy or fill. `kernel` is its name cut to what tells code apart; `facts` are sizes and flags of its grid."""
+
+    kernel: str
+    elements: float
+    reads: tuple[Operand, ...] = ()
+    writes: tuple[Operand, ...] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
+    tag: str = ""  # tells apart what one kernel name computes, beyond the op
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def operand(tensor: TensorArg, argument: int) -> Operand:
+    """An argument of a call as an operand."""
+    strides = tensor.strides if tensor.strides is not None else contiguous(tensor.shape)
+    return Operand(tensor.shape, tensor.dtype, strides, ARGUMENT, argument, device=tensor.device)
+
+
+def fresh(shape: tuple[int, ...], dtype: str) -> Operand:
+    """A contiguous tensor that the launch makes."""
+    return Operand(shape, dtype, contiguous(shape))
+
+
+def hot(shape: tuple[int, ...], dtype: str, since_bytes: int) -> Operand:
+    """A contiguous tensor that an earlier launch of the same call wrote, so many bytes ago."""
+    return Operand(shape, dtype, contiguous(shape), HOT, since_bytes=since_bytes)
