@@ -45,13 +45,19 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel, copy or fill. `kernel` is its name cut to what tells code apart; `facts` are sizes and flags of its grid."""
+    """One kernel, copy or fill. `kernel` is its name cut to what tells code apart; `facts` are sizes and flags of its grid.
+
+    `path` is code within one kernel that is fitted apart (vectorised or not, staged or not); `grids` are pairs of how many blocks run
+    and how much one block does after the other, as many as it takes to say how the kernel divides its work.
+    """
 
     kernel: str
     elements: float
     reads: tuple[Operand, ...] = ()
     writes: tuple[Operand, ...] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
+    grids: tuple[tuple[float, float], ...] = ()
+    path: str = ""
     tag: str = ""  # tells apart what one kernel name computes, beyond the op
 
 
