@@ -47,8 +47,8 @@ class Operand:
 class Launch:
     """One kernel, copy or fill. `kernel` is its name cut to what tells code apart; `facts` are sizes and flags of its grid.
 
-    `path` is code within one kernel that is fitted apart (vectorised or not, staged or not); `grids` are pairs of how many blocks
-    run and how much one block does after the other, as many as it takes to say how the kernel divides its work.
+    `path` is code within one kernel that is fitted apart (vectorised or not, staged or not); `grids` are pairs of how many
+    blocks run and how much one block does after the other, as many as it takes to say how the kernel divides its work.
     """
 
     kernel: str
