@@ -38,9 +38,29 @@ class Operand:
         return math.prod(size for size, stride in zip(self.shape, self.strides, strict=True) if stride != 0)
 
     @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return dtype_bytes(self.dtype)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory behind them."""
         return self.distinct * dtype_bytes(self.dtype)
+
+    @property
+    def dense(self) -> bool:
+        """Whether its elements fill their memory without gaps or repeats, in whatever order."""
+        step = 1
+        for stride, size in sorted((stride, size) for size, stride in zip(self.shape, self.strides, strict=True) if size != 1):
+            if stride != step:
+                return False
+            step *= size
+        return True
+
+    @property
+    def row_major(self) -> bool:
+        """Whether its strides are those of a contiguous tensor."""
+        return self.strides == contiguous(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
