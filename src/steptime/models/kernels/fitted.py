@@ -1,0 +1,99 @@
+"""The kernel models of one device: a form per family, how far each was off, and the recipe; one file of arrays."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime.errors import InputError
+from steptime.measurements.whole import whole
+from steptime.models.kernels import families, family_of
+from steptime.models.kernels.forms import Form, maker
+from steptime.models.kernels.question import Answer, Question
+from steptime.models.kernels.residuals import Residuals
+
+SCHEMA_VERSION = 1
+_RECIPE, _RESIDUALS = "recipe", "residuals"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the models said to one question; `answer` is None where none of them can, and `why` says why not."""
+
+    family: str
+    answer: Answer | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class KernelModels:
+    """Fitted forms by name."""
+
+    forms: Mapping[str, Form]
+    residuals: Residuals
+    recipe: Mapping[str, Any]
+
+    def ask(self, questions: Sequence[Question]) -> list[Answered]:
+        """Every question, each by the form of its family."""
+        asked = [family_of(question.call.op) for question in questions]
+        found: list[Answered | None] = [None] * len(questions)
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, family in enumerate(asked):
+            form = families()[family].form if family else ""
+            if form in self.forms:
+                places[form].append(place)
+            else:
+                why = f"no family has {questions[place].call.op}" if not family else f"{family} is not fitted"
+                found[place] = Answered(family, None, why)
+        for form, some in places.items():
+            for place, (answer, why) in zip(some, _answers(self.forms[form], [questions[one] for one in some]), strict=True):
+                found[place] = Answered(asked[place], answer, why)
+        return [one for one in found if one is not None]
+
+    def save(self, file: Path) -> None:
+        """One compressed file of plain arrays."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            _RECIPE: np.asarray(json.dumps({"schema_version": SCHEMA_VERSION, **self.recipe}))
+        }
+        arrays |= {f"{_RESIDUALS}/{name}": array for name, array in self.residuals.arrays().items()}
+        for form, fitted in sorted(self.forms.items()):
+            arrays |= {f"{form}/{name}": array for name, array in fitted.arrays().items()}
+        with whole(file) as unfinished, unfinished.open("wb") as stream:
+            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, file: Path) -> KernelModels:
+        """The models that `save` wrote. Nothing in the file is executed."""
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                parts: dict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
+                for name in archive.files:
+                    part, _, rest = name.partition("/")
+                    parts[part][rest] = archive[name]
+            recipe = json.loads(str(parts.pop(_RECIPE)[""]))
+            if recipe.pop("schema_version", None) != SCHEMA_VERSION:
+                raise InputError(f"{file}: kernel models of another version, this steptime reads {SCHEMA_VERSION}")
+            residuals = Residuals.load(parts.pop(_RESIDUALS))
+            return cls({form: maker(form).load(arrays) for form, arrays in parts.items()}, residuals, recipe)
+        except FileNotFoundError as error:
+            raise InputError(f"{file}: no such file; `steptime fit` writes one") from error
+        except (OSError, ValueError, KeyError, EOFError, ModuleNotFoundError, zipfile.BadZipFile) as error:
+            raise InputError(f"{file}: not a readable file of kernel models ({error}); fit again") from error
+
+
+def _answers(form: Form, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:
+    """All at once; where one cannot be answered, one by one."""
+    try:
+        return [(answer, "") for answer in form.answers(questions)]
+    except InputError as error:
+        if len(questions) == 1:
+            return [(None, str(error))]
+    return [_answers(form, [question])[0] for question in questions]

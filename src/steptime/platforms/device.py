@@ -1,0 +1,92 @@
+"""`Device`: a GPU or a part of one, its limits on paper and its fitted kernel models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from steptime.errors import InputError
+from steptime.hardware.device import FOLDER, DeviceLimits, read_device
+from steptime.models.estimate import Estimate, Source
+from steptime.models.kernels.fitted import Answered, KernelModels
+from steptime.models.kernels.question import LaunchTime, Question
+from steptime.models.kernels.work import flop_of, moved_bytes, precision_of
+
+# Of a kernel that does next to nothing, on an H200: the shortest of the measured rows.
+_FLOOR_NS = 1_000.0
+# An op without a model: its time is known to a factor.
+_FALLBACK_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEstimate:
+    """The device time of one call: in all, and launch by launch. `why` says what keeps it from being a fitted one."""
+
+    estimate: Estimate
+    launches: tuple[LaunchTime, ...]
+    family: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Answers how long a call takes on this device."""
+
+    limits: DeviceLimits
+    models: KernelModels
+    _known: dict[Question, KernelEstimate] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls, name: str) -> Device:
+        """A shipped device by its name, or one of the user's by the path of its TOML file."""
+        limits = read_device(name)
+        return cls(limits, _models(limits.models))
+
+    def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:
+        """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""
+        placed = [self._placed(question) for question in questions]
+        new = list(dict.fromkeys(question for question in placed if question not in self._known))
+        for question, answered in zip(new, self.models.ask(new), strict=True):
+            self._known[question] = self._estimate(question, answered)
+        found = [self._known[question] for question in placed]
+        if strict:
+            self._refuse(placed, found)
+        return found
+
+    def _placed(self, question: Question) -> Question:
+        """The question on this part of the device, beside parts that do the same unless it says otherwise."""
+        others = "none" if self.limits.share == 1 else question.others if question.others != "none" else "same"
+        return replace(question, share=self.limits.share, others=others)
+
+    def _estimate(self, question: Question, answered: Answered) -> KernelEstimate:
+        answer = answered.answer
+        if answer is None:
+            return self._fallback(question, answered)
+        quantiles = self.models.residuals.of_answer(answered.family, answer.time_ns)
+        low, high = (answer.time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
+        estimate = Estimate(answer.time_ns, min(low, answer.time_ns), max(high, answer.time_ns), Source.FITTED, answer.inside)
+        return KernelEstimate(estimate, answer.launches, answered.family)
+
+    def _fallback(self, question: Question, answered: Answered) -> KernelEstimate:
+        call = question.call
+        time_ns = _FLOOR_NS + self.limits.roofline_ns(flop_of(call), moved_bytes(call), precision_of(call, question.tf32))
+        estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
+        return KernelEstimate(estimate, (LaunchTime("roofline", time_ns),), answered.family, answered.why)
+
+    def _refuse(self, questions: Sequence[Question], found: Sequence[KernelEstimate]) -> None:
+        total_ns = sum(one.estimate.time_ns for one in found)
+        for question, one in zip(questions, found, strict=True):
+            if one.estimate.source is Source.FALLBACK:
+                op = question.call.op
+                of_op_ns = sum(b.estimate.time_ns for a, b in zip(questions, found, strict=True) if a.call.op == op)
+                share = f"{of_op_ns / total_ns:.1%} of the device time" if total_ns else "no device time"
+                raise InputError(
+                    f"{op} has no fitted model on {self.limits.name} ({one.why}); it is {share}; drop --strict for a roofline"
+                )
+
+
+@cache
+def _models(name: str) -> KernelModels:
+    return KernelModels.load(FOLDER / f"{name}.npz" if not name.endswith(".npz") else FOLDER / name)
