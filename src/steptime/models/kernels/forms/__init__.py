@@ -35,7 +35,7 @@ class Form(Protocol):
 class Maker(Protocol):
     """The module of a form."""
 
-    def fit(self, rows: Sequence[Row], seed: int) -> Form:
+    def fit(self, rows: Sequence[Row], seed: int, /) -> Form:
         """Fits to the rows of the split `fit`, choosing on those of `validation`; rows of `test` are not among them."""
         ...
 
