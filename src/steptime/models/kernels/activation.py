@@ -5,6 +5,7 @@ from __future__ import annotations
 from steptime.models.kernels import Family
 from steptime.models.kernels.call import Argument, Call, TensorArg
 from steptime.models.kernels.draw import Rng, activation_shape, chance, channels_last, floating, mixture, options, pick
+from steptime.models.kernels.launches.activation import launches
 
 # Op -> arguments after the input; the shares are those of the models that are trained most.
 _FORWARD: dict[str, tuple[Argument, ...]] = {
@@ -64,4 +65,5 @@ FAMILY = Family(
     ops=(*_FORWARD, *_BACKWARD),
     sweep=mixture((1, _forward), (1, _backward)),
     weight=5.0,
+    rules=launches,
 )

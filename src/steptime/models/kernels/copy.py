@@ -23,6 +23,7 @@ from steptime.models.kernels.draw import (
     transposed,
     width,
 )
+from steptime.models.kernels.launches.copy import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4
 
@@ -114,4 +115,5 @@ FAMILY = Family(
         *((1.8, _converted), (0.3, _converted_integers), (0.4, _lists)),
     ),
     weight=5.5,
+    rules=launches,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from steptime.models.kernels import Family
 from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.draw import Rng, activation_shape, floating, mixture, pick
+from steptime.models.kernels.launches.dropout import launches
 
 _RATES = (0.1, 0.1, 0.2, 0.3, 0.5)
 
@@ -29,4 +30,5 @@ FAMILY = Family(
     ops=("aten::native_dropout.default", "aten::native_dropout_backward.default", "aten::bernoulli_.float"),
     sweep=mixture((1, _forward), (1, _backward), (0.15, _bernoulli)),
     weight=2.5,
+    rules=launches,
 )

@@ -17,6 +17,7 @@ from steptime.models.kernels.draw import (
     permuted,
     pick,
 )
+from steptime.models.kernels.launches.elementwise import launches
 
 # Op -> what its operand has to be.
 _ONE = {
@@ -186,4 +187,5 @@ FAMILY = Family(
         *((1, _masked), (0.5, _compared), (0.4, _integers), (0.4, _row_wise_adagrad)),
     ),
     weight=12.0,
+    rules=launches,
 )

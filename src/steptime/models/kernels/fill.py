@@ -5,6 +5,7 @@ from __future__ import annotations
 from steptime.models.kernels import Family
 from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime.models.kernels.draw import Rng, activation_shape, floating, log_int, mixture, options, pick
+from steptime.models.kernels.launches.fill import launches
 
 # Op -> arguments after the tensor.
 _FILLS: dict[str, tuple[Argument, ...]] = {
@@ -49,4 +50,5 @@ FAMILY = Family(
     ops=(*_FILLS, *_RANDOM, "aten::zeros.default", "aten::arange.default"),
     sweep=mixture((3, _filled), (0.5, _integers), (0.8, _random), (0.7, _made)),
     weight=2.0,
+    rules=launches,
 )

@@ -18,6 +18,7 @@ from steptime.models.kernels.draw import (
     tokens,
     width,
 )
+from steptime.models.kernels.launches.reduction import launches
 
 
 def _axes(rng: Rng, rank: int) -> tuple[int, ...]:
@@ -108,4 +109,5 @@ FAMILY = Family(
         *((0.4, _norm), (0.3, _running), (0.3, _predicted), (0.4, _table_rows)),
     ),
     weight=6.0,
+    rules=launches,
 )

@@ -19,6 +19,7 @@ from steptime.models.kernels.draw import (
     tokens,
     width,
 )
+from steptime.models.kernels.launches.shape import launches
 
 _MOST_BYTES = 2 * USUAL_BYTES
 
@@ -135,4 +136,5 @@ FAMILY = Family(
         *((1, _slice_gradient), (0.5, _selection_gradient), (0.6, _rearranged)),
     ),
     weight=4.5,
+    rules=launches,
 )

@@ -17,6 +17,7 @@ from steptime.models.kernels.draw import (
     pick,
     size,
 )
+from steptime.models.kernels.launches.softmax import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4
 
@@ -77,4 +78,5 @@ FAMILY = Family(
     ),
     sweep=mixture((1, _forward), (1, _backward), (0.1, _safe)),
     weight=3.5,
+    rules=launches,
 )

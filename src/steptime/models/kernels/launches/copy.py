@@ -1,0 +1,34 @@
+"""What copies on the device launch: of one tensor, of a list, with or without a new dtype."""
+
+from __future__ import annotations
+
+from steptime.errors import InputError
+from steptime.models.kernels.call import Call
+from steptime.models.kernels.launches import Launch, Operand, fresh
+from steptime.models.kernels.launches.arguments import base_name, dtype_keyword, keyword, tensor, tensor_list
+from steptime.models.kernels.launches.copies import copies, empty_like
+from steptime.models.kernels.launches.lists import over_lists
+
+
+def launches(call: Call) -> list[Launch]:
+    """The kernels or copies of one op of the family."""
+    name = base_name(call.op)
+    if name == "copy_":
+        return copies(tensor(call, 0), tensor(call, 1))
+    if name == "clone":
+        x = tensor(call, 0)
+        return copies(_target(call, x), x)
+    if name == "_to_copy":
+        x = tensor(call, 0)
+        return copies(_target(call, x), x)
+    if name == "_foreach_copy_":
+        targets, sources = tensor_list(call, 0), tensor_list(call, 1)
+        return over_lists(targets, depth=2, reads=sources[:1], writes=[fresh((), targets[0].dtype)])
+    raise InputError(f"{call.op}: no rule says what it launches")
+
+
+def _target(call: Call, x: Operand) -> Operand:
+    dtype = dtype_keyword(call, x.dtype)
+    if keyword(call, "memory_format") == "contiguous_format":
+        return fresh(x.shape, dtype)
+    return empty_like(x, dtype)
