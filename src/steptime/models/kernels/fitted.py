@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from steptime.errors import InputError
-from steptime.measurements.whole import whole
 from steptime.models.kernels import families, family_of
+from steptime.models.kernels.archive import read_archive, write_archive
 from steptime.models.kernels.forms import Form, maker
 from steptime.models.kernels.question import Answer, Question
 from steptime.models.kernels.residuals import Residuals
 
-SCHEMA_VERSION = 1
-_RECIPE, _RESIDUALS = "recipe", "residuals"
+_RESIDUALS = "residuals"
 
 
 @dataclass(frozen=True)
@@ -60,33 +54,18 @@ class KernelModels:
 
     def save(self, file: Path) -> None:
         """One compressed file of plain arrays."""
-        arrays: dict[str, npt.NDArray[Any]] = {
-            _RECIPE: np.asarray(json.dumps({"schema_version": SCHEMA_VERSION, **self.recipe}))
-        }
-        arrays |= {f"{_RESIDUALS}/{name}": array for name, array in self.residuals.arrays().items()}
-        for form, fitted in sorted(self.forms.items()):
-            arrays |= {f"{form}/{name}": array for name, array in fitted.arrays().items()}
-        with whole(file) as unfinished, unfinished.open("wb") as stream:
-            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+        parts = {form: fitted.arrays() for form, fitted in self.forms.items()}
+        write_archive(file, self.recipe, parts | {_RESIDUALS: self.residuals.arrays()})
 
     @classmethod
     def load(cls, file: Path) -> KernelModels:
         """The models that `save` wrote. Nothing in the file is executed."""
+        recipe, parts = read_archive(file)
         try:
-            with np.load(file, allow_pickle=False) as archive:
-                parts: dict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
-                for name in archive.files:
-                    part, _, rest = name.partition("/")
-                    parts[part][rest] = archive[name]
-            recipe = json.loads(str(parts.pop(_RECIPE)[""]))
-            if recipe.pop("schema_version", None) != SCHEMA_VERSION:
-                raise InputError(f"{file}: kernel models of another version, this steptime reads {SCHEMA_VERSION}")
             residuals = Residuals.load(parts.pop(_RESIDUALS))
             return cls({form: maker(form).load(arrays) for form, arrays in parts.items()}, residuals, recipe)
-        except FileNotFoundError as error:
-            raise InputError(f"{file}: no such file; `steptime fit` writes one") from error
-        except (OSError, ValueError, KeyError, EOFError, ModuleNotFoundError, zipfile.BadZipFile) as error:
-            raise InputError(f"{file}: not a readable file of kernel models ({error}); fit again") from error
+        except (KeyError, ValueError, ModuleNotFoundError) as error:
+            raise InputError(f"{file}: not the kernel models that this steptime reads ({error}); fit again") from error
 
 
 def _answers(form: Form, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:

@@ -28,6 +28,7 @@ _Array = npt.NDArray[np.float64]
 # Sizes that are told to the net: of the first tensors, of each the last dimensions; lists are their count and elements.
 _TENSORS, _DIMENSIONS, _NUMBERS = 4, 5, 8
 _WIDTH, _LAYERS = 128, 3
+_CONSTANT = 1e-3
 _EPOCHS, _BATCH, _RATE = 150, 512, 2e-3
 
 
@@ -109,7 +110,9 @@ def _fit(rows: Sequence[Row], seed: int) -> _Net:
         features = _features([row.question for row in some], kinds)
         sides.append((features, np.log([row.time_ns for row in some])))
     (features, logs), (unseen, unseen_logs) = sides
-    shift, scale = features.mean(0), features.std(0) + 1e-6
+    shift, spread = features.mean(0), features.std(0)
+    # An input that never varied in the fit says nothing when it does.
+    scale = np.where(spread > _CONSTANT, spread, 1.0 / _CONSTANT)
     x, y = torch.tensor((features - shift) / scale, dtype=torch.float32), torch.tensor(logs, dtype=torch.float32)
     torch.manual_seed(seed)
     widths = [x.shape[1], *[_WIDTH] * _LAYERS, 1]
@@ -158,7 +161,8 @@ def _features(questions: Sequence[Question], kinds: Sequence[str]) -> _Array:
 
 
 def _kind(question: Question) -> str:
-    return f"{base_of(question.call.op)}|{precision_of(question.call, question.tf32)}"
+    memory = next((tensor.device for tensor in question.call.tensors() if tensor.device != "device"), "")
+    return f"{base_of(question.call.op)}|{precision_of(question.call, question.tf32)}|{memory}"
 
 
 def _sizes(question: Question) -> list[float]:
