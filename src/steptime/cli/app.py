@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from steptime import __version__
+from steptime.cli.fit import fit
 from steptime.cli.inspect import inspect
 from steptime.cli.measure import calibrate, measure
 from steptime.cli.predict import predict
 from steptime.cli.replay import replay
+from steptime.cli.validate import validate
 from steptime.errors import SteptimeError
 
 BAD_INPUT = 2
@@ -48,6 +50,8 @@ def steptime(
 app.command()(predict)
 app.command()(replay)
 app.command()(inspect)
+app.command()(fit)
+app.command()(validate)
 # Their options are parsed where they also work without this command line: in `steptime.measure`.
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 app.command(context_settings=_AS_GIVEN, add_help_option=False)(measure)

@@ -34,7 +34,7 @@ def read_archive(file: Path) -> tuple[dict[str, Any], Parts]:
     """The recipe and the parts that `write_archive` wrote."""
     parts: Parts = defaultdict(dict)
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             for name in archive.files:
                 part, _, rest = name.partition("/")
                 parts[part][rest] = archive[name]

@@ -1,0 +1,36 @@
+"""`steptime validate`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steptime.cli.options import Json
+from steptime.cli.output import stdout
+from steptime.errors import InputError
+
+
+def validate(
+    what: Annotated[str, typer.Argument(metavar="SET", help="kernels, device-time or host.")] = "kernels",
+    device: Annotated[str, typer.Option("--device", help="Whose models.")] = "h200",
+    models: Annotated[
+        Path | None, typer.Option("--models", metavar="DIR", help="What `steptime fit` wrote; the shipped ones if none.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
+    from steptime.report.json import dumps
+    from steptime.report.validation import print_validation, validation_document
+    from steptime.validate.shipped import SETS, validated
+
+    if what not in SETS:
+        raise InputError(f"validate what? {what!r} is none of {', '.join(SETS)}")
+    found = validated(what, device, models)
+    if json:
+        print(dumps(validation_document(found)), end="")
+        return
+    with stdout() as console:
+        print_validation(console, found)
+        console.print()

@@ -1,0 +1,86 @@
+"""Error tables: as text and as JSON with stable keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from steptime.report.json import SCHEMA_VERSION, Document
+from steptime.report.layout import literal, print_line, print_numbers, print_section, print_title
+from steptime.report.text import print_warnings
+from steptime.validate.summary import Part, Summary, Validation
+
+_HEADS = ("", "rows", "GMAE", "MAPE", "p90", "max", "in 90 %\ninterval", "noise\nfloor")
+_WORST = 8  # cases that are named
+
+
+def validation_document(found: Validation) -> Document:
+    """What `validate --json` writes."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "set": found.name,
+        "summary": _summary(found.whole.summary),
+        "baselines": {name: _summary(one) for name, one in found.whole.baselines.items()},
+        "parts": {
+            name: {**_summary(part.summary), "baselines": {other: _summary(one) for other, one in part.baselines.items()}}
+            for name, part in found.parts.items()
+        },
+        "facts": dict(found.facts),
+        "cases": [
+            {
+                "name": case.name,
+                "predicted": case.predicted,
+                "measured": case.measured,
+                "error": case.error,
+                "spread": case.spread,
+            }
+            for case in found.cases
+        ],
+        "warnings": list(found.warnings),
+    }
+
+
+def print_validation(console: Console, found: Validation) -> None:
+    """The report of `steptime validate`."""
+    title = Text().append(f"steptime validate {found.name}", style="bold").append(" · ", style="dim")
+    print_title(console, title.append_text(literal(found.title)))
+    baselines = list(found.whole.baselines)
+    heads = (*_HEADS, *(f"GMAE of\n{name}" for name in baselines))
+    rows = [_row("all", found.whole, baselines), *(_row(name, part, baselines) for name, part in found.parts.items())]
+    print_section(console, "Errors", "predicted against measured; GMAE is a geometric mean")
+    print_numbers(console, heads, rows)
+    _print_worst(console, found.parts)
+    for name, value in found.facts.items():
+        if "/" not in name:
+            print_line(console, name.replace("_", " "), f"{100 * value:.2f} %", spaced=False)
+    for note in found.notes:
+        print_line(console, "Note", note, style="dim", spaced=False)
+    print_warnings(console, found.warnings)
+
+
+def _summary(one: Summary) -> Document:
+    return {**asdict(one), "geomean": one.gmae}
+
+
+def _row(name: str, part: Part, baselines: Sequence[str]) -> list[str]:
+    one = part.summary
+    told = (one.gmae, one.mape, one.p90, one.max, one.interval_coverage, one.noise_floor)
+    beside = (part.baselines[other].gmae if other in part.baselines else None for other in baselines)
+    return [name, f"{one.rows:,}", *(_percent(value) for value in (*told, *beside))]
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if value < 10 else f"{1 + value:,.0f} x"
+
+
+def _print_worst(console: Console, parts: Mapping[str, Part]) -> None:
+    """The largest error of each of the parts that have the largest ones."""
+    order = sorted(parts.items(), key=lambda item: -item[1].summary.max)
+    said = list(dict.fromkeys(part.summary.worst for _, part in order))[:_WORST]
+    if said:
+        print_section(console, "Worst", "the largest errors, by op and shapes", literal("\n".join(said)))

@@ -1,0 +1,71 @@
+"""From a folder of measurements to files of fitted models, with the baselines they will be compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from steptime.errors import InputError
+from steptime.measurements.store import read
+from steptime.models.kernels.archive import read_archive, write_archive
+from steptime.models.kernels.fitting import fit_kernels
+from steptime.models.kernels.forms import Form, maker
+from steptime.models.kernels.rows import TEST, rows_of
+
+WHAT = ("kernels", "host", "baselines")
+BASELINES = ("roofline", "published")
+
+Said = Callable[[str], None]
+
+
+def fit_and_write(folder: Path, out: Path, name: str, what: Sequence[str], seed: int, *, said: Said) -> list[Path]:
+    """Fits what is asked and gives the files written."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for one in WHAT:
+        if one in what:
+            begun = time.monotonic()
+            said(f"fitting {one}")
+            written.append(_FITS[one](folder, out, name, seed, said))
+            said(f"{one}: {time.monotonic() - begun:.0f} s")
+    return written
+
+
+def _kernels(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+    models = fit_kernels(read(folder, "kernels"), seed, said=said)
+    file = out / f"{name}.npz"
+    models.save(file)
+    return file
+
+
+def _baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+    table = read(folder, "kernels")
+    if not table.num_rows:
+        raise InputError(f"{folder}: no kernel rows to fit; `steptime measure kernels` makes some")
+    rows = [row for row in rows_of(table) if row.split != TEST]
+    parts = {}
+    for form in BASELINES:
+        said(f"{form}: {len(rows):,} rows")
+        parts[form] = maker(form).fit(rows, seed).arrays()
+    file = baselines_file(out, name)
+    write_archive(file, {"seed": seed}, parts)
+    return file
+
+
+def baselines_file(folder: Path, name: str) -> Path:
+    """Where the baselines of a device are kept."""
+    return folder / f"{name}-baselines.npz"
+
+
+def read_baselines(file: Path) -> dict[str, Form]:
+    """The baselines that `fit_and_write` wrote."""
+    _, parts = read_archive(file)
+    return {form: maker(form).load(arrays) for form, arrays in parts.items()}
+
+
+def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+    raise InputError(f"{folder}: host models are fitted from {out} {name} {seed} {said}")
+
+
+_FITS: dict[str, Callable[[Path, Path, str, int, Said], Path]] = {"kernels": _kernels, "host": _host, "baselines": _baselines}

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steptime.errors import InputError
+from steptime.hardware import device_names, read_device
+
+WHOLE = """
+schema_version = 1
+[limits]
+sms = { value = 10, source = "a data sheet" }
+memory_bytes = { value = 1e9, source = "a data sheet" }
+bandwidth_bytes_per_s = { value = 1e12, source = "a data sheet" }
+cache_bytes = { value = 1e6, source = "a data sheet" }
+clock_hz = { value = 1e9, source = "a data sheet" }
+[limits.peak_flop_per_s]
+float32 = { value = 1e13, source = "a data sheet" }
+"""
+
+
+def test_every_shipped_device_is_readable_and_every_number_names_its_source() -> None:
+    assert {"h200", "h200-half", "h200-quarter", "h200-eighth"} <= set(device_names())
+    for name in device_names():
+        limits = read_device(name)
+        quantities = [limits.sms, limits.memory_bytes, limits.bandwidth_bytes_per_s, limits.cache_bytes, limits.clock_hz]
+        assert all(one.source and one.value > 0 for one in (*quantities, *limits.peak_flop_per_s.values())), name
+
+
+def test_a_part_takes_its_share_longer_than_the_whole() -> None:
+    whole, quarter = read_device("h200"), read_device("h200-quarter")
+    assert quarter.share == 4
+    assert quarter.models == whole.models
+    assert quarter.roofline_ns(1e12, 0, "float32") == pytest.approx(4 * whole.roofline_ns(1e12, 0, "float32"))
+
+
+def test_the_roofline_is_the_longer_of_computing_and_moving(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(WHOLE)
+    device = read_device(str(file))
+    assert device.roofline_ns(1e13, 1, "float32") == pytest.approx(1e9)
+    assert device.roofline_ns(1, 1e12, "float32") == pytest.approx(1e9)
+    # A precision the sheet does not have computes as single precision does.
+    assert device.roofline_ns(1e13, 1, "int8") == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("schema_version = 1\nlimits = 3", "peak_flop_per_s.float32"),
+        ("schema_version = 9", "version 9"),
+        ("= what", "not readable as TOML"),
+        (WHOLE.replace('sms = { value = 10, source = "a data sheet" }', "sms = 10"), "sms needs a value and its source"),
+        (WHOLE.replace("value = 10,", "value = -1,"), "sms is -1"),
+    ],
+)
+def test_a_device_file_that_is_wrong_says_what_and_where(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        read_device(str(file))
+    assert str(file) in str(caught.value)
+
+
+def test_an_unknown_device_names_the_known_ones() -> None:
+    with pytest.raises(InputError, match="h200-half"):
+        read_device("h900")
