@@ -63,11 +63,11 @@ def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
         owner = owners(group.gather_text(digest(document)))
         if owner[group.rank] == group.rank:
             write_packed(trace_file(folder, case.name, group.rank), document)
-        # Only after every file is in its place.
-        if group.all_agree(True) and group.rank == 0:
-            _write_programs(programs_file(folder, case.name), {"ranks": case.ranks, "programs": owner})
         if calls_of:
             record_op_calls(calls_of, step, attempts)
+        # Only after every file is in its place: this one says that the case is done.
+        if group.all_agree(True) and group.rank == 0:
+            _write_programs(programs_file(folder, case.name), {"ranks": case.ranks, "programs": owner})
     finally:
         step.close()
         del step
