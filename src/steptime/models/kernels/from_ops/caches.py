@@ -1,0 +1,59 @@
+"""Which arguments of a call are in the cache when it comes: by the bytes touched since they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from steptime.graph.program import Tensor, Value
+from steptime.models.kernels.from_ops.arguments import on_device, tensors_in
+from steptime.units import MIB, dtype_bytes
+
+# What calls are recorded with: an argument counts as just written within so many written bytes and so many tensors.
+_WRITTEN_WITHIN_BYTES = 32 * MIB
+_REMEMBERED = 64
+
+
+class Touched:
+    """Storages in the order in which a program's works touch them."""
+
+    def __init__(self) -> None:
+        self._written_bytes = 0
+        self._touched_bytes = 0
+        # Storage -> bytes written, bytes touched, when it was written last; in the order of the writes.
+        self._written: dict[int, tuple[int, int]] = {}
+
+    def since(self, value: Value) -> tuple[bool, int]:
+        """Whether an argument counts as just written, and the bytes touched since it was (-1: the program never wrote it)."""
+        recent, nearest = False, -1
+        for tensor in (value,) if isinstance(value, Tensor) else tensors_in((value,)):
+            found = self._written.get(tensor.storage or 0)
+            if found is not None:
+                recent = recent or self._written_bytes - found[0] < _WRITTEN_WITHIN_BYTES
+                age = self._touched_bytes - found[1]
+                nearest = age if nearest < 0 else min(nearest, age)
+        return recent, nearest
+
+    def read(self, tensors: Iterable[Tensor]) -> None:
+        """A work reads these."""
+        self._touched_bytes += sum(_bytes(tensor) for tensor in tensors if on_device(tensor))
+
+    def write(self, tensors: Iterable[Tensor]) -> None:
+        """A work writes these."""
+        for tensor in tensors:
+            size = _bytes(tensor)
+            self._written_bytes += size
+            self._touched_bytes += size
+            if tensor.storage:
+                self._written.pop(tensor.storage, None)
+                self._written[tensor.storage] = (self._written_bytes, self._touched_bytes)
+                if len(self._written) > _REMEMBERED:
+                    del self._written[next(iter(self._written))]
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes of memory behind a tensor: what strides repeat counts once."""
+    elements = tensor.numel
+    if tensor.strides is not None and 0 in tensor.strides and elements:
+        for size, stride in zip(tensor.shape, tensor.strides, strict=False):
+            elements = elements // size if stride == 0 else elements
+    return elements * dtype_bytes(tensor.dtype)
