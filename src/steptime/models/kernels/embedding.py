@@ -21,6 +21,7 @@ from steptime.models.kernels.draw import (
     pick,
     width,
 )
+from steptime.models.kernels.launches.embedding import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4
 _SUM, _MEAN, _MAX = 0, 1, 2  # values of `mode` in ATen
@@ -101,4 +102,5 @@ FAMILY = Family(
     ),
     sweep=mixture((1, _forward), (1, _backward), (1, _bag), (0.8, _bag_backward)),
     weight=3.5,
+    rules=launches,
 )

@@ -19,6 +19,7 @@ from steptime.models.kernels.draw import (
     size,
     width,
 )
+from steptime.models.kernels.launches.indexing import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4
 
@@ -115,4 +116,5 @@ FAMILY = Family(
         *((0.6, _added), (0.7, _gathered), (0.9, _scattered)),
     ),
     weight=6.0,
+    rules=launches,
 )

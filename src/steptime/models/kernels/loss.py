@@ -18,6 +18,7 @@ from steptime.models.kernels.draw import (
     scalar,
     size,
 )
+from steptime.models.kernels.launches.loss import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4
 # Values of `reduction` in ATen, and what nn.CrossEntropyLoss ignores unless told.
@@ -117,4 +118,5 @@ FAMILY = Family(
         *((1.4, _bce), (0.8, _bce_backward), (0.7, _mse), (0.7, _mse_backward)),
     ),
     weight=3.0,
+    rules=launches,
 )

@@ -25,6 +25,7 @@ from steptime.models.kernels.draw import (
     tokens,
     width,
 )
+from steptime.models.kernels.launches.norm import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4
 _BATCH_NORM_EPS = 1e-5
@@ -157,4 +158,5 @@ FAMILY = Family(
         *((0.6, _group_norm), (0.6, _group_norm_backward)),
     ),
     weight=8.0,
+    rules=launches,
 )

@@ -24,6 +24,7 @@ from steptime.models.kernels.draw import (
     scalar,
     size,
 )
+from steptime.models.kernels.launches.optimizer import launches
 
 _MOST_BYTES = 400 << 20  # all lists of a call together
 _Tensors = tuple[TensorArg, ...]
@@ -174,4 +175,5 @@ FAMILY = Family(
         *((6, _foreach), (0.4, _clipped), (0.3, _unscaled)), *((2.2, _fused_adam), (1.2, _fused_sgd), (0.6, _fused_adagrad))
     ),
     weight=7.0,
+    rules=launches,
 )

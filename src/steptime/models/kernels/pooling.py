@@ -18,6 +18,7 @@ from steptime.models.kernels.draw import (
     pick,
     size,
 )
+from steptime.models.kernels.launches.pooling import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4
 # (window, stride, padding): ResNet's, Inception's two, and halving.
@@ -92,4 +93,5 @@ FAMILY = Family(
     ),
     sweep=mixture((1, _maximum), (1, _maximum_backward), (0.8, _average), (0.8, _average_backward), (1, _adaptive)),
     weight=2.5,
+    rules=launches,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from steptime.models.kernels import Family
 from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.draw import Rng, chance, log_int, mixture, pick
+from steptime.models.kernels.launches.transfer import launches
 
 _DTYPES = ("float32", "int64", "bfloat16", "uint8")
 # Most batches are below a few MiB; images in single precision reach some 64.
@@ -43,4 +44,5 @@ FAMILY = Family(
     ops=("aten::_local_scalar_dense.default",),
     sweep=mixture((3, _to_device), (2, _to_host), (0.1, _number)),
     weight=2.5,
+    rules=launches,
 )

@@ -1,0 +1,142 @@
+"""Launches of losses: chains of element-wise kernels that end in a reduction, and the kernels of negative log likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from steptime.errors import InputError
+from steptime.models.kernels.call import Call
+from steptime.models.kernels.launches import Launch, Operand, fresh, hot
+from steptime.models.kernels.launches.arguments import integer, tensor
+from steptime.models.kernels.launches.copies import memcpy
+from steptime.models.kernels.launches.pointwise import fill, pointwise
+from steptime.models.kernels.launches.reduce import reduction
+
+_NONE, _MEAN = 0, 1  # values of `reduction` in ATen
+# One block sums the losses of all rows: its threads are the power of two nearest to rows / 16, from 32 to 1,024 (ATen).
+_ROWS_OF_THREAD, _LEAST_THREADS, _MOST_THREADS = 16, 32, 1024
+
+
+def launches(call: Call) -> list[Launch]:
+    """What a loss or its gradient launches."""
+    rules = _RULES.get(call.op)
+    if rules is None:
+        raise InputError(f"{call.op}: not an op of the family loss")
+    return rules(call)
+
+
+def _again(x: Operand) -> Operand:
+    """What the launch before has written, of the shape of `x`."""
+    return hot(x.shape, x.dtype, 2 * x.nbytes)
+
+
+def _summed(x: Operand) -> list[Launch]:
+    return reduction(_again(x), range(len(x.shape)), tag=x.dtype)
+
+
+def _scores(call: Call, place: int) -> Operand:
+    x = tensor(call, place)
+    if len(x.shape) < 2:
+        raise InputError(f"{call.op}: scores {x.shape} have no classes")
+    return x
+
+
+def _one_block(kernel: str, x: Operand) -> Launch:
+    """Rows of scores met by the threads of one block."""
+    rows, classes = x.shape[0], x.shape[1]
+    nearest = 2 ** round(math.log2(max(1, rows // _ROWS_OF_THREAD)))
+    threads = min(_MOST_THREADS, max(_LEAST_THREADS, nearest))
+    passes = math.ceil(rows / threads)
+    facts = {"rows": rows, "columns": classes, "threads": threads, "footprint_bytes": x.nbytes}
+    grids = (
+        (1.0, float(passes)),
+        (1.0, float(threads)),
+        (1.0, float(rows)),
+        (1.0, passes * math.log2(1 + x.nbytes / 1e4) / 10),
+        (1.0, passes * min(1.0, classes / 32)),
+    )
+    return Launch(kernel, rows, facts=facts, grids=grids, tag=x.dtype)
+
+
+def _nll(call: Call) -> list[Launch]:
+    return [_one_block("nll_loss_forward_reduce_cuda_kernel_2d", _scores(call, 0))]
+
+
+def _nll_backward(call: Call) -> list[Launch]:
+    x = _scores(call, 1)
+    return [fill(fresh(x.shape, x.dtype)), _one_block("nll_loss_backward_reduce_cuda_kernel_2d", x)]
+
+
+def _by_pixel(kernel: str, x: Operand, target: Operand) -> Launch:
+    """A thread per pixel, blocks sample by sample."""
+    pixels, samples = x.numel // x.shape[1], x.shape[0]
+    facts = {"rows": pixels, "columns": x.shape[1], "samples": samples, "footprint_bytes": x.nbytes}
+    grids = ((pixels / 1024, 1.0), (float(samples), pixels / samples))
+    return Launch(kernel, pixels, (target,), (), facts, grids, "", x.dtype)
+
+
+def _nll_pixels(call: Call) -> list[Launch]:
+    x, zero = _scores(call, 0), fill(fresh((), tensor(call, 0).dtype))
+    average = Launch("nll_loss2d_forward_size_average_kernel", 1, grids=((1.0, 1.0),))
+    return [zero, zero, _by_pixel("nll_loss2d_forward_kernel", x, tensor(call, 1)), average]
+
+
+def _nll_pixels_backward(call: Call) -> list[Launch]:
+    x = _scores(call, 1)
+    return [fill(fresh(x.shape, x.dtype)), _by_pixel("nll_loss2d_backward_kernel", x, tensor(call, 2))]
+
+
+def _mse(call: Call) -> list[Launch]:
+    x = tensor(call, 0)
+    differences = pointwise((x, tensor(call, 1)), fresh(x.shape, x.dtype), tag=x.dtype)
+    return [differences, *(_summed(x) if integer(call, 2, _MEAN) != _NONE else ())]
+
+
+def _cross_entropy(call: Call) -> list[Launch]:
+    x = tensor(call, 0)
+    losses = pointwise((x, tensor(call, 1)), fresh(x.shape, x.dtype), tag=x.dtype)
+    if integer(call, 3, _MEAN) == _NONE:
+        return [losses]
+    return [losses, *_summed(x), memcpy(hot((), x.dtype, 4), fresh((), x.dtype))]
+
+
+def _cross_entropy_of_logits(call: Call) -> list[Launch]:
+    x, target = tensor(call, 0), tensor(call, 1)
+    again, result = _again(x), fresh(x.shape, x.dtype)
+    chain = ((target,), (again, x), (x,), (again, again), (again, again))
+    found = [pointwise(reads, result, tag=f"{place}{x.dtype}") for place, reads in enumerate(chain)]
+    return found + (_summed(x) if integer(call, 4, _MEAN) != _NONE else [])
+
+
+def _spread(gradient: Operand, x: Operand) -> Operand:
+    """The gradient of a sum as every element sees it."""
+    return replace(gradient, shape=x.shape, strides=(0,) * len(x.shape)) if gradient.shape == () else gradient
+
+
+def _cross_entropy_backward(call: Call) -> list[Launch]:
+    gradient, x, target = (tensor(call, place) for place in range(3))
+    found = [pointwise((_spread(gradient, x), x, target), fresh(x.shape, x.dtype), tag=x.dtype)]
+    if integer(call, 4, _MEAN) == _MEAN:
+        found.append(pointwise((_again(x),), _again(x), tag="divided" + x.dtype, existing=True))
+    return found
+
+
+def _mse_backward(call: Call) -> list[Launch]:
+    gradient, x, target = (tensor(call, place) for place in range(3))
+    result = fresh(x.shape, x.dtype)
+    return [fill(result), pointwise((x, target, _spread(gradient, x)), result, tag="backward" + x.dtype)]
+
+
+_RULES: dict[str, Callable[[Call], list[Launch]]] = {
+    "aten::nll_loss_forward.default": _nll,
+    "aten::nll_loss_backward.default": _nll_backward,
+    "aten::nll_loss2d_forward.default": _nll_pixels,
+    "aten::nll_loss2d_backward.default": _nll_pixels_backward,
+    "aten::mse_loss.default": _mse,
+    "aten::mse_loss_backward.default": _mse_backward,
+    "aten::binary_cross_entropy.default": _cross_entropy,
+    "aten::binary_cross_entropy_backward.default": _cross_entropy_backward,
+    "aten::binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
+}
