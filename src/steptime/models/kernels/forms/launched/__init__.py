@@ -1,0 +1,119 @@
+"""Kernels whose launches follow from rules: each launch is a sum of what it has to do, corrected by trees.
+
+time(call) = sum over its launches of max(400 ns, terms . weights of the finest group that was measured) * exp(trees)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime.errors import InputError
+from steptime.models.kernels import family_of
+from steptime.models.kernels.call import Call
+from steptime.models.kernels.forms import Arrays
+from steptime.models.kernels.forms.launched.columns import Numbers
+from steptime.models.kernels.forms.launched.fitting import fit_model
+from steptime.models.kernels.forms.launched.groups import groups_of
+from steptime.models.kernels.forms.launched.model import Batch, Model, load_model
+from steptime.models.kernels.forms.launched.parts import others_code
+from steptime.models.kernels.forms.launched.table import checked, launches_of
+from steptime.models.kernels.question import Answer, LaunchTime, Question
+from steptime.models.kernels.rows import VALIDATION, Row, of
+
+# Calls whose launches are kept: several steps' worth of distinct ones.
+_KEPT = 20_000
+# The floor that keeps a lucky zero from sinking a geometric mean, as everywhere errors are told.
+_FLOOR = 4e-4
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The launches of a call as rows of numbers."""
+
+    kernels: tuple[str, ...]
+    numbers: Numbers
+    group: npt.NDArray[np.int64]
+    codes: Numbers
+    inside: bool
+    corrected: bool
+
+
+class Launched:
+    """The fitted form."""
+
+    def __init__(self, model: Model) -> None:
+        """A form that answers by `model`."""
+        self._model = model
+        self._prepared = lru_cache(maxsize=_KEPT)(self._prepare)
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """What each question's call launches and how long that takes. Raises InputError for a call that cannot be."""
+        if not questions:
+            return []
+        for question in questions:
+            checked(question)
+        prepared = [self._prepared(question.call, question.warm) for question in questions]
+        counts = np.asarray([len(one.kernels) for one in prepared])
+        batch = Batch(
+            np.concatenate([one.numbers for one in prepared]),
+            np.concatenate([one.group for one in prepared]),
+            np.concatenate([one.codes for one in prepared]),
+            np.repeat(np.asarray([float(question.share) for question in questions]), counts),
+            np.repeat(np.asarray([others_code(question) for question in questions]), counts),
+        )
+        corrected = np.repeat(np.asarray([one.corrected for one in prepared]), counts)
+        times = iter(self._model.time_ns(batch, corrected).tolist())
+        return [Answer(tuple(LaunchTime(name, next(times)) for name in one.kernels), one.inside) for one in prepared]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What `load` makes the same form from."""
+        return self._model.arrays()
+
+    def _prepare(self, call: Call, warm: bool) -> _Prepared:
+        model = self._model
+        launches = launches_of(call)
+        names = [groups_of(call.op, launch) for launch in launches]
+        return _Prepared(
+            tuple(launch.kernel for launch in launches),
+            np.asarray(model.columns.rows(call, launches, warm)).reshape(-1, model.columns.width),
+            np.asarray([model.group_of(own) for own in names], dtype=np.int64),
+            np.asarray([model.codes.of(own) for own in names]).reshape(-1, 3),
+            all(model.inside(own, launch.elements) for own, launch in zip(names, launches, strict=True)),
+            family_of(call.op) not in model.uncorrected,
+        )
+
+
+def fit(rows: Sequence[Row], seed: int) -> Launched:
+    """Fits to the rows of the split `fit`; families that the trees make worse on `validation` rows go without them."""
+    model = fit_model(rows, seed)
+    return Launched(replace(model, uncorrected=_uncorrected(model, of(rows, VALIDATION))))
+
+
+def load(arrays: Arrays) -> Launched:
+    """The form that `arrays` were taken from."""
+    return Launched(load_model(arrays))
+
+
+def _uncorrected(model: Model, rows: Sequence[Row]) -> frozenset[str]:
+    rows = [row for row in rows if _answerable(row)]
+    every = frozenset(family_of(row.question.call.op) for row in rows)
+    errors = []
+    for form in (Launched(model), Launched(replace(model, uncorrected=every))):
+        answers = form.answers([row.question for row in rows])
+        errors.append([abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)])
+    family = np.asarray([family_of(row.question.call.op) for row in rows])
+    with_trees, without = (np.log(np.asarray(one) + _FLOOR) for one in errors)
+    return frozenset(name for name in every if with_trees[family == name].mean() > without[family == name].mean())
+
+
+def _answerable(row: Row) -> bool:
+    try:
+        return bool(launches_of(row.question.call))
+    except InputError:
+        return False
