@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from steptime.errors import InputError
 from steptime.models.kernels.call import Call
-from steptime.models.kernels.launches import Launch, Operand, fresh
+from steptime.models.kernels.launches import Launch, Operand, fresh, transfer
 from steptime.models.kernels.launches.arguments import base_name, dtype_keyword, keyword, tensor, tensor_list
+from steptime.models.kernels.launches.chunks import over_lists
 from steptime.models.kernels.launches.copies import copies, empty_like
-from steptime.models.kernels.launches.lists import over_lists
 
 
 def launches(call: Call) -> list[Launch]:
     """The kernels or copies of one op of the family."""
     name = base_name(call.op)
     if name == "copy_":
-        return copies(tensor(call, 0), tensor(call, 1))
+        target, source = tensor(call, 0), tensor(call, 1)
+        return copies(target, source) if target.device == source.device == "device" else transfer.launches(call)
     if name == "clone":
         x = tensor(call, 0)
         return copies(_target(call, x), x)
