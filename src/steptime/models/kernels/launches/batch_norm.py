@@ -15,8 +15,8 @@ from steptime.models.kernels.launches.pointwise import fill
 from steptime.models.kernels.launches.reduce import SMS
 
 # Values of a channel that cuDNN keeps on chip, so that it reads them once. Seen in the measured rows: forward between 25,088
-# and 31,974, backward between 13,475 and 15,484; pairs of halves, for an even plane, take twice as many (forward at least 37,632,
-# backward between 24,500 and 52,528).
+# and 31,974, backward between 13,475 and 15,484; pairs of halves, for an even plane, take twice as many (forward at least
+# 37,632, backward between 24,500 and 52,528).
 _KEPT_FORWARD, _KEPT_BACKWARD = 28_672, 14_336
 # ATen's batch norm: threads of a block, of a warp; rows that a thread of a channels-last kernel takes at once, most blocks
 # along rows and the fewest that are worth a second stage.
