@@ -28,6 +28,7 @@ from steptime.models.kernels.rows import VALIDATION, Row, of
 
 # Calls whose launches are kept: several steps' worth of distinct ones.
 _KEPT = 20_000
+_WHOLE, _PARTS = "whole", "parts"
 # The floor that keeps a lucky zero from sinking a geometric mean, as everywhere errors are told.
 _FLOOR = 4e-4
 
@@ -45,20 +46,32 @@ class _Prepared:
 
 
 class Launched:
-    """The fitted form."""
+    """The fitted form: one model for whole GPUs, one that has seen parts of them as well."""
 
-    def __init__(self, model: Model) -> None:
-        """A form that answers by `model`."""
-        self._model = model
+    def __init__(self, whole: Model, parts: Model | None = None) -> None:
+        """A form that answers by `whole`, and by `parts` for parts of a GPU."""
+        self._whole, self._parts = whole, parts
         self._prepared = lru_cache(maxsize=_KEPT)(self._prepare)
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """What each question's call launches and how long that takes. Raises InputError for a call that cannot be."""
-        if not questions:
-            return []
         for question in questions:
             checked(question)
-        prepared = [self._prepared(question.call, question.warm) for question in questions]
+        found: list[Answer | None] = [None] * len(questions)
+        for model, of_part in ((self._whole, False), (self._parts or self._whole, True)):
+            places = [place for place, question in enumerate(questions) if (question.share > 1) == of_part]
+            if places:
+                for place, answer in zip(places, self._answers(model, [questions[one] for one in places]), strict=True):
+                    found[place] = answer
+        return [answer for answer in found if answer is not None]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What `load` makes the same form from."""
+        kept = {_WHOLE: self._whole} | ({} if self._parts is None else {_PARTS: self._parts})
+        return {f"{part}.{name}": array for part, model in kept.items() for name, array in model.arrays().items()}
+
+    def _answers(self, model: Model, questions: Sequence[Question]) -> list[Answer]:
+        prepared = [self._prepared(question.call, question.warm, question.share > 1) for question in questions]
         counts = np.asarray([len(one.kernels) for one in prepared])
         batch = Batch(
             np.concatenate([one.numbers for one in prepared]),
@@ -68,15 +81,11 @@ class Launched:
             np.repeat(np.asarray([others_code(question) for question in questions]), counts),
         )
         corrected = np.repeat(np.asarray([one.corrected for one in prepared]), counts)
-        times = iter(self._model.time_ns(batch, corrected).tolist())
+        times = iter(model.time_ns(batch, corrected).tolist())
         return [Answer(tuple(LaunchTime(name, next(times)) for name in one.kernels), one.inside) for one in prepared]
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same form from."""
-        return self._model.arrays()
-
-    def _prepare(self, call: Call, warm: bool) -> _Prepared:
-        model = self._model
+    def _prepare(self, call: Call, warm: bool, of_part: bool) -> _Prepared:
+        model = (self._parts or self._whole) if of_part else self._whole
         launches = launches_of(call)
         names = [groups_of(call.op, launch) for launch in launches]
         return _Prepared(
@@ -91,18 +100,30 @@ class Launched:
 
 def fit(rows: Sequence[Row], seed: int) -> Launched:
     """Fits to the rows of the split `fit`; families that the trees make worse on `validation` rows go without them."""
-    model = fit_model(rows, seed)
-    return Launched(replace(model, uncorrected=_uncorrected(model, of(rows, VALIDATION))))
+    whole = [row for row in rows if row.question.share == 1]
+    parts = [row for row in rows if row.question.share > 1]
+    return Launched(_chosen(whole, whole, seed), _chosen(rows, parts, seed) if parts and whole else None)
 
 
 def load(arrays: Arrays) -> Launched:
     """The form that `arrays` were taken from."""
-    return Launched(load_model(arrays))
+    kept: dict[str, dict[str, npt.NDArray[Any]]] = {part: {} for part in (_WHOLE, _PARTS)}
+    for name, array in arrays.items():
+        part, _, own = name.partition(".")
+        kept[part][own] = array
+    return Launched(load_model(kept[_WHOLE]), load_model(kept[_PARTS]) if kept[_PARTS] else None)
+
+
+def _chosen(rows: Sequence[Row], asked: Sequence[Row], seed: int) -> Model:
+    model = fit_model(rows, seed)
+    return replace(model, uncorrected=_uncorrected(model, of(asked, VALIDATION)))
 
 
 def _uncorrected(model: Model, rows: Sequence[Row]) -> frozenset[str]:
     rows = [row for row in rows if _answerable(row)]
     every = frozenset(family_of(row.question.call.op) for row in rows)
+    if not rows:
+        return every
     errors = []
     for form in (Launched(model), Launched(replace(model, uncorrected=every))):
         answers = form.answers([row.question for row in rows])

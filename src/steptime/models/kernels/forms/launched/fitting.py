@@ -1,4 +1,4 @@
-"""Fits the form: weights of terms over whole GPUs and parts, powers of the parts, trees on what the sum leaves."""
+"""Fits the form: weights of terms over whole GPUs and parts, scales of the parts, trees on what the sum leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steptime.errors import InputError
 from steptime.models.kernels.forms.launched.columns import Numbers
 from steptime.models.kernels.forms.launched.groups import finest
 from steptime.models.kernels.forms.launched.model import MOST, Batch, Codes, Model, base_ns, features
-from steptime.models.kernels.forms.launched.parts import START, parts_of
+from steptime.models.kernels.forms.launched.parts import parts_of, start
 from steptime.models.kernels.forms.launched.table import Table, table_of
 from steptime.models.kernels.forms.launched.terms import terms, traffic
 from steptime.models.kernels.forms.launched.weights import Weights, fit_weights
@@ -23,14 +23,16 @@ from steptime.models.kernels.rows import FIT, Row, of
 
 # A launch counts by its share of its call's time, but never as nothing.
 _LEAST_IMPORTANCE = 0.02
-# Rows on parts beside those on whole GPUs, which most questions are about.
-_PART_IMPORTANCE = 0.5
+# Rows on whole GPUs where there are rows on parts as well: they steady what the few of those leave open.
+_WHOLE_IMPORTANCE = 0.5
 # Folds that the sum of terms is fitted without, so that trees see errors as on new rows.
 _FOLDS = 4
 # Rows that a mean of a text's residuals is drawn to zero by.
 _SMOOTHING = 10.0
-# Steps in which powers are looked for, twice each.
-_STEPS = (0.3, 0.1, 0.03)
+# Steps in which scales of parts are looked for, coarse and fine, and what the loss has to fall to for one to be taken.
+_STEPS, _WORTH = ((0.3, 0.1), (0.1, 0.03)), 0.9995
+# Launches that are looked at for that, of every company.
+_LOOKED_AT = 3000
 # Trees: chosen on validation rows; depth and count bound what asking costs.
 _ROUNDS = 250
 _SETTINGS = {"learning_rate": 0.07, "num_leaves": 20, "max_depth": 6, "min_data_in_leaf": 15, "feature_fraction": 0.5}
@@ -43,17 +45,17 @@ def fit_model(rows: Sequence[Row], seed: int) -> Model:
     if not len(table.time_ns):
         raise InputError("no measured row launches what the rules of its family say")
     importance = _importance(table, fitted)
-    powers = _fit_powers(table, importance)
-    weights = _fit_weights(table, importance, powers, np.ones(len(table.time_ns), dtype=bool))
-    crossed = _crossed(table, fitted, importance, powers)
+    scales = _fit_scales(table, importance)
+    weights = _fit_weights(table, importance, scales, np.ones(len(table.time_ns), dtype=bool))
+    crossed = _crossed(table, fitted, importance, scales)
     left = np.clip(np.log(table.time_ns / crossed), -MOST, MOST)
     codes = _codes(table, left)
     batch = batch_of(table, weights, codes)
-    moved = traffic(batch.numbers, parts_of(batch.share, batch.others, powers))
+    moved = traffic(batch.numbers, parts_of(batch.share, batch.others, scales))
     seen = features(table.columns, batch, moved, crossed)
     trees = Trees.fit(seen, left, importance, seed, _ROUNDS, **_SETTINGS)
     known = {name: place for place, name in enumerate(weights.names)}
-    return Model(table.columns, weights, powers, codes, trees, frozenset(), _ranges(table), known)
+    return Model(table.columns, weights, scales, codes, trees, frozenset(), _ranges(table), known)
 
 
 def batch_of(table: Table, weights: Weights, codes: Codes) -> Batch:
@@ -65,71 +67,74 @@ def batch_of(table: Table, weights: Weights, codes: Codes) -> Batch:
 
 
 def _importance(table: Table, rows: Sequence[Row]) -> Numbers:
-    whole = np.asarray([row.time_ns for row in rows])[table.row]
-    found: Numbers = np.clip(table.time_ns / whole, _LEAST_IMPORTANCE, 1.0) * np.where(table.share > 1, _PART_IMPORTANCE, 1.0)
+    call_ns = np.asarray([row.time_ns for row in rows])[table.row]
+    whole = _WHOLE_IMPORTANCE if (table.share > 1).any() else 1.0
+    found: Numbers = np.clip(table.time_ns / call_ns, _LEAST_IMPORTANCE, 1.0) * np.where(table.share > 1, 1.0, whole)
     return found
 
 
-def _fit_weights(table: Table, importance: Numbers, powers: Numbers, used: npt.NDArray[np.bool_]) -> Weights:
-    parts = parts_of(table.share[used], table.others[used], powers)
+def _fit_weights(table: Table, importance: Numbers, scales: Numbers, used: npt.NDArray[np.bool_]) -> Weights:
+    parts = parts_of(table.share[used], table.others[used], scales)
     numbers = table.numbers[used]
     worked = terms(table.columns, numbers, traffic(numbers, parts), parts)
     groups = [names for names, one in zip(table.groups, used, strict=True) if one]
     return fit_weights(worked, table.time_ns[used], groups, importance[used])
 
 
-def _fit_powers(table: Table, importance: Numbers) -> Numbers:
-    """Powers under which weights of all rows fit the rows on parts best."""
-    powers = START.copy()
+def _fit_scales(table: Table, importance: Numbers) -> Numbers:
+    """Scales under which weights of all rows fit the rows on parts best."""
+    scales = start()
     part = table.share > 1
     if not part.any():
-        return powers
-    for steps in (_STEPS[:2], _STEPS[1:]):
-        weights = _fit_weights(table, importance, powers, np.ones(len(part), dtype=bool))
+        return scales
+    for steps in _STEPS:
+        weights = _fit_weights(table, importance, scales, np.ones(len(part), dtype=bool))
         batch = batch_of(table, weights, Codes({}))
         for company in range(1, len(OTHERS)):
-            used = part & (table.others == company)
-            if used.any():
-                some = Batch(batch.numbers[used], batch.group[used], batch.codes[used], batch.share[used], batch.others[used])
-                powers = _descended(powers, company, steps, _loss(table, weights, some, used, importance))
-    return powers
+            used = np.flatnonzero(part & (table.others == company))
+            used = used[:: max(1, len(used) // _LOOKED_AT)]
+            if len(used):
+                scales = _descended(scales, company, steps, _loss(table, weights, batch, used, importance))
+    return scales
 
 
 def _loss(
-    table: Table, weights: Weights, batch: Batch, used: npt.NDArray[np.bool_], importance: Numbers
+    table: Table, weights: Weights, batch: Batch, used: npt.NDArray[np.int64], importance: Numbers
 ) -> Callable[[Numbers], float]:
+    some = Batch(batch.numbers[used], batch.group[used], batch.codes[used], batch.share[used], batch.others[used])
     truth, weight = np.log(table.time_ns[used]), importance[used]
 
-    def loss(powers: Numbers) -> float:
-        found, _ = base_ns(table.columns, weights, powers, batch)
+    def loss(scales: Numbers) -> float:
+        found, _ = base_ns(table.columns, weights, scales, some)
         return float(np.average(np.abs(np.log(found) - truth), weights=weight))
 
     return loss
 
 
-def _descended(powers: Numbers, company: int, steps: Sequence[float], loss: Callable[[Numbers], float]) -> Numbers:
-    best = loss(powers)
+def _descended(scales: Numbers, company: int, steps: Sequence[float], loss: Callable[[Numbers], float]) -> Numbers:
+    """One number after the other moved for as long as that helps."""
+    best = loss(scales)
     for step in steps:
-        for place in range(powers.shape[1]):
+        for place in np.ndindex(scales.shape[1:]):
             for way in (step, -step):
                 moving = True
                 while moving:
-                    tried = powers.copy()
-                    tried[company, place] += way
+                    tried = scales.copy()
+                    tried[company, *place] += way
                     found = loss(tried)
-                    moving = found < best
+                    moving = found < best * _WORTH
                     if moving:
-                        powers, best = tried, found
-    return powers
+                        scales, best = tried, found
+    return scales
 
 
-def _crossed(table: Table, rows: Sequence[Row], importance: Numbers, powers: Numbers) -> Numbers:
+def _crossed(table: Table, rows: Sequence[Row], importance: Numbers, scales: Numbers) -> Numbers:
     """The sum of terms for every launch by weights that have not seen its call."""
     fold = np.asarray([_fold(row.question.call.to_json()) for row in rows])[table.row]
     found = np.empty(len(table.time_ns))
     for one in range(_FOLDS):
-        weights = _fit_weights(table, importance, powers, fold != one)
-        found[fold == one] = base_ns(table.columns, weights, powers, batch_of(table, weights, Codes({})))[0][fold == one]
+        weights = _fit_weights(table, importance, scales, fold != one)
+        found[fold == one] = base_ns(table.columns, weights, scales, batch_of(table, weights, Codes({})))[0][fold == one]
     return found
 
 

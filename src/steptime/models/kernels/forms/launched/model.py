@@ -52,7 +52,7 @@ class Model:
 
     columns: Columns
     weights: Weights
-    powers: Numbers
+    scales: Numbers
     codes: Codes
     trees: Trees
     uncorrected: frozenset[str]  # families whose validation rows the trees do not help
@@ -70,7 +70,7 @@ class Model:
 
     def time_ns(self, batch: Batch, corrected: npt.NDArray[np.bool_]) -> Numbers:
         """How long every launch takes."""
-        found, moved = base_ns(self.columns, self.weights, self.powers, batch)
+        found, moved = base_ns(self.columns, self.weights, self.scales, batch)
         if corrected.any():
             seen = features(self.columns, batch, moved, found)[corrected]
             found[corrected] *= np.exp(np.clip(self.trees.values(seen), -MOST, MOST))
@@ -82,7 +82,7 @@ class Model:
             "facts": text_array(self.columns.facts),
             "groups": text_array(self.weights.names),
             "weights": self.weights.values,
-            "powers": self.powers,
+            "scales": self.scales,
             "code_names": text_array(tuple(self.codes.values)),
             "codes": np.asarray(list(self.codes.values.values())),
             "uncorrected": text_array(sorted(self.uncorrected)),
@@ -99,7 +99,7 @@ def load_model(arrays: Arrays) -> Model:
     return Model(
         Columns(tuple(map(str, arrays["facts"]))),
         Weights(names, arrays["weights"]),
-        arrays["powers"],
+        arrays["scales"],
         Codes(dict(zip(map(str, arrays["code_names"]), arrays["codes"].tolist(), strict=True))),
         Trees.load(trees),
         frozenset(map(str, arrays["uncorrected"])),
@@ -108,9 +108,9 @@ def load_model(arrays: Arrays) -> Model:
     )
 
 
-def base_ns(columns: Columns, weights: Weights, powers: Numbers, batch: Batch) -> tuple[Numbers, Traffic]:
+def base_ns(columns: Columns, weights: Weights, scales: Numbers, batch: Batch) -> tuple[Numbers, Traffic]:
     """The weighted sum of terms of every launch, and where its bytes are."""
-    parts = parts_of(batch.share, batch.others, powers)
+    parts = parts_of(batch.share, batch.others, scales)
     moved = traffic(batch.numbers, parts)
     worked = terms(columns, batch.numbers, moved, parts)
     found = np.einsum("lt,lt->l", worked, weights.values[batch.group])

@@ -17,7 +17,6 @@ from steptime.models.kernels.launches.facts import FACTS
 MEMORY_RATE, WRITE_RATE, CACHE_RATE = 4300.0, 4600.0, 9000.0
 # Bytes that stay in L2 until they are read again: warm times of the measured rows rise to cold ones from 0.6 to 1.6 of this.
 _CACHE_BYTES, _GONE = 40e6, 1.6
-SMS = 132
 # Blocks of one SM at a time that a kernel may reach.
 _RESIDENT = (1, 2, 4, 8, 16)
 _MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -47,7 +46,7 @@ class Traffic:
 def traffic(rows: Numbers, parts: Parts) -> Traffic:
     """How much of what was written before is still in L2."""
     cold, warm, hot, written, produced, since = rows[:, 1:7].T
-    cache_bytes = _CACHE_BYTES * parts.cache_share
+    cache_bytes = _CACHE_BYTES * parts.cache_bytes
     stays_warm = np.where(warm > 0, np.clip(_GONE - (np.maximum(produced, warm) + written / 2) / cache_bytes, 0, 1), 0.0)
     stays_hot = np.where(hot > 0, np.clip(_GONE - since / cache_bytes, 0, 1), 0.0)
     kept = warm * stays_warm + hot * stays_hot
@@ -65,44 +64,45 @@ def terms(columns: Columns, rows: Numbers, moved: Traffic, parts: Parts) -> Numb
         found[:, place] = term
     grid = rows[:, columns.features :]
     blocks, work = grid[:, :PAIRS], grid[:, PAIRS:]
-    for pair in range(2):
-        found[:, _PLAIN - 2 + pair] = np.maximum(1, blocks[:, pair] / (4 * SMS)) * work[:, pair] * moved.cold_share
-    found[:, _PLAIN:] = _waves(blocks, work, parts.sms).reshape(len(rows), -1)
+    waves = _waves(blocks, work * parts.blocks[:, None], parts.sms)
+    found[:, _PLAIN - 2 : _PLAIN] = waves[:, :2, -1] * moved.cold_share[:, None]
+    found[:, _PLAIN:] = waves.reshape(len(rows), -1)
     return found
 
 
 def _plain(elements: Numbers, fact: dict[str, Numbers], moved: Traffic, parts: Parts) -> list[Numbers]:
     memory, kept, written = moved.memory_bytes, moved.cache_bytes, moved.written_bytes
     least_ns, host = moved.least_ns(parts), fact["host_bytes"]
-    every = (memory * parts.memory + written * parts.written) / MEMORY_RATE + kept / MEMORY_RATE * parts.cache
+    every = (memory * parts.memory + written * parts.written + kept * parts.cache) / MEMORY_RATE
+    fixed_ns, work = 1000.0 * parts.latency, parts.work / 1e4
     return [
-        np.full_like(elements, 1000.0),
+        fixed_ns,
         memory / MEMORY_RATE * parts.memory,
         kept / CACHE_RATE * parts.cache,
         written / WRITE_RATE * parts.written,
-        elements / 1e4 * parts.work,
+        elements * work,
         np.sqrt(memory * parts.memory + written * parts.written) / 10,
         every * fact["sector_waste"],
-        elements * fact["casts"] / 1e4 * parts.work,
-        1000.0 * fact["tail"],
-        fact["rows"] / 10 * parts.work,
+        elements * fact["casts"] * work,
+        fixed_ns * fact["tail"],
+        fact["rows"] * 1e3 * work,
         fact["gathered_bytes"] / 5000 * parts.memory,
-        fact["reuse"],
-        np.maximum(0, elements - 5e5) / 1e4 * parts.work,
-        fact["items"] / 10 * parts.work,
+        fact["reuse"] * parts.latency,
+        np.maximum(0, elements - 5e5) * work,
+        fact["items"] * 1e3 * work,
         host / 50,
         fact["pageable_bytes"] / 10,
-        1000.0 * (fact["split"] > 1),
-        fact["split"] - 1,
-        np.log2(1 + fact["block_height"]) * 100,
-        *(np.maximum(0, fact["chain_ns"] * multiple - least_ns) for multiple in _MULTIPLES),
+        fixed_ns * (fact["split"] > 1),
+        (fact["split"] - 1) * parts.latency,
+        fixed_ns * np.log2(1 + fact["block_height"]) / 10,
+        *(np.maximum(0, fact["chain_ns"] * multiple * parts.latency - least_ns) for multiple in _MULTIPLES),
         np.maximum(0, host - _STAGED_BYTES) / 20,
         1000.0 * (host > _PAGED_BYTES),
         1000.0 * ((host > _SMALL_BYTES[0]) & (host < _SMALL_BYTES[1])),
-        1000.0 * moved.cold_share,
-        100.0 * np.log2(1 + fact["footprint_bytes"] / 1e6),
-        10.0 * fact["tensors"],
-        elements * np.minimum(1, fact["odd_share"]) / 1e4 * parts.work,
+        fixed_ns * moved.cold_share,
+        fixed_ns * np.log2(1 + fact["footprint_bytes"] / 1e6) / 10,
+        10.0 * fact["tensors"] * parts.latency,
+        elements * np.minimum(1, fact["odd_share"]) * work,
     ]
 
 
