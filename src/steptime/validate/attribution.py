@@ -14,8 +14,17 @@ import numpy.typing as npt
 from steptime.graph.program import Program
 from steptime.models.kernels.from_ops import IssuedWork
 
-# What a profiler calls its own pauses; a kernel launched in one can be of any op.
-_PROFILER = ("Activity Buffer Request",)
+# What Kineto calls its own pauses; a kernel launched in one can be of any op.
+_PROFILER = (
+    "Activity Buffer Request",
+    "Buffer Flush",
+    "Command Buffer Full",
+    "Instrumentation",
+    "Lazy Function Loading",
+    "Resource",
+    "Runtime Triggered Module Loading",
+    "Unrecognized",
+)
 
 Counts = npt.NDArray[np.int32]
 

@@ -18,7 +18,7 @@ from steptime.graph.formats.execution_trace import read
 from steptime.graph.program import Program
 from steptime.measurements.programs import CasePrograms
 from steptime.models.kernels.fitted import Answered
-from steptime.models.kernels.from_ops import COLLECTIVE, COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
+from steptime.models.kernels.from_ops import COLLECTIVE, COMPUTE, LOOKUP, UNKNOWN, WARM_WITHIN_BYTES, IssuedWork, questions_of
 from steptime.models.kernels.launches.names import short_name
 from steptime.models.kernels.question import Question
 from steptime.validate.attribution import launched_by
@@ -106,7 +106,7 @@ def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
         owner = case.owners[row["rank"]]
         if owner not in programs:
             program = program_of(case, owner)
-            programs[owner] = (program, questions_of(program))
+            programs[owner] = (program, questions_of(program, cached_bytes=WARM_WITHIN_BYTES // share))
         program, works = programs[owner]
         owners = launched_by(program, works, row["op"])
         repeats.append(_compute_repeats(row, owners, works))

@@ -21,8 +21,9 @@ from steptime.models.kernels.question import Question
 
 COMPUTE, LOOKUP, COLLECTIVE, UNKNOWN = "compute", "lookup", "collective", "unknown"
 
-# Bytes touched since an argument was written after which it is no longer expected in L2 (50 MB on an H200).
-WARM_WITHIN_BYTES = 40_000_000
+# Bytes touched since an argument was: up to here kernels of measured steps take as long as with input just written, beyond
+# as long as with nothing in cache (seen in the measured steps of an H200, whose L2 has 50 MB; it changes between 25 and 35 MB).
+WARM_WITHIN_BYTES = 30_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,20 @@ class IssuedWork:
     kind: str  # compute | lookup | collective | unknown
     name: str
     question: Question | None = None
-    since_bytes: int = -1  # bytes touched since the nearest of its inputs was written; -1: none was in this program
+    since_bytes: int = -1  # bytes touched since the nearest of its written inputs was; -1: none was in this program
 
 
-def questions_of(program: Program) -> list[IssuedWork]:
-    """The device work that a program's ops launch, in order, with what to ask about each piece of compute."""
-    return _Walk(program).works()
+def questions_of(program: Program, *, cached_bytes: int = WARM_WITHIN_BYTES) -> list[IssuedWork]:
+    """The device work that a program's ops launch, in order, with what to ask about each piece of compute.
+
+    `cached_bytes` is how much a cache keeps: ranks that share a GPU share its L2, so that each has its share of it.
+    """
+    return _Walk(program, cached_bytes).works()
 
 
 @dataclass(slots=True)
 class _Found:
-    """One piece of work; `written` are the places of arguments that were just written, `since` the bytes touched since then."""
+    """One piece of work; `written` are the places of arguments that were just written, `since` bytes touched since each was."""
 
     op: int
     kind: str
@@ -55,9 +59,10 @@ class _Found:
 class _Walk:
     """Goes through the ops of a program once, outermost first."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, cached_bytes: int) -> None:
         ops, works = program.ops, program.works
         self._program = program
+        self._cached_bytes = cached_bytes
         self._names = [program.names[row] for row in ops.name.tolist()]
         self._parents: list[int] = ops.parent.tolist()
         self._signatures: list[int] = ops.signature.tolist()
@@ -167,7 +172,7 @@ class _Walk:
         name = self._names[found.op]
         if found.call is None:
             return IssuedWork(found.op, found.kind, name)
-        written = usual[found.call]
+        written = usual[found.call] or found.written
         since = min((found.since[place] for place in written if found.since[place] >= 0), default=-1)
-        question = found.call.question(written, warm=0 <= since <= WARM_WITHIN_BYTES)
+        question = found.call.question(written, warm=0 <= since <= self._cached_bytes)
         return IssuedWork(found.op, COMPUTE, name, question, since)

@@ -1,4 +1,4 @@
-"""Which arguments of a call are in the cache when it comes: by the bytes touched since they were written."""
+"""Which arguments of a call are in the cache when it comes: by the bytes touched since they were touched last."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ class Touched:
     def __init__(self) -> None:
         self._written_bytes = 0
         self._touched_bytes = 0
-        # Storage -> bytes written, bytes touched, when it was written last; in the order of the writes.
-        self._written: dict[int, tuple[int, int]] = {}
+        self._written: dict[int, int] = {}  # storage -> bytes written when it was written last, in the order of the writes
+        self._touched: dict[int, int] = {}  # storage -> bytes touched when it was read or written last
 
     def since(self, value: Value) -> tuple[bool, int]:
-        """Whether an argument counts as just written, and the bytes touched since it was (-1: the program never wrote it)."""
+        """Whether an argument counts as just written, and the bytes touched since it was read or written (-1: it never was)."""
         recent, nearest = False, -1
         for tensor in (value,) if isinstance(value, Tensor) else tensors_in((value,)):
-            found = self._written.get(tensor.storage or 0)
-            if found is not None:
-                recent = recent or self._written_bytes - found[0] < _WRITTEN_WITHIN_BYTES
-                age = self._touched_bytes - found[1]
+            storage = tensor.storage or 0
+            if storage in self._touched:
+                age = self._touched_bytes - self._touched[storage]
                 nearest = age if nearest < 0 else min(nearest, age)
+            recent = recent or self._written_bytes - self._written.get(storage, -_WRITTEN_WITHIN_BYTES) < _WRITTEN_WITHIN_BYTES
         return recent, nearest
 
     def read(self, tensors: Iterable[Tensor]) -> None:
         """A work reads these."""
-        self._touched_bytes += sum(_bytes(tensor) for tensor in tensors if on_device(tensor))
+        for tensor in tensors:
+            if on_device(tensor):
+                self._touched_bytes += _bytes(tensor)
+                self._touched[tensor.storage or 0] = self._touched_bytes
 
     def write(self, tensors: Iterable[Tensor]) -> None:
         """A work writes these."""
@@ -44,8 +47,9 @@ class Touched:
             self._written_bytes += size
             self._touched_bytes += size
             if tensor.storage:
+                self._touched[tensor.storage] = self._touched_bytes
                 self._written.pop(tensor.storage, None)
-                self._written[tensor.storage] = (self._written_bytes, self._touched_bytes)
+                self._written[tensor.storage] = self._written_bytes
                 if len(self._written) > _REMEMBERED:
                     del self._written[next(iter(self._written))]
 
