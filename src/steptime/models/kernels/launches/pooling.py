@@ -13,7 +13,12 @@ from steptime.models.kernels.launches.arguments import integers, tensor
 from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.pointwise import fill
 
-_THREADS, _WARP = 256, 32
+_THREADS, _WARP, _SECTOR_BYTES = 256, 32, 32
+# Channels-last grids: threads of a block, places of a thread along each side. Those that explain the measured times best: forward
+# as in ATen, backward of the maximum, backward of adaptive means.
+_FORWARD = ((1024, 2), (512, 2))
+_BACKWARD = ((256, 16), (256, 8), (1024, 2))
+_SPREAD = ((1024, 2), (512, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def _maximum(call: Call) -> list[Launch]:
     pool = _windows(call, x)
     writes = (_result(pool, x.dtype), _result(pool, "int64"))
     kernel = "max_pool_forward_nhwc" if pool.last else "max_pool_forward_nchw"
-    grids = _tiles(pool, pool.result, pool.taps, back=False) if pool.last else _threads(pool)
+    grids = _tiles(pool, pool.result, pool.taps, _FORWARD) if pool.last else _threads(pool)
     return [Launch(kernel, pool.planes * pool.outputs, (x,), writes, pool.facts, grids, "", x.dtype)]
 
 
@@ -145,7 +150,7 @@ def _maximum_backward(call: Call) -> list[Launch]:
     x = tensor(call, 1)
     pool = _windows_backward(call, gradient, x)
     kernel = "max_pool_backward_nhwc" if pool.last else "max_pool_backward_nchw"
-    grids = _tiles(pool, pool.side, pool.overlap, back=True) if pool.last else _threads_backward(pool)
+    grids = _tiles(pool, pool.side, pool.overlap, _BACKWARD) if pool.last else _threads_backward(pool)
     result = fresh(x.shape, x.dtype)
     scattered = Launch(kernel, x.numel, (gradient, tensor(call, 7)), (result,), pool.facts, grids, "", x.dtype)
     return [*before, fill(result), scattered]
@@ -180,7 +185,7 @@ def _adaptive(call: Call) -> list[Launch]:
     x = tensor(call, 0)
     pool = _adaptive_pool(call, x, _pair(call, 1, (1, 1)))
     kernel = "adaptive_average_pool" + ("_nhwc" if pool.last else "")
-    grids = _tiles(pool, pool.result, pool.cell, back=False) if pool.last else _adaptive_threads(pool)
+    grids = _tiles(pool, pool.result, pool.cell, _FORWARD, widened=True) if pool.last else _adaptive_threads(pool)
     return [Launch(kernel, x.numel, (x,), (_result(pool, x.dtype),), pool.facts, grids, "", x.dtype)]
 
 
@@ -191,7 +196,7 @@ def _adaptive_backward(call: Call) -> list[Launch]:
         raise InputError(f"{call.op}: gradient {gradient.shape} is no batch of images")
     pool = _adaptive_pool(call, x, (gradient.shape[2], gradient.shape[3]))
     kernel = "adaptive_average_gradinput_nhwc" if pool.last else "atomic_adaptive_average_gradinput"
-    grids = _tiles(pool, pool.side, 1.0, back=True) if pool.last else _adaptive_threads_backward(pool)
+    grids = _tiles(pool, pool.side, 1.0, _SPREAD) if pool.last else _adaptive_threads_backward(pool)
     facts = pool.facts | {"uneven": x.shape[2] % pool.result[0] != 0}
     result = fresh(x.shape, x.dtype)
     return [*before, fill(result), Launch(kernel, x.numel, (gradient,), (result,), facts, grids, "", x.dtype)]
@@ -209,22 +214,27 @@ def _threads_backward(pool: _Pool) -> tuple[tuple[float, float], ...]:
     return ((blocks, pool.overlap), (blocks, 1.0), (pool.inputs / _THREADS, float(pool.planes)))
 
 
+def _longest(length: int, result: int) -> int:
+    """The longest stretch of `length` that becomes one of `result`: they overlap where it does not divide."""
+    return max(-(-(place + 1) * length // result) - place * length // result for place in range(result))
+
+
 def _adaptive_threads(pool: _Pool) -> tuple[tuple[float, float], ...]:
-    """A block of 32 x 8 threads per plane, several where planes are few; a thread per output."""
-    spread = max(1, 16 // pool.planes)
-    serial = pool.cell * math.ceil(pool.result[1] / _WARP) * math.ceil(pool.result[0] / (8 * spread))
-    planes = float(pool.planes)
+    """A block of 32 x 8 threads per plane, several where channels are few; a thread per output walks its cell row by row."""
+    high, wide = (_longest(pool.side[axis], pool.result[axis]) for axis in (0, 1))
+    spread = max(1, 16 // pool.channels)
+    passes = math.ceil(pool.result[1] / _WARP) * math.ceil(pool.result[0] / (8 * spread))
+    blocks, sectors = float(pool.planes * spread), high * math.ceil(wide * pool.item / _SECTOR_BYTES)
     return (
-        (planes * spread, serial),
-        (planes * max(1.0, pool.outputs / _THREADS), pool.cell),
-        (planes, float(pool.inputs)),
-        (planes, pool.cell),
-        (planes, 1.0),
+        (blocks, float(sectors * passes)),
+        (float(pool.planes * pool.result[0]), float(high)),
+        (blocks, pool.cell),
+        (float(pool.planes), float(pool.inputs)),
     )
 
 
 def _adaptive_threads_backward(pool: _Pool) -> tuple[tuple[float, float], ...]:
-    """A thread per output adds to every input of its cell."""
+    """The same threads add to every input of their cells."""
     planes = float(pool.planes)
     return (
         (planes * max(1.0, pool.outputs / _THREADS), pool.cell),
@@ -251,24 +261,34 @@ def _power(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
 
 
-def _tiles(pool: _Pool, side: tuple[int, int], each: float, *, back: bool) -> tuple[tuple[float, float], ...]:
-    """Channels-last kernels: tiles of threads over channels and both sides of the image, each with a few of every kind."""
+def _tiles(
+    pool: _Pool, side: tuple[int, int], each: float, ways: tuple[tuple[int, int], ...], *, widened: bool = False
+) -> tuple[tuple[float, float], ...]:
+    """Channels-last kernels: tiles of threads over channels and both sides of the image, each with a few of every kind.
+
+    `ways` are threads of a block at most and places of a thread along each side; the first is ATen's, others are near it.
+    """
     found = []
-    for most in (1024, 256):
-        for stride in (2, 4) if back else (2,):
-            blocks, serial = _tile(pool, side, most, stride)
-            found.append((blocks, serial * each))
-    return (*found, (found[0][0], 1.0), (pool.planes * pool.inputs / 1024, 1.0))
+    for most, places in ways:
+        blocks, serial = _tile(pool, side, most, places, widened)
+        found.append((blocks, serial * each))
+    blocks, serial = _tile(pool, side, *ways[0], widened)
+    return (*found, (blocks, serial), (blocks, 1.0), (pool.planes * pool.inputs / 1024, 1.0))
 
 
-def _tile(pool: _Pool, side: tuple[int, int], most: int, stride: int) -> tuple[float, float]:
-    """Blocks, and how many channels times places a thread of one takes (ATen's grid for channels-last pooling)."""
+def _tile(pool: _Pool, side: tuple[int, int], most: int, places: int, widened: bool) -> tuple[float, float]:
+    """Blocks, and how many channels times places a thread of one takes.
+
+    `widened` says that threads which small sides leave over go along channels.
+    """
     width = min(_power(pool.channels), _WARP)
     height = min(_power(side[1]), most // width)
     depth = max(1, min(_power(side[0]), most // width // height))
+    if widened:
+        width = min(_power(pool.channels), most // height // depth)
     groups = math.ceil(pool.channels / (width * 4))
     channels = math.ceil(pool.channels / (width * groups))
-    across, down = math.ceil(side[1] / (height * stride)), math.ceil(side[0] / (depth * stride))
+    across, down = math.ceil(side[1] / (height * places)), math.ceil(side[0] / (depth * places))
     serial = channels * math.ceil(side[1] / (across * height)) * math.ceil(side[0] / (down * depth))
     return float(pool.samples * groups * across * down), float(serial)
 
