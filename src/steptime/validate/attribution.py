@@ -1,12 +1,13 @@
 """Which piece of a program's work launched each kernel of a profiled step, where the profile names the innermost op alone.
 
 Works and kernels come in one order, and a work launches kernels of its own op and of the ops inside it. Of all ways to give
-kernels to works in that order, one that places the most kernels is taken.
+kernels to works in that order, one that places the most kernels is taken; where neighbours could both have launched a kernel,
+that one which then has as many as is expected of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,14 @@ _PROFILER = (
 Counts = npt.NDArray[np.int32]
 
 
-def launched_by(program: Program, works: Sequence[IssuedWork], ops: Sequence[str]) -> list[int]:
-    """Per kernel, given the innermost op around its launch, the row of its work; -1 where no work fits."""
+def launched_by(
+    program: Program, works: Sequence[IssuedWork], ops: Sequence[str], expected: Mapping[int, int] | None = None
+) -> list[int]:
+    """Per kernel, given the innermost op around its launch, the row of its work; -1 where no work fits.
+
+    `expected` is how many kernels a work should have, by its row; one where it does not say.
+    """
+    launches = expected or {}
     inside = _names_inside(program, works)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(ops))}
     names = np.array([numbers[name] for name in ops], dtype=np.int32)
@@ -44,7 +51,7 @@ def launched_by(program: Program, works: Sequence[IssuedWork], ops: Sequence[str
     end = len(ops)
     for row in range(len(works) - 1, -1, -1):
         own = before[inside[row]]
-        start = _start(placed[row], own, end, int(placed[row + 1, end]))
+        start = _start(placed[row], own, end, int(placed[row + 1, end]), launches.get(row, 1))
         for kernel in range(start, end):
             if own[kernel + 1] > own[kernel]:
                 owners[kernel] = row
@@ -71,8 +78,8 @@ def _matches_before(names: Counts, some: Sequence[int]) -> Counts:
     return np.concatenate([[0], np.cumsum(matching)]).astype(np.int32)
 
 
-def _start(placed: Counts, own: Counts, end: int, best: int) -> int:
-    """Where a work's kernels begin: as late as the best placing allows, one kernel at least where it allows one."""
+def _start(placed: Counts, own: Counts, end: int, best: int, expected: int) -> int:
+    """Where a work's kernels begin: among the best placings, that with the nearest to as many as expected, the latest."""
     allowed = np.flatnonzero(placed[: end + 1] + own[end] - own[: end + 1] == best)
-    taking = allowed[own[end] > own[allowed]]
-    return int(taking[-1]) if len(taking) else int(allowed[-1])
+    off = np.abs(own[end] - own[allowed] - expected)
+    return int(allowed[np.flatnonzero(off == off.min())[-1]])

@@ -108,9 +108,11 @@ def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
             program = program_of(case, owner)
             programs[owner] = (program, questions_of(program, cached_bytes=WARM_WITHIN_BYTES // share))
         program, works = programs[owner]
-        owners = launched_by(program, works, row["op"])
+        answers = _answers(works, share, ask)
+        expected = {place: len(said.answer.launches) for place, said in answers.items() if said.answer is not None}
+        owners = launched_by(program, works, row["op"], expected)
         repeats.append(_compute_repeats(row, owners, works))
-        _count(row, owners, works, _answers(works, share, ask), ops, apart, missing)
+        _count(row, owners, works, answers, ops, apart, missing)
     shortest = min((len(each) for each in repeats), default=0)
     total = tuple(float(sum(each[step] for each in repeats)) for step in range(shortest))
     return CaseTime(case.name, workload, share, dict(ops), dict(apart), dict(missing), total)

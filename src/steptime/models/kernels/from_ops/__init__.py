@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime.graph.program import Program, Signature, WorkKind
-from steptime.models.kernels.from_ops.arguments import on_device, tensors_in
+from steptime.models.kernels.from_ops.arguments import is_sparse, on_device, tensors_in
 from steptime.models.kernels.from_ops.caches import Touched
 from steptime.models.kernels.from_ops.names import Role, role_of
 from steptime.models.kernels.from_ops.resolved import Resolved, resolved
@@ -113,8 +113,8 @@ class _Walk:
         every = [*tensors_in(signature.inputs), *tensors_in(signature.outputs)]
         if not any(map(on_device, every)):
             return True
-        if any(tensor.storage is None and tensor.device is None for tensor in every):
-            # A sparse tensor, which traces record without memory: the rows of a table that a lookup's gradient updates.
+        if any(map(is_sparse, every)):
+            # The rows of a table that a lookup's gradient updates.
             self._issue(_Found(row, LOOKUP))
             return True
         call = resolved(self._names[row], signature.inputs)

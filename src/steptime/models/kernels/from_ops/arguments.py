@@ -34,8 +34,13 @@ _ALONG_A_DIMENSION = frozenset(
 
 
 def on_device(tensor: Tensor) -> bool:
-    """Whether a traced tensor lies in the memory of a device. What traces no memory (a sparse tensor) is not said to."""
-    return tensor.device is not None and tensor.device != "cpu"
+    """Whether a tensor lies in the memory of a device. A sparse tensor is recorded with an id and no memory at all."""
+    return tensor.device != "cpu" and not is_sparse(tensor)
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor was recorded as sparse ones are. Where a source knows nothing of memory, it has no ids either."""
+    return tensor.device is None and tensor.storage is None and tensor.id is not None
 
 
 def tensors_in(values: Sequence[Value]) -> Iterator[Tensor]:
