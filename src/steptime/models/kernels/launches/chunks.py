@@ -77,10 +77,12 @@ def over_lists(
     """
     most = (_MOST_TENSORS_SCALARS if scalars else _MOST_TENSORS)[depth - 1]
     path = f"{len(reads)}r{len(writes)}w"
-    found = []
+    found: list[Launch] = []
+    since_bytes = 0
     for launch in packed((one.numel for one in first), most):
         facts, grids = _facts(launch, depth), _grids(launch)
-        parts = tuple(tuple(_stretch(one, launch.elements) for one in operands) for operands in (reads, writes))
+        parts = tuple(tuple(_stretch(one, launch.elements, since_bytes) for one in operands) for operands in (reads, writes))
+        since_bytes += sum(one.nbytes for operands in parts for one in operands)
         found.append(Launch(OVER_LISTS, launch.elements, parts[0], parts[1], facts, grids, path, tag))
     return found
 
@@ -110,6 +112,6 @@ def _grids(launch: Packed) -> tuple[tuple[float, float], ...]:
     )
 
 
-def _stretch(one: Operand, elements: int) -> Operand:
+def _stretch(one: Operand, elements: int, since_bytes: int) -> Operand:
     shape = (elements,)
-    return replace(one, shape=shape, strides=contiguous(shape))
+    return replace(one, shape=shape, strides=contiguous(shape), since_bytes=since_bytes)

@@ -14,8 +14,8 @@ from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.pointwise import fill
 
 _THREADS, _WARP, _SECTOR_BYTES = 256, 32, 32
-# Channels-last grids: threads of a block, places of a thread along each side. Those that explain the measured times best: forward
-# as in ATen, backward of the maximum, backward of adaptive means.
+# Channels-last grids: threads of a block, places of a thread along each side. Those that explain the measured times best:
+# forward as in ATen, backward of the maximum, backward of adaptive means.
 _FORWARD = ((1024, 2), (512, 2))
 _BACKWARD = ((256, 16), (256, 8), (1024, 2))
 _SPREAD = ((1024, 2), (512, 4))
