@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from steptime.models.kernels.call import Call, TensorArg
 from steptime.units import dtype_bytes
 
 # Rules of a family: from a call to its launches.
 Rules = Callable[[Call], "list[Launch]"]
+
+# Asked for every operand of every launch.
+_item_bytes = cache(dtype_bytes)
 
 ARGUMENT, HOT, FRESH = "argument", "hot", "fresh"
 
@@ -40,12 +44,12 @@ class Operand:
     @property
     def item_bytes(self) -> int:
         """Bytes of an element."""
-        return dtype_bytes(self.dtype)
+        return _item_bytes(self.dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory behind them."""
-        return self.distinct * dtype_bytes(self.dtype)
+        return self.distinct * _item_bytes(self.dtype)
 
     @property
     def dense(self) -> bool:

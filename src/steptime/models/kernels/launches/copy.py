@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call
+from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.launches import Launch, Operand, fresh, transfer
-from steptime.models.kernels.launches.arguments import base_name, dtype_keyword, keyword, tensor, tensor_list
+from steptime.models.kernels.launches.arguments import base_name, dtype_keyword, keyword, tensor, tensor_list, value
 from steptime.models.kernels.launches.chunks import over_lists
 from steptime.models.kernels.launches.copies import copies, empty_like
 
@@ -21,6 +21,11 @@ def launches(call: Call) -> list[Launch]:
         return copies(_target(call, x), x)
     if name == "_to_copy":
         x = tensor(call, 0)
+        given = value(call, 0)
+        # From the host, or to it, the bytes cross first; a conversion is the host's or comes on top.
+        if isinstance(given, TensorArg) and keyword(call, "device", x.device) != x.device:
+            arrived = TensorArg(x.shape, x.dtype, device="device" if x.device != "device" else "pageable")
+            return transfer.launches(Call("aten::copy_.default", (arrived, given)))
         return copies(_target(call, x), x)
     if name == "_foreach_copy_":
         targets, sources = tensor_list(call, 0), tensor_list(call, 1)

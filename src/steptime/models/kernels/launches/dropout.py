@@ -22,4 +22,4 @@ def launches(call: Call) -> list[Launch]:
     kernel = "fused_dropout_kernel_vec" if count % 2 == 0 and x.dense else "fused_dropout_kernel"
     facts = {f"aligned_{vector}": count % vector == 0 for vector in (4, 8, 16)}
     writes = (fresh(x.shape, x.dtype), fresh(x.shape, "bool"))
-    return [Launch(kernel, count, (x,), writes, facts, ((count / _BLOCK, 1.0),), "", x.dtype)]
+    return [Launch(kernel, count, (x,), writes, facts, ((count / _BLOCK, 1.0),), "" if x.dense else "strided", x.dtype)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ from steptime.models.kernels.forms.launched.table import checked, launches_of
 from steptime.models.kernels.question import Answer, LaunchTime, Question
 from steptime.models.kernels.rows import VALIDATION, Row, of
 
-# Calls whose launches are kept: several steps' worth of distinct ones.
-_KEPT = 20_000
+# Questions whose answers are kept: several steps' worth of distinct ones.
+_KEPT = 50_000
 _WHOLE, _PARTS = "whole", "parts"
 # The floor that keeps a lucky zero from sinking a geometric mean, as everywhere errors are told.
 _FLOOR = 4e-4
@@ -51,27 +50,36 @@ class Launched:
     def __init__(self, whole: Model, parts: Model | None = None) -> None:
         """A form that answers by `whole`, and by `parts` for parts of a GPU."""
         self._whole, self._parts = whole, parts
-        self._prepared = lru_cache(maxsize=_KEPT)(self._prepare)
+        self._known: dict[Question, Answer] = {}
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """What each question's call launches and how long that takes. Raises InputError for a call that cannot be."""
-        for question in questions:
-            checked(question)
-        found: list[Answer | None] = [None] * len(questions)
-        for model, of_part in ((self._whole, False), (self._parts or self._whole, True)):
-            places = [place for place, question in enumerate(questions) if (question.share > 1) == of_part]
-            if places:
-                for place, answer in zip(places, self._answers(model, [questions[one] for one in places]), strict=True):
-                    found[place] = answer
-        return [answer for answer in found if answer is not None]
+        found = [self._known.get(question) for question in questions]
+        asked = list(dict.fromkeys(question for question, answer in zip(questions, found, strict=True) if answer is None))
+        new = self._new(asked) if asked else {}
+        if len(self._known) + len(new) > _KEPT:
+            self._known.clear()
+        self._known.update(new)
+        return [new[question] if answer is None else answer for question, answer in zip(questions, found, strict=True)]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same form from."""
         kept = {_WHOLE: self._whole} | ({} if self._parts is None else {_PARTS: self._parts})
         return {f"{part}.{name}": array for part, model in kept.items() for name, array in model.arrays().items()}
 
+    def _new(self, questions: Sequence[Question]) -> dict[Question, Answer]:
+        for question in questions:
+            checked(question)
+        found: dict[Question, Answer] = {}
+        for model, of_part in ((self._whole, False), (self._parts or self._whole, True)):
+            some = [question for question in questions if (question.share > 1) == of_part]
+            found.update(zip(some, self._answers(model, some), strict=True))
+        return found
+
     def _answers(self, model: Model, questions: Sequence[Question]) -> list[Answer]:
-        prepared = [self._prepared(question.call, question.warm, question.share > 1) for question in questions]
+        if not questions:
+            return []
+        prepared = [_prepared(model, question.call, question.warm) for question in questions]
         counts = np.asarray([len(one.kernels) for one in prepared])
         batch = Batch(
             np.concatenate([one.numbers for one in prepared]),
@@ -83,19 +91,6 @@ class Launched:
         corrected = np.repeat(np.asarray([one.corrected for one in prepared]), counts)
         times = iter(model.time_ns(batch, corrected).tolist())
         return [Answer(tuple(LaunchTime(name, next(times)) for name in one.kernels), one.inside) for one in prepared]
-
-    def _prepare(self, call: Call, warm: bool, of_part: bool) -> _Prepared:
-        model = (self._parts or self._whole) if of_part else self._whole
-        launches = launches_of(call)
-        names = [groups_of(call.op, launch) for launch in launches]
-        return _Prepared(
-            tuple(launch.kernel for launch in launches),
-            np.asarray(model.columns.rows(call, launches, warm)).reshape(-1, model.columns.width),
-            np.asarray([model.group_of(own) for own in names], dtype=np.int64),
-            np.asarray([model.codes.of(own) for own in names]).reshape(-1, 3),
-            all(model.inside(own, launch.elements) for own, launch in zip(names, launches, strict=True)),
-            family_of(call.op) not in model.uncorrected,
-        )
 
 
 def fit(rows: Sequence[Row], seed: int) -> Launched:
@@ -112,6 +107,19 @@ def load(arrays: Arrays) -> Launched:
         part, _, own = name.partition(".")
         kept[part][own] = array
     return Launched(load_model(kept[_WHOLE]), load_model(kept[_PARTS]) if kept[_PARTS] else None)
+
+
+def _prepared(model: Model, call: Call, warm: bool) -> _Prepared:
+    launches = launches_of(call)
+    names = [groups_of(call.op, launch) for launch in launches]
+    return _Prepared(
+        tuple(launch.kernel for launch in launches),
+        np.asarray(model.columns.rows(call, launches, warm)).reshape(-1, model.columns.width),
+        np.asarray([model.group_of(own) for own in names], dtype=np.int64),
+        np.asarray([model.codes.of(own) for own in names]).reshape(-1, 3),
+        all(model.inside(own, launch.elements) for own, launch in zip(names, launches, strict=True)),
+        family_of(call.op) not in model.uncorrected,
+    )
 
 
 def _chosen(rows: Sequence[Row], asked: Sequence[Row], seed: int) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -55,20 +56,30 @@ class Columns:
         """The numbers of every launch of a call."""
         produced = _produced_bytes(call) if warm else 0.0
         seen: dict[str, int] = {}
+        first = len(SIZES)
         found = []
         for launch in launches:
             seen[launch.kernel] = seen.get(launch.kernel, 0) + 1
-            facts = launch.facts
-            row = _sizes(call, launch, warm)
-            row[5] = produced
-            row[10] = seen[launch.kernel]
-            row += [float(facts.get(name, DEFAULTS.get(name, 0.0))) for name in FACTS]
-            row += [float(facts.get(name, _ABSENT)) for name in self.facts[len(FACTS) :]]
-            grids = launch.grids[:PAIRS]
-            row += [max(1.0, blocks) for blocks, _ in grids] + [0.0] * (PAIRS - len(grids))
-            row += [float(work) for _, work in grids] + [0.0] * (PAIRS - len(grids))
+            row = self._blank.copy()
+            row[:first] = _sizes(call, launch, warm)
+            row[5], row[10] = produced, seen[launch.kernel]
+            for name, value in launch.facts.items():
+                place = self._places.get(name)
+                if place is not None:
+                    row[place] = value
+            for pair, (blocks, work) in enumerate(launch.grids[:PAIRS], self.features):
+                row[pair], row[pair + PAIRS] = max(1.0, blocks), work
             found.append(row)
         return found
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.facts, len(SIZES))}
+
+    @cached_property
+    def _blank(self) -> list[float]:
+        facts = [DEFAULTS.get(name, 0.0) if name in FACTS else _ABSENT for name in self.facts]
+        return [0.0] * len(SIZES) + facts + [0.0] * (2 * PAIRS)
 
 
 def _sizes(call: Call, launch: Launch, warm: bool) -> list[float]:

@@ -23,6 +23,8 @@ from steptime.models.kernels.rows import FIT, Row, of
 
 # A launch counts by its share of its call's time, but never as nothing.
 _LEAST_IMPORTANCE = 0.02
+# Calls of real steps beside swept ones: they are what will be asked.
+_STEP_IMPORTANCE, _SWEPT = 3.0, "sweep"
 # Rows on whole GPUs where there are rows on parts as well: they steady what the few of those leave open.
 _WHOLE_IMPORTANCE = 0.5
 # Folds that the sum of terms is fitted without, so that trees see errors as on new rows.
@@ -33,9 +35,9 @@ _SMOOTHING = 10.0
 _STEPS, _WORTH = ((0.3, 0.1), (0.1, 0.03)), 0.9995
 # Launches that are looked at for that, of every company.
 _LOOKED_AT = 3000
-# Trees: chosen on validation rows; depth and count bound what asking costs.
-_ROUNDS = 250
-_SETTINGS = {"learning_rate": 0.07, "num_leaves": 20, "max_depth": 6, "min_data_in_leaf": 15, "feature_fraction": 0.5}
+# Trees: chosen on validation rows.
+_ROUNDS = 400
+_SETTINGS = {"learning_rate": 0.07, "num_leaves": 31, "max_depth": 8, "min_data_in_leaf": 10, "feature_fraction": 0.5}
 
 
 def fit_model(rows: Sequence[Row], seed: int) -> Model:
@@ -69,7 +71,8 @@ def batch_of(table: Table, weights: Weights, codes: Codes) -> Batch:
 def _importance(table: Table, rows: Sequence[Row]) -> Numbers:
     call_ns = np.asarray([row.time_ns for row in rows])[table.row]
     whole = _WHOLE_IMPORTANCE if (table.share > 1).any() else 1.0
-    found: Numbers = np.clip(table.time_ns / call_ns, _LEAST_IMPORTANCE, 1.0) * np.where(table.share > 1, 1.0, whole)
+    step = np.asarray([1.0 if row.source == _SWEPT else _STEP_IMPORTANCE for row in rows])[table.row]
+    found: Numbers = np.clip(table.time_ns / call_ns, _LEAST_IMPORTANCE, 1.0) * step * np.where(table.share > 1, 1.0, whole)
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime.models.kernels.forms import Arrays, text_array
-from steptime.models.kernels.forms.launched.columns import Columns, Numbers
+from steptime.models.kernels.forms.launched.columns import PAIRS, Columns, Numbers
 from steptime.models.kernels.forms.launched.groups import finest
 from steptime.models.kernels.forms.launched.parts import parts_of
 from steptime.models.kernels.forms.launched.terms import Traffic, terms, traffic
@@ -21,6 +21,8 @@ from steptime.models.kernels.forms.trees import Trees
 LEAST_NS, MOST = 400.0, 1.2
 # What a launch costs beside its bytes where its kernel was never measured (the usual floor of a small cold one).
 _FLOOR_NS = 1000.0
+# Pairs of a grid that trees see.
+_SEEN_PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,9 @@ def base_ns(columns: Columns, weights: Weights, scales: Numbers, batch: Batch) -
 
 def features(columns: Columns, batch: Batch, moved: Traffic, base: Numbers) -> Numbers:
     """What trees see of every launch."""
-    traffic_seen = (moved.memory_bytes, moved.cache_bytes, moved.cold_share)
-    own = np.column_stack([*traffic_seen, base, base * batch.share, batch.share, batch.others, batch.codes])
+    grid = batch.numbers[:, columns.features :]
+    blocks, work = grid[:, :_SEEN_PAIRS], grid[:, PAIRS : PAIRS + _SEEN_PAIRS]
+    bytes_seen = (moved.memory_bytes, moved.cache_bytes, moved.cold_share)
+    part_seen = (base, base * batch.share, batch.share, batch.others, batch.codes)
+    own = np.column_stack([*bytes_seen, *part_seen, blocks, work, blocks * work])
     return np.hstack([batch.numbers[:, : columns.features], own])

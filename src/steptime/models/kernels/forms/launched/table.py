@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,14 @@ from steptime.models.kernels.question import OTHERS, Question
 from steptime.models.kernels.rows import Row
 from steptime.units import dtype_bytes
 
+# Calls whose launches are kept: several steps' worth of distinct ones.
+_KEPT = 20_000
 # What rules may run into on arguments that are not what an op takes.
 _ODD_ARGUMENTS = (IndexError, TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError, OverflowError)
 
 
-def launches_of(call: Call) -> list[Launch]:
+@lru_cache(maxsize=_KEPT)
+def launches_of(call: Call) -> tuple[Launch, ...]:
     """What a call launches, by the rules of its family. Raises InputError where there are none or the call cannot be."""
     family = family_of(call.op)
     rules = families()[family].rules if family else None
@@ -41,7 +45,7 @@ def launches_of(call: Call) -> list[Launch]:
     except _ODD_ARGUMENTS as error:
         raise InputError(f"{call.op}: its arguments are not what the op takes ({error})") from error
     # A kernel over no elements is not launched.
-    return [launch for launch in found if launch.elements > 0]
+    return tuple(launch for launch in found if launch.elements > 0)
 
 
 def checked(question: Question) -> None:
@@ -92,7 +96,7 @@ def table_of(rows: Sequence[Row]) -> Table:
     )
 
 
-def _agreeing(row: Row) -> list[Launch] | None:
+def _agreeing(row: Row) -> tuple[Launch, ...] | None:
     try:
         launched = launches_of(row.question.call)
     except InputError:
