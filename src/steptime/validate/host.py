@@ -19,11 +19,11 @@ import numpy as np
 from steptime.graph.formats.execution_program import to_program
 from steptime.graph.formats.execution_trace import read
 from steptime.measurements.programs import CasePrograms
-from steptime.models.host.calibration import launch_factor, speed_at, speed_of
+from steptime.models.host.calibration import speed_of
 from steptime.models.host.fit import CALIBRATION
 from steptime.models.host.model import HostModel
 from steptime.models.host.predict import HostTime, host_time
-from steptime.models.host.speed import Speed
+from steptime.models.host.speed import STEP, Speed
 
 Row = Mapping[str, Any]
 
@@ -133,28 +133,28 @@ def _hosts(model: HostModel, programs: CasePrograms, launches: Sequence[Mapping[
 
 
 def step_speed(model: HostModel, step: Row, calibrations: Iterable[Row]) -> Speed:
-    """The speed of the processes that timed a step: their own calibration; the shipped one where they have none.
+    """The speed of the processes that timed a step: their own calibration; that of any step where they have none.
 
-    Where a fixed loop was timed beside the repeats, it tells how fast the main thread was.
+    Where a fixed loop was timed beside the repeats, it counts as much.
     """
     first, ranks = int(step["process"].lstrip("p")), int(step["ranks"])
     group = {f"p{first + rank}" for rank in range(ranks)}
     own = [row for row in calibrations if row["run"] == step["run"] and row["process"] in group]
-    speed = speed_of(model, own) or Speed()
-    if step.get("host_probe_ns"):
-        cpu = speed_at(model, [probe / PROBE_VIEWS for probe in step["host_probe_ns"]])
-        speed = Speed(cpu, launch_factor(cpu), speed.backward_cpu)
-    return speed
+    views = [probe / PROBE_VIEWS for probe in step.get("host_probe_ns") or ()]
+    return speed_of(model, own, views) or STEP
 
 
 def device_of(ranks: Sequence[Row]) -> Device:
     """What the device did, from the profiles of all ranks of a case."""
     compute, exposed = zip(*(_computed(row) for row in ranks), strict=True)
-    wires = [np.array([float(np.median(n)) for n, k in zip(row["kernel_ns"], row["kernel"], strict=True) if _is_wire(k)]) for row in ranks]
+    wires = [
+        np.array([float(np.median(n)) for n, k in zip(row["kernel_ns"], row["kernel"], strict=True) if _is_wire(k)])
+        for row in ranks
+    ]
     same = len({len(each) for each in wires}) == 1
     wire_ns = float(np.min(wires, axis=0).sum()) if same else float(min(each.sum() for each in wires))
     ordered = sorted(ranks, key=lambda row: int(row["rank"]))
-    launches = tuple({op: float(count) for op, count in Counter(row["op"]).items()} for row in ordered)
+    launches = tuple({str(op): float(count) for op, count in Counter(row["op"]).items()} for row in ordered)
     return Device(max(compute), max(exposed), wire_ns, launches)
 
 

@@ -1,4 +1,4 @@
-"""How fast a host is now: its `Speed` from a few seconds of calibration rows, one set of factors per box."""
+"""How fast a host is in training steps: its `Speed` from a few seconds of calibration rows, one factor set per box."""
 
 from __future__ import annotations
 
@@ -8,43 +8,32 @@ from typing import Any
 import numpy as np
 
 from steptime.models.host.model import HostModel
-from steptime.models.host.speed import HostCost, Speed
+from steptime.models.host.speed import LAUNCH_PER_CPU, HostCost, Speed
 
 Row = Mapping[str, Any]
 
-# By how much launches slow down where CPU work takes once more as long (seen in the measured rows: 4.5 us become 5.7).
-LAUNCH_PER_CPU = 0.27
+# Steps run in the slow state (speed.STEP says why); bursts of a calibration lie in either, and the slow one is their upper end.
+SLOW_PERCENTILE = 90.0
 
 
-def speed_of(model: HostModel, rows: Iterable[Row]) -> Speed | None:
-    """The factors that a calibration's rows show: means over what was asked, because each was asked at some other moment.
+def speed_of(model: HostModel, rows: Iterable[Row], views_ns: Sequence[float] = ()) -> Speed | None:
+    """The speed of steps on the host that these calibration rows are of; None where they share nothing with the model's.
 
-    None where the rows have nothing in common with what the model was fitted on.
+    `views_ns`: times of one `view` from Python, where such a loop was timed beside the steps.
     """
-    main: list[float] = []
-    backward: list[float] = []
+    factors: list[float] = []
     for row in rows:
         cost = model.around.get(f"calibrated {row['kind']} {row['op']}")
         if cost is not None and cost.cpu_ns > 0:
-            (backward if row["kind"] == "backward_node" else main).append(_factor(cost, float(np.median(row["times_ns"]))))
-    if not main:
-        return None
-    cpu = float(np.mean(main))
-    return Speed(cpu, launch_factor(cpu), float(np.mean(backward)) if backward else cpu)
-
-
-def speed_at(model: HostModel, view_ns: Sequence[float]) -> float:
-    """The factor of CPU work from times of one `view` from Python, the call that measured rows have beside every burst."""
-    return float(np.mean(view_ns)) / model.reference_cpu_ns
-
-
-def launch_factor(cpu: float) -> float:
-    """How launches slow down with the CPU: they were never seen to do so by themselves for longer than a burst."""
-    return 1.0 + LAUNCH_PER_CPU * (cpu - 1.0)
+            factors.extend(_factor(cost, time_ns) for time_ns in row["times_ns"])
+            factors.extend(view_ns / model.reference_cpu_ns for view_ns in row["reference_cpu_ns"] or ())
+    found = [float(np.percentile(factors, SLOW_PERCENTILE))] if factors else []
+    if views_ns:
+        found.append(float(np.median(views_ns)) / model.reference_cpu_ns)
+    return Speed.of_cpu(float(np.mean(found))) if found else None
 
 
 def _factor(cost: HostCost, time_ns: float) -> float:
     """The factor at which a cost takes so long, its launches slowing down with it."""
     own = time_ns - (1.0 - LAUNCH_PER_CPU) * cost.launch_ns
-    # Below half of the fast state there is nothing: it is noise in a small difference.
-    return max(0.5, own / (cost.cpu_ns + LAUNCH_PER_CPU * cost.launch_ns))
+    return own / (cost.cpu_ns + LAUNCH_PER_CPU * cost.launch_ns)

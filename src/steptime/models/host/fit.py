@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime.errors import InputError
+from steptime.graph.program import Program
 from steptime.models.host.model import (
     ALLOCATION,
     CLASSES,
@@ -24,6 +25,7 @@ from steptime.models.host.model import (
     ProfilerCost,
     class_of,
 )
+from steptime.models.host.recorded import between_forward_ns, first_call
 from steptime.models.host.speed import HostCost
 
 Row = Mapping[str, Any]
@@ -58,14 +60,21 @@ CALIBRATED = {
     "op": 0.0, "op_autograd": 1.0, "backward_node": 5.0, "optimizer_step": 0.0, "module_call": 0.0, "alloc": 0.0, "launch": 1.0,
     "op_without_launch": 0.0,
 }  # fmt: skip
+# Hardly more than its binding: a tensor of the same memory that needs no gradient.
+CHEAPEST = "aten::detach"
 # What only several ranks do.
 TOGETHER_KINDS = ("collective_call", "ddp_forward_fixed", "ddp_backward", "ddp_backward_fixed", "ddp_bucket")
+# Under which profiler shipped traces were recorded.
+TRACED_WITH = "cpu_cuda"
 PROFILERS = ("cuda", "cpu_cuda", "execution_trace", "after")
 _RECIPE = ("cpu", "os_kernel", "python", "torch", "cuda", "driver", "nccl", "date", "machine", "command")
 
 
-def fit(rows: Iterable[Row]) -> HostModel:
-    """The model of the host whose rows these are: those of one rank alone, with the reference calls beside each burst."""
+def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
+    """The model of the host whose rows these are: those of one rank alone, with the reference calls beside each burst.
+
+    `traces`: programs recorded by a profiler, for what only whole steps tell (`recorded`).
+    """
     every = list(rows)
     swept = [row for row in every if row["source"] != CALIBRATION]
     alone = [row for row in swept if row["share"] == 1]
@@ -75,23 +84,40 @@ def fit(rows: Iterable[Row]) -> HostModel:
         raise InputError("no unprofiled host costs with reference times to fit on; run steptime measure host")
     pace = _pace(off)
     ops = _ops(off, _launches(alone), pace)
+    bindings = [cost.cpu_ns for name, cost in ops.items() if name == CHEAPEST]
     # A single rank has nobody to meet; its rows serve where no others were measured.
     shared = {**_mechanisms(off, TOGETHER_KINDS, pace), **_mechanisms(together, TOGETHER_KINDS, pace)}
     called = {name: cost for name, cost in shared.items() if name.startswith("collective_call ")}
     classes = _classes(ops, called)
     around = {**_mechanisms(off, MAIN_KINDS, pace), **_backward(off, ops, pace), **_forms(off, pace), **shared}
+    around["between forward"] = around.get("between_forward sequential_relu", HostCost())
     around |= calibrated(off, [row for row in every if row["source"] == CALIBRATION], _launches(alone), pace)
     first = off[0]
-    return HostModel(
+    model = HostModel(
         recipe={name: str(first[name]) for name in _RECIPE if first.get(name) is not None},
         reference_cpu_ns=pace.cpu_ns,
         reference_launch_ns=pace.without_ns + pace.launch_ns,
         launch_ns=pace.launch_ns,
+        binding_ns=bindings[0] if bindings else 0.0,
         ops=dict(sorted(ops.items())),
         classes=classes,
         around=dict(sorted((name, cost) for name, cost in around.items())),
         profilers={name: _profiler(alone, name) for name in PROFILERS if any(row["profiler"] == name for row in alone)},
     )
+    return _with_traces(model, list(traces))
+
+
+def _with_traces(model: HostModel, traces: Sequence[Program]) -> HostModel:
+    """The model with what recorded steps tell besides."""
+    if not traces or TRACED_WITH not in model.profilers:
+        return model
+    model = replace(model, first_call=first_call(traces))
+    # Nothing between ops, so that their own cost is what the trace's ops are compared with.
+    bare = replace(model, around={**model.around, "between forward": HostCost()})
+    between = between_forward_ns(traces, bare, model.profilers[TRACED_WITH])
+    if between is None:
+        return model
+    return replace(model, around={**model.around, "between forward": HostCost(between)})
 
 
 @dataclass(frozen=True)
@@ -137,6 +163,7 @@ def _ops(off: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pa
     for (op, _), count in launches.items():
         usual[name_of(op)].append(count)
     found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    bound: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for row in off:
         if row["kind"] not in ("op", "op_python"):
             continue
@@ -146,8 +173,11 @@ def _ops(off: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pa
         cpu, launch = pace.of(row)
         times = np.asarray(row["times_ns"], dtype=np.float64)
         own = float(np.median(np.maximum(times - count * pace.launch_ns * launch, LEAST_CPU * times) / cpu))
-        found[name].append((_tensors(row["call"]), max(0.0, own - (extra_ns if row["kind"] == "op" else 0.0)), count))
-    return {name: _op(name, seen) for name, seen in found.items()}
+        if row["kind"] == "op":
+            found[name].append((_tensors(row["call"]), max(0.0, own - extra_ns), count))
+        else:
+            bound[name].append((_tensors(row["call"]), own, count))
+    return {name: _op(name, bound.get(name) or seen) for name, seen in found.items()}
 
 
 def _op(name: str, seen: Sequence[tuple[int, float, float]]) -> OpCost:
@@ -205,7 +235,9 @@ def _mechanisms(off: Sequence[Row], kinds: Sequence[str], pace: Pace) -> dict[st
             found[f"{row['kind']} {row['op']}"].append(own)
     # Slopes are differences of single passes, a few of which lie far off: no mean.
     return {
-        name: HostCost(max(0.0, float(np.median(np.concatenate(own)))), LAUNCHING.get(name.partition(" ")[0], 0.0) * pace.launch_ns)
+        name: HostCost(
+            max(0.0, float(np.median(np.concatenate(own)))), LAUNCHING.get(name.partition(" ")[0], 0.0) * pace.launch_ns
+        )
         for name, own in found.items()
     }
 
@@ -225,18 +257,21 @@ def _forms(off: Sequence[Row], pace: Pace) -> dict[str, HostCost]:
 
 def _backward(off: Sequence[Row], ops: Mapping[str, OpCost], pace: Pace) -> dict[str, HostCost]:
     """Costs of the backward thread: the engine per node, gradients taken over, DDP's hooks, starting it all."""
-    found, engine = {}, []
-    for row in off:
-        fast = float(np.percentile(row["times_ns"], BACKWARD_PERCENTILE))
-        if row["kind"] in BACKWARD_KINDS:
-            found[f"{row['kind']} {row['op']}"] = HostCost(max(0.0, fast))
-        elif row["kind"] == "backward_node" and (op := ops.get(NODES.get(row["op"], ""))) is not None:
-            engine.append(fast - op.cpu_ns - op.launches * pace.launch_ns)
-    if engine:
-        found["engine node"] = HostCost(max(0.0, float(np.median(engine))))
-    calls = [cost.cpu_ns for name, cost in found.items() if name.startswith("backward_call ")]
+    nodes = [row for row in off if row["kind"] == "backward_node"]
+    fast = {row["op"]: float(np.percentile(row["times_ns"], BACKWARD_PERCENTILE)) for row in nodes}
+    if not fast:
+        return {}
+    slowness = float(np.median([np.median(row["times_ns"]) / fast[row["op"]] for row in nodes if fast[row["op"]] > 0]))
+    known = [(fast[form], ops[op]) for form, op in NODES.items() if form in fast and op in ops]
+    engine = [time_ns - op.cpu_ns - op.launches * pace.launch_ns for time_ns, op in known]
+    found = {"engine node": HostCost(max(0.0, float(np.median(engine))))} if engine else {}
+    # Differences of single passes scatter too much for their fast end: their middle, at the usual slowness of the thread.
+    for kind in BACKWARD_KINDS:
+        for row in off:
+            if row["kind"] == kind:
+                found[f"{kind} {row['op']}"] = HostCost(max(0.0, float(np.median(row["times_ns"])) / slowness))
+    calls = [found.pop(name).cpu_ns for name in list(found) if name.startswith("backward_call ")]
     if calls:
-        found = {name: cost for name, cost in found.items() if not name.startswith("backward_call ")}
         found["backward_call all"] = HostCost(float(np.median(calls)))
     return found
 

@@ -49,10 +49,12 @@ class HostModel:
     reference_cpu_ns: float  # what the reference calls of measured rows take at speed 1
     reference_launch_ns: float
     launch_ns: float  # one launch
+    binding_ns: float  # what calling an op from Python costs more than from within another op
     ops: Mapping[str, OpCost]  # by name without overload: aten::mm
     classes: Mapping[str, OpCost]  # for ops never seen
     around: Mapping[str, HostCost]  # between ops and per mechanism: `kind op`, as measured rows name them
     profilers: Mapping[str, ProfilerCost] = field(default_factory=dict)
+    first_call: float = 1.0  # how many times as long the first call of an op takes in each phase of a step
     schema_version: int = SCHEMA_VERSION
 
     def mechanism(self, kind: str, op: str) -> HostCost:
@@ -99,12 +101,14 @@ def shipped_host(name: str) -> HostModel:
     return HostModel.load(path)
 
 
-# Ops that make another view of the same memory; PyTorch's native_functions marks them so.
-_VIEWS = frozenset(
-    "alias as_strided detach diagonal expand expand_as flatten lift_fresh narrow permute real reshape reshape_as select slice"
-    " split split_with_sizes squeeze swapaxes t transpose unbind unflatten unfold unsqueeze view view_as _reshape_alias"
-    " _unsafe_view chunk movedim broadcast_to broadcast_tensors resize_ resize_as_ set_ size contiguous to detach_ numpy_T".split()
-)
+# Ops that make another view of the same memory, change its size, or only ask: none launches anything on contiguous tensors.
+_VIEWS = frozenset({
+    "alias", "as_strided", "broadcast_tensors", "chunk", "contiguous", "detach", "detach_", "diagonal", "expand", "expand_as",
+    "flatten", "is_coalesced", "lift_fresh", "movedim", "narrow", "permute", "real", "reshape", "reshape_as", "resize_",
+    "resize_as_", "result_type", "select", "set_", "slice", "sparse_dim", "split", "split_with_sizes", "squeeze", "t", "to",
+    "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "_indices", "_nnz", "_reshape_alias",
+    "_unsafe_view", "_values",
+})  # fmt: skip
 
 
 def class_of(name: str) -> str:

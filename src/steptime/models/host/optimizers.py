@@ -9,26 +9,28 @@ from steptime.models.host.speed import HostCost
 
 # Class names as the label of a step has them -> the measured optimiser.
 _KINDS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad", "RowwiseAdagrad": "rowwise_adagrad"}
-# What plain SGD adds to a parameter with gradients of looked-up rows only.
-_SPARSE = ("aten::index_add_", "aten::_coalesce", "aten::coalesce", "aten::sparse_mask")
+# What is called once for each parameter whose gradient holds looked-up rows only.
+_PER_SPARSE = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
 
 
-def optimizer_cost(model: HostModel, label: str, inside: Sequence[tuple[str, int]]) -> tuple[HostCost, str]:
+def optimizer_cost(
+    model: HostModel, label: str, inside: Sequence[tuple[str, int]], nested: frozenset[str] = frozenset()
+) -> tuple[HostCost, str]:
     """The cost of a step and, where it is that of another optimiser, which one is missing.
 
-    `inside`: the ops of the step, each with how many tensors it works on.
+    `inside`: the ops that the step calls, each with how many tensors it works on; `nested`: names of those inside them.
     """
     name = label.partition("#")[2].partition(".")[0]
     kind = _KINDS.get(name, "")
     way, count = _way(inside)
-    if kind == "sgd" and way == "foreach" and any(op.startswith("aten::_foreach_mul") for op, _ in inside):
+    if kind == "sgd" and any(op.startswith("aten::_foreach_mul") for op, _ in inside):
         kind = "sgd_momentum"
-    if any(op.startswith(_SPARSE) for op, _ in inside) and kind in ("sgd", "rowwise_adagrad"):
-        way, count = "sparse", sum(op == "aten::index_add_" or op == "aten::add_" for op, _ in inside)
+    if kind in _PER_SPARSE and way == "for_loop" and "aten::_values" in nested:
+        way, count = "sparse", sum(op == _PER_SPARSE[kind] for op, _ in inside)
     measured = f"{kind}_{way}"
     if f"optimizer_step {measured}" in model.around:
         return _cost(model, measured, count), ""
-    return _cost(model, f"adam_{'foreach' if way == 'sparse' else way}", count), f"optimiser {name or label}"
+    return _cost(model, f"adam_{way}", count), f"optimiser {name or label}"
 
 
 def zero_grad_cost(model: HostModel, parameters: int) -> HostCost:

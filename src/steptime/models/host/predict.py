@@ -10,18 +10,16 @@ whole.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-
-import numpy as np
 
 from steptime.errors import InputError
 from steptime.graph.collectives import collective_kind
 from steptime.graph.program import Phase, Program, Tensor, Value
 from steptime.models.host.model import COLLECTIVE, FOREACH, HostModel, class_of
 from steptime.models.host.optimizers import optimizer_cost, zero_grad_cost
-from steptime.models.host.speed import SHIPPED, HostCost, Speed
+from steptime.models.host.speed import STEP, HostCost, Speed
 
 _ENGINE = "autograd::engine::evaluate_function"
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -33,6 +31,10 @@ _CALLS = {
     "all_reduce": "all_reduce", "all_to_all": "all_to_all_single", "all_gather": "all_gather_into_tensor",
     "reduce_scatter": "reduce_scatter_tensor", "broadcast": "broadcast",
 }  # fmt: skip
+
+
+# An op called by another saves the Python binding, but never more than three quarters of what a call from Python takes.
+LEAST_INSIDE = 0.25
 
 
 class Part(Enum):
@@ -53,21 +55,21 @@ class HostTime:
     launches: float
     warnings: tuple[str, ...] = ()
 
-    def phase_ns(self, speed: Speed = SHIPPED) -> dict[Phase, float]:
-        """Nanoseconds of every phase; the backward pass at its own speed."""
+    def phase_ns(self, speed: Speed = STEP) -> dict[Phase, float]:
+        """Nanoseconds of every phase."""
         found = dict.fromkeys(Phase, 0.0)
         for (phase, _), cost in self.costs.items():
-            found[phase] += speed.time_ns(cost, backward=phase == Phase.BACKWARD)
+            found[phase] += speed.time_ns(cost)
         return found
 
-    def part_ns(self, speed: Speed = SHIPPED) -> dict[Part, float]:
+    def part_ns(self, speed: Speed = STEP) -> dict[Part, float]:
         """Nanoseconds of every part."""
         found = dict.fromkeys(Part, 0.0)
-        for (phase, part), cost in self.costs.items():
-            found[part] += speed.time_ns(cost, backward=phase == Phase.BACKWARD)
+        for (_, part), cost in self.costs.items():
+            found[part] += speed.time_ns(cost)
         return found
 
-    def total_ns(self, speed: Speed = SHIPPED) -> float:
+    def total_ns(self, speed: Speed = STEP) -> float:
         """Nanoseconds of the step: forward and backward take turns, so that they add up."""
         return sum(self.phase_ns(speed).values())
 
@@ -95,6 +97,7 @@ class _Walk:
     given: Mapping[str, float] | None
     costs: dict[tuple[Phase, Part], HostCost] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)
+    called: set[tuple[int, Phase, str]] = field(default_factory=set)
     nodes: int = 0
     launched: float = 0.0
 
@@ -124,7 +127,7 @@ class _Walk:
 
     def result(self) -> HostTime:
         costs = {key: cost.times(self.share) for key, cost in self.costs.items()}
-        warnings = ()
+        warnings: tuple[str, ...] = ()
         if self.unknown:
             most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5))
             warnings = (f"host costs of {len(self.unknown)} ops were never measured and are those of their class: {most}",)
@@ -135,7 +138,7 @@ class _Walk:
         name, phase = self.names[row], self.phases[row]
         if name.startswith("Optimizer.step"):
             inside = [(self.names[child], self._listed(child)) for child in self.children.get(row, ())]
-            cost, note = optimizer_cost(self.model, name, inside)
+            cost, note = optimizer_cost(self.model, name, inside, frozenset(self._nested(row)))
             self.add(phase, Part.OPTIMIZER, cost)
             self.unknown.update([note] if note else [])
         elif name.startswith("Optimizer.zero_grad"):
@@ -154,18 +157,14 @@ class _Walk:
             self._python(row)
         else:
             if phase == Phase.FORWARD:
-                self.add(phase, Part.BETWEEN, self.model.mechanism("between_forward", "sequential_relu"))
+                self.add(phase, Part.BETWEEN, self.model.mechanism("between", "forward"))
                 self.add(phase, Part.BETWEEN, self.model.mechanism("record", "graph"))
-            self._op(row)
+            self._op(row, outermost=phase != Phase.BACKWARD)
 
     def _visit_node(self, row: int) -> None:
         """What a node of the backward pass does: its function, then hooks and sums of gradients."""
         name, phase = self.names[row], self.phases[row]
-        if name == _ACCUMULATE:
-            # The engine's share of this node is in what was measured of taking over a gradient.
-            engine, whole = self.model.mechanism("engine", "node"), self.model.mechanism("accumulate_grad", "take")
-            self.add(phase, Part.BETWEEN, HostCost(max(0.0, whole.cpu_ns - engine.cpu_ns)))
-        elif name == _DDP_GRADIENT:
+        if name == _DDP_GRADIENT:
             self.add(phase, Part.DATA_PARALLEL, self.model.mechanism("ddp_backward", "ddp"))
         elif collective_kind(name) == "all_reduce":
             self.add(phase, Part.DATA_PARALLEL, self.model.mechanism("ddp_bucket", "ddp"))
@@ -192,7 +191,7 @@ class _Walk:
     def _wraps_itself(self, row: int) -> bool:
         return any(self.names[child] == self.names[row] for child in self.children.get(row, ()))
 
-    def _op(self, row: int) -> None:
+    def _op(self, row: int, *, outermost: bool = False) -> None:
         name, phase, inside = self.names[row], self.phases[row], self.children.get(row, ())
         if class_of(name) == COLLECTIVE:
             self._collective(row)
@@ -207,8 +206,11 @@ class _Walk:
         if not measured and "::" in name:
             self.unknown[name] += 1
         tensors = self._listed(row) if class_of(name) == FOREACH else 0
-        self.add(phase, Part.OPS, HostCost(cost.cpu_ns + tensors * cost.per_tensor_ns))
-        self._launches(row, cost.launches)
+        binding_ns = 0.0 if outermost else min(self.model.binding_ns, (1.0 - LEAST_INSIDE) * cost.cpu_ns)
+        own = HostCost(cost.cpu_ns - binding_ns + tensors * cost.per_tensor_ns)
+        factor = self._coldness(row)
+        self.add(phase, Part.OPS, own.times(factor))
+        self._launches(row, cost.launches, factor)
 
     def _collective(self, row: int) -> None:
         kind = _CALLS.get(collective_kind(self.names[row]), "")
@@ -224,14 +226,24 @@ class _Walk:
         """What an op launches besides the ops in it; Python's own launches take several times as long."""
         count = self.each.get(self.names[row], 0.0)
         self.launched += count
+        if not count:
+            return
         cost = self.model.mechanism("table_batched", "forward_sgd") if python else HostCost(0.0, self.model.launch_ns)
-        self.add(self.phases[row], Part.LAUNCHES, cost.times(count))
+        self.add(self.phases[row], Part.LAUNCHES, cost.times(count - 1.0 + self._coldness(row)))
 
-    def _launches(self, row: int, usual: float) -> None:
+    def _launches(self, row: int, usual: float, factor: float) -> None:
         """Launches of an op and of all inside it."""
         count = usual if self.given is None and not self._on_cpu(row) else self._given(row)
         self.launched += count
-        self.add(self.phases[row], Part.LAUNCHES, HostCost(0.0, self.model.launch_ns * count))
+        self.add(self.phases[row], Part.LAUNCHES, HostCost(0.0, self.model.launch_ns * count * factor))
+
+    def _coldness(self, row: int) -> float:
+        """How many times as long a call takes: more where it is the first of its op in this phase of this step."""
+        key = (int(self.program.ops.step[row]), self.phases[row], self.names[row])
+        if key in self.called:
+            return 1.0
+        self.called.add(key)
+        return self.model.first_call
 
     def _given(self, row: int) -> float:
         own = 0.0 if self._wraps_itself(row) else self.each.get(self.names[row], 0.0)
@@ -243,25 +255,24 @@ class _Walk:
 
     def _listed(self, row: int) -> int:
         """Tensors in the longest list of an op's arguments; 1 without lists."""
-        return max([1, *(len(value) for value in self._inputs(row) if isinstance(value, tuple))])
+        return max((len(value) for value in self._inputs(row) if isinstance(value, tuple)), default=1)
 
     def _on_cpu(self, row: int) -> bool:
         """Whether an op works on tensors of the CPU alone: those launch nothing."""
         tensors = [value for value in self._inputs(row) if isinstance(value, Tensor)]
         return bool(tensors) and all(tensor.device == "cpu" for tensor in tensors)
 
+    def _nested(self, row: int) -> Iterator[str]:
+        for child in self.children.get(row, ()):
+            yield self.names[child]
+            yield from self._nested(child)
+
     def _parameters(self) -> int:
-        """Parameters of the step: gradients that the backward pass takes over."""
-        return round(sum(name == _ACCUMULATE for name in self.names) * self.share)
+        """Parameters that one optimiser clears: gradients that the backward pass takes over, the same number for each."""
+        clears = sum(name.startswith("Optimizer.zero_grad") for name in self.names)
+        return round(sum(name == _ACCUMULATE for name in self.names) / max(1, clears))
 
 
 def _is_python(name: str) -> bool:
     """Whether a node's function is written in Python: built-in ones end in a number (AddmmBackward0)."""
     return name.endswith("Backward") or not name[-1:].isdigit()
-
-
-def mean_speed(speeds: Sequence[Speed]) -> Speed:
-    """The geometric mean of several speeds."""
-    logs = np.log([[each.cpu, each.launch, each.backward_cpu] for each in speeds])
-    cpu, launch, backward = np.exp(logs.mean(axis=0))
-    return Speed(float(cpu), float(launch), float(backward))
