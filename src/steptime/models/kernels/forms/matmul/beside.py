@@ -29,18 +29,21 @@ def copy_bytes(products: Products) -> Column:
         [products.n * size, products.m * products.n * size, result],
         0,
     )
-    return np.where(bias_copied(products), result + bias, 0) + products.copied_bytes
+    found: Column = np.where(bias_copied(products), result + bias, 0) + products.copied_bytes
+    return found
 
 
 def copies(products: Products) -> Column:
     """How many copies each product launches first."""
-    return bias_copied(products).astype(np.int64) + products.copied
+    found: Column = bias_copied(products).astype(np.int64) + products.copied
+    return found
 
 
 def copy_ns(lines: Lines, products: Products) -> Column:
     """ns that all copies of each product take."""
     start, per_byte = lines[ROLES.index(COPY)]
-    return copies(products) * start + copy_bytes(products) * per_byte
+    found: Column = copies(products) * start + copy_bytes(products) * per_byte
+    return found
 
 
 def _line(sizes: Column, times_ns: Column) -> tuple[float, float]:

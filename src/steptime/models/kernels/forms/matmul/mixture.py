@@ -138,7 +138,7 @@ class Mixture:
         for layer in ("first", "second"):
             read = network[f"{layer}_weight"] @ read
             read += network[f"{layer}_bias"][:, None]
-            read /= 1 + np.exp(-read)  # SiLU
+            np.maximum(read, 0, out=read)
         out = network["last_weight"] @ read + network["last_bias"][:, None]
         flags = network["flags"] @ inputs.flags
         return Mixed((mean + flags + np.float32(MOST_CORRECTION) * np.tanh(out[0])).astype(np.float32), out[1:])

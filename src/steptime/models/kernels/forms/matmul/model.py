@@ -16,7 +16,7 @@ from steptime.models.kernels.forms.matmul.names import PATTERNS
 from steptime.models.kernels.forms.matmul.product import Column, Products, of_columns, of_questions
 from steptime.models.kernels.question import Answer, LaunchTime, Question
 
-_CHUNK = 8192  # products at once: what their columns take stays in a core's cache
+_CHUNK = 4096  # products at once: what their columns take stays in a core's cache
 _SLACK = 0.01  # octaves by which a size may leave the fitted range and still count as inside
 
 

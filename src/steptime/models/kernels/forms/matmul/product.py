@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.call import Argument, Call, TensorArg
 from steptime.models.kernels.launches import contiguous
 from steptime.models.kernels.question import OTHERS, Question
 from steptime.units import dtype_bytes
@@ -76,12 +76,11 @@ class _Matrix:
     copied_bytes: int = 0
 
 
-def _matrix(call: Call, tensor: TensorArg) -> _Matrix:
+def _matrix(call: Call, tensor: Argument) -> _Matrix:
     dims = 3 if "bmm" in call.op else 2
     if not isinstance(tensor, TensorArg) or len(tensor.shape) != dims:
-        raise InputError(
-            f"{call.op}: an operand is {getattr(tensor, 'shape', tensor)!r}, expected a tensor of {dims} dimensions"
-        )
+        given = tensor.shape if isinstance(tensor, TensorArg) else tensor
+        raise InputError(f"{call.op}: an operand is {given!r}, expected a tensor of {dims} dimensions")
     rows, columns = tensor.shape[-2:]
     strides = tensor.strides if tensor.strides is not None else contiguous(tensor.shape)
     by_row, by_column = strides[-2:]
@@ -96,52 +95,48 @@ def _matrix(call: Call, tensor: TensorArg) -> _Matrix:
     return _Matrix(batch, rows, columns, 0, columns, moved)
 
 
-def _bias_code(call: Call, operands: Sequence[Any], batch: int) -> int:
-    if len(operands) == 2:
-        return 0
-    bias, beta = operands[0], dict(call.kwargs).get("beta", 1)
+def _bias_code(call: Call, product: tuple[int, ...]) -> int:
+    bias, beta = call.args[0], dict(call.kwargs).get("beta", 1)
     if not isinstance(bias, TensorArg):
         raise InputError(f"{call.op}: the bias is {bias!r}, expected a tensor")
+    given = bias.shape[::-1]  # broadcasting goes by the last dimensions
+    if len(given) > len(product) or any(have not in (1, want) for have, want in zip(given, product[::-1], strict=False)):
+        raise InputError(f"{call.op}: a bias of shape {bias.shape} cannot be added to a result of shape {product}")
     if beta == 0:
         return 0
-    if len(bias.shape) == 1:
+    if len(given) <= 1:
         return 1
-    return 3 if len(bias.shape) == 3 and bias.shape[0] == batch > 1 else 2
+    return 3 if len(given) == 3 and bias.shape[0] > 1 else 2
+
+
+def _operands(call: Call, first: int) -> tuple[_Matrix, _Matrix]:
+    if len(call.args) < first + 2:
+        raise InputError(f"{call.op} has {len(call.args)} arguments, expected {first + 2}")
+    dtypes = {tensor.dtype for tensor in call.tensors()}
+    if len(dtypes) != 1 or not dtypes <= set(_OF_DTYPE):
+        raise InputError(f"{call.op}: no fit for dtype {', '.join(sorted(dtypes))}; there are {', '.join(_OF_DTYPE)}")
+    left, right = (_matrix(call, argument) for argument in call.args[first : first + 2])
+    shapes = [tensor.shape for tensor in call.tensors()][first : first + 2]
+    if left.columns != right.rows or left.batch != right.batch:
+        raise InputError(f"{call.op}: operands of shapes {shapes[0]} and {shapes[1]} cannot be multiplied")
+    if min(left.rows, left.columns, right.columns, left.batch) < 0:
+        raise InputError(f"{call.op}: operands of shapes {shapes[0]} and {shapes[1]} have a negative size")
+    return left, right
 
 
 @lru_cache(maxsize=65536)
 def _numbers(call: Call) -> tuple[int, ...]:
-    """Of one call: m, n, k, batch, layout, leading_a, leading_b, precision, operation, bias, copied, copied_bytes, hot_a, hot_b."""
+    """The fields of `Products` up to `hot_b`, of one call."""
     name = call.op.partition("::")[2].partition(".")[0]
     if name not in OPERATIONS:
         raise InputError(f"{call.op} is no matrix product that is modelled; these are: {', '.join(OPERATIONS)}")
     first = 1 if name in ("addmm", "baddbmm") else 0
-    if len(call.args) < first + 2:
-        raise InputError(f"{call.op} has {len(call.args)} arguments, expected {first + 2}")
-    left, right = (_matrix(call, argument) for argument in call.args[first : first + 2])  # type: ignore[arg-type]
-    shapes = [tensor.shape for tensor in call.tensors()]
-    if left.columns != right.rows or left.batch != right.batch:
-        raise InputError(f"{call.op}: operands of shapes {shapes[first]} and {shapes[first + 1]} cannot be multiplied")
-    if min(left.rows, left.columns, right.columns, left.batch) < 0:
-        raise InputError(f"{call.op}: operands of shapes {shapes[first]} and {shapes[first + 1]} have a negative size")
-    dtypes = {tensor.dtype for tensor in call.tensors()}
-    if len(dtypes) != 1 or not dtypes <= set(_OF_DTYPE):
-        raise InputError(f"{call.op}: no fit for dtype {', '.join(sorted(dtypes))}; there are {', '.join(_OF_DTYPE)}")
+    left, right = _operands(call, first)
+    result = (left.batch, left.rows, right.columns) if "bmm" in name else (left.rows, right.columns)
     return (
-        *(
-            left.rows,
-            right.columns,
-            left.columns,
-            left.batch,
-            left.transposed + 2 * right.transposed,
-            left.leading,
-            right.leading,
-        ),
-        *(
-            PRECISIONS.index(_OF_DTYPE[call.dtype]),
-            OPERATIONS.index(name),
-            _bias_code(call, call.args[: first + 2], left.batch),
-        ),
+        *(left.rows, right.columns, left.columns, left.batch, left.transposed + 2 * right.transposed),
+        *(left.leading, right.leading, PRECISIONS.index(_OF_DTYPE[call.dtype]), OPERATIONS.index(name)),
+        _bias_code(call, result) if first else 0,
         *(int(left.copied_bytes > 0) + int(right.copied_bytes > 0), left.copied_bytes + right.copied_bytes),
         *(int(first in call.written), int(first + 1 in call.written)),
     )
@@ -178,15 +173,14 @@ def _codes(name: str, values: Any, length: int) -> Column:
         for place, word in enumerate(words):
             found[given == word] = place
         if (found < 0).any():
-            raise InputError(
-                f"{name} {given[found < 0].flat[0]!r} of a matrix product is unknown; there are {', '.join(words)}"
-            )
+            unknown = given[found < 0].flat[0]
+            raise InputError(f"a matrix product's {name} is {str(unknown)!r}, which is not one of {', '.join(words)}")
         given = found
     return np.broadcast_to(given, length)
 
 
 def of_columns(columns: Mapping[str, Any]) -> Products:
-    """Products from arrays `m`, `n`, `k` and, where they differ from one contiguous cold `mm` of fp32 on a whole GPU, other fields."""
+    """Products from arrays `m`, `n`, `k` and what differs from a contiguous cold `mm` of fp32 on a whole GPU."""
     names = {field.name for field in fields(Products)}
     if unknown := set(columns) - names:
         raise InputError(f"a matrix product has no column {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")

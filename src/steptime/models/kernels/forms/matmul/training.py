@@ -153,7 +153,7 @@ def _forward(torch: Any, own: dict[str, Any], rows: dict[str, Any], along_n: Any
     # The correction reads the mixture without steering it.
     read = torch.cat([read, rows["waves"], (mean.detach() - 9) / 3, spread.detach()], 1)
     for layer in ("first", "second"):
-        read = torch.nn.functional.silu(read @ own[f"{layer}_weight"].T + own[f"{layer}_bias"])
+        read = torch.relu(read @ own[f"{layer}_weight"].T + own[f"{layer}_bias"])
     out = read @ own["last_weight"].T + own["last_bias"]
     total = mean[:, 0] + flags[:, 0] + MOST_CORRECTION * torch.tanh(out[:, 0])
     return total, log_choice, logs + flags, out[:, 1:]
