@@ -103,6 +103,34 @@ def test_identical_ranks_in_lock_step_get_the_slowdown_of_the_law(ranks: int) ->
     assert timeline.end_ns[0] == pytest.approx(300_000 * slowdown, rel=1e-3)
 
 
+def crowded() -> tuple[list[Cohort], Shared]:
+    """Four ranks whose works differ a little in length, so that everybody's company changes all the time."""
+    random = np.random.default_rng(4)
+    cohort = busy_ranks(4, works=60)
+    lengths = (np.exp(random.normal(9, 1, (60, 1, 1))) * random.uniform(0.9, 1.1, (60, 4, 2))).astype(np.int64)
+    cohort = replace(cohort, timing=replace(cohort.timing, duration_ns=lengths))
+    return [cohort], Shared(LAW, random_demands([cohort], 5))
+
+
+def test_crowded_ranks_settle_and_the_same_comes_out_again() -> None:
+    cohorts, shared = crowded()
+    timeline, settling = simulate_shared(cohorts, shared, rounds_at_most=20)
+    again, _ = simulate_shared(cohorts, shared, rounds_at_most=20)
+    assert settling.settled
+    assert settling.rounds > 2
+    assert (timeline.end_ns == again.end_ns).all()
+    assert (timeline.end_ns > simulate(cohorts).end_ns).all()
+
+
+def test_rounds_are_bounded_and_what_is_left_is_said() -> None:
+    cohorts, shared = crowded()
+    timeline, settling = simulate_shared(cohorts, shared, rounds_at_most=1)
+    assert settling.rounds == 1
+    assert not settling.settled
+    assert settling.change > SETTLED
+    assert (timeline.end_ns == simulate(cohorts).end_ns).all()
+
+
 def test_a_work_is_slowed_only_while_the_other_runs() -> None:
     """Rank 1 comes when rank 0 is half done; both then share, until one is alone again."""
     cohort = busy_ranks(2, works=1, duration_ns=100_000, starts_ns=(0, 50_000))
@@ -149,6 +177,19 @@ def test_steady_ranks_meet_across_the_ends_of_the_window() -> None:
     slowdown = LAW.slowdown(np.full(2, 0.6), np.ones(2))[0]
     assert settling.settled
     assert found.period_ns[0] == pytest.approx(plain.period_ns[0] * slowdown, rel=1e-3)
+
+
+def test_demand_of_works_follows_from_bytes_and_times() -> None:
+    nbytes, alone_ns = np.array([0.0, 1e6, 1e9, 1e6]), np.array([1_000, 1_000, 1_000_000, 0])
+    factor = np.array([1.0, 1.0, 1.0, 1.0]).reshape(-1, 1, 1)
+    found = Demand.of(LAW, nbytes.reshape(-1, 1, 1), alone_ns.reshape(-1, 1, 1), 4, factor)
+    used, waits = found.used[:, 0, 0], found.sensitivity[:, 0, 0]
+    assert used[0] == used[3] == waits[3] == 0.0
+    assert 0.0 < used[1] <= used[2] <= LAW.part_bandwidth(4)
+    assert waits[0] > 0.5
+    left_out = Demand.of(LAW, nbytes.reshape(-1, 1, 1), alone_ns.reshape(-1, 1, 1), 4, 0.0)
+    assert not left_out.used.any()
+    assert not left_out.sensitivity.any()
 
 
 def test_demands_outside_their_range_are_refused() -> None:
