@@ -11,12 +11,15 @@ from steptime.models.kernels.call import Call
 from steptime.models.kernels.launches import Launch, Operand, fresh, hot
 from steptime.models.kernels.launches.arguments import integer, tensor
 from steptime.models.kernels.launches.copies import memcpy
+from steptime.models.kernels.launches.gathering import touched
 from steptime.models.kernels.launches.pointwise import fill, pointwise
 from steptime.models.kernels.launches.reduce import reduction
 
 _NONE, _MEAN = 0, 1  # values of `reduction` in ATen
 # One block sums the losses of all rows: its threads are the power of two nearest to rows / 16, from 32 to 1,024 (ATen).
 _ROWS_OF_THREAD, _LEAST_THREADS, _MOST_THREADS = 16, 32, 1024
+# Losses of pixels: threads of a block, and blocks' worth of a sample's pixels for which it gets one block (ATen).
+_PIXEL_THREADS, _PIXEL_BLOCKS = 1024, 128
 
 
 def launches(call: Call) -> list[Launch]:
@@ -43,49 +46,58 @@ def _scores(call: Call, place: int) -> Operand:
     return x
 
 
-def _one_block(kernel: str, x: Operand) -> Launch:
+def _one_block(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple[Operand, ...] = ()) -> Launch:
     """Rows of scores met by the threads of one block."""
     rows, classes = x.shape[0], x.shape[1]
     nearest = 2 ** round(math.log2(max(1, rows // _ROWS_OF_THREAD)))
     threads = min(_MOST_THREADS, max(_LEAST_THREADS, nearest))
     passes = math.ceil(rows / threads)
-    facts = {"rows": rows, "columns": classes, "threads": threads, "footprint_bytes": x.nbytes}
+    facts = {"labels": rows, "columns": classes, "threads": threads, "footprint_bytes": x.nbytes}
     grids = (
         (1.0, float(passes)),
-        (1.0, float(threads)),
-        (1.0, float(rows)),
         (1.0, passes * math.log2(1 + x.nbytes / 1e4) / 10),
         (1.0, passes * min(1.0, classes / 32)),
     )
-    return Launch(kernel, rows, facts=facts, grids=grids, tag=x.dtype)
+    return Launch(kernel, rows, reads, writes, facts, grids, "", x.dtype)
 
 
 def _nll(call: Call) -> list[Launch]:
-    return [_one_block("nll_loss_forward_reduce_cuda_kernel_2d", _scores(call, 0))]
+    x = _scores(call, 0)
+    reads = (touched(x, x.shape[0]), tensor(call, 1))
+    return [_one_block("nll_loss_forward_reduce_cuda_kernel_2d", x, reads)]
 
 
 def _nll_backward(call: Call) -> list[Launch]:
     x = _scores(call, 1)
-    return [fill(fresh(x.shape, x.dtype)), _one_block("nll_loss_backward_reduce_cuda_kernel_2d", x)]
+    result = fresh(x.shape, x.dtype)
+    added = _one_block("nll_loss_backward_reduce_cuda_kernel_2d", x, (tensor(call, 2),), (touched(result, x.shape[0]),))
+    return [fill(result), added]
 
 
-def _by_pixel(kernel: str, x: Operand, target: Operand) -> Launch:
-    """A thread per pixel, blocks sample by sample."""
+def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple[Operand, ...] = ()) -> Launch:
+    """A block of 1,024 threads per sample, more where it has more than 131,072 pixels (ATen)."""
     pixels, samples = x.numel // x.shape[1], x.shape[0]
     facts = {"rows": pixels, "columns": x.shape[1], "samples": samples, "footprint_bytes": x.nbytes}
-    grids = ((pixels / 1024, 1.0), (float(samples), pixels / samples))
-    return Launch(kernel, pixels, (target,), (), facts, grids, "", x.dtype)
+    blocks = samples * max(1, math.ceil(pixels / samples / _PIXEL_THREADS) // _PIXEL_BLOCKS)
+    passes = math.ceil(pixels / blocks / _PIXEL_THREADS)
+    # A warp meets the planes of its pixels' classes: 32 neighbours are 4 sectors of one plane, or one each of as many.
+    sectors = min(1.0, x.shape[1] / 8)
+    grids = ((float(blocks), float(passes)), (float(blocks), passes * sectors), (pixels / _PIXEL_THREADS, 1.0))
+    return Launch(kernel, pixels, reads, writes, facts, grids, "", x.dtype)
 
 
 def _nll_pixels(call: Call) -> list[Launch]:
     x, zero = _scores(call, 0), fill(fresh((), tensor(call, 0).dtype))
     average = Launch("nll_loss2d_forward_size_average_kernel", 1, grids=((1.0, 1.0),))
-    return [zero, zero, _by_pixel("nll_loss2d_forward_kernel", x, tensor(call, 1)), average]
+    reads = (touched(x, x.numel // x.shape[1]), tensor(call, 1))
+    return [zero, zero, _by_pixel("nll_loss2d_forward_kernel", x, reads), average]
 
 
 def _nll_pixels_backward(call: Call) -> list[Launch]:
     x = _scores(call, 1)
-    return [fill(fresh(x.shape, x.dtype)), _by_pixel("nll_loss2d_backward_kernel", x, tensor(call, 2))]
+    result = fresh(x.shape, x.dtype)
+    written = (touched(result, x.numel // x.shape[1]),)
+    return [fill(result), _by_pixel("nll_loss2d_backward_kernel", x, (tensor(call, 2),), written)]
 
 
 def _mse(call: Call) -> list[Launch]:

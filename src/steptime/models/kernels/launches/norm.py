@@ -95,15 +95,14 @@ def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, su
     parted = rows > _PARTIAL_ROWS and columns // _WARP < SMS // 2
     if parted:
         parts = min(_MOST_PARTIAL_BLOCKS // wide, math.ceil(rows / _PART_ROWS))
-        blocks, serial, share = wide * parts, math.ceil(rows / parts), _PART_ROWS
+        blocks, serial, share, path = wide * parts, math.ceil(rows / parts), _PART_ROWS, "parts"
     else:
         share = next((own for below, own in _ROWS_OF_BLOCK if rows < below), _MOST_ROWS_OF_BLOCK)
-        parts, blocks, serial = 1, wide, _ROWS_OF_THREAD * math.ceil(rows / share)
+        parts, blocks, serial, path = 1, wide, _ROWS_OF_THREAD * math.ceil(rows / share), f"rows-{share}"
     ragged = rows % share != 0 or columns % _WARP != 0
-    facts = _row_facts(rows, columns) | {"ragged": ragged, "parts": parts}
+    facts = _row_facts(rows, columns) | {"rows": serial, "ragged": ragged, "parts": parts}
     again = tuple(hot(one.shape, one.dtype, 3 * x.nbytes) for one in (gradient, x))
     grids = ((float(blocks), float(serial)), (float(blocks), 1.0), (x.numel / 1024, 1.0))
-    path = "parts" if parted else ""
     found = [Launch("GammaBetaBackwardCUDAKernelTemplate", x.numel, again, (), facts, grids, path, x.dtype)]
     if parted:
         partial = hot((parts, columns), x.dtype, 1)
