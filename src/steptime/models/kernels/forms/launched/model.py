@@ -21,6 +21,8 @@ from steptime.models.kernels.forms.trees import Trees
 LEAST_NS, MOST = 400.0, 1.2
 # What a launch costs beside its bytes where its kernel was never measured (the usual floor of a small cold one).
 _FLOOR_NS = 1000.0
+# The datasheet's memory bandwidth in bytes per nanosecond, and its L2: what is beyond that cannot be faster.
+_PEAK_RATE, _CACHE_BYTES = 4800.0, 50e6
 # Pairs of a grid that trees see.
 _SEEN_PAIRS = 3
 
@@ -76,7 +78,7 @@ class Model:
         if corrected.any():
             seen = features(self.columns, batch, moved, found)[corrected]
             found[corrected] *= np.exp(np.clip(self.trees.values(seen), -MOST, MOST))
-        return found
+        return np.maximum(found, _at_peak_ns(moved))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load_model` makes the same from."""
@@ -118,6 +120,11 @@ def base_ns(columns: Columns, weights: Weights, scales: Numbers, batch: Batch) -
     found = np.einsum("lt,lt->l", worked, weights.values[batch.group])
     found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(parts), found)
     return np.maximum(found, LEAST_NS), moved
+
+
+def _at_peak_ns(moved: Traffic) -> Numbers:
+    found: Numbers = np.maximum(0.0, moved.memory_bytes + moved.written_bytes - _CACHE_BYTES) / _PEAK_RATE
+    return found
 
 
 def features(columns: Columns, batch: Batch, moved: Traffic, base: Numbers) -> Numbers:

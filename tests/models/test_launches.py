@@ -1,0 +1,148 @@
+"""Which kernels an op launches, by rules alone: against measured rows, and by ATen's laws on made-up calls."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.errors import InputError
+from steptime.measurements.shipped import shipped
+from steptime.models.kernels import families
+from steptime.models.kernels.call import Call, DtypeArg, TensorArg
+from steptime.models.kernels.forms.launched.table import launches_of
+from steptime.models.kernels.launches import contiguous, fresh
+from steptime.models.kernels.launches.copies import copies
+from steptime.models.kernels.launches.iteration import broadcast, iterate
+from steptime.models.kernels.launches.names import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, short_name
+from steptime.models.kernels.launches.pointwise import pointwise
+from steptime.models.kernels.launches.reduce import reduction
+from steptime.models.kernels.rows import Row, rows_of
+
+_RULED = sorted(name for name, family in families().items() if family.rules is not None)
+# Every so many of a family's rows are looked at.
+_EVERY = 7
+
+SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[Row]]:
+    """A sample of the measured rows of every family with rules."""
+    table = shipped("kernels")
+    found = rows_of(table.take(np.arange(0, table.num_rows, _EVERY)), families=_RULED, shares=[1])
+    return {family: [row for row in found if row.family == family] for family in _RULED}
+
+
+def kernels(call: Call) -> list[str]:
+    return [launch.kernel for launch in launches_of(call)]
+
+
+@pytest.mark.parametrize("family", _RULED)
+def test_rules_name_the_kernels_that_were_measured_in_their_order(rows: dict[str, list[Row]], family: str) -> None:
+    assert rows[family]
+    wrong = [
+        row.question.call.to_json()
+        for row in rows[family]
+        if kernels(row.question.call) != [short_name(name) for name in row.kernel_names]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("family", _RULED)
+def test_every_launch_says_how_its_grid_divides_positive_work(rows: dict[str, list[Row]], family: str) -> None:
+    for row in rows[family]:
+        for launch in launches_of(row.question.call):
+            assert launch.elements > 0
+            assert launch.grids
+            assert all(blocks >= 0 and work >= 0 and math.isfinite(blocks + work) for blocks, work in launch.grids)
+            assert all(value >= 0 for value in launch.facts.values()), launch
+
+
+@given(SHAPES, st.randoms(use_true_random=False))
+def test_a_dense_tensor_is_walked_in_one_dimension_however_it_is_permuted(shape: tuple[int, ...], random: Random) -> None:
+    order = list(range(len(shape)))
+    random.shuffle(order)
+    strides = contiguous(shape)
+    x = fresh(shape, "float32")
+    turned = type(x)(tuple(shape[axis] for axis in order), "float32", tuple(strides[axis] for axis in order))
+    walk = iterate(turned.shape, (None, turned))
+    assert walk.sizes == (math.prod(shape),)
+    assert pointwise((turned,), fresh(turned.shape, "float32")).kernel == VECTORIZED
+
+
+@given(SHAPES, SHAPES)
+def test_a_walk_covers_every_element_once(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    shape = left + right
+    first, second = fresh(shape, "float32"), fresh((*(1 for _ in left), *right), "float32")
+    assert math.prod(iterate(broadcast([first.shape, second.shape]), (None, first, second)).sizes) == math.prod(shape)
+
+
+def test_operands_of_two_dtypes_are_unrolled_and_strided_ones_are_neither() -> None:
+    shape = (64, 48)
+    full, half = fresh(shape, "float32"), fresh(shape, "bfloat16")
+    turned = type(full)(shape, "float32", (1, 64))
+    assert pointwise((full, full), full).kernel == VECTORIZED
+    assert pointwise((full, half), full, casts=True).kernel == UNROLLED
+    assert pointwise((full, turned), full).kernel == STRIDED
+
+
+def test_dense_bytes_are_copied_by_the_driver_and_narrowing_is_vectorised() -> None:
+    full, half = fresh((64, 48), "float32"), fresh((64, 48), "bfloat16")
+    assert [one.kernel for one in copies(full, full)] == [MEMCPY]
+    assert [one.kernel for one in copies(half, full)] == [VECTORIZED]
+    assert [one.kernel for one in copies(full, half)] == [UNROLLED]
+
+
+def test_a_clone_keeps_dense_strides_unless_rows_are_asked_for() -> None:
+    turned = TensorArg((64, 48), "float32", (1, 64))
+    assert kernels(Call("aten::clone.default", (turned,))) == [MEMCPY]
+    assert kernels(Call("aten::clone.default", (turned,), (("memory_format", "contiguous_format"),))) == [STRIDED]
+
+
+def test_blocks_that_share_an_output_need_a_cleared_semaphore() -> None:
+    assert [one.kernel for one in reduction(fresh((1 << 24,), "float32"), (0,))] == [MEMSET, REDUCE]
+    assert [one.kernel for one in reduction(fresh((1 << 14, 512), "float32"), (1,))] == [REDUCE]
+
+
+@given(SHAPES, st.data())
+def test_a_reduction_has_one_output_for_every_place_that_is_kept(shape: tuple[int, ...], data: st.DataObject) -> None:
+    axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    launch = reduction(fresh(shape, "float32"), axes)[-1]
+    assert launch.facts["outputs"] == math.prod(size for axis, size in enumerate(shape) if axis not in axes)
+    assert launch.elements == math.prod(shape)
+
+
+def test_softmax_takes_a_warp_for_short_rows_and_a_block_for_long_ones() -> None:
+    def forward(columns: int) -> list[str]:
+        return kernels(Call("aten::_softmax.default", (TensorArg((64, columns)), -1, False)))
+
+    assert forward(512) == ["softmax_warp_forward"]
+    assert forward(4096) == ["cunn_SoftMaxForwardReg"]
+    assert forward(32_001) == ["cunn_SoftMaxForward"]
+
+
+def test_nothing_is_launched_over_no_elements() -> None:
+    assert kernels(Call("aten::relu.default", (TensorArg((0, 5)),))) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (Call("aten::relu.default", (TensorArg((4,), "float33"),)), "dtype 'float33'"),
+        (Call("aten::relu.default", (TensorArg((-4,)),)), "-4"),
+        (Call("aten::no_such_op.default", (TensorArg((4,)),)), "aten::no_such_op.default"),
+        (Call("aten::clone.default", (3,)), "argument 0"),
+        (Call("aten::_softmax.default", (TensorArg((4, 4)), "x", False)), "argument 1"),
+        (Call("aten::_to_copy.default", (TensorArg((4, 4), "float32", (1,)),), (("dtype", DtypeArg("bfloat16")),)), "_to_copy"),
+    ],
+)
+def test_a_call_that_cannot_be_is_one_clear_line_that_names_the_op(call: Call, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        launches_of(call)
+    assert said in str(error.value)
+    assert call.op in str(error.value)
