@@ -109,7 +109,8 @@ def crowded() -> tuple[list[Cohort], Shared]:
     cohort = busy_ranks(4, works=60)
     lengths = (np.exp(random.normal(9, 1, (60, 1, 1))) * random.uniform(0.9, 1.1, (60, 4, 2))).astype(np.int64)
     cohort = replace(cohort, timing=replace(cohort.timing, duration_ns=lengths))
-    return [cohort], Shared(LAW, random_demands([cohort], 5))
+    used = random.uniform(0, 0.5, (60, 1, 1))
+    return [cohort], Shared(LAW, [Demand(used, np.full_like(used, 0.5))])
 
 
 def test_crowded_ranks_settle_and_the_same_comes_out_again() -> None:

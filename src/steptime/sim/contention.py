@@ -29,8 +29,8 @@ from steptime.sim.timing import Cohort, Nanoseconds
 Fractions = npt.NDArray[np.float64]
 Played = TypeVar("Played")
 
-# Wire-bound steps settle in 2, ranks that want 1.5 times what the memory gives in 10 to 17, but their end moves by less than
-# 0.1 % after 8. Two works that meet only when both are slow may never settle.
+# Wire-bound steps settle in 2; ranks that want 1.5 times what the memory gives need 10 to 17, but their end moves by less than
+# 0.1 % after 8. Four made-up ranks that want nearly everything and never meet still want 0.3 % after 20: `Settling` says so.
 ROUNDS = 12
 # How far durations move towards what is wanted, after the first round. At 0.7 and above crowded timelines oscillate.
 LATER_STEP = 0.5
