@@ -97,14 +97,14 @@ class _Walk:
             role = roles[name]
             if parent >= 0 and closed[parent]:
                 closed[row] = 1
-            elif role == Role.OPEN:
+            elif role == Role.OPEN and not self._sparse(row):
                 open_ops.append(row)
-            elif role == Role.LAUNCHES:
+            elif role == Role.LAUNCHES and not self._sparse(row):
                 closed[row] = self._launches(row, open_ops)
             elif role != Role.COMPOSITE:
                 closed[row] = 1
-                if role == Role.LOOKUP or row in self._collectives:
-                    self._issue(_Found(row, LOOKUP if role == Role.LOOKUP else COLLECTIVE))
+                if row in self._collectives or role in (Role.LOOKUP, Role.LAUNCHES, Role.OPEN):
+                    self._issue(_Found(row, COLLECTIVE if role == Role.COLLECTIVE else LOOKUP))
         return open_ops
 
     def _launches(self, row: int, open_ops: list[int]) -> bool:
@@ -112,10 +112,6 @@ class _Walk:
         signature = self._signature(row)
         every = [*tensors_in(signature.inputs), *tensors_in(signature.outputs)]
         if not any(map(on_device, every)):
-            return True
-        if any(map(is_sparse, every)):
-            # The rows of a table that a lookup's gradient updates.
-            self._issue(_Found(row, LOOKUP))
             return True
         call = resolved(self._names[row], signature.inputs)
         if call is None:
@@ -158,6 +154,11 @@ class _Walk:
                 launching.append(row)
                 mark(row)
         return launching
+
+    def _sparse(self, row: int) -> bool:
+        """Whether an op takes or makes a sparse tensor: the rows of a table that a lookup's gradient updates."""
+        signature = self._signature(row)
+        return any(map(is_sparse, tensors_in(signature.inputs))) or any(map(is_sparse, tensors_in(signature.outputs)))
 
     def _makes_something(self, row: int) -> bool:
         signature = self._signature(row)
