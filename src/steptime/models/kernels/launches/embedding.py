@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call
+from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh, hot
-from steptime.models.kernels.launches.arguments import integer, optional_tensor, tensor
+from steptime.models.kernels.launches.arguments import integer, optional_tensor, tensor, value
 from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.gathering import distinct_rows, part, rows_by_index
 from steptime.models.kernels.launches.names import VECTORIZED, WITH_INDEX
@@ -23,6 +23,8 @@ _MAXIMUM = 2  # value of `mode` in ATen
 _INDEX_BITS, _WARP = 64, 32
 # ATen's segments are cut into parts of so many rows.
 _PART_ROWS = 10
+# Warps that share the bags, each one bag and 32 columns at a time (ATen's grid of 1,024 blocks of 8).
+_BAG_WARPS = 8192
 # What makes segments of sorted indices.
 _SEGMENTS = (
     "DeviceCompactInitKernel",
@@ -80,8 +82,11 @@ def _bag(call: Call) -> list[Launch]:
         "weighted": weighted,
         "gathered_bytes": asked * columns * table.item_bytes,
     }
-    grids = (
-        (bags * max(1.0, columns / _WARP) / 8, pooled),
+    stretches = bags * math.ceil(columns / _WARP)
+    busiest = max(_longest(call, asked, bags), math.ceil(stretches / _BAG_WARPS) * pooled)
+    grids: tuple[tuple[float, float], ...] = (
+        (1.0, busiest),
+        (stretches / 8, pooled),
         (bags * columns / 256, pooled),
         (bags / 8, pooled),
     )
@@ -89,7 +94,17 @@ def _bag(call: Call) -> list[Launch]:
     reads = (part(table, (met, columns)), index, offsets)
     writes = (fresh((bags, columns), table.dtype), fresh((bags,), "int64"))
     path = "weighted" if weighted else ""
+    if mode == _MAXIMUM:
+        # Few of these were measured: two pairs and the bytes are as much as they can tell.
+        facts, grids = {"gathered_bytes": facts["gathered_bytes"], "columns": columns}, grids[:2]
     return [Launch(kernel, asked * columns, reads, writes, facts, grids, path, table.dtype)]
+
+
+def _longest(call: Call, asked: int, bags: int) -> float:
+    """Rows of the longest bag: where offsets are drawn evenly, the last one has what is left over."""
+    offsets = value(call, 2)
+    drawn = isinstance(offsets, TensorArg) and offsets.values == "offsets"
+    return float(asked - (bags - 1) * (asked // bags)) if drawn else asked / bags
 
 
 def _bag_backward(call: Call) -> list[Launch]:
