@@ -31,7 +31,8 @@ def accumulated(x: Operand, places: Sequence[Operand | None], values: Operand, *
         found += copies(fresh(values.shape, values.dtype), values)
     found.append(_over(indices, "divided"))
     indexed = [size for size, one in zip(x.shape, places, strict=False) if one is not None]
-    high = math.prod(indexed)
+    # ATen sorts by the place of a slice in the whole tensor, dimensions that are left whole included.
+    high = math.prod(x.shape[: len(places)])
     found.append(over_indices(WITH_INDEX, indices, path="indices"))
     found += radix_sort(indices, bits_of(high), high)
     return [*found, _added(x, places, values, indices, indexed[0])]
@@ -74,6 +75,8 @@ def _added(x: Operand, places: Sequence[Operand | None], values: Operand, indice
     elif slice_elements <= _SMALL_SLICE:
         kernel += "_small_stride"
     reuse = indices / table_rows
+    # The longest run of equal indices, evenly drawn, is walked by one warp.
+    longest = reuse + math.sqrt(2 * reuse * math.log(1 + table_rows))
     facts = {
         "rows": indices,
         "columns": slice_elements,
@@ -89,5 +92,7 @@ def _added(x: Operand, places: Sequence[Operand | None], values: Operand, indice
         (blocks * wide, reuse),
         (blocks * wide, 1.0),
         (table_rows / _INDICES_OF_BLOCK, reuse),
+        (1.0, longest),
+        (table_rows * wide, longest),
     )
     return Launch(kernel, values.numel, (values,), (fresh(values.shape, values.dtype),), facts, grids, "", x.dtype)

@@ -9,7 +9,8 @@ from steptime.models.kernels.launches.copies import memset
 
 # Keys up to which one block sorts all of them (seen between 2,182 and 2,316 in the measured rows).
 _SINGLE_TILE = 2304
-_PASS_BITS = 8  # a pass of CUB sorts by so many bits
+# Bits that a pass of CUB sorts by: over many blocks, and within one (seen: another 1.1 us for every 6 bits).
+_PASS_BITS, _TILE_PASS_BITS = 8, 6
 _TILE = 4096  # keys of a block; only the order of magnitude matters, the weight is fitted
 
 
@@ -24,7 +25,7 @@ def over_indices(kernel: str, indices: int, *, table_rows: int = 0, path: str = 
 def radix_sort(indices: int, bits: int, high: int) -> list[Launch]:
     """Sorts so many indices by `bits` bits; `high` is what they are below, which leaves the upper digits zero."""
     if indices <= _SINGLE_TILE:
-        return [over_indices("DeviceRadixSortSingleTileKernel", indices, table_rows=high, serial=math.ceil(bits / _PASS_BITS))]
+        return [_single_tile(indices, math.ceil(bits / _TILE_PASS_BITS))]
     found = [memset(4 * indices // _TILE + 4), memset(8 << _PASS_BITS)]
     found += [
         over_indices("DeviceRadixSortHistogramKernel", indices, serial=math.ceil(bits / _PASS_BITS)),
@@ -35,6 +36,15 @@ def radix_sort(indices: int, bits: int, high: int) -> list[Launch]:
         path = "first" if digit == 0 else "varied" if varied else "constant"
         found += [memset(4 * indices // _TILE + 4), over_indices("DeviceRadixSortOnesweepKernel", indices, path=path)]
     return found
+
+
+def _single_tile(indices: int, passes: int) -> Launch:
+    """One block of 256 threads with as many keys each as it takes."""
+    facts = {"passes": passes, "indices": indices}
+    grids = ((1.0, float(passes)), (1.0, passes * indices / 256))
+    column = (hot((indices,), "int64", 8 * indices),)
+    written = (fresh((indices,), "int64"),)
+    return Launch("DeviceRadixSortSingleTileKernel", indices, column, written, facts, grids, "", "indices")
 
 
 def bits_of(high: int) -> int:
