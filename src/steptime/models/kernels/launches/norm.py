@@ -39,9 +39,10 @@ def launches(call: Call) -> list[Launch]:
 
 def _rows(x: Operand, call: Call, place: int) -> tuple[int, int]:
     """Rows, and the columns that are normalised together."""
-    columns = math.prod(integers(call, place))
-    if columns <= 0 or x.numel % columns:
-        raise InputError(f"{call.op}: normalised shape {integers(call, place)} does not divide the input {x.shape}")
+    normalised = integers(call, place)
+    if not normalised or x.shape[-len(normalised) :] != normalised or min(x.shape) <= 0:
+        raise InputError(f"{call.op}: normalised shape {normalised} is not how the input {x.shape} ends")
+    columns = math.prod(normalised)
     return x.numel // columns, columns
 
 

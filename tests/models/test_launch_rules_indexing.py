@@ -1,0 +1,72 @@
+"""Laws of what gathers and scatters launch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.errors import InputError
+from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.launches.indexing import launches
+from steptime.models.kernels.launches.names import GATHER, MEMCPY, SCATTER_GATHER, SMALL_INDEX, STRIDED
+
+
+def kernels(call: Call) -> list[str]:
+    return [launch.kernel for launch in launches(call)]
+
+
+def indices(count: int, high: int) -> TensorArg:
+    return TensorArg((count,), "int64", high=high)
+
+
+def put(op: str, rows: int, asked: int, *, columns: int = 64, strides: tuple[int, int] | None = None) -> Call:
+    table, values = TensorArg((rows, columns)), TensorArg((asked, columns), strides=strides)
+    return Call(op, (table, (indices(asked, rows),), values, True, True))
+
+
+@given(st.integers(17, 10_000), st.integers(1, 300), st.sampled_from(["float32", "float16"]))
+def test_rows_of_whole_vectors_are_gathered_and_others_go_by_element(asked: int, columns: int, dtype: str) -> None:
+    (kernel,) = kernels(Call("aten::index_select.default", (TensorArg((500, columns), dtype), 0, indices(asked, 500))))
+    row_bytes = columns * (4 if dtype == "float32" else 2)
+    assert kernel == (GATHER if row_bytes % 16 == 0 else SCATTER_GATHER)
+
+
+def test_few_rows_and_inner_dimensions_have_kernels_of_their_own() -> None:
+    table = TensorArg((500, 64))
+    assert kernels(Call("aten::index_select.default", (table, 0, indices(16, 500)))) == [SMALL_INDEX]
+    assert kernels(Call("aten::index_select.default", (table, 1, indices(32, 64)))) == [SCATTER_GATHER]
+
+
+@given(st.integers(2305, 500_000), st.integers(1, 30))
+def test_a_larger_table_takes_more_passes_of_the_sort(asked: int, bits: int) -> None:
+    passes = Counter(kernels(put("aten::_index_put_impl_.default", 1 << bits, asked, columns=1)))
+    assert passes["DeviceRadixSortOnesweepKernel"] == -(-bits // 8)
+
+
+def test_few_indices_are_sorted_by_one_block_in_as_many_passes_as_six_bits_take() -> None:
+    for rows, passes in ((64, 1), (65, 2), (4096, 2), (4097, 3)):
+        launch = next(one for one in launches(put("aten::_index_put_impl_.default", rows, 100)) if "SingleTile" in one.kernel)
+        assert launch.facts["passes"] == passes
+
+
+def test_checked_indices_are_asserted_from_both_sides_each() -> None:
+    asserted = "_assert_async_cuda_kernel"
+    assert Counter(kernels(put("aten::_index_put_impl_.default", 100, 50)))[asserted] == 0
+    assert Counter(kernels(put("aten::index_put_.default", 100, 50)))[asserted] == 2
+    pairs = (TensorArg((32, 8, 8)), (None, indices(28, 8), indices(28, 8)), TensorArg((32, 28)), True)
+    assert Counter(kernels(Call("aten::index_put_.default", pairs)))[asserted] == 4
+
+
+def test_what_is_not_in_place_copies_first_and_values_with_holes_are_packed() -> None:
+    plain = kernels(put("aten::index_put_.default", 100, 50))
+    assert kernels(put("aten::index_put.default", 100, 50)) == [MEMCPY, *plain]
+    assert Counter(kernels(put("aten::index_put_.default", 100, 50, strides=(100, 1)))) - Counter(plain) == Counter([STRIDED])
+
+
+@pytest.mark.parametrize("places", [(), (None,), 3])
+def test_indexing_without_an_index_is_one_clear_line(places: object) -> None:
+    with pytest.raises(InputError, match=r"aten::index\.Tensor"):
+        launches(Call("aten::index.Tensor", (TensorArg((8, 8)), places)))  # type: ignore[arg-type]

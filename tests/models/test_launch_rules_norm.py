@@ -1,0 +1,77 @@
+"""Laws of what norms launch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.errors import InputError
+from steptime.models.kernels.call import Argument, Call, TensorArg
+from steptime.models.kernels.launches.names import MEMSET, REDUCE
+from steptime.models.kernels.launches.norm import launches
+
+
+def kernels(op: str, *args: Argument) -> list[str]:
+    return [launch.kernel for launch in launches(Call(op, args))]
+
+
+def layer_norm(rows: int, columns: int, *, backward: bool = False, rms: bool = False) -> Call:
+    x, each, weight = TensorArg((rows, columns)), TensorArg((rows, 1)), TensorArg((columns,))
+    if not backward:
+        return Call("aten::native_layer_norm.default", (x, (columns,), weight, weight, 1e-5))
+    if rms:
+        return Call("aten::_fused_rms_norm_backward.default", (x, x, (columns,), each, weight, (True, True)))
+    args = (x, x, (columns,), each, each, weight, weight, (True, True, True))
+    return Call("aten::native_layer_norm_backward.default", args)
+
+
+def images(samples: int, channels: int, side: int, dtype: str = "float32", *, last: bool = False) -> TensorArg:
+    strides = (channels * side * side, 1, side * channels, channels) if last else None
+    return TensorArg((samples, channels, side, side), dtype, strides)
+
+
+def cudnn(x: TensorArg) -> list[str]:
+    weight = TensorArg((x.shape[1],))
+    return kernels("aten::cudnn_batch_norm.default", x, weight, weight, weight, weight, True, 0.1, 1e-5)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_rows_of_whole_vectors_take_one_kernel_and_others_two(rows: int, columns: int) -> None:
+    assert len(launches(layer_norm(rows, columns))) == (1 if columns % 4 == 0 else 2)
+
+
+def test_weight_gradients_of_very_many_rows_are_summed_in_parts() -> None:
+    few = launches(layer_norm(65_536, 384, backward=True))
+    many = launches(layer_norm(65_537, 384, backward=True))
+    assert [launch.kernel for launch in few[1:]] == ["GammaBetaBackwardCUDAKernelTemplate"]
+    assert [launch.kernel for launch in many[2:]] == [MEMSET, REDUCE] * 2, "weight and bias"
+    assert [launch.kernel for launch in launches(layer_norm(65_537, 384, backward=True, rms=True))[2:]] == [MEMSET, REDUCE]
+    assert len(launches(layer_norm(65_537, 4096, backward=True))) == 2, "many columns are enough blocks"
+    assert many[1].grids[0][1] < few[1].grids[0][1], "parts are shorter"
+
+
+def test_cudnn_reads_a_channel_once_where_it_fits_and_pairs_of_halves_fit_twice() -> None:
+    assert cudnn(images(8, 64, 56)) == ["bn_fw_tr_1C11_singleread"]
+    assert cudnn(images(16, 64, 56)) == ["bn_fw_tr_1C11_kernel_NCHW"]
+    assert cudnn(images(16, 64, 49, "float16")) == ["bn_fw_tr_1C11_kernel_NCHW"]
+    assert cudnn(images(12, 64, 56, "float16")) == ["bn_fw_tr_1C11_singleread_spec"]
+
+
+def test_contiguous_planes_of_one_element_are_not_taken_for_channels_last() -> None:
+    assert cudnn(images(16, 768, 1)) == ["bn_fw_tr_1C11_singleread"]
+    assert cudnn(images(16, 768, 2, last=True)) == [MEMSET, "batchnorm_fwtr_nhwc_semiPersist"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("aten::native_layer_norm.default", (TensorArg((8, 10)), (4,))),
+        Call("aten::native_group_norm.default", (TensorArg((2, 6, 4)), None, None, 2, 6, 4, 4, 1e-5)),
+        Call("aten::cudnn_batch_norm.default", (TensorArg((8,)),)),
+        Call("aten::relu.default", (TensorArg((8,)),)),
+    ],
+)
+def test_a_norm_that_cannot_be_is_one_clear_line(call: Call) -> None:
+    with pytest.raises(InputError, match=call.op):
+        launches(call)

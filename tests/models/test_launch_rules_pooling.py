@@ -1,0 +1,66 @@
+"""Laws of what pooling launches."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.errors import InputError
+from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.launches.names import STRIDED, VECTORIZED
+from steptime.models.kernels.launches.pooling import launches
+
+SIDES = st.integers(7, 147)
+
+
+def images(samples: int, channels: int, side: int, *, last: bool = False, gap: int = 0) -> TensorArg:
+    strides = (channels * side * side + gap, side * side, side, 1) if gap else None
+    strides = (channels * side * side, 1, side * channels, channels) if last else strides
+    return TensorArg((samples, channels, side, side), strides=strides)
+
+
+def test_a_stride_that_is_not_given_is_the_window() -> None:
+    x = images(4, 16, 30)
+    said = launches(Call("aten::avg_pool2d.default", (x, (3, 3), (3, 3), (0, 0))))
+    assert launches(Call("aten::avg_pool2d.default", (x, (3, 3)))) == said
+    assert said[0].writes[0].shape == (4, 16, 10, 10)
+
+
+@given(st.integers(1, 8), st.integers(2, 256), SIDES, st.booleans())
+def test_twice_the_samples_are_twice_the_work(samples: int, channels: int, side: int, last: bool) -> None:
+    def work(count: int) -> float:
+        (launch,) = launches(Call("aten::_adaptive_avg_pool2d.default", (images(count, channels, side, last=last), (6, 6))))
+        blocks, serial = launch.grids[0]
+        return blocks * serial
+
+    assert work(2 * samples) == pytest.approx(2 * work(samples))
+
+
+@given(st.integers(2, 512), SIDES)
+def test_tiles_of_channels_last_cover_every_place_and_channel(channels: int, side: int) -> None:
+    x = images(1, channels, side, last=True)
+    (launch,) = launches(Call("aten::max_pool2d_with_indices.default", (x, (3, 3), (1, 1), (1, 1))))
+    blocks, serial = launch.grids[0]
+    assert blocks * 1024 * serial / 9 >= channels * side * side
+
+
+def test_a_gradient_with_holes_is_packed_before_it_is_spread() -> None:
+    x, index = images(4, 16, 17), TensorArg((4, 16, 8, 8), "int64", high=289)
+    args = (x, (3, 3), (2, 2), (0, 0), (1, 1), False, index)
+    for gap, before in ((0, []), (64, [STRIDED])):
+        call = Call("aten::max_pool2d_with_indices_backward.default", (images(4, 16, 8, gap=gap), *args))
+        assert [launch.kernel for launch in launches(call)] == [*before, VECTORIZED, "max_pool_backward_nchw"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("aten::max_pool2d_with_indices.default", (images(4, 16, 7), (9, 9), (1, 1))),
+        Call("aten::_adaptive_avg_pool2d.default", (images(4, 16, 7), (0, 0))),
+        Call("aten::avg_pool2d.default", (TensorArg((16, 7)), (3, 3))),
+    ],
+)
+def test_windows_that_do_not_fit_are_one_clear_line(call: Call) -> None:
+    with pytest.raises(InputError, match=call.op):
+        launches(call)
