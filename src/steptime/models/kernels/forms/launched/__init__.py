@@ -16,7 +16,6 @@ from steptime.errors import InputError
 from steptime.models.kernels import family_of
 from steptime.models.kernels.call import Call
 from steptime.models.kernels.forms import Arrays
-from steptime.models.kernels.forms.launched.columns import Numbers
 from steptime.models.kernels.forms.launched.fitting import fit_model
 from steptime.models.kernels.forms.launched.groups import groups_of
 from steptime.models.kernels.forms.launched.model import Batch, Model, load_model
@@ -37,9 +36,9 @@ class _Prepared:
     """The launches of a call as rows of numbers."""
 
     kernels: tuple[str, ...]
-    numbers: Numbers
-    group: npt.NDArray[np.int64]
-    codes: Numbers
+    numbers: list[list[float]]
+    groups: list[int]
+    codes: list[tuple[float, float, float]]
     inside: bool
     corrected: bool
 
@@ -55,26 +54,33 @@ class Launched:
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """What each question's call launches and how long that takes. Raises InputError for a call that cannot be."""
         found = [self._known.get(question) for question in questions]
-        asked = list(dict.fromkeys(question for question, answer in zip(questions, found, strict=True) if answer is None))
-        new = self._new(asked) if asked else {}
-        if len(self._known) + len(new) > _KEPT:
+        missing: dict[Question, list[int]] = {}
+        for place, question in enumerate(questions):
+            if found[place] is None:
+                missing.setdefault(question, []).append(place)
+        if len(self._known) + len(missing) > _KEPT:
             self._known.clear()
-        self._known.update(new)
-        return [new[question] if answer is None else answer for question, answer in zip(questions, found, strict=True)]
+        asked = list(missing)
+        for question, places, answer in zip(asked, missing.values(), self._new(asked), strict=True):
+            self._known[question] = answer
+            for place in places:
+                found[place] = answer
+        return [answer for answer in found if answer is not None]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same form from."""
         kept = {_WHOLE: self._whole} | ({} if self._parts is None else {_PARTS: self._parts})
         return {f"{part}.{name}": array for part, model in kept.items() for name, array in model.arrays().items()}
 
-    def _new(self, questions: Sequence[Question]) -> dict[Question, Answer]:
+    def _new(self, questions: Sequence[Question]) -> list[Answer]:
+        found: list[Answer | None] = [None] * len(questions)
         for question in questions:
             checked(question)
-        found: dict[Question, Answer] = {}
         for model, of_part in ((self._whole, False), (self._parts or self._whole, True)):
-            some = [question for question in questions if (question.share > 1) == of_part]
-            found.update(zip(some, self._answers(model, some), strict=True))
-        return found
+            places = [place for place, question in enumerate(questions) if (question.share > 1) == of_part]
+            for place, answer in zip(places, self._answers(model, [questions[one] for one in places]), strict=True):
+                found[place] = answer
+        return [answer for answer in found if answer is not None]
 
     def _answers(self, model: Model, questions: Sequence[Question]) -> list[Answer]:
         if not questions:
@@ -82,9 +88,9 @@ class Launched:
         prepared = [_prepared(model, question.call, question.warm) for question in questions]
         counts = np.asarray([len(one.kernels) for one in prepared])
         batch = Batch(
-            np.concatenate([one.numbers for one in prepared]),
-            np.concatenate([one.group for one in prepared]),
-            np.concatenate([one.codes for one in prepared]),
+            np.asarray([row for one in prepared for row in one.numbers]).reshape(-1, model.columns.width),
+            np.asarray([group for one in prepared for group in one.groups], dtype=np.int64),
+            np.asarray([codes for one in prepared for codes in one.codes]).reshape(-1, 3),
             np.repeat(np.asarray([float(question.share) for question in questions]), counts),
             np.repeat(np.asarray([others_code(question) for question in questions]), counts),
         )
@@ -97,7 +103,9 @@ def fit(rows: Sequence[Row], seed: int) -> Launched:
     """Fits to the rows of the split `fit`; families that the trees make worse on `validation` rows go without them."""
     whole = [row for row in rows if row.question.share == 1]
     parts = [row for row in rows if row.question.share > 1]
-    return Launched(_chosen(whole, whole, seed), _chosen(rows, parts, seed) if parts and whole else None)
+    if not whole or not parts:
+        return Launched(_chosen(rows, rows, seed))
+    return Launched(_chosen(whole, whole, seed), _chosen(rows, parts, seed))
 
 
 def load(arrays: Arrays) -> Launched:
@@ -114,9 +122,9 @@ def _prepared(model: Model, call: Call, warm: bool) -> _Prepared:
     names = [groups_of(call.op, launch) for launch in launches]
     return _Prepared(
         tuple(launch.kernel for launch in launches),
-        np.asarray(model.columns.rows(call, launches, warm)).reshape(-1, model.columns.width),
-        np.asarray([model.group_of(own) for own in names], dtype=np.int64),
-        np.asarray([model.codes.of(own) for own in names]).reshape(-1, 3),
+        model.columns.rows(call, launches, warm),
+        [model.group_of(own) for own in names],
+        [model.codes.of(own) for own in names],
         all(model.inside(own, launch.elements) for own, launch in zip(names, launches, strict=True)),
         family_of(call.op) not in model.uncorrected,
     )

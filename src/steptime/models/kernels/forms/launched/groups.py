@@ -11,6 +11,7 @@ from steptime.models.kernels.launches import Launch
 LEAST = (1, 6, 10, 10, 14)
 PULL = (0.0, 0.3, 6.0, 6.0, 9.0)
 LEVELS = len(LEAST)
+# What launches of any name can have no part of; it also tells levels apart, by how many there are.
 _JOIN = "\t"
 
 
@@ -18,8 +19,11 @@ def groups_of(op: str, launch: Launch) -> tuple[str, ...]:
     """The groups of a launch by name, coarse to fine."""
     operand = launch.reads[0] if launch.reads else launch.writes[0] if launch.writes else None
     item = str(operand.item_bytes if operand is not None else 4)
-    parts = (launch.kernel, launch.path, item, op, launch.tag)
-    return tuple(f"{level}{_JOIN}{_JOIN.join(parts[: level + 1])}" for level in range(LEVELS))
+    name, names = "", []
+    for level, part in enumerate((launch.kernel, launch.path, item, op, launch.tag)):
+        name = f"{name}{_JOIN}{part}" if level else part
+        names.append(name)
+    return tuple(names)
 
 
 def finest(names: tuple[str, ...], known: Mapping[str, int]) -> int:
