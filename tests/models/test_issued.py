@@ -211,6 +211,14 @@ def _warm(works: list[IssuedWork]) -> dict[str, list[bool]]:
     return found
 
 
+def test_a_list_given_twice_moves_once() -> None:
+    trace = Trace()
+    squares, gradients, others = [gpu([64], 3)], [gpu([64], 4)], [gpu([64], 5)]
+    trace.op("aten::_foreach_addcmul_", squares, gradients, gradients, 0.001)
+    trace.op("aten::_foreach_addcmul_", squares, gradients, others, 0.001)
+    assert [work.moved for work in trace.works()] == [0.75, 1.0]
+
+
 def test_convolutions_of_single_precision_may_use_tf32_and_products_may_not() -> None:
     trace = Trace()
     image, weight = gpu([1, 8, 8, 8], 3), gpu([8, 8, 1, 1], 4)

@@ -154,16 +154,16 @@ def _count(
         if work.question is None:
             apart[work.kind] += each[place].measured_ns
             continue
-        _fill(each[place], answers[place], missing)
+        _fill(each[place], answers[place], work.moved, missing)
         ops[work.question.call.op].add(each[place])
 
 
-def _fill(one: OpTime, said: Answered, missing: Times) -> None:
+def _fill(one: OpTime, said: Answered, moved: float, missing: Times) -> None:
     if said.answer is None:
         one.unanswered_ns = one.measured_ns
         missing[said.why] += one.measured_ns
         return
-    one.predicted_ns = said.answer.time_ns
+    one.predicted_ns = said.answer.time_ns * moved
     one.predicted.update(launch.kernel for launch in said.answer.launches)
     if not said.answer.inside:
         one.outside_ns = one.measured_ns

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.graph.program import Program, Signature, WorkKind
+from steptime.graph.program import Program, Signature, Tensor, WorkKind
 from steptime.models.kernels.from_ops.arguments import is_sparse, on_device, tensors_in
 from steptime.models.kernels.from_ops.caches import Touched
 from steptime.models.kernels.from_ops.names import Role, role_of
@@ -35,6 +35,9 @@ class IssuedWork:
     name: str
     question: Question | None = None
     since_bytes: int = -1  # bytes touched since the nearest of its written inputs was; -1: none was in this program
+    # Of the bytes its arguments have, those that move: a list given twice (Adam squares gradients so) is read once. Calls are
+    # measured with arguments of their own each, and what goes through lists takes as long as memory does.
+    moved: float = 1.0
 
 
 def questions_of(program: Program, *, cached_bytes: int = WARM_WITHIN_BYTES) -> list[IssuedWork]:
@@ -176,4 +179,11 @@ class _Walk:
         written = usual[found.call] or found.written
         since = min((found.since[place] for place in written if found.since[place] >= 0), default=-1)
         question = found.call.question(written, warm=0 <= since <= self._cached_bytes)
-        return IssuedWork(found.op, COMPUTE, name, question, since)
+        return IssuedWork(found.op, COMPUTE, name, question, since, self._moved(found.op) if "_foreach_" in name else 1.0)
+
+    def _moved(self, row: int) -> float:
+        values = self._signature(row).inputs
+        lists = [value[0] for value in values if isinstance(value, tuple) and value and isinstance(value[0], Tensor)]
+        distinct = {(first.storage, first.offset) for first in lists}
+        # One list is written, whether it is among those that are read or not.
+        return (len(distinct) + 1) / (len(lists) + 1)
