@@ -26,6 +26,8 @@ VERSION = 1
 LENGTHS = ("fixed", "uniform", "geometric")
 MOST_ROWS = 1 << 31
 
+_LONG_BAG = {"long_bag": 0, "long_bag_at": 0.5}
+
 _LENGTH_BITS = 20  # a bag's length before rounding, in fixed point
 _LENGTH_QUANTILES = 4096
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -48,20 +50,23 @@ class Generator:
 
     `lengths` of bags: `fixed` (all equal; a broken mean alternates between its neighbours), `uniform` between 0 and
     twice the mean, `geometric` (many short bags, few long ones). `locality` is the share of lookups that repeat one of
-    the last `window` fresh draws. `scatter` spreads rows of neighbouring popularity over the table.
+    the last `window` fresh draws. `scatter` spreads rows of neighbouring popularity over the table. `long_bag` is the length
+    of one bag that differs from all others (0: none does), `long_bag_at` where it is: 0 for the first, 1 for the last.
     """
 
     rows: int
     pooling: float  # mean lookups per sample; 0: every bag is empty
     lengths: str = "fixed"
     kind: str = "uniform"
-    alpha: float = 1.0  # of power and zipf
-    shift: float = 1.0  # of zipf: about so many of the hottest rows are equally hot
+    alpha: float = 1.0  # of power and zipf: exponent; of hot: odds of a hot row
+    shift: float = 1.0  # of zipf: about so many of the hottest rows are equally hot; of hot: exactly so many
     locality: float = 0.0
     window: int = 1024
     scatter: bool = True
     seed: int = 0
     version: int = VERSION
+    long_bag: int = 0  # `_LONG_BAG` has these defaults too
+    long_bag_at: float = 0.5
 
     def __post_init__(self) -> None:
         checks = (
@@ -73,6 +78,8 @@ class Generator:
             (0 < self.shift <= 1e12, "shift", "above 0, at most 1e12"),
             (0 <= self.locality <= 1, "locality", "a share from 0 to 1"),
             (1 <= self.window <= MOST_ROWS, "window", f"1 to {MOST_ROWS} lookups"),
+            (0 <= self.long_bag <= 1_000_000, "long_bag", "0 to 1,000,000 lookups"),
+            (0 <= self.long_bag_at <= 1, "long_bag_at", "a place from 0 (first sample) to 1 (last)"),
             (self.version == VERSION, "version", f"{VERSION}, the only one this release draws"),
         )
         for holds, name, expected in checks:
@@ -80,8 +87,9 @@ class Generator:
                 raise InputError(f"Generator: {name} is {getattr(self, name)!r}; expected {expected}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+        """Plain values for JSON; a long bag only where there is one: stored measurements know their streams by this text."""
+        left_out = {name for name, usual in _LONG_BAG.items() if getattr(self, name) == usual}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Generator:
@@ -107,6 +115,15 @@ class Generator:
         return key_of(self.seed, purpose, iteration)
 
     def _offsets(self, batch: int, iteration: int, arrays: Arrays) -> tuple[Array, int]:
+        offsets, lookups = self._usual_offsets(batch, iteration, arrays)
+        if not self.long_bag or not batch:
+            return offsets, lookups
+        place = round(self.long_bag_at * (batch - 1))
+        longer = self.long_bag - int(offsets[place + 1] - offsets[place])
+        offsets += (arrays.arange(batch + 1) > place) * longer
+        return offsets, lookups + longer
+
+    def _usual_offsets(self, batch: int, iteration: int, arrays: Arrays) -> tuple[Array, int]:
         mean = round(self.pooling * (1 << _LENGTH_BITS))
         samples = arrays.arange(batch + 1)
         if self.lengths == "fixed":

@@ -5,6 +5,7 @@ For a uniform u in [0, 1), E rows, exponent a (`alpha`) and shift q, the row bef
 - uniform: floor(E * u)
 - power:   floor(E * u^a)
 - zipf:    floor((q^(1-a) + u * ((E+q)^(1-a) - q^(1-a)))^(1/(1-a)) - q), and for a = 1 its limit, floor(q * (1 + E/q)^u - q)
+- hot:     one of q rows for u < a/(1+a), all equally likely, else one of the others: a is the odds of a hot row
 """
 
 from __future__ import annotations
@@ -53,10 +54,18 @@ def _zipf_share(part: float, rows: int, alpha: float, shift: float) -> float:
     return math.expm1(exponent * math.log1p(part / shift)) / math.expm1(exponent * math.log1p(rows / shift))
 
 
+def _hot_share(part: float, rows: int, alpha: float, shift: float) -> float:
+    hot = min(shift, rows)
+    below, above = min(part, hot) / hot, max(part - hot, 0.0) / (rows - hot) if rows > hot else 0.0
+    chance = alpha / (1 + alpha) if rows > hot else 1.0
+    return chance * below + (1 - chance) * above
+
+
 SHARES: dict[str, Callable[[float, int, float, float], float]] = {
     "uniform": _uniform_share,
     "power": _power_share,
     "zipf": _zipf_share,
+    "hot": _hot_share,
 }
 """kind -> share of lookups that go to rows below a given one (rank order, hottest first)."""
 

@@ -48,8 +48,10 @@ def run(session: Session, options: Options) -> None:
 
 
 def names(_: Options) -> tuple[str, ...]:
-    """What `--only` may name."""
-    return IMPLEMENTATIONS
+    """What `--only` may name: an implementation of the broad sweep, or a group of lookups that answers one question."""
+    from steptime.measure.lookups.groups import GROUPS
+
+    return (*IMPLEMENTATIONS, *GROUPS)
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
@@ -57,14 +59,13 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     import torch
 
     from steptime.measure.lookups.bench import Bench
-    from steptime.measure.lookups.cases import small_cases
     from steptime.measure.lookups.memory import Memory
     from steptime.measure.setting import Setting
 
     seed, small = int(plan["seed"]), bool(plan["small"])
     torch.manual_seed(seed)
     memory = Memory(group.device, group.share)
-    cases = small_cases(seed) if small else _cases(group, seed, tuple(plan["only"]))
+    cases = (_small_cases if small else _cases)(group, seed, tuple(plan["only"]))
     setting = Setting(share=group.share, others="none" if group.share == 1 else "same", seed=seed)
     sample = cases[: _SMALL_SAMPLE if small else _SAMPLE]
     passes = [(setting, cases)]
@@ -79,7 +80,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     bench = Bench(group, session, memory, progress)
     if not group.all_agree(_proven(session, memory, seed)):
         asked = [(one, [case for case in some if case.implementation != "table_batched"]) for one, some in asked]
-    bench.try_out(small_cases(seed))
+    bench.try_out(_small_cases(group, seed, tuple(plan["only"])))
     for place, (one, some) in enumerate(asked):
         due = sum(len(later) for _, later in asked[place:])
         within = replace(session, budget=session.budget.part(len(some) / due if due else 0.0))
@@ -102,17 +103,35 @@ def _proven(session: Session, memory: Memory, seed: int) -> bool:
     return True
 
 
+def _small_cases(group: Group, seed: int, only: Sequence[str]) -> list[Case]:
+    """A few lookups of every implementation and group asked for."""
+    from steptime.measure.lookups.cases import small_cases
+    from steptime.measure.lookups.groups import small_group_cases
+
+    broad = [case for case in small_cases(seed) if not only or case.implementation in only]
+    return [*broad, *(case for name in _groups(group, only) for case in small_group_cases(name, seed))]
+
+
+def _groups(group: Group, only: Sequence[str]) -> list[str]:
+    """Those named; without a name all of them on a whole device, and none on a part of one."""
+    from steptime.measure.lookups.groups import GROUPS
+
+    return [name for name in GROUPS if name in only or (not only and group.share == 1)]
+
+
 def _cases(group: Group, seed: int, only: Sequence[str]) -> list[Case]:
-    """The lookups of a whole GPU, or those of them that fit a part of one."""
+    """The lookups of a whole GPU, the broad sweep before the groups; or those that fit a part of one (of groups: if named)."""
     import torch
 
     from steptime.measure.lookups.cases import cases_of, shuffled
+    from steptime.measure.lookups.groups import group_cases
     from steptime.measure.lookups.memory import limits_of
 
     memory_bytes = torch.cuda.mem_get_info(group.device)[1] if group.device.type == "cuda" else 0
     whole, part = limits_of(memory_bytes, 1), limits_of(memory_bytes, group.share)
     chosen = [name for name in IMPLEMENTATIONS if not only or name in only]
     every = shuffled((case for name in chosen for case in cases_of(name, _FULL, seed, whole)), seed)
+    every += shuffled((case for name in _groups(group, only) for case in group_cases(name, seed, whole)), seed)
     if group.share == 1:
         return every
     return [case for case in every if case.fits(part)][:_PART]

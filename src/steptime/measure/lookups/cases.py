@@ -42,7 +42,7 @@ _SPARSE_LOOKUPS = {"sgd": 8_000_000, "adagrad": 60_000}
 _POOL = 400
 _PRODUCTION = 0.4  # share of them that are like production's
 _SERIES = 0.15  # share of cases that come in a series
-_SERIES_LENGTH = 6
+SERIES_LENGTH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Case:
     dims: tuple[int, ...]
     generators: tuple[Generator, ...]
     series: str | None = None
+    warm: bool = False  # measured warm too, whatever is drawn
 
     @property
     def rows(self) -> list[int]:
@@ -90,9 +91,20 @@ class Case:
         """Of all tables' weights."""
         return sum(dim * generator.rows for dim, generator in zip(self.dims, self.generators, strict=True))
 
+    @property
+    def outputs(self) -> int:
+        """Elements of the result: a sum for every bag, or every row looked up."""
+        pooled = self.implementation not in ("embedding_dense", "embedding_sparse")
+        return round(self.batch if pooled else self.lookups) * sum(self.dims)
+
+    @property
+    def dense(self) -> bool:
+        """Whether the gradient has all rows of the table, not only those looked up."""
+        return self.implementation.endswith("_dense")
+
     def fits(self, limits: Limits) -> bool:
         """Whether it stays within limits."""
-        within = self.elements <= limits.elements and self.batch * sum(self.dims) <= limits.outputs
+        within = self.elements <= limits.elements and self.outputs <= limits.outputs
         return within and self.lookups <= limits.lookups and self.read_bytes <= limits.read_bytes
 
     def asked(self, direction: str, cache: str, share: int, others: str) -> dict[str, Any]:
@@ -125,14 +137,19 @@ class Case:
 def cases_of(implementation: str, count: int, seed: int, limits: Limits) -> list[Case]:
     """So many lookups of one implementation; the same arguments give the same ones, and a longer list begins with a shorter."""
     random = Random(f"{implementation} {seed}")
-    pool = [_streams(random) for _ in range(_POOL)]
+    pool = pool_of(random)
     found: list[Case] = []
     while len(found) < count:
-        case = _fitted(_drawn(implementation, random, pool), random, limits)
-        if random.random() < _SERIES / _SERIES_LENGTH / (1 - _SERIES):
-            found += _series(case, f"{implementation}-{seed}-{len(found)}")
+        case = fitted(drawn(implementation, random, pool), random, limits)
+        if random.random() < _SERIES / SERIES_LENGTH / (1 - _SERIES):
+            found += series_of(case, f"{implementation}-{seed}-{len(found)}")
         found.append(case)
     return found[:count]
+
+
+def pool_of(random: Random) -> list[Generator]:
+    """Tables to draw from."""
+    return [_streams(random) for _ in range(_POOL)]
 
 
 def small_cases(seed: int) -> list[Case]:
@@ -157,7 +174,8 @@ def _text(generator: Generator) -> str:
     return generator.to_json()
 
 
-def _log_uniform(random: Random, low: float, high: float) -> float:
+def log_uniform(random: Random, low: float, high: float) -> float:
+    """A number between two, every factor as likely as its inverse."""
     return math.exp(random.uniform(math.log(low), math.log(high)))
 
 
@@ -166,14 +184,14 @@ def _streams(random: Random) -> Generator:
     if random.random() < _PRODUCTION:
         population = random.choice((PRODUCTION_2021, PRODUCTION_2022))
         return population.table([random.random() for _ in range(4)])
-    rows = round(_log_uniform(random, 1e3, 5e6))
-    return replace(_skewed(Generator(rows=rows, pooling=1.0), random, random.random()), scatter=random.random() < 0.9)
+    rows = round(log_uniform(random, 1e3, 5e6))
+    return replace(skewed(Generator(rows=rows, pooling=1.0), random, random.random()), scatter=random.random() < 0.9)
 
 
-def _skewed(table: Generator, random: Random, level: float) -> Generator:
+def skewed(table: Generator, random: Random, level: float) -> Generator:
     """A table with another skew: from uniform at level 0 to nearly all lookups in a few rows at 1."""
     locality = 0.0 if random.random() < 0.55 else round(random.uniform(0.05, 0.95), 3)
-    window = round(_log_uniform(random, 16, 65536))
+    window = round(log_uniform(random, 16, 65536))
     if level < 0.15:
         return replace(table, kind="uniform", alpha=1.0, shift=1.0, locality=locality, window=window)
     strength = (level - 0.15) / 0.85
@@ -181,14 +199,16 @@ def _skewed(table: Generator, random: Random, level: float) -> Generator:
         alpha = round(1.2 * 25**strength, 3)
         return replace(table, kind="power", alpha=alpha, shift=1.0, locality=locality, window=window)
     alpha = round(0.5 + 1.7 * strength, 3)
-    shift = round(_log_uniform(random, 1, max(2.0, 1e4 ** (1 - strength))), 2)
+    shift = round(log_uniform(random, 1, max(2.0, 1e4 ** (1 - strength))), 2)
     return replace(table, kind="zipf", alpha=alpha, shift=shift, locality=locality, window=window)
 
 
-def _drawn(implementation: str, random: Random, pool: Sequence[Generator]) -> Case:
+def drawn(implementation: str, random: Random, pool: Sequence[Generator], tables: int = 0) -> Case:
+    """A lookup of tables of a pool: so many of them, or by default any number up to `MOST_TABLES`."""
     batched = implementation == "table_batched"
     uniform_count = random.randint(1, MOST_TABLES)
-    count = (uniform_count if random.random() < 0.4 else round(_log_uniform(random, 1, MOST_TABLES))) if batched else 1
+    count = (uniform_count if random.random() < 0.4 else round(log_uniform(random, 1, MOST_TABLES))) if batched else 1
+    count = tables or count
     generators = tuple(_table(random.choice(pool), random, empty=place > 0) for place in range(count))
     dtype = random.choices(("float32", "float16", "bfloat16"), (0.86, 0.07, 0.07))[0]
     # Each mix of dtype and optimiser is a kernel to compile: 16-bit rows are updated by SGD alone.
@@ -200,7 +220,7 @@ def _drawn(implementation: str, random: Random, pool: Sequence[Generator]) -> Ca
         dtype=dtype,
         weighted=random.random() < 0.12,
         batch=_batch(random),
-        dims=_dims(random, count),
+        dims=dims_of(random, count),
         generators=generators,
     )
 
@@ -208,10 +228,11 @@ def _drawn(implementation: str, random: Random, pool: Sequence[Generator]) -> Ca
 def _batch(random: Random) -> int:
     if random.random() < 0.75:
         return random.choice(BATCHES)
-    return round(_log_uniform(random, BATCHES[0], BATCHES[-1]))
+    return round(log_uniform(random, BATCHES[0], BATCHES[-1]))
 
 
-def _dims(random: Random, count: int) -> tuple[int, ...]:
+def dims_of(random: Random, count: int) -> tuple[int, ...]:
+    """One for every table: all equal, or mixed."""
     kind = random.random()
     if kind < 0.4:
         return tuple(random.choices(DIMS, _DIM_CHANCES)) * count
@@ -230,13 +251,13 @@ def _table(streams: Generator, random: Random, *, empty: bool) -> Generator:
     elif kind < 0.25:
         pooling = 1.0
     else:
-        pooling = round(_log_uniform(random, 1, _LONGEST), 2)
+        pooling = round(log_uniform(random, 1, _LONGEST), 2)
         pooling = float(round(pooling)) if random.random() < 0.5 else pooling
     lengths = random.choices(("fixed", "uniform", "geometric"), (0.5, 0.2, 0.3))[0]
     return replace(streams, pooling=pooling, lengths=lengths, seed=random.getrandbits(31))
 
 
-def _fitted(case: Case, random: Random, limits: Limits) -> Case:
+def fitted(case: Case, random: Random, limits: Limits) -> Case:
     """The case with fewer tables and rows where they do not fit, and batch and bags scaled to the size that is drawn for it."""
     case = replace(case, generators=tuple(replace(g, rows=min(g.rows, limits.rows)) for g in case.generators))
     while case.elements > limits.elements and len(case.dims) > 1:
@@ -244,7 +265,7 @@ def _fitted(case: Case, random: Random, limits: Limits) -> Case:
     if case.elements > limits.elements:
         rows = max(1, limits.elements // case.dims[0])
         case = replace(case, generators=(replace(case.generators[0], rows=rows),))
-    target = min(limits.read_bytes, _log_uniform(random, *READ_BYTES))
+    target = min(limits.read_bytes, log_uniform(random, *READ_BYTES))
     lookups = limits.lookups
     if case.implementation == "embedding_bag":
         lookups = min(lookups, _SPARSE_LOOKUPS[case.optimizer])
@@ -265,11 +286,11 @@ def _with_bags(table: Generator, factor: float) -> Generator:
     return replace(table, pooling=float(round(pooling)) if table.pooling == round(table.pooling) else round(pooling, 2))
 
 
-def _series(case: Case, name: str) -> list[Case]:
+def series_of(case: Case, name: str) -> list[Case]:
     """The same tables and bags, six skews: what differs in time comes from which rows are looked up."""
     found = []
-    for step in range(_SERIES_LENGTH):
-        level = step / (_SERIES_LENGTH - 1)
+    for step in range(SERIES_LENGTH):
+        level = step / (SERIES_LENGTH - 1)
         skew: dict[str, Any] = (
             {"kind": "zipf", "alpha": round(0.5 + 1.7 * level, 3)} if step else {"kind": "uniform", "alpha": 1.0}
         )

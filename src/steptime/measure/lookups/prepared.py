@@ -32,7 +32,7 @@ class Prepared:
         indices, offsets = drawn(case, memory.device)
         self.statistics: tuple[Statistics, ...] = statistics_of_launch(indices, offsets, case.rows, case.batch)
         scales = torch.rand(indices.numel(), device=memory.device) + 0.5 if case.weighted else None
-        kind = _TableBatched if case.implementation == "table_batched" else _EmbeddingBag
+        kind = _TableBatched if case.implementation == "table_batched" else _Module
         self._run: _Implementation = kind(case, memory, indices, offsets, scales)
 
     def forward(self) -> torch.Tensor:
@@ -65,20 +65,27 @@ class _TableBatched:
         out.backward(self._gradient)  # type: ignore[no-untyped-call]
 
 
-class _EmbeddingBag:
+class _Module:
+    """A module of PyTorch and its optimiser: `embedding_bag` sums a bag's rows, `embedding` gives every row it looks up."""
+
     def __init__(
         self, case: Case, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
     ) -> None:
         rows, dim, dtype = case.rows[0], case.dims[0], getattr(torch, case.dtype)
         weight = memory.rows(rows * dim, dtype).view(rows, dim)
-        self._bag = torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, _weight=weight)
+        pooled = case.implementation in ("embedding_bag", "embedding_bag_dense")
+        self._module: torch.nn.Module
+        if pooled:
+            self._module = torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=not case.dense, _weight=weight)
+        else:
+            self._module = torch.nn.Embedding(rows, dim, sparse=not case.dense, _weight=weight)
         kind: Any = torch.optim.SGD if case.optimizer == "sgd" else torch.optim.Adagrad
-        self._optimizer: torch.optim.Optimizer = kind(self._bag.parameters(), lr=_LEARNING_RATE)
-        self._arguments = (indices, offsets[:-1], None if scales is None else scales.to(dtype))
-        self._gradient = memory.gradient(case.batch, dim, dtype)
+        self._optimizer: torch.optim.Optimizer = kind(self._module.parameters(), lr=_LEARNING_RATE)
+        self._arguments = (indices, offsets[:-1], None if scales is None else scales.to(dtype)) if pooled else (indices,)
+        self._gradient = memory.gradient(case.batch if pooled else indices.numel(), dim, dtype)
 
     def forward(self) -> torch.Tensor:
-        out: torch.Tensor = self._bag(*self._arguments)
+        out: torch.Tensor = self._module(*self._arguments)
         return out
 
     def backward(self, out: torch.Tensor) -> None:
@@ -90,7 +97,7 @@ class _EmbeddingBag:
 def held_bytes(case: Case) -> int:
     """What a prepared case keeps in device memory besides the rows."""
     state = 4 * (sum(case.rows) if case.optimizer == "rowwise_adagrad" else case.elements if case.optimizer == "adagrad" else 0)
-    gradient = 0 if case.dtype == "float32" or case.implementation == "table_batched" else 2 * case.batch * sum(case.dims)
+    gradient = 0 if case.dtype == "float32" or case.implementation == "table_batched" else 2 * case.outputs
     return int((12 if case.weighted else 8) * case.lookups) + 8 * case.batch * len(case.dims) + state + gradient
 
 
