@@ -255,7 +255,8 @@ class _Walk:
 
     def _listed(self, row: int) -> int:
         """Tensors in the longest list of an op's arguments; 1 without lists."""
-        return max((len(value) for value in self._inputs(row) if isinstance(value, tuple)), default=1)
+        lengths = [len(value) for value in self._inputs(row) if isinstance(value, tuple)]
+        return max([1, *lengths])
 
     def _on_cpu(self, row: int) -> bool:
         """Whether an op works on tensors of the CPU alone: those launch nothing."""
