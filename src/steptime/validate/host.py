@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.errors import InputError
 from steptime.graph.formats.execution_program import to_program
 from steptime.graph.formats.execution_trace import read
 from steptime.measurements.programs import CasePrograms
@@ -26,6 +27,8 @@ from steptime.models.host.model import LAUNCH, HostModel
 from steptime.models.host.predict import HostTime, Part, host_time
 from steptime.models.host.speed import STEP, HostCost, Speed
 from steptime.validate.profiled import Profiled, profiled
+from steptime.validate.summary import Case, Validation, geometric, repeat_errors, summary
+from steptime.validate.summary import Part as ValidationPart
 
 Row = Mapping[str, Any]
 
@@ -35,8 +38,8 @@ NORM = 6.0
 CLEARLY = 1.15
 # Calls of `view` in the fixed loop that is timed beside every repeat of a step (measure/steps/state.py).
 PROBE_VIEWS = 1000
-# Of GMAE, as in all tables here: a lucky zero must not sink a geometric mean.
-FLOOR = 4e-4
+# Warnings that are shown: one per program, and many say the same.
+MOST_WARNINGS = 5
 
 
 @dataclass(frozen=True)
@@ -146,31 +149,56 @@ def step_speed(model: HostModel, step: Row, calibrations: Iterable[Row]) -> Spee
     return speed_of(model, own, views) or STEP
 
 
-def report(model: HostModel, found: Sequence[HostCase]) -> dict[str, Any]:
-    """Every case and the usual figures, as fractions: over all, by ranks, by regime, and of simpler forms."""
+def validate_host(model: HostModel, found: Sequence[HostCase]) -> Validation:
+    """Every case and the usual figures: over all, by ranks and by regime, with simpler forms and the noise floor beside."""
+    if not found:
+        raise InputError(f"no timed step keeps the device busy for less than {BUSY_BELOW:.0%}: nothing to validate the host on")
     groups: dict[str, list[HostCase]] = defaultdict(list)
     for case in found:
-        groups[f"{case.ranks} rank{'s' if case.ranks > 1 else ''}"].append(case)
-        groups[f"{case.ranks} rank{'s' if case.ranks > 1 else ''}, {case.regime}"].append(case)
-        groups[case.regime].append(case)
-    return {
-        "cases": [
-            {
-                "name": case.name, "predicted": case.predicted_ns, "measured": case.measured_ns, "error": case.error,
-                "spread": _spread(case), "ranks": case.ranks, "regime": case.regime, "process": case.process,
-            }
-            for case in found
-        ],
-        "summary": {**summary([case.error for case in found]), "noise_floor": noise_floor(found)},
-        "parts": {
-            name: {**summary([case.error for case in some]), "noise_floor": noise_floor(some)}
-            for name, some in sorted(groups.items())
-        },
-        "baselines": {
-            name: summary([case.step_ns(host_ns(model, case)) / case.measured_ns - 1.0 for case in found])
-            for name, host_ns in FORMS.items()
-        },
-    }  # fmt: skip
+        ranks = f"{case.ranks} rank{'s' if case.ranks > 1 else ''}"
+        for name in (ranks, f"{ranks}, {case.regime}", case.regime):
+            groups[name].append(case)
+    pairs = between_processes(found)
+    facts = {"pairs_of_processes": len(pairs) / 2.0, "noise_floor_between_processes": geometric(pairs)} if pairs else {}
+    return Validation(
+        name="host",
+        title=f"steps with the device busy below {BUSY_BELOW:.0%}, unprofiled, after same-machine calibration",
+        cases=[_case(case, case.predicted_ns) for case in found],
+        whole=_part(model, found),
+        parts={name: _part(model, groups[name]) for name in sorted(groups)},
+        facts=facts,
+        notes=("kernels and collectives as profiled in another process, the host from its model",),
+        warnings=sorted({warning for case in found for warning in case.host.warnings})[:MOST_WARNINGS],
+    )
+
+
+def _part(model: HostModel, found: Sequence[HostCase]) -> ValidationPart:
+    baselines = {
+        name: summary([_case(case, case.step_ns(host_ns(model, case))) for case in found]) for name, host_ns in FORMS.items()
+    }
+    return ValidationPart(summary([_case(case, case.predicted_ns) for case in found]), baselines)
+
+
+def _case(case: HostCase, predicted_ns: float) -> Case:
+    low, high = np.percentile(case.times_ns, (10, 90))
+    return Case(
+        name=case.name,
+        predicted=predicted_ns,
+        measured=case.measured_ns,
+        spread=float(high - low) / case.measured_ns,
+        repeat_errors=repeat_errors(case.times_ns),
+    )
+
+
+def between_processes(found: Iterable[HostCase]) -> list[float]:
+    """What one process measured against another that timed the same step, both ways: nobody predicts better than that."""
+    rows: dict[str, list[HostCase]] = defaultdict(list)
+    for case in found:
+        rows[case.name].append(case)
+    return [
+        one.measured_ns / other.measured_ns - 1.0
+        for some in rows.values() for one in some for other in some if one.process != other.process
+    ]  # fmt: skip
 
 
 def _without_between(_: HostModel, case: HostCase) -> float:
@@ -199,45 +227,3 @@ FORMS: Mapping[str, Callable[[HostModel, HostCase], float]] = {
     "no calibration": _any_box,
     "device alone": lambda _model, _case: 0.0,
 }
-
-
-def geomean(errors: Sequence[float]) -> float:
-    """Geometric mean of absolute relative errors, with its floor."""
-    return float(np.exp(np.mean(np.log(np.abs(errors) + FLOOR)))) if len(errors) else float("nan")
-
-
-def summary(errors: Sequence[float]) -> dict[str, float]:
-    """The usual figures of relative errors."""
-    size = np.abs(np.asarray(errors, dtype=np.float64))
-    if not len(size):
-        return {"cases": 0.0}
-    mean = geomean(errors)
-    return {
-        "cases": float(len(size)), "geomean": mean, "gmae": mean, "mape": float(size.mean()),
-        "p90": float(np.percentile(size, 90)), "max": float(size.max()), "bias": float(np.mean(errors)),
-    }  # fmt: skip
-
-
-def noise_floor(found: Iterable[HostCase]) -> dict[str, float]:
-    """How well a repeat says what the median of the others is, and a row what another process measured; geometric means."""
-    rows: dict[str, list[HostCase]] = defaultdict(list)
-    for case in found:
-        rows[case.name].append(case)
-    within = [each for some in rows.values() for case in some for each in _left_out(case.times_ns)]
-    between = [
-        one.measured_ns / other.measured_ns - 1.0
-        for some in rows.values() for one in some for other in some if one.process != other.process
-    ]  # fmt: skip
-    floor = {"within_process": geomean(within)} if within else {}
-    return {**floor, "between_processes": geomean(between), "pairs": len(between) / 2} if between else floor
-
-
-def _left_out(times_ns: Sequence[float]) -> list[float]:
-    """Each repeat against the median of the others."""
-    others = [float(np.median([*times_ns[:at], *times_ns[at + 1 :]])) for at in range(len(times_ns)) if len(times_ns) > 1]
-    return [time_ns / other - 1.0 for time_ns, other in zip(times_ns, others, strict=False)]
-
-
-def _spread(case: HostCase) -> float:
-    low, high = np.percentile(case.times_ns, (10, 90))
-    return float(high - low) / case.measured_ns

@@ -105,8 +105,8 @@ class _Walk:
         ops = self.program.ops
         steps = max(1, len(self.program.steps))
         self.share = 1.0 / steps
-        self.names = [self.program.names[name] for name in ops.name.tolist()]
-        self.phases = [Phase(value) for value in ops.phase.tolist()]
+        self.names: list[str] = [self.program.names[name] for name in ops.name.tolist()]
+        self.phases: list[Phase] = [Phase(value) for value in ops.phase.tolist()]
         self.children: dict[int, list[int]] = {-1: []}
         for row, parent in enumerate(ops.parent.tolist()):
             self.children.setdefault(parent, []).append(row)
@@ -271,7 +271,7 @@ class _Walk:
     def _parameters(self) -> int:
         """Parameters that one optimiser clears: gradients that the backward pass takes over, the same number for each."""
         clears = sum(name.startswith("Optimizer.zero_grad") for name in self.names)
-        return round(sum(name == _ACCUMULATE for name in self.names) / max(1, clears))
+        return self.names.count(_ACCUMULATE) // max(1, clears)
 
 
 def _is_python(name: str) -> bool:
