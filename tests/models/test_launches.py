@@ -26,6 +26,8 @@ from steptime.models.kernels.rows import Row, rows_of
 _RULED = sorted(name for name, family in families().items() if family.rules is not None)
 # Every so many of a family's rows are looked at.
 _EVERY = 7
+# Calls drawn anew from a family's sweep.
+_DRAWN = 60
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
@@ -61,6 +63,13 @@ def test_every_launch_says_how_its_grid_divides_positive_work(rows: dict[str, li
             assert launch.grids
             assert all(blocks >= 0 and work >= 0 and math.isfinite(blocks + work) for blocks, work in launch.grids)
             assert all(value >= 0 for value in launch.facts.values()), launch
+
+
+@pytest.mark.parametrize("family", _RULED)
+def test_every_call_that_a_sweep_draws_launches_something(family: str) -> None:
+    rng = np.random.default_rng(11)
+    for call in families()[family].sweep(rng, _DRAWN):
+        assert launches_of(call), call.to_json()
 
 
 @given(SHAPES, st.randoms(use_true_random=False))

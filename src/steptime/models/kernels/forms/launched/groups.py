@@ -8,7 +8,7 @@ from steptime.models.kernels.launches import Launch
 
 # Levels of a group, coarse to fine: least launches that make one, and how strongly it is drawn towards the level above,
 # both chosen on validation rows.
-LEAST = (1, 6, 10, 10, 14)
+LEAST = (1, 3, 6, 8, 10)
 PULL = (0.0, 0.3, 6.0, 6.0, 9.0)
 LEVELS = len(LEAST)
 # What launches of any name can have no part of; it also tells levels apart, by how many there are.
