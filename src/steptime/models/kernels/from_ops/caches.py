@@ -26,7 +26,9 @@ class Touched:
         """Whether an argument counts as just written, and the bytes touched since it was read or written (-1: it never was)."""
         recent, nearest = False, -1
         for tensor in (value,) if isinstance(value, Tensor) else tensors_in((value,)):
-            storage = tensor.storage or 0
+            storage = tensor.storage
+            if storage is None:
+                continue
             if storage in self._touched:
                 age = self._touched_bytes - self._touched[storage]
                 nearest = age if nearest < 0 else min(nearest, age)
@@ -38,7 +40,8 @@ class Touched:
         for tensor in tensors:
             if on_device(tensor):
                 self._touched_bytes += _bytes(tensor)
-                self._touched[tensor.storage or 0] = self._touched_bytes
+                if tensor.storage is not None:
+                    self._touched[tensor.storage] = self._touched_bytes
 
     def write(self, tensors: Iterable[Tensor]) -> None:
         """A work writes these."""
@@ -46,7 +49,7 @@ class Touched:
             size = _bytes(tensor)
             self._written_bytes += size
             self._touched_bytes += size
-            if tensor.storage:
+            if tensor.storage is not None:
                 self._touched[tensor.storage] = self._touched_bytes
                 self._written.pop(tensor.storage, None)
                 self._written[tensor.storage] = self._written_bytes
