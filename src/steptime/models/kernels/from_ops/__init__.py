@@ -2,8 +2,8 @@
 
 An op launches by itself, launches nothing, is made of others that launch, is a collective or a lookup, or is not known. What
 launches is found from the outermost op inwards: the first op with known overloads stands for all that is in it, as it does in
-the measured calls. Autocast shows an op twice, around the casts of its arguments and as it runs: then the inner one stands. Where a
-source does not say in which memory tensors lie (Kineto's traces do not), they are taken to lie on the device, and nothing is warm.
+the measured calls. Autocast shows an op twice, around the casts of its arguments and as it runs: then the inner one stands.
+Where a source does not say in which memory tensors lie (Kineto's traces do not), all lie on the device, and nothing is warm.
 """
 
 from __future__ import annotations
