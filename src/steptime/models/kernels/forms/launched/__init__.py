@@ -1,6 +1,6 @@
 """Kernels whose launches follow from rules: each launch is a sum of what it has to do, corrected by trees.
 
-time(call) = sum over its launches of max(400 ns, terms . weights of the finest group that was measured) * exp(trees)
+time(call) = sum over its launches of max(least of its kernel, terms . weights of its finest measured group) * exp(trees)
 """
 
 from __future__ import annotations

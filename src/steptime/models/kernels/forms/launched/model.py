@@ -17,8 +17,8 @@ from steptime.models.kernels.forms.launched.terms import Traffic, terms, traffic
 from steptime.models.kernels.forms.launched.weights import Weights
 from steptime.models.kernels.forms.trees import Trees
 
-# No kernel was measured to run shorter, and the most that trees may change a time, as a natural logarithm.
-LEAST_NS, MOST = 400.0, 1.2
+# The most that trees may change a time, as a natural logarithm.
+MOST = 1.2
 # What a launch costs beside its bytes where its kernel was never measured (the usual floor of a small cold one).
 _FLOOR_NS = 1000.0
 # The datasheet's memory bandwidth in bytes per nanosecond, and its L2: what is beyond that cannot be faster.
@@ -86,6 +86,7 @@ class Model:
             "facts": text_array(self.columns.facts),
             "groups": text_array(self.weights.names),
             "weights": self.weights.values,
+            "least_ns": self.weights.least_ns,
             "scales": self.scales,
             "code_names": text_array(tuple(self.codes.values)),
             "codes": np.asarray(list(self.codes.values.values())),
@@ -102,7 +103,7 @@ def load_model(arrays: Arrays) -> Model:
     trees = {name.removeprefix("trees_"): array for name, array in arrays.items() if name.startswith("trees_")}
     return Model(
         Columns(tuple(map(str, arrays["facts"]))),
-        Weights(names, arrays["weights"]),
+        Weights(names, arrays["weights"], arrays["least_ns"]),
         arrays["scales"],
         Codes(dict(zip(map(str, arrays["code_names"]), arrays["codes"].tolist(), strict=True))),
         Trees.load(trees),
@@ -119,7 +120,7 @@ def base_ns(columns: Columns, weights: Weights, scales: Numbers, batch: Batch) -
     worked = terms(columns, batch.numbers, moved, parts)
     found = np.einsum("lt,lt->l", worked, weights.values[batch.group])
     found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(parts), found)
-    return np.maximum(found, LEAST_NS), moved
+    return np.maximum(found, weights.least_ns[batch.group]), moved
 
 
 def _at_peak_ns(moved: Traffic) -> Numbers:

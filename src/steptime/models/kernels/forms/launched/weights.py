@@ -19,6 +19,8 @@ _RIDGE = 3e-2
 _ROUNDS, _NEAR = 3, 0.03
 # A group's column counts at least this share of its parent's: a group of small shapes must not get free bandwidth.
 _PARENT_SHARE = 0.5
+# Of the shortest measured time of a kernel: no launch of it is predicted shorter.
+_SHORTEST = 0.8
 # A column below this share of the time says nothing.
 _NOTHING = 1e-9
 
@@ -29,6 +31,7 @@ class Weights:
 
     names: tuple[str, ...]
     values: Numbers  # groups x terms
+    least_ns: Numbers  # groups: nothing of its kernel runs shorter
 
 
 def fit_weights(terms: Numbers, time_ns: Numbers, groups: Sequence[tuple[str, ...]], importance: Numbers) -> Weights:
@@ -36,6 +39,7 @@ def fit_weights(terms: Numbers, time_ns: Numbers, groups: Sequence[tuple[str, ..
     relative = terms / time_ns[:, None]
     fitted: dict[str, Numbers] = {}
     scales: dict[str, Numbers] = {}
+    least_ns: dict[str, float] = {}
     for level in range(LEVELS):
         members: dict[str, list[int]] = defaultdict(list)
         for place, names in enumerate(groups):
@@ -54,7 +58,8 @@ def fit_weights(terms: Numbers, time_ns: Numbers, groups: Sequence[tuple[str, ..
             if found is not None:
                 fitted[name], scales[name] = np.zeros_like(own), own
                 fitted[name][used] = found / scale[used]
-    return Weights(tuple(fitted), np.array(list(fitted.values())))
+                least_ns[name] = least_ns[parent] if parent else _SHORTEST * float(time_ns[places].min())
+    return Weights(tuple(fitted), np.array(list(fitted.values())), np.array(list(least_ns.values())))
 
 
 def _solved(
