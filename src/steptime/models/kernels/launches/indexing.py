@@ -23,6 +23,7 @@ from steptime.models.kernels.launches.gathering import (
 from steptime.models.kernels.launches.names import INDEXED, SCATTER_GATHER
 
 _FEW = 16  # indices up to which ATen's index_add has a kernel of its own
+_SECTOR_BYTES, _WARP = 32, 32
 
 
 def launches(call: Call) -> list[Launch]:
@@ -105,22 +106,29 @@ def _index_put(checked: bool, copied: bool) -> Callable[[Call], list[Launch]]:
 
 def _index_add(copied: bool) -> Callable[[Call], list[Launch]]:
     def rules(call: Call) -> list[Launch]:
-        x, index, values = _matrix(call, 0), tensor(call, 2), tensor(call, 3)
-        columns = math.prod(x.shape[1:])
-        met = max(1, int(distinct_rows(x.shape[0], index.numel)))
-        facts = {
-            "rows": index.numel,
-            "columns": columns,
-            "table_rows": x.shape[0],
-            "reuse": index.numel / met,
-            "footprint_bytes": x.nbytes,
-        }
-        kernel = "indexFuncLargeIndex" if index.numel > _FEW else "indexFuncSmallIndex"
-        rows = fresh((met, columns), x.dtype)
-        added = Launch(kernel, values.numel, (values, index, rows), (rows,), facts, ((values.numel / 512, 1.0),), "", x.dtype)
-        return [memcpy(x, fresh(x.shape, x.dtype)), added] if copied else [added]
+        x, values = _matrix(call, 0), tensor(call, 3)
+        before = [memcpy(x, fresh(x.shape, x.dtype))] if copied else []
+        return [*before, _added(x, integer(call, 1) % len(x.shape), tensor(call, 2), values)]
 
     return rules
+
+
+def _added(x: Operand, axis: int, index: Operand, values: Operand) -> Launch:
+    """Values added at an index along one axis, atomically: neighbours along later axes share a sector, others do not."""
+    length, columns = x.shape[axis], math.prod(x.shape[axis + 1 :])
+    met = max(1, int(distinct_rows(length, index.numel)))
+    rows = fresh((met, x.numel // length), x.dtype)
+    facts = {
+        "rows": index.numel,
+        "columns": columns,
+        "table_rows": length,
+        "reuse": index.numel / met,
+        "footprint_bytes": x.nbytes,
+    }
+    sectors = values.numel / max(1, min(columns, _SECTOR_BYTES // x.item_bytes))
+    grids = ((values.numel / 512, 1.0), (sectors / _WARP, 1.0))
+    kernel = "indexFuncLargeIndex" if index.numel > _FEW else "indexFuncSmallIndex"
+    return Launch(kernel, values.numel, (values, index, rows), (rows,), facts, grids, "", x.dtype)
 
 
 def _label_facts(x: Operand, index: Operand) -> dict[str, float]:
