@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 
 from steptime.models.kernels.call import Call, TensorArg
 from steptime.units import dtype_bytes
@@ -13,8 +13,9 @@ from steptime.units import dtype_bytes
 # Rules of a family: from a call to its launches.
 Rules = Callable[[Call], "list[Launch]"]
 
-# Asked for every operand of every launch.
+# Both are asked for every operand of every launch: the bytes of a dtype, the strides of a shape.
 _item_bytes = cache(dtype_bytes)
+_SHAPES = 50_000
 
 ARGUMENT, HOT, FRESH = "argument", "hot", "fresh"
 
@@ -85,6 +86,7 @@ class Launch:
     tag: str = ""  # tells apart what one kernel name computes, beyond the op
 
 
+@lru_cache(maxsize=_SHAPES)
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides."""
     strides, step = [], 1

@@ -35,11 +35,11 @@ def launches_of(call: Call) -> tuple[Launch, ...]:
     rules = families()[family].rules if family else None
     if rules is None:
         raise InputError(f"{call.op}: no rules say what it launches")
-    for tensor in call.tensors():
-        if not dtype_bytes(tensor.dtype):
-            raise InputError(f"{call.op}: dtype {tensor.dtype!r} is unknown")
-        if min(tensor.shape, default=0) < 0:
-            raise InputError(f"{call.op}: a tensor of shape {list(tensor.shape)} cannot be")
+    for shape, dtype in {(tensor.shape, tensor.dtype) for tensor in call.tensors()}:
+        if not dtype_bytes(dtype):
+            raise InputError(f"{call.op}: dtype {dtype!r} is unknown")
+        if min(shape, default=0) < 0:
+            raise InputError(f"{call.op}: a tensor of shape {list(shape)} cannot be")
     try:
         found = rules(call)
     except _ODD_ARGUMENTS as error:
