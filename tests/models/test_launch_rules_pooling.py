@@ -27,6 +27,15 @@ def test_a_stride_that_is_not_given_is_the_window() -> None:
     assert said[0].writes[0].shape == (4, 16, 10, 10)
 
 
+@given(st.integers(8, 60), st.integers(2, 5), st.integers(1, 4), st.integers(0, 1), st.booleans())
+def test_outputs_are_those_that_torch_has(side: int, window: int, stride: int, padding: int, rounded_up: bool) -> None:
+    torch = pytest.importorskip("torch", reason="sides are checked against torch's own")
+    args = ((window, window), (stride, stride), (padding, padding), (1, 1), rounded_up)
+    own = launches(Call("aten::max_pool2d_with_indices.default", (images(2, 3, side), *args)))[0].writes[0].shape
+    real, _ = torch.ops.aten.max_pool2d_with_indices.default(torch.empty((2, 3, side, side), device="meta"), *args)
+    assert own == tuple(real.shape)
+
+
 @given(st.integers(1, 8), st.integers(2, 256), SIDES, st.booleans())
 def test_twice_the_samples_are_twice_the_work(samples: int, channels: int, side: int, last: bool) -> None:
     def work(count: int) -> float:
