@@ -11,7 +11,7 @@ from steptime.errors import InputError
 from steptime.measurements.shipped import shipped_programs
 from steptime.models.host.model import HostModel, shipped_host
 from steptime.models.host.speed import STEP, Speed
-from steptime.validate.host import FORMS, HostCase, between_processes, cases, step_speed, validate_host
+from steptime.validate.host import FORMS, HostCase, Measured, between_processes, cases, step_speed, validate_host
 from steptime.validate.profiled import profiled
 
 NAME = "dlrm-test-b2048-r1"
@@ -36,7 +36,7 @@ def kernels(compute_ns: int = 200_000, rank: int = 0, wire_ns: tuple[int, ...] =
 
 
 def found(model: HostModel, **more: Any) -> list[HostCase]:
-    return cases(model, [step(**more)], [kernels()], [], shipped_programs)
+    return cases(model, Measured([step(**more)], [kernels()], []), shipped_programs)
 
 
 @pytest.fixture(name="case", scope="module")
@@ -45,8 +45,8 @@ def one_case(model: HostModel) -> HostCase:
 
 
 def test_a_step_counts_only_where_the_device_computes_for_less_than_60_percent(model: HostModel) -> None:
-    assert not cases(model, [step()], [kernels(1_800_000)], [], shipped_programs)
-    assert not cases(model, [step()], [], [], shipped_programs)
+    assert not cases(model, Measured([step()], [kernels(1_800_000)], []), shipped_programs)
+    assert not cases(model, Measured([step()], [], []), shipped_programs)
     assert len(found(model)) == 1
 
 

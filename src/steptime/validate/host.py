@@ -2,7 +2,7 @@
 
 A case counts where the device computes for less than 60 % of the unprofiled step. The host's time comes from the model and the
 execution traces, at the speed that the calibration of the same processes shows. What the device does is taken as measured:
-kernels from profiles, and of every collective the shortest of the ranks, which waited for nobody. The two are put together as
+kernels from profiles, collectives from what each takes alone (`wire`). The two are put together as
 `(host^6 + (wire + exposed compute)^6)^(1/6)`: nearly the larger, and more where both are about as long. Of 4, 6 and 10, 6 is
 best on 2 ranks and 4 on 4 ranks, by a percent. Of several ranks the one with the longest trace counts: it has most to do.
 """
@@ -19,6 +19,7 @@ import numpy as np
 from steptime.errors import InputError
 from steptime.graph.formats.execution_program import to_program
 from steptime.graph.formats.execution_trace import read
+from steptime.graph.program import Collective
 from steptime.measurements.programs import CasePrograms
 from steptime.measurements.shipped import shipped, shipped_programs
 from steptime.models.host.calibration import speed_of
@@ -29,6 +30,7 @@ from steptime.models.host.speed import STEP, HostCost, Speed
 from steptime.validate.profiled import Profiled, profiled
 from steptime.validate.summary import Case, Validation, geometric, repeat_errors, summary
 from steptime.validate.summary import Part as ValidationPart
+from steptime.validate.wire import Wire, factors, wire_ns, wires
 
 Row = Mapping[str, Any]
 
@@ -53,6 +55,7 @@ class HostCase:
     measured_ns: float
     times_ns: tuple[float, ...]
     device: Profiled
+    wire_ns: float  # collectives one after another
     host: HostTime
     speed: Speed
 
@@ -64,16 +67,12 @@ class HostCase:
     @property
     def device_ns(self) -> float:
         """Collectives one after another, and the compute that none of them covers."""
-        return self.device.wire_ns + self.device.exposed_ns
-
-    def step_ns(self, host_ns: float) -> float:
-        """The step with a host that spends so much."""
-        return float((host_ns**NORM + self.device_ns**NORM) ** (1.0 / NORM))
+        return self.wire_ns + self.device.exposed_ns
 
     @property
     def predicted_ns(self) -> float:
         """The step."""
-        return self.step_ns(self.host_ns)
+        return step_ns(self.host_ns, self.device_ns)
 
     @property
     def error(self) -> float:
@@ -87,33 +86,46 @@ class HostCase:
         return "host" if ratio > CLEARLY else "device" if ratio < 1.0 / CLEARLY else "both"
 
 
+def step_ns(host_ns: float, device_ns: float) -> float:
+    """A step of a host and a device that take so long."""
+    return float((host_ns**NORM + device_ns**NORM) ** (1.0 / NORM))
+
+
 def shipped_cases(model: HostModel) -> list[HostCase]:
     """The shipped steps that count."""
-    steps, kernels, costs = (shipped(name).to_pylist() for name in ("steps", "step_kernels", "host"))
-    return cases(model, steps, kernels, costs, shipped_programs)
+    steps, kernels, costs, collectives = (
+        shipped(name).to_pylist() for name in ("steps", "step_kernels", "host", "collectives")
+    )
+    return cases(model, Measured(steps, kernels, costs, collectives), shipped_programs)
 
 
-def cases(
-    model: HostModel,
-    steps: Iterable[Row],
-    kernels: Iterable[Row],
-    calibrations: Iterable[Row],
-    programs: Callable[[str], CasePrograms],
-) -> list[HostCase]:
+@dataclass(frozen=True)
+class Measured:
+    """Rows of the measured sets of these names."""
+
+    steps: Sequence[Row]
+    step_kernels: Sequence[Row]
+    host: Sequence[Row]
+    collectives: Sequence[Row] = ()
+
+
+def cases(model: HostModel, measured: Measured, programs: Callable[[str], CasePrograms]) -> list[HostCase]:
     """The timed steps of which the device is busy for less than 60 %, in the order given."""
     recorded: dict[str, list[Row]] = defaultdict(list)
-    for row in kernels:
+    for row in measured.step_kernels:
         recorded[row["name"]].append(row)
     devices = {name: profiled(ranks) for name, ranks in recorded.items()}
-    own = [row for row in calibrations if row["source"] == CALIBRATION]
-    hosts: dict[str, HostTime] = {}
+    calibrations = [row for row in measured.host if row["source"] == CALIBRATION]
+    known = wires(measured.collectives)
+    issued: dict[str, tuple[HostTime, tuple[Collective, ...]]] = {}
     found = []
-    for row in steps:
+    for row in measured.steps:
         name, device = str(row["name"]), devices.get(row["name"])
         if device is None or device.compute_ns >= BUSY_BELOW * row["time_ns"]:
             continue
-        if name not in hosts:
-            hosts[name] = _host(model, programs(name), device.launches)
+        if name not in issued:
+            issued[name] = _issued(model, programs(name), device.launches)
+        host, collectives = issued[name]
         found.append(
             HostCase(
                 name=name,
@@ -123,18 +135,33 @@ def cases(
                 measured_ns=float(row["time_ns"]),
                 times_ns=tuple(row["times_ns"]),
                 device=device,
-                host=hosts[name],
-                speed=step_speed(model, row, own),
+                wire_ns=_wire_ns(known.get(int(row["ranks"])), collectives, timed_by(row, measured.collectives), device),
+                host=host,
+                speed=step_speed(model, row, calibrations),
             )
         )
     return found
 
 
-def _host(model: HostModel, programs: CasePrograms, launches: Sequence[Mapping[str, float]]) -> HostTime:
+def _issued(
+    model: HostModel, programs: CasePrograms, launches: Sequence[Mapping[str, float]]
+) -> tuple[HostTime, tuple[Collective, ...]]:
     owner = max(programs.traces, key=lambda rank: len(programs.traces[rank]))
     trace = read(programs.traces[owner].encode(), programs.name)
     program = to_program(trace, rank=owner, world_size=len(programs.owners))
-    return host_time(program, model, launches[owner] if owner < len(launches) else None)
+    return host_time(program, model, launches[owner] if owner < len(launches) else None), program.collectives
+
+
+def _wire_ns(wire: Wire | None, collectives: Sequence[Collective], calibration: Sequence[Row], device: Profiled) -> float:
+    """As profiled where no collective of so many ranks was measured alone."""
+    return device.wire_ns if wire is None else wire_ns(wire, collectives, factors(wire, calibration))
+
+
+def timed_by(step: Row, rows: Iterable[Row]) -> list[Row]:
+    """Those rows that the processes measured which timed a step."""
+    first, ranks = int(step["process"].lstrip("p")), int(step["ranks"])
+    group = {f"p{first + rank}" for rank in range(ranks)}
+    return [row for row in rows if row["run"] == step["run"] and row["process"] in group]
 
 
 def step_speed(model: HostModel, step: Row, calibrations: Iterable[Row]) -> Speed:
@@ -142,11 +169,8 @@ def step_speed(model: HostModel, step: Row, calibrations: Iterable[Row]) -> Spee
 
     Where a fixed loop was timed beside the repeats, it counts as much.
     """
-    first, ranks = int(step["process"].lstrip("p")), int(step["ranks"])
-    group = {f"p{first + rank}" for rank in range(ranks)}
-    own = [row for row in calibrations if row["run"] == step["run"] and row["process"] in group]
     views = [probe / PROBE_VIEWS for probe in step.get("host_probe_ns") or ()]
-    return speed_of(model, own, views) or STEP
+    return speed_of(model, timed_by(step, calibrations), views) or STEP
 
 
 def validate_host(model: HostModel, found: Sequence[HostCase]) -> Validation:
@@ -167,14 +191,14 @@ def validate_host(model: HostModel, found: Sequence[HostCase]) -> Validation:
         whole=_part(model, found),
         parts={name: _part(model, groups[name]) for name in sorted(groups)},
         facts=facts,
-        notes=("kernels and collectives as profiled in another process, the host from its model",),
+        notes=("kernels as profiled in another process, collectives as measured alone, the host from its model",),
         warnings=sorted({warning for case in found for warning in case.host.warnings})[:MOST_WARNINGS],
     )
 
 
 def _part(model: HostModel, found: Sequence[HostCase]) -> ValidationPart:
     baselines = {
-        name: summary([_case(case, case.step_ns(host_ns(model, case))) for case in found]) for name, host_ns in FORMS.items()
+        name: summary([_case(case, predicted_ns(model, case)) for case in found]) for name, predicted_ns in FORMS.items()
     }
     return ValidationPart(summary([_case(case, case.predicted_ns) for case in found]), baselines)
 
@@ -203,27 +227,21 @@ def between_processes(found: Iterable[HostCase]) -> list[float]:
 
 def _without_between(_: HostModel, case: HostCase) -> float:
     costs = [cost for (_, part), cost in case.host.costs.items() if part is not Part.BETWEEN]
-    return sum(case.speed.time_ns(cost) for cost in costs)
+    return step_ns(sum(case.speed.time_ns(cost) for cost in costs), case.device_ns)
 
 
 def _per_launch(model: HostModel, case: HostCase) -> float:
     """Every launch costs one op that launches, from Python, and nothing else costs anything."""
     each = HostCost(model.classes[LAUNCH].cpu_ns, model.launch_ns) + model.mechanism("between", "forward")
-    return case.speed.time_ns(each.times(case.host.launches))
-
-
-def _fast(_: HostModel, case: HostCase) -> float:
-    return case.host.total_ns(Speed())
-
-
-def _any_box(_: HostModel, case: HostCase) -> float:
-    return case.host.total_ns(STEP)
+    return step_ns(case.speed.time_ns(each.times(case.host.launches)), case.device_ns)
 
 
 FORMS: Mapping[str, Callable[[HostModel, HostCase], float]] = {
     "ops alone, nothing between them": _without_between,
     "launches times one cost": _per_launch,
-    "as fast as in bursts": _fast,
-    "no calibration": _any_box,
-    "device alone": lambda _model, _case: 0.0,
+    "as fast as in bursts": lambda _, case: step_ns(case.host.total_ns(Speed()), case.device_ns),
+    "no calibration": lambda _, case: step_ns(case.host.total_ns(STEP), case.device_ns),
+    "the larger of host and device": lambda _, case: max(case.host_ns, case.device_ns),
+    "collectives as profiled": lambda _, case: step_ns(case.host_ns, case.device.wire_ns + case.device.exposed_ns),
+    "device alone": lambda _, case: case.device_ns,
 }
