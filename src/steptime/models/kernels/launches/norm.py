@@ -20,6 +20,8 @@ from steptime.models.kernels.launches.reduce import SMS, reduction
 # Threads of a row: of the vectorised kernels (4 elements each), of moments, of the plain ones (ATen).
 _VECTOR_THREADS, _MOMENT_THREADS, _THREADS, _WARP = 128, 512, 256, 32
 _VECTOR = 4
+# Rows that an SM works on at a time, as blocks of 128 threads, and what an H100's or H200's SM has of L1 (datasheet).
+_ROWS_OF_SM, _L1_BYTES = 16, 256 << 10
 # Weight gradients: (rows below, rows that a block takes at once); ATen's choice, always 8 rows of a thread one after the other.
 _ROWS_OF_BLOCK = ((64, 8), (128, 64), (256, 128))
 _MOST_ROWS_OF_BLOCK, _ROWS_OF_THREAD = 256, 8
@@ -50,6 +52,12 @@ def _row_facts(rows: int, columns: int) -> dict[str, float]:
     return {"rows": rows, "columns": columns, "waves": rows / SMS, "aligned_8": columns % 8 == 0}
 
 
+def _read_again(columns: int, *operands: Operand) -> tuple[Operand, ...]:
+    """What a row that is walked twice reads again from L2: all of it, where the rows of an SM do not fit its L1."""
+    row_bytes = sum(columns * one.item_bytes for one in operands)
+    return tuple(hot(one.shape, one.dtype, 0) for one in operands) if row_bytes * _ROWS_OF_SM > _L1_BYTES else ()
+
+
 def _by_row(
     kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], rows: int, columns: int, threads: int
 ) -> Launch:
@@ -59,7 +67,8 @@ def _by_row(
         (float(rows), 1.0),
         (float(rows), float(math.ceil(columns / threads))),
     )
-    return Launch(kernel, reads[0].numel, reads, writes, _row_facts(rows, columns), grids, "", reads[0].dtype)
+    path = "warp" if threads == _WARP else ""
+    return Launch(kernel, reads[0].numel, reads, writes, _row_facts(rows, columns), grids, path, reads[0].dtype)
 
 
 def _layer_norm(call: Call) -> list[Launch]:
@@ -84,7 +93,8 @@ def _layer_norm_backward(weight_sums: int) -> Callable[[Call], list[Launch]]:
         vector = columns % _VECTOR == 0
         kernel = "layer_norm_grad_input_kernel" + ("_vectorized" if vector else "")
         threads = _VECTOR_THREADS * (_VECTOR if vector else 1)
-        first = _by_row(kernel, (gradient, x), (fresh(x.shape, x.dtype),), rows, columns, threads)
+        reads = (gradient, x, *_read_again(columns, gradient, x))
+        first = _by_row(kernel, reads, (fresh(x.shape, x.dtype),), rows, columns, threads)
         return [first, *_weight_gradients(gradient, x, rows, columns, weight_sums)]
 
     return rules
@@ -184,7 +194,8 @@ def _group_norm_backward(call: Call) -> list[Launch]:
 def _plane_sums(gradient: Operand, x: Operand, facts: dict[str, float], planes: int, plane: int) -> Launch:
     serial = math.ceil(plane / _group_threads(plane))
     grids = ((float(planes), float(plane)), (float(planes), 1.0), (float(planes), float(serial)))
-    return Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, grids, "", x.dtype)
+    path = "warp" if plane < _MOMENT_THREADS else "block"
+    return Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, grids, path, x.dtype)
 
 
 def _group_weights(x: Operand, facts: dict[str, float], samples: int, channels: int) -> Launch:
