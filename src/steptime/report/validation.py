@@ -13,8 +13,9 @@ from steptime.report.layout import literal, print_line, print_numbers, print_sec
 from steptime.report.text import print_warnings
 from steptime.validate.summary import Part, Summary, Validation
 
-_HEADS = ("", "rows", "GMAE", "MAPE", "p90", "max", "in 90 %\ninterval", "noise\nfloor")
+_HEADS = ("", "rows", "GMAE", "MAPE", "p90", "max", "inside\n90 %", "noise\nfloor")
 _WORST = 8  # cases that are named
+_BESIDE = 2  # baselines that fit beside the errors; more have a table of their own
 
 
 def validation_document(found: Validation) -> Document:
@@ -48,10 +49,15 @@ def print_validation(console: Console, found: Validation) -> None:
     title = Text().append(f"steptime validate {found.name}", style="bold").append(" · ", style="dim")
     print_title(console, title.append_text(literal(found.title)))
     baselines = list(found.whole.baselines)
-    heads = (*_HEADS, *(f"GMAE of\n{name}" for name in baselines))
-    rows = [_row("all", found.whole, baselines), *(_row(name, part, baselines) for name, part in found.parts.items())]
+    beside = baselines if len(baselines) <= _BESIDE else []
+    heads = (*_HEADS, *(f"GMAE of\n{name}" for name in beside))
+    rows = [_row("all", found.whole, beside), *(_row(name, part, beside) for name, part in found.parts.items())]
     print_section(console, "Errors", "predicted against measured; GMAE is a geometric mean")
     print_numbers(console, heads, rows)
+    if not beside and baselines:
+        print_section(console, "Instead", "other forms on the same cases")
+        others = [(name, Part(one)) for name, one in found.whole.baselines.items()]
+        print_numbers(console, _HEADS[:6], [_row(name, part, [])[:6] for name, part in others])
     _print_worst(console, found.parts)
     for name, value in found.facts.items():
         if "/" not in name:

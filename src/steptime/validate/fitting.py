@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from steptime.errors import InputError
+from steptime.graph.load import load
 from steptime.measurements.store import read
+from steptime.models.host.fit import fit as fit_host
 from steptime.models.kernels.archive import read_archive, write_archive
 from steptime.models.kernels.fitting import fit_kernels
 from steptime.models.kernels.forms import Form, maker
@@ -64,8 +66,22 @@ def read_baselines(file: Path) -> dict[str, Form]:
     return {form: maker(form).load(arrays) for form, arrays in parts.items()}
 
 
-def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
-    raise InputError(f"{folder}: host models are fitted from {out} {name} {seed} {said}")
+def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:  # noqa: ARG001
+    """Of the rows of one rank alone and of what full traces beside them tell; nothing is drawn."""
+    table = read(folder, "host")
+    if not table.num_rows:
+        raise InputError(f"{folder}: no host rows to fit; `steptime measure host` makes some")
+    traces = sorted((folder / "traces").glob("*.rank0.kineto.json.gz"))
+    said(f"host: {table.num_rows:,} rows, {len(traces)} traces")
+    programs = [program for trace in traces for program in load([trace]).programs]
+    file = out / f"{host_of(name)}.json"
+    fit_host(table.to_pylist(), programs).save(file)
+    return file
+
+
+def host_of(name: str) -> str:
+    """The host that was measured with a device: one box, one software stack."""
+    return "xeon-h200" if name == "h200" else f"host-of-{name}"
 
 
 _FITS: dict[str, Callable[[Path, Path, str, int, Said], Path]] = {"kernels": _kernels, "host": _host, "baselines": _baselines}
