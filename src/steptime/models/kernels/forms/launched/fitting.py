@@ -26,7 +26,7 @@ _LEAST_IMPORTANCE = 0.02
 # Calls of real steps beside swept ones: they are what will be asked.
 _STEP_IMPORTANCE, _SWEPT = 3.0, "sweep"
 # Rows on whole GPUs where there are rows on parts as well: they steady what the few of those leave open.
-_WHOLE_IMPORTANCE = 0.5
+_WHOLE_IMPORTANCE = 0.15
 # Folds that the sum of terms is fitted without, so that trees see errors as on new rows.
 _FOLDS = 4
 # Rows that a mean of a text's residuals is drawn to zero by.
@@ -35,8 +35,8 @@ _SMOOTHING = 10.0
 _STEPS, _WORTH = ((0.3, 0.1), (0.1, 0.03)), 0.9995
 # Launches that are looked at for that, of every company.
 _LOOKED_AT = 3000
-# Trees: chosen on validation rows.
-_ROUNDS = 400
+# Trees: chosen on validation rows. Fewer with parts: repeats beside busy ones differ by 7 to 10 %, and more learn that noise.
+_ROUNDS, _ROUNDS_PARTS = 400, 150
 _SETTINGS = {"learning_rate": 0.07, "num_leaves": 31, "max_depth": 8, "min_data_in_leaf": 10, "feature_fraction": 0.5}
 
 
@@ -55,7 +55,8 @@ def fit_model(rows: Sequence[Row], seed: int) -> Model:
     batch = batch_of(table, weights, codes)
     moved = traffic(batch.numbers, parts_of(batch.share, batch.others, scales))
     seen = features(table.columns, batch, moved, crossed)
-    trees = Trees.fit(seen, left, importance, seed, _ROUNDS, **_SETTINGS)
+    rounds = _ROUNDS_PARTS if (table.share > 1).any() else _ROUNDS
+    trees = Trees.fit(seen, left, importance, seed, rounds, **_SETTINGS)
     known = {name: place for place, name in enumerate(weights.names)}
     return Model(table.columns, weights, scales, codes, trees, frozenset(), _ranges(table), known)
 
