@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from steptime.graph.program import Calls, Ops, Phase, Program, Signature, Stream
 from steptime.measurements.shipped import shipped
 from steptime.models.host.calibration import speed_of
 from steptime.models.host.fit import fit
-from steptime.models.host.model import COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, class_of, shipped_host
+from steptime.models.host.model import COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, ProfilerCost, class_of, shipped_host
 from steptime.models.host.predict import Part, host_time
-from steptime.models.host.recorded import first_call
+from steptime.models.host.recorded import between_forward_ns, first_call
 from steptime.models.host.speed import STEP, HostCost, Speed
 
 # What is true of the made-up host: nanoseconds at speed 1.
@@ -241,9 +242,28 @@ def test_first_calls_are_compared_with_later_ones_of_the_same_op_in_the_same_ste
     plain = program([("aten::mm", -1)] * 8)
     ends = np.array([170, 110, *[100] * 6])
     timed = plain.ops.replace(start_ns=np.zeros(8, dtype=np.int64), end_ns=ends)
-    recorded = Program(**{**{name: getattr(plain, name) for name in plain.__dataclass_fields__}, "ops": timed})
-    assert first_call([recorded]) == pytest.approx(1.7)
+    assert first_call([replace(plain, ops=timed)]) == pytest.approx(1.7)
     assert first_call([]) == 1.0
+
+
+@pytest.mark.parametrize("slow", [1.0, 2.3])
+def test_python_between_ops_is_found_in_a_trace_at_whatever_speed_it_ran(model: HostModel, slow: float) -> None:
+    profiler, between_ns, count = ProfilerCost(2000.0, 0.0), 7000.0, 20
+    plain = program([("aten::view", -1)] * count)
+    own_ns = host_time(plain, model).costs[Phase.FORWARD, Part.OPS].cpu_ns / count
+    bare = replace(model, around={**model.around, "between forward": HostCost(), "record graph": HostCost()})
+    took = round(slow * (own_ns + profiler.per_op_ns))
+    # Half of what the profiler adds lies outside the op's record.
+    start = np.arange(count) * (took + round(slow * (between_ns + profiler.per_op_ns / 2)))
+    timed = replace(plain, ops=plain.ops.replace(start_ns=start, end_ns=start + took))
+    assert between_forward_ns([timed], bare, profiler) == pytest.approx(between_ns, rel=0.01)
+    assert between_forward_ns([], bare, profiler) is None
+
+
+def test_a_profiler_adds_by_op_and_by_launch_and_more_on_a_slow_host() -> None:
+    profiler = ProfilerCost(2000.0, 1000.0)
+    assert profiler.added_ns(3, 2, Speed()) == 8000.0
+    assert profiler.added_ns(3, 2, STEP) > 8000.0
 
 
 def test_the_shipped_host_knows_every_profiler_and_says_where_it_is_from() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from steptime.errors import InputError
+from steptime.graph.program import Collective
 from steptime.measurements.shipped import shipped_programs
 from steptime.models.host.model import HostModel, shipped_host
 from steptime.models.host.speed import STEP, Speed
 from steptime.validate.host import FORMS, HostCase, Measured, between_processes, cases, step_speed, validate_host
 from steptime.validate.profiled import profiled
+from steptime.validate.wire import Wire, factors, wire_ns, wires
 
 NAME = "dlrm-test-b2048-r1"
 
@@ -108,3 +110,43 @@ def test_processes_that_timed_the_same_step_give_the_noise_floor(case: HostCase)
 def test_nothing_to_validate_is_one_clear_error(model: HostModel) -> None:
     with pytest.raises(InputError, match="60%"):
         validate_host(model, [])
+
+
+def sweep(kind: str, size_bytes: int, time_ns: float, **more: Any) -> dict[str, Any]:
+    return {"collective": kind, "bytes": size_bytes, "times_ns": [time_ns] * 3, "ranks": 4, "beside": "none", "splits": None,
+            "host_threads": "idle", "arrival": "together", "mode": "stream", "fabric": "loopback",
+            "command": "steptime measure collectives -o DIR", **more}  # fmt: skip
+
+
+@pytest.fixture(name="wire", scope="module")
+def measured_wire() -> Wire:
+    rows = [sweep(kind, 2**power, 1e5 + 2.0**power) for kind in ("all_reduce", "all_to_all") for power in range(10, 27)]
+    return wires([*rows, sweep("all_reduce", 2**20, 9e9, beside="gemm"), sweep("all_reduce", 2**20, 9e9, command="steps")])[4]
+
+
+def exchange(given: tuple[int, ...], taken: tuple[int, ...]) -> Collective:
+    return Collective("all_to_all", "g", (0, 1, 2, 3), 0, sum(given), sum(taken), "float32", given, taken)
+
+
+def test_a_collective_takes_what_was_measured_alone_and_in_proportion_beyond(wire: Wire) -> None:
+    assert wire.alone_ns("all_reduce", 2**20) == pytest.approx(1e5 + 2**20)
+    assert wire.alone_ns("all_reduce", 2**27) == pytest.approx(2 * wire.alone_ns("all_reduce", 2**26))
+
+
+def test_an_exchange_of_equal_parts_takes_what_was_measured_and_its_mirror_image_as_long(wire: Wire) -> None:
+    even = exchange((2**20,) * 4, (2**20,) * 4)
+    assert wire.collective_ns(even) == pytest.approx(wire.alone_ns("all_to_all", 2**22))
+    skewed, mirrored = exchange((2**20,) * 4, (2**22, 0, 0, 0)), exchange((2**22, 0, 0, 0), (2**20,) * 4)
+    assert wire.collective_ns(skewed) == pytest.approx(wire.collective_ns(mirrored))
+    assert wire.collective_ns(skewed) > wire.collective_ns(even)
+
+
+def test_a_box_whose_calibration_is_slower_has_a_slower_wire(wire: Wire) -> None:
+    calibration = [sweep("all_reduce", 2**20, 1.2 * (1e5 + 2**20), command="steptime measure steps")]
+    reduce = [Collective("all_reduce", "g", (0, 1, 2, 3), 0, 2**20, 2**20)]
+    found = factors(wire, calibration)
+    assert wire_ns(wire, reduce, found) == pytest.approx(1.2 * wire_ns(wire, reduce, {}))
+
+
+def test_a_collective_of_nothing_takes_no_exchange(wire: Wire) -> None:
+    assert wire.collective_ns(exchange((0,) * 4, (0,) * 4)) == 0.0

@@ -66,6 +66,11 @@ CHEAPEST = "aten::detach"
 TOGETHER_KINDS = ("collective_call", "ddp_forward_fixed", "ddp_backward", "ddp_backward_fixed", "ddp_bucket")
 # Under which profiler shipped traces were recorded.
 TRACED_WITH = "cpu_cuda"
+# Kinds whose time is taken as it is; those that are differences of two others scatter too much for a ratio.
+STRETCHED = (
+    "op", "op_autograd", "op_no_grad", "backward_node", "optimizer_step", "zero_grad", "alloc", "launch", "op_without_launch",
+    "module_call", "table_batched", "copy", "item", "event_record", "stream_wait", "synchronize",
+)  # fmt: skip
 PROFILERS = ("cuda", "cpu_cuda", "execution_trace", "after")
 _RECIPE = ("cpu", "os_kernel", "python", "torch", "cuda", "driver", "nccl", "date", "machine", "command")
 
@@ -308,7 +313,7 @@ def _profiler(rows: Sequence[Row], profiler: str) -> ProfilerCost:
     ratios: dict[str, list[float]] = defaultdict(list)
     for key, time_ns in fastest[profiler].items():
         plain = fastest["off"].get(key, 0.0)
-        if plain > 0 and time_ns > 0:
+        if plain > 0 and time_ns > 0 and key[0] in STRETCHED:
             ratios[key[0]].append(time_ns / plain)
     added = {
         kind: fastest[profiler].get((kind, "neg_out", ""), 0.0) - fastest["off"].get((kind, "neg_out", ""), 0.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
 import steptime
 from steptime.errors import InputError
-from steptime.models.host.speed import HostCost
+from steptime.models.host.speed import HostCost, Speed
 
 SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
@@ -39,6 +40,10 @@ class ProfilerCost:
     per_op_ns: float
     per_launch_ns: float
     stretch: Mapping[str, float] = field(default_factory=dict)
+
+    def added_ns(self, ops: float, launches: float, speed: Speed) -> float:
+        """What a recording of so many ops and launches has too much on a host of this speed."""
+        return speed.time_ns(HostCost(ops * self.per_op_ns, launches * self.per_launch_ns))
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ _VIEWS = frozenset({
 })  # fmt: skip
 
 
+@cache
 def class_of(name: str) -> str:
     """The class of an op by its name: its cost where the op itself was never measured."""
     space, _, plain = name.rpartition("::")

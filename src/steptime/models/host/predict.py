@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from steptime.errors import InputError
 from steptime.graph.collectives import collective_kind
@@ -37,7 +37,7 @@ _CALLS = {
 LEAST_INSIDE = 0.25
 
 
-class Part(Enum):
+class Part(StrEnum):
     """What a piece of host time is spent on."""
 
     OPS = "ops"
@@ -95,7 +95,7 @@ class _Walk:
     program: Program
     model: HostModel
     given: Mapping[str, float] | None
-    costs: dict[tuple[Phase, Part], HostCost] = field(default_factory=dict)
+    sums: dict[tuple[Phase, Part], list[float]] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)
     called: set[tuple[int, Phase, str]] = field(default_factory=set)
     nodes: int = 0
@@ -106,7 +106,8 @@ class _Walk:
         steps = max(1, len(self.program.steps))
         self.share = 1.0 / steps
         self.names: list[str] = [self.program.names[name] for name in ops.name.tolist()]
-        self.phases: list[Phase] = [Phase(value) for value in ops.phase.tolist()]
+        known = {int(phase): phase for phase in Phase}
+        self.phases: list[Phase] = [known[value] for value in ops.phase.tolist()]
         self.children: dict[int, list[int]] = {-1: []}
         for row, parent in enumerate(ops.parent.tolist()):
             self.children.setdefault(parent, []).append(row)
@@ -122,11 +123,12 @@ class _Walk:
         return {name: count / (calls[name] * self.share) for name, count in self.given.items() if calls[name]}
 
     def add(self, phase: Phase, part: Part, cost: HostCost) -> None:
-        key = (phase, part)
-        self.costs[key] = self.costs.get(key, HostCost()) + cost
+        sums = self.sums.setdefault((phase, part), [0.0, 0.0])
+        sums[0] += cost.cpu_ns
+        sums[1] += cost.launch_ns
 
     def result(self) -> HostTime:
-        costs = {key: cost.times(self.share) for key, cost in self.costs.items()}
+        costs = {key: HostCost(*sums).times(self.share) for key, sums in self.sums.items()}
         warnings: tuple[str, ...] = ()
         if self.unknown:
             most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5))
