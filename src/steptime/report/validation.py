@@ -15,6 +15,8 @@ from steptime.validate.summary import Part, Summary, Validation
 
 _HEADS = ("", "rows", "GMAE", "MAPE", "p90", "max", "inside\n90 %", "noise\nfloor")
 _WORST = 8  # cases that are named
+# A fact that is larger counts something.
+_COUNTS = 2.0
 _BESIDE = 2  # baselines that fit beside the errors; more have a table of their own
 
 
@@ -61,7 +63,7 @@ def print_validation(console: Console, found: Validation) -> None:
     _print_worst(console, found.parts)
     for name, value in found.facts.items():
         if "/" not in name:
-            print_line(console, name.replace("_", " "), f"{100 * value:.2f} %", spaced=False)
+            print_line(console, name.replace("_", " "), _fact(value), spaced=False)
     for note in found.notes:
         print_line(console, "Note", note, style="dim", spaced=False)
     print_warnings(console, found.warnings)
@@ -78,6 +80,11 @@ def _row(name: str, part: Part, baselines: Sequence[str]) -> list[str]:
     return [name, f"{one.rows:,}", *(_percent(value) for value in (*told, *beside))]
 
 
+def _fact(value: float) -> str:
+    """A share, or a count where it is far more than all."""
+    return f"{100 * value:.2f} %" if value < _COUNTS else f"{value:,.0f}"
+
+
 def _percent(value: float | None) -> str:
     if value is None:
         return ""
@@ -89,4 +96,4 @@ def _print_worst(console: Console, parts: Mapping[str, Part]) -> None:
     order = sorted(parts.items(), key=lambda item: -item[1].summary.max)
     said = list(dict.fromkeys(part.summary.worst for _, part in order))[:_WORST]
     if said:
-        print_section(console, "Worst", "the largest errors, by op and shapes", literal("\n".join(said)))
+        print_section(console, "Worst", "the largest errors, by op and shapes", Text("\n").join(literal(line) for line in said))
