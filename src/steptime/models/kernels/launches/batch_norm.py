@@ -11,8 +11,8 @@ from steptime.models.kernels.call import Call
 from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh, hot
 from steptime.models.kernels.launches.arguments import tensor
 from steptime.models.kernels.launches.copies import memset
-from steptime.models.kernels.launches.pointwise import fill
 from steptime.models.kernels.launches.reduce import SMS
+from steptime.models.kernels.launches.zeros import cleared
 
 # Values of a channel that cuDNN keeps on chip, so that it reads them once. Seen in the measured rows: forward between 25,088
 # and 31,974, backward between 13,475 and 15,484; pairs of halves, for an even plane, take twice as many (forward at least
@@ -146,7 +146,7 @@ def _last(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], 
 
 def _semaphores(images: _Images) -> list[Launch]:
     staged = _staged(images)
-    return [fill(fresh((staged.across * staged.along,), "int32"))] if staged.along > 1 else []
+    return [cleared(fresh((staged.across * staged.along,), "int32"))] if staged.along > 1 else []
 
 
 def _width(elements: int) -> int:

@@ -12,8 +12,9 @@ from steptime.models.kernels.launches.arguments import integer, optional_tensor,
 from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.gathering import distinct_rows, part, rows_by_index
 from steptime.models.kernels.launches.names import VECTORIZED, WITH_INDEX
-from steptime.models.kernels.launches.pointwise import fill, pointwise
+from steptime.models.kernels.launches.pointwise import pointwise
 from steptime.models.kernels.launches.sorting import over_indices, radix_sort
+from steptime.models.kernels.launches.zeros import cleared
 
 # Tokens up to which the gradient is summed without sorting (ATen).
 _UNSORTED = 3072
@@ -137,7 +138,7 @@ def _dense_backward(call: Call) -> list[Launch]:
     facts = _gradient_facts(tokens, rows, columns, given.item_bytes)
     written = (fresh((min(tokens, rows), columns), given.dtype),)
     kernel = Launch("embedding_backward_feature_kernel", tokens * columns, (gradient,), written, facts, grids, "", given.dtype)
-    return [fill(fresh((rows, columns), given.dtype)), kernel]
+    return [cleared(fresh((rows, columns), given.dtype)), kernel]
 
 
 def _bag_dense_backward(call: Call) -> list[Launch]:
@@ -162,7 +163,7 @@ def _segment_sums(kernel: str, gradient: Operand, tokens: int, rows: int, atomic
         return Launch(name, tokens * columns, (gradient,), written, facts, grids, "", dtype)
 
     found = [over_indices(WITH_INDEX, tokens, path="indices"), *radix_sort(tokens, _INDEX_BITS, rows)]
-    found.append(fill(fresh(table, dtype)))
+    found.append(cleared(fresh(table, dtype)))
     found += [over_indices(name, tokens, table_rows=rows) for name in _SEGMENTS]
     if not atomic:
         return [*found, summed(kernel), summed("sum_and_scatter")]
@@ -171,7 +172,7 @@ def _segment_sums(kernel: str, gradient: Operand, tokens: int, rows: int, atomic
         return [*found, summed("compute_grad_weight_atomic_accumulate")]
     wide = hot(table, "float32", rows * columns * 4)
     narrowed = pointwise((wide,), fresh(table, dtype), tag="narrowed", casts=True, kernel=VECTORIZED)
-    return [*found, fill(fresh(table, "float32")), summed("compute_grad_weight_atomic_accumulate"), narrowed]
+    return [*found, cleared(fresh(table, "float32")), summed("compute_grad_weight_atomic_accumulate"), narrowed]
 
 
 _RULES: dict[str, Callable[[Call], list[Launch]]] = {

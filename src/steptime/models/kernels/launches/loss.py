@@ -12,8 +12,9 @@ from steptime.models.kernels.launches import Launch, Operand, fresh, hot
 from steptime.models.kernels.launches.arguments import integer, tensor
 from steptime.models.kernels.launches.copies import memcpy
 from steptime.models.kernels.launches.gathering import touched
-from steptime.models.kernels.launches.pointwise import fill, pointwise
+from steptime.models.kernels.launches.pointwise import pointwise
 from steptime.models.kernels.launches.reduce import reduction
+from steptime.models.kernels.launches.zeros import cleared
 
 _NONE, _MEAN = 0, 1  # values of `reduction` in ATen
 # One block sums the losses of all rows: its threads are the power of two nearest to rows / 16, from 32 to 1,024 (ATen).
@@ -71,7 +72,7 @@ def _nll_backward(call: Call) -> list[Launch]:
     x = _scores(call, 1)
     result = fresh(x.shape, x.dtype)
     added = _one_block("nll_loss_backward_reduce_cuda_kernel_2d", x, (tensor(call, 2),), (touched(result, x.shape[0]),))
-    return [fill(result), added]
+    return [cleared(result), added]
 
 
 def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple[Operand, ...] = ()) -> Launch:
@@ -87,7 +88,7 @@ def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple
 
 
 def _nll_pixels(call: Call) -> list[Launch]:
-    x, zero = _scores(call, 0), fill(fresh((), tensor(call, 0).dtype))
+    x, zero = _scores(call, 0), cleared(fresh((), tensor(call, 0).dtype))
     average = Launch("nll_loss2d_forward_size_average_kernel", 1, grids=((1.0, 1.0),))
     reads = (touched(x, x.numel // x.shape[1]), tensor(call, 1))
     return [zero, zero, _by_pixel("nll_loss2d_forward_kernel", x, reads), average]
@@ -97,7 +98,7 @@ def _nll_pixels_backward(call: Call) -> list[Launch]:
     x = _scores(call, 1)
     result = fresh(x.shape, x.dtype)
     written = (touched(result, x.numel // x.shape[1]),)
-    return [fill(result), _by_pixel("nll_loss2d_backward_kernel", x, (tensor(call, 2),), written)]
+    return [cleared(result), _by_pixel("nll_loss2d_backward_kernel", x, (tensor(call, 2),), written)]
 
 
 def _mse(call: Call) -> list[Launch]:
@@ -117,8 +118,10 @@ def _cross_entropy(call: Call) -> list[Launch]:
 def _cross_entropy_of_logits(call: Call) -> list[Launch]:
     x, target = tensor(call, 0), tensor(call, 1)
     again, result = _again(x), fresh(x.shape, x.dtype)
-    chain = ((target,), (again, x), (x,), (again, again), (again, again))
-    found = [pointwise(reads, result, tag=f"{place}{x.dtype}") for place, reads in enumerate(chain)]
+    # The logarithm of the sigmoid, ones, less the target, times the logits, less the logarithm.
+    found = [pointwise((x,), result, tag="logarithm" + x.dtype), cleared(result)]
+    chain = ((again, target), (again, _again(x)), (again, again))
+    found += [pointwise(reads, result, tag=f"{place}{x.dtype}") for place, reads in enumerate(chain)]
     return found + (_summed(x) if integer(call, 4, _MEAN) != _NONE else [])
 
 
@@ -138,7 +141,7 @@ def _cross_entropy_backward(call: Call) -> list[Launch]:
 def _mse_backward(call: Call) -> list[Launch]:
     gradient, x, target = (tensor(call, place) for place in range(3))
     result = fresh(x.shape, x.dtype)
-    return [fill(result), pointwise((x, target, _spread(gradient, x)), result, tag="backward" + x.dtype)]
+    return [cleared(result), pointwise((x, target, _spread(gradient, x)), result, tag="backward" + x.dtype)]
 
 
 _RULES: dict[str, Callable[[Call], list[Launch]]] = {

@@ -15,8 +15,9 @@ from steptime.models.kernels.launches.elementwise import launches as elementwise
 from steptime.models.kernels.launches.indexing import launches as indexing
 from steptime.models.kernels.launches.names import WITH_INDEX
 from steptime.models.kernels.launches.optimizer import launches as over_lists
-from steptime.models.kernels.launches.pointwise import fill, pointwise
+from steptime.models.kernels.launches.pointwise import pointwise
 from steptime.models.kernels.launches.sorting import over_indices, radix_sort
+from steptime.models.kernels.launches.zeros import cleared
 
 _BLOCK = 1024  # elements, as in the element-wise kernels
 # Keys of a row up to which ATen sorts within a block, by kernels that were never measured.
@@ -36,11 +37,11 @@ def launches(call: Call) -> list[Launch]:
 
 
 def _new_zeros(call: Call) -> list[Launch]:
-    return [fill(fresh(integers(call, 1), dtype_keyword(call, tensor(call, 0).dtype)))]
+    return [cleared(fresh(integers(call, 1), dtype_keyword(call, tensor(call, 0).dtype)))]
 
 
 def _scalar_tensor(call: Call) -> list[Launch]:
-    return [fill(fresh((), dtype_keyword(call, "float32")))]
+    return [cleared(fresh((), dtype_keyword(call, "float32")))]
 
 
 def _number(call: Call, place: int, default: float) -> float:
@@ -64,7 +65,7 @@ def _power(call: Call) -> list[Launch]:
     x = tensor(call, 1)
     number = "int64" if isinstance(value(call, 0), int) else "float32"
     powers = pointwise((hot((), number, 8), x), fresh(x.shape, x.dtype), tag=number, casts=number != x.dtype)
-    return [fill(fresh((), number)), powers]
+    return [cleared(fresh((), number)), powers]
 
 
 def _sort(call: Call) -> list[Launch]:

@@ -11,7 +11,6 @@ from steptime.models.kernels.call import Call
 from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh
 from steptime.models.kernels.launches.arguments import flag, integers, tensor
 from steptime.models.kernels.launches.copies import copies
-from steptime.models.kernels.launches.pointwise import fill
 from steptime.models.kernels.launches.pooling_grids import (
     BACKWARD,
     FORWARD,
@@ -24,6 +23,7 @@ from steptime.models.kernels.launches.pooling_grids import (
     threads_backward,
     tiles,
 )
+from steptime.models.kernels.launches.zeros import cleared
 
 
 def launches(call: Call) -> list[Launch]:
@@ -111,7 +111,7 @@ def _maximum_backward(call: Call) -> list[Launch]:
     grids = tiles(pool, pool.side, pool.overlap, BACKWARD) if pool.last else threads_backward(pool)
     result = fresh(x.shape, x.dtype)
     scattered = Launch(kernel, x.numel, (gradient, tensor(call, 7)), (result,), pool.facts, grids, "", x.dtype)
-    return [*before, fill(result), scattered]
+    return [*before, cleared(result), scattered]
 
 
 def _average(call: Call) -> list[Launch]:
@@ -157,7 +157,7 @@ def _adaptive_backward(call: Call) -> list[Launch]:
     grids = tiles(pool, pool.side, 1.0, SPREAD) if pool.last else adaptive_threads_backward(pool)
     facts = pool.facts | {"uneven": x.shape[2] % pool.result[0] != 0}
     result = fresh(x.shape, x.dtype)
-    return [*before, fill(result), Launch(kernel, x.numel, (gradient,), (result,), facts, grids, "", x.dtype)]
+    return [*before, cleared(result), Launch(kernel, x.numel, (gradient,), (result,), facts, grids, "", x.dtype)]
 
 
 _RULES: dict[str, Callable[[Call], list[Launch]]] = {
