@@ -69,8 +69,7 @@ def statistics_of(
     indices: npt.NDArray[np.integer[Any]], offsets: npt.NDArray[np.integer[Any]], rows: int, table: str = "table"
 ) -> Statistics:
     """Statistics of one table's lookups; sample i looks up `indices[offsets[i]:offsets[i + 1]]`."""
-    _check(indices, offsets, rows, table)
-    lengths = np.diff(offsets)
+    lengths = checked_lengths(indices, offsets, rows, table)
     if rows <= _DENSE_ROWS_PER_LOOKUP * len(indices):
         counts = np.bincount(indices, minlength=rows)
     else:
@@ -101,8 +100,20 @@ def from_totals(rows: int, batch: int, lookups: int, squares: int, bins: npt.NDA
     )
 
 
-def _check(indices: npt.NDArray[Any], offsets: npt.NDArray[Any], rows: int, table: str) -> None:
+def checked_lengths(indices: npt.NDArray[Any], offsets: npt.NDArray[Any], rows: int, table: str) -> npt.NDArray[np.int64]:
+    """Lengths of the bags of a table's lookups; what is wrong with them is said with its position."""
+    check_vectors(indices, offsets, rows, table)
+    check_range(indices, rows, table)
+    return lengths_between(offsets, table)
+
+
+def check_vectors(indices: npt.NDArray[Any], offsets: npt.NDArray[Any], rows: int, table: str) -> None:
+    """Whether these can be lookups at all: vectors of integers, the offsets from 0 to the number of indices."""
+    if rows < 1:
+        raise InputError(f"Table {table}: it has {rows} rows; expected 1 or more.")
     for name, array in (("indices", indices), ("offsets", offsets)):
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"Table {table}: {name} are a {type(array).__name__}; expected a numpy vector of integers.")
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise InputError(
                 f"Table {table}: {name} have shape {array.shape} and dtype {array.dtype}; expected a vector of integers."
@@ -112,12 +123,28 @@ def _check(indices: npt.NDArray[Any], offsets: npt.NDArray[Any], rows: int, tabl
         raise InputError(
             f"Table {table}: offsets start and end at {ends}; expected 0 and the number of indices, {len(indices)}."
         )
-    falls = np.flatnonzero(np.diff(offsets) < 0)
-    if len(falls):
-        raise InputError(f"Table {table}: offset {int(falls[0]) + 1} is below the one before it; expected ascending offsets.")
-    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= rows):
-        position = int(np.flatnonzero((indices < 0) | (indices >= rows))[0])
-        raise InputError(
-            f"Table {table}: index {int(indices[position])} at position {position} is outside its {rows} rows; "
-            f"expected 0 to {rows - 1}."
-        )
+
+
+def check_range(indices: npt.NDArray[Any], rows: int, table: str, first: int = 0) -> None:
+    """Whether every index is a row; positions are counted from `first` on."""
+    # Read without a sign, a negative index is larger than any row.
+    unsigned = indices.view(np.dtype(f"u{indices.dtype.itemsize}")) if indices.flags.c_contiguous else indices.astype(np.uint64)
+    if len(indices) and int(unsigned.max()) >= min(rows, 1 << (8 * indices.dtype.itemsize - 1)):
+        bad = np.flatnonzero((indices < 0) | (indices >= rows))
+        if len(bad):
+            position = int(bad[0])
+            raise InputError(
+                f"Table {table}: index {int(indices[position])} at position {first + position} is outside its {rows} rows; "
+                f"expected 0 to {rows - 1}."
+            )
+
+
+def lengths_between(offsets: npt.NDArray[Any], table: str, first: int = 0) -> npt.NDArray[np.int64]:
+    """Lengths of the bags between offsets; positions are counted from `first` on."""
+    # Unsigned offsets that fall would wrap around and look long.
+    whole = offsets.astype(np.int64, copy=False)
+    lengths: npt.NDArray[np.int64] = whole[1:] - whole[:-1]
+    if len(lengths) and int(lengths.min()) < 0:
+        fall = first + int(np.flatnonzero(lengths < 0)[0])
+        raise InputError(f"Table {table}: offset {fall + 1} is below the one before it; expected ascending offsets.")
+    return lengths

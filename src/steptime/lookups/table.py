@@ -1,0 +1,141 @@
+"""`TableStatistics`: all that is kept of one table's lookups in a batch, and the one pass over the indices that counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime.errors import InputError
+from steptime.lookups import lengths as bag_lengths
+from steptime.lookups.footprint import Footprint, grid, locality_of, of_spectrum
+from steptime.lookups.lengths import Lengths
+from steptime.lookups.spectrum import Floats, Integers, Spectrum, Tally, hottest_of, of_tally, tallied
+from steptime.lookups.statistics import Statistics, check_range, check_vectors, from_totals
+
+_DENSE_ROWS = 1 << 20
+"""Up to so many rows an array of their counts is near enough to a core that counting beats sorting."""
+
+_BLOCK = 1 << 17
+"""Entries that are looked at at a time: a core's cache holds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table by name and size."""
+
+    name: str
+    rows: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """One table of so many rows and elements per row, looked up by a batch."""
+
+    table: str
+    dim: int
+    counted: Statistics  # totals and the 17-bin reuse histogram
+    lengths: Lengths
+    hottest: tuple[int, ...]  # lookups of the rows in the places `spectrum.HOTTEST`; 0 where there are fewer rows
+    spectrum: Spectrum
+    footprint: Footprint
+
+    @property
+    def rows(self) -> int:
+        """Of the table."""
+        return self.counted.rows
+
+    @property
+    def batch(self) -> int:
+        """Samples."""
+        return self.counted.batch
+
+    @property
+    def lookups(self) -> int:
+        """Of the batch."""
+        return self.counted.lookups
+
+    @property
+    def unique(self) -> int:
+        """Distinct rows looked up."""
+        return self.counted.unique
+
+    @property
+    def longest(self) -> int:
+        """Lookups of the longest bag."""
+        return round(self.lengths.longest)
+
+
+def table_statistics(
+    indices: npt.NDArray[np.integer[Any]],
+    offsets: npt.NDArray[np.integer[Any]],
+    rows: int,
+    dim: int = 1,
+    table: str = "table",
+) -> TableStatistics:
+    """Statistics of one table's lookups; sample i looks up `indices[offsets[i]:offsets[i + 1]]`."""
+    check_vectors(indices, offsets, rows, table)
+    check_range(indices, rows, table)
+    if len(offsets) < 2:
+        raise InputError(f"Table {table}: the batch is empty (offsets end at position 0); expected at least one sample.")
+    bags = bag_lengths.tally_of(offsets, table)
+    tally, locality = tally_and_locality(indices, rows)
+    return of_tallies(Table(table, rows, dim), tally, bags, locality)
+
+
+def tally_and_locality(indices: npt.NDArray[np.integer[Any]], rows: int) -> tuple[Tally, Floats]:
+    """How many rows were looked up how often, and what the order of lookups does to windows on `grid`."""
+    windows = grid(len(indices))
+    if rows <= _DENSE_ROWS and rows <= 2 * len(indices):
+        counts = np.bincount(indices)
+        return tallied(_blocks(counts)), locality_of(indices, windows)
+    narrow = narrowed(indices, rows)
+    locality = locality_of(narrow, windows)
+    narrow.sort()
+    return tallied(counts for _, counts in runs_of(narrow)), locality
+
+
+def narrowed(indices: npt.NDArray[np.integer[Any]], rows: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """A copy in words as narrow as the rows allow: half as wide ones sort twice as fast."""
+    return indices.astype(np.uint32 if rows <= 1 << 32 else np.uint64)
+
+
+def of_tallies(table: Table, tally: Tally, bags: Tally, locality: Floats) -> TableStatistics:
+    """Statistics from how many rows were looked up how often, how many bags are how long, and what order does to windows."""
+    spectrum = of_tally(tally)
+    lengths, numbers = (part.astype(object) for part in bags)  # Python's integers: squares of long bags leave int64
+    lookups, squares = int((lengths * numbers).sum()), int((lengths * lengths * numbers).sum())
+    return TableStatistics(
+        table=table.name,
+        dim=table.dim,
+        counted=from_totals(table.rows, int(numbers.sum()), lookups, squares, spectrum.reuse_rows().astype(np.int64)),
+        lengths=bag_lengths.of_tally(bags),
+        hottest=hottest_of(tally),
+        spectrum=spectrum,
+        footprint=of_spectrum(spectrum, locality),
+    )
+
+
+def _blocks(counts: Integers) -> Iterator[Integers]:
+    yield from (counts[start : start + _BLOCK] for start in range(0, len(counts), _BLOCK))
+
+
+def runs_of(ordered: npt.NDArray[Any]) -> Iterator[tuple[Integers, Integers]]:
+    """Where the run of each distinct row ends (before which position) and how long it is, part by part."""
+    start = 0
+    for first in range(0, len(ordered), _BLOCK):
+        last = min(first + _BLOCK, len(ordered))
+        ends: Integers = np.flatnonzero(ordered[first + 1 : last + 1] != ordered[first : min(last, len(ordered) - 1)])
+        ends += first + 1
+        if last == len(ordered):
+            ends = np.append(ends, last)
+        if len(ends):
+            lengths = np.empty_like(ends)
+            lengths[0] = ends[0] - start
+            np.subtract(ends[1:], ends[:-1], out=lengths[1:])
+            yield ends, lengths
+            start = int(ends[-1])
