@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime.models.kernels.forms.matmul.group import VECTOR, upright
+from steptime.models.kernels.forms.matmul.parts import Parts
 from steptime.models.kernels.forms.matmul.product import Column, Products
 
 Floats = npt.NDArray[Any]  # float32
@@ -34,12 +35,20 @@ class Inputs:
     hot_bytes: Floats  # read and written just before
     layout: Column
     sms: Floats
+    memory: Floats  # bandwidth relative to a whole GPU's, of memory and of L2; a number where all are whole
+    cache: Floats
+    time: Floats  # what a part's time is multiplied with
     choice: Floats
     flags: Floats
     waves: Floats
 
     def __len__(self) -> int:
         return len(self.m)
+
+    def take(self, places: Column) -> Inputs:
+        """Some of them."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Inputs(**{name: column if column.size == 1 else column[..., places] for name, column in columns.items()})
 
 
 def bias_copied(products: Products) -> Column:
@@ -85,7 +94,7 @@ def _waves(n: Floats, m: Floats, batch: Floats, sms: Floats) -> list[Floats]:
     return found
 
 
-def inputs_of(products: Products, group: int) -> Inputs:
+def inputs_of(products: Products, group: int, parts: Parts) -> Inputs:
     """What the group's mixture reads."""
     if group == VECTOR:
         products = upright(products)
@@ -93,7 +102,10 @@ def inputs_of(products: Products, group: int) -> Inputs:
         np.asarray(column, dtype=np.float32)
         for column in (products.m, products.n, products.k, products.batch, products.element_bytes)
     )
-    sms = np.float32(SMS) / np.asarray(products.share, dtype=np.float32)
+    whole = bool((products.share == 1).all())
+    factors = np.ones((4, 1)) if whole else parts.factors(products.share, products.others)
+    share_sms, memory, cache, time = factors.astype(np.float32)
+    sms = np.float32(SMS) * share_sms
     bytes_a, bytes_b, bytes_c = size * batch * m * k, size * batch * n * k, size * batch * m * n
     total = bytes_a + bytes_b + bytes_c
     hot = products.hot_a * bytes_a + products.hot_b * bytes_b
@@ -105,8 +117,15 @@ def inputs_of(products: Products, group: int) -> Inputs:
     per_sm = (np.log2(np.maximum(m * n * batch / sms, 1)) - 8) / 4
     warm = (products.hot_a + products.hot_b) > 0
     return Inputs(
-        *(n, m, k, batch, size, total - hot, hot, products.layout, sms),
+        *(n, m, k, batch, size, total - hot, hot, products.layout, sms, memory, cache, time),
         choice=_choice(products, (sizes[0], sizes[1], sizes[2], np.log2(batch) / 4, per_sm), epilogue),
         flags=_stack([epilogue, products.operation >= _BATCHED, *(products.precision == place for place in (3, 1, 0)), warm]),
         waves=_stack([*_waves(n, m, batch, sms), np.log2(total) / 8 - 2, hot / total, warm]),
     )
+
+
+def sizes_of(inputs: Inputs) -> Column:
+    """log2 of m, n, k, batch, elements of the result and products: what `inside` goes by."""
+    result = inputs.m * inputs.n * inputs.batch
+    found: Column = np.log2(np.stack([inputs.m, inputs.n, inputs.k, inputs.batch, result, result * inputs.k]))
+    return found

@@ -90,11 +90,13 @@ def upright(products: Products) -> Products:
 
     return replace(
         products,
+        precision=np.where(products.precision == 1, 0, products.precision),  # no tensor cores, so no TF32
         m=either(products.n, products.m),
         n=either(products.m, products.n),
-        layout=either(1 - (products.layout >> 1), products.layout & 1),  # how the vector lies makes no difference
+        # How the vector lies makes no difference.
+        layout=either(1 - (products.layout >> 1), products.layout & 1),
         leading_a=either(products.leading_b, products.leading_a),
-        leading_b=either(products.leading_a, products.leading_b),
+        leading_b=np.ones_like(products.leading_b),
         hot_a=either(products.hot_b, products.hot_a),
         hot_b=either(products.hot_a, products.hot_b),
     )

@@ -67,8 +67,8 @@ class Mixture:
         tiles = np.ceil(inputs.n / self._along_n) * np.ceil(inputs.m / self._along_m)
         tiles *= inputs.batch
         rate_k = self._rate[:, inputs.layout] * inputs.k
-        per_cache = np.float32(1) / self._cache
-        memory = (inputs.cold_bytes + inputs.hot_bytes * self._hot) / self._memory
+        per_cache = np.float32(1) / (self._cache * inputs.cache)
+        memory = (inputs.cold_bytes + inputs.hot_bytes * self._hot) / (self._memory * inputs.memory)
         memory *= memory
         memory *= memory
         result = inputs.m * inputs.n * inputs.batch
@@ -141,4 +141,5 @@ class Mixture:
             np.maximum(read, 0, out=read)
         out = network["last_weight"] @ read + network["last_bias"][:, None]
         flags = network["flags"] @ inputs.flags
-        return Mixed((mean + flags + np.float32(MOST_CORRECTION) * np.tanh(out[0])).astype(np.float32), out[1:])
+        log_ns = mean + flags + np.float32(MOST_CORRECTION) * np.tanh(out[0]) + np.log(inputs.time)
+        return Mixed(log_ns.astype(np.float32), out[1:])

@@ -8,23 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime.models.kernels.forms.matmul.beside import copy_ns, launches
-from steptime.models.kernels.forms.matmul.features import Inputs, inputs_of
+from steptime.models.kernels.forms.matmul.beside import Beside, copy_ns, launches
+from steptime.models.kernels.forms.matmul.ensemble import Ensemble
+from steptime.models.kernels.forms.matmul.features import inputs_of, sizes_of
 from steptime.models.kernels.forms.matmul.group import GROUPS, groups_of
-from steptime.models.kernels.forms.matmul.mixture import Mixture
 from steptime.models.kernels.forms.matmul.names import PATTERNS
+from steptime.models.kernels.forms.matmul.parts import Parts
 from steptime.models.kernels.forms.matmul.product import Column, Products, of_columns, of_questions
 from steptime.models.kernels.question import Answer, LaunchTime, Question
 
 _CHUNK = 4096  # products at once: what their columns take stays in a core's cache
+_FILL_NS, _FILL_BYTES_PER_NS = (
+    1000.0,
+    3000.0,
+)  # a small kernel and memory's bandwidth: H200 datasheet, less what is never reached
 _SLACK = 0.01  # octaves by which a size may leave the fitted range and still count as inside
-
-
-def sizes_of(inputs: Inputs) -> Column:
-    """log2 of m, n, k, batch, elements of the result and products: what `inside` goes by."""
-    result = inputs.m * inputs.n * inputs.batch
-    found: Column = np.log2(np.stack([inputs.m, inputs.n, inputs.k, inputs.batch, result, result * inputs.k]))
-    return found
 
 
 def _chunks(groups: Column) -> Iterator[tuple[int, Column]]:
@@ -36,29 +34,31 @@ def _chunks(groups: Column) -> Iterator[tuple[int, Column]]:
             yield group, order[start : min(start + _CHUNK, edges[group + 1])]
 
 
+def _of(arrays: Mapping[str, npt.NDArray[Any]], group: str) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(f"{group}."): value for name, value in arrays.items() if name.startswith(f"{group}.")}
+
+
 class Matmul:
     """Times of matrix products."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._arrays = dict(arrays)
-        self._lines = self._arrays["lines"]
-        self._mixtures = []
-        for group, name in enumerate(GROUPS):
-            prefix = f"{name}."
-            own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
-            self._mixtures.append(Mixture(group, own))
+        self._beside = Beside(self._arrays["beside.lines"], self._arrays["beside.curves"])
+        self._parts = Parts(self._arrays["parts.shares"], self._arrays["parts.deviations"])
+        self._groups = [Ensemble(group, _of(arrays, name)) for group, name in enumerate(GROUPS)]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same form from."""
         return dict(self._arrays)
 
     def times_ns(self, columns: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-        """Device time of many products at once: columns as `product.of_columns` takes them."""
+        """Device time of very many products, by one network: columns as `product.of_columns` takes them."""
         products = of_columns(columns)
         found = np.empty(len(products))
         for group, places in _chunks(groups_of(products)):
             some = products.take(places)
-            found[places] = np.exp(self._mixtures[group].ask(inputs_of(some, group)).log_ns) + copy_ns(self._lines, some)
+            main_ns = np.exp(self._groups[group].quick(inputs_of(some, group, self._parts)).log_ns)
+            found[places] = main_ns + copy_ns(self._beside.curves, some, self._parts)
         return found
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
@@ -75,18 +75,16 @@ class Matmul:
         """A product without elements launches nothing; one over no terms fills its result with zeros or the bias."""
         elements = int(products.m[index] * products.n[index] * products.batch[index])
         size = elements * int(products.element_bytes[index])
-        start, per_byte = self._lines[0]
-        return Answer((LaunchTime("fill", float(start + size * per_byte)),) if elements else ())
+        return Answer((LaunchTime("fill", _FILL_NS + size / _FILL_BYTES_PER_NS),) if elements else ())
 
     def _answers(self, products: Products) -> list[Answer]:
         main_ns, inside = np.empty(len(products)), np.empty(len(products), dtype=bool)
         scores = np.empty((len(PATTERNS), len(products)))
         for group, places in _chunks(groups_of(products)):
-            inputs = inputs_of(products.take(places), group)
-            mixed = self._mixtures[group].ask(inputs)
+            inputs = inputs_of(products.take(places), group, self._parts)
+            mixed = self._groups[group].ask(inputs)
             main_ns[places], scores[:, places] = np.exp(mixed.log_ns), mixed.launched
-            low, high = self._arrays[f"{GROUPS[group]}.sizes_low"], self._arrays[f"{GROUPS[group]}.sizes_high"]
-            sizes = sizes_of(inputs)
-            inside[places] = ((sizes >= low[:, None] - _SLACK) & (sizes <= high[:, None] + _SLACK)).all(axis=0)
-        listed = launches(self._lines, products, main_ns, scores)
+            sizes, fitted = sizes_of(inputs), self._groups[group]
+            inside[places] = ((sizes >= fitted.sizes_low - _SLACK) & (sizes <= fitted.sizes_high + _SLACK)).all(axis=0)
+        listed = launches(self._beside, products, self._parts, main_ns, scores)
         return [Answer(one, bool(within)) for one, within in zip(listed, inside, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +20,20 @@ from steptime.models.kernels.forms.matmul.product import Column
 HIDDEN, CORRECTION = 32, 64
 LEARNING_RATE, CORRECTION_RATE = 0.01, 0.003
 CORRECTION_DECAY = 0.01
+GENTLE = 0.3  # of those rates, for a network that is trained on
 PULL = 1e-4  # how strongly parameters are held to where they start
 HUBER = 0.05  # of ln(time): errors above count by their size, as in the mean of |e|
+_CORRECTIONS = ("first", "second", "last")  # layers of the network that corrects
 CHOSEN_WEIGHT, KERNEL_WEIGHT, LAUNCHED_WEIGHT = 0.02, 0.1, 0.02
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and with how many rows at once."""
+    """How long networks are trained, with how many rows at once, and how long one is trained on."""
 
-    epochs: int = 80
+    epochs: int = 55
     batch: int = 128
+    further: int = 12  # epochs on all rows of a network that has seen four fifths of them
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class Targets:
     log_ns: Floats
     candidate: Column
     pattern: Column
+
+    def take(self, places: Column) -> Targets:
+        """Some of them."""
+        return Targets(self.log_ns[places], self.candidate[places], self.pattern[places])
 
 
 def torch_module() -> Any:
@@ -109,8 +116,9 @@ def _tensors(torch: Any, inputs: Inputs) -> dict[str, Any]:
     """Inputs with one product per row."""
     found = {
         name: torch.tensor(np.asarray(getattr(inputs, name), dtype=np.float32))[:, None]
-        for name in ("m", "n", "k", "batch", "element_bytes", "cold_bytes", "hot_bytes", "sms")
+        for name in ("m", "n", "k", "batch", "element_bytes", "cold_bytes", "hot_bytes")
     }
+    found["sms"] = torch.tensor(np.broadcast_to(inputs.sms, len(inputs)).copy())[:, None]
     found |= {name: torch.tensor(np.ascontiguousarray(getattr(inputs, name).T)) for name in ("choice", "flags", "waves")}
     return found | {"layout": torch.tensor(np.asarray(inputs.layout, dtype=np.int64))}
 
@@ -159,46 +167,53 @@ def _forward(torch: Any, own: dict[str, Any], rows: dict[str, Any], along_n: Any
     return total, log_choice, logs + flags, out[:, 1:]
 
 
-def _batches(count: int, schedule: Schedule, seed: int) -> Iterator[Column]:
+def _batches(count: int, epochs: int, size: int, seed: int) -> Iterator[Column]:
     rng = np.random.default_rng(seed)
-    many = max(1, count // schedule.batch)
-    for _ in range(schedule.epochs):
+    many = max(1, count // size)
+    for _ in range(epochs):
         order = rng.permutation(count)
         for start in range(many):
             yield order[start::many]
 
 
-def train(group: int, inputs: Inputs, targets: Targets, seed: int, schedule: Schedule) -> dict[str, Floats]:
-    """The fitted networks of one group."""
-    torch = torch_module()
-    first = starts(group, inputs, seed)
-    own = {name: torch.tensor(values, requires_grad=True) for name, values in first.items()}
-    anchors = {name: torch.tensor(values) for name, values in first.items()}
-    corrections = [name for name in own if name.split("_")[0] in ("first", "second", "last")]
-    physical = [name for name in own if name not in corrections]
+def _pacing(torch: Any, own: Mapping[str, Any], physical: list[str], steps: int, gentle: float) -> tuple[Any, Any]:
+    """An optimizer whose rates rise and fall once."""
+    corrections = [value for name, value in own.items() if name not in physical]
     optimizer = torch.optim.AdamW(
         [
-            {"params": [own[name] for name in physical], "lr": LEARNING_RATE, "weight_decay": 0.0},
-            {"params": [own[name] for name in corrections], "lr": CORRECTION_RATE, "weight_decay": CORRECTION_DECAY},
-        ]
+            {"params": [own[name] for name in physical], "weight_decay": 0.0},
+            {"params": corrections, "weight_decay": CORRECTION_DECAY},
+        ],
+        fused=True,
     )
-    steps = schedule.epochs * max(1, len(inputs) // schedule.batch)
-    pace = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, [LEARNING_RATE, CORRECTION_RATE], total_steps=steps + 1, pct_start=0.25
-    )
+    rates = [gentle * LEARNING_RATE, gentle * CORRECTION_RATE]
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps + 1, pct_start=0.25)
+
+
+def train(
+    group: int, inputs: Inputs, targets: Targets, seed: int, schedule: Schedule, network: Mapping[str, Floats] | None = None
+) -> dict[str, Floats]:
+    """The fitted networks of one group; given a network, it is trained on, more gently."""
+    torch = torch_module()
+    first = starts(group, inputs, seed)
+    epochs, gentle = (schedule.epochs, 1.0) if network is None else (schedule.further, GENTLE)
+    own = {name: torch.tensor((network or first)[name], requires_grad=True) for name in first}
+    anchors = {name: torch.tensor(values) for name, values in first.items()}
+    physical = [name for name in own if name.split("_")[0] not in _CORRECTIONS]
+    optimizer, pace = _pacing(torch, own, physical, epochs * max(1, len(inputs) // schedule.batch), gentle)
     along = [torch.tensor([float(getattr(tile, name)) for tile in TILES[group]]) for name in ("along_n", "along_m")]
     rows = _tensors(torch, inputs)
     measured = torch.tensor(np.asarray(targets.log_ns, dtype=np.float32))
     # Names of kernels that multiply by a vector say no tile.
     ran = torch.tensor(targets.candidate if group != VECTOR else np.full(len(inputs), -1))
     launched = torch.tensor(targets.pattern)
-    for index in map(torch.tensor, _batches(len(inputs), schedule, seed)):
+    for index in map(torch.tensor, _batches(len(inputs), epochs, schedule.batch, seed)):
         found = _forward(torch, own, {name: column[index] for name, column in rows.items()}, *along)
         loss = _loss(torch, found, measured[index], ran[index], launched[index])
-        pulls = [(own[name] - anchors[name]).square().sum() * (5 if name == "rate_layout" else 1) for name in physical]
-        loss = loss + PULL * sum(pulls)
         optimizer.zero_grad()
         loss.backward()
+        for name in physical:  # towards where they start
+            own[name].grad.add_(own[name].detach() - anchors[name], alpha=2 * PULL * (5 if name == "rate_layout" else 1))
         torch.nn.utils.clip_grad_norm_(own.values(), 5.0)
         optimizer.step()
         pace.step()

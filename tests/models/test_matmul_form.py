@@ -1,0 +1,254 @@
+"""Laws of the form for matrix products, on a small fit."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from steptime.errors import InputError
+from steptime.measurements.shipped import shipped
+from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.forms.matmul import Matmul, Schedule, fit, load
+from steptime.models.kernels.forms.matmul import names as kernel_names
+from steptime.models.kernels.forms.matmul.features import SMS, inputs_of
+from steptime.models.kernels.forms.matmul.group import GROUPS, groups_of, upright
+from steptime.models.kernels.forms.matmul.mixture import Mixture
+from steptime.models.kernels.forms.matmul.parts import COMPANY, FACTORS, NO_PARTS, Parts
+from steptime.models.kernels.forms.matmul.product import LAYOUTS, OPERATIONS, Products, of_columns, of_questions
+from steptime.models.kernels.question import Question
+from steptime.models.kernels.rows import FIT, TEST, Row, rows_of
+
+SHORT = Schedule(epochs=5, batch=64, further=2)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    """Every twelfth measured product on a whole GPU, and every third on parts."""
+    table = shipped("kernels")
+    table = table.filter(pc.equal(table["family"].cast("string"), "matmul"))
+    whole, parts = (table.filter(pc.equal(pc.equal(table["share"], 1), side)) for side in (True, False))
+    return [*rows_of(whole.take(np.arange(0, whole.num_rows, 12))), *rows_of(parts.take(np.arange(0, parts.num_rows, 3)))]
+
+
+@pytest.fixture(scope="module")
+def fitted(rows: list[Row]) -> Matmul:
+    return fit(rows, 0, SHORT)
+
+
+def mm(m: int, k: int, n: int, dtype: str = "float32", **settings: object) -> Question:
+    """A plain product."""
+    return Question(Call("aten::mm.default", (TensorArg((m, k), dtype), TensorArg((k, n), dtype))), **settings)  # type: ignore[arg-type]
+
+
+def transposed(rows: int, columns: int, dtype: str) -> TensorArg:
+    """A matrix stored by columns."""
+    return TensorArg((rows, columns), dtype, strides=(1, rows))
+
+
+def test_a_short_fit_already_beats_a_constant_rate_on_unseen_products(fitted: Matmul, rows: list[Row]) -> None:
+    unseen = [row for row in rows if row.split == TEST and row.question.share == 1]
+    measured = np.array([row.time_ns for row in unseen])
+    products = of_questions([row.question for row in unseen])
+    predicted = np.array([answer.time_ns for answer in fitted.answers([row.question for row in unseen])])
+    work = (products.m * products.n * products.k * products.batch).astype(float)
+    constant = 2000 + work * np.median(measured / work)
+    assert np.median(np.abs(predicted / measured - 1)) < 0.15 < np.median(np.abs(constant / measured - 1))
+
+
+def test_a_file_of_its_arrays_loads_the_same_form(fitted: Matmul, rows: list[Row]) -> None:
+    file = io.BytesIO()
+    np.savez(file, **fitted.arrays())
+    file.seek(0)
+    questions = [row.question for row in rows[:200]]
+    with np.load(file, allow_pickle=False) as arrays:
+        again = load(dict(arrays))
+    assert again.answers(questions) == fitted.answers(questions)
+
+
+def test_rows_of_validation_and_test_change_nothing(rows: list[Row]) -> None:
+    quick = Schedule(epochs=1, batch=512, further=1)
+    seen = [row for row in rows if row.split == FIT]
+    first, second = fit(rows, 1, quick).arrays(), fit(seen, 1, quick).arrays()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_columns_and_questions_give_nearly_the_same_times(fitted: Matmul, rows: list[Row]) -> None:
+    questions = [row.question for row in rows[:300]] + [row.question for row in rows[-100:]]
+    products = of_questions(questions)
+    columns = {name: getattr(products, name) for name in Products.__dataclass_fields__}
+    answered = [answer.time_ns for answer in fitted.answers(questions)]
+    assert np.median(np.abs(fitted.times_ns(columns) / answered - 1)) < 0.1
+
+
+def test_an_answer_does_not_depend_on_what_else_is_asked(fitted: Matmul, rows: list[Row]) -> None:
+    questions = [row.question for row in rows[:50]]
+    together = fitted.answers(questions)
+    for question, answer in zip(questions, together, strict=True):
+        assert fitted.answers([question])[0].time_ns == pytest.approx(answer.time_ns, rel=1e-4)
+
+
+def test_words_and_codes_name_the_same_products() -> None:
+    by_word = of_columns(
+        {"m": [64], "n": [32], "k": [16], "layout": "nt", "precision": ["bf16"], "operation": "addmm", "bias": "row"}
+    )
+    codes = {"layout": LAYOUTS.index("nt"), "precision": 3, "operation": OPERATIONS.index("addmm"), "bias": 1}
+    by_code = of_columns({"m": [64], "n": [32], "k": [16], **codes})
+    for name in Products.__dataclass_fields__:
+        assert np.array_equal(getattr(by_word, name), getattr(by_code, name))
+
+
+@pytest.mark.parametrize(
+    ("columns", "word"),
+    [
+        ({"m": [1], "n": [1]}, "'k'"),
+        ({"m": [1], "n": [1], "k": [1], "depth": [2]}, "depth"),
+        ({"m": [1], "n": [1], "k": [1], "precision": "fp8"}, "fp8"),
+        ({"m": [1], "n": [0], "k": [1]}, "at least 1"),
+    ],
+)
+def test_columns_that_make_no_product_are_named(columns: dict[str, object], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        of_columns(columns)
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (Call("aten::mm.default", (TensorArg((4, 5)), TensorArg((6, 7)))), "cannot be multiplied"),
+        (Call("aten::mm.default", (TensorArg((4, 5, 6)), TensorArg((6, 7)))), "2 dimensions"),
+        (Call("aten::mm.default", (TensorArg((4, 5)),)), "1 arguments"),
+        (Call("aten::mm.default", (TensorArg((4, 5), "float64"), TensorArg((5, 6), "float64"))), "float64"),
+        (Call("aten::bmm.default", (TensorArg((2, 4, 5)), TensorArg((3, 5, 6)))), "cannot be multiplied"),
+        (Call("aten::addmm.default", (TensorArg((9,)), TensorArg((4, 5)), TensorArg((5, 6)))), "cannot be added"),
+        (Call("aten::relu.default", (TensorArg((9,)),)), "no matrix product"),
+    ],
+)
+def test_calls_that_cannot_be_raise_one_line_with_the_op(fitted: Matmul, call: Call, word: str) -> None:
+    with pytest.raises(InputError, match=word) as error:
+        fitted.answers([Question(call)])
+    assert call.op in str(error.value) and "\n" not in str(error.value)
+
+
+def test_products_without_elements_launch_nothing_and_those_without_terms_fill(fitted: Matmul) -> None:
+    nothing, fill = fitted.answers([mm(0, 8, 8), mm(8, 0, 8)])
+    assert nothing.launches == ()
+    assert [launch.kernel for launch in fill.launches] == ["fill"]
+
+
+def test_groups_go_by_the_least_aligned_leading_dimension() -> None:
+    half = {"m": [64, 64, 64, 64, 1], "n": [64, 60, 61, 64, 61], "k": [64, 64, 64, 63, 64], "precision": "bf16"}
+    assert [GROUPS[place] for place in groups_of(of_columns(half))] == ["half_16", "half_4", "half_2", "half_2", "vector"]
+    tf32 = {"m": [64, 64], "n": [64, 62], "k": [64, 64], "precision": "tf32"}
+    assert [GROUPS[place] for place in groups_of(of_columns(tf32))] == ["tf32_aligned", "tf32_odd"]
+
+
+def test_a_vector_from_the_left_is_the_same_product_from_the_right(fitted: Matmul) -> None:
+    lying = Question(Call("aten::mm.default", (TensorArg((1, 700)), TensorArg((700, 333)))))
+    standing = Question(Call("aten::mm.default", (transposed(333, 700, "float32"), TensorArg((700, 1)))))
+    first, second = (upright(of_questions([one])) for one in (lying, standing))
+    assert (first.m, first.n, first.layout) == (second.m, second.n, second.layout)
+    answers = fitted.answers([lying, standing])
+    assert answers[0].time_ns == pytest.approx(answers[1].time_ns, rel=1e-5)
+
+
+def test_copies_follow_rules(fitted: Matmul) -> None:
+    left, right = TensorArg((8, 32, 64)), TensorArg((8, 64, 48))
+    odd = TensorArg((8, 32, 64), strides=(1, 8, 256))
+    added = Call("aten::baddbmm.default", (TensorArg((8, 32, 48)), left, right), (("beta", 1),))
+    ignored = Call("aten::baddbmm.default", (TensorArg((8, 32, 48)), left, right), (("beta", 0),))
+    row = Call("aten::addmm.default", (TensorArg((48,)), TensorArg((32, 64)), TensorArg((64, 48))))
+    narrow = Call("aten::addmm.default", (TensorArg((1,)), TensorArg((32, 64)), TensorArg((64, 1))))
+    strided = Call("aten::bmm.default", (odd, right))
+    counts = [
+        [launch.kernel for launch in answer.launches].count("copy")
+        for answer in fitted.answers([Question(call) for call in (added, ignored, row, narrow, strided)])
+    ]
+    assert counts == [1, 0, 0, 1, 1]
+
+
+def test_measured_launches_are_named_most_of_the_time(fitted: Matmul, rows: list[Row]) -> None:
+    whole = [row for row in rows if row.question.share == 1]
+    answers = fitted.answers([row.question for row in whole])
+    right = [len(answer.launches) == len(row.kernel_names) for answer, row in zip(answers, whole, strict=True)]
+    assert np.mean(right) > 0.8
+
+
+def test_launch_times_add_up_and_are_positive(fitted: Matmul, rows: list[Row]) -> None:
+    for answer in fitted.answers([row.question for row in rows[:400]]):
+        assert all(launch.time_ns > 0 for launch in answer.launches)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_far_outside_time_grows_like_work_and_says_so(fitted: Matmul, dtype: str) -> None:
+    big, deeper, wider = fitted.answers(
+        [mm(2**16, 2**16, 2**16, dtype), mm(2**16, 2**17, 2**16, dtype), mm(2**16, 2**16, 2**17, dtype)]
+    )
+    assert not big.inside
+    assert deeper.time_ns / big.time_ns == pytest.approx(2, rel=0.1)
+    assert wider.time_ns / big.time_ns == pytest.approx(2, rel=0.1)
+
+
+def test_measured_products_are_inside(fitted: Matmul, rows: list[Row]) -> None:
+    seen = [row.question for row in rows if row.split == FIT and row.question.share == 1]
+    assert all(answer.inside for answer in fitted.answers(seen))
+
+
+def test_warm_operands_never_cost_more_than_a_little(fitted: Matmul) -> None:
+    cold = [mm(size, 1024, 1024, "bfloat16") for size in (64, 256, 1024, 4096)]
+    warm = [replace(question, warm=True) for question in cold]
+    for before, after in zip(fitted.answers(cold), fitted.answers(warm), strict=True):
+        assert after.time_ns < 1.05 * before.time_ns
+
+
+def test_a_part_of_a_gpu_is_slower_and_working_neighbours_slow_it_more(fitted: Matmul) -> None:
+    whole = mm(4096, 4096, 4096, "bfloat16")
+    idle, same = (replace(whole, share=4, others=others) for others in ("idle", "same"))
+    times = [answer.time_ns for answer in fitted.answers([whole, idle, same])]
+    assert 2.5 * times[0] < times[1] < 1.1 * times[2]
+
+
+def test_whole_gpus_have_all_of_everything() -> None:
+    parts = Parts(np.array([2.0, 8.0]), np.full((2, len(COMPANY), len(FACTORS)), 0.3))
+    share, others = np.array([1, 2, 4]), np.array([0, 2, 1])
+    factors = parts.factors(share, others)
+    assert np.array_equal(factors[:, 0], np.ones(len(FACTORS)))
+    assert np.log(factors[0, 1:]) == pytest.approx([0.3 - np.log(2), 0.3 - np.log(4)])
+    assert inputs_of(of_columns({"m": [8], "n": [8], "k": [8]}), 0, parts).sms == SMS
+
+
+def test_torch_and_numpy_give_the_same_times(fitted: Matmul, rows: list[Row]) -> None:
+    torch = pytest.importorskip("torch")
+    from steptime.models.kernels.forms.matmul import training
+
+    whole = of_questions([row.question for row in rows if row.question.share == 1])
+    for group, name in enumerate(GROUPS):
+        inputs = inputs_of(whole.take(groups_of(whole) == group), group, NO_PARTS)
+        prefix = f"{name}.whole."
+        network = {key.removeprefix(prefix): value for key, value in fitted.arrays().items() if key.startswith(prefix)}
+        tiles = training.TILES[group]
+        along = [torch.tensor([float(getattr(tile, side)) for tile in tiles]) for side in ("along_n", "along_m")]
+        own = {key: torch.tensor(value) for key, value in network.items()}
+        clipped = replace(
+            inputs, choice=np.clip(inputs.choice, network["choice_low"][:, None], network["choice_high"][:, None])
+        )
+        found = training._forward(torch, own, training._tensors(torch, clipped), *along)[0].numpy()
+        assert Mixture(group, network).ask(inputs).log_ns == pytest.approx(found, abs=0.02)
+
+
+def test_kernel_names_say_tile_split_and_role() -> None:
+    nvjet = "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN"
+    simt = (
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nt_align1>(cutlass_80_simt_sgemm_128x64_8x5_nt_align1::Params)"
+    )
+    reduce = "void cublasLt::splitKreduce_kernel<32, 16, int, float>"
+    half, single = GROUPS.index("half_16"), GROUPS.index("fp32")
+    tile = kernel_names.TILES[half][kernel_names.candidate((nvjet,), half)]
+    assert (tile.kind, tile.along_n, tile.along_m) == ("nvjet", 128, 256)
+    whole, split = kernel_names.candidate((simt,), single), kernel_names.candidate((simt, reduce), single)
+    assert split == whole + len(kernel_names.TILES[single])
+    assert kernel_names.PATTERNS[kernel_names.pattern_of((simt, reduce))] == (kernel_names.MAIN, kernel_names.REDUCE)
+    assert kernel_names.pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0
