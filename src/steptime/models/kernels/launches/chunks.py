@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
+from steptime.models.kernels.call import TensorArg
 from steptime.models.kernels.launches import Launch, Operand, contiguous
 from steptime.models.kernels.launches.names import OVER_LISTS
 from steptime.models.kernels.launches.reduce import SMS
@@ -39,7 +41,8 @@ class Packed:
     @property
     def heaviest(self) -> int:
         """Elements of the SM that has the most: blocks go to SMs in turn."""
-        return max(sum(self.chunks[first::SMS]) for first in range(min(SMS, len(self.chunks))))
+        turns = (self.chunks[start : start + SMS] for start in range(0, len(self.chunks), SMS))
+        return max(map(sum, zip_longest(*turns, fillvalue=0)))
 
 
 def packed(counts: Iterable[int], most_tensors: int) -> list[Packed]:
@@ -49,20 +52,22 @@ def packed(counts: Iterable[int], most_tensors: int) -> list[Packed]:
     odd: list[int] = []
     tensors = 0
     for count in counts:
+        full, rest = divmod(count, CHUNK)
+        left = [CHUNK] * full + ([rest] if rest else [])
         tensors += count > 0
-        for start in range(0, count, CHUNK):
-            size, last = min(CHUNK, count - start), start + CHUNK >= count
-            chunks.append(size)
-            if count % _VECTOR:
-                odd.append(size)
-            if len(chunks) == _MOST_CHUNKS or (tensors == most_tensors and last):
+        while left:
+            room = _MOST_CHUNKS - len(chunks)
+            taken, left = left[:room], left[room:]
+            chunks += taken
+            odd += taken if count % _VECTOR else []
+            if len(chunks) == _MOST_CHUNKS or (tensors == most_tensors and not left):
                 found.append(Packed(tuple(chunks), tuple(odd), tensors))
-                chunks, odd, tensors = [], [], 0 if last else 1
+                chunks, odd, tensors = [], [], 1 if left else 0
     return [*found, Packed(tuple(chunks), tuple(odd), tensors)] if chunks else found
 
 
 def over_lists(
-    first: Sequence[Operand],
+    first: Sequence[Operand | TensorArg],
     *,
     depth: int,
     reads: Sequence[Operand],
@@ -82,33 +87,34 @@ def over_lists(
     for cut in packed((one.numel for one in first), most):
         # Zeros are stored as fast one by one as in vectors (seen in the measured rows).
         launch = cut if reads else replace(cut, odd=())
-        facts, grids = _facts(launch, depth), _grids(launch)
+        heaviest = launch.heaviest
+        facts, grids = _facts(launch, depth, heaviest), _grids(launch, heaviest)
         parts = tuple(tuple(_stretch(one, launch.elements, since_bytes) for one in operands) for operands in (reads, writes))
         since_bytes += sum(one.nbytes for operands in parts for one in operands)
         found.append(Launch(OVER_LISTS, launch.elements, parts[0], parts[1], facts, grids, path, tag))
     return found
 
 
-def _facts(launch: Packed, depth: int) -> dict[str, float]:
+def _facts(launch: Packed, depth: int, heaviest: int) -> dict[str, float]:
     largest, largest_odd = max(launch.chunks), max(launch.odd, default=0)
     return {
         "blocks": len(launch.chunks),
         "tensors": launch.tensors,
         "fullness": launch.elements / (len(launch.chunks) * CHUNK),
         "largest": largest,
-        "heaviest": launch.heaviest,
+        "heaviest": heaviest,
         "depth": depth,
         "odd_share": sum(launch.odd) / launch.elements,
         "chain_ns": max(largest, _ODD * largest_odd) / CHUNK * _CHUNK_NS,
     }
 
 
-def _grids(launch: Packed) -> tuple[tuple[float, float], ...]:
+def _grids(launch: Packed, heaviest: int) -> tuple[tuple[float, float], ...]:
     blocks = float(len(launch.chunks))
     return (
         (1.0, float(max(launch.chunks))),
         (1.0, float(max(launch.odd, default=0))),
-        (launch.elements / launch.heaviest, float(launch.heaviest)),
+        (launch.elements / heaviest, float(heaviest)),
         (blocks, launch.elements / blocks),
         (blocks, 1.0),
     )

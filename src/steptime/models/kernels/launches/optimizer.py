@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steptime.errors import InputError
 from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.launches import Launch, Operand, fresh
+from steptime.models.kernels.launches import Launch, fresh, operand
 from steptime.models.kernels.launches.arguments import base_name, optional_tensor, overload, tensor_list
 from steptime.models.kernels.launches.chunks import CHUNK, over_lists
 from steptime.models.kernels.launches.names import VECTORIZED
@@ -38,27 +39,30 @@ def launches(call: Call) -> list[Launch]:
     """What an op over lists of tensors launches."""
     name = base_name(call.op)
     lists = _lists(call)
-    first = lists[0]
+    first = next(iter(lists.values()))
     scale = optional_tensor(call, 1)
     if name == "_foreach_mul_" and scale is not None and scale.dtype != first[0].dtype:
         # ATen falls back to one kernel per tensor where the number on the device has another dtype.
-        return [pointwise((one, scale), one, tag="slow", casts=True, existing=True) for one in first]
+        every = tensor_list(call, 0)
+        return [pointwise((one, scale), one, tag="slow", casts=True, existing=True) for one in every]
     way = _way(name, len(lists))
-    reads = [one[0] for one in lists[: way.reads]]
+    reads = [operand(tensors[0], place) for place, tensors in lists.items()][: way.reads]
     writes = [fresh(first[0].shape, first[0].dtype)] * way.writes
     found = over_lists(first, depth=way.depth, reads=reads, writes=writes, scalars=overload(call.op) == "ScalarList")
     return _norms(first, found) if name == "_foreach_norm" else found
 
 
-def _lists(call: Call) -> list[list[Operand]]:
-    """The lists of tensors among the arguments; those of single numbers (steps) count as well, empty ones do not."""
-    found = [
-        tensor_list(call, index)
-        for index, given in enumerate(call.args)
-        if isinstance(given, tuple) and given and isinstance(given[0], TensorArg)
-    ]
+def _lists(call: Call) -> dict[int, tuple[TensorArg, ...]]:
+    """The lists of tensors by place; those of single numbers (steps) count as well, empty ones do not."""
+    found: dict[int, tuple[TensorArg, ...]] = {}
+    for place, given in enumerate(call.args):
+        if isinstance(given, tuple) and given and isinstance(given[0], TensorArg):
+            found[place] = tuple(one for one in given if isinstance(one, TensorArg))
     if not found:
         raise InputError(f"{call.op}: no list of tensors among the arguments")
+    lengths = [len(tensors) for tensors in found.values()]
+    if len(set(lengths)) > 1:
+        raise InputError(f"{call.op}: lists of {lengths} tensors, expected lists of one length")
     return found
 
 
@@ -70,7 +74,7 @@ def _way(name: str, lists: int) -> _Lists:
     return _Lists(lists + (not name.endswith("_")), lists, 1)
 
 
-def _norms(first: list[Operand], found: list[Launch]) -> list[Launch]:
+def _norms(first: Sequence[TensorArg], found: list[Launch]) -> list[Launch]:
     """Partial norms of every chunk are zeroed first and gathered last."""
     chunks = max(math.ceil(one.numel / CHUNK) for one in first)
     partial = fresh((len(first) * chunks,), "float32")
