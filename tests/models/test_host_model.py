@@ -189,6 +189,7 @@ def test_one_op_more_never_makes_a_step_cheaper(names: list[str], more: str) -> 
 
 def test_every_launch_that_is_given_is_counted(model: HostModel) -> None:
     nodes = [("aten::linear", -1), ("aten::mm", 0), ("aten::mm", -1), (ENGINE + "SortBackward0", -1), ("aten::sort", 3)]
+    nodes += [("aten::mm", -1), ("aten::mm", 5)]
     found = host_time(program(nodes), model, {"aten::mm": 5.0, "aten::sort": 13.0})
     assert found.launches == pytest.approx(18.0)
     launched = sum(cost.launch_ns for (_, part), cost in found.costs.items() if part is Part.LAUNCHES)

@@ -226,7 +226,7 @@ class _Walk:
 
     def _launch(self, row: int, *, python: bool) -> None:
         """What an op launches besides the ops in it; Python's own launches take several times as long."""
-        count = self.each.get(self.names[row], 0.0)
+        count = 0.0 if self._wraps_itself(row) else self.each.get(self.names[row], 0.0)
         self.launched += count
         if not count:
             return
