@@ -1,6 +1,6 @@
 """Attention: flash, cuDNN, memory-efficient and plain, by the book (tiles of scores over the SMs, bytes) times a learned ratio.
 
-A kernel and direction each has trees and networks of its own; parts of a GPU are learned on top. Launch lists are those of the
+Trees and networks learn the ratio for all kernels together; parts of a GPU are learned on top. Launch lists are those of the
 nearest measured call. The plain form is one call here; a traced step has its products and softmax as ops of their own.
 """
 
@@ -27,7 +27,7 @@ from steptime.models.kernels.rows import Row
 
 Floats = npt.NDArray[np.float64]
 
-_PARTS = "parts"
+_WHOLE, _PARTS = "whole", "parts"
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
 
@@ -40,7 +40,7 @@ def _heads(call: Call) -> Heads:
 class Attention:
     """The fitted form."""
 
-    blends: dict[str, Blend]  # by kernel and direction; and one for parts of a GPU
+    blends: dict[str, Blend]  # for the whole GPU, and what parts of one add
     lists: Lists
     low: Floats  # feature -> range of the fitted rows
     high: Floats
@@ -51,7 +51,7 @@ class Attention:
             return []
         calls = [_heads(question.call) for question in questions]
         features, base = table(calls, questions)
-        times = base * np.exp(_ratios(self.blends, calls, questions, features))
+        times = base * np.exp(_ratios(self.blends, questions, features))
         margin = _SLACK * (self.high - self.low)
         within: npt.NDArray[np.bool_] = np.all((features >= self.low - margin) & (features <= self.high + margin), axis=1)
         lists = self.lists.nearest([_kind(heads) for heads in calls], _place(calls))
@@ -76,16 +76,14 @@ def fit(rows: Sequence[Row], seed: int) -> Attention:
     questions = [row.question for row in rows]
     features, base = table(calls, questions)
     target = np.log(np.array([sum(row.kernel_ns) for row in rows]) / base)
-    groups = np.asarray([_group(heads) for heads in calls])
     shared = np.asarray([question.share > 1 for question in questions])  # scatter five times as much: fitted apart
     blends: dict[str, Blend] = {}
-    for name in sorted(set(groups[~shared])):
-        here = (groups == name) & ~shared
-        blends[str(name)] = Blend.fit(features[here], target[here], seed)
+    if not shared.all():
+        blends[_WHOLE] = Blend.fit(features[~shared], target[~shared], seed, networks=4, weight=0.75, num_leaves=15)
     if shared.any():
-        known = _ratios(blends, calls, questions, features)
+        known = _ratios(blends, questions, features)
         both = np.column_stack([features, known])[shared]
-        blends[_PARTS] = Blend.fit(both, (target - known)[shared], seed, networks=0, rounds=300)
+        blends[_PARTS] = Blend.fit(both, (target - known)[shared], seed, networks=0, rounds=150, num_leaves=15)
     names = [[short_name(name) for name in row.kernel_names] for row in rows]
     lists = Lists.fit([_kind(heads) for heads in calls], _place(calls), names, [row.kernel_ns for row in rows])
     return Attention(blends, lists, features.min(axis=0), features.max(axis=0))
@@ -98,13 +96,9 @@ def load(arrays: Arrays) -> Attention:
     return Attention(blends, Lists.load(part(arrays, "lists")), arrays["low"], arrays["high"])
 
 
-def _ratios(blends: dict[str, Blend], calls: Sequence[Heads], questions: Sequence[Question], features: Floats) -> Floats:
+def _ratios(blends: dict[str, Blend], questions: Sequence[Question], features: Floats) -> Floats:
     """Logarithm of how much longer each call takes than by the book."""
-    groups = np.asarray([_group(heads) for heads in calls])
-    ratios = np.zeros(len(calls))
-    for name in sorted(set(groups) & set(blends)):
-        here = groups == name
-        ratios[here] = blends[name].values(features[here])
+    ratios = blends[_WHOLE].values(features) if _WHOLE in blends else np.zeros(len(questions))
     shared = np.asarray([question.share > 1 for question in questions])
     if _PARTS in blends and shared.any():
         ratios[shared] += blends[_PARTS].values(np.column_stack([features, ratios])[shared])

@@ -18,27 +18,40 @@ _SMS = 132  # NVIDIA H200 datasheet
 _L2_BYTES = 50e6  # NVIDIA H200
 _BYTES_PER_NS = 3600.0  # read and write mixed, seen in the measured rows
 _LAUNCH_NS = 2000.0  # seen in the smallest rows
-# Kind, backward, single precision -> rows and columns of scores a block holds, and flop per ns of one SM: tiles from the kernels'
-# names, rates seen in the largest measured rows.
-_KERNELS: dict[tuple[str, bool, bool], tuple[int, int, float]] = {
-    (FLASH, False, False): (128, 64, 2700.0),
-    (FLASH, True, False): (128, 128, 2300.0),
-    (CUDNN, False, False): (128, 128, 4200.0),
-    (CUDNN, True, False): (64, 64, 3200.0),
-    (EFFICIENT, False, False): (64, 64, 1300.0),
-    (EFFICIENT, True, False): (64, 64, 1300.0),
-    (EFFICIENT, False, True): (64, 64, 300.0),
-    (EFFICIENT, True, True): (64, 64, 260.0),
-    (MATH, False, False): (64, 64, 300.0),
-    (MATH, False, True): (64, 64, 300.0),
+# Flop per ns of one SM in the largest measured rows, by kind, direction and single precision.
+_RATES: dict[tuple[str, bool, bool], float] = {
+    (FLASH, False, False): 2700.0,
+    (FLASH, True, False): 2300.0,
+    (CUDNN, False, False): 4200.0,
+    (CUDNN, True, False): 3200.0,
+    (EFFICIENT, False, False): 1300.0,
+    (EFFICIENT, True, False): 1300.0,
+    (EFFICIENT, False, True): 300.0,
+    (EFFICIENT, True, True): 260.0,
+    (MATH, False, True): 300.0,
 }
 _TRIPS = 12.0  # how often the plain form reads or writes the scores, counted from its launches
+
+
+def _tile(heads: Heads, single: bool) -> tuple[int, int]:
+    """How many rows a block holds and how many of the other side it takes at a time, as the names of the kernels say."""
+    small = heads.dim <= 64
+    if heads.kind == FLASH and heads.backward:
+        return (128, 128) if small else (128, 64) if heads.dim <= 128 else (64, 64)
+    if heads.kind == FLASH:
+        narrow = 64 if heads.dropout else 128
+        return (128, narrow if small else narrow // 2 if heads.dim > 96 else 64) if heads.dim <= 128 else (64, 64)
+    if heads.kind == EFFICIENT and heads.backward:
+        return (64, 64) if small else (64, 128) if single else (128, 128)
+    if heads.kind == EFFICIENT:
+        return (64, 64) if small else (64, 128)
+    return (64, 64) if heads.backward or heads.kind == MATH else (128, 128)
 
 
 @lru_cache(maxsize=1 << 16)
 def _numbers(heads: Heads) -> tuple[float, ...]:
     single = dtype_bytes(heads.dtype) > 2
-    tile = _KERNELS[heads.kind, heads.backward, single or heads.kind == MATH]
+    tile = (*_tile(heads, single), _RATES[heads.kind, heads.backward, single or heads.kind == MATH])
     return (
         *(heads.batch, heads.heads, heads.queries, heads.keys, heads.dim, dtype_bytes(heads.dtype), heads.stride, heads.asked),
         *tile,
@@ -69,6 +82,7 @@ def table(calls: Sequence[Heads], questions: Sequence[Question]) -> tuple[Floats
     blocks = pairs * np.ceil(held / high)
     waves = blocks / sms
     compute = np.maximum(steps * step_ns, waves * steps * part * step_ns)
+    rounds = np.ceil(blocks / (2 * sms))  # of blocks over the SMs, two on each
     rounded = np.maximum(1.0, np.ceil(waves)) * steps * part * step_ns
     side, other = pairs * queries * dim * element, pairs * keys * dim * element
     nbytes = np.where(backward > 0, 4 * side + 4 * other, 2 * side + 2 * other) + np.where(
@@ -86,12 +100,6 @@ def table(calls: Sequence[Heads], questions: Sequence[Question]) -> tuple[Floats
         *(log(waves), np.where(waves < 40, np.ceil(waves) / waves, 1.0), log(compute / base), log(rounded / base)),
         *(log(memory / base), padded / dim, queries % 64 == 0, keys % 64 == 0, keys % 8 == 0, log(steps * step_ns / base)),
         *(queries / (np.ceil(queries / 128) * 128), keys / (np.ceil(keys / 128) * 128), queries, keys, flop / nbytes),
-        *(waves_of(pairs, held, tile, sms) for tile in (64, 128)),
+        *(high, wide, log(rounds * steps * part * step_ns / base), rounds),
     ]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1), base
-
-
-def waves_of(pairs: Floats, held: Floats, tile: int, sms: Floats) -> Floats:
-    """Rounds of blocks over the SMs, two blocks on each."""
-    waves: Floats = np.ceil(pairs * np.ceil(held / tile) / (2 * sms))
-    return waves

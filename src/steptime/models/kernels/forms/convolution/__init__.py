@@ -34,9 +34,9 @@ Floats = npt.NDArray[np.float64]
 _DENSE, _GROUPED, _BIAS, _PARTS = "dense", "grouped", "bias", "parts"
 _BLENDS: dict[str, dict[str, Any]] = {
     _DENSE: {},
-    _GROUPED: {"rounds": 300, "num_leaves": 15},
-    _BIAS: {"rounds": 200, "num_leaves": 8, "networks": 0},
-    _PARTS: {"rounds": 300, "networks": 0},
+    _GROUPED: {"num_leaves": 15, "weight": 0.75},
+    _BIAS: {"rounds": 150, "num_leaves": 8, "networks": 0},
+    _PARTS: {"rounds": 150, "num_leaves": 15, "networks": 0},
 }
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 

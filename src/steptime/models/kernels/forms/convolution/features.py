@@ -29,6 +29,9 @@ _MOVE_TILE, _MOVE_BYTES_PER_NS = 32, 3000.0  # cuDNN's layout kernels move squar
 _SPLIT_LEAST = 256  # how much of the inner length a split keeps at least, seen in the measured rows
 # Multiply-adds per ns of depthwise kernels, seen in the measured rows: channels first (ATen) and last (cuDNN).
 _DEPTHWISE, _DEPTHWISE_WEIGHT, _DEPTHWISE_LAST = 1000.0, 450.0, 3.0
+# A turn of ATen's depthwise gradient of a weight, alone and with every warp of an SM at work: seen in the measured rows.
+_TURN_LEAST_NS, _TURN_NS = 160.0, 370.0
+_WARPS = 64  # an SM's, CUDA programming guide, compute capability 9.0
 _DENSE_TILES = ((64, 64), (128, 64), (128, 128), (256, 64))
 _PRODUCT_TILES = ((64, 64), (128, 128), (128, 256))
 _SINGLE_TILES = ((32, 32, 0.55), (128, 32, 0.75), (256, 64, 0.9))  # and the part of the peak they reach
@@ -162,7 +165,16 @@ class Columns:
         visited = self.batch * self.inputs * self.area * self.taps * np.maximum(1.0, self.outputs // self.inputs)
         work = np.where(self.dgrad & (self.outputs >= self.inputs), visited, self.macs)
         rate = np.where(self.wgrad, _DEPTHWISE_WEIGHT, _DEPTHWISE) * np.where(self.last, _DEPTHWISE_LAST, 1.0) / self.share
-        times: Floats = _LAUNCH_NS + np.maximum(self.nbytes / self.bytes_per_ns, work / rate)
+        busy = np.where(self.wgrad & ~self.last, self.weight_gradient_ns(), work / rate)
+        times: Floats = _LAUNCH_NS + np.maximum(self.nbytes / self.bytes_per_ns, busy)
+        return times
+
+    def weight_gradient_ns(self) -> Floats:
+        """ATen's depthwise gradient of a weight: a block per weight, a warp per image and at most eight, a lane per pixel."""
+        warps = np.minimum(self.batch, 8.0)
+        turns = np.ceil(self.batch / warps) * np.ceil(self.result_area / 32)
+        waves = self.outputs * self.taps * warps / (self.sms * _WARPS)
+        times: Floats = turns * np.maximum(_TURN_LEAST_NS, _TURN_NS * waves)
         return times
 
     def hot_share(self) -> Floats:
@@ -217,7 +229,7 @@ def table(columns: Columns) -> tuple[Floats, Floats]:
     for high, wide in _WAVE_TILES:
         count = np.ceil(rows / high) * np.ceil(width / wide) * columns.groups / columns.sms
         waves += [log(count), np.where(count < 40, np.ceil(count) / count, 1.0), log(np.ceil(count) * inner)]
-    ratios = [log(time / base) for time in times]
+    ratios = [*(log(time / base) for time in times), log(columns.weight_gradient_ns()), log(columns.outputs * columns.taps)]
     return np.stack([*plain, *(flag.astype(np.float64) for flag in flags), *waves, *ratios], axis=1), base
 
 

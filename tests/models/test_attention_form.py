@@ -1,0 +1,109 @@
+"""Attention: what a call asks for, what it costs by the book, and a form fitted on a few measured rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from steptime.errors import InputError
+from steptime.measurements.shipped import shipped
+from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.forms import attention, blend
+from steptime.models.kernels.forms.attention.features import table
+from steptime.models.kernels.forms.attention.heads import heads_of
+from steptime.models.kernels.forms.convolution.passes import short_name
+from steptime.models.kernels.question import Question
+from steptime.models.kernels.rows import Row, rows_of
+
+_FLASH = "aten::_scaled_dot_product_flash_attention.default"
+
+
+def _flash(batch: int = 8, length: int = 512, *, keys: int = 0, causal: bool = False, dtype: str = "bfloat16") -> Call:
+    query, key = TensorArg((batch, 12, length, 64), dtype), TensorArg((batch, 12, keys or length, 64), dtype)
+    return Call(_FLASH, (query, key, key, 0.0, causal, False), written=(0, 1, 2))
+
+
+def _book(call: Call, **settings: int) -> float:
+    return float(table([heads_of(call)], [Question(call, **settings)])[1][0])
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    found = [row for row in rows_of(shipped("kernels"), families=["attention"]) if row.split != "test"]
+    return [row for row in found if row.question.share == 1][::8] + [row for row in found if row.question.share == 4][:60]
+
+
+@pytest.fixture(scope="module")
+def form(rows: list[Row]) -> Iterator[attention.Attention]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blend, "_STEPS", 100)
+        patch.setitem(blend._TREES, "rounds", 60)
+        yield attention.fit(rows, seed=0)
+
+
+def test_sizes_masks_and_direction_are_read_from_every_measured_op(rows: list[Row]) -> None:
+    for row in rows:
+        heads = heads_of(row.question.call)
+        assert heads.backward == ("backward" in row.question.call.op)
+        assert heads.kind in row.question.call.op
+        floats = [value for value in row.question.call.args if isinstance(value, float)]
+        assert heads.dropout == any(value > 0 for value in floats)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (_flash(dtype="float32"), "float32"),
+        (replace(_flash(), op="aten::mm.default"), "no attention"),
+        (replace(_flash(), args=(TensorArg((8, 12, 512, 32), "bfloat16"), *_flash().args[1:])), "do not fit together"),
+        (replace(_flash(), args=(TensorArg((8, 512, 64), "bfloat16"), *_flash().args[1:])), "argument 0"),
+        (replace(_flash(), args=(TensorArg((8, 12, 0, 64), "bfloat16"), *_flash().args[1:])), "8x12x0x64"),
+    ],
+)
+def test_a_call_that_cannot_be_is_said_in_one_line(call: Call, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        heads_of(call)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_book_is_quadratic_in_length_halved_by_a_causal_mask_and_slower_on_parts() -> None:
+    assert _book(_flash(length=4096)) / _book(_flash(length=2048)) == pytest.approx(4, rel=0.15)
+    assert _book(_flash(length=4096, causal=True)) / _book(_flash(length=4096)) == pytest.approx(0.5, rel=0.1)
+    assert _book(_flash(length=4096), share=4) / _book(_flash(length=4096)) == pytest.approx(4, rel=0.1)
+
+
+def test_fitted_rows_are_answered_closely(form: attention.Attention, rows: list[Row]) -> None:
+    answers = form.answers([row.question for row in rows])
+    errors = [abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)]
+    assert np.median(errors) < 0.12
+
+
+def test_a_call_launches_what_the_nearest_measured_one_did(form: attention.Attention, rows: list[Row]) -> None:
+    answer = form.answers([rows[0].question])[0]
+    assert [launch.kernel for launch in answer.launches] == [short_name(name) for name in rows[0].kernel_names]
+
+
+def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: attention.Attention) -> None:
+    near, far = form.answers([Question(_flash(8, 4096)), Question(_flash(8, 4096 * 8))])
+    assert not far.inside
+    assert 16 < far.time_ns / near.time_ns < 256
+
+
+def test_a_form_survives_a_file_without_pickling(form: attention.Attention, rows: list[Row]) -> None:
+    file = BytesIO()
+    np.savez(file, **form.arrays())
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as kept:
+        loaded = attention.load(dict(kept))
+    questions = [row.question for row in rows[:20]]
+    assert loaded.answers(questions) == form.answers(questions)
+
+
+def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(form: attention.Attention, rows: list[Row]) -> None:
+    assert form.answers([]) == []
+    alone, among = form.answers([rows[3].question])[0], form.answers([row.question for row in rows[:10]])[3]
+    assert alone.time_ns == pytest.approx(among.time_ns)

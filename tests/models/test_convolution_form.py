@@ -1,0 +1,162 @@
+"""Convolutions: what a layer is, which kernels belong to which pass, and a form fitted on a few measured rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from steptime.errors import InputError
+from steptime.measurements.shipped import shipped
+from steptime.models.kernels.call import Argument, Call, TensorArg
+from steptime.models.kernels.forms import blend, convolution
+from steptime.models.kernels.forms.convolution.features import Columns, Pass, table
+from steptime.models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
+from steptime.models.kernels.forms.convolution.passes import short_name, split
+from steptime.models.kernels.question import Question
+from steptime.models.kernels.rows import Row, rows_of
+
+_TRANSPOSE = "void cudnn::engines_precompiled::nchwToNhwcKernel<float>(float const*)"
+_BACK = "void cudnn::engines_precompiled::nhwcToNchwKernel<float>(float const*)"
+
+
+def _forward(batch: int = 8, inputs: int = 64, outputs: int = 128, *, side: int = 28, tap: int = 3, groups: int = 1) -> Call:
+    image = TensorArg((batch, inputs, side, side), "bfloat16")
+    weight = TensorArg((outputs, inputs // groups, tap, tap), "bfloat16")
+    return Call(FORWARD, (image, weight, None, (1, 1), (tap // 2,) * 2, (1, 1), False, (0, 0), groups))
+
+
+def _backward(asked: tuple[bool, bool, bool] = (True, True, False)) -> Call:
+    image, weight = TensorArg((8, 64, 28, 28)), TensorArg((128, 64, 3, 3))
+    geometry: tuple[Argument, ...] = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    return Call(BACKWARD, (TensorArg((8, 128, 28, 28)), image, weight, (128,), *geometry, asked))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    found = [row for row in rows_of(shipped("kernels"), families=["convolution"]) if row.split != "test"]
+    return [row for row in found if row.question.share == 1][:400:2] + [row for row in found if row.question.share == 8][:60]
+
+
+@pytest.fixture(scope="module")
+def form(rows: list[Row]) -> Iterator[convolution.Convolution]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blend, "_STEPS", 60)
+        patch.setitem(blend._TREES, "rounds", 60)
+        yield convolution.fit(rows, seed=0)
+
+
+def test_a_layer_has_the_result_that_its_geometry_gives() -> None:
+    layer = layer_of(_forward(side=29, tap=5))
+    assert layer.result == (29, 29)
+    assert layer.passes == (FPROP,)
+    assert layer.weight_elements == 128 * 64 * 25
+
+
+def test_a_backward_call_has_the_passes_that_its_mask_asks_for() -> None:
+    assert layer_of(_backward()).passes == (DGRAD, WGRAD)
+    assert layer_of(_backward((False, True, True))).passes == (WGRAD, BIAS)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (_forward(inputs=64, groups=3), "channels do not divide"),
+        (replace(_forward(), op="aten::mm.default"), "no convolution"),
+        (replace(_forward(), args=_forward().args[:4]), "arguments"),
+        (
+            replace(
+                _forward(),
+                args=(TensorArg((8, 64, 1, 1), "bfloat16"), TensorArg((8, 64, 9, 9), "bfloat16"), *_forward().args[2:]),
+            ),
+            "result",
+        ),
+        (replace(_forward(), args=(TensorArg((8, 64, 28, 28), "int64"), *_forward().args[1:])), "int64"),
+        (replace(_backward(), args=(TensorArg((8, 128, 27, 28)), *_backward().args[1:])), "gradient"),
+    ],
+)
+def test_a_call_that_cannot_be_is_said_in_one_line(call: Call, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        layer_of(call)
+    assert "\n" not in str(caught.value)
+
+
+def test_kernels_of_a_backward_call_are_split_where_the_weight_begins() -> None:
+    dgrad, wgrad = "sm90_xmma_dgrad_implicit_gemm_x_tilesize128x64", "sm90_xmma_wgrad_implicit_gemm_x_tilesize128x64"
+    names = [_TRANSPOSE, _TRANSPOSE, dgrad, _BACK, _TRANSPOSE, _TRANSPOSE, wgrad, _BACK]
+    assert split(names, layer_of(_backward())) == {DGRAD: [0, 1, 2, 3], WGRAD: [4, 5, 6, 7]}
+
+
+def test_a_bias_is_the_last_kernel_where_it_is_asked_for() -> None:
+    names = ["sm90_xmma_wgrad_implicit_gemm", "void at::native::reduce_kernel<512>(int)"]
+    assert split(names, layer_of(_backward((False, True, True)))) == {WGRAD: [0], BIAS: [1]}
+
+
+def test_short_names_have_no_tiles_and_no_templates() -> None:
+    assert short_name("sm90_xmma_fprop_implicit_gemm_bf16_tilesize128x64x32_kernel") == "sm90_xmma_fprop"
+    assert short_name(_TRANSPOSE) == "nchwToNhwcKernel"
+    assert (
+        short_name("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_16x6_nt_align4>(P)")
+        == "cutlass_80_tensorop_s1688gemm"
+    )
+
+
+def test_every_measured_call_is_split_into_the_passes_it_asks_for(rows: list[Row]) -> None:
+    for row in rows:
+        layer = layer_of(row.question.call)
+        pieces = split(row.kernel_names, layer)
+        assert set(layer.passes) - {BIAS} <= set(pieces)
+        assert sorted(place for places in pieces.values() for place in places) == list(range(len(row.kernel_names)))
+
+
+@pytest.mark.parametrize("name", [FPROP, DGRAD, WGRAD])
+def test_the_book_grows_with_the_batch_and_with_fewer_sms(name: str) -> None:
+    layers = [layer_of(_forward(batch)) for batch in (16, 64, 256)]
+    _, base = table(Columns([Pass(layer, name, Question(_forward())) for layer in layers]))
+    assert base[0] < base[1] < base[2]
+    assert base[2] / base[1] == pytest.approx(4, rel=0.3)
+    shared = Question(_forward(), share=4, others="same")
+    assert table(Columns([Pass(layers[2], name, shared)]))[1][0] > 2 * base[2]
+
+
+def test_fitted_rows_are_answered_closely(form: convolution.Convolution, rows: list[Row]) -> None:
+    answers = form.answers([row.question for row in rows])
+    errors = [abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)]
+    assert np.median(errors) < 0.15
+
+
+def test_a_call_launches_what_the_nearest_measured_one_did(form: convolution.Convolution, rows: list[Row]) -> None:
+    answer = form.answers([rows[0].question])[0]
+    assert [launch.kernel for launch in answer.launches] == [short_name(name) for name in rows[0].kernel_names]
+    assert all(launch.time_ns > 0 for launch in answer.launches)
+
+
+def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: convolution.Convolution) -> None:
+    near, far = form.answers([Question(_forward(256)), Question(_forward(256 * 64))])
+    assert not far.inside
+    assert 16 < far.time_ns / near.time_ns < 256
+
+
+def test_a_benchmarked_choice_was_never_measured(form: convolution.Convolution) -> None:
+    assert not form.answers([Question(_forward(), benchmark=True)])[0].inside
+
+
+def test_a_form_survives_a_file_without_pickling(form: convolution.Convolution, rows: list[Row]) -> None:
+    file = BytesIO()
+    np.savez(file, **form.arrays())
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as kept:
+        loaded = convolution.load(dict(kept))
+    questions = [row.question for row in rows[:20]]
+    assert loaded.answers(questions) == form.answers(questions)
+
+
+def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(
+    form: convolution.Convolution, rows: list[Row]
+) -> None:
+    assert form.answers([]) == []
+    alone, among = form.answers([rows[3].question])[0], form.answers([row.question for row in rows[:10]])[3]
+    assert alone.time_ns == pytest.approx(among.time_ns)
