@@ -16,7 +16,7 @@ from steptime.models.kernels.fitted import Answered
 from steptime.models.kernels.from_ops import questions_of
 from steptime.models.kernels.question import Answer, LaunchTime, Question
 from steptime.validate.attribution import launched_by
-from steptime.validate.device_time import CaseTime, case_time, op_times, validation_of
+from steptime.validate.device_time import CaseTime, case_time, device_times, op_times, validation_of
 from steptime.validate.measured_alone import MeasuredAlone
 
 CASE = "resnet50-b16-r1"
@@ -97,6 +97,16 @@ def test_what_nothing_answers_is_named_and_lowers_coverage() -> None:
     )
     assert validation.facts["coverage"] == found.coverage
     assert validation.warnings[0].startswith("no family has aten::convolution_backward.default: ")
+
+
+def test_shipped_cases_are_compared_by_name() -> None:
+    heard: list[str] = []
+    found = device_times(alone().ask, [CASE], said=heard.append)
+    assert [case.name for case in found] == [CASE]
+    assert found[0].measured_ns == compared(CASE).measured_ns
+    assert heard == ["1 of 1 cases"]
+    part = validation_of(found).parts["resnet50"].summary
+    assert part.rows == 1 and part.max == pytest.approx(abs(found[0].predicted_ns / found[0].measured_ns - 1))
 
 
 def test_collectives_and_lookups_are_no_compute() -> None:

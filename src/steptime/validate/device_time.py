@@ -16,7 +16,8 @@ import numpy as np
 from steptime.graph.formats.execution_program import to_program
 from steptime.graph.formats.execution_trace import read
 from steptime.graph.program import Program
-from steptime.measurements.programs import CasePrograms
+from steptime.measurements.programs import FILE_NAME, CasePrograms, read_programs
+from steptime.measurements.shipped import FOLDER, shipped
 from steptime.models.kernels.fitted import Answered
 from steptime.models.kernels.from_ops import COLLECTIVE, COMPUTE, LOOKUP, UNKNOWN, WARM_WITHIN_BYTES, IssuedWork, questions_of
 from steptime.models.kernels.launches.names import short_name
@@ -28,6 +29,8 @@ Ask = Callable[[Sequence[Question]], Sequence[Answered]]
 Row = Mapping[str, Any]  # of the set step_kernels
 Times = dict[str, float]
 
+_COLUMNS = ("workload", "name", "rank", "share", "op", "kernel", "start_ns", "kernel_ns")
+_LOT = 16  # cases, as many as lie side by side in the file
 _COLLECTIVE_KERNELS = ("nccl", "void nccl")
 _SUMS = (
     "calls", "predicted_ns", "measured_ns", "unanswered_ns", "outside_ns", "clear_predicted_ns", "clear_measured_ns",
@@ -100,6 +103,26 @@ class CaseTime:
 def program_of(case: CasePrograms, owner: int) -> Program:
     """The program that a rank of a shipped case runs."""
     return to_program(read(case.traces[owner].encode(), case.name), rank=owner, world_size=len(case.owners))
+
+
+def device_times(
+    ask: Ask, names: Iterable[str] | None = None, *, said: Callable[[str], None] = lambda _: None
+) -> list[CaseTime]:
+    """Every shipped step case, or those of some names. Traces are read in lots, of which one is in memory."""
+    table = shipped("step_kernels").select(_COLUMNS)
+    if names is not None:
+        wanted = set(names)
+        table = table.filter([name in wanted for name in table["name"].to_pylist()])
+    profiled: dict[str, list[Row]] = defaultdict(list)
+    for row in table.to_pylist():
+        profiled[row["name"]].append(row)
+    every = sorted(profiled)
+    found = []
+    for first in range(0, len(every), _LOT):
+        for case in read_programs(FOLDER / FILE_NAME, every[first : first + _LOT]):
+            found.append(case_time(case, profiled[case.name], ask))
+        said(f"{len(found)} of {len(every)} cases")
+    return found
 
 
 def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
