@@ -12,7 +12,7 @@ from steptime.graph.program import Collective
 from steptime.measurements.shipped import shipped_programs
 from steptime.models.host.model import HostModel, shipped_host
 from steptime.models.host.speed import STEP, Speed
-from steptime.validate.host import FORMS, HostCase, Measured, between_processes, cases, step_speed, validate_host
+from steptime.validate.host import FORMS, MIXED, HostCase, Measured, between_processes, cases, step_speed, validate_host
 from steptime.validate.profiled import profiled
 from steptime.validate.wire import Wire, factors, wire_ns, wires
 
@@ -47,7 +47,8 @@ def one_case(model: HostModel) -> HostCase:
 
 
 def test_a_step_counts_only_where_the_device_computes_for_less_than_60_percent(model: HostModel) -> None:
-    assert not cases(model, Measured([step()], [kernels(1_800_000)], []), shipped_programs)
+    assert not cases(model, Measured([step(ranks=2)], [kernels(1_800_000)], []), shipped_programs)
+    assert not cases(model, Measured([step()], [kernels(2_900_000)], []), shipped_programs)
     assert not cases(model, Measured([step()], [], []), shipped_programs)
     assert len(found(model)) == 1
 
@@ -99,6 +100,13 @@ def test_every_simpler_form_stands_beside_the_model_on_the_same_cases(model: Hos
     assert told.cases[1].error == pytest.approx(0.0, abs=1e-9)
     assert told.parts["1 rank"].summary.rows == told.parts["host"].summary.rows == 2
     assert told.whole.baselines["device alone"].bias < told.whole.baselines["as fast as in bursts"].bias
+
+
+def test_a_single_rank_with_a_busier_device_is_a_part_of_its_own(model: HostModel, case: HostCase) -> None:
+    busier = cases(model, Measured([step()], [kernels(1_900_000)], []), shipped_programs)
+    told = validate_host(model, [case, *busier])
+    assert told.whole.summary.rows == 1
+    assert told.parts[MIXED].summary.rows == 1
 
 
 def test_processes_that_timed_the_same_step_give_the_noise_floor(case: HostCase) -> None:

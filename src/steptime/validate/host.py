@@ -35,6 +35,9 @@ from steptime.validate.wire import Wire, factors, wire_ns, wires
 Row = Mapping[str, Any]
 
 BUSY_BELOW = 0.6
+# A single rank has no wire and no neighbours: up to here its host has a say as well, and is shown apart.
+MIXED_BELOW = 0.95
+MIXED = "1 rank, device busy 60 to 95 %"
 NORM = 6.0
 # How much longer one of host and device is where it alone decides.
 CLEARLY = 1.15
@@ -63,6 +66,11 @@ class HostCase:
     def host_ns(self) -> float:
         """What the host spends."""
         return self.host.total_ns(self.speed)
+
+    @property
+    def busy(self) -> float:
+        """For which part of the measured step the device computes."""
+        return self.device.compute_ns / self.measured_ns
 
     @property
     def device_ns(self) -> float:
@@ -110,7 +118,7 @@ class Measured:
 
 
 def cases(model: HostModel, measured: Measured, programs: Callable[[str], CasePrograms]) -> list[HostCase]:
-    """The timed steps of which the device is busy for less than 60 %, in the order given."""
+    """The timed steps of which the device is busy for less than 60 %, of one rank for less than 95 %, in the order given."""
     recorded: dict[str, list[Row]] = defaultdict(list)
     for row in measured.step_kernels:
         recorded[row["name"]].append(row)
@@ -121,7 +129,8 @@ def cases(model: HostModel, measured: Measured, programs: Callable[[str], CasePr
     found = []
     for row in measured.steps:
         name, device = str(row["name"]), devices.get(row["name"])
-        if device is None or device.compute_ns >= BUSY_BELOW * row["time_ns"]:
+        busy_below = MIXED_BELOW if row["ranks"] == 1 else BUSY_BELOW
+        if device is None or device.compute_ns >= busy_below * row["time_ns"]:
             continue
         if name not in issued:
             issued[name] = _issued(model, programs(name), device.launches)
@@ -174,7 +183,12 @@ def step_speed(model: HostModel, step: Row, calibrations: Iterable[Row]) -> Spee
 
 
 def validate_host(model: HostModel, found: Sequence[HostCase]) -> Validation:
-    """Every case and the usual figures: over all, by ranks and by regime, with simpler forms and the noise floor beside."""
+    """Every case and the usual figures: over all, by ranks and by regime, with simpler forms and the noise floor beside.
+
+    Steps of one rank that keep the device busier are a part by themselves.
+    """
+    mixed = [case for case in found if case.busy >= BUSY_BELOW]
+    found = [case for case in found if case.busy < BUSY_BELOW]
     if not found:
         raise InputError(f"no timed step keeps the device busy for less than {BUSY_BELOW:.0%}: nothing to validate the host on")
     groups: dict[str, list[HostCase]] = defaultdict(list)
@@ -182,6 +196,8 @@ def validate_host(model: HostModel, found: Sequence[HostCase]) -> Validation:
         ranks = f"{case.ranks} rank{'s' if case.ranks > 1 else ''}"
         for name in (ranks, f"{ranks}, {case.regime}", case.regime):
             groups[name].append(case)
+    if mixed:
+        groups[MIXED] = mixed
     pairs = between_processes(found)
     facts = {"pairs_of_processes": len(pairs) / 2.0, "noise_floor_between_processes": geometric(pairs)} if pairs else {}
     return Validation(
@@ -191,7 +207,10 @@ def validate_host(model: HostModel, found: Sequence[HostCase]) -> Validation:
         whole=_part(model, found),
         parts={name: _part(model, groups[name]) for name in sorted(groups)},
         facts=facts,
-        notes=("kernels as profiled in another process, collectives as measured alone, the host from its model",),
+        notes=(
+            "kernels as profiled in another process, collectives as measured alone, the host from its model",
+            "two numbers were chosen on these steps: the norm, and the percentile that a calibration's speed is",
+        ),
         warnings=sorted({warning for case in found for warning in case.host.warnings})[:MOST_WARNINGS],
     )
 

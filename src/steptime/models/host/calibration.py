@@ -13,6 +13,7 @@ from steptime.models.host.speed import LAUNCH_PER_CPU, HostCost, Speed
 Row = Mapping[str, Any]
 
 # Steps run in the slow state (speed.STEP says why); bursts of a calibration lie in either, and the slow one is their upper end.
+# Chosen on the shipped steps: 80 to 95 differ by half a percent in their geomean, the median of the bursts is 2 % worse.
 SLOW_PERCENTILE = 90.0
 
 
