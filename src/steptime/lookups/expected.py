@@ -63,6 +63,21 @@ def _poisson_shares(means: Floats, counts: tuple[int, ...]) -> Floats:
     return found
 
 
+def poisson_share(means: Floats, counts: Floats) -> Floats:
+    """P(N <= count) for means and whole counts of shapes that broadcast."""
+    mean, count = np.broadcast_arrays(means, counts)
+    shape = count + 1.0
+    found = _normal_share((1 - 1 / (9 * shape) - np.cbrt(mean / shape)) * 3 * np.sqrt(shape))
+    few = count <= _EXACT_UP_TO
+    term = np.exp(-mean[few])
+    total = np.zeros_like(term)
+    for number in range(_EXACT_UP_TO + 1):
+        total += np.where(count[few] >= number, term, 0.0)
+        term = term * mean[few] / (number + 1)
+    found[few] = np.minimum(total, 1.0)
+    return found
+
+
 def _normal_share(deviations: Floats) -> Floats:
     """P(Z <= z) to 2e-4: Page, "Approximations to the cumulative normal function", 1977."""
     clipped = np.clip(deviations, -8, 8)

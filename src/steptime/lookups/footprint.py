@@ -105,8 +105,13 @@ def of_spectrum(spectrum: Spectrum, locality: Floats | None = None) -> Footprint
         rows = np.minimum(rows * locality, spectrum.unique)
     if len(rows):
         rows[0], rows[-1] = 1.0, spectrum.unique
-    rows = np.minimum(np.maximum.accumulate(np.maximum(rows, 1.0)), windows)
-    return Footprint(tuple(windows.tolist()), tuple(rows.tolist()))
+    return of_rows(windows, rows)
+
+
+def of_rows(windows: Floats, rows: Floats) -> Footprint:
+    """From distinct rows at windows, to seven digits: never fewer in a longer window, and never more than its lookups."""
+    kept = np.minimum(np.maximum.accumulate(np.maximum(rows, 1.0)), windows)
+    return Footprint(tuple(windows.tolist()), tuple(float(f"{each:.7g}") for each in kept))
 
 
 def locality_of(indices: npt.NDArray[np.integer[Any]], windows: Floats) -> Floats:

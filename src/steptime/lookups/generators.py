@@ -105,16 +105,17 @@ class Generator:
 
     def bags(self, batch: int, iteration: int = 0, arrays: Arrays = NUMPY) -> Bags:
         """The lookups of one batch; other iterations draw anew from the same distribution over the same rows."""
-        if batch < 0:
-            raise InputError(f"Generator: batch is {batch}; expected 0 or more samples.")
-        offsets, lookups = self._offsets(batch, iteration, arrays)
+        offsets, lookups = self.offsets(batch, iteration, arrays)
         draws = uniforms(self._key(_ROW, iteration), self._counters(lookups, iteration, arrays))
         return Bags(indices=self._rows_of(draws, arrays), offsets=offsets)
 
     def _key(self, purpose: int, iteration: int) -> int:
         return key_of(self.seed, purpose, iteration)
 
-    def _offsets(self, batch: int, iteration: int, arrays: Arrays) -> tuple[Array, int]:
+    def offsets(self, batch: int, iteration: int = 0, arrays: Arrays = NUMPY) -> tuple[Array, int]:
+        """Where the bags of a batch begin and the last one ends, and the number of lookups."""
+        if batch < 0:
+            raise InputError(f"Generator: batch is {batch}; expected 0 or more samples.")
         offsets, lookups = self._usual_offsets(batch, iteration, arrays)
         if not self.long_bag or not batch:
             return offsets, lookups

@@ -81,6 +81,15 @@ class Spectrum:
         return found
 
 
+def with_totals(spectrum: Spectrum, unique: float, lookups: float) -> Spectrum:
+    """A spectrum of the same shape with exactly so many rows and lookups: lookups beyond one per row are scaled."""
+    rows = np.array(spectrum.rows) * (unique / spectrum.unique)
+    beyond = (spectrum.counts - 1) * rows
+    left = max(0.0, lookups - unique)
+    beyond = beyond * (left / beyond.sum()) if beyond.sum() > 0 else rows * (left / unique)
+    return Spectrum(tuple(rows.tolist()), tuple((rows + beyond).tolist()))
+
+
 def of_bins(rows: npt.NDArray[Any], lookups: npt.NDArray[Any]) -> Spectrum:
     """From rows and lookups per bin of `EDGES`."""
     used = rows > 0

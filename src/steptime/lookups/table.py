@@ -90,13 +90,17 @@ def table_statistics(
 def tally_and_locality(indices: npt.NDArray[np.integer[Any]], rows: int) -> tuple[Tally, Floats]:
     """How many rows were looked up how often, and what the order of lookups does to windows on `grid`."""
     windows = grid(len(indices))
-    if rows <= _DENSE_ROWS and rows <= 2 * len(indices):
-        counts = np.bincount(indices)
-        return tallied(_blocks(counts)), locality_of(indices, windows)
+    if is_dense(indices, rows):
+        return tallied(blocks(np.bincount(indices))), locality_of(indices, windows)
     narrow = narrowed(indices, rows)
     locality = locality_of(narrow, windows)
     narrow.sort()
     return tallied(counts for _, counts in runs_of(narrow)), locality
+
+
+def is_dense(indices: npt.NDArray[np.integer[Any]], rows: int) -> bool:
+    """Whether an array of all rows' counts is quicker than sorting the lookups."""
+    return rows <= _DENSE_ROWS and rows <= 2 * len(indices)
 
 
 def narrowed(indices: npt.NDArray[np.integer[Any]], rows: int) -> npt.NDArray[np.unsignedinteger[Any]]:
@@ -120,7 +124,8 @@ def of_tallies(table: Table, tally: Tally, bags: Tally, locality: Floats) -> Tab
     )
 
 
-def _blocks(counts: Integers) -> Iterator[Integers]:
+def blocks(counts: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """A long vector in parts."""
     yield from (counts[start : start + _BLOCK] for start in range(0, len(counts), _BLOCK))
 
 

@@ -1,0 +1,83 @@
+"""Statistics of a batch of another size, from those of one batch and without its indices.
+
+A smaller batch is a window of the larger one: its distinct rows are read off the footprint. What a larger one meets that
+this batch did not is an estimate from how many rows it met once, twice and so on (`mixture`).
+
+Errors against drawn batches, from a batch of 4096 (eight kinds of streams, uniform to power 5, locality up to 0.8): distinct
+rows of 1/16 and 1/4 of it within 1.4 % (given its lookups); of 4 times within 2 %, of 16 times within 16 %. Bins of the reuse
+histogram within 0.06 from 1/16 to 4 times the batch. Where lookups repeat others over windows as long as a good part of the
+batch (3,000 of 82,000) they do not hold: 4 times the batch is 31 % short of distinct rows, and bins are off by up to 0.4. Hit
+rates of caches of 3 % to 30 % of the distinct rows stay within 0.05 everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from steptime.errors import InputError
+from steptime.lookups.footprint import Footprint, grid, of_rows
+from steptime.lookups.mixture import Mixture, fitted
+from steptime.lookups.spectrum import Floats, Spectrum, with_totals
+from steptime.lookups.table import TableStatistics
+
+_SURE = 64
+"""A row with more lookups than this gets its share of a batch of any size, within an eighth."""
+
+
+def scaled(statistics: TableStatistics, batch: int) -> TableStatistics:
+    """What a batch of so many samples of the same data looks up, as far as this one tells."""
+    if batch < 1:
+        raise InputError(f"Table {statistics.table}: batch is {batch}; expected 1 sample or more.")
+    if batch == statistics.batch:
+        return statistics
+    lookups = round(statistics.lookups * batch / statistics.batch)
+    if not lookups:
+        return _without_lookups(statistics, batch)
+    mixture = fitted(statistics.spectrum, statistics.footprint, statistics.rows)
+    footprint = _footprint(statistics.footprint, mixture, lookups, statistics.rows)
+    raw = mixture.spectrum(lookups / statistics.lookups)
+    spectrum = with_totals(raw, footprint.unique, lookups)
+    reuse = raw.reuse_rows() / raw.unique
+    return replace(
+        statistics,
+        counted=replace(
+            statistics.counted, batch=batch, lookups=lookups, unique=max(1, round(spectrum.unique)), reuse=tuple(reuse.tolist())
+        ),
+        lengths=statistics.lengths.of_batch(statistics.batch, batch),
+        hottest=_hottest(statistics.hottest, spectrum, lookups / statistics.lookups),
+        spectrum=spectrum,
+        footprint=footprint,
+    )
+
+
+def _footprint(footprint: Footprint, mixture: Mixture, lookups: int, rows: int) -> Footprint:
+    """The same curve, cut off, or going on as the mixture does."""
+    windows = grid(lookups)
+    factors = np.maximum(windows / footprint.lookups, 1.0)
+    gained: Floats = mixture.distinct(factors) / mixture.distinct(np.ones(1))
+    found = np.minimum(footprint.distinct(windows) * np.maximum(gained, 1.0), np.minimum(windows, rows))
+    return of_rows(windows, found)
+
+
+def _hottest(known: tuple[int, ...], spectrum: Spectrum, factor: float) -> tuple[int, ...]:
+    """Rows hot enough keep their share; of the others the spectrum tells."""
+    found = (
+        round(count * factor) if count * min(1.0, factor) > _SURE else estimate
+        for count, estimate in zip(known, spectrum.hottest(), strict=True)
+    )
+    ordered = list(found)
+    return tuple(int(count) for count in np.minimum.accumulate(ordered))
+
+
+def _without_lookups(statistics: TableStatistics, batch: int) -> TableStatistics:
+    counted = replace(statistics.counted, batch=batch, lookups=0, unique=0, reuse=(0.0,) * len(statistics.counted.reuse))
+    return replace(
+        statistics,
+        counted=counted,
+        lengths=statistics.lengths.of_batch(statistics.batch, batch),
+        hottest=(0,) * len(statistics.hottest),
+        spectrum=Spectrum((), ()),
+        footprint=Footprint((), ()),
+    )
