@@ -37,7 +37,7 @@ class _Prepared:
 
     kernels: tuple[str, ...]
     numbers: list[list[float]]
-    groups: list[int]
+    groups: list[tuple[int, int]]
     codes: list[tuple[float, float, float]]
     inside: bool
     corrected: bool
@@ -87,9 +87,11 @@ class Launched:
             return []
         prepared = [_prepared(model, question.call, question.warm) for question in questions]
         counts = np.asarray([len(one.kernels) for one in prepared])
+        groups = np.asarray([group for one in prepared for group in one.groups], dtype=np.int64).reshape(-1, 2)
         batch = Batch(
             np.asarray([row for one in prepared for row in one.numbers]).reshape(-1, model.columns.width),
-            np.asarray([group for one in prepared for group in one.groups], dtype=np.int64),
+            groups[:, 0],
+            groups[:, 1],
             np.asarray([codes for one in prepared for codes in one.codes]).reshape(-1, 3),
             np.repeat(np.asarray([float(question.share) for question in questions]), counts),
             np.repeat(np.asarray([others_code(question) for question in questions]), counts),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from steptime.errors import InputError
 from steptime.models.kernels.forms.launched.columns import Numbers
-from steptime.models.kernels.forms.launched.groups import finest
+from steptime.models.kernels.forms.launched.groups import CODE_LEVELS, finest
 from steptime.models.kernels.forms.launched.model import MOST, Batch, Codes, Model, base_ns, features
 from steptime.models.kernels.forms.launched.parts import parts_of, start
 from steptime.models.kernels.forms.launched.table import Table, table_of
@@ -65,8 +65,9 @@ def batch_of(table: Table, weights: Weights, codes: Codes) -> Batch:
     """The launches of a table as the model sees them."""
     known = {name: place for place, name in enumerate(weights.names)}
     group = np.asarray([finest(names, known) for names in table.groups], dtype=np.int64)
+    code = np.asarray([finest(names[:CODE_LEVELS], known) for names in table.groups], dtype=np.int64)
     coded = np.asarray([codes.of(names) for names in table.groups]).reshape(-1, 3)
-    return Batch(table.numbers, group, coded, table.share, table.others)
+    return Batch(table.numbers, group, code, coded, table.share, table.others)
 
 
 def _importance(table: Table, rows: Sequence[Row]) -> Numbers:
@@ -105,7 +106,7 @@ def _fit_scales(table: Table, importance: Numbers) -> Numbers:
 def _loss(
     table: Table, weights: Weights, batch: Batch, used: npt.NDArray[np.int64], importance: Numbers
 ) -> Callable[[Numbers], float]:
-    some = Batch(batch.numbers[used], batch.group[used], batch.codes[used], batch.share[used], batch.others[used])
+    some = batch.take(used)
     truth, weight = np.log(table.time_ns[used]), importance[used]
 
     def loss(scales: Numbers) -> float:

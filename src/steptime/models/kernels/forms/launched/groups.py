@@ -11,6 +11,8 @@ from steptime.models.kernels.launches import Launch
 LEAST = (1, 3, 6, 8, 10)
 PULL = (0.0, 0.3, 6.0, 6.0, 9.0)
 LEVELS = len(LEAST)
+# Levels that say what code runs; those below say what it computes, which changes the time of the same code only so much.
+CODE_LEVELS = 3
 # What launches of any name can have no part of; it also tells levels apart, by how many there are.
 _JOIN = "\t"
 

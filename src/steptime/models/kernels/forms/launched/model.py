@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from steptime.models.kernels.forms import Arrays, text_array
 from steptime.models.kernels.forms.launched.columns import PAIRS, Columns, Numbers
-from steptime.models.kernels.forms.launched.groups import finest
+from steptime.models.kernels.forms.launched.groups import CODE_LEVELS, finest
 from steptime.models.kernels.forms.launched.parts import parts_of
 from steptime.models.kernels.forms.launched.terms import Traffic, terms, traffic
 from steptime.models.kernels.forms.launched.weights import Weights
@@ -19,6 +19,9 @@ from steptime.models.kernels.forms.trees import Trees
 
 # The most that trees may change a time, as a natural logarithm.
 MOST = 1.2
+# How far what it computes may move a time from that of the same code: validation rows lie within 0.6 and 2.4, and beyond 2 a
+# group of few rows is used far from them.
+_MOST_APART = 2.0
 # What a launch costs beside its bytes where its kernel was never measured (the usual floor of a small cold one).
 _FLOOR_NS = 1000.0
 # The datasheet's memory bandwidth in bytes per nanosecond, and its L2: what is beyond that cannot be faster.
@@ -33,9 +36,15 @@ class Batch:
 
     numbers: Numbers  # launches x columns
     group: npt.NDArray[np.int64]  # row of the weights; -1 where no group is known
+    code: npt.NDArray[np.int64]  # that of the group of launches that run the same code, whatever it computes
     codes: Numbers  # launches x (path, op, tag)
     share: Numbers
     others: npt.NDArray[np.int64]
+
+    def take(self, used: npt.NDArray[np.int64]) -> Batch:
+        """Some of the launches."""
+        groups = self.group[used], self.code[used]
+        return Batch(self.numbers[used], *groups, self.codes[used], self.share[used], self.others[used])
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,9 @@ class Model:
     ranges: Mapping[str, tuple[float, float]]  # group of a path -> least and most elements measured
     known: Mapping[str, int] = field(default_factory=dict)
 
-    def group_of(self, names: tuple[str, ...]) -> int:
-        """The row of the weights that a launch uses."""
-        return finest(names, self.known)
+    def group_of(self, names: tuple[str, ...]) -> tuple[int, int]:
+        """The rows of the weights that a launch uses: of its own group, and of the same code."""
+        return finest(names, self.known), finest(names[:CODE_LEVELS], self.known)
 
     def inside(self, names: tuple[str, ...], elements: float) -> bool:
         """Whether launches of this kernel and path were measured below and above this size."""
@@ -119,6 +128,8 @@ def base_ns(columns: Columns, weights: Weights, scales: Numbers, batch: Batch) -
     moved = traffic(batch.numbers, parts)
     worked = terms(columns, batch.numbers, moved, parts)
     found = np.einsum("lt,lt->l", worked, weights.values[batch.group])
+    usual = np.einsum("lt,lt->l", worked, weights.values[batch.code])
+    found = np.clip(found, usual / _MOST_APART, usual * _MOST_APART)
     found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(parts), found)
     return np.maximum(found, weights.least_ns[batch.group]), moved
 
