@@ -121,12 +121,15 @@ class Blend:
 
     def values(self, features: Floats) -> Floats:
         """What the blend says for each row of `features`."""
+        voices = self.voices(features)
+        return voices[0] if len(voices) == 1 else (1 - self.weight) * voices[0] + self.weight * voices[1]
+
+    def voices(self, features: Floats) -> list[Floats]:
+        """What the trees say for each row and, where there are any, what the networks say."""
         if not len(features):
-            return np.zeros(0)
+            return [np.zeros(0)]
         grown: Floats = sum((trees.values(features) for trees in self.trees), np.zeros(len(features))) / len(self.trees)
-        if self.networks is None:
-            return grown
-        return (1 - self.weight) * grown + self.weight * self.networks.values(features)
+        return [grown] if self.networks is None else [grown, self.networks.values(features)]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same blend from."""

@@ -14,20 +14,30 @@ from steptime.models.kernels.forms import text_array
 Floats = npt.NDArray[np.float64]
 
 _BETWEEN = "\n"  # between the kernels of one list, where lists are kept as text
+_NEAR, _SOFTENING = (
+    3,
+    0.3,
+)  # how many neighbours say a level, and the distance within which they count alike: chosen on validation
 
 
 @dataclass(frozen=True)
 class Lists:
     """Measured lists with the share of the time that each kernel of them took, found by kind and then by distance."""
 
-    kinds: npt.NDArray[np.str_]  # list -> kind: what has to agree
+    kinds: npt.NDArray[np.str_]  # list -> kind: what has to agree; sorted
     places: Floats  # list -> where it lies, shape (lists, coordinates)
     kernels: npt.NDArray[np.str_]  # list -> names of its kernels, in order
     shares: Floats  # list -> share of each kernel, shape (lists, longest list)
+    levels: Floats  # list -> logarithm of its time over the time by the book
 
     @classmethod
     def fit(
-        cls, kinds: Sequence[str], places: Floats, kernels: Sequence[Sequence[str]], times_ns: Sequence[Sequence[float]]
+        cls,
+        kinds: Sequence[str],
+        places: Floats,
+        kernels: Sequence[Sequence[str]],
+        times_ns: Sequence[Sequence[float]],
+        levels: Floats,
     ) -> Lists:
         """Keeps the lists; of calls of one kind that lie at one place, the first."""
         seen: dict[tuple[str, bytes], int] = {}
@@ -38,31 +48,56 @@ class Lists:
         for order, row in enumerate(kept):
             shares[order, : len(times_ns[row])] = np.asarray(times_ns[row]) / sum(times_ns[row])
         names = text_array([_BETWEEN.join(kernels[row]) for row in kept])
-        return cls(text_array([kinds[row] for row in kept]), places[kept], names, shares)
+        return cls(text_array([kinds[row] for row in kept]), places[kept], names, shares, levels[kept])
 
-    def nearest(self, kinds: Sequence[str], places: Floats) -> list[tuple[tuple[str, ...], Floats] | None]:
-        """Names and shares of the nearest list of each kind; None where none of that kind was measured."""
-        found: list[tuple[tuple[str, ...], Floats] | None] = [None] * len(kinds)
+    def nearest(self, kinds: Sequence[str], places: Floats) -> Near:
+        """The lists that lie nearest to each of the places among those of its kind."""
+        lists = np.full((len(kinds), _NEAR), -1)
+        distances = np.full((len(kinds), _NEAR), np.inf)
         asked = np.asarray(kinds, dtype=np.str_)
         for kind in sorted(set(kinds)):
             rows = np.flatnonzero(asked == kind)
-            first, last = (
-                np.searchsorted(self.kinds, [kind, kind], side="left")[0],
-                np.searchsorted(self.kinds, kind, side="right"),
-            )
-            if first == last:
-                continue
-            distances = np.abs(places[rows, None, :] - self.places[None, first:last, :]).sum(axis=2)
-            for row, near in zip(rows, first + distances.argmin(axis=1), strict=True):
-                names = tuple(str(self.kernels[near]).split(_BETWEEN))
-                found[int(row)] = names, self.shares[near, : len(names)]
-        return found
+            first, last = (int(np.searchsorted(self.kinds, kind, side=side)) for side in ("left", "right"))
+            apart = np.abs(places[rows, None, :] - self.places[None, first:last, :]).sum(axis=2)
+            order = apart.argsort(axis=1, kind="stable")[:, :_NEAR]
+            count = order.shape[1]
+            lists[rows, :count] = first + order
+            distances[rows, :count] = np.take_along_axis(apart, order, axis=1)
+        return Near(self, lists, distances)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same lists from."""
-        return {"kinds": self.kinds, "places": self.places, "kernels": self.kernels, "shares": self.shares}
+        return {name: getattr(self, name) for name in ("kinds", "places", "kernels", "shares", "levels")}
 
     @classmethod
     def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Lists:
         """The lists that `arrays` were taken from."""
-        return cls(arrays["kinds"], arrays["places"], arrays["kernels"], arrays["shares"])
+        return cls(arrays["kinds"], arrays["places"], arrays["kernels"], arrays["shares"], arrays["levels"])
+
+
+@dataclass(frozen=True)
+class Near:
+    """The nearest lists of some calls, nearest first; -1 where there are no more of that kind."""
+
+    lists: Lists
+    found: npt.NDArray[np.int_]
+    distances: Floats
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Whether a call's kind was measured at all."""
+        known: npt.NDArray[np.bool_] = self.found[:, 0] >= 0
+        return known
+
+    def launches(self, call: int) -> tuple[tuple[str, ...], Floats]:
+        """Names and shares of the list nearest to a call whose kind is known."""
+        near = self.found[call, 0]
+        names = tuple(str(self.lists.kernels[near]).split(_BETWEEN))
+        return names, self.lists.shares[near, : len(names)]
+
+    def levels(self) -> Floats:
+        """What the neighbours of each call say, the nearer the louder; 0 where there are none."""
+        loud = np.where(self.found >= 0, (self.distances + _SOFTENING) ** -2.0, 0.0)
+        total = loud.sum(axis=1)
+        said: Floats = (loud * self.lists.levels[self.found]).sum(axis=1) / np.where(total > 0, total, 1.0)
+        return said

@@ -54,12 +54,12 @@ class Attention:
         times = base * np.exp(_ratios(self.blends, questions, features))
         margin = _SLACK * (self.high - self.low)
         within: npt.NDArray[np.bool_] = np.all((features >= self.low - margin) & (features <= self.high + margin), axis=1)
-        lists = self.lists.nearest([_kind(heads) for heads in calls], _place(calls))
+        near = self.lists.nearest([_kind(heads) for heads in calls], _place(calls))
         answers = []
-        for time, near, heads, inside in zip(times, lists, calls, within, strict=True):
-            names, shares = near or ((_group(heads),), np.ones(1))
+        for place, (time, heads, inside) in enumerate(zip(times, calls, within & near.known, strict=True)):
+            names, shares = near.launches(place) if near.known[place] else ((_group(heads),), np.ones(1))
             launches = tuple(LaunchTime(name, float(time * share)) for name, share in zip(names, shares, strict=True))
-            answers.append(Answer(launches, bool(inside) and near is not None))
+            answers.append(Answer(launches, bool(inside)))
         return answers
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -85,7 +85,7 @@ def fit(rows: Sequence[Row], seed: int) -> Attention:
         both = np.column_stack([features, known])[shared]
         blends[_PARTS] = Blend.fit(both, (target - known)[shared], seed, networks=0, rounds=150, num_leaves=15)
     names = [[short_name(name) for name in row.kernel_names] for row in rows]
-    lists = Lists.fit([_kind(heads) for heads in calls], _place(calls), names, [row.kernel_ns for row in rows])
+    lists = Lists.fit([_kind(heads) for heads in calls], _place(calls), names, [row.kernel_ns for row in rows], target)
     return Attention(blends, lists, features.min(axis=0), features.max(axis=0))
 
 

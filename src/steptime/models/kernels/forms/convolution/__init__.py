@@ -23,7 +23,7 @@ from steptime.models.kernels.forms.blend import Blend, part, prefixed
 from steptime.models.kernels.forms.convolution.features import Columns, Pass, table
 from steptime.models.kernels.forms.convolution.layer import BIAS, FPROP, WGRAD, Layer, layer_of
 from steptime.models.kernels.forms.convolution.passes import short_name, split
-from steptime.models.kernels.forms.lists import Lists
+from steptime.models.kernels.forms.lists import Lists, Near
 from steptime.models.kernels.question import Answer, LaunchTime, Question
 from steptime.models.kernels.rows import Row
 from steptime.units import dtype_bytes
@@ -31,13 +31,15 @@ from steptime.units import dtype_bytes
 Floats = npt.NDArray[np.float64]
 
 # Where one pass belongs: which of the fitted blends answers for it.
-_DENSE, _GROUPED, _BIAS, _PARTS = "dense", "grouped", "bias", "parts"
+_DENSE, _DEPTHWISE, _GROUPED, _BIAS, _PARTS = "dense", "depthwise", "grouped", "bias", "parts"
 _BLENDS: dict[str, dict[str, Any]] = {
-    _DENSE: {},
-    _GROUPED: {"num_leaves": 15, "weight": 0.75},
+    _DENSE: {"networks": 4},
+    _DEPTHWISE: {"num_leaves": 15, "weight": 0.75},
+    _GROUPED: {"num_leaves": 15, "weight": 0.9},
     _BIAS: {"rounds": 150, "num_leaves": 8, "networks": 0},
     _PARTS: {"rounds": 150, "num_leaves": 15, "networks": 0},
 }
+_NEIGHBOURS = 0.2  # how much the nearest measured passes say about a dense one, chosen on validation rows
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
 
@@ -67,21 +69,20 @@ class Convolution:
         inside = [not question.benchmark for question in questions]
         if not passes:
             return [Answer((), here) for here in inside]
-        features, times = self.times_ns(passes)
+        features, times, near = self.times_ns(passes)
         margin = _SLACK * (self.high - self.low)
         within: npt.NDArray[np.bool_] = np.all((features >= self.low - margin) & (features <= self.high + margin), axis=1)
-        lists = self.lists.nearest([_kind(one) for one in passes], _place(passes))
-        for owner, one, time, near, known in zip(owners, passes, times, lists, within, strict=True):
-            inside[owner] = inside[owner] and bool(known)
-            names, shares = near or ((one.name,), np.ones(1))
+        for place, (owner, one, time) in enumerate(zip(owners, passes, times, strict=True)):
+            inside[owner] = inside[owner] and bool(within[place])
+            names, shares = near.launches(place) if near.known[place] else ((one.name,), np.ones(1))
             launches[owner] += [LaunchTime(name, float(time * share)) for name, share in zip(names, shares, strict=True)]
         return [Answer(tuple(one), here) for one, here in zip(launches, inside, strict=True)]
 
-    def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats]:
-        """Features and times of passes."""
-        columns = Columns(passes)
-        features, base = table(columns)
-        return features, base * np.exp(_ratios(self.blends, passes, features))
+    def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats, Near]:
+        """Features and times of passes, and the measured passes that lie near them."""
+        features, base = table(Columns(passes))
+        near = self.lists.nearest([_kind(one) for one in passes], _place(passes))
+        return features, base * np.exp(_ratios(self.blends, passes, features, near)), near
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same form from."""
@@ -91,14 +92,16 @@ class Convolution:
         return kept
 
 
-def _ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats) -> Floats:
+def _ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats, near: Near) -> Floats:
     """Logarithm of how much longer each pass takes than by the book."""
     groups = np.asarray([_group(one) for one in passes])
     ratios = np.zeros(len(passes))
-    for name in (_DENSE, _GROUPED, _BIAS):
+    for name in (_DENSE, _DEPTHWISE, _GROUPED, _BIAS):
         here = groups == name
         if name in blends and here.any():
             ratios[here] = blends[name].values(features[here])
+    known = (groups == _DENSE) & near.known
+    ratios[known] += _NEIGHBOURS * (near.levels()[known] - ratios[known])
     shared = np.asarray([one.question.share > 1 for one in passes])
     if _PARTS in blends and shared.any():
         ratios[shared] += blends[_PARTS].values(np.column_stack([features, ratios])[shared])
@@ -106,7 +109,9 @@ def _ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats) 
 
 
 def _group(one: Pass) -> str:
-    return _BIAS if one.name == BIAS else _GROUPED if one.layer.groups > 1 else _DENSE
+    if one.name == BIAS:
+        return _BIAS
+    return _DEPTHWISE if one.layer.depthwise else _GROUPED if one.layer.groups > 1 else _DENSE
 
 
 def _order(layer: Layer) -> tuple[str, ...]:
@@ -143,29 +148,37 @@ def _coordinates(layer: Layer) -> tuple[float, ...]:
 
 def fit(rows: Sequence[Row], seed: int) -> Convolution:
     """Fits to measured convolutions."""
-    passes, times, kernels, spans = [], [], [], []
-    for row in rows:
+    passes, kernels, spans = [], [], []
+    for row in sorted(rows, key=lambda row: row.question.share):
         layer = _layer(row.question.call)
         for name, places in split(row.kernel_names, layer).items():
             passes.append(Pass(layer, name, row.question))
             spans.append([row.kernel_ns[place] for place in places])
             kernels.append([short_name(row.kernel_names[place]) for place in places])
-            times.append(sum(spans[-1]))
     features, base = table(Columns(passes))
-    target = np.log(np.asarray(times) / base)
-    groups = np.asarray([_group(one) for one in passes])
+    target = np.log(np.array([sum(times) for times in spans]) / base)
     shared = np.asarray([one.question.share > 1 for one in passes])  # scatter five times as much: fitted apart
-    blends: dict[str, Blend] = {}
-    for name in (_DENSE, _GROUPED, _BIAS):
-        rows_here = (groups == name) & ~shared
-        if rows_here.any():
-            blends[name] = Blend.fit(features[rows_here], target[rows_here], seed, **_BLENDS[name])
+    blends = _fit_whole(passes, features, target, ~shared, seed)
+    kinds, places_of = [_kind(one) for one in passes], _place(passes)
+    lists = Lists.fit(kinds, places_of, kernels, spans, target)
     if shared.any():
-        known = _ratios(blends, passes, features)
+        known = _ratios(blends, passes, features, lists.nearest(kinds, places_of))
         both = np.column_stack([features, known])[shared]
-        blends[_PARTS] = Blend.fit(both, target[shared] - known[shared], seed, **_BLENDS[_PARTS])
-    lists = Lists.fit([_kind(one) for one in passes], _place(passes), kernels, spans)
+        blends[_PARTS] = Blend.fit(both, (target - known)[shared], seed, **_BLENDS[_PARTS])
     return Convolution(blends, lists, features.min(axis=0), features.max(axis=0))
+
+
+def _fit_whole(
+    passes: Sequence[Pass], features: Floats, target: Floats, whole: npt.NDArray[np.bool_], seed: int
+) -> dict[str, Blend]:
+    """Blends for passes on the whole GPU. Other grouped layers are few: depthwise ones are shown beside them."""
+    groups = np.asarray([_group(one) for one in passes])
+    blends = {}
+    for name in (_DENSE, _DEPTHWISE, _GROUPED, _BIAS):
+        here = whole & ((groups == name) | ((name == _GROUPED) & (groups == _DEPTHWISE)))
+        if here.any():
+            blends[name] = Blend.fit(features[here], target[here], seed, **_BLENDS[name])
+    return blends
 
 
 def load(arrays: Arrays) -> Convolution:
