@@ -1,4 +1,10 @@
-"""Matrix products: linear layers forward and both backward products, batched products of attention and of DLRM."""
+"""Matrix products: linear layers forward and both backward products, batched products of attention and of DLRM.
+
+`forms.matmul` models them: the precision and the alignment of the leading dimensions say which of cuBLAS's kernels can run (an
+odd leading dimension costs half precision a factor of 3 to 6); among those, times by tiles, waves, bytes and split k are mixed
+by how likely each kernel is chosen. It is least sure where the library does not choose the fastest: vectors, odd sizes with a
+long k, single precision's large-k kernel; products next to such a switch can be off by a factor of two.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def fit_group(
         unseen[0, outer], unseen[1:, outer] = asked.log_ns, asked.launched
     networks.append(train(group, inputs, targets, seed, schedule, networks[0]))
     features = tree_features(inputs, Mixed(unseen[0], unseen[1:]))
-    trees = Trees.fit(features, targets.log_ns - unseen[0], seed=seed, **TREES)
+    trees = Trees.fit(features, targets.log_ns - unseen[0], seed=seed, rounds=schedule.trees, **TREES)
     found: dict[str, npt.NDArray[Any]] = {f"trees.{key}": value for key, value in trees.arrays().items()}
     for name, network in zip(NETWORKS, networks, strict=True):
         found |= {f"{name}.{key}": value for key, value in network.items()}
@@ -73,7 +73,7 @@ def _fit_parts(rows: Sequence[Row], ensembles: Sequence[Ensemble]) -> Parts:
         found = np.empty(len(places))
         for group in np.unique(groups[places]):
             mine = groups[places] == group
-            found[mine] = ensembles[group].ask(inputs_of(products.take(places[mine]), int(group), parts)).log_ns
+            found[mine] = ensembles[group].quick(inputs_of(products.take(places[mine]), int(group), parts)).log_ns
         return found
 
     return fit_parts(products.share, products.others, predict, main_log_ns(rows))

@@ -26,6 +26,7 @@ from steptime.models.kernels.forms.matmul.group import TILES
 MOST_CORRECTION = 0.7  # of ln(time): a factor of two either way
 LEAST_K_PER_SPLIT = 64  # fewer are not worth a block: seen in the rows
 _HALF = np.float32(0.5)
+_US = np.float32(1e-3)  # per ns
 
 Network = Mapping[str, Floats]
 
@@ -54,16 +55,17 @@ class Mixture:
         self.network = network
         self._along_n = np.array([[tile.along_n] for tile in tiles], dtype=np.float32)
         self._along_m = np.array([[tile.along_m] for tile in tiles], dtype=np.float32)
-        self._rate = np.exp(network["rate"][:, None] + network["rate_layout"]).astype(np.float32)
-        self._latency, self._overhead, self._start = (_exp(network, name)[:, None] for name in ("latency", "overhead", "start"))
+        # In us: fourth powers of ns leave float32 at four seconds.
+        self._rate = np.exp(network["rate"][:, None] + network["rate_layout"]).astype(np.float32) * _US
+        self._latency = _exp(network, "latency")[:, None]
+        self._overhead, self._start = (_exp(network, name)[:, None] * _US for name in ("overhead", "start"))
         self._rounding = _sigmoid(network["rounding"])[:, None]
-        self._reduce_ns, self._memory, self._cache, self._sharpness = (
-            _exp(network, name)[0] for name in ("reduce", "memory", "cache", "sharpness")
-        )
+        self._reduce, self._sharpness = _exp(network, "reduce")[0] * _US, _exp(network, "sharpness")[0]
+        self._memory, self._cache = (_exp(network, name)[0] / _US for name in ("memory", "cache"))
         self._hot = _sigmoid(network["hot"])[0]
 
     def _times(self, inputs: Inputs) -> Floats:
-        """ns of every candidate, whole ones first, then split ones."""
+        """us of every candidate, whole ones first, then split ones."""
         tiles = np.ceil(inputs.n / self._along_n) * np.ceil(inputs.m / self._along_m)
         tiles *= inputs.batch
         rate_k = self._rate[:, inputs.layout] * inputs.k
@@ -88,7 +90,7 @@ class Mixture:
         tiles *= per_sm
         self._fill(times[count:], tiles, rate_k / split, cached, memory)
         split *= result * np.float32(8) * per_cache  # every part is written and read again, in single precision
-        split += self._reduce_ns
+        split += self._reduce
         times[count:] += split
         return times
 
@@ -117,6 +119,7 @@ class Mixture:
         network = self.network
         logs = self._times(inputs)
         np.log(logs, out=logs)
+        logs -= np.log(_US)
         choice = np.clip(inputs.choice, network["choice_low"][:, None], network["choice_high"][:, None])
         hidden = np.tanh(network["hidden"] @ choice + network["hidden_bias"][:, None])
         score = network["choice_linear"] @ choice

@@ -29,11 +29,12 @@ CHOSEN_WEIGHT, KERNEL_WEIGHT, LAUNCHED_WEIGHT = 0.02, 0.1, 0.02
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long networks are trained, with how many rows at once, and how long one is trained on."""
+    """How long networks are trained, with how many rows at once, how long one is trained on, and how many trees follow."""
 
     epochs: int = 55
     batch: int = 128
     further: int = 12  # epochs on all rows of a network that has seen four fifths of them
+    trees: int = 300
 
 
 @dataclass(frozen=True)
