@@ -20,7 +20,7 @@ import numpy.typing as npt
 from steptime.models.kernels.call import Call
 from steptime.models.kernels.forms import Arrays
 from steptime.models.kernels.forms.blend import Blend, part, prefixed
-from steptime.models.kernels.forms.convolution.features import Columns, Pass, table
+from steptime.models.kernels.forms.convolution.features import Columns, Pass, crowd, table
 from steptime.models.kernels.forms.convolution.layer import BIAS, FPROP, WGRAD, Layer, layer_of
 from steptime.models.kernels.forms.convolution.passes import short_name, split
 from steptime.models.kernels.forms.lists import Lists, Near
@@ -37,9 +37,10 @@ _BLENDS: dict[str, dict[str, Any]] = {
     _DEPTHWISE: {"num_leaves": 15, "weight": 0.75},
     _GROUPED: {"num_leaves": 15, "weight": 0.9},
     _BIAS: {"rounds": 150, "num_leaves": 8, "networks": 0},
-    _PARTS: {"rounds": 150, "num_leaves": 15, "networks": 0},
+    _PARTS: {"rounds": 150, "num_leaves": 4, "min_data_in_leaf": 30, "networks": 0},
 }
 _NEIGHBOURS = 0.2  # how much the nearest measured passes say about a dense one, chosen on validation rows
+_PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scatter too much to believe it whole
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
 
@@ -80,9 +81,14 @@ class Convolution:
 
     def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats, Near]:
         """Features and times of passes, and the measured passes that lie near them."""
-        features, base = table(Columns(passes))
+        columns = Columns(passes)
+        features, base = table(columns)
         near = self.lists.nearest([_kind(one) for one in passes], _place(passes))
-        return features, base * np.exp(_ratios(self.blends, passes, features, near)), near
+        ratios = _ratios(self.blends, passes, features, near)
+        shared = columns.share > 1
+        if _PARTS in self.blends and shared.any():
+            ratios[shared] += _PART_SHARE * self.blends[_PARTS].values(crowd(columns, base)[shared])
+        return features, base * np.exp(ratios), near
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same form from."""
@@ -102,9 +108,6 @@ def _ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats, 
             ratios[here] = blends[name].values(features[here])
     known = (groups == _DENSE) & near.known
     ratios[known] += _NEIGHBOURS * (near.levels()[known] - ratios[known])
-    shared = np.asarray([one.question.share > 1 for one in passes])
-    if _PARTS in blends and shared.any():
-        ratios[shared] += blends[_PARTS].values(np.column_stack([features, ratios])[shared])
     return ratios
 
 
@@ -155,16 +158,16 @@ def fit(rows: Sequence[Row], seed: int) -> Convolution:
             passes.append(Pass(layer, name, row.question))
             spans.append([row.kernel_ns[place] for place in places])
             kernels.append([short_name(row.kernel_names[place]) for place in places])
-    features, base = table(Columns(passes))
+    columns = Columns(passes)
+    features, base = table(columns)
     target = np.log(np.array([sum(times) for times in spans]) / base)
-    shared = np.asarray([one.question.share > 1 for one in passes])  # scatter five times as much: fitted apart
+    shared = columns.share > 1  # they scatter five times as much: fitted apart
     blends = _fit_whole(passes, features, target, ~shared, seed)
     kinds, places_of = [_kind(one) for one in passes], _place(passes)
     lists = Lists.fit(kinds, places_of, kernels, spans, target)
     if shared.any():
         known = _ratios(blends, passes, features, lists.nearest(kinds, places_of))
-        both = np.column_stack([features, known])[shared]
-        blends[_PARTS] = Blend.fit(both, (target - known)[shared], seed, **_BLENDS[_PARTS])
+        blends[_PARTS] = Blend.fit(crowd(columns, base)[shared], (target - known)[shared], seed, **_BLENDS[_PARTS])
     return Convolution(blends, lists, features.min(axis=0), features.max(axis=0))
 
 

@@ -233,6 +233,13 @@ def table(columns: Columns) -> tuple[Floats, Floats]:
     return np.stack([*plain, *(flag.astype(np.float64) for flag in flags), *waves, *ratios], axis=1), base
 
 
+def crowd(columns: Columns, base: Floats) -> Floats:
+    """The few features that say what a part of a GPU and its company add, shape (passes, features)."""
+    flags = (columns.last, columns.single, columns.fprop, columns.dgrad, columns.wgrad, columns.depthwise, columns.warm)
+    sizes = (columns.share, columns.others, np.log(base), np.log(columns.memory_ns / base), np.log(columns.nbytes))
+    return np.stack([*sizes, *(flag.astype(np.float64) for flag in flags)], axis=1)
+
+
 def _book(columns: Columns) -> tuple[list[Floats], Floats]:
     """Times of the ways cuDNN has, and the one it is likeliest to take."""
     peak = np.where(columns.half, _HALF, np.where(columns.single, _FP32, _TF32))
