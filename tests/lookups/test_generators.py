@@ -31,6 +31,8 @@ generators = st.builds(
     window=st.integers(1, MOST_ROWS),
     scatter=st.booleans(),
     seed=st.integers(-(2**70), 2**70),
+    long_bag=st.one_of(st.just(0), st.integers(1, 300)),
+    long_bag_at=st.floats(0, 1),
 )
 
 
@@ -159,6 +161,32 @@ def test_fixed_bags_of_a_whole_mean_are_all_equal() -> None:
     assert set(np.diff(Generator(rows=10, pooling=7.0).bags(100).offsets)) == {7}
 
 
+def test_one_bag_is_long_and_the_others_are_as_they_were() -> None:
+    usual = Generator(rows=1000, pooling=4.5, lengths="geometric", seed=3)
+    before = np.diff(usual.bags(50).offsets)
+    after = np.diff(replace(usual, long_bag=77, long_bag_at=0.5).bags(50).offsets)
+    place = int(np.argmax(after))
+    assert (place, after[place]) == (round(0.5 * 49), 77)
+    assert np.delete(after, place).tolist() == np.delete(before, place).tolist()
+
+
+def test_a_stream_without_a_long_bag_is_written_as_before_there_were_any() -> None:
+    assert Generator(rows=5, pooling=1.0).to_json() == (
+        '{"alpha":1.0,"kind":"uniform","lengths":"fixed","locality":0.0,"pooling":1.0,"rows":5,"scatter":true,"seed":0,'
+        '"shift":1.0,"version":1,"window":1024}'
+    )
+    assert '"long_bag":9' in Generator(rows=5, pooling=1.0, long_bag=9).to_json()
+
+
+@pytest.mark.parametrize("hot", [1, 7, 200])
+def test_hot_rows_share_their_odds_equally(hot: int) -> None:
+    stream = Generator(rows=50_000, pooling=100, kind="hot", alpha=3.0, shift=float(hot), scatter=False)
+    counts = np.bincount(stream.bags(2000).indices, minlength=50_000)
+    assert counts[:hot].sum() == pytest.approx(0.75 * 200_000, rel=0.01)
+    assert counts[:hot].max() < 1.3 * counts[:hot].min()
+    assert counts[hot:].max() < 20
+
+
 @pytest.mark.parametrize("locality", [0.0, 0.25, 0.5, 0.9])
 def test_the_share_that_repeats_is_not_distinct(locality: float) -> None:
     # Uniform over so many rows that chance repeats do not matter.
@@ -185,6 +213,7 @@ def test_repeats_come_from_the_window() -> None:
     [
         ("rows", 0), ("rows", MOST_ROWS + 1), ("pooling", -1.0), ("pooling", math.nan), ("lengths", "long"), ("kind", "normal"),
         ("alpha", 0.0), ("shift", -1.0), ("locality", 1.5), ("window", 0), ("version", 2),
+        ("long_bag", -1), ("long_bag_at", 1.5),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_named(field: str, value: object) -> None:

@@ -69,7 +69,9 @@ class Footprint:
         at = np.interp(np.log(inside), log_rows[kept], logs[kept])
         window = np.exp(at)
         gained = np.interp(at, logs, self._gains())  # distinct rows per further lookup
-        missed = gained * self.lookups if warm else inside + (self.lookups - window) * gained
+        missed = gained * self.lookups
+        if not warm:
+            missed = np.maximum(inside + (self.lookups - window) * gained, self.unique)
         enough = capacity >= self.unique
         found = np.where(enough, 0.0 if warm else self.unique, np.minimum(missed, self.lookups))
         return np.where(capacity < 1.0, self.lookups, found)

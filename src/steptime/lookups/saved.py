@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def _short(values: tuple[float, ...]) -> list[float]:
 def from_dict(values: Any, where: str = "Lookup statistics") -> TableStatistics:
     """The statistics that `to_dict` gave; `where` is said in errors."""
     if not isinstance(values, dict):
-        raise InputError(f"{where}: a {type(values).__name__}; expected a JSON object of lookup statistics.")
+        raise InputError(f"{where}: {type(values).__name__} found; expected a JSON object of lookup statistics.")
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
         raise InputError(f"{where}: schema_version is {version!r}; this release reads {SCHEMA_VERSION}.")
@@ -69,11 +70,17 @@ def from_dict(values: Any, where: str = "Lookup statistics") -> TableStatistics:
             f"{len(values['spectrum_lookups'])} of the spectrum; expected {len(windows)}, and two lists of one length."
         )
     lists = {name: tuple(map(float, values[name])) for name in (*_LISTS, *_ANY_LENGTH)}
-    counted = (values[name] for name in ("rows", "batch", "lookups", "unique"))
     return TableStatistics(
         table=values["table"],
         dim=values["dim"],
-        counted=Statistics(*counted, float(values["pooling_spread"]), lists["reuse"]),
+        counted=Statistics(
+            rows=values["rows"],
+            batch=values["batch"],
+            lookups=lookups,
+            unique=values["unique"],
+            pooling_spread=float(values["pooling_spread"]),
+            reuse=lists["reuse"],
+        ),
         lengths=Lengths(lists["lengths"]),
         hottest=tuple(map(int, lists["hottest"])),
         spectrum=Spectrum(lists["spectrum_rows"], lists["spectrum_lookups"]),
@@ -126,5 +133,5 @@ def read_json(path: Path) -> Any:
     try:
         raw = path.read_bytes()
         return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    except (OSError, ValueError, EOFError, RecursionError) as error:
+    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error}); expected lookup statistics saved by steptime.") from None

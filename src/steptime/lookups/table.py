@@ -19,7 +19,10 @@ from steptime.lookups.statistics import Statistics, check_range, check_vectors, 
 _DENSE_ROWS = 1 << 20
 """Up to so many rows an array of their counts is near enough to a core that counting beats sorting."""
 
-_BLOCK = 1 << 17
+_SHORT = 6
+"""Rows with up to so many lookups are counted without listing them."""
+
+_BLOCK = 1 << 16
 """Entries that are looked at at a time: a core's cache holds them."""
 
 
@@ -95,7 +98,7 @@ def tally_and_locality(indices: npt.NDArray[np.integer[Any]], rows: int) -> tupl
     narrow = narrowed(indices, rows)
     locality = locality_of(narrow, windows)
     narrow.sort()
-    return tallied(counts for _, counts in runs_of(narrow)), locality
+    return tally_of_runs(narrow), locality
 
 
 def is_dense(indices: npt.NDArray[np.integer[Any]], rows: int) -> bool:
@@ -127,6 +130,38 @@ def of_tallies(table: Table, tally: Tally, bags: Tally, locality: Floats) -> Tab
 def blocks(counts: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     """A long vector in parts."""
     yield from (counts[start : start + _BLOCK] for start in range(0, len(counts), _BLOCK))
+
+
+def tally_of_runs(ordered: npt.NDArray[Any]) -> Tally:
+    """How many rows have how many entries in a sorted vector, without a list of the many that have few.
+
+    Entries that equal the one k further on are as many as rows have beyond k each, so that second differences over k count
+    the rows with exactly k. Those beyond the last k are runs of their own, shorter by k.
+    """
+    lookups = len(ordered)
+    beyond = np.zeros(_SHORT + 2, dtype=np.int64)
+    beyond[0] = lookups
+    rest = [ordered[:0]]
+    for first in range(0, lookups, _BLOCK):
+        for k in range(1, _SHORT):
+            beyond[k] += np.count_nonzero(_repeats(ordered, first, k))
+        last = _repeats(ordered, first, _SHORT)
+        number = int(np.count_nonzero(last))
+        beyond[_SHORT] += number
+        here = ordered[first : first + len(last)]
+        rest.append(here if number == len(here) else here[last])
+    counts, rows = tallied(lengths for _, lengths in runs_of(np.concatenate(rest)))
+    beyond[-1] = beyond[-2] - rows.sum()
+    few = beyond[:-2] - 2 * beyond[1:-1] + beyond[2:]
+    found = np.flatnonzero(few)
+    return np.concatenate([found + 1, counts + _SHORT]), np.concatenate([few[found], rows])
+
+
+def _repeats(ordered: npt.NDArray[Any], first: int, distance: int) -> npt.NDArray[np.bool_]:
+    """Of a block, which entries equal the one so far behind them."""
+    end = max(first, min(first + _BLOCK, len(ordered) - distance))
+    found: npt.NDArray[np.bool_] = ordered[first:end] == ordered[first + distance : end + distance]
+    return found
 
 
 def runs_of(ordered: npt.NDArray[Any]) -> Iterator[tuple[Integers, Integers]]:
