@@ -194,6 +194,16 @@ def test_far_outside_time_grows_like_work_and_says_so(fitted: Matmul, dtype: str
     assert wider.time_ns / big.time_ns == pytest.approx(2, rel=0.1)
 
 
+@pytest.mark.parametrize("side", ["m", "n", "k", "batch"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_doubling_a_side_never_saves_more_than_a_tenth(fitted: Matmul, side: str, precision: str) -> None:
+    ladder = 64 * 2 ** np.arange(8)
+    columns: dict[str, object] = {name: np.full(8, 256) for name in ("m", "n", "k")}
+    columns |= {"batch": np.full(8, 4), "operation": "bmm", "precision": precision, side: ladder}
+    times = fitted.times_ns(columns)
+    assert (times[1:] > 0.9 * times[:-1]).all()
+
+
 def test_measured_products_are_inside(fitted: Matmul, rows: list[Row]) -> None:
     seen = [row.question for row in rows if row.split == FIT and row.question.share == 1]
     assert all(answer.inside for answer in fitted.answers(seen))
