@@ -14,10 +14,9 @@ from steptime.models.kernels.forms import text_array
 Floats = npt.NDArray[np.float64]
 
 _BETWEEN = "\n"  # between the kernels of one list, where lists are kept as text
-_NEAR, _SOFTENING = (
-    3,
-    0.3,
-)  # how many neighbours say a level, and the distance within which they count alike: chosen on validation
+# How many neighbours say a level (a measured call is there cold and warm), and the distance within which they count alike.
+_NEAR, _SOFTENING = 6, 0.3
+_TWIN, _TWIN_REACH = 0.9, 0.05  # how far a measured twin is believed, and the distance over which that fades
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,11 @@ class Near:
         near = self.found[call, 0]
         names = tuple(str(self.lists.kernels[near]).split(_BETWEEN))
         return names, self.lists.shares[near, : len(names)]
+
+    def twins(self) -> tuple[Floats, Floats]:
+        """What the nearest list of each call says, and how far to believe it: only where it lies at the very same place."""
+        belief: Floats = _TWIN * np.exp(-self.distances[:, 0] / _TWIN_REACH)
+        return self.lists.levels[self.found[:, 0]], belief
 
     def levels(self) -> Floats:
         """What the neighbours of each call say, the nearer the louder; 0 where there are none."""

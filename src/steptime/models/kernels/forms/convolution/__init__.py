@@ -41,6 +41,7 @@ _BLENDS: dict[str, dict[str, Any]] = {
 }
 _NEIGHBOURS = 0.2  # how much the nearest measured passes say about a dense one, chosen on validation rows
 _PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scatter too much to believe it whole
+_WARM_APART = 0.1  # how far apart the two cache states of one pass lie, beside logarithms of sizes
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
 
@@ -108,6 +109,9 @@ def _ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats, 
             ratios[here] = blends[name].values(features[here])
     known = (groups == _DENSE) & near.known
     ratios[known] += _NEIGHBOURS * (near.levels()[known] - ratios[known])
+    levels, belief = near.twins()
+    belief *= near.known & np.asarray([one.question.share == 1 for one in passes])
+    ratios += belief * (levels - ratios)
     return ratios
 
 
@@ -136,7 +140,9 @@ def _kind(one: Pass) -> str:
 
 def _place(passes: Sequence[Pass]) -> Floats:
     """Where a pass lies among those of its kind; what cuDNN's rules go by counts most."""
-    return np.array([_coordinates(one.layer) for one in passes], dtype=np.float64).reshape(len(passes), -1)
+    return np.array([(*_coordinates(one.layer), _WARM_APART * one.question.warm) for one in passes], dtype=np.float64).reshape(
+        len(passes), -1
+    )
 
 
 @lru_cache(maxsize=1 << 16)
@@ -146,7 +152,15 @@ def _coordinates(layer: Layer) -> tuple[float, ...]:
     few = 3.0 * (layer.inputs <= 4)  # images of three colours are padded
     sizes = (layer.batch, layer.inputs, layer.outputs, math.prod(layer.image), 4 * math.prod(layer.taps) - 3)
     strided = 2.0 * (math.prod(layer.stride) > 1)
-    return (*(math.log(size) for size in sizes), *aligned, few, strided, math.log(layer.groups))
+    # Filters and images that are not square, padding and dilation tell apart what is else of one size.
+    shapes = (
+        layer.taps[0] / layer.taps[1],
+        layer.image[0] / layer.image[1],
+        math.prod(layer.result),
+        math.prod(layer.dilation),
+    )
+    fine = (0.3 * math.log(ratio) for ratio in shapes)
+    return (*(math.log(size) for size in sizes), *aligned, few, strided, math.log(layer.groups), *fine)
 
 
 def fit(rows: Sequence[Row], seed: int) -> Convolution:
