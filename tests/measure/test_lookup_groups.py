@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from steptime.lookups.parametric import expected_statistics
 from steptime.measure.conditions import recipe
 from steptime.measure.group import Group
 from steptime.measure.lookups import IMPLEMENTATIONS, names, work
@@ -73,6 +74,30 @@ def test_orders_of_a_launch_have_the_same_tables() -> None:
         tables = tuple(zip(case.dims, case.generators, strict=True))
         same[case.batch, tuple(sorted(tables, key=repr))].add(tables)
     assert [len(orders) for orders in same.values()] == [5] * 40
+
+
+def forward_s(case: Case) -> float:
+    """A lower bound of the forward pass by bytes, with rates and cache sizes fitted to the broad sweep on an H200."""
+    table, tables = case.generators[0], len(case.dims)
+    row_bytes = 4 * case.dims[0]
+    whole = expected_statistics(table, case.batch).footprint
+    on_one_sm = expected_statistics(table, case.batch // 132).footprint
+    every = whole.lookups * row_bytes * tables
+    beyond_first = 132 * float(on_one_sm.misses(200e3 / row_bytes)) * row_bytes * tables
+    beyond_second = float(whole.misses(30e6 / tables / row_bytes)) * row_bytes * tables
+    bags = 0.9e-6 * table.pooling  # one lookup after the other
+    return bags + max(every / 14.5e12, beyond_first / 9.4e12, (beyond_second + 4 * case.outputs) / 3.8e12)
+
+
+def test_wide_series_should_differ_by_far_more_than_twice() -> None:
+    cases = whole("wide_series")
+    assert len({case.series for case in cases}) == 52
+    for first in range(0, len(cases), 6 * 5):
+        series = cases[first : first + 6]
+        assert len({case.series for case in series}) == 1
+        assert len({(case.batch, case.dims, tuple(case.rows)) for case in series}) == 1
+        times = [forward_s(case) for case in (series[0], series[-1])]
+        assert times[0] / times[1] > 2.5
 
 
 def test_sixteen_bit_rows_and_many_tables_are_what_they_say() -> None:
