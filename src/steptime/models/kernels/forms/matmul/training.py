@@ -33,7 +33,7 @@ class Schedule:
 
     epochs: int = 55
     batch: int = 128
-    further: int = 12  # epochs on all rows of a network that has seen four fifths of them
+    further: int = 30  # epochs on all rows of a network that has seen four fifths of them
     trees: int = 300
 
 
