@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,14 @@ _RECIPE = ("device", "driver", "torch", "cuda", "cudnn", "triton")
 
 
 def fit_kernels(
-    table: pa.Table, seed: int = 0, *, forms: Sequence[str] | None = None, said: Callable[[str], None] = lambda _: None
+    table: pa.Table,
+    seed: int = 0,
+    *,
+    forms: Sequence[str] | None = None,
+    said: Callable[[str], None] = lambda _: None,
+    executor: Executor | None = None,
 ) -> KernelModels:
-    """Fits every form to its families' rows; rows of the split `test` are never looked at."""
+    """Fits every form to its families' rows, side by side where there is an executor; `test` rows are never looked at."""
     if not table.num_rows:
         raise InputError("no kernel rows to fit; `steptime measure kernels` makes some")
     seen = [row for row in rows_of(table) if row.split != TEST]
@@ -32,12 +38,18 @@ def fit_kernels(
     for row in seen:
         if row.family in families():
             by_form[families()[row.family].form].append(row)
-    fitted: dict[str, Form] = {}
-    for form in sorted(by_form if forms is None else set(forms)):
+    asked = sorted(by_form if forms is None else set(forms), key=lambda form: -len(by_form[form]))
+    for form in asked:
         said(f"{form}: {len(by_form[form]):,} rows")
-        fitted[form] = maker(form).fit(by_form[form], seed)
+    each = map if executor is None else executor.map
+    made = each(_fit, asked, [by_form[form] for form in asked], [seed] * len(asked))
+    fitted: dict[str, Form] = dict(zip(asked, made, strict=True))
     kept = {form: by_form[form] for form in fitted}
     return KernelModels(fitted, _residuals(fitted, kept), _recipe(table, seen, seed))
+
+
+def _fit(form: str, rows: Sequence[Row], seed: int) -> Form:
+    return maker(form).fit(rows, seed)
 
 
 def _residuals(fitted: dict[str, Form], rows: dict[str, list[Row]]) -> Residuals:

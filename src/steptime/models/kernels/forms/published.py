@@ -29,6 +29,7 @@ _Array = npt.NDArray[np.float64]
 _TENSORS, _DIMENSIONS, _NUMBERS = 4, 5, 8
 _WIDTH, _LAYERS = 128, 3
 _CONSTANT = 1e-3
+_LARGEST = 1e6
 _EPOCHS, _BATCH, _RATE = 150, 512, 2e-3
 
 
@@ -191,5 +192,10 @@ def _numbers(question: Question) -> list[float]:
     found: list[float] = []
     for argument in question.call.args:
         every = argument if isinstance(argument, tuple) else (argument,)
-        found += [math.copysign(math.log1p(abs(one)), one) for one in every if isinstance(one, bool | int | float)]
+        found += [_told(float(one)) for one in every if isinstance(one, bool | int | float)]
     return (found + [0.0] * _NUMBERS)[:_NUMBERS]
+
+
+def _told(number: float) -> float:
+    """Its logarithm with its sign; masks are filled with infinities."""
+    return math.copysign(math.log1p(min(abs(number), _LARGEST)), number)

@@ -1,0 +1,48 @@
+"""How fast kernel models answer: a million matrix products, the calls of a whole step, and loading a device.
+
+A step's calls are those that a recorded step makes; asked again, as a search over plans does, they are known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from steptime.measurements.shipped import shipped
+from steptime.models.kernels.fitted import KernelModels
+from steptime.hardware.device import FOLDER
+from steptime.models.kernels.rows import rows_of
+from steptime.platforms.device import Device
+
+MILLION = 1_000_000
+REPEATS = 3
+
+
+def best_of(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def main() -> None:
+    load_s = best_of(lambda: KernelModels.load(FOLDER / "h200.npz"))
+    print(f"loading the models of a device: {1e3 * load_s:.1f} ms")
+    rows = [row for row in rows_of(shipped("kernels"), shares=[1]) if row.source != "sweep"]
+    for source in sorted({row.source for row in rows}):
+        questions = [row.question for row in rows if row.source == source]
+        device = Device.load("h200")
+        begun = time.perf_counter()
+        device.estimates(questions)
+        first_s = time.perf_counter() - begun
+        again_s = best_of(lambda device=device, questions=questions: device.estimates(questions))
+        print(f"{source}: {len(questions)} calls, first {1e3 * first_s:.1f} ms, again {1e3 * again_s:.2f} ms")
+
+
+if __name__ == "__main__":
+    np.seterr(all="raise", under="ignore")
+    main()

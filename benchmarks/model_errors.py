@@ -1,0 +1,57 @@
+"""The errors of the shipped models, as `steptime validate` finds them; `--docs` puts them into docs/models.md."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from steptime.validate.shipped import validated
+from steptime.validate.summary import Part, Validation
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def row(name: str, part: Part, baselines: list[str]) -> str:
+    one = part.summary
+    told = (one.gmae, one.mape, one.p90, one.max, one.interval_coverage, one.noise_floor)
+    beside = [percent(part.baselines[other].gmae if other in part.baselines else None) for other in baselines]
+    return " | ".join(["", name, f"{one.rows:,}", *map(percent, told), *beside, ""]).strip()
+
+
+def table(found: Validation) -> Iterator[str]:
+    many = len(found.whole.baselines) > 2
+    baselines = [] if many else list(found.whole.baselines)
+    heads = ["%", "rows", "GMAE", "MAPE", "p90", "max", "inside 90 %", "noise floor", *baselines]
+    yield "| " + " | ".join(heads) + " |"
+    yield "|" + "---|" * len(heads)
+    yield row("**all**", found.whole, baselines)
+    for name, part in found.parts.items():
+        yield row(name, part, baselines)
+    if many:
+        for name, one in found.whole.baselines.items():
+            yield row(f"instead: {name}", Part(one), [])
+    yield ""
+    for name, value in found.facts.items():
+        if "/" not in name:
+            yield f"- {name.replace('_', ' ')}: " + (f"{100 * value:.2f} %" if value < 2 else f"{value:,.0f}")
+
+
+def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for what in ("kernels", "device-time", "host"):
+        text = "\n".join(table(validated(what, "h200"))) + "\n"
+        print(f"== {what}\n{text}")
+        block = re.compile(rf"(<!-- {what} -->\n).*?(<!-- /{what} -->)", re.DOTALL)
+        page = block.sub(lambda found, text=text: found[1] + text + found[2], page)
+    if "--docs" in sys.argv[1:]:
+        PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
