@@ -41,6 +41,11 @@ def test_integers_stay_below_high(arena: Arena, dtype: str) -> None:
     assert set(tensor.tolist()) == set(range(7))
 
 
+def test_indices_in_order_count_and_begin_again_where_they_reach_the_end(arena: Arena) -> None:
+    tensor = first(Call("aten::relu.default", (TensorArg((5,), "int64", high=3, values="ordered"),)), arena)
+    assert tensor.tolist() == [0, 1, 2, 0, 1]
+
+
 def test_offsets_are_bags_of_equal_size(arena: Arena) -> None:
     tensor = first(Call("aten::relu.default", (TensorArg((4,), "int64", high=20, values="offsets"),)), arena)
     assert tensor.tolist() == [0, 5, 10, 15]

@@ -14,7 +14,7 @@ from steptime.graph.formats.execution_trace import read
 from steptime.graph.program import Program, Tensor, Value
 from steptime.measurements.shipped import FOLDER, shipped_programs
 from steptime.models.kernels import families
-from steptime.models.kernels.call import Call
+from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.from_ops import IssuedWork, questions_of
 from steptime.models.kernels.from_ops.declared import DECLARED
 from steptime.models.kernels.from_ops.overloads import overload_of, overloads_of
@@ -186,6 +186,24 @@ def test_what_indices_point_into_is_known_where_shapes_say_it() -> None:
     embedding, index = [work.question.call for work in trace.works() if work.question]
     assert [tensor.high for tensor in embedding.tensors()] == [0, 90]
     assert [tensor.values for tensor in index.tensors()] == ["normal", "lower_row", "lower_column"]
+
+
+def test_an_index_that_arange_made_counts_until_something_else_is_written_there() -> None:
+    trace = Trace()
+    table, index, values = gpu([8, 16], 1), gpu([4], 2, "long int"), gpu([8, 4], 3)
+    outer = trace.op("aten::arange", 4, 4, None, "cuda:0", False, outputs=(index,))
+    trace.op("aten::arange", 0, 4, 1, index, outputs=(index,), inside=outer)
+    trace.op("aten::view", index, [4], outputs=(index,))
+    trace.op("aten::index_select", table, 1, index, outputs=(values,))
+    trace.op("aten::index_add_", table, 1, index, values, 1, outputs=(table,))
+    trace.op("aten::argmax", values, 1, False, outputs=(index,))
+    trace.op("aten::index_select", table, 1, index, outputs=(values,))
+    calls = [work.question.call for work in trace.works() if work.question is not None and "index_" in work.name]
+    assert [(call.args[2].values, call.args[2].high) for call in calls if isinstance(call.args[2], TensorArg)] == [
+        ("ordered", 16),
+        ("ordered", 16),
+        ("normal", 16),
+    ]
 
 
 def test_an_input_is_warm_until_more_is_touched_than_the_cache_holds() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from steptime.errors import InputError
 from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.launches import Launch
 from steptime.models.kernels.launches.indexing import launches
 from steptime.models.kernels.launches.names import GATHER, MEMCPY, SCATTER_GATHER, SMALL_INDEX, STRIDED
 
@@ -64,6 +65,39 @@ def test_what_is_not_in_place_copies_first_and_values_with_holes_are_packed() ->
     plain = kernels(put("aten::index_put_.default", 100, 50))
     assert kernels(put("aten::index_put.default", 100, 50)) == [MEMCPY, *plain]
     assert Counter(kernels(put("aten::index_put_.default", 100, 50, strides=(100, 1)))) - Counter(plain) == Counter([STRIDED])
+
+
+@given(st.integers(17, 512), st.integers(513, 2000), st.sampled_from(["float32", "bfloat16"]))
+def test_an_index_that_counts_meets_each_place_once_and_fewer_sectors(asked: int, length: int, dtype: str) -> None:
+    def added(values: str) -> Launch:
+        index = TensorArg((asked,), "int64", high=length, values=values)
+        table, source = TensorArg((4, 64, length), dtype), TensorArg((4, 64, asked), dtype)
+        return launches(Call("aten::index_add_.default", (table, 2, index, source)))[0]
+
+    counted, drawn = added("ordered"), added("normal")
+    assert counted.kernel == drawn.kernel
+    assert counted.facts["reuse"] == 1.0 <= drawn.facts["reuse"]
+    assert counted.writes[0].numel == counted.elements
+    sectors = [launch.grids[1][0] for launch in (counted, drawn)]
+    assert sectors[1] / sectors[0] == pytest.approx(32 // (4 if dtype == "float32" else 2))
+
+
+def test_single_elements_added_at_random_meet_whole_sectors() -> None:
+    index = indices(512, 1023)
+    (launch,) = launches(Call("aten::index_add_.default", (TensorArg((64, 1023)), 1, index, TensorArg((64, 512)))))
+    # 128 sectors of 8 elements, each met with probability 1 - exp(-4).
+    assert 0.95 * 64 * 1023 < launch.writes[0].numel <= 64 * 1023
+    (rows,) = launches(Call("aten::index_add_.default", (TensorArg((1023, 64)), 0, index, TensorArg((512, 64)))))
+    assert rows.writes[0].numel < 0.5 * 64 * 1023
+
+
+@given(st.integers(17, 100_000), st.integers(1, 512))
+def test_threads_that_add_walk_on_once_every_sm_has_its_blocks(asked: int, columns: int) -> None:
+    table, source = TensorArg((1000, columns)), TensorArg((asked, columns))
+    (launch,) = launches(Call("aten::index_add_.default", (table, 0, indices(asked, 1000), source)))
+    blocks, serial = launch.grids[2]
+    assert blocks <= 8 * 132
+    assert 128 * blocks * (serial - 1) < asked * columns <= 128 * blocks * serial
 
 
 @pytest.mark.parametrize("places", [(), (None,), 3])

@@ -162,6 +162,9 @@ def _drawn(tensor: TensorArg, dtype: torch.dtype, count: int, device: torch.devi
         # Bags of equal size; `high` is how many indices they share.
         each = max(1, tensor.high // count)
         return torch.arange(0, count * each, each, dtype=torch.int64, device=device).to(dtype)
+    if tensor.values == "ordered":
+        counted = torch.arange(count, dtype=torch.int64, device=device)
+        return (counted % (tensor.high or _DEFAULT_HIGH)).to(dtype)
     if tensor.values in _BELOW_DIAGONAL:
         places = torch.tril_indices(tensor.high, tensor.high, -1, device=device)
         return places[_BELOW_DIAGONAL.index(tensor.values)].to(dtype)

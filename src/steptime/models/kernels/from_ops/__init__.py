@@ -17,6 +17,7 @@ from steptime.graph.program import Program, Signature, Tensor, WorkKind
 from steptime.models.kernels.from_ops.arguments import is_sparse, on_device, tensors_in
 from steptime.models.kernels.from_ops.caches import Touched
 from steptime.models.kernels.from_ops.names import Role, role_of
+from steptime.models.kernels.from_ops.ordered import Ordered
 from steptime.models.kernels.from_ops.resolved import Resolved, resolved
 from steptime.models.kernels.question import Question
 
@@ -77,6 +78,7 @@ class _Walk:
         launching = works.call[(works.kind == WorkKind.COLLECTIVE) & (works.call >= 0)]
         self._collectives = set(program.calls.op[launching].tolist())
         self._touched = Touched()
+        self._ordered = Ordered()
         self._found: list[_Found] = []
 
     def works(self) -> list[IssuedWork]:
@@ -103,6 +105,7 @@ class _Walk:
                 closed[row] = 1
             elif role == Role.OPEN and not self._sparse(row):
                 open_ops.append(row)
+                self._ordered.write(name, tensors_in(self._signature(row).outputs))
             elif role == Role.LAUNCHES and not self._sparse(row):
                 closed[row] = self._launches(row, open_ops)
             elif role != Role.COMPOSITE:
@@ -117,7 +120,8 @@ class _Walk:
         every = [*tensors_in(signature.inputs), *tensors_in(signature.outputs)]
         if not any(map(on_device, every)):
             return True
-        call = resolved(self._names[row], signature.inputs)
+        name = self._names[row]
+        call = resolved(name, signature.inputs, ordered=self._ordered.index_of(name, signature.inputs))
         if call is None:
             open_ops.append(row)
             return False
@@ -139,6 +143,7 @@ class _Walk:
                     self._touched.write(tensors_in((value,)))
         self._touched.read(tensors_in(signature.inputs))
         self._touched.write(tensors_in(signature.outputs))
+        self._ordered.write(self._names[found.op], tensors_in(signature.outputs))
         self._found.append(found)
 
     def _launching(self, open_ops: list[int]) -> list[int]:

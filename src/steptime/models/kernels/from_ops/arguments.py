@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from steptime.graph.program import Tensor, Value
@@ -28,8 +29,11 @@ _WRAPPED: dict[str, float | int | bool] = {"float64": 1.0, "int64": 1, "bool": T
 _TAKE_HOST_TENSORS = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_", "aten::_scaled_dot_product")
 _OF_PROBABILITIES = ("aten::binary_cross_entropy", "aten::bernoulli", "aten::multinomial")
 Named = tuple[tuple[str, Argument], ...]
-_ALONG_A_DIMENSION = frozenset(
-    f"aten::{name}" for name in ("index_select", "gather", "scatter", "scatter_add", "index_add", "scatter_", "scatter_add_")
+# Ops that index along one dimension, and where they take the index.
+INDEX_PLACE = 2
+ALONG_A_DIMENSION = frozenset(
+    f"aten::{name}"
+    for name in ("index_select", "gather", "scatter", "scatter_add", "index_add", "scatter_", "scatter_add_", "index_add_")
 )
 
 
@@ -52,8 +56,11 @@ def tensors_in(values: Sequence[Value]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def call_arguments(overload: Overload, values: Sequence[Value]) -> tuple[tuple[Argument, ...], Named]:
-    """Positional and named arguments, defaults left out as PyTorch's dispatcher leaves them out."""
+def call_arguments(overload: Overload, values: Sequence[Value], *, ordered: bool = False) -> tuple[tuple[Argument, ...], Named]:
+    """Positional and named arguments, defaults left out as PyTorch's dispatcher leaves them out.
+
+    `ordered` says that the index along a dimension counts.
+    """
     positional: list[Argument] = []
     kept = 0
     named: list[tuple[str, Argument]] = []
@@ -63,7 +70,10 @@ def call_arguments(overload: Overload, values: Sequence[Value]) -> tuple[tuple[A
             if given and parameter.type != "generator":
                 named.append((parameter.name, _argument(value, parameter, overload, values, place)))
             continue
-        positional.append(_argument(value, parameter, overload, values, place))
+        found = _argument(value, parameter, overload, values, place)
+        if ordered and place == INDEX_PLACE and isinstance(found, TensorArg):
+            found = replace(found, values="ordered")
+        positional.append(found)
         kept = len(positional) if given else kept
     return tuple(positional[:kept]), tuple(sorted(named, key=lambda item: item[0]))
 
@@ -129,7 +139,7 @@ def _integers(tensor: Tensor, op: str, values: Sequence[Value], place: int) -> t
         return "normal", _size(values[0], 0)
     if op == "aten::embedding_dense_backward" and place == 1:
         return "normal", values[2] if isinstance(values[2], int) else 0
-    if op in _ALONG_A_DIMENSION and place == 2:
+    if op in ALONG_A_DIMENSION and place == INDEX_PLACE:
         return "normal", _size(values[0], values[1]) or 1
     if op.startswith("aten::nll_loss") and tensor.shape:
         classes = values[1] if op.endswith("_backward") else values[0]

@@ -39,13 +39,16 @@ class Resolved:
 _kept: dict[object, Resolved | None] = {}
 
 
-def resolved(name: str, values: Sequence[Value]) -> Resolved | None:
-    """The call that an op with these arguments is; None where no known overload takes them."""
-    key = (name, *map(_plain, values))
+def resolved(name: str, values: Sequence[Value], *, ordered: bool = False) -> Resolved | None:
+    """The call that an op with these arguments is; None where no known overload takes them.
+
+    `ordered` says that the index along a dimension counts.
+    """
+    key = (name, ordered, *map(_plain, values))
     if key in _kept:
         return _kept[key]
     overload = overload_of(name, values)
-    found = None if overload is None else Resolved(overload, *call_arguments(overload, values))
+    found = None if overload is None else Resolved(overload, *call_arguments(overload, values, ordered=ordered))
     if len(_kept) >= _MOST:
         _kept.clear()
     _kept[key] = found

@@ -21,8 +21,11 @@ from steptime.models.kernels.launches.gathering import (
     touched,
 )
 from steptime.models.kernels.launches.names import INDEXED, SCATTER_GATHER
+from steptime.models.kernels.launches.reduce import SMS
 
 _FEW = 16  # indices up to which ATen's index_add has a kernel of its own
+# Of ATen's index_add: threads of a block, and blocks at most, which then walk on: 8 for each SM.
+_THREADS, _MOST_BLOCKS = 128, 8 * SMS
 _SECTOR_BYTES, _WARP = 32, 32
 
 
@@ -108,27 +111,52 @@ def _index_add(copied: bool) -> Callable[[Call], list[Launch]]:
     def rules(call: Call) -> list[Launch]:
         x, values = _matrix(call, 0), tensor(call, 3)
         before = [memcpy(x, fresh(x.shape, x.dtype))] if copied else []
-        return [*before, _added(x, integer(call, 1) % len(x.shape), tensor(call, 2), values)]
+        return [*before, _added(x, integer(call, 1) % len(x.shape), tensor(call, 2), values, ordered=_ordered(call, 2))]
 
     return rules
 
 
-def _added(x: Operand, axis: int, index: Operand, values: Operand) -> Launch:
-    """Values added at an index along one axis, atomically: neighbours along later axes share a sector, others do not."""
-    length, columns = x.shape[axis], math.prod(x.shape[axis + 1 :])
-    met = max(1, int(distinct_rows(length, index.numel)))
-    rows = fresh((met, x.numel // length), x.dtype)
+def _ordered(call: Call, place: int) -> bool:
+    given = value(call, place)
+    return isinstance(given, TensorArg) and given.values == "ordered"
+
+
+def _added(x: Operand, axis: int, index: Operand, values: Operand, *, ordered: bool) -> Launch:
+    """Values added at an index along one axis, atomically: neighbours along later axes share a sector, others do not.
+
+    An index that counts meets every row once, and its rows lie side by side.
+    """
+    length, asked = x.shape[axis], index.numel
+    columns = math.prod(x.shape[axis + 1 :])
+    met = max(1, min(length, asked) if ordered else int(distinct_rows(length, asked)))
+    beside = columns * met if ordered else columns
+    rows = _met_rows(x, axis, met, asked, ordered=ordered)
     facts = {
-        "rows": index.numel,
-        "columns": columns,
+        "rows": asked,
+        "columns": beside,
         "table_rows": length,
-        "reuse": index.numel / met,
+        "reuse": asked / met,
         "footprint_bytes": x.nbytes,
     }
-    sectors = values.numel / max(1, min(columns, _SECTOR_BYTES // x.item_bytes))
-    grids = ((values.numel / 512, 1.0), (sectors / _WARP, 1.0))
-    kernel = "indexFuncLargeIndex" if index.numel > _FEW else "indexFuncSmallIndex"
+    sectors = values.numel / max(1, min(beside, _SECTOR_BYTES // x.item_bytes))
+    blocks = min(math.ceil(values.numel / _THREADS), _MOST_BLOCKS)
+    grids = (
+        (values.numel / 512, 1.0),
+        (sectors / _WARP, 1.0),
+        (float(blocks), float(math.ceil(values.numel / (blocks * _THREADS)))),
+    )
+    kernel = "indexFuncLargeIndex" if asked > _FEW else "indexFuncSmallIndex"
     return Launch(kernel, values.numel, (values, index, rows), (rows,), facts, grids, "", x.dtype)
+
+
+def _met_rows(x: Operand, axis: int, met: int, asked: int, *, ordered: bool) -> Operand:
+    """What of a tensor is read and written where rows along an axis are met: sectors, where a row is shorter than one."""
+    length = x.shape[axis]
+    others, of_sector = x.numel // length, _SECTOR_BYTES // (x.item_bytes * math.prod(x.shape[axis + 1 :]))
+    if ordered or of_sector < 2:
+        return fresh((met, others), x.dtype)
+    sectors = math.ceil(length / of_sector)
+    return fresh((min(length, max(1, int(of_sector * distinct_rows(sectors, asked)))), others), x.dtype)
 
 
 def _label_facts(x: Operand, index: Operand) -> dict[str, float]:

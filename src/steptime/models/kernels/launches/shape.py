@@ -30,6 +30,8 @@ def _joined(call: Call) -> list[Launch]:
     parts = tensor_list(call, 0)
     if not parts:
         raise InputError(f"{call.op}: an empty list, expected at least one tensor")
+    if len(parts) == 1:
+        return copies(fresh(parts[0].shape, parts[0].dtype), parts[0])
     axis = integer(call, 1, 0) % (len(parts[0].shape) + (base_name(call.op) == "stack"))
     item = parts[0].item_bytes
     # What of each part lies in one piece in the result.
