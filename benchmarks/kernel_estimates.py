@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from steptime.hardware.device import FOLDER
 from steptime.measurements.shipped import shipped
 from steptime.models.kernels.fitted import KernelModels
-from steptime.hardware.device import FOLDER
 from steptime.models.kernels.rows import rows_of
 from steptime.platforms.device import Device
 
