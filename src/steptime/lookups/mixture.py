@@ -7,6 +7,7 @@ maximisation; Laird, 1978), the rows that were not looked up included.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,14 +22,20 @@ _SURE = 64
 _RATES = np.concatenate([2.0 ** np.arange(-13, 3, 0.5), 2.0 ** np.arange(3, 7.3, 0.25)])
 """Lookups per batch of the rows whose rates are sought; they end above `_SURE`."""
 
-_UNSEEN = 1024
-"""Rows that were not looked up count up to so many times those that were: of more, a batch meets none twice anyway."""
+_UNSEEN = 128
+"""Rows that were not looked up count up to so many times those that were: more tell little and slow the search down. Chosen, as
+the rounds below, by the errors that benchmarks/lookup_scaling.py prints."""
 
-_ROUNDS, _PLAIN_ROUNDS = 150, 30
+_ROUNDS, _PLAIN_ROUNDS = 300, 30
 
 _BURSTS = (1.5, 2.2, 3.3, 5.0, 8.0)
+"""Tried in this order: the smallest that explains the footprint counts."""
+
+_NEAR = 0.005
+"""As near to the footprint as this is explained."""
+
 _SAME = 0.02
-"""Half a batch whose distinct rows are foretold to this part shows no bursts."""
+"""Half a batch whose distinct rows are foretold to this part, or to twice what chance does to them, shows no bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,9 @@ class Mixture:
         return found
 
     def half(self) -> float:
-        """Distinct rows in half the batch."""
-        return float(self.distinct(np.array([0.5]))[0])
+        """Distinct rows in half the batch over those in all of it."""
+        half, whole = self.distinct(np.array([0.5, 1.0]))
+        return float(half / whole)
 
     def spectrum(self, factor: float) -> Spectrum:
         """Of a batch with so many times the lookups."""
@@ -84,14 +92,16 @@ def fitted(spectrum: Spectrum, footprint: Footprint, rows: int) -> Mixture:
 
     Bursts are as large as it takes for half the batch to have the distinct rows that its footprint says.
     """
-    half = float(footprint.distinct(spectrum.total / 2))
+    half = float(footprint.distinct(spectrum.total / 2)) / footprint.unique
     mixture = _of_burst(spectrum, rows, 1.0)
     low, over = 1.0, mixture.half() / half - 1  # how far the rows of half a batch are off
-    if over < _SAME:
+    if over < max(_SAME, 2 / math.sqrt(spectrum.unique)):
         return mixture
     for high in _BURSTS:
         mixture = _of_burst(spectrum, rows, high)
         under = mixture.half() / half - 1
+        if 0 <= under < _NEAR:
+            return mixture
         if under < 0:
             return _of_burst(spectrum, rows, low * (high / low) ** (over / (over - under)))
         low, over = high, under

@@ -3,11 +3,16 @@
 A smaller batch is a window of the larger one: its distinct rows are read off the footprint. What a larger one meets that
 this batch did not is an estimate from how many rows it met once, twice and so on (`mixture`).
 
-Errors against drawn batches, from a batch of 4096 (eight kinds of streams, uniform to power 5, locality up to 0.8): distinct
-rows of 1/16 and 1/4 of it within 1.4 % (given its lookups); of 4 times within 2 %, of 16 times within 16 %. Bins of the reuse
-histogram within 0.06 from 1/16 to 4 times the batch. Where lookups repeat others over windows as long as a good part of the
-batch (3,000 of 82,000) they do not hold: 4 times the batch is 31 % short of distinct rows, and bins are off by up to 0.4. Hit
-rates of caches of 3 % to 30 % of the distinct rows stay within 0.05 everywhere.
+Errors against drawn batches, from a batch of 4096 (benchmarks/lookup_scaling.py; median and worst over tables):
+
+| batch | distinct rows, like production's | independent lookups | local ones | reuse bins | hit rates |
+|---|---|---|---|---|---|
+| x 1/16 | 0.6, 2.9 % | 1.0, 7.1 % | 0.8, 6.7 % | 0.005, 0.02 (local 0.07, 0.48) | 0.006, 0.03 |
+| x 1/4 | 0.3, 4.1 % | 0.4, 4.0 % | 0.3, 5.9 % | 0.004, 0.02 (local 0.03, 0.15) | 0.003, 0.02 |
+| x 4 | 1.0, 3.3 % | 0.6, 1.8 % | 2.5, 40 % | 0.02, 0.06 (local 0.04, 0.25) | 0.003, 0.02 |
+| x 16 | 5.9, 14 % | 7.4, 16 % | 13, 73 % | 0.08, 0.15 (local 0.10, 0.58) | 0.006, 0.14 |
+
+The worst are all of one kind: 80 % of lookups repeat one of the last 4,000 draws, over a quarter of the batch they come from.
 """
 
 from __future__ import annotations
