@@ -12,7 +12,8 @@ Errors against drawn batches, from a batch of 4096 (benchmarks/lookup_scaling.py
 | x 4 | 1.0, 3.3 % | 0.6, 1.8 % | 2.5, 40 % | 0.02, 0.06 (local 0.04, 0.25) | 0.003, 0.02 |
 | x 16 | 5.9, 14 % | 7.4, 16 % | 13, 73 % | 0.08, 0.15 (local 0.10, 0.58) | 0.006, 0.14 |
 
-The worst are all of one kind: 80 % of lookups repeat one of the last 4,000 draws, over a quarter of the batch they come from.
+The worst of larger batches, and of bins, are those where 80 % of lookups repeat one of the last 4,000 draws, over a quarter of
+the batch they come from: rows that were repeated then look like rows that are popular.
 """
 
 from __future__ import annotations
