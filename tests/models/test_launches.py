@@ -100,6 +100,26 @@ def test_operands_of_two_dtypes_are_unrolled_and_strided_ones_are_neither() -> N
     assert pointwise((full, turned), full).kernel == STRIDED
 
 
+def test_threads_less_than_a_line_apart_go_another_way_than_those_further() -> None:
+    shape = (256, 8, 128)
+    full = fresh(shape, "float32")
+    near, far = (type(full)(shape, "float32", strides) for strides in ((1024, 1, 8), (1, 32_768, 256)))
+    assert pointwise((full, near), full, existing=True).path == "transposed-near"
+    assert pointwise((full, far), full, existing=True).path == "transposed"
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("float32", 2), ("int64", 2), ("bfloat16", 4), ("bool", 4)])
+def test_a_thread_takes_two_strided_elements_or_four_short_ones(dtype: str, each: int) -> None:
+    turned = type(fresh((), dtype))((512, 512), dtype, (1, 512))
+    launch = pointwise((fresh((512, 512), dtype), turned), fresh((512, 512), dtype))
+    assert launch.grids[0] == (512 * 512 / (128 * each), each)
+
+
+def test_joining_one_tensor_copies_it() -> None:
+    assert kernels(Call("aten::cat.default", ((TensorArg((64, 48)),), 1))) == [MEMCPY]
+    assert kernels(Call("aten::cat.default", ((TensorArg((64, 48), "float32", (1, 64)),), 1))) == [STRIDED]
+
+
 def test_dense_bytes_are_copied_by_the_driver_and_narrowing_is_vectorised() -> None:
     full, half = fresh((64, 48), "float32"), fresh((64, 48), "bfloat16")
     assert [one.kernel for one in copies(full, full)] == [MEMCPY]

@@ -9,10 +9,11 @@ from steptime.models.kernels.launches import Launch, Operand
 from steptime.models.kernels.launches.iteration import Iteration, iterate
 from steptime.models.kernels.launches.names import STRIDED, UNROLLED, VECTORIZED
 
-# Bytes of a sector, the least that is moved between L2 and an SM.
-_SECTOR_BYTES = 32
-# Elements of a block: 128 threads of 8 each, or of 4 one after the other in the strided kernel (ATen's launch code).
-_BLOCK, _STRIDED_BLOCK, _STRIDED_EACH, _THREADS = 1024, 512, 4, 128
+# Bytes of a sector, the least that is moved between L2 and an SM, and of a line, for which an SM asks at once.
+_SECTOR_BYTES, _LINE_BYTES = 32, 128
+# Elements of a block: 128 threads of 8 each. In the strided kernel a thread takes 2 one after the other, or 4 of less than
+# four bytes (ATen's launch code; the names of measured kernels say the same).
+_BLOCK, _THREADS, _STRIDED_EACH, _STRIDED_EACH_SHORT, _FULL_BYTES = 1024, 128, 2, 4, 4
 
 
 def pointwise(
@@ -43,9 +44,8 @@ def pointwise(
     }
     if not flat:
         facts.update(_strided_facts(walk, inputs, items, elements, existing))
-    return Launch(
-        kernel, elements, tuple(inputs), (output,), facts, _grids(kernel, elements), _path(kernel, facts, casts, tag), tag
-    )
+    grids = _strided_grids(items[0], elements) if kernel == STRIDED else ((elements / _BLOCK, 1.0),)
+    return Launch(kernel, elements, tuple(inputs), (output,), facts, grids, _path(kernel, facts, casts, tag), tag)
 
 
 def fill(output: Operand, *, tag: str = "", existing: bool = False) -> Launch:
@@ -70,22 +70,23 @@ def _strided_facts(
     if not existing:
         inner[0] = 1.0
     far = [stride for stride in inner[1:] if stride > 1]
+    apart = max(stride * item for stride, item in zip(inner, items, strict=True))
     waste = [min(stride * item, _SECTOR_BYTES) / item for stride, item in zip(inner, items, strict=True) if stride]
     return {
         "output_stride": inner[0],
         "input_stride": max(far, default=0.0),
         "broadcast_inputs": sum(one.distinct < elements for one in inputs),
+        "line_share": min(1.0, apart / _LINE_BYTES),
         "sector_waste": max(1.0, *waste) if walk.sizes[0] > 1 and waste else 1.0,
         "size_2": walk.sizes[2] if len(walk.sizes) > 2 else 1,
         "next_stride_bytes": min((own[1] for own in walk.strides if len(own) > 1 and own[1] > 0), default=0),
     }
 
 
-def _grids(kernel: str, elements: int) -> tuple[tuple[float, float], ...]:
-    if kernel != STRIDED:
-        return ((elements / _BLOCK, 1.0),)
-    each = min(_STRIDED_EACH, math.ceil(elements / _THREADS))
-    return ((elements / _STRIDED_BLOCK, each), (elements / _STRIDED_BLOCK, 1.0))
+def _strided_grids(item_bytes: int, elements: int) -> tuple[tuple[float, float], ...]:
+    each = _STRIDED_EACH if item_bytes >= _FULL_BYTES else _STRIDED_EACH_SHORT
+    blocks = elements / (_THREADS * each)
+    return ((blocks, float(min(each, math.ceil(elements / _THREADS)))), (blocks, 1.0))
 
 
 def _path(kernel: str, facts: dict[str, float], casts: bool, tag: str) -> str:
@@ -94,5 +95,7 @@ def _path(kernel: str, facts: dict[str, float], casts: bool, tag: str) -> str:
     if kernel != STRIDED:
         return ""
     crossed = facts.get("input_stride", 0) > 1 or facts.get("output_stride", 1) > 1
-    way = "transposed" if crossed else "broadcast" if facts.get("broadcast_inputs") else "sliced"
+    # Threads side by side that are not a whole line apart share what they ask for.
+    near = "-near" if facts.get("line_share", 1.0) < 1 else ""
+    way = f"transposed{near}" if crossed else "broadcast" if facts.get("broadcast_inputs") else "sliced"
     return way + ("-cast" if casts else "")
