@@ -55,7 +55,8 @@ def print_validation(console: Console, found: Validation) -> None:
     heads = (*_HEADS, *(f"GMAE of\n{name}" for name in beside))
     rows = [_row("all", found.whole, beside), *(_row(name, part, beside) for name, part in found.parts.items())]
     print_section(console, "Errors", "predicted against measured; GMAE is a geometric mean")
-    print_numbers(console, heads, rows)
+    said = [place for place in range(len(heads)) if place == 0 or any(row[place] for row in rows)]
+    print_numbers(console, [heads[place] for place in said], [[row[place] for place in said] for row in rows])
     if not beside and baselines:
         print_section(console, "Instead", "other forms on the same cases")
         others = [(name, Part(one)) for name, one in found.whole.baselines.items()]
