@@ -64,7 +64,7 @@ class Device:
         answer = answered.answer
         if answer is None:
             return self._fallback(question, answered)
-        quantiles = self.models.residuals.of_answer(answered.family, answer.time_ns)
+        quantiles = self.models.residuals.of_answer(answered.family, answer.time_ns, self.limits.share)
         low, high = (answer.time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
         estimate = Estimate(answer.time_ns, min(low, answer.time_ns), max(high, answer.time_ns), Source.FITTED, answer.inside)
         return KernelEstimate(estimate, answer.launches, answered.family)

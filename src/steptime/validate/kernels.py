@@ -125,7 +125,7 @@ def _case(row: Row, answered: Answered, models: KernelModels) -> Case:
     if answered.answer is None:
         return Case(_name(row), math.nan, measured)
     predicted = answered.answer.time_ns
-    quantiles = models.residuals.of_answer(row.family, predicted)
+    quantiles = models.residuals.of_answer(row.family, predicted, row.question.share)
     log = math.log(measured / predicted)
     covered = bool(quantiles[0] <= log <= quantiles[-1])
     return Case(_name(row), predicted, measured, row.spread, covered, repeat_errors(row.times_ns))

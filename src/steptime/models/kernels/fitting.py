@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from steptime.errors import InputError
 from steptime.models.kernels import families
 from steptime.models.kernels.fitted import KernelModels
 from steptime.models.kernels.forms import Form, maker
-from steptime.models.kernels.residuals import Residuals
-from steptime.models.kernels.rows import TEST, VALIDATION, Row, of, rows_of
+from steptime.models.kernels.residuals import Residuals, group_of
+from steptime.models.kernels.rows import FIT, TEST, VALIDATION, Row, of, rows_of
 
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "cudnn", "triton")
@@ -42,28 +43,25 @@ def fit_kernels(
     for form in asked:
         said(f"{form}: {len(by_form[form]):,} rows")
     each = map if executor is None else executor.map
-    made = each(_fit, asked, [by_form[form] for form in asked], [seed] * len(asked))
-    fitted: dict[str, Form] = dict(zip(asked, made, strict=True))
-    kept = {form: by_form[form] for form in fitted}
-    return KernelModels(fitted, _residuals(fitted, kept), _recipe(table, seen, seed))
+    made = list(each(_fit, asked, [by_form[form] for form in asked], [seed] * len(asked)))
+    groups, predicted, measured = (list(chain.from_iterable(part)) for part in zip(*(seen for _, seen in made), strict=True))
+    residuals = Residuals.of(groups, np.asarray(predicted), np.asarray(measured))
+    return KernelModels({form: one for form, (one, _) in zip(asked, made, strict=True)}, residuals, _recipe(table, seen, seed))
 
 
-def _fit(form: str, rows: Sequence[Row], seed: int) -> Form:
-    return maker(form).fit(rows, seed)
+# Of validation rows: the group of each, what a model that was not fitted to it predicts, what was measured.
+_Seen = tuple[list[str], list[float], list[float]]
 
 
-def _residuals(fitted: dict[str, Form], rows: dict[str, list[Row]]) -> Residuals:
-    """Of the validation rows: the forms were chosen on them, not fitted to them."""
-    names: list[str] = []
-    predicted: list[float] = []
-    measured: list[float] = []
-    for form, some in rows.items():
-        asked = of(some, VALIDATION)
-        for row, answer in zip(asked, fitted[form].answers([row.question for row in asked]), strict=True):
-            names.append(row.family)
-            predicted.append(answer.time_ns)
-            measured.append(row.time_ns)
-    return Residuals.of(names, np.asarray(predicted), np.asarray(measured))
+def _fit(form: str, rows: Sequence[Row], seed: int) -> tuple[Form, _Seen]:
+    """The form, and how it does on validation rows; one that learns from those as well is fitted without them for that."""
+    module = maker(form)
+    fitted = module.fit(rows, seed)
+    apart = module.fit(of(rows, FIT), seed) if getattr(module, "LEARNS_FROM_VALIDATION", False) else fitted
+    asked = of(rows, VALIDATION)
+    answers = apart.answers([row.question for row in asked])
+    groups = [group_of(row.family, row.question.share) for row in asked]
+    return fitted, (groups, [answer.time_ns for answer in answers], [row.time_ns for row in asked])
 
 
 def _recipe(table: pa.Table, rows: Sequence[Row], seed: int) -> dict[str, Any]:

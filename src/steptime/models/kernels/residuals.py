@@ -20,19 +20,19 @@ _LEAST = 40
 
 @dataclass(frozen=True)
 class Residuals:
-    """Quantiles of ln(measured / predicted), per family and size."""
+    """Quantiles of ln(measured / predicted), per group (a family on whole GPUs, or on parts of one) and size."""
 
     quantiles: dict[tuple[str, int], npt.NDArray[np.float64]]
     every: npt.NDArray[np.float64]  # of all families: what a family without rows gets
 
     @classmethod
     def of(
-        cls, families: Sequence[str], predicted_ns: npt.NDArray[np.float64], measured_ns: npt.NDArray[np.float64]
+        cls, groups: Sequence[str], predicted_ns: npt.NDArray[np.float64], measured_ns: npt.NDArray[np.float64]
     ) -> Residuals:
-        """From rows of the split `validation`."""
+        """From rows of the split `validation`, as a model predicts them that was not fitted to them."""
         logs = np.log(measured_ns / predicted_ns)
         places: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for place, (family, time_ns) in enumerate(zip(families, predicted_ns, strict=True)):
+        for place, (family, time_ns) in enumerate(zip(groups, predicted_ns, strict=True)):
             places[family, size_of(float(time_ns))].append(place)
             places[family, -1].append(place)
         found = {}
@@ -41,10 +41,11 @@ class Residuals:
             found[family, size] = np.quantile(logs[used], LEVELS)
         return cls(found, np.quantile(logs, LEVELS))
 
-    def of_answer(self, family: str, time_ns: float) -> npt.NDArray[np.float64]:
+    def of_answer(self, family: str, time_ns: float, share: int = 1) -> npt.NDArray[np.float64]:
         """The quantiles that belong to a prediction."""
-        found = self.quantiles.get((family, size_of(time_ns)))
-        return self.quantiles.get((family, -1), self.every) if found is None else found
+        group = group_of(family, share)
+        found = self.quantiles.get((group, size_of(time_ns)))
+        return self.quantiles.get((group, -1), self.every) if found is None else found
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
@@ -61,6 +62,11 @@ class Residuals:
         """The residuals that `arrays` were taken from."""
         keys = zip(arrays["families"].tolist(), arrays["sizes"].tolist(), strict=True)
         return cls(dict(zip(keys, arrays["quantiles"], strict=True)), arrays["every"])
+
+
+def group_of(family: str, share: int) -> str:
+    """Ranks on parts of a GPU disturb each other: their times are known less well."""
+    return family if share == 1 else f"{family}, parts"
 
 
 def size_of(time_ns: float) -> int:

@@ -33,10 +33,10 @@ class Form(Protocol):
 
 
 class Maker(Protocol):
-    """The module of a form."""
+    """The module of a form. One that learns from validation rows as well says so: `LEARNS_FROM_VALIDATION = True`."""
 
     def fit(self, rows: Sequence[Row], seed: int, /) -> Form:
-        """Fits to the rows of the split `fit`, choosing on those of `validation`; rows of `test` are not among them."""
+        """Fits to the rows of the split `fit`, choosing on those of `validation` if there are any; none is of `test`."""
         ...
 
     def load(self, arrays: Arrays) -> Form:

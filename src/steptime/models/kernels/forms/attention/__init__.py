@@ -30,6 +30,9 @@ Floats = npt.NDArray[np.float64]
 _WHOLE, _PARTS = "whole", "parts"
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
+# Everything was chosen before; there are few rows.
+LEARNS_FROM_VALIDATION = True
+
 
 @lru_cache(maxsize=1 << 16)
 def _heads(call: Call) -> Heads:

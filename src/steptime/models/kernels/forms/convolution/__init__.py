@@ -44,6 +44,9 @@ _PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scat
 _WARM_APART = 0.1  # how far apart the two cache states of one pass lie, beside logarithms of sizes
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
+# Everything was chosen before; there are few rows.
+LEARNS_FROM_VALIDATION = True
+
 
 @lru_cache(maxsize=1 << 16)
 def _layer(call: Call) -> Layer:
