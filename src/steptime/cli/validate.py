@@ -18,6 +18,9 @@ def validate(
     models: Annotated[
         Path | None, typer.Option("--models", metavar="DIR", help="What `steptime fit` wrote; the shipped ones if none.")
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Parts of parts as well: precisions of every family, ranks by regime.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
@@ -32,5 +35,5 @@ def validate(
         print(dumps(validation_document(found)), end="")
         return
     with stdout() as console:
-        print_validation(console, found)
+        print_validation(console, found, full=full)
         console.print()

@@ -46,14 +46,15 @@ def validation_document(found: Validation) -> Document:
     }
 
 
-def print_validation(console: Console, found: Validation) -> None:
-    """The report of `steptime validate`."""
+def print_validation(console: Console, found: Validation, *, full: bool = False) -> None:
+    """The report of `steptime validate`: every part of the cases, or only those that are no parts of parts."""
     title = Text().append(f"steptime validate {found.name}", style="bold").append(" · ", style="dim")
     print_title(console, title.append_text(literal(found.title)))
     baselines = list(found.whole.baselines)
     beside = baselines if len(baselines) <= _BESIDE else []
     heads = (*_HEADS, *(f"GMAE of\n{name}" for name in beside))
-    rows = [_row("all", found.whole, beside), *(_row(name, part, beside) for name, part in found.parts.items())]
+    shown = {name: part for name, part in found.parts.items() if full or "," not in name}
+    rows = [_row("all", found.whole, beside), *(_row(name, part, beside) for name, part in shown.items())]
     print_section(console, "Errors", "predicted against measured; GMAE is a geometric mean")
     said = [place for place in range(len(heads)) if place == 0 or any(row[place] for row in rows)]
     print_numbers(console, [heads[place] for place in said], [[row[place] for place in said] for row in rows])
