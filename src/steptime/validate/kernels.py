@@ -96,9 +96,9 @@ def _parts(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[Row], bool]]]:
     yield "calls of workloads", lambda row: _whole(row) and row.source != "sweep"
     yield f"longer than {_LONG_NS // 1000} us", lambda row: _whole(row) and row.time_ns > _LONG_NS
     for share in sorted({row.question.share for row in rows} - {1}):
-        for others in _COMPANY:
+        for others, company in _COMPANY.items():
             yield (
-                f"1/{share} of the GPU beside {_COMPANY[others]}",
+                f"1/{share} of the GPU beside {company}",
                 lambda row, share=share, others=others: (  # type: ignore[misc]
                     row.question.share == share and row.question.others == others
                 ),
