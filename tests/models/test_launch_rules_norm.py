@@ -36,6 +36,16 @@ def cudnn(x: TensorArg) -> list[str]:
     return kernels("aten::cudnn_batch_norm.default", x, weight, weight, weight, weight, True, 0.1, 1e-5)
 
 
+@given(st.integers(1, 256), st.integers(1, 512), st.integers(2, 150))
+def test_the_normalising_blocks_fill_sms_by_their_threads(samples: int, channels: int, side: int) -> None:
+    x, weight = images(samples, channels, side, "bfloat16"), TensorArg((channels,))
+    args = (x, weight, weight, weight, weight, True, 0.1, 1e-5)
+    launch = launches(Call("aten::native_batch_norm.default", args))[-1]
+    (full, serial), (blocks, _), *_ = launch.grids
+    assert 64 <= full / blocks * 2048 <= 512
+    assert full * 2048 * serial >= samples * channels * side * side
+
+
 @given(st.integers(1, 4096), st.integers(1, 4096))
 def test_rows_of_whole_vectors_take_one_kernel_and_others_two(rows: int, columns: int) -> None:
     assert len(launches(layer_norm(rows, columns))) == (1 if columns % 4 == 0 else 2)

@@ -11,7 +11,7 @@ from steptime.models.kernels.call import Call
 from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh, hot
 from steptime.models.kernels.launches.arguments import tensor
 from steptime.models.kernels.launches.copies import memset
-from steptime.models.kernels.launches.reduce import SMS
+from steptime.models.kernels.launches.reduce import SM_THREADS, SMS
 from steptime.models.kernels.launches.zeros import cleared
 
 # Values of a channel that cuDNN keeps on chip, so that it reads them once. Seen in the measured rows: forward between 25,088
@@ -173,8 +173,11 @@ def _normalising(x: Operand, result: Operand, images: _Images, tag: str) -> Laun
     height = max(1, _NORMALISING_THREADS // width)
     along = max(1, min(_NORMALISING_BLOCKS // images.channels, math.ceil(images.samples / height)))
     serial = math.ceil(images.samples / (height * along)) * math.ceil(images.plane / width)
+    blocks = float(images.channels * along)
     grids = (
-        (float(images.channels * along), float(serial)),
+        # Blocks are of 64 to 512 threads: so many SMs they fill.
+        (blocks * width * height / SM_THREADS, float(serial)),
+        (blocks, float(serial)),
         (float(images.channels), float(images.rows)),
         (float(images.channels * images.samples), 1.0),
     )

@@ -45,7 +45,7 @@ def pointwise(
     if not flat:
         facts.update(_strided_facts(walk, inputs, items, elements, existing))
     grids = _strided_grids(items[0], elements) if kernel == STRIDED else ((elements / _BLOCK, 1.0),)
-    return Launch(kernel, elements, tuple(inputs), (output,), facts, grids, _path(kernel, facts, casts, tag), tag)
+    return Launch(kernel, elements, tuple(inputs), (output,), facts, grids, _path(kernel, facts, output.item_bytes, tag), tag)
 
 
 def fill(output: Operand, *, tag: str = "", existing: bool = False) -> Launch:
@@ -70,13 +70,11 @@ def _strided_facts(
     if not existing:
         inner[0] = 1.0
     far = [stride for stride in inner[1:] if stride > 1]
-    apart = max(stride * item for stride, item in zip(inner, items, strict=True))
     waste = [min(stride * item, _SECTOR_BYTES) / item for stride, item in zip(inner, items, strict=True) if stride]
     return {
         "output_stride": inner[0],
         "input_stride": max(far, default=0.0),
         "broadcast_inputs": sum(one.distinct < elements for one in inputs),
-        "line_share": min(1.0, apart / _LINE_BYTES),
         "sector_waste": max(1.0, *waste) if walk.sizes[0] > 1 and waste else 1.0,
         "size_2": walk.sizes[2] if len(walk.sizes) > 2 else 1,
         "next_stride_bytes": min((own[1] for own in walk.strides if len(own) > 1 and own[1] > 0), default=0),
@@ -89,13 +87,13 @@ def _strided_grids(item_bytes: int, elements: int) -> tuple[tuple[float, float],
     return ((blocks, float(min(each, math.ceil(elements / _THREADS)))), (blocks, 1.0))
 
 
-def _path(kernel: str, facts: dict[str, float], casts: bool, tag: str) -> str:
+def _path(kernel: str, facts: dict[str, float], item_bytes: int, tag: str) -> str:
     if kernel == UNROLLED:
         return tag
     if kernel != STRIDED:
         return ""
-    crossed = facts.get("input_stride", 0) > 1 or facts.get("output_stride", 1) > 1
+    apart = max(facts.get("input_stride", 0.0), facts.get("output_stride", 1.0))
     # Threads side by side that are not a whole line apart share what they ask for.
-    near = "-near" if facts.get("line_share", 1.0) < 1 else ""
-    way = f"transposed{near}" if crossed else "broadcast" if facts.get("broadcast_inputs") else "sliced"
-    return way + ("-cast" if casts else "")
+    crossed = "transposed-near" if apart * item_bytes < _LINE_BYTES else "transposed"
+    way = crossed if apart > 1 else "broadcast" if facts.get("broadcast_inputs") else "sliced"
+    return way + ("-cast" if facts["casts"] else "")
