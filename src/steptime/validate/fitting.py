@@ -75,7 +75,7 @@ def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:  #
     table = read(folder, "host")
     if not table.num_rows:
         raise InputError(f"{folder}: no host rows to fit; `steptime measure host` makes some")
-    traces = sorted((folder / "traces").glob("*.rank0.kineto.json.gz"))
+    traces = sorted((folder / "traces").glob("*.kineto.json.gz"))
     said(f"host: {table.num_rows:,} rows, {len(traces)} traces")
     programs = [program for trace in traces for program in load([trace]).programs]
     file = out / f"{host_of(name)}.json"
