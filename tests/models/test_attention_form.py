@@ -27,8 +27,8 @@ def _flash(batch: int = 8, length: int = 512, *, keys: int = 0, causal: bool = F
     return Call(_FLASH, (query, key, key, 0.0, causal, False), written=(0, 1, 2))
 
 
-def _book(call: Call, **settings: int) -> float:
-    return float(table([heads_of(call)], [Question(call, **settings)])[1][0])
+def _book(call: Call, *, share: int = 1) -> float:
+    return float(table([heads_of(call)], [Question(call, share=share)])[1][0])
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: attention.A
 
 def test_a_form_survives_a_file_without_pickling(form: attention.Attention, rows: list[Row]) -> None:
     file = BytesIO()
-    np.savez(file, **form.arrays())
+    np.savez(file, **form.arrays())  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
         loaded = attention.load(dict(kept))

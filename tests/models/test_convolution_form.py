@@ -146,7 +146,7 @@ def test_a_benchmarked_choice_was_never_measured(form: convolution.Convolution) 
 
 def test_a_form_survives_a_file_without_pickling(form: convolution.Convolution, rows: list[Row]) -> None:
     file = BytesIO()
-    np.savez(file, **form.arrays())
+    np.savez(file, **form.arrays())  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
         loaded = convolution.load(dict(kept))

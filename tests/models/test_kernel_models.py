@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.errors import InputError
-from steptime.models.kernels.archive import read_archive, write_archive
+from steptime.models.kernels.archive import Archive, write_archive
 from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.fitted import KernelModels
 from steptime.models.kernels.question import Answer, LaunchTime, Question
@@ -66,9 +66,9 @@ def test_residuals_hold_nine_of_ten_and_survive_a_file(tmp_path: Path) -> None:
     inside = (np.log(measured / 1e3) >= quantiles[0]) & (np.log(measured / 1e3) <= quantiles[-1])
     assert inside.mean() == pytest.approx(0.9, abs=0.01)
     write_archive(tmp_path / "one.npz", {"seed": 3}, {"residuals": residuals.arrays()})
-    recipe, parts = read_archive(tmp_path / "one.npz")
-    assert recipe == {"seed": 3}
-    again = Residuals.load(parts["residuals"])
+    archive = Archive.open(tmp_path / "one.npz")
+    assert archive.recipe == {"seed": 3}
+    again = Residuals.load(archive.part("residuals"))
     assert np.array_equal(again.of_answer("norm", 1e3), quantiles)
     assert np.array_equal(again.of_answer("a family without rows", 1e3), residuals.every)
 

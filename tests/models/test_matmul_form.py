@@ -16,7 +16,7 @@ from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.forms.matmul import Matmul, Schedule, fit, load
 from steptime.models.kernels.forms.matmul import names as kernel_names
 from steptime.models.kernels.forms.matmul.features import SMS, inputs_of
-from steptime.models.kernels.forms.matmul.group import GROUPS, groups_of, upright
+from steptime.models.kernels.forms.matmul.group import GROUPS, TILES, groups_of, upright
 from steptime.models.kernels.forms.matmul.mixture import Mixture
 from steptime.models.kernels.forms.matmul.parts import COMPANY, FACTORS, NO_PARTS, Parts
 from steptime.models.kernels.forms.matmul.product import LAYOUTS, OPERATIONS, Products, of_columns, of_questions
@@ -62,7 +62,7 @@ def test_a_short_fit_already_beats_a_constant_rate_on_unseen_products(fitted: Ma
 
 def test_a_file_of_its_arrays_loads_the_same_form(fitted: Matmul, rows: list[Row]) -> None:
     file = io.BytesIO()
-    np.savez(file, **fitted.arrays())
+    np.savez(file, **fitted.arrays())  # type: ignore[arg-type]
     file.seek(0)
     questions = [row.question for row in rows[:200]]
     with np.load(file, allow_pickle=False) as arrays:
@@ -241,7 +241,7 @@ def test_torch_and_numpy_give_the_same_times(fitted: Matmul, rows: list[Row]) ->
         inputs = inputs_of(whole.take(groups_of(whole) == group), group, NO_PARTS)
         prefix = f"{name}.whole."
         network = {key.removeprefix(prefix): value for key, value in fitted.arrays().items() if key.startswith(prefix)}
-        tiles = training.TILES[group]
+        tiles = TILES[group]
         along = [torch.tensor([float(getattr(tile, side)) for tile in tiles]) for side in ("along_n", "along_m")]
         own = {key: torch.tensor(value) for key, value in network.items()}
         clipped = replace(
@@ -258,9 +258,9 @@ def test_kernel_names_say_tile_split_and_role() -> None:
     )
     reduce = "void cublasLt::splitKreduce_kernel<32, 16, int, float>"
     half, single = GROUPS.index("half_16"), GROUPS.index("fp32")
-    tile = kernel_names.TILES[half][kernel_names.candidate((nvjet,), half)]
+    tile = TILES[half][kernel_names.candidate((nvjet,), half)]
     assert (tile.kind, tile.along_n, tile.along_m) == ("nvjet", 128, 256)
     whole, split = kernel_names.candidate((simt,), single), kernel_names.candidate((simt, reduce), single)
-    assert split == whole + len(kernel_names.TILES[single])
+    assert split == whole + len(TILES[single])
     assert kernel_names.PATTERNS[kernel_names.pattern_of((simt, reduce))] == (kernel_names.MAIN, kernel_names.REDUCE)
     assert kernel_names.pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0

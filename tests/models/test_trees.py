@@ -48,7 +48,7 @@ def test_arrays_survive_a_file_without_pickling() -> None:
     features, target = _sample()
     fitted = Trees.fit(features, target, rounds=10)
     file = BytesIO()
-    np.savez(file, **fitted.arrays())
+    np.savez(file, **fitted.arrays())  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
         loaded = Trees.load(dict(kept))

@@ -11,7 +11,8 @@ from steptime.errors import InputError
 from steptime.graph.load import load
 from steptime.measurements.store import read
 from steptime.models.host.fit import fit as fit_host
-from steptime.models.kernels.archive import read_archive, write_archive
+from steptime.models.kernels.archive import Archive, write_archive
+from steptime.models.kernels.fitted import Stored
 from steptime.models.kernels.fitting import fit_kernels
 from steptime.models.kernels.forms import Form, maker
 from steptime.models.kernels.rows import TEST, rows_of
@@ -66,8 +67,8 @@ def baselines_file(folder: Path, name: str) -> Path:
 
 def read_baselines(file: Path) -> dict[str, Form]:
     """The baselines that `fit_and_write` wrote."""
-    _, parts = read_archive(file)
-    return {form: maker(form).load(arrays) for form, arrays in parts.items()}
+    archive = Archive.open(file)
+    return dict(Stored(archive, archive.parts))
 
 
 def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:  # noqa: ARG001

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steptime.errors import InputError
 from steptime.models.kernels import families, family_of
-from steptime.models.kernels.archive import read_archive, write_archive
+from steptime.models.kernels.archive import Archive, write_archive
 from steptime.models.kernels.forms import Form, maker
 from steptime.models.kernels.question import Answer, Question
 from steptime.models.kernels.residuals import Residuals
@@ -60,12 +60,40 @@ class KernelModels:
     @classmethod
     def load(cls, file: Path) -> KernelModels:
         """The models that `save` wrote. Nothing in the file is executed."""
-        recipe, parts = read_archive(file)
+        archive = Archive.open(file)
         try:
-            residuals = Residuals.load(parts.pop(_RESIDUALS))
-            return cls({form: maker(form).load(arrays) for form, arrays in parts.items()}, residuals, recipe)
-        except (KeyError, ValueError, ModuleNotFoundError) as error:
+            residuals = Residuals.load(archive.part(_RESIDUALS))
+        except (KeyError, ValueError) as error:
             raise InputError(f"{file}: not the kernel models that this steptime reads ({error}); fit again") from error
+        return cls(Stored(archive, archive.parts - {_RESIDUALS}), residuals, archive.recipe)
+
+
+class Stored(Mapping[str, Form]):
+    """Forms in a file, each read when it is first asked."""
+
+    def __init__(self, archive: Archive, names: Iterable[str]) -> None:
+        self._archive, self._names = archive, tuple(sorted(names))
+        self._read: dict[str, Form] = {}
+
+    def __getitem__(self, name: str) -> Form:
+        """The form of that name."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._read:
+            try:
+                self._read[name] = maker(name).load(self._archive.part(name))
+            except (KeyError, ValueError, IndexError, ModuleNotFoundError) as error:
+                said = f"{self._archive.file}: not the {name} model that this steptime reads ({error}); fit again"
+                raise InputError(said) from error
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._names)
 
 
 def _answers(form: Form, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:
