@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from steptime.hardware.device import FOLDER
 from steptime.measurements.shipped import shipped
 from steptime.models.kernels.fitted import KernelModels
+from steptime.models.kernels.forms.matmul.product import PRECISIONS
 from steptime.models.kernels.rows import rows_of
 from steptime.platforms.device import Device
 
@@ -29,9 +31,24 @@ def best_of(work: Callable[[], object]) -> float:
     return min(times)
 
 
+def million() -> None:
+    """Log-uniform sizes in four precisions; the floor is a roofline over the same columns."""
+    random = np.random.default_rng(0)
+    columns: dict[str, object] = {
+        side: np.exp(random.uniform(np.log(16), np.log(8192), MILLION)).astype(np.int64) for side in ("m", "n", "k")
+    }
+    m, n, k = (np.asarray(columns[side], dtype=np.float64) for side in ("m", "n", "k"))
+    columns["precision"] = random.integers(0, len(PRECISIONS), MILLION)
+    form: Any = KernelModels.load(FOLDER / "h200.npz").forms["matmul"]
+    floor_s = best_of(lambda: np.maximum(2 * m * n * k / 50e3, 4 * (m * k + k * n + m * n) / 4.3e3))
+    own_s = best_of(lambda: form.times_ns(columns))
+    print(f"a million matrix products: {own_s:.2f} s, {own_s / floor_s:.0f} times a roofline over the same columns")
+
+
 def main() -> None:
     load_s = best_of(lambda: KernelModels.load(FOLDER / "h200.npz"))
     print(f"loading the models of a device: {1e3 * load_s:.1f} ms")
+    million()
     rows = [row for row in rows_of(shipped("kernels"), shares=[1]) if row.source != "sweep"]
     for source in sorted({row.source for row in rows}):
         questions = [row.question for row in rows if row.source == source]

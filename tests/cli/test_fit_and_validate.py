@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steptime.cli.app import run
+from steptime.hardware.device import FOLDER
+from steptime.models.kernels.fitted import KernelModels
+
+
+def test_validate_kernels_says_the_same_to_programs_and_its_families_are_within_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["validate", "kernels", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"schema_version", "summary", "baselines", "parts", "cases", "warnings"} <= set(found)
+    assert set(found["baselines"]) == {"roofline", "published"}
+    assert found["summary"]["gmae"] < 0.05 < min(one["gmae"] for one in found["baselines"].values())
+    assert found["facts"]["median_family_gmae"] < 0.05
+    # Nine of ten measured times should lie in the interval.
+    assert 0.8 < found["summary"]["interval_coverage"] < 0.97
+    assert not found["warnings"]
+    documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    line = next(line for line in documented.splitlines() if line.startswith("| **all** |"))
+    told = [cell.strip() for cell in line.strip("|").split("|")]
+    assert int(told[1].replace(",", "")) == found["summary"]["rows"]
+    assert float(told[2]) == pytest.approx(100 * found["summary"]["gmae"], abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["validate", "everything"], "'everything' is none of kernels"),
+        (["validate", "kernels", "--models", "nowhere"], "steptime fit"),
+        (["validate", "kernels", "--device", "h900"], "no device 'h900'"),
+        (["fit", "nowhere"], "no folder of measurements"),
+        (["fit", "--only", "dreams"], "dreams is none of kernels"),
+    ],
+)
+def test_what_cannot_be_fitted_or_validated_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_an_empty_folder_has_nothing_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for what in ("kernels", "host", "baselines"):
+        assert run(["fit", str(tmp_path), "-o", str(tmp_path / "out"), "--only", what]) == 2
+        assert f"steptime measure {'host' if what == 'host' else 'kernels'}" in capsys.readouterr().err
+
+
+def test_shipped_models_know_their_recipe() -> None:
+    recipe = KernelModels.load(FOLDER / "h200.npz").recipe
+    assert recipe["device"] == ["NVIDIA H200"]
+    assert {"torch", "cuda", "cudnn", "measured", "rows", "seed", "command"} <= set(recipe)
+    assert "test" not in recipe["rows"]
