@@ -39,6 +39,7 @@ _FEWER_REPEATS = ((0.030, 1), (0.003, 2))
 
 # First runs of one op may take such a share of the time: cuDNN plans some calls for longer than all others take to run.
 _FIRST_RUNS_SHARE, _LEAST_FIRST_RUNS_S = 0.06, 10.0
+_OF_FEW = 0.8
 
 
 @dataclass
@@ -68,6 +69,10 @@ class Executor:
 
     def batches(self, cases: Sequence[Case]) -> Iterator[list[Case]]:
         """Cut by count and by the bytes of what is drawn per case: the same on every rank."""
+        ops = {case.call.op for case in cases}
+        if ops:
+            # Where few ops are asked, there is nobody whose time they could take.
+            self._first_runs_limit_s = max(self._first_runs_limit_s, _OF_FEW * self._session.budget.left_s() / len(ops))
         limit = _FIXED_SHARE * self._arena.nbytes
         batch: list[Case] = []
         held = 0
