@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from steptime.errors import InputError
 from steptime.hardware import read_device
+from steptime.hardware.device import FOLDER
 from steptime.models.estimate import Source
 from steptime.models.kernels.call import Call, TensorArg
 from steptime.models.kernels.fitted import KernelModels
@@ -54,6 +56,15 @@ def test_an_estimate_lies_in_its_interval_and_says_that_it_is_fitted() -> None:
     assert found.estimate.low_ns < found.estimate.time_ns < found.estimate.high_ns
     assert found.family == "elementwise"
     assert sum(launch.time_ns for launch in found.launches) == found.estimate.time_ns
+
+
+def test_a_users_device_has_its_models_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text((FOLDER / "h200.toml").read_text().replace('models = "h200"', 'models = "mine"'))
+    with pytest.raises(InputError, match=r"mine\.npz: no such file; `steptime fit` writes one"):
+        Device.load(str(tmp_path / "mine.toml"))
+    (tmp_path / "mine.npz").write_bytes((FOLDER / "h200.npz").read_bytes())
+    mine, shipped = Device.load(str(tmp_path / "mine.toml")), Device.load("h200")
+    assert mine.estimates([ADD])[0].estimate == shipped.estimates([ADD])[0].estimate
 
 
 def test_a_question_is_put_to_the_models_once() -> None:

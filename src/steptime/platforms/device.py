@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 
 from steptime.errors import InputError
 from steptime.hardware.device import FOLDER, DeviceLimits, read_device
@@ -42,7 +43,9 @@ class Device:
     def load(cls, name: str) -> Device:
         """A shipped device by its name, or one of the user's by the path of its TOML file."""
         limits = read_device(name)
-        return cls(limits, _models(limits.models))
+        # A user's models lie beside the file that describes the device.
+        folder = Path(name).resolve().parent if name.endswith(".toml") else FOLDER
+        return cls(limits, _models(folder / f"{limits.models}.npz"))
 
     def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:
         """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""
@@ -88,5 +91,5 @@ class Device:
 
 
 @cache
-def _models(name: str) -> KernelModels:
-    return KernelModels.load(FOLDER / f"{name}.npz" if not name.endswith(".npz") else FOLDER / name)
+def _models(file: Path) -> KernelModels:
+    return KernelModels.load(file)
