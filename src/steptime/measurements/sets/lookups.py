@@ -10,7 +10,8 @@ SET = MeasuredSet(
     name="lookups",
     about="one lookup of one or many tables, in one direction",
     columns=(
-        pa.field("implementation", NAME),  # embedding_bag (sparse gradients) | table_batched | embedding_bag_dense | embedding_dense | embedding_sparse
+        # embedding_bag (sparse gradients) | table_batched | embedding_bag_dense | embedding_dense | embedding_sparse
+        pa.field("implementation", NAME),
         pa.field("direction", NAME),  # forward | backward (with the optimiser's update)
         pa.field("optimizer", NAME),  # none (forward) | sgd | adagrad (PyTorch's, per element) | rowwise_adagrad
         pa.field("dtype", NAME),  # of the rows
