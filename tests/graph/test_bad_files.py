@@ -188,7 +188,8 @@ def test_nothing_read_is_ever_executed() -> None:
     reading = ("graph", "models", "sim", "validate", "report", "cli")
     forbidden = ("eval(", "exec(", "pickle", "marshal", "shelve", "yaml", "__import__", "os.system", "subprocess", "extractall")
     for file in (file for part in reading for file in (source / part).rglob("*.py")):
-        text = file.read_text()
+        # Arrays are read with what forbids it.
+        text = file.read_text().replace("allow_pickle=False", "")
         assert not [word for word in forbidden if word in text], file
 
 
