@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from steptime.validate.shipped import validated
+from steptime.validate.shipped import Models, validated
 from steptime.validate.summary import Part, Validation
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -45,7 +45,7 @@ def table(found: Validation) -> Iterator[str]:
 def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for what in ("kernels", "device-time", "host"):
-        text = "\n".join(table(validated(what, "h200"))) + "\n"
+        text = "\n".join(table(validated(what, Models()))) + "\n"
         print(f"== {what}\n{text}")
         block = re.compile(rf"(<!-- {what} -->\n).*?(<!-- /{what} -->)", re.DOTALL)
         page = block.sub(lambda found, text=text: found[1] + text + found[2], page)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from steptime.errors import InputError
 from steptime.measurements.shipped import shipped
 from steptime.models.kernels import families
-from steptime.models.kernels.call import Call, DtypeArg, TensorArg
+from steptime.models.kernels.call import Call, DtypeArg, TensorArg, contiguous
 from steptime.models.kernels.forms.launched.table import launches_of
-from steptime.models.kernels.launches import contiguous, fresh
+from steptime.models.kernels.launches import fresh
 from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.iteration import broadcast, iterate
 from steptime.models.kernels.launches.names import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, short_name

@@ -18,6 +18,7 @@ def fit(
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the models go.")] = Path("fitted"),
     name: Annotated[str, typer.Option("--name", help="What the device is called; its limits are NAME.toml.")] = "h200",
+    host: Annotated[str, typer.Option("--host", help="What the host is called.")] = "xeon-h200",
     only: Annotated[
         str, typer.Option("--only", help="Of kernels, host and baselines, those to fit.")
     ] = "kernels,host,baselines",
@@ -25,7 +26,7 @@ def fit(
 ) -> None:
     """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""
     from steptime.measurements.shipped import FOLDER
-    from steptime.validate.fitting import WHAT, fit_and_write
+    from steptime.validate.fitting import WHAT, Names, fit_and_write
 
     chosen = [word for word in only.split(",") if word]
     unknown = sorted(set(chosen) - set(WHAT))
@@ -34,6 +35,6 @@ def fit(
     if measurements is not None and not measurements.is_dir():
         raise InputError(f"{measurements}: no folder of measurements; `steptime measure` writes one")
     for file in fit_and_write(
-        measurements or FOLDER, out, name, chosen, seed, said=lambda line: print(line, file=sys.stderr, flush=True)
+        measurements or FOLDER, out, Names(name, host), chosen, seed, said=lambda line: print(line, file=sys.stderr, flush=True)
     ):
         print(file)

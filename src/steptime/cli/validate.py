@@ -14,7 +14,8 @@ from steptime.errors import InputError
 
 def validate(
     what: Annotated[str, typer.Argument(metavar="SET", help="kernels, device-time or host.")] = "kernels",
-    device: Annotated[str, typer.Option("--device", help="Whose models.")] = "h200",
+    device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
+    host: Annotated[str, typer.Option("--host", help="Whose costs.")] = "xeon-h200",
     models: Annotated[
         Path | None, typer.Option("--models", metavar="DIR", help="What `steptime fit` wrote; the shipped ones if none.")
     ] = None,
@@ -26,11 +27,11 @@ def validate(
     """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
     from steptime.report.json import dumps
     from steptime.report.validation import print_validation, validation_document
-    from steptime.validate.shipped import SETS, validated
+    from steptime.validate.shipped import SETS, Models, validated
 
     if what not in SETS:
         raise InputError(f"validate what? {what!r} is none of {', '.join(SETS)}")
-    found = validated(what, device, models)
+    found = validated(what, Models(device, host, models))
     if json:
         print(dumps(validation_document(found)), end="")
         return

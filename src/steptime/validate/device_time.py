@@ -242,7 +242,7 @@ def validation_of(cases: Sequence[CaseTime]) -> Validation:
         for why, time_ns in case.missing.items():
             missing[why] += time_ns
     return Validation(
-        name="device_time",
+        name="device-time",
         title="compute kernels of whole steps, from execution traces",
         cases=list(compared.values()),
         whole=Part(summary(list(compared.values()))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from steptime.errors import InputError
@@ -22,8 +23,19 @@ BASELINES = ("roofline", "published")
 
 Said = Callable[[str], None]
 
+# The box whose rows are shipped.
+HOST = "xeon-h200"
 
-def fit_and_write(folder: Path, out: Path, name: str, what: Sequence[str], seed: int, *, said: Said) -> list[Path]:
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the fitted device and the fitted host are called."""
+
+    device: str = "h200"
+    host: str = HOST
+
+
+def fit_and_write(folder: Path, out: Path, names: Names, what: Sequence[str], seed: int, *, said: Said) -> list[Path]:
     """Fits what is asked and gives the files written."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
@@ -31,7 +43,7 @@ def fit_and_write(folder: Path, out: Path, name: str, what: Sequence[str], seed:
         if one in what:
             begun = time.monotonic()
             said(f"fitting {one}")
-            written.append(_FITS[one](folder, out, name, seed, said))
+            written.append(_FITS[one](folder, out, names.host if one == "host" else names.device, seed, said))
             said(f"{one}: {time.monotonic() - begun:.0f} s")
     return written
 
@@ -79,14 +91,9 @@ def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:  #
     traces = sorted((folder / "traces").glob("*.kineto.json.gz"))
     said(f"host: {table.num_rows:,} rows, {len(traces)} traces")
     programs = [program for trace in traces for program in load([trace]).programs]
-    file = out / f"{host_of(name)}.json"
+    file = out / f"{name}.json"
     fit_host(table.to_pylist(), programs).save(file)
     return file
-
-
-def host_of(name: str) -> str:
-    """The host that was measured with a device: one box, one software stack."""
-    return "xeon-h200" if name == "h200" else f"host-of-{name}"
 
 
 _FITS: dict[str, Callable[[Path, Path, str, int, Said], Path]] = {"kernels": _kernels, "host": _host, "baselines": _baselines}

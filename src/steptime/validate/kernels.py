@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from steptime.errors import InputError
 from steptime.models.kernels import families
 from steptime.models.kernels.fitted import Answered, KernelModels
 from steptime.models.kernels.forms import Form
@@ -51,7 +52,7 @@ def validate_kernels(
     parts = {name: found for name, chosen in _parts(rows) if (found := part(chosen)) is not None}
     whole = part(_whole)
     if whole is None:
-        raise ValueError("no row of a whole GPU was answered")
+        raise InputError("these models answer no row of a whole GPU; fit them to kernels that were measured on one")
     shares = family_shares(step_kernels)
     return Validation(
         name="kernels",

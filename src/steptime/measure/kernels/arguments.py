@@ -10,8 +10,7 @@ import torch
 
 from steptime.errors import InputError
 from steptime.measure.kernels.arena import Arena, DoesNotFitError, Region, draw, step_of, torch_dtype
-from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime.models.kernels.draw import contiguous
+from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg, contiguous
 
 # Ops that reach beyond their tensors: into files, or into the memory that they are views of.
 _REFUSED = frozenset({"from_file", "resize_", "resize_as_", "_resize_output_", "set_"})

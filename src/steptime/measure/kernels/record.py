@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime.models.kernels.draw import contiguous
+from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg, contiguous
 from steptime.units import MIB
 
 # Ops that reserve memory or look at shapes and leave the device alone.

@@ -9,10 +9,23 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from steptime.errors import InputError
 from steptime.units import dtype_bytes
+
+_SHAPES = 50_000
+
+
+@lru_cache(maxsize=_SHAPES)
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a row-major tensor, as PyTorch gives them: an axis of size 0 counts as one of size 1."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from steptime.models.kernels.call import Argument, Call, TensorArg
+from steptime.models.kernels.call import Argument, Call, TensorArg, contiguous
 from steptime.units import MIB, dtype_bytes
 
 T = TypeVar("T")
@@ -100,14 +100,6 @@ def activation_shape(rng: Rng, most_elements: int = USUAL_BYTES // 4) -> Shape:
     else:
         shape = (log_int(rng, 256, most_elements),)
     return shape if math.prod(shape) <= most_elements else (log_int(rng, 1024, most_elements),)
-
-
-def contiguous(shape: Shape) -> Shape:
-    """Strides of a row-major tensor, as PyTorch gives them: an axis of size 0 counts as one of size 1."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
-    return tuple(strides)
 
 
 def permuted(tensor: TensorArg, order: Sequence[int]) -> TensorArg:

@@ -92,8 +92,8 @@ def _attention(call: Call, tensors: list[TensorArg]) -> float | None:
     if len(shaped) < 3:
         return None
     query, key = shaped[1:3] if backward else shaped[:2]
-    sequence = max(key.shape[1], key.shape[2]) if key.shape[1] * key.shape[2] == 0 else key.numel
-    return (10.0 if backward else 4.0) * query.numel * sequence / max(1, key.shape[0] * key.shape[1] * key.shape[3])
+    batch, heads, keys, _ = key.shape
+    return (10.0 if backward else 4.0) * query.numel * keys if batch * heads else 0.0
 
 
 # Ops whose output is the product of their last two operands, and how many dimensions those have.

@@ -12,9 +12,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from steptime.graph.program import Tensor, Value
-from steptime.models.kernels.call import Argument, DtypeArg, TensorArg
+from steptime.models.kernels.call import Argument, DtypeArg, TensorArg, contiguous
 from steptime.models.kernels.from_ops.overloads import Overload, Parameter
-from steptime.models.kernels.launches import contiguous
 
 # c10::ScalarType, c10::Layout and c10::MemoryFormat by number, as execution traces write them.
 _DTYPES = {

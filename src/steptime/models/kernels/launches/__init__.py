@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 
-from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.call import Call, TensorArg, contiguous
 from steptime.units import dtype_bytes
 
 # Rules of a family: from a call to its launches.
@@ -15,7 +15,6 @@ Rules = Callable[[Call], "list[Launch]"]
 
 # Both are asked for every operand of every launch: the bytes of a dtype, the strides of a shape.
 _item_bytes = cache(dtype_bytes)
-_SHAPES = 50_000
 
 ARGUMENT, HOT, FRESH = "argument", "hot", "fresh"
 
@@ -84,16 +83,6 @@ class Launch:
     grids: tuple[tuple[float, float], ...] = ()
     path: str = ""
     tag: str = ""  # tells apart what one kernel name computes, beyond the op
-
-
-@lru_cache(maxsize=_SHAPES)
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def operand(tensor: TensorArg, argument: int) -> Operand:

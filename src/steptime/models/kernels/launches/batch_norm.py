@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call
-from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh, hot
+from steptime.models.kernels.call import Call, contiguous
+from steptime.models.kernels.launches import Launch, Operand, fresh, hot
 from steptime.models.kernels.launches.arguments import tensor
 from steptime.models.kernels.launches.copies import memset
 from steptime.models.kernels.launches.reduce import SM_THREADS, SMS

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from steptime.models.kernels.call import TensorArg
-from steptime.models.kernels.launches import Launch, Operand, contiguous
+from steptime.models.kernels.call import TensorArg, contiguous
+from steptime.models.kernels.launches import Launch, Operand
 from steptime.models.kernels.launches.names import OVER_LISTS
 from steptime.models.kernels.launches.reduce import SMS
 

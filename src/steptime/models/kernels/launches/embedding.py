@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh, hot
+from steptime.models.kernels.call import Call, TensorArg, contiguous
+from steptime.models.kernels.launches import Launch, Operand, fresh, hot
 from steptime.models.kernels.launches.arguments import integer, optional_tensor, tensor, value
 from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.gathering import distinct_rows, part, rows_by_index

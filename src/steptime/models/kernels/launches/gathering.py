@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh
+from steptime.models.kernels.call import contiguous
+from steptime.models.kernels.launches import Launch, Operand, fresh
 from steptime.models.kernels.launches.names import GATHER, SCATTER_GATHER, SMALL_INDEX
 
 _VECTOR_BYTES, _LINE_BYTES, _SECTOR_BYTES = 16, 128, 32

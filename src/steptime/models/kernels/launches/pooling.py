@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call
-from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh
+from steptime.models.kernels.call import Call, contiguous
+from steptime.models.kernels.launches import Launch, Operand, fresh
 from steptime.models.kernels.launches.arguments import flag, integers, tensor
 from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.pooling_grids import (

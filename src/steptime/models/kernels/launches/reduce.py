@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from steptime.models.kernels.launches import Launch, Operand, contiguous, fresh
+from steptime.models.kernels.call import contiguous
+from steptime.models.kernels.launches import Launch, Operand, fresh
 from steptime.models.kernels.launches.copies import memset
 from steptime.models.kernels.launches.iteration import Iteration, iterate
 from steptime.models.kernels.launches.names import REDUCE

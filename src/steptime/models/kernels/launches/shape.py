@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call
-from steptime.models.kernels.launches import Launch, Operand, Rules, contiguous, fresh, hot
+from steptime.models.kernels.call import Call, contiguous
+from steptime.models.kernels.launches import Launch, Operand, Rules, fresh, hot
 from steptime.models.kernels.launches.arguments import base_name, integer, integers, tensor, tensor_list
 from steptime.models.kernels.launches.copies import copies
 from steptime.models.kernels.launches.names import INDEXED

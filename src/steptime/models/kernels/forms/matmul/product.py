@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime.errors import InputError
-from steptime.models.kernels.call import Argument, Call, TensorArg
-from steptime.models.kernels.launches import contiguous
+from steptime.models.kernels.call import Argument, Call, TensorArg, contiguous
 from steptime.models.kernels.question import OTHERS, Question
 from steptime.units import dtype_bytes
 
