@@ -22,7 +22,7 @@ IMPLEMENTATIONS = ("embedding_bag", "table_batched")
 # Cases of each implementation on a whole GPU; each gives two rows, and two more where it is measured warm too.
 _FULL = 2400
 # On parts of a GPU, of both implementations; and of those again with the other parts idle, and streaming.
-_PART, _SAMPLE = 440, 70
+_PART, _SAMPLE = 620, 70
 _SMALL_SAMPLE = 2
 # A lost CUDA context ends a process; a new one goes on in another order.
 _ATTEMPTS = 3
