@@ -1,4 +1,4 @@
-"""The errors of the shipped models, as `steptime validate` finds them; `--docs` puts them into docs/models.md."""
+"""The errors of the shipped models, as `steptime validate` finds them; `--docs` puts them into their pages under docs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from steptime.validate.shipped import Models, validated
 from steptime.validate.summary import Part, Validation
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"kernels": "models.md", "device-time": "models.md", "host": "models.md", "lookups": "lookups.md"}
 
 
 def percent(value: float | None) -> str:
@@ -43,14 +44,15 @@ def table(found: Validation) -> Iterator[str]:
 
 
 def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for what in ("kernels", "device-time", "host"):
+    chosen = [word for word in sys.argv[1:] if word in PAGES] or list(PAGES)
+    for what in chosen:
         text = "\n".join(table(validated(what, Models()))) + "\n"
         print(f"== {what}\n{text}")
-        block = re.compile(rf"(<!-- {what} -->\n).*?(<!-- /{what} -->)", re.DOTALL)
-        page = block.sub(lambda found, text=text: found[1] + text + found[2], page)
-    if "--docs" in sys.argv[1:]:
-        PAGE.write_text(page, encoding="utf-8")
+        if "--docs" in sys.argv[1:]:
+            page = DOCS / PAGES[what]
+            block = re.compile(rf"(<!-- {what} -->\n).*?(<!-- /{what} -->)", re.DOTALL)
+            written = block.sub(lambda found, text=text: found[1] + text + found[2], page.read_text(encoding="utf-8"))
+            page.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`Device`: a GPU or a part of one, its limits on paper and its fitted kernel models."""
+"""`Device`: a GPU or a part of one, its limits on paper and its fitted models of kernels and lookups."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from steptime.errors import InputError
 from steptime.hardware.device import FOLDER, DeviceLimits, read_device
 from steptime.models.estimate import Estimate, Source
 from steptime.models.kernels.fitted import Answered, KernelModels
+from steptime.models.kernels.lookups.fitted import LookupEstimate, LookupModels, lookups_file
+from steptime.models.kernels.lookups.question import Lookup
 from steptime.models.kernels.question import LaunchTime, Question
 from steptime.models.kernels.work import flop_of, moved_bytes, precision_of
 
@@ -19,6 +22,8 @@ from steptime.models.kernels.work import flop_of, moved_bytes, precision_of
 _FLOOR_NS = 1_000.0
 # An op without a model: its time is known to a factor.
 _FALLBACK_FACTOR = 4.0
+
+_Asked = TypeVar("_Asked", Question, Lookup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Device:
 
     limits: DeviceLimits
     models: KernelModels
+    lookups: LookupModels | Path | None = None  # or where they lie: few ask, and then they are read
     _known: dict[Question, KernelEstimate] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -45,7 +51,7 @@ class Device:
         limits = read_device(name)
         # A user's models lie beside the file that describes the device.
         folder = Path(name).resolve().parent if name.endswith(".toml") else FOLDER
-        return cls(limits, _models(folder / f"{limits.models}.npz"))
+        return cls(limits, _models(folder / f"{limits.models}.npz"), lookups_file(folder, limits.models))
 
     def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:
         """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""
@@ -58,7 +64,31 @@ class Device:
             self._refuse(placed, found)
         return found
 
-    def _placed(self, question: Question) -> Question:
+    def lookup_estimates(self, lookups: Sequence[Lookup], *, strict: bool = False) -> list[LookupEstimate]:
+        """What each lookup takes here. One beyond what was measured has a wide interval, or raises if `strict`."""
+        found = self._lookup_models().estimates([self._placed(lookup) for lookup in lookups])
+        if strict:
+            self._refuse_lookups(lookups, found)
+        return found
+
+    def _lookup_models(self) -> LookupModels:
+        if isinstance(self.lookups, LookupModels):
+            return self.lookups
+        if self.lookups is None or not self.lookups.is_file():
+            missing = "" if self.lookups is None else f" ({self.lookups} is not there)"
+            raise InputError(f"{self.limits.name} has no fitted lookup models{missing}; `steptime fit` writes them")
+        return _read_lookups(self.lookups)
+
+    def _refuse_lookups(self, lookups: Sequence[Lookup], found: Sequence[LookupEstimate]) -> None:
+        for place, (lookup, one) in enumerate(zip(lookups, found, strict=True)):
+            if not one.estimate.inside:
+                tables = f"table {lookup.tables[0].table}" if len(lookup.tables) == 1 else f"{len(lookup.tables)} tables"
+                raise InputError(
+                    f"lookup {place} ({lookup.implementation} {lookup.direction} of {tables}) is beyond what was measured on "
+                    f"{self.limits.name}; drop --strict for an estimate with a wide interval"
+                )
+
+    def _placed(self, question: _Asked) -> _Asked:
         """The question on this part of the device, beside parts that do the same unless it says otherwise."""
         others = "none" if self.limits.share == 1 else question.others if question.others != "none" else "same"
         return replace(question, share=self.limits.share, others=others)
@@ -93,3 +123,8 @@ class Device:
 @cache
 def _models(file: Path) -> KernelModels:
     return KernelModels.load(file)
+
+
+@cache
+def _read_lookups(file: Path) -> LookupModels:
+    return LookupModels.load(file)

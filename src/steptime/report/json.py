@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.report.inspection import Inspection
 from steptime.report.replayed import ReplayReport
-from steptime.sim.prediction import Prediction
+from steptime.sim.prediction import Iterations, Prediction
 from steptime.units import ms
 
 # Changes when a key is removed or changes its meaning; new keys may appear without.
@@ -26,8 +26,9 @@ def dumps(document: Document) -> str:
 
 
 def prediction_document(prediction: Prediction) -> Document:
-    """What `predict --json` writes."""
+    """What `predict --json` writes; `iterations` is there where lookups of iterations were given."""
     path = prediction.critical_path
+    iterations = {} if prediction.iterations is None else {"iterations": iterations_document(prediction.iterations)}
     return {
         "schema_version": SCHEMA_VERSION,
         "step_time_ms": prediction.step_time_ms,
@@ -46,6 +47,24 @@ def prediction_document(prediction: Prediction) -> Document:
         "memory": dict(prediction.memory),
         "coverage": dict(prediction.coverage),
         "warnings": list(prediction.warnings),
+        **iterations,
+    }
+
+
+def iterations_document(iterations: Iterations) -> Document:
+    """How the step time is distributed over iterations, and which rank's lookups make the slowest one slow."""
+    return {
+        "count": len(iterations.step_ms),
+        "mean_ms": iterations.mean_ms,
+        "std_ms": iterations.std_ms,
+        "p10_ms": iterations.quantile_ms(0.1),
+        "p50_ms": iterations.quantile_ms(0.5),
+        "p90_ms": iterations.quantile_ms(0.9),
+        "min_ms": min(iterations.step_ms),
+        "max_ms": max(iterations.step_ms),
+        "per_iteration_ms": list(iterations.step_ms),
+        "slowest": iterations.slowest,
+        "slowest_by_rank_ms": {str(rank): more for rank, more in iterations.alone_ms.items()},
     }
 
 

@@ -29,7 +29,7 @@ from steptime.report.replayed import ReplayReport
 from steptime.sim.activity import RankSummary
 from steptime.sim.bound import family_words
 from steptime.sim.path_summary import PathSummary
-from steptime.sim.prediction import Prediction
+from steptime.sim.prediction import Iterations, Prediction
 from steptime.units import ms
 
 # More ranks than this are shown by their extremes.
@@ -64,6 +64,8 @@ def print_prediction(console: Console, workload: Workload, prediction: Predictio
     if prediction.first_step_ms is not None:
         beside.append(f"a single step from empty queues: {time_ms(prediction.first_step_ms)} ms")
     _step_time(console, prediction.step_time_ms, beside)
+    if prediction.iterations is not None:
+        _iterations(console, prediction.iterations, prediction.step_time_ms)
     _explanation(console, prediction, "not known: ranks are missing" if workload.absent else "none")
 
 
@@ -128,6 +130,25 @@ def print_header(console: Console, command: str, workload: Workload) -> None:
 def _step_time(console: Console, step_ms: float, beside: Sequence[str]) -> None:
     line = Text().append("Step time  ", style="bold").append(f"{time_ms(step_ms)} ms", style="bold green")
     print_title(console, line.append("   " + "; ".join(beside), style="dim"))
+
+
+def _iterations(console: Console, iterations: Iterations, recorded_ms: float) -> None:
+    """How the step time is distributed, and whose lookups make the slowest iteration."""
+    times = iterations.step_ms
+    said = f"ms per step with the lookups of {len(times)} iterations; the recorded step stands for the mean iteration"
+    print_section(console, "Iterations", said)
+    levels = [iterations.quantile_ms(level) for level in (0.1, 0.5, 0.9)]
+    shown = (iterations.mean_ms, iterations.std_ms, min(times), *levels, max(times))
+    heads = ("mean", "standard\ndeviation", "smallest", "quantile\n10 %", "quantile\n50 %", "quantile\n90 %", "largest")
+    print_numbers(console, heads, [[time_ms(value) for value in shown]])
+    rank, alone_ms = max(iterations.alone_ms.items(), key=lambda item: item[1])
+    more_ms = max(times) - recorded_ms
+    if time_ms(max(more_ms, 0.0)) == time_ms(0.0):
+        return
+    line = f"iteration {iterations.slowest}: {time_ms(more_ms)} ms longer than the recorded step"
+    if alone_ms > 0:
+        line += f"; with the lookups of rank {rank} alone {time_ms(alone_ms)} ms longer"
+    print_line(console, "Slowest", line, spaced=False)
 
 
 def _explanation(console: Console, prediction: Prediction, nobody: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from steptime.errors import InputError
 from steptime.graph.workload import Workload
 from steptime.sim.activity import Activity, RankSummary, Window, activity
@@ -23,6 +25,31 @@ NO_PLATFORMS = "no platforms are shipped yet; leave --platform out to predict th
 
 
 @dataclass(frozen=True)
+class Iterations:
+    """The step time over iterations that look up other rows. The recorded step stands for the mean iteration."""
+
+    step_ms: tuple[float, ...]  # [iterations]
+    slowest: int  # iteration, counted from 0
+    alone_ms: Mapping[
+        int, float
+    ]  # rank -> by what the step is longer where its lookups alone are those of the slowest iteration
+
+    @property
+    def mean_ms(self) -> float:
+        """The mean of all iterations."""
+        return float(np.mean(self.step_ms))
+
+    @property
+    def std_ms(self) -> float:
+        """The standard deviation of these iterations, none of which is left out for an estimate of others."""
+        return float(np.std(self.step_ms))
+
+    def quantile_ms(self, level: float) -> float:
+        """What this share of iterations does not exceed, between neighbours in proportion."""
+        return float(np.quantile(self.step_ms, level))
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A predicted step."""
 
@@ -38,6 +65,7 @@ class Prediction:
     coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
     memory: Mapping[str, int | None] = field(default_factory=lambda: {"peak_bytes": None})  # not modelled yet
     warnings: tuple[str, ...] = ()
+    iterations: Iterations | None = None  # where it was asked how iterations differ: `lookup_scenarios`
 
 
 def predict(workload: Workload, platform: str | None = None) -> Prediction:

@@ -17,8 +17,9 @@ from steptime.models.kernels.fitted import Stored
 from steptime.models.kernels.fitting import fit_kernels
 from steptime.models.kernels.forms import Form, maker
 from steptime.models.kernels.rows import TEST, rows_of
+from steptime.validate.lookup_fitting import fit_and_write_lookup_baselines, fit_and_write_lookups
 
-WHAT = ("kernels", "host", "baselines")
+WHAT = ("kernels", "lookups", "host", "baselines")
 BASELINES = ("roofline", "published")
 
 Said = Callable[[str], None]
@@ -43,25 +44,36 @@ def fit_and_write(folder: Path, out: Path, names: Names, what: Sequence[str], se
         if one in what:
             begun = time.monotonic()
             said(f"fitting {one}")
-            written.append(_FITS[one](folder, out, names.host if one == "host" else names.device, seed, said))
+            written += _FITS[one](folder, out, names.host if one == "host" else names.device, seed, said)
             said(f"{one}: {time.monotonic() - begun:.0f} s")
     return written
 
 
-def _kernels(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+def _kernels(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
     table = read(folder, "kernels")
     # The two forms with most rows take nearly all the time, about as long as each other.
     with ProcessPoolExecutor(max_workers=2) as executor:
         models = fit_kernels(table, seed, said=said, executor=executor)
     file = out / f"{name}.npz"
     models.save(file)
-    return file
+    return [file]
 
 
-def _baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+def _lookups(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
+    return [fit_and_write_lookups(folder, out, name, seed, said)]
+
+
+def _baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
+    """What the fitted models are compared with: other forms, and the lookups' own forms shown some of the rows only."""
+    asked = {"kernels": _kernel_baselines, "lookups": fit_and_write_lookup_baselines}
+    found = [fit(folder, out, name, seed, said) for what, fit in asked.items() if read(folder, what).num_rows]
+    if not found:
+        raise InputError(f"{folder}: no kernel or lookup rows to fit; `steptime measure kernels` makes some")
+    return found
+
+
+def _kernel_baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
     table = read(folder, "kernels")
-    if not table.num_rows:
-        raise InputError(f"{folder}: no kernel rows to fit; `steptime measure kernels` makes some")
     rows = [row for row in rows_of(table) if row.split != TEST]
     parts = {}
     for form in BASELINES:
@@ -83,7 +95,7 @@ def read_baselines(file: Path) -> dict[str, Form]:
     return dict(Stored(archive, archive.parts))
 
 
-def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:  # noqa: ARG001
+def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001
     """Of the rows of one rank alone and of what full traces beside them tell; nothing is drawn."""
     table = read(folder, "host")
     if not table.num_rows:
@@ -93,7 +105,12 @@ def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:  #
     programs = [program for trace in traces for program in load([trace]).programs]
     file = out / f"{name}.json"
     fit_host(table.to_pylist(), programs).save(file)
-    return file
+    return [file]
 
 
-_FITS: dict[str, Callable[[Path, Path, str, int, Said], Path]] = {"kernels": _kernels, "host": _host, "baselines": _baselines}
+_FITS: dict[str, Callable[[Path, Path, str, int, Said], list[Path]]] = {
+    "kernels": _kernels,
+    "lookups": _lookups,
+    "host": _host,
+    "baselines": _baselines,
+}

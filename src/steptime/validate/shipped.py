@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steptime.hardware.device import FOLDER, read_device
+from steptime.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime.measurements.shipped import shipped
 from steptime.models.host.model import HostModel, shipped_host
 from steptime.models.kernels.fitted import KernelModels
 from steptime.models.kernels.forms import Form
+from steptime.models.kernels.lookups.fitted import LookupModels, lookups_file
 from steptime.validate.device_time import device_times, validation_of
 from steptime.validate.fitting import HOST, baselines_file, read_baselines
 from steptime.validate.host import shipped_cases, validate_host
 from steptime.validate.kernels import validate_kernels
+from steptime.validate.lookup_fitting import lookup_baselines_file, read_lookup_baselines, read_lookups
+from steptime.validate.lookups import validate_lookups
 from steptime.validate.summary import Validation
 
 
@@ -49,6 +53,14 @@ def _kernels(models: Models) -> Validation:
     return validate_kernels(shipped("kernels"), models.kernels(), models.baselines(), shipped("step_kernels"))
 
 
+def _lookups(models: Models) -> Validation:
+    folder, name = models.folder or FOLDER, read_device(models.device).models
+    file = lookup_baselines_file(folder, name)
+    baselines, held_out = read_lookup_baselines(file) if file.exists() else ({}, {})
+    _, measured = read_lookups(MEASUREMENTS)
+    return validate_lookups(measured, LookupModels.load(lookups_file(folder, name)), baselines, held_out)
+
+
 def _device_time(models: Models) -> Validation:
     return validation_of(device_times(models.kernels().ask))
 
@@ -58,4 +70,9 @@ def _host(models: Models) -> Validation:
     return validate_host(costs, shipped_cases(costs))
 
 
-SETS: dict[str, Callable[[Models], Validation]] = {"kernels": _kernels, "device-time": _device_time, "host": _host}
+SETS: dict[str, Callable[[Models], Validation]] = {
+    "kernels": _kernels,
+    "lookups": _lookups,
+    "device-time": _device_time,
+    "host": _host,
+}

@@ -5,8 +5,8 @@ On validation rows of convolutions both err about equally and their mean errs le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +31,19 @@ _TREES: dict[str, Any] = {
 _WIDTH, _STEPS, _RATE, _DECAY, _DROPOUT = 64, 500, 0.01, 0.01, 0.05
 _KNEE = 0.05  # of the loss: quadratic below, absolute above
 _REACH = 4.0  # standard deviations beyond which a network sees no further: it answers as at the edge
+_ROWS = 1 << 11  # evaluated at once: what the hidden layers of a few networks take in a third-level cache
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a network is trained; what is not given is this module's own."""
+
+    width: int = _WIDTH
+    steps: int | None = None
+    rate: float = _RATE
+    dropout: float = _DROPOUT
+    knee: float = _KNEE
+    batch: int | None = None  # rows that a step sees; all of them where there is none
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,7 @@ class Networks:
     offsets: tuple[Floats, Floats, Floats]
 
     @classmethod
-    def fit(cls, features: Floats, target: Floats, seed: int, count: int) -> Networks:
+    def fit(cls, features: Floats, target: Floats, seed: int, count: int, training: Training | None = None) -> Networks:
         """Fits `count` networks from different seeds."""
         try:
             torch: Any = import_module("torch")
@@ -51,12 +64,18 @@ class Networks:
             raise InputError("fitting kernel models needs PyTorch: install steptime[fit]") from error
         centre, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
         scaled = np.clip((features - centre) / scale, -_REACH, _REACH)
-        found = [_network(torch, scaled, target, seed + place) for place in range(count)]
+        found = [_network(torch, scaled, target, seed + place, training or Training()) for place in range(count)]
         layers = [np.stack([network[place] for network in found]) for place in range(6)]
         return cls(centre, scale, (layers[0], layers[2], layers[4]), (layers[1], layers[3], layers[5]))
 
     def values(self, features: Floats) -> Floats:
         """The mean over the networks, for each row."""
+        found = np.empty(len(features))
+        for first in range(0, len(features), _ROWS):
+            found[first : first + _ROWS] = self._means(features[first : first + _ROWS])
+        return found
+
+    def _means(self, features: Floats) -> Floats:
         hidden = np.clip((features - self.centre) / self.scale, -_REACH, _REACH)[None]
         for place in (0, 1):
             linear = hidden @ self.weights[place] + self.offsets[place][:, None, :]
@@ -65,24 +84,25 @@ class Networks:
         return result
 
 
-def _network(torch: Any, scaled: Floats, target: Floats, seed: int) -> list[Floats]:
+def _network(torch: Any, scaled: Floats, target: Floats, seed: int, training: Training) -> list[Floats]:
     """Weights and offsets of one network, layer by layer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that sums, and with them the network, are the same everywhere
+    width, knee, steps = training.width, training.knee, _STEPS if training.steps is None else training.steps
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         nn = torch.nn
-        layers = (nn.Linear(scaled.shape[1], _WIDTH), nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 1))
-        network = nn.Sequential(
-            layers[0], nn.SiLU(), nn.Dropout(_DROPOUT), layers[1], nn.SiLU(), nn.Dropout(_DROPOUT), layers[2]
-        )
+        layers = (nn.Linear(scaled.shape[1], width), nn.Linear(width, width), nn.Linear(width, 1))
+        # None at all where it is 0: it would draw numbers all the same.
+        gap = (nn.Dropout(training.dropout),) if training.dropout else ()
+        network = nn.Sequential(layers[0], nn.SiLU(), *gap, layers[1], nn.SiLU(), *gap, layers[2])
         inputs, wanted = (torch.as_tensor(values, dtype=torch.float32) for values in (scaled, target))
-        optimizer = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=_DECAY)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_STEPS)
-        for _ in range(_STEPS):
+        optimizer = torch.optim.AdamW(network.parameters(), lr=training.rate, weight_decay=_DECAY)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, training.rate, total_steps=steps)
+        for rows in _batches(len(target), training.batch, steps, seed):
             optimizer.zero_grad()
-            error = (network(inputs)[:, 0] - wanted).abs()
-            torch.where(error < _KNEE, error * error / (2 * _KNEE), error - _KNEE / 2).mean().backward()
+            error = (network(inputs[rows])[:, 0] - wanted[rows]).abs()
+            torch.where(error < knee, error * error / (2 * knee), error - knee / 2).mean().backward()
             optimizer.step()
             schedule.step()
     torch.set_num_threads(threads)
@@ -93,6 +113,20 @@ def _network(torch: Any, scaled: Floats, target: Floats, seed: int) -> list[Floa
             layer.bias.detach().numpy().astype(np.float64),
         ]
     return arrays
+
+
+def _batches(rows: int, batch: int | None, steps: int, seed: int) -> Iterator[slice | npt.NDArray[np.int_]]:
+    """The rows that each step sees: every row once before any comes again."""
+    if batch is None or batch >= rows:
+        yield from (slice(None) for _ in range(steps))
+        return
+    dice = np.random.default_rng(seed)
+    each = rows // batch
+    for step in range(steps):
+        place = step % each
+        if place == 0:
+            order = dice.permutation(rows)
+        yield order[place * batch : (place + 1) * batch]
 
 
 @dataclass(frozen=True)
@@ -113,11 +147,15 @@ class Blend:
         trees: int = 1,
         networks: int = 3,
         weight: float = 0.5,
+        training: Training | None = None,
+        single: bool = False,
         **settings: Any,
     ) -> Blend:
-        """Fits both to the same rows; `settings` are LightGBM's, over this module's own."""
+        """Fits both to the same rows; `settings` are LightGBM's, over this module's own. `single` keeps leaves in half."""
         grown = tuple(Trees.fit(features, target, seed=seed + place, **{**_TREES, **settings}) for place in range(trees))
-        return cls(grown, Networks.fit(features, target, seed, networks) if networks else None, weight)
+        if single:
+            grown = tuple(replace(one, value=one.value.astype(np.float32).astype(np.float64)) for one in grown)
+        return cls(grown, Networks.fit(features, target, seed, networks, training) if networks else None, weight)
 
     def values(self, features: Floats) -> Floats:
         """What the blend says for each row of `features`."""
@@ -140,17 +178,31 @@ class Blend:
             kept |= {"networks.centre": self.networks.centre, "networks.scale": self.networks.scale}
             kept |= {f"networks.weights{place}": values for place, values in enumerate(self.networks.weights)}
             kept |= {f"networks.offsets{place}": values for place, values in enumerate(self.networks.offsets)}
-        return kept
+        return {name: _narrow(values) for name, values in kept.items()}
 
     @classmethod
     def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Blend:
         """The blend that `arrays` were taken from."""
+        arrays = {name: _wide(values) for name, values in arrays.items()}
         trees = tuple(Trees.load(part(arrays, f"trees{place}")) for place in range(int(arrays["trees"])))
         kept = part(arrays, "networks")
         if not kept:
             return cls(trees, None)
         weights, offsets = ((kept[f"{name}0"], kept[f"{name}1"], kept[f"{name}2"]) for name in ("weights", "offsets"))
         return cls(trees, Networks(kept["centre"], kept["scale"], weights, offsets), float(arrays["weight"]))
+
+
+def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """In half the bytes where nothing is lost: a network's weights always, leaves where they were rounded."""
+    if values.dtype != np.float64:
+        return values
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float32)
+    return half if np.array_equal(half, values) else values
+
+
+def _wide(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values.astype(np.float64) if values.dtype == np.float32 else values
 
 
 def part(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,96 +12,172 @@ import numpy.typing as npt
 from steptime.models.kernels.forms import text_array
 
 Floats = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating[Any]]  # kept as precisely as the places that lists are fitted to
+Ints = npt.NDArray[np.int_]
 
-_BETWEEN = "\n"  # between the kernels of one list, where lists are kept as text
-# How many neighbours say a level (a measured call is there cold and warm), and the distance within which they count alike.
-_NEAR, _SOFTENING = 6, 0.3
-_TWIN, _TWIN_REACH = 0.9, 0.05  # how far a measured twin is believed, and the distance over which that fades
+_BETWEEN = "\n"  # between the kernels of one list, in files that keep lists as text
+# How far a measured twin is believed, and the distance over which that fades: chosen on validation rows of convolutions, where
+# more than one neighbour, or one that is believed from further away, errs more.
+_TWIN, _TWIN_REACH = 0.9, 0.2
+_BLOCK = 1 << 17  # distances computed at once: what a second-level cache holds
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths, one behind the other."""
+
+    values: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int32]
+    starts: Ints
+
+    @classmethod
+    def of(cls, values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Ragged:
+        """The rows that lie in `values`, so many in each."""
+        return cls(values, lengths.astype(np.int32), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)[:-1]]).astype(int))
+
+    def row(self, place: int) -> npt.NDArray[Any]:
+        """One of the rows."""
+        start = self.starts[place]
+        return self.values[start : start + self.lengths[place]]
 
 
 @dataclass(frozen=True)
 class Lists:
     """Measured lists with the share of the time that each kernel of them took, found by kind and then by distance."""
 
-    kinds: npt.NDArray[np.str_]  # list -> kind: what has to agree; sorted
-    places: Floats  # list -> where it lies, shape (lists, coordinates)
-    kernels: npt.NDArray[np.str_]  # list -> names of its kernels, in order
-    shares: Floats  # list -> share of each kernel, shape (lists, longest list)
-    levels: Floats  # list -> logarithm of its time over the time by the book
+    kinds: npt.NDArray[np.str_]  # kind -> its name: what has to agree; sorted
+    bounds: Ints  # kind -> its first list, and behind the last kind the number of lists
+    places: Reals  # where each list lies, shape (coordinates, lists)
+    names: npt.NDArray[np.str_]  # kernel -> name
+    kernels: Ragged  # distinct list -> its kernels, in order
+    which: npt.NDArray[np.int32]  # list -> distinct list
+    shares: Ragged  # list -> share of each kernel
+    levels: Reals  # logarithm of the time over the time by the book, shape (lists, states)
 
     @classmethod
     def fit(
         cls,
         kinds: Sequence[str],
-        places: Floats,
+        places: Reals,
         kernels: Sequence[Sequence[str]],
         times_ns: Sequence[Sequence[float]],
         levels: Floats,
+        states: Sequence[int] | None = None,
     ) -> Lists:
-        """Keeps the lists; of calls of one kind that lie at one place, the first."""
-        seen: dict[tuple[str, bytes], int] = {}
+        """Keeps the lists; of calls of one kind that lie at one place, the first, and the first level of each state."""
+        seen: dict[tuple[str, bytes], dict[int, int]] = {}  # where -> state -> row
         for row, (kind, place) in enumerate(zip(kinds, places, strict=True)):
-            seen.setdefault((kind, place.tobytes()), row)
-        kept = sorted(seen.values(), key=lambda row: (kinds[row], row))
-        shares = np.zeros((len(kept), max((len(times_ns[row]) for row in kept), default=1)))
-        for order, row in enumerate(kept):
-            shares[order, : len(times_ns[row])] = np.asarray(times_ns[row]) / sum(times_ns[row])
-        names = text_array([_BETWEEN.join(kernels[row]) for row in kept])
-        return cls(text_array([kinds[row] for row in kept]), places[kept], names, shares, levels[kept])
+            seen.setdefault((kind, place.tobytes()), {}).setdefault(states[row] if states is not None else 0, row)
+        firsts = {next(iter(by_state.values())): by_state for by_state in seen.values()}
+        kept = sorted(firsts, key=lambda row: (kinds[row], row))
+        count = 1 + max(states) if states is not None and len(states) else 1
+        # A list that was not measured in some state says what it does in the one that it was measured in.
+        chosen = np.array([[firsts[row].get(state, row) for state in range(count)] for row in kept], dtype=int).reshape(-1, count)
+        shares = [np.asarray(times_ns[row]) / sum(times_ns[row]) for row in kept]
+        lengths = np.array([len(times_ns[row]) for row in kept], dtype=np.int32)
+        held, bounds = np.unique([kinds[row] for row in kept], return_index=True) if kept else (text_array([]), np.zeros(0, int))
+        names, distinct, which = _distinct([tuple(kernels[row]) for row in kept])
+        return cls(
+            kinds=held.astype(np.str_),
+            bounds=np.append(bounds, len(kept)),
+            places=np.ascontiguousarray(places[kept].T),
+            names=names,
+            kernels=distinct,
+            which=which,
+            shares=Ragged.of(np.concatenate([*shares, np.zeros(0)]).astype(places.dtype), lengths),
+            levels=levels[chosen].astype(places.dtype),
+        )
 
-    def nearest(self, kinds: Sequence[str], places: Floats) -> Near:
-        """The lists that lie nearest to each of the places among those of its kind."""
-        lists = np.full((len(kinds), _NEAR), -1)
-        distances = np.full((len(kinds), _NEAR), np.inf)
-        asked = np.asarray(kinds, dtype=np.str_)
-        for kind in sorted(set(kinds)):
-            rows = np.flatnonzero(asked == kind)
-            first, last = (int(np.searchsorted(self.kinds, kind, side=side)) for side in ("left", "right"))
-            apart = np.abs(places[rows, None, :] - self.places[None, first:last, :]).sum(axis=2)
-            order = apart.argsort(axis=1, kind="stable")[:, :_NEAR]
-            count = order.shape[1]
-            lists[rows, :count] = first + order
-            distances[rows, :count] = np.take_along_axis(apart, order, axis=1)
-        return Near(self, lists, distances)
+    def nearest(self, kinds: Sequence[str], places: Reals, states: Sequence[int] | None = None) -> Near:
+        """The list that lies nearest to each of the places among those of its kind."""
+        found, distances = np.full(len(kinds), -1), np.full(len(kinds), np.inf)
+        for rows, first, last in self._asked(kinds):
+            step = max(1, _BLOCK // (last - first))
+            for start in range(0, len(rows), step):
+                here = rows[start : start + step]
+                apart = _apart(places[here], self.places[:, first:last])
+                found[here] = first + apart.argmin(axis=1)  # of equal ones the first
+                distances[here] = apart.min(axis=1)
+        asked = np.zeros(len(kinds), dtype=int) if states is None else np.asarray(states, dtype=int)
+        return Near(self, found, distances, np.minimum(asked, self.levels.shape[1] - 1))
+
+    def _asked(self, kinds: Sequence[str]) -> Iterator[tuple[Ints, int, int]]:
+        """For each kind that is both asked for and known: who asks, and the range of its lists."""
+        asked, kind_of = np.unique(np.asarray(kinds, dtype=np.str_), return_inverse=True)
+        by_kind = np.split(np.argsort(kind_of, kind="stable"), np.cumsum(np.bincount(kind_of, minlength=len(asked)))[:-1])
+        for kind, rows in zip(asked, by_kind, strict=True):
+            place = int(np.searchsorted(self.kinds, kind))
+            if place < len(self.kinds) and self.kinds[place] == kind:
+                yield rows, int(self.bounds[place]), int(self.bounds[place + 1])
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same lists from."""
-        return {name: getattr(self, name) for name in ("kinds", "places", "kernels", "shares", "levels")}
+        plain = {name: getattr(self, name) for name in ("kinds", "places", "names", "which", "levels")}
+        ragged = {"kernels": self.kernels, "shares": self.shares}
+        return {
+            **plain,
+            "bounds": self.bounds.astype(np.int32),
+            **{name: rows.values for name, rows in ragged.items()},
+            **{f"{name}.lengths": rows.lengths for name, rows in ragged.items()},
+        }
 
     @classmethod
     def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Lists:
         """The lists that `arrays` were taken from."""
-        return cls(arrays["kinds"], arrays["places"], arrays["kernels"], arrays["shares"], arrays["levels"])
+        if "which" not in arrays:
+            return _from_text(arrays)
+        plain = {name: arrays[name] for name in ("kinds", "places", "names", "which", "levels")}
+        ragged = {name: Ragged.of(arrays[name], arrays[f"{name}.lengths"]) for name in ("kernels", "shares")}
+        return cls(bounds=arrays["bounds"].astype(int), **plain, **ragged)
+
+
+def _from_text(arrays: Mapping[str, npt.NDArray[Any]]) -> Lists:
+    """Lists from a file that keeps each list's kernels as a text of its own."""
+    kernels = [str(text).split(_BETWEEN) for text in arrays["kernels"]]
+    times = [shares[: len(names)].tolist() for names, shares in zip(kernels, arrays["shares"], strict=True)]
+    return Lists.fit([str(kind) for kind in arrays["kinds"]], arrays["places"], kernels, times, arrays["levels"])
+
+
+def _distinct(lists: Sequence[tuple[str, ...]]) -> tuple[npt.NDArray[np.str_], Ragged, npt.NDArray[np.int32]]:
+    """The names that occur, the distinct lists, and which of those each list is."""
+    seen: dict[tuple[str, ...], int] = {}
+    which = np.array([seen.setdefault(one, len(seen)) for one in lists], dtype=np.int32)
+    names = sorted({name for one in seen for name in one})
+    place_of = {name: place for place, name in enumerate(names)}
+    places = np.array([place_of[name] for one in seen for name in one], dtype=np.int32)
+    return text_array(names), Ragged.of(places, np.array([len(one) for one in seen], dtype=np.int32)), which
+
+
+def _apart(asked: Reals, known: Reals) -> Reals:
+    """Distances, shape (asked, known), coordinate by coordinate: all at once would not fit a cache."""
+    apart = np.zeros((len(asked), known.shape[1]), dtype=known.dtype)
+    for here, there in zip(asked.astype(known.dtype).T, known, strict=True):
+        apart += np.abs(here[:, None] - there)
+    return apart
 
 
 @dataclass(frozen=True)
 class Near:
-    """The nearest lists of some calls, nearest first; -1 where there are no more of that kind."""
+    """The nearest list of each of some calls; -1 where there is none of its kind."""
 
     lists: Lists
-    found: npt.NDArray[np.int_]
+    found: Ints
     distances: Floats
+    states: Ints  # call -> its state
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
         """Whether a call's kind was measured at all."""
-        known: npt.NDArray[np.bool_] = self.found[:, 0] >= 0
+        known: npt.NDArray[np.bool_] = self.found >= 0
         return known
 
     def launches(self, call: int) -> tuple[tuple[str, ...], Floats]:
         """Names and shares of the list nearest to a call whose kind is known."""
-        near = self.found[call, 0]
-        names = tuple(str(self.lists.kernels[near]).split(_BETWEEN))
-        return names, self.lists.shares[near, : len(names)]
+        near = self.found[call]
+        names = tuple(self.lists.names[self.lists.kernels.row(self.lists.which[near])].tolist())
+        return names, self.lists.shares.row(near).astype(np.float64)
 
     def twins(self) -> tuple[Floats, Floats]:
-        """What the nearest list of each call says, and how far to believe it: only where it lies at the very same place."""
-        belief: Floats = _TWIN * np.exp(-self.distances[:, 0] / _TWIN_REACH)
-        return self.lists.levels[self.found[:, 0]], belief
-
-    def levels(self) -> Floats:
-        """What the neighbours of each call say, the nearer the louder; 0 where there are none."""
-        loud = np.where(self.found >= 0, (self.distances + _SOFTENING) ** -2.0, 0.0)
-        total = loud.sum(axis=1)
-        said: Floats = (loud * self.lists.levels[self.found]).sum(axis=1) / np.where(total > 0, total, 1.0)
-        return said
+        """What the nearest list of each call says, and how far to believe it: hardly, unless it lies at the very same place."""
+        belief: Floats = _TWIN * np.exp(-self.distances / _TWIN_REACH)
+        return self.lists.levels[self.found, self.states].astype(np.float64), belief

@@ -35,6 +35,7 @@ class MeasuredLookups:
     series: npt.NDArray[np.str_]  # [lookups] those of one series differ in which rows are looked up alone; "" for none
     kernel_names: list[tuple[str, ...]]  # [lookups] in launch order
     kernel_ns: list[tuple[float, ...]]  # [lookups]
+    times_ns: list[tuple[float, ...]]  # [lookups] repeats
 
     def __len__(self) -> int:
         """How many there are."""
@@ -51,6 +52,7 @@ class MeasuredLookups:
             self.series[chosen],
             [self.kernel_names[place] for place in chosen],
             [self.kernel_ns[place] for place in chosen],
+            [self.times_ns[place] for place in chosen],
         )
 
     def of(self, *splits: str) -> MeasuredLookups:
@@ -97,6 +99,7 @@ def _measured(kind: tuple[str, str], rows: Sequence[dict[str, Any]], streams: St
         np.array([row["series"] or "" for row in rows]),
         [tuple(row["kernel_names"]) for row in rows],
         [tuple(row["kernel_ns"]) for row in rows],
+        [tuple(row["times_ns"]) for row in rows],
     )
 
 

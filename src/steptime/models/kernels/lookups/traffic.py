@@ -24,11 +24,13 @@ def distinct(tables: TableColumns, share: Floats) -> Floats:
 
 
 def _locality(tables: TableColumns, windows: Floats) -> Floats:
-    """What the order of lookups does to windows of so many, [tables]."""
-    at = np.clip(np.log2(np.maximum(windows, 1.0)), 0.0, len(WINDOWS) - 1.001)
-    low = at.astype(np.intp)
+    """What the order of lookups does to windows of so many, [tables]. The last of a table's windows is its whole batch."""
+    last = np.clip(np.log2(np.maximum(tables.lookups, 2.0)), 1.0, len(WINDOWS) - 1.001)
+    at = np.minimum(np.log2(np.maximum(windows, 1.0)), last)
+    low = np.minimum(at, np.ceil(last) - 1).astype(np.intp)
+    part = (at - low) / np.minimum(1.0, last - low)
     each = np.arange(len(tables))
-    found: Floats = tables.locality[each, low] * (1 - (at - low)) + tables.locality[each, low + 1] * (at - low)
+    found: Floats = tables.locality[each, low] * (1 - part) + tables.locality[each, low + 1] * part
     return found
 
 

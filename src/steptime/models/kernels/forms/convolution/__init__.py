@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from steptime.models.kernels.call import Call
 from steptime.models.kernels.forms import Arrays
-from steptime.models.kernels.forms.blend import Blend, part, prefixed
+from steptime.models.kernels.forms.blend import Blend, Training, part, prefixed
 from steptime.models.kernels.forms.convolution.features import Columns, Pass, crowd, table
 from steptime.models.kernels.forms.convolution.layer import BIAS, FPROP, WGRAD, Layer, layer_of
 from steptime.models.kernels.forms.convolution.passes import short_name, split
@@ -32,16 +32,18 @@ Floats = npt.NDArray[np.float64]
 
 # Where one pass belongs: which of the fitted blends answers for it.
 _DENSE, _DEPTHWISE, _GROUPED, _BIAS, _PARTS = "dense", "depthwise", "grouped", "bias", "parts"
+# All chosen on validation rows, of whole GPUs but for the last: absolute error, because a few calls take a path of their own.
+_GROWN: dict[str, Any] = {"objective": "regression_l1", "max_depth": 12, "learning_rate": 0.1, "single": True}
+_TRAINED = Training(width=128, steps=6000, rate=0.005, knee=0.02, batch=512)
+_FEW = replace(_TRAINED, steps=2000)
 _BLENDS: dict[str, dict[str, Any]] = {
-    _DENSE: {"networks": 4},
-    _DEPTHWISE: {"num_leaves": 15, "weight": 0.75},
-    _GROUPED: {"num_leaves": 15, "weight": 0.9},
-    _BIAS: {"rounds": 150, "num_leaves": 8, "networks": 0},
-    _PARTS: {"rounds": 150, "num_leaves": 4, "min_data_in_leaf": 30, "networks": 0},
+    _DENSE: {**_GROWN, "num_leaves": 127, "rounds": 200, "networks": 3, "training": _TRAINED},
+    _DEPTHWISE: {**_GROWN, "num_leaves": 31, "rounds": 150, "networks": 3, "training": _FEW, "weight": 0.75},
+    _GROUPED: {**_GROWN, "num_leaves": 31, "rounds": 150, "networks": 3, "training": _FEW},
+    _BIAS: {"rounds": 300, "num_leaves": 15, "networks": 0, "single": True},
+    _PARTS: {"rounds": 150, "num_leaves": 4, "min_data_in_leaf": 30, "networks": 0, "single": True},
 }
-_NEIGHBOURS = 0.2  # how much the nearest measured passes say about a dense one, chosen on validation rows
 _PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scatter too much to believe it whole
-_WARM_APART = 0.1  # how far apart the two cache states of one pass lie, beside logarithms of sizes
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
 # Everything was chosen before; there are few rows.
@@ -87,7 +89,7 @@ class Convolution:
         """Features and times of passes, and the measured passes that lie near them."""
         columns = Columns(passes)
         features, base = table(columns)
-        near = self.lists.nearest([_kind(one) for one in passes], _place(passes))
+        near = self.lists.nearest([_kind(one) for one in passes], _place(passes), _states(passes))
         ratios = _ratios(self.blends, passes, features, near)
         shared = columns.share > 1
         if _PARTS in self.blends and shared.any():
@@ -110,8 +112,6 @@ def _ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats, 
         here = groups == name
         if name in blends and here.any():
             ratios[here] = blends[name].values(features[here])
-    known = (groups == _DENSE) & near.known
-    ratios[known] += _NEIGHBOURS * (near.levels()[known] - ratios[known])
     levels, belief = near.twins()
     belief *= near.known & np.asarray([one.question.share == 1 for one in passes])
     ratios += belief * (levels - ratios)
@@ -141,11 +141,14 @@ def _kind(one: Pass) -> str:
     return f"{one.name} {'forward' if FPROP in layer.passes else 'backward'} {precision} {order} {grouping} {point}"
 
 
-def _place(passes: Sequence[Pass]) -> Floats:
+def _place(passes: Sequence[Pass]) -> npt.NDArray[np.float32]:
     """Where a pass lies among those of its kind; what cuDNN's rules go by counts most."""
-    return np.array([(*_coordinates(one.layer), _WARM_APART * one.question.warm) for one in passes], dtype=np.float64).reshape(
-        len(passes), -1
-    )
+    return np.array([_coordinates(one.layer) for one in passes], dtype=np.float32).reshape(len(passes), -1)
+
+
+def _states(passes: Sequence[Pass]) -> list[int]:
+    """A pass is measured cold and warm, at one place."""
+    return [int(one.question.warm) for one in passes]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -181,9 +184,9 @@ def fit(rows: Sequence[Row], seed: int) -> Convolution:
     shared = columns.share > 1  # they scatter five times as much: fitted apart
     blends = _fit_whole(passes, features, target, ~shared, seed)
     kinds, places_of = [_kind(one) for one in passes], _place(passes)
-    lists = Lists.fit(kinds, places_of, kernels, spans, target)
+    lists = Lists.fit(kinds, places_of, kernels, spans, target, _states(passes))
     if shared.any():
-        known = _ratios(blends, passes, features, lists.nearest(kinds, places_of))
+        known = _ratios(blends, passes, features, lists.nearest(kinds, places_of, _states(passes)))
         blends[_PARTS] = Blend.fit(crowd(columns, base)[shared], (target - known)[shared], seed, **_BLENDS[_PARTS])
     return Convolution(blends, lists, features.min(axis=0), features.max(axis=0))
 

@@ -1,0 +1,101 @@
+"""`Curve`: time over bytes of one collective, continuous and never falling: latency, transition, bandwidth, and switches.
+
+The logarithm of the time is piecewise linear over that of the bytes, a knot per octave, with slopes that are not negative and
+change as little as the rows allow. Below the smallest size it is flat; beyond the largest, time grows at least like the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+
+# How much a change of slope costs against a row that is off: .03 to .3 do as well on loopback rows left out in turn.
+_PENALTY = 0.1
+_ROUNDS = 4
+# A row off by so many times the usual distance counts less, and one off by less than a percent does not count as off.
+_USUAL, _CLOSE = 1.5, 0.01
+_LEAST_KNOTS = 3
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Knots in log2 of bytes, and ln of nanoseconds at them."""
+
+    knots: Floats
+    log_ns: Floats
+
+    @property
+    def last_slope(self) -> float:
+        """ln of time per octave beyond the last knot: at least that of a time in proportion to bytes."""
+        slope = (self.log_ns[-1] - self.log_ns[-2]) / (self.knots[-1] - self.knots[-2])
+        return float(max(slope, np.log(2.0)))
+
+    @property
+    def smallest_bytes(self) -> float:
+        """Below, nothing was measured."""
+        return float(2.0 ** self.knots[0])
+
+    @property
+    def largest_bytes(self) -> float:
+        """Beyond, nothing was measured."""
+        return float(2.0 ** self.knots[-1])
+
+    def ns(self, size_bytes: npt.ArrayLike) -> Floats:
+        """Of messages of so many bytes."""
+        places = np.log2(np.maximum(np.asarray(size_bytes, dtype=np.float64), 1.0))
+        beyond = self.last_slope * np.maximum(places - self.knots[-1], 0.0)
+        found: Floats = np.exp(np.interp(places, self.knots, self.log_ns) + beyond)
+        return found
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain values, to the microsecond's last digit."""
+        return {
+            "log2_bytes": [round(float(knot), 4) for knot in self.knots],
+            "log_ns": [round(float(value), 5) for value in self.log_ns],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Curve:
+        """The curve that `to_dict` gave; what cannot be one is said by the caller, who knows where it stands."""
+        knots, log_ns = (np.array(values[name], dtype=np.float64) for name in ("log2_bytes", "log_ns"))
+        if knots.ndim != 1 or knots.shape != log_ns.shape or len(knots) < 2 or not np.all(np.isfinite(knots + log_ns)):
+            raise ValueError("a curve needs as many log2_bytes as log_ns, two or more, all finite")
+        if (np.diff(knots) <= 0).any() or (np.diff(log_ns) < 0).any():
+            raise ValueError("a curve's log2_bytes ascend and its log_ns do not fall")
+        return cls(knots, log_ns)
+
+
+def fit_curve(size_bytes: npt.ArrayLike, time_ns: npt.ArrayLike, *, penalty: float = _PENALTY) -> Curve:
+    """The curve through measured times; few that are far off count less. Sizes need not be distinct."""
+    sizes, times = (np.asarray(values, dtype=np.float64) for values in (size_bytes, time_ns))
+    if len(sizes) < _LEAST_KNOTS or len(set(sizes.tolist())) < _LEAST_KNOTS or sizes.min() < 1 or times.min() <= 0:
+        raise InputError(f"a curve over bytes needs {_LEAST_KNOTS} sizes of a byte or more with times above 0")
+    try:
+        optimize: Any = import_module("scipy.optimize")
+    except ImportError as error:
+        raise InputError("fitting collectives needs SciPy: install steptime[fit]") from error
+    places, logs = np.log2(sizes), np.log(times)
+    knots = np.linspace(places.min(), places.max(), max(_LEAST_KNOTS, round(float(np.ptp(places))) + 1))
+    width = np.diff(knots)
+    basis = np.clip(places[:, None] - knots[:-1], 0.0, width)
+    bends = np.sqrt(penalty) * np.diff(np.eye(len(width)), axis=0)
+    still = np.zeros((len(bends), 2))  # the level, above and below nothing, bends nothing
+    weight = np.ones(len(places))
+    level, slopes = 0.0, np.zeros(len(width))
+    for _ in range(_ROUNDS):
+        own = np.sqrt(weight)[:, None]
+        rows = np.concatenate([np.concatenate([own, -own, basis * own], axis=1), np.concatenate([still, bends], axis=1)])
+        found, _ = optimize.nnls(rows, np.concatenate([logs * own[:, 0], np.zeros(len(bends))]))
+        level, slopes = float(found[0] - found[1]), found[2:]
+        off = np.abs(logs - level - basis @ slopes)
+        weight = 1.0 / np.maximum(1.0, off / max(_USUAL * float(np.median(off)), _CLOSE))
+    return Curve(knots, level + np.concatenate([[0.0], np.cumsum(slopes * width)]))
