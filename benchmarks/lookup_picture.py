@@ -212,9 +212,9 @@ def drawn_panel(panel: Panel, left: float) -> Iterator[str]:
 
 def legend(panels: Sequence[Panel]) -> Iterator[str]:
     """Under the panels, four in a row."""
-    entries = [("measured", "")]
+    entries = [("measured, not fitted to", "")]
     if any(any(panel.fitted) for panel in panels):
-        entries = [("measured, not fitted to", ""), ("measured, fitted to", "fitted")]
+        entries.append(("measured, fitted to", "fitted"))
     entries += [(name, name) for name in STYLES if name in panels[0].lines]
     for place, (words, name) in enumerate(entries):
         x, y = 60 + 220 * (place % 4), HEIGHT - 58 + 26 * (place // 4)
@@ -260,8 +260,6 @@ def main() -> None:
         for name, times in {"measured": panels[-1].measured, **panels[-1].lines}.items():
             print(f"  {name:22}" + "".join(f"{time:11,.1f}" for time in times) + " us")
     shown = tables_of(implementation, measured[implementation, DIRECTIONS[0]], series)
-    if chosen.unseen:
-        shown += "; no model was fitted to such series"
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(picture(panels, shown), encoding="utf-8")
 

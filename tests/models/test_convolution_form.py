@@ -12,7 +12,8 @@ import pytest
 from steptime.errors import InputError
 from steptime.measurements.shipped import shipped
 from steptime.models.kernels.call import Argument, Call, TensorArg
-from steptime.models.kernels.forms import blend, convolution
+from steptime.models.kernels.forms import convolution
+from steptime.models.kernels.forms.blend import Training
 from steptime.models.kernels.forms.convolution.features import Columns, Pass, table
 from steptime.models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
 from steptime.models.kernels.forms.convolution.passes import short_name, split
@@ -44,8 +45,8 @@ def rows() -> list[Row]:
 @pytest.fixture(scope="module")
 def form(rows: list[Row]) -> Iterator[convolution.Convolution]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blend, "_STEPS", 60)
-        patch.setitem(blend._TREES, "rounds", 60)
+        quick = {"rounds": 60, "training": Training(steps=60)}
+        patch.setattr(convolution, "_BLENDS", {name: {**settings, **quick} for name, settings in convolution._BLENDS.items()})
         yield convolution.fit(rows, seed=0)
 
 

@@ -8,6 +8,7 @@ import lightgbm
 import numpy as np
 import pytest
 
+from steptime.errors import InputError
 from steptime.models.kernels.forms.trees import Trees
 
 
@@ -68,3 +69,10 @@ def test_chunks_of_rows_do_not_change_values() -> None:
 
 def test_a_constant_has_one_value() -> None:
     assert list(Trees.constant(1.5).values(np.zeros((3, 2)))) == [1.5, 1.5, 1.5]
+
+
+def test_features_of_another_width_are_said() -> None:
+    features, target = _sample(50)
+    fitted = Trees.fit(features, target, rounds=5)
+    with pytest.raises(InputError, match="trees grown on 4 features were asked with 3: fit these models again"):
+        fitted.values(features[:, :3])

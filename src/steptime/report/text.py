@@ -141,11 +141,11 @@ def _iterations(console: Console, iterations: Iterations, recorded_ms: float) ->
     shown = (iterations.mean_ms, iterations.std_ms, min(times), *levels, max(times))
     heads = ("mean", "standard\ndeviation", "smallest", "quantile\n10 %", "quantile\n50 %", "quantile\n90 %", "largest")
     print_numbers(console, heads, [[time_ms(value) for value in shown]])
-    rank, alone_ms = max(iterations.alone_ms.items(), key=lambda item: item[1])
-    more_ms = max(times) - recorded_ms
-    if time_ms(max(more_ms, 0.0)) == time_ms(0.0):
+    if time_ms(max(times) - min(times)) == time_ms(0.0):
+        print_line(console, "Lookups", "hidden behind other work: their rows make no step longer or shorter", spaced=False)
         return
-    line = f"iteration {iterations.slowest}: {time_ms(more_ms)} ms longer than the recorded step"
+    rank, alone_ms = max(iterations.alone_ms.items(), key=lambda item: item[1])
+    line = f"iteration {iterations.slowest}: {time_ms(max(*times, recorded_ms) - recorded_ms)} ms longer than the recorded step"
     if alone_ms > 0:
         line += f"; with the lookups of rank {rank} alone {time_ms(alone_ms)} ms longer"
     print_line(console, "Slowest", line, spaced=False)

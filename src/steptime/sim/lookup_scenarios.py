@@ -75,8 +75,8 @@ class LookupWorks:
 def lookup_works(program: Program, implementation: str = "") -> LookupWorks:
     """What a program's lookup ops launch, by direction; the implementation says which ops beside the evident ones are lookups.
 
-    The update of rows from a sparse gradient belongs to the backward pass, as it does in the measured lookups; an optimiser's
-    pass over all rows of dense gradients does not depend on what was looked up and is left alone.
+    The update of rows from a sparse gradient belongs to the backward pass, as it does in the measured lookups. An optimiser's
+    pass over all rows of a dense gradient is left as recorded: it does not depend on what was looked up.
     """
     ops, works = program.ops, program.works
     names = [program.names[name] for name in ops.name.tolist()]

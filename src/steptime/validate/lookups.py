@@ -33,6 +33,8 @@ _WHOLE = "whole GPU"
 _QUARTERS = ("least skewed quarter", "second quarter", "third quarter", "most skewed quarter")
 # Series in which times differ by less say little about which order is right.
 _APART = 2.0
+# Lookups of a series are alike but for what chance does to bag lengths; one row of one series is not.
+_ALIKE = 1.05
 # A series of fewer has no rank correlation to speak of.
 _LEAST = 4
 _COMPANY = {"idle": "idle parts", "same": "parts that do the same", "streaming": "parts that stream memory"}
@@ -233,12 +235,14 @@ def _rank_correlations(measured: MeasuredLookups, predicted: npt.NDArray[np.floa
     """Of every series, caches and optimisers apart, whose times differ by a factor of `_APART` or more."""
     groups: dict[tuple[str, bool, int], list[int]] = defaultdict(list)
     lookups = measured.lookups
+    number = lookups.sums(lookups.pool.tables.lookups)
     for place, name in enumerate(measured.series.tolist()):
         groups[name, bool(lookups.warm[place]), int(lookups.optimizer[place])].append(place)
     found = []
     for places in groups.values():
-        times = measured.time_ns[places]
-        if len(places) >= _LEAST and times.max() >= _APART * times.min():
+        times, sizes = measured.time_ns[places], number[places]
+        alike = sizes.max() <= _ALIKE * sizes.min()
+        if len(places) >= _LEAST and alike and times.max() >= _APART * times.min():
             found.append(rank_correlation(times, predicted[places]))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -96,7 +97,7 @@ _KERNELS = {
     ("embedding_sparse", "forward"): ("vectorized_gather_kernel",),
     BAGS: ("vectorized_gather_kernel", "indexFuncLargeIndex"),
     SPARSE: ("indexFuncLargeIndex",),
-    ("embedding_bag_dense", "backward"): ("arange", "radix_sort", "FillFunctor", "scan", "krn_partial_segment_offset",
+    ("embedding_bag_dense", "backward"): ("arange", "radix_sort", "FillFunctor", "unique_by_key", "krn_partial_segment_offset",
                                           "compute_grad_weight_bags", "sum_and_scatter", "multi_tensor_apply"),
     ("embedding_dense", "backward"): ("FillFunctor", "embedding_backward_feature_kernel", "multi_tensor_apply"),
 }  # fmt: skip
@@ -247,8 +248,16 @@ def test_kernels_are_told_apart_and_an_unknown_one_is_said() -> None:
     assert bag_backward.kinds_of(adagrad) == ["gather", "sort", "sort", "unique", "coalesce", "update", "update"]
     dense = ("Memset (Device)", "at::native::krn_partial_segment_offset<long>", "krn_partials_per_segment", "sum_and_scatter")
     assert dense_backward.kinds_of(dense) == ["sort", "offsets", "unique", "scatter"]
-    with pytest.raises(InputError, match="'surprise' is of no kind"):
-        rows_forward.kinds_of(["surprise"])
+    for module in (bag_backward, dense_backward, rows_forward):
+        with pytest.raises(InputError, match="'surprise' is of no kind"):
+            module.kinds_of(["surprise"])
+
+
+@pytest.mark.parametrize("kind", MINE)
+def test_no_rows_to_fit_are_said(kind: tuple[str, str]) -> None:
+    rows = _rows(kind)
+    with pytest.raises(InputError, match=f"no row of {kind[0]} {kind[1]} is of the split fit"):
+        maker(FORMS[kind]).fit(replace(rows, split=np.full(len(rows), "validation")), 0)
 
 
 # Fits.
@@ -269,6 +278,7 @@ def test_a_saved_form_is_the_same_and_the_order_of_lookups_does_not_matter(kind:
     again = maker(FORMS[kind]).load(form.arrays())
     found = form.times(rows.lookups)
     assert again.times(rows.lookups).ns.tolist() == found.ns.tolist()
+    assert pickle.dumps(form)  # Fits run side by side in processes, which hand forms over.
     assert maker(FORMS[kind]).fit(rows, 0).times(rows.lookups).ns.tolist() == found.ns.tolist()
     backwards = form.times(rows.lookups.take(np.arange(len(rows))[::-1]))
     assert backwards.time_ns[::-1] == pytest.approx(found.time_ns, rel=1e-12)

@@ -122,11 +122,9 @@ def _batches(rows: int, batch: int | None, steps: int, seed: int) -> Iterator[sl
         return
     dice = np.random.default_rng(seed)
     each = rows // batch
-    for step in range(steps):
-        place = step % each
-        if place == 0:
-            order = dice.permutation(rows)
-        yield order[place * batch : (place + 1) * batch]
+    for first in range(0, steps, each):
+        order = dice.permutation(rows)
+        yield from (order[place * batch : (place + 1) * batch] for place in range(min(each, steps - first)))
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,14 @@ class Lists:
         kept = sorted(firsts, key=lambda row: (kinds[row], row))
         count = 1 + max(states) if states is not None and len(states) else 1
         # A list that was not measured in some state says what it does in the one that it was measured in.
-        chosen = np.array([[firsts[row].get(state, row) for state in range(count)] for row in kept], dtype=int).reshape(-1, count)
+        chosen = np.array([[firsts[row].get(state, row) for state in range(count)] for row in kept], dtype=int).reshape(
+            -1, count
+        )
         shares = [np.asarray(times_ns[row]) / sum(times_ns[row]) for row in kept]
         lengths = np.array([len(times_ns[row]) for row in kept], dtype=np.int32)
-        held, bounds = np.unique([kinds[row] for row in kept], return_index=True) if kept else (text_array([]), np.zeros(0, int))
+        held, bounds = (
+            np.unique([kinds[row] for row in kept], return_index=True) if kept else (text_array([]), np.zeros(0, int))
+        )
         names, distinct, which = _distinct([tuple(kernels[row]) for row in kept])
         return cls(
             kinds=held.astype(np.str_),
@@ -126,9 +130,16 @@ class Lists:
         """The lists that `arrays` were taken from."""
         if "which" not in arrays:
             return _from_text(arrays)
-        plain = {name: arrays[name] for name in ("kinds", "places", "names", "which", "levels")}
-        ragged = {name: Ragged.of(arrays[name], arrays[f"{name}.lengths"]) for name in ("kernels", "shares")}
-        return cls(bounds=arrays["bounds"].astype(int), **plain, **ragged)
+        return cls(
+            kinds=arrays["kinds"],
+            bounds=arrays["bounds"].astype(int),
+            places=arrays["places"],
+            names=arrays["names"],
+            kernels=Ragged.of(arrays["kernels"], arrays["kernels.lengths"]),
+            which=arrays["which"],
+            shares=Ragged.of(arrays["shares"], arrays["shares.lengths"]),
+            levels=arrays["levels"],
+        )
 
 
 def _from_text(arrays: Mapping[str, npt.NDArray[Any]]) -> Lists:

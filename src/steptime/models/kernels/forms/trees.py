@@ -42,6 +42,7 @@ class Trees:
     value: Floats  # node -> what a leaf adds
     roots: Ints  # tree -> node
     depth: int
+    columns: int = 0  # of the features they were grown on; 0: any
 
     @classmethod
     def fit(
@@ -79,7 +80,8 @@ class Trees:
         if not roots:
             return cls.constant(0.0)
         joined = {name: np.concatenate(column) for name, column in columns.items()}
-        return cls(**joined, roots=np.asarray(roots, dtype=np.int32), depth=depth)
+        features = int(_field(text, "max_feature_idx")) + 1
+        return cls(**joined, roots=np.asarray(roots, dtype=np.int32), depth=depth, columns=features)
 
     @classmethod
     def constant(cls, value: float) -> Trees:
@@ -91,6 +93,8 @@ class Trees:
         """The sum of the trees for each row of `features`, shape (rows, columns)."""
         table = np.ascontiguousarray(features, dtype=np.float64)
         rows = table.shape[0]
+        if self.columns and table.shape[1] != self.columns:
+            raise InputError(f"trees grown on {self.columns} features were asked with {table.shape[1]}: fit these models again")
         found = np.empty(rows)
         step = max(1, _CHUNK // self.roots.size)
         for first in range(0, rows, step):
@@ -117,6 +121,7 @@ class Trees:
             "value": self.value,
             "roots": self.roots,
             "depth": np.asarray(self.depth),
+            "columns": np.asarray(self.columns),
         }
 
     @classmethod
@@ -129,7 +134,13 @@ class Trees:
             value=arrays["value"],
             roots=arrays["roots"],
             depth=int(arrays["depth"]),
+            columns=int(arrays["columns"]) if "columns" in arrays else 0,
         )
+
+
+def _field(text: str, name: str) -> str:
+    """A field of the head of a model in LightGBM's own text."""
+    return text.split(f"\n{name}=", 1)[1].split("\n", 1)[0]
 
 
 def _nodes(block: str) -> dict[str, npt.NDArray[Any]]:

@@ -34,12 +34,12 @@ Floats = npt.NDArray[np.float64]
 _DENSE, _DEPTHWISE, _GROUPED, _BIAS, _PARTS = "dense", "depthwise", "grouped", "bias", "parts"
 # All chosen on validation rows, of whole GPUs but for the last: absolute error, because a few calls take a path of their own.
 _GROWN: dict[str, Any] = {"objective": "regression_l1", "max_depth": 12, "learning_rate": 0.1, "single": True}
-_TRAINED = Training(width=128, steps=6000, rate=0.005, knee=0.02, batch=512)
-_FEW = replace(_TRAINED, steps=2000)
+_TRAINED = Training(width=128, steps=6000, rate=0.01, knee=0.02, batch=512)
+_FEWER = replace(_TRAINED, steps=3000, batch=256)
 _BLENDS: dict[str, dict[str, Any]] = {
-    _DENSE: {**_GROWN, "num_leaves": 127, "rounds": 200, "networks": 3, "training": _TRAINED},
-    _DEPTHWISE: {**_GROWN, "num_leaves": 31, "rounds": 150, "networks": 3, "training": _FEW, "weight": 0.75},
-    _GROUPED: {**_GROWN, "num_leaves": 31, "rounds": 150, "networks": 3, "training": _FEW},
+    _DENSE: {**_GROWN, "num_leaves": 127, "rounds": 250, "networks": 4, "training": _TRAINED},
+    _DEPTHWISE: {**_GROWN, "num_leaves": 31, "rounds": 200, "networks": 3, "training": _FEWER, "weight": 0.8},
+    _GROUPED: {**_GROWN, "num_leaves": 31, "rounds": 200, "networks": 2, "training": replace(_FEWER, width=64), "weight": 0.3},
     _BIAS: {"rounds": 300, "num_leaves": 15, "networks": 0, "single": True},
     _PARTS: {"rounds": 150, "num_leaves": 4, "min_data_in_leaf": 30, "networks": 0, "single": True},
 }

@@ -17,6 +17,8 @@ _GRID_BLOCKS, _BLOCK_WARPS, _WARP = 1024.0, 8.0, 32.0
 _GRID_WARPS = _GRID_BLOCKS * _BLOCK_WARPS
 """ATen's EmbeddingBag kernel is launched with so many warps; each walks bags, 32 elements of a row at a time."""
 
+# Blocks that an SM runs at a time: 2,048 threads.
+_RESIDENT = 8.0
 _BISECTIONS = 24
 # Mean of the largest of n normal values, over their deviation, at n = 1, 2, 4, 8.
 _LARGEST_OF = (0.0, 0.564, 1.029, 1.424)
@@ -68,7 +70,7 @@ def _balance_of(one: OneTable) -> Balance:
         mean=chunks * lengths.mean / active,
         sm=np.maximum(sm, 1.0),
         sm_mean=chunks * lengths.mean / one.sms,
-        waves=np.ceil(blocks / (one.sms * 8.0)),
+        waves=np.ceil(blocks / (one.sms * _RESIDENT)),
         active=active,
     )
 

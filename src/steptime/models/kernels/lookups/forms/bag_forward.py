@@ -14,7 +14,7 @@ from steptime.models.kernels.lookups.batch import Lookups
 from steptime.models.kernels.lookups.correction import named, part
 from steptime.models.kernels.lookups.forms import LookupTimes, inside_of, total_only
 from steptime.models.kernels.lookups.forms.bag_balance import Balance, balance_of
-from steptime.models.kernels.lookups.forms.bag_parts import OneTable, Traffic, sizes_of, traffic_of
+from steptime.models.kernels.lookups.forms.bag_parts import OneTable, Traffic, fit_rows, sizes_of, traffic_of
 from steptime.models.kernels.lookups.forms.bag_timed import Asked, Timed
 from steptime.models.kernels.lookups.rows import MeasuredLookups
 from steptime.models.kernels.question import OTHERS
@@ -47,7 +47,7 @@ class BagForward:
 
 def fit(measured: MeasuredLookups, seed: int) -> BagForward:
     """Fits to the rows of the split `fit`."""
-    rows = measured.of("fit")
+    rows = fit_rows(measured)
     one = OneTable.of(rows.lookups)
     sizes = sizes_of(one)
     return BagForward(Timed.fit(asked_of(one), rows.time_ns, seed), sizes.min(axis=0), sizes.max(axis=0))

@@ -15,7 +15,7 @@ from steptime.models.kernels.forms import Arrays
 from steptime.models.kernels.lookups.batch import Lookups
 from steptime.models.kernels.lookups.correction import named, part
 from steptime.models.kernels.lookups.forms import LookupTimes, inside_of
-from steptime.models.kernels.lookups.forms.bag_parts import OneTable, Traffic, sizes_of, traffic_of
+from steptime.models.kernels.lookups.forms.bag_parts import OneTable, Traffic, fit_rows, sizes_of, traffic_of
 from steptime.models.kernels.lookups.forms.bag_timed import Asked, Growth, Timed
 from steptime.models.kernels.lookups.question import OPTIMIZERS
 from steptime.models.kernels.lookups.rows import MeasuredLookups
@@ -124,7 +124,7 @@ class KernelSum:
         cls, kinds: Mapping[str, Kind], kind_of: Callable[[Sequence[str]], list[str]], measured: MeasuredLookups, seed: int
     ) -> KernelSum:
         """Fits each kind to its kernels in the rows of the split `fit`; `kind_of` names the kinds of a list of kernels."""
-        rows = measured.of("fit")
+        rows = fit_rows(measured)
         sizes = Sizes.of(rows.lookups)
         features = sizes.features()
         times = _times_by_kind(tuple(kinds), kind_of, rows)
@@ -164,6 +164,11 @@ class KernelSum:
         """The form that `arrays` were taken from."""
         names = [str(name) for name in arrays["timed"]]
         return cls(kinds, {name: Timed.load(part(arrays, name)) for name in names}, arrays["low"], arrays["high"])
+
+
+def gradient_bytes(sizes: Sizes) -> Floats:
+    """That a kernel writes which makes a gradient, or copies a row, for every lookup."""
+    return sizes.gradients
 
 
 def first_match(name: str, marks: Mapping[str, str]) -> str:

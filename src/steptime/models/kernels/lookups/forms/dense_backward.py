@@ -26,12 +26,19 @@ _MARKS = {
     "sum_and_scatter": "scatter",
     "embedding_backward_feature": "features",
     "multi_tensor_apply": "update",
-    "": "unique",
+    "unique_by_key": "unique",
+    "scan::Device": "unique",
+    "krn_partials_per_segment": "unique",
+    "compute_num_of_partial_segments": "unique",
 }
 _UNSORTED = 3072.0  # lookups without bags up to which ATen takes one kernel
 _TILE = 2048.0  # lookups that one block sorts by itself: fit rows have up to 1,990 with one block, and 2,760 without
 _CHUNK, _CHUNKS = 65536.0, 320.0  # elements of a block of the optimiser's kernels, and blocks of a launch
 _ADAGRAD_KERNELS = 5.0
+# A step of a row's sum, where the kernel before touched fewer and where it touched more than so many bytes, and how sharply one
+# turns into the other: rows in the splits `fit` and `validation` whose hottest row has thousands of lookups.
+_NEAR_NS, _FAR_NS = 49.0, 98.0
+_NEAR_BYTES, _NEAR_SHARPNESS = 68e6, 6.0
 _GB = 4e3  # bytes that memory moves in a nanosecond: scales terms, so that factors are near one
 
 
@@ -83,6 +90,10 @@ def _sort(sizes: Sizes) -> tuple[Columns, Columns]:
     )  # fmt: skip
 
 
+def _fills(sizes: Sizes) -> Floats:
+    return np.ones(len(sizes.lookups))
+
+
 def _fill(sizes: Sizes) -> tuple[Columns, Columns]:
     table = _table(sizes)
     filled = table / _GB
@@ -90,6 +101,10 @@ def _fill(sizes: Sizes) -> tuple[Columns, Columns]:
         [sizes.fixed, filled, _over(table, 1e7) / _GB, _over(table, L2_BYTES) / _GB],
         [filled * sizes.share, filled * sizes.share * sizes.crowded],
     )
+
+
+def _uniques(sizes: Sizes) -> Floats:
+    return 6.0 * _sorted(sizes)
 
 
 def _unique(sizes: Sizes) -> tuple[Columns, Columns]:
@@ -122,11 +137,16 @@ def _most(sizes: Sizes) -> Floats:
     return found
 
 
+def _read(sizes: Sizes) -> Floats:
+    """Bytes of gradients: of bags, or of lookups without bags."""
+    return sizes.one.batch * sizes.row if sizes.bag else sizes.gradients
+
+
 def _segments(sizes: Sizes) -> tuple[Columns, Columns]:
     """Sums of segments: a block for each that there could be; those there are walk ten lookups."""
     segments, blocks = _segments_of(sizes), sizes.lookups / 10 + _most(sizes)
     moved, sums = sizes.gradients / _GB, segments * sizes.dim * 4 / _GB
-    read = sizes.one.batch * sizes.row if sizes.bag else sizes.gradients
+    read = _read(sizes)
     return (
         [
             sizes.fixed, blocks, segments, segments * np.ceil(sizes.dim / 128), sizes.lookups / 10, moved, sums,
@@ -137,18 +157,25 @@ def _segments(sizes: Sizes) -> tuple[Columns, Columns]:
     )  # fmt: skip
 
 
+def _hottest_sum(sizes: Sizes) -> Floats:
+    """A row's segments are summed one after the other: the hottest row's are waited for."""
+    sums = _segments_of(sizes) * np.ceil(sizes.dim / 32) * 128  # float32, of whole warps
+    touched = 2 * sums + _read(sizes) + 16 * sizes.lookups
+    far = 1.0 / (1.0 + (_NEAR_BYTES / touched) ** _NEAR_SHARPNESS)
+    found: Floats = sizes.hot[:, 0] / 10 * (_NEAR_NS + (_FAR_NS - _NEAR_NS) * far)
+    return found
+
+
 def _scatter(sizes: Sizes) -> tuple[Columns, Columns]:
-    """A block for each row that there could be; a row's segments are summed one after the other, the hottest row's last."""
-    blocks, segments = _most(sizes), _segments_of(sizes)
-    steps, sums = sizes.hot[:, 0], segments * sizes.dim * 4
+    """A block for each row that there could be, and those that there are walk their segments."""
+    blocks, sums = _most(sizes), _segments_of(sizes) * sizes.dim * 4
     rows = sizes.updated / _GB
-    far = 1.0 / (1.0 + (L2_BYTES / sums) ** 4)
     return (
         [
-            sizes.fixed, blocks, _over(steps * 10, blocks), steps, steps * far, sums / _GB, sums * far / _GB, rows,
-            sizes.unique, sizes.hot[:, 3], sizes.fixed * np.minimum(steps / 10, 1.0),
+            sizes.fixed, blocks, sums / _GB, _over(sums, L2_BYTES) / _GB, rows, _over(sizes.updated, L2_BYTES) / _GB,
+            sizes.unique, sizes.hot[:, 3], sizes.fixed * np.minimum(sizes.hot[:, 0] / 10, 1.0),
         ],
-        [rows * sizes.share, blocks * sizes.share, steps * sizes.crowded],
+        [rows * sizes.share, blocks * sizes.share, sums / _GB * sizes.share],
     )  # fmt: skip
 
 
@@ -204,11 +231,11 @@ def _update(sizes: Sizes) -> tuple[Columns, Columns]:
 _PHYSICS = Growth(None, None)
 _KINDS = {
     "sort": Kind(_sorts, _sort, _PHYSICS),
-    "fill": Kind(lambda sizes: np.ones(len(sizes.lookups)), _fill, _PHYSICS),
-    "unique": Kind(lambda sizes: 6.0 * _sorted(sizes), _unique, Growth(FEW, None)),
+    "fill": Kind(_fills, _fill, _PHYSICS),
+    "unique": Kind(_uniques, _unique, Growth(FEW, None)),
     "offsets": Kind(_sorted, _offsets, _PHYSICS, spread=False),
     "segments": Kind(_sorted, _segments, _PHYSICS),
-    "scatter": Kind(_sorted, _scatter, _PHYSICS, spread=False),
+    "scatter": Kind(_sorted, _scatter, _PHYSICS, serial=_hottest_sum),
     "features": Kind(_unsorted, _features, _PHYSICS, spread=False),
     "update": Kind(_updates, _update, _PHYSICS),
 }

@@ -8,7 +8,15 @@ import numpy as np
 
 from steptime.lookups.columns import Floats
 from steptime.models.kernels.forms import Arrays
-from steptime.models.kernels.lookups.forms.bag_kernels import L2_BYTES, Columns, KernelSum, Kind, Sizes, first_match
+from steptime.models.kernels.lookups.forms.bag_kernels import (
+    L2_BYTES,
+    Columns,
+    KernelSum,
+    Kind,
+    Sizes,
+    first_match,
+    gradient_bytes,
+)
 from steptime.models.kernels.lookups.forms.bag_timed import FEW, Growth
 from steptime.models.kernels.lookups.rows import MeasuredLookups
 
@@ -51,4 +59,4 @@ def _gather(sizes: Sizes) -> tuple[Columns, Columns]:
     )
 
 
-_KINDS = {"gather": Kind(_gathers, _gather, Growth(FEW), moved=lambda sizes: sizes.gradients)}
+_KINDS = {"gather": Kind(_gathers, _gather, Growth(FEW), moved=gradient_bytes)}

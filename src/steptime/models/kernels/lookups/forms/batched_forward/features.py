@@ -39,7 +39,6 @@ def _of_launch(launch: Launch, lookups: Lookups) -> list[Floats]:
         launch.cold,
         lookups.warm.astype(np.float64),
         lookups.weighted.astype(np.float64),
-        lookups.counts.astype(np.float64),
     ]
 
 
@@ -47,16 +46,14 @@ def _of_tables(launch: Launch, tables: Tables, lookups: Lookups) -> list[Floats]
     rows = tables.lookups * tables.sector_bytes
     from_l2, missed = rows * tables.l1_missed, rows * tables.l2_missed
     values = (
-        tables.lookups, rows, from_l2, missed, tables.footprint, tables.programs.number, tables.bytes, tables.batch,
+        tables.lookups, rows, from_l2, missed, tables.footprint, tables.programs.number, tables.batch,
         tables.lookups * tables.dim, tables.lookups * tables.fixed, tables.lookups * tables.index_sectors,
-        tables.lookups * tables.local, tables.hottest, tables.out,
+        tables.lookups * tables.local, tables.out,
     )  # fmt: skip
     sums = [lookups.sums(column) for column in values]
-    number, read, second, memory, footprint, programs, size, bags, dims, fixed, sectors, local, hottest, out = sums
+    number, read, second, memory, footprint, programs, bags, dims, fixed, sectors, local, out = sums
     each, row_bytes = np.maximum(number, 1.0), np.maximum(read, 1.0)
-    steepest = lookups.member_sums(_eighth(launch.member_longest / launch.longest[lookups.lookup]))
     return [
-        _log(number),
         _log(read / launch.time),
         _log(second / launch.time),
         _log((memory * launch.cold + out) / launch.time),
@@ -64,7 +61,6 @@ def _of_tables(launch: Launch, tables: Tables, lookups: Lookups) -> list[Floats]
         memory / row_bytes,
         _log(footprint),
         _log(programs),
-        _log(size),
         _log(bags / lookups.counts),
         _log(number / np.maximum(bags, 1.0)),
         dims / each,
@@ -73,15 +69,8 @@ def _of_tables(launch: Launch, tables: Tables, lookups: Lookups) -> list[Floats]
         fixed / each,
         sectors / each,
         local / each,
-        hottest / each,
-        _log(steepest),
+        _log(launch.long),
     ]
-
-
-def _eighth(values: Floats) -> Floats:
-    square = values * values
-    fourth = square * square
-    return fourth * fourth
 
 
 def _of_longest(launch: Launch, tables: Tables, lookups: Lookups) -> list[Floats]:

@@ -16,7 +16,7 @@ from steptime.models.kernels.question import OTHERS
 
 # Programs that an SM runs at once. Of 11, 12 and 13 it explains best, on fit rows with one table of 2,048 and 8,192 equal
 # programs, that the latter take three times as long: two waves against six.
-_RESIDENT = 12.0
+_RESIDENT = (12.0, 16.0)
 # A miss of one of four rows delays a step as a whole.
 _ROWS_OF_STEP = 4.0
 
@@ -44,16 +44,19 @@ class Constants:
     memory_rate: float = 4e3
     line_rate: float = 500.0  # cache lines per ns that are asked for
     index_lines: float = 0.5  # lines that an index's sector counts as
-    row_overhead: float = 25.0  # bytes of memory traffic beyond the row
+    row_least: float = 90.0  # bytes of memory traffic that even a short row costs, the root of squares with its own
     kept: float = 36e6  # bytes of a warm launch that the second-level cache still holds half of
     kept_slope: float = 6.0
     weights: float = 0.04  # share that per-sample weights add to steps
     half_step: float = 0.95  # factors of two-byte elements
     half_bags: float = 0.8
+    half_rate: float = 0.7  # of what the same number of four-byte elements takes from the first-level cache
     overlap: float = 0.9  # part of the work that runs while the longest program does
     softness: float = 0.6
     wave: float = 0.8  # part of a wave of equal programs that its last one wastes
     uneven: float = 5.0  # how fast unequal programs fill that waste
+    late: float = 0.5  # of the work, when the last of many longest programs begins
+    early: float = 1.0  # waves that begin at once
 
     @classmethod
     def of(cls, values: Floats) -> Constants:
@@ -109,8 +112,9 @@ class Costs:
         known, programs = constants, tables.programs
         by_first = -np.expm1(-_ROWS_OF_STEP * tables.l1_missed)
         all_rows = tables.lookups * tables.sector_bytes
+        elements = 4 * tables.lookups * tables.dim * np.where(tables.half > 0, known.half_rate, 1.0)
         lines = tables.lookups * (np.maximum(tables.sector_bytes / 128, 1.0) + known.index_lines * tables.index_sectors)
-        traffic = tables.lookups * (tables.row_bytes + known.row_overhead) * tables.l2_missed + tables.index_bytes
+        traffic = tables.lookups * np.hypot(tables.row_bytes, known.row_least) * tables.l2_missed + tables.index_bytes
         return cls(
             # The longest bag goes on when others have ended: fewer of its rows were fetched before.
             longest=_steps(
@@ -124,7 +128,7 @@ class Costs:
                     programs.number * programs.bag_steps, programs.number,
                 ),
             ),
-            own=(all_rows / known.l1_rate) ** 3 + (lines / known.line_rate) ** 3,
+            own=(elements / known.l1_rate) ** 3 + (lines / known.line_rate) ** 3,
             l2=(all_rows * tables.l1_missed / known.l2_rate) ** 3,
             memory=(tables.out / known.memory_rate, traffic / known.memory_rate),
         )  # fmt: skip
@@ -159,6 +163,7 @@ class Launch:
 
     time: Floats
     longest: Floats  # time of the longest program
+    long: Floats  # tables with about as long programs
     work: Floats  # of all programs, on all places for programs
     flow: Floats  # the same, or longer where caches or memory limit it
     waited: Floats  # beyond the flow
@@ -174,7 +179,7 @@ def launched(constants: Constants, parts: Parts, costs: Costs, tables: Tables, l
     """Launches of tables of the pool."""
     member, at = lookups.member, lookups.lookup
     share, others = lookups.share, lookups.others
-    places = SMS * _RESIDENT / share
+    places = SMS * np.where(lookups.dtype > 0, _RESIDENT[1], _RESIDENT[0]) / share
     needed = lookups.sums(tables.footprint) * share ** parts.kept[others]
     cold = 1 - lookups.warm / (1 + (needed / constants.kept) ** constants.kept_slope)
     slower = np.where(lookups.weighted, 1 + constants.weights, 1.0) * share ** parts.steps[others]
@@ -192,8 +197,17 @@ def launched(constants: Constants, parts: Parts, costs: Costs, tables: Tables, l
     square = (1 + (tables.programs.spread / np.maximum(tables.programs.steps, 1.0)) ** 2) / np.maximum(number, 1.0)
     uneven = np.maximum(lookups.member_sums(square[member] * work * work) * programs / all_work**2 - 1, 0.0)
     partial = constants.wave * np.exp(-constants.uneven * uneven) * (np.ceil(waves - 1e-9) - waves) * mean
-    alone = most - constants.overlap * all_work
+    # Where in the launch the longest programs are is not known. Of n places the last is at n / (n + 1), on average.
+    long = lookups.member_sums(_eighth(longest / most[at]))
+    late = constants.late * all_work * np.maximum(1 - constants.early / waves, 0.0) ** 2 * long / (long + 1)
+    alone = most + late - constants.overlap * all_work
     waited = np.where(waves > 1, np.maximum(alone, partial), alone)
     soft = constants.softness * np.minimum(most, all_flow)
     time = constants.launch + all_flow + (waited + np.sqrt(waited * waited + soft * soft)) / 2
-    return Launch(time, most, all_work, all_flow, waited, partial, waves, uneven, cold, longest, flow)
+    return Launch(time, most, long, all_work, all_flow, waited, partial, waves, uneven, cold, longest, flow)
+
+
+def _eighth(values: Floats) -> Floats:
+    square = values * values
+    fourth = square * square
+    return fourth * fourth

@@ -42,7 +42,6 @@ class Tables:
     index_sectors: Floats  # that four indices of a bag lie in
     out: Floats  # bytes of the output
     local: Floats  # distinct rows at once, over those of a random order
-    hottest: Floats  # lookups of the hottest row
 
     @classmethod
     def of(cls, pool: Pool) -> Tables:
@@ -69,7 +68,6 @@ class Tables:
             index_sectors=_index_sectors(tables),
             out=_OUT_BYTES * tables.batch * tables.dim,
             local=tables.locality[:, _WINDOW],
-            hottest=tables.hottest[:, 0],
         )
 
     def take(self, places: npt.NDArray[Any]) -> Tables:

@@ -1,0 +1,344 @@
+"""Fits the shipped fabrics to published tables of NCCL timings, and says how far they lie off on rows they did not see.
+
+    python benchmarks/public_fabrics.py --data TABLES [--write FOLDER]
+
+TABLES holds nccl_single_node.csv.gz, nccl_tests_multi_node.csv.gz and vidur_network/. They are not part of the project; the
+fitted curves are, each with the source of its rows. Of several NCCL versions the newest is fitted; the same message in two
+dtypes is fitted together and lies on one side of the split. Without --write nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from steptime.hardware.device import Quantity
+from steptime.hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
+from steptime.hardware.topology import first_ranks
+from steptime.measurements.nccl_tests import (
+    Point,
+    read_multi_node_table,
+    read_profiled_table,
+    read_single_node_table,
+)
+from steptime.models.collectives.fitting import Points
+from steptime.models.collectives.message import Messages
+from steptime.models.collectives.tier import TierModel
+from steptime.models.kernels.rows import TEST
+from steptime.platforms.fabric import Fabric, write_models
+from steptime.platforms.fabric_fitting import fit_tiers, tier_points
+from steptime.validate.summary import geometric
+
+SMALL = 1 << 20  # below, sites differ by several times
+BARS = {"all_reduce": 0.045, "all_to_all": 0.045, "all_gather": 0.05, "reduce_scatter": 0.05}
+SPANNING_BAR, SPANNING_BYTES = 0.15, 32 << 20
+
+SINGLE = Published("ai-dynamo/aiconfigurator, NCCL {nccl}, {gpu}", "Apache-2.0", "tables as of 2026-11")
+PROFILED = Published("microsoft/vidur, data/profiling/network/{gpu}", "MIT", "tables as of 2026-11")
+BENCHED = Published(
+    "microsoft/superbenchmark, tests/data: A100-SXM4-40GB, NCCL version not said", "MIT", "tables as of 2026-11"
+)
+NVLINK3 = Quantity(300e9, "NVIDIA A100 data sheet: NVLink 600 GB/s, both directions")
+NVLINK4 = Quantity(450e9, "NVIDIA H100 and H200 data sheets: NVLink 900 GB/s, both directions")
+NVLINK5 = Quantity(900e9, "NVIDIA GB200 NVL72 data sheet: NVLink 1.8 TB/s per GPU, both directions")
+BRIDGE = Quantity(300e9, "NVIDIA A100 80GB PCIe and H100 PCIe data sheets: NVLink bridge 600 GB/s, both directions")
+PCIE4 = Quantity(31.5e9, "PCI Express 4.0, 16 lanes")
+PCIE5 = Quantity(63e9, "PCI Express 5.0, 16 lanes")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The published rows, read once."""
+
+    folder: Path
+    single: Sequence[Point]
+    multi: Sequence[Point]
+
+    @classmethod
+    def read(cls, folder: Path) -> Tables:
+        single = read_single_node_table(folder / "nccl_single_node.csv.gz")
+        multi = read_multi_node_table(folder / "nccl_tests_multi_node.csv.gz")
+        skipped = single.skipped + multi.skipped
+        print(f"{len(single.points)} and {len(multi.points)} points; {skipped} rows of no kind that is modelled")
+        return cls(folder, single.points, multi.points)
+
+    def profiled(self, box: str, kind: str) -> list[Point]:
+        return list(read_profiled_table(self.folder / "vidur_network" / box / f"{kind}.csv.gz").points)
+
+    def newest(self, gpu: str) -> tuple[str, list[Point]]:
+        """The rows of a GPU's newest NCCL version, and that version."""
+        version = max(
+            {one.nccl for one in self.single if one.device == gpu}, key=lambda one: [int(part) for part in one.split(".")]
+        )
+        return version, [one for one in self.single if one.device == gpu and one.nccl == version]
+
+    def site(self, run: str) -> list[Point]:
+        """Medians over pairs of nodes, or nodes, of one run of the two-node logs."""
+        cells: dict[tuple[str, int, int, int], list[Point]] = defaultdict(list)
+        for one in self.multi:
+            if run in one.source:
+                cells[one.kind, one.ranks, one.nodes, one.bytes].append(one)
+        return [replace(some[0], ns=median(one.ns for one in some), source=run) for some in cells.values()]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A fabric and the rows it is fitted to."""
+
+    limits: FabricLimits
+    points: Sequence[Point]
+
+
+def latency(points: Sequence[Point], *, nodes: int = 1) -> Quantity:
+    """What the smallest messages of two ranks take, whichever collective is fastest."""
+    found = [one for one in points if one.ranks == 2 and one.nodes == nodes]
+    least = min(one.bytes for one in found)
+    best = min((one for one in found if one.bytes == least), key=lambda one: one.ns)
+    return Quantity(round(best.ns), f"its tables: {best.kind} of {best.bytes} bytes, 2 ranks")
+
+
+def reached(points: Sequence[Point], kind: str, share: float) -> Quantity:
+    """Bytes over time of the largest message through a card."""
+    best = max((one for one in points if one.kind == kind), key=lambda one: one.bytes)
+    value = float(f"{share * best.bytes / best.ns * 1e9:.3g}")
+    return Quantity(value, f"its tables: {kind} of {best.bytes} bytes, {best.ranks} ranks")
+
+
+def one_node(name: str, title: str, ranks: int, bandwidth: Quantity, rows: tuple[Published, Sequence[Point]]) -> Described:
+    published, points = rows
+    tier = LinkTier("node", "nvswitch", ranks, bandwidth, latency(points))
+    return Described(FabricLimits(name, title, ranks, 1, 0, 1.0, (tier,), Path(f"{name}.json"), (published,)), points)
+
+
+def dgx(tables: Tables, gpu: str, name: str, title: str, ranks: int, bandwidth: Quantity) -> Described:
+    nccl, points = tables.newest(gpu)
+    published = replace(SINGLE, source=SINGLE.source.format(nccl=nccl, gpu=gpu))
+    return one_node(name, title, ranks, bandwidth, (published, points))
+
+
+def with_pairs(tables: Tables, found: Described, box: str) -> Described:
+    """Send and receive of two ranks of a node from another site, for the first has none."""
+    pairs = [one for one in tables.profiled(box, "send_recv") if one.nodes == 1]
+    published = replace(PROFILED, source=PROFILED.source.format(gpu=box) + ": send_recv")
+    return Described(replace(found.limits, published=(*found.limits.published, published)), [*found.points, *pairs])
+
+
+def with_broadcasts(tables: Tables, found: Described) -> Described:
+    points = [one for one in tables.multi if "superbenchmark" in one.source and one.kind in ("broadcast", "reduce")]
+    limits = replace(
+        found.limits, published=(*found.limits.published, replace(BENCHED, source=BENCHED.source + ": broadcast, reduce"))
+    )
+    return Described(limits, [*found.points, *points])
+
+
+def pairwise(tables: Tables, gpu: str, title: str, bus: Quantity, *, network: bool) -> Described:
+    """Boxes of four, NVLink between two and two; where a send_recv over nodes was measured, two boxes."""
+    name, box = f"{gpu}-pairwise-nvlink", f"{gpu}_pairwise_nvlink"
+    points = tables.profiled(box, "all_reduce")
+    # The published send_recv of the H100 boxes is the A100's, row by row: it says nothing of H100.
+    points += tables.profiled(box, "send_recv") if network else []
+    tiers = [
+        LinkTier("pair", "nvlink", 2, BRIDGE, latency(points)),
+        LinkTier(
+            "node",
+            "pcie",
+            4,
+            bus,
+            Quantity(
+                median(one.ns for one in points if one.ranks == 4 and one.bytes < 20_000),
+                "its tables: all_reduce of less than 20 kB, 4 ranks",
+            ),
+        ),
+    ]
+    if network:
+        across = [one for one in points if one.nodes == 2]
+        tiers.append(LinkTier(NETWORK, NETWORK, 8, reached(across, "send_recv", 1.0), latency(points, nodes=2)))
+    published = replace(PROFILED, source=PROFILED.source.format(gpu=box))
+    limits = FabricLimits(
+        name, title, 4, 2 if network else 1, int(network), 1.0, tuple(tiers), Path(f"{name}.json"), (published,)
+    )
+    return Described(limits, points)
+
+
+def a40(tables: Tables) -> Described:
+    """Only send and receive was published."""
+    name, box = "a40-pairwise-nvlink", "a40_pairwise_nvlink"
+    points = tables.profiled(box, "send_recv")
+    across = [one for one in points if one.nodes == 2]
+    tiers = (
+        LinkTier("node", "pcie", 8, PCIE4, latency(points)),
+        LinkTier(NETWORK, NETWORK, 16, reached(across, "send_recv", 1.0), latency(points, nodes=2)),
+    )
+    title = "two nodes of 8 NVIDIA A40; send and receive only, at what PCIe through the host gives and not NVLink"
+    published = replace(PROFILED, source=PROFILED.source.format(gpu=box))
+    return Described(FabricLimits(name, title, 8, 2, 1, 1.0, tiers, Path(f"{name}.json"), (published,)), points)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster of H100 nodes whose pairs were timed."""
+
+    name: str
+    title: str
+    network: str  # the run of the two-node logs
+    date: str
+    most: int  # ranks of an all_to_all that the network's curve may see; those of 8 and 16 are predicted
+    profiled_bytes: int  # below, send_recv over nodes comes from another site of H100 nodes: this one has none
+
+
+SITES = (
+    Site("h100-2-nodes", "two nodes of 8 NVIDIA H100 SXM, a card per GPU", "cluster01", "2026-01-28", 4, SPANNING_BYTES),
+    Site("h100-2-nodes-2025", "two nodes of 8 NVIDIA H100 SXM, a slower network", "cluster00", "2025-11", 2, 128 << 10),
+)
+
+
+def two_nodes(tables: Tables, site: Site) -> Described:
+    """Within a node: small messages from the single-node tables, from 32 MiB on those of the newest site where it has them."""
+    nccl, small = tables.newest("h100_sxm")
+    own = [one for one in tables.site("cluster01") if one.nodes == 1]
+    replaced = {(one.kind, one.ranks) for one in own}
+    inner = [one for one in small if one.bytes < SPANNING_BYTES or (one.kind, one.ranks) not in replaced]
+    # A ring of 4 or 8 within a node is not what two ranks take: send and receive come from the profiled tables.
+    inner += [one for one in own if one.kind != "send_recv"]
+    pairs = tables.profiled("h100_dgx", "send_recv")
+    inner += [one for one in pairs if one.nodes == 1]
+    across = [one for one in tables.site(site.network) if one.nodes == 2]
+    across = [one for one in across if one.kind != "all_to_all" or one.ranks <= site.most]
+    across += [one for one in pairs if one.nodes == 2 and one.bytes < site.profiled_bytes]
+    tiers = (
+        LinkTier("node", "nvswitch", 8, NVLINK4, latency(small)),
+        LinkTier(NETWORK, NETWORK, 16, reached(across, "send_recv", 1.0), latency(pairs, nodes=2)),
+    )
+    published = (
+        replace(SINGLE, source=SINGLE.source.format(nccl=nccl, gpu="h100_sxm") + ": within a node, below 32 MiB"),
+        Published(
+            "xxrjun/nccl-tests-cluster, example-cluster01, NCCL 2.29.2: within a node, from 32 MiB", "Apache-2.0", "2026-01-28"
+        ),
+        Published(
+            f"xxrjun/nccl-tests-cluster, example-{site.network}, medians over pairs of nodes: send_recv, all_reduce of 2 "
+            f"ranks, all_to_all of up to {site.most} ranks",
+            "Apache-2.0",
+            site.date,
+        ),
+        replace(
+            PROFILED,
+            source=PROFILED.source.format(gpu="h100_dgx") + f": send_recv, between nodes below {site.profiled_bytes >> 10} KiB",
+        ),
+    )
+    limits = FabricLimits(site.name, site.title, 8, 2, 8, 1.0, tiers, Path(f"{site.name}.json"), published)
+    return Described(limits, [*inner, *across])
+
+
+def described(tables: Tables) -> list[Described]:
+    a100 = dgx(tables, "a100_sxm", "a100-nvlink", "node of 8 NVIDIA A100 SXM", 8, NVLINK3)
+    h100 = dgx(tables, "h100_sxm", "h100-nvlink", "node of 8 NVIDIA H100 SXM", 8, NVLINK4)
+    return [
+        with_broadcasts(tables, with_pairs(tables, a100, "a100_dgx")),
+        with_pairs(tables, h100, "h100_dgx"),
+        dgx(tables, "h200_sxm", "h200-nvlink", "node of 8 NVIDIA H200 SXM; 2 and 4 ranks measured", 8, NVLINK4),
+        dgx(tables, "gb200", "gb200-nvlink", "NVIDIA GB200 NVL72; 2 and 4 ranks measured", 72, NVLINK5),
+        pairwise(tables, "a100", "two boxes of 4 NVIDIA A100 80GB PCIe, NVLink between pairs", PCIE4, network=True),
+        pairwise(tables, "h100", "box of 4 NVIDIA H100 NVL, NVLink between pairs", PCIE5, network=False),
+        a40(tables),
+        *(two_nodes(tables, site) for site in SITES),
+    ]
+
+
+def shown(errors: Sequence[float]) -> str:
+    return f"{geometric(errors):6.1%} ({len(errors):3})" if len(errors) else "      -     "
+
+
+def report_tier(name: str, model: TierModel, points: Points) -> None:
+    """GMAE on test rows by collective, small messages apart."""
+    test = points.of(TEST)
+    known = [place for place in range(len(test)) if (test.kind[place], int(test.ranks[place])) in model.curves]
+    test = test.take(np.array(known, dtype=np.intp))
+    off = model.times(test.messages).ns / test.ns - 1
+    for kind in sorted(set(test.kind)):
+        rows, large, bar = np.array([one == kind for one in test.kind]), test.bytes >= SMALL, BARS.get(kind)
+        parts = [shown(off[rows & some].tolist()) for some in (np.full(len(off), True), large, ~large)]
+        said = "" if bar is None else f"  bar {bar:.1%}: {'reached' if geometric(off[rows].tolist()) <= bar else 'MISSED'}"
+        print(f"  {name:25} {kind:15} all {parts[0]}  from 1 MiB {parts[1]}  below {parts[2]}{said}")
+
+
+def report_sites(tables: Tables) -> None:
+    """How far the boxes and NCCL versions of one GPU differ, by the size of the message."""
+    print("largest over smallest time of one message between sites and NCCL versions (median over sizes and ranks, most)")
+    boxes: dict[str, Callable[[Point], bool]] = {
+        "A100": lambda one: "a100" in one.device.lower(),
+        "H100": lambda one: "h100" in one.device.lower(),
+    }
+    profiled = [
+        replace(one, device=box, source="vidur")
+        for box in ("a100_dgx", "h100_dgx")
+        for one in tables.profiled(box, "all_reduce")
+    ]
+    for gpu, chosen in boxes.items():
+        cells: dict[tuple[str, int, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for one in (*tables.single, *tables.multi, *profiled):
+            if chosen(one) and one.nodes == 1 and "symmetric" not in one.source:
+                cells[one.kind, one.ranks, one.bytes][f"{one.source.split(':')[0]} {one.nccl}"].append(one.ns)
+        for title, least, most in (
+            ("below 1 MiB", 0, SMALL),
+            ("1 to 32 MiB", SMALL, SPANNING_BYTES),
+            ("from 32 MiB", SPANNING_BYTES, 1 << 60),
+        ):
+            ratios = [
+                max(times) / min(times)
+                for (_, _, size), sites in cells.items()
+                if least <= size < most and len(times := [median(some) for some in sites.values()]) > 1
+            ]
+            print(f"  {gpu} {title:12} {median(ratios):5.2f} {max(ratios):5.2f} ({len(ratios)} messages)")
+
+
+def report_spanning(tables: Tables, fabrics: Mapping[str, Fabric]) -> None:
+    """All_to_all of 8 and 16 ranks over two nodes, from tiers whose curves saw neither."""
+    print(f"all_to_all over two nodes from its tiers, from 32 MiB (bar {SPANNING_BAR:.0%}); pairs of nodes by size")
+    every: list[float] = []
+    for site in SITES:
+        fabric = fabrics[site.name]
+        for ranks in (8, 16):
+            cells: dict[int, list[float]] = defaultdict(list)
+            for one in tables.multi:
+                chosen = one.kind == "all_to_all" and one.ranks == ranks and one.nodes == 2 and one.bytes >= SPANNING_BYTES
+                if chosen and site.network in one.source:
+                    cells[one.bytes].append(one.ns)
+            group = first_ranks(fabric.limits, ranks, ranks // 2)
+            found = fabric.times(Messages.even("all_to_all", ranks, list(cells)), group).ns
+            middle = (found / [median(some) for some in cells.values()] - 1).tolist()
+            best = (found / [float(np.quantile(some, 0.1)) for some in cells.values()] - 1).tolist()
+            every += middle
+            ends = f"{min(middle):+.1%} to {max(middle):+.1%}"
+            print(f"  {site.name:18} {ranks:2} ranks  median pair {shown(middle)} {ends}; fastest tenth {shown(best)}")
+    print(f"  all of them, median pair {shown(every)}: {'reached' if geometric(every) <= SPANNING_BAR else 'MISSED'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the published tables")
+    parser.add_argument("--write", type=Path, help="where to write the fabrics, such as src/steptime/data/fabrics")
+    options = parser.parse_args()
+    tables = Tables.read(options.data)
+    fabrics = {}
+    print("GMAE on test rows (rows)")
+    for one in described(tables):
+        models = fit_tiers(one.limits, one.points, held_out=True)
+        fabrics[one.limits.name] = Fabric(one.limits, models)
+        for tier, points in tier_points(one.limits, one.points).items():
+            if tier != NETWORK:
+                report_tier(f"{one.limits.name} {tier}", models[tier], points)
+        if options.write:
+            write_models(options.write / f"{one.limits.name}.json", models)
+            (options.write / f"{one.limits.name}.toml").write_text(fabric_toml(one.limits), encoding="utf-8")
+    report_sites(tables)
+    report_spanning(tables, fabrics)
+
+
+if __name__ == "__main__":
+    main()

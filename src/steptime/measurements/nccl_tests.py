@@ -1,0 +1,250 @@
+"""What `nccl-tests` prints, its text table or its JSON, and two published tables of such results, as points.
+
+Bytes are as nccl-tests counts them, like those of the measured set `collectives`: the larger of a rank's two buffers. Its
+`sendrecv` of more than two ranks is a ring: each sends to the next.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steptime.errors import InputError
+
+# The names of its programs, and of tables made from them, as `sets.collectives` has them.
+_KINDS = {
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": "send_recv",
+    "send_recv": "send_recv",
+}
+_HEADER = ("size", "count", "type", "redop", "root", "time")  # since nccl-tests 2.13
+_RANK_LINE = re.compile(r"#\s*Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
+_STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
+_VERSION = re.compile(r"nccl-library=(\d+)|^NCCL version (\d+\.\d+\.\d+)")
+_ROW = re.compile(r"\s*\d+\s")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One timed collective. `nodes` is 0 where the output does not say."""
+
+    kind: str
+    ranks: int
+    nodes: int
+    bytes: int
+    ns: float  # out of place
+    nccl: str = ""
+    device: str = ""
+    source: str = ""  # of published tables: the log within them
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """What is in some output, and how many of its rows could not be used."""
+
+    points: tuple[Point, ...]
+    skipped: int
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the lines before a table say of it."""
+
+    kind: str | None
+    ranks: int = 0
+    hosts: frozenset[str] = frozenset()
+    device: str = ""
+    nccl: str = ""
+    header: tuple[str, ...] = _HEADER
+
+
+def kind_of(name: str) -> str | None:
+    """A collective by the name of its test, its file or its column; None if it is none that steptime models."""
+    return _KINDS.get(name.lower().rsplit("/", 1)[-1].removesuffix("_perf").replace("-", "_"))
+
+
+def read_nccl_tests(file: Path, kind: str | None = None) -> Points:
+    """A file that nccl-tests wrote. Old versions do not print which collective they ran: the file's name or `kind` says it."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{file}: not readable ({error.strerror})") from error
+    named = kind or next((one for part in (file.stem, *file.stem.split(".")) if (one := kind_of(part))), None)
+    found = _from_json(file, text, named) if text.lstrip().startswith("{") else _from_text(text.splitlines(), named)
+    if not found.points:
+        why = f"{found.skipped} damaged or unknown rows, no others" if found.skipped else "no row of a table, no JSON results"
+        raise InputError(f"{file}: nothing that nccl-tests printed is in it ({why})")
+    return found
+
+
+def _from_text(lines: Iterable[str], kind: str | None) -> Points:
+    run, points, skipped = _Run(kind), [], 0
+    for line in lines:
+        if not _ROW.match(line):
+            _note(run, line)
+            continue
+        point = _point(run, line.split())
+        if point is None:
+            skipped += 1
+        else:
+            points.append(point)
+    return Points(tuple(points), skipped)
+
+
+def _note(run: _Run, line: str) -> None:
+    """What a line above a table says."""
+    if version := _VERSION.search(line):
+        run.nccl = _dotted(version[1]) if version[1] else str(version[2])
+    if starting := _STARTING.search(line):
+        run.kind = kind_of(starting[1])
+    if "Using devices" in line:
+        run.ranks, run.hosts = 0, frozenset()
+    if rank := _RANK_LINE.search(line):
+        run.ranks = max(run.ranks, int(rank[1]) + 1)
+        run.hosts |= {rank[2]}
+        run.device = rank[3].strip()
+    words = line.lstrip("# ").split()
+    if words[:2] == ["size", "count"]:
+        run.header = tuple(words)
+
+
+def _point(run: _Run, words: Sequence[str]) -> Point | None:
+    """A row of the table, or None where it is cut off, garbled, or of what steptime does not model."""
+    place = next((place for place, name in enumerate(run.header) if name in ("time", "cputime")), None)
+    if run.kind is None or run.ranks < 1 or place is None or len(words) < max(len(run.header), place + 3):
+        return None
+    return _checked(run, words[0], words[place])
+
+
+def _checked(run: _Run, size: object, time_us: object) -> Point | None:
+    try:
+        size_bytes, ns = int(str(size)), 1e3 * float(str(time_us))
+    except ValueError:
+        return None
+    if run.kind is None or run.ranks < 1 or size_bytes < 0 or not 0 < ns < math.inf:
+        return None
+    return Point(run.kind, run.ranks, len(run.hosts), size_bytes, ns, run.nccl, run.device)
+
+
+def _dotted(version: str) -> str:
+    """22902: 2.29.2."""
+    number = int(version)
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _from_json(file: Path, text: str, kind: str | None) -> Points:
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{file}: not readable as the JSON of nccl-tests ({error})") from error
+    run = _json_run(content, kind)
+    found = [_json_point(run, row) for row in _results(content)]
+    return Points(tuple(point for point in found if point is not None), sum(point is None for point in found))
+
+
+def _json_run(content: Mapping[str, Any], kind: str | None) -> _Run:
+    config = content.get("config")
+    config = config if isinstance(config, dict) else {}
+    # It lists one device per process, which may drive several.
+    listed = config.get("devices")
+    devices = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    each = math.prod(count for name in ("nthreads", "ngpus") if isinstance(count := config.get(name), int))
+    program = content.get("args")
+    named = kind_of(str(program[0])) if isinstance(program, list) and program else None
+    version = content.get("nccl_version")
+    return _Run(
+        kind=named or kind,
+        ranks=len(devices) * each,
+        hosts=frozenset(str(one.get("hostname")) for one in devices),
+        device=str(devices[0].get("device_info", "")).strip() if devices else "",
+        nccl=_dotted(str(version)) if isinstance(version, int) else "",
+    )
+
+
+def _results(content: object) -> Iterator[Mapping[str, Any]]:
+    """Its rows, wherever its version puts them."""
+    if isinstance(content, dict):
+        if "size" in content and ("out_of_place" in content or "in_place" in content):
+            yield content
+            return
+        content = list(content.values())
+    if isinstance(content, list):
+        for one in content:
+            yield from _results(one)
+
+
+def _json_point(run: _Run, row: Mapping[str, Any]) -> Point | None:
+    timed = row.get("out_of_place")
+    if not isinstance(timed, dict):
+        return None
+    return _checked(run, row.get("size"), timed.get("time", timed.get("cpu_time")))
+
+
+def read_single_node_table(file: Path) -> Points:
+    """Published columns gpu, nccl, collective, dtype, num_gpus, nbytes, us: one node each."""
+
+    def point(row: Mapping[str, str]) -> Point | None:
+        run = _Run(kind_of(row["collective"]), int(row["num_gpus"]), frozenset({""}), row["gpu"], row["nccl"])
+        return _checked(run, row["nbytes"], row["us"])
+
+    return _table(file, point, ("gpu", "nccl", "collective", "num_gpus", "nbytes", "us"))
+
+
+def read_multi_node_table(file: Path) -> Points:
+    """Published columns of nccl-tests logs: source, collective, device, n_ranks, n_nodes, nccl, size_bytes, time_us_oop."""
+
+    def point(row: Mapping[str, str]) -> Point | None:
+        kind, ranks, nodes = kind_of(row["collective"]), int(float(row["n_ranks"])), int(float(row["n_nodes"]))
+        found = _checked(_Run(kind, ranks), row["size_bytes"], row["time_us_oop"])
+        nccl = _dotted(row["nccl"]) if row["nccl"].isdigit() else row["nccl"]
+        return found and Point(found.kind, ranks, nodes, found.bytes, found.ns, nccl, row["device"], row["source"])
+
+    return _table(file, point, ("source", "collective", "device", "n_ranks", "n_nodes", "nccl", "size_bytes", "time_us_oop"))
+
+
+def read_profiled_table(file: Path) -> Points:
+    """Published columns of one collective, milliseconds: size, num_workers, devices_per_node, time_stats.KIND.median."""
+    kind = kind_of(file.name.split(".")[0])
+
+    def point(row: Mapping[str, str]) -> Point | None:
+        ranks, per_node = int(row["num_workers"]), int(row["devices_per_node"])
+        found = _checked(_Run(kind, ranks), row["size"], 1e3 * float(row[f"time_stats.{kind}.median"]))
+        return found and Point(found.kind, ranks, -(-ranks // per_node), found.bytes, found.ns)
+
+    return _table(file, point, ("size", "num_workers", "devices_per_node", f"time_stats.{kind}.median"))
+
+
+def _table(file: Path, point: Callable[[Mapping[str, str]], Point | None], columns: Sequence[str]) -> Points:
+    try:
+        with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
+        raise InputError(f"{file}: not readable as a compressed table ({error})") from error
+    if not rows or not set(columns) <= set(rows[0]):
+        raise InputError(
+            f"{file}: expected columns {', '.join(columns)}; there are {', '.join(rows[0]) if rows else 'no rows'}"
+        )
+    found: list[Point | None] = []
+    for row in rows:
+        try:
+            found.append(point(row))
+        except (ValueError, TypeError):
+            found.append(None)
+    return Points(tuple(one for one in found if one is not None), sum(one is None for one in found))
