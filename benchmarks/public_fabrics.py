@@ -1,6 +1,6 @@
 """Fits the shipped fabrics to published tables of NCCL timings, and says how far they lie off on rows they did not see.
 
-    python benchmarks/public_fabrics.py --data TABLES [--write FOLDER]
+    python benchmarks/public_fabrics.py [--data TABLES] [--write FOLDER]
 
 TABLES holds nccl_single_node.csv.gz, nccl_tests_multi_node.csv.gz and vidur_network/. They are not part of the project; the
 fitted curves are, each with the source of its rows. Of several NCCL versions the newest is fitted; the same message in two
@@ -10,11 +10,13 @@ dtypes is fitted together and lies on one side of the split. Without --write not
 from __future__ import annotations
 
 import argparse
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from zlib import crc32
 
 import numpy as np
 
@@ -27,17 +29,20 @@ from steptime.measurements.nccl_tests import (
     read_profiled_table,
     read_single_node_table,
 )
-from steptime.models.collectives.fitting import Points
+from steptime.models.collectives.fitting import Points, fit_curves, unseen_logs
 from steptime.models.collectives.message import Messages
 from steptime.models.collectives.tier import TierModel
-from steptime.models.kernels.rows import TEST
+from steptime.models.kernels.rows import FIT, TEST, VALIDATION
 from steptime.platforms.fabric import Fabric, write_models
 from steptime.platforms.fabric_fitting import fit_tiers, tier_points
 from steptime.validate.summary import geometric
 
+SHARED = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 SMALL = 1 << 20  # below, sites differ by several times
 BARS = {"all_reduce": 0.045, "all_to_all": 0.045, "all_gather": 0.05, "reduce_scatter": 0.05}
 SPANNING_BAR, SPANNING_BYTES = 0.15, 32 << 20
+RANKS_BAR = 0.12
+FOLDS = 7
 
 SINGLE = Published("ai-dynamo/aiconfigurator, NCCL {nccl}, {gpu}", "Apache-2.0", "tables as of 2026-11")
 PROFILED = Published("microsoft/vidur, data/profiling/network/{gpu}", "MIT", "tables as of 2026-11")
@@ -255,16 +260,58 @@ def shown(errors: Sequence[float]) -> str:
 
 
 def report_tier(name: str, model: TierModel, points: Points) -> None:
-    """GMAE on test rows by collective, small messages apart."""
+    """GMAE on test rows by collective, small messages apart; beside it rows left out in turn, and what dtypes differ by."""
     test = points.of(TEST)
     known = [place for place in range(len(test)) if (test.kind[place], int(test.ranks[place])) in model.curves]
     test = test.take(np.array(known, dtype=np.intp))
-    off = model.times(test.messages).ns / test.ns - 1
+    found = model.times(test.messages)
+    off, large = found.ns / test.ns - 1, test.bytes >= SMALL
+    held = np.mean((found.low_ns <= test.ns) & (test.ns <= found.high_ns))
+    turns = left_out_in_turn(points)
     for kind in sorted(set(test.kind)):
-        rows, large, bar = np.array([one == kind for one in test.kind]), test.bytes >= SMALL, BARS.get(kind)
+        rows, bar = np.array([one == kind for one in test.kind]), BARS.get(kind)
         parts = [shown(off[rows & some].tolist()) for some in (np.full(len(off), True), large, ~large)]
         said = "" if bar is None else f"  bar {bar:.1%}: {'reached' if geometric(off[rows].tolist()) <= bar else 'MISSED'}"
-        print(f"  {name:25} {kind:15} all {parts[0]}  from 1 MiB {parts[1]}  below {parts[2]}{said}")
+        beside = f"in turn {shown(turns[kind])}, dtypes {shown(between_dtypes(test.take(rows)))}"
+        print(f"  {name:25} {kind:15} all {parts[0]}  from 1 MiB {parts[1]}  below {parts[2]}  {beside}{said}")
+    print(f"  {name:25} intervals hold {held:.0%} of {len(test)}")
+
+
+def left_out_in_turn(points: Points) -> dict[str, list[float]]:
+    """Errors of all rows but those for tests, each message predicted by a fit without it."""
+    found: dict[str, list[float]] = defaultdict(list)
+    rows = points.of(FIT, VALIDATION)
+    asked = zip(rows.kind, rows.ranks.tolist(), rows.bytes.tolist(), strict=True)
+    folds = np.array([crc32(f"{kind} {ranks} {size:.0f}".encode()) % FOLDS for kind, ranks, size in asked])
+    for fold in range(FOLDS):
+        for kind, logs in unseen_logs(fit_curves(rows.take(folds != fold)), rows.take(folds == fold)).items():
+            found[kind] += np.expm1(-logs).tolist()
+    return found
+
+
+def between_dtypes(points: Points) -> list[float]:
+    """One dtype's time of a message against the other's."""
+    cells: dict[tuple[str, int, float], list[float]] = defaultdict(list)
+    for kind, ranks, size, ns in zip(
+        points.kind, points.ranks.tolist(), points.bytes.tolist(), points.ns.tolist(), strict=True
+    ):
+        cells[kind, ranks, size].append(ns)
+    return [some[0] / some[1] - 1 for some in cells.values() if len(some) == 2]
+
+
+def report_ranks(described_fabric: Described) -> None:
+    """A rank count left out, from 1 MiB: 4 from 2 and 8, 8 from 2 and 4."""
+    points = tier_points(described_fabric.limits, described_fabric.points)["node"]
+    for asked in (4, 8):
+        seen = points.take((points.ranks != asked) & (points.split != TEST))
+        rows = points.take((points.ranks == asked) & (points.bytes >= SMALL))
+        rows = rows.take(np.array([kind in BARS for kind in rows.kind]))
+        off = fit_curves(seen).times(rows.messages).ns / rows.ns - 1
+        kinds = np.array(rows.kind)
+        each = ", ".join(f"{kind} {geometric(off[kinds == kind].tolist()):.1%}" for kind in BARS)
+        others = sorted(set(points.ranks.tolist()) & {2, 4, 8} - {asked})
+        verdict = "reached" if geometric(off.tolist()) <= RANKS_BAR else "MISSED"
+        print(f"  {described_fabric.limits.name:18} {asked} from {others}: {shown(off.tolist())} {verdict}; {each}")
 
 
 def report_sites(tables: Tables) -> None:
@@ -321,13 +368,17 @@ def report_spanning(tables: Tables, fabrics: Mapping[str, Fabric]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the published tables")
+    parser.add_argument("--data", type=Path, default=SHARED / "data" / "collectives", help="folder of the published tables")
     parser.add_argument("--write", type=Path, help="where to write the fabrics, such as src/steptime/data/fabrics")
     options = parser.parse_args()
+    if not options.data.is_dir():
+        print(f"skipped: the published tables are not at {options.data}")
+        return
     tables = Tables.read(options.data)
     fabrics = {}
     print("GMAE on test rows (rows)")
-    for one in described(tables):
+    every = described(tables)
+    for one in every:
         models = fit_tiers(one.limits, one.points, held_out=True)
         fabrics[one.limits.name] = Fabric(one.limits, models)
         for tier, points in tier_points(one.limits, one.points).items():
@@ -336,6 +387,10 @@ def main() -> None:
         if options.write:
             write_models(options.write / f"{one.limits.name}.json", models)
             (options.write / f"{one.limits.name}.toml").write_text(fabric_toml(one.limits), encoding="utf-8")
+    print(f"rank counts left out, rows of 1 MiB or more (bar {RANKS_BAR:.0%})")
+    for one in every:
+        if one.limits.name in ("a100-nvlink", "h100-nvlink"):
+            report_ranks(one)
     report_sites(tables)
     report_spanning(tables, fabrics)
 

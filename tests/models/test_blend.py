@@ -22,7 +22,7 @@ def test_batches_show_every_row_before_any_comes_again() -> None:
 
 
 def test_small_batches_learn_and_the_same_seed_gives_the_same_network() -> None:
-    training = Training(width=32, steps=400, rate=0.01, knee=0.02, batch=64)
+    training = Training(width=32, steps=250, rate=0.02, knee=0.02, batch=64)
     first, second = (Networks.fit(_FEATURES, _TARGET, seed=3, count=1, training=training) for _ in range(2))
     assert np.abs(first.values(_FEATURES) - _TARGET).mean() < 0.1
     assert np.array_equal(first.values(_FEATURES), second.values(_FEATURES))
@@ -48,3 +48,19 @@ def test_a_blend_survives_a_file_and_takes_half_the_bytes_where_nothing_is_lost(
     whole = Blend.fit(_FEATURES, _TARGET, seed=0, networks=0, rounds=20)
     assert whole.arrays()["trees0.value"].dtype == np.float64
     np.testing.assert_allclose(single.trees[0].values(_FEATURES), whole.values(_FEATURES), rtol=1e-5, atol=1e-6)
+
+
+def test_trees_go_by_the_way_that_is_guessed() -> None:
+    ways = np.where(_FEATURES[:, 2] > 0, 7, 3)
+    target = np.where(ways == 7, 2.0, 0.0) + 0.01 * _FEATURES[:, 0]
+    made = Blend.fit(_FEATURES, target, seed=0, networks=0, ways=ways, rounds=60, objective="regression")
+    assert made.guess is not None
+    clear = np.abs(_FEATURES[:, 2]) > 0.1
+    assert np.array_equal(made.guess.flags(_FEATURES)[clear], blend.flags_of(ways)[clear])
+    assert np.abs(made.values(_FEATURES) - target)[clear].max() < 0.3
+    assert np.array_equal(Blend.load(made.arrays()).values(_FEATURES), made.values(_FEATURES))
+
+
+def test_one_way_alone_needs_no_guess() -> None:
+    made = Blend.fit(_FEATURES, _TARGET, seed=0, networks=0, ways=np.zeros(600, dtype=int), rounds=5)
+    assert made.guess is None

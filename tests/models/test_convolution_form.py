@@ -16,7 +16,7 @@ from steptime.models.kernels.forms import convolution
 from steptime.models.kernels.forms.blend import Training
 from steptime.models.kernels.forms.convolution.features import Columns, Pass, table
 from steptime.models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
-from steptime.models.kernels.forms.convolution.passes import short_name, split
+from steptime.models.kernels.forms.convolution.passes import short_name, split, way
 from steptime.models.kernels.question import Question
 from steptime.models.kernels.rows import Row, rows_of
 
@@ -103,6 +103,14 @@ def test_short_names_have_no_tiles_and_no_templates() -> None:
         short_name("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_16x6_nt_align4>(P)")
         == "cutlass_80_tensorop_s1688gemm"
     )
+
+
+def test_ways_are_told_apart_by_kernels_and_by_turns_over_groups() -> None:
+    products, direct = ["nchwToNhwcKernel", "sm90_xmma_fprop"], ["conv2d_grouped_direct_kernel"]
+    turns = ["Memset", "sm90_xmma_fprop", "Memset", "sm90_xmma_fprop"]
+    assert len({way(products, 4), way(direct, 4), way(turns, 4)}) == 3
+    assert way(products, 1) == way(turns, 1) != way(["sm80_xmma_fprop"], 1)
+    assert way(["sm80_xmma_fprop"], 4) == way(products, 4)
 
 
 def test_every_measured_call_is_split_into_the_passes_it_asks_for(rows: list[Row]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime.errors import InputError
 from steptime.models.kernels.forms import lists, text_array
 from steptime.models.kernels.forms.lists import Lists
 
@@ -67,6 +68,12 @@ def test_a_state_that_was_never_measured_is_answered_by_the_one_that_was() -> No
     assert np.array_equal(
         fitted.nearest(kinds, places, [1] * len(kinds)).twins()[0], fitted.nearest(kinds, places, [0] * len(kinds)).twins()[0]
     )
+
+
+def test_places_of_other_models_are_refused_in_one_line() -> None:
+    fitted, kinds, places = _fitted()
+    with pytest.raises(InputError, match="fit these models again"):
+        fitted.nearest(kinds, places[:, :4])
 
 
 def test_a_distant_list_is_hardly_believed() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steptime.errors import InputError
-from steptime.hardware.fabric import NETWORK, FabricLimits
+from steptime.hardware.device import Quantity
+from steptime.hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
 from steptime.hardware.topology import first_ranks, place
-from steptime.measurements.nccl_tests import Point
+from steptime.measurements.nccl_tests import Point, read_nccl_tests
 from steptime.models.collectives.fitting import (
     FittedFabric,
     Points,
@@ -23,6 +26,7 @@ from steptime.models.collectives.fitting import (
     unseen_logs,
 )
 from steptime.models.collectives.tier import TierModel, moved_share
+from steptime.platforms.fabric import write_models
 
 EXCHANGE, PAIR = "all_to_all", "send_recv"
 
@@ -51,6 +55,54 @@ def fit_tiers(limits: FabricLimits, points: Sequence[Point], *, held_out: bool =
         ends = {kind: (float(np.quantile(one, 0.05)), float(np.quantile(one, 0.95))) for kind, one in errors.items()}
         found[name] = replace(model, residuals=ends)
     return found
+
+
+def described(name: str, points: Sequence[Point], kind: str = "nvswitch") -> FabricLimits:
+    """A fabric as timed collectives show it: its nodes, a card per GPU, and what the fastest of them reached.
+
+    `kind` is that of the links within a node, which timings do not say.
+    """
+    within, across = ([one for one in points if one.ranks > 1 and (one.nodes > 1) is over] for over in (False, True))
+    if not within and not across:
+        raise InputError(f"fabric {name}: no collective of two ranks or more among {len(points)} timed ones")
+    nodes = max((one.nodes for one in across), default=1)
+    per_node = max([one.ranks for one in within] + [one.ranks // one.nodes for one in across])
+    tiers = [_tier("node", kind, per_node, within)] if per_node > 1 and within else []
+    if across:
+        tiers.append(_tier(NETWORK, NETWORK, per_node * nodes, across))
+    if per_node > 1 and not within:
+        raise InputError(f"fabric {name}: {per_node} ranks per node and nothing timed within one; add a run on a single node")
+    versions = ", ".join(sorted({one.nccl for one in points if one.nccl})) or "not said"
+    devices = ", ".join(sorted({one.device for one in points if one.device})) or "device not said"
+    title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, {devices}"
+    published = Published(f"nccl-tests, NCCL {versions}", "your own", date.today().isoformat())
+    rails = per_node if nodes > 1 else 0
+    return FabricLimits(name, title, per_node, nodes, rails, 1.0, tuple(tiers), Path(f"{name}.json"), (published,))
+
+
+def _tier(name: str, kind: str, ranks: int, points: Sequence[Point]) -> LinkTier:
+    """What its largest bus bandwidth was, and its shortest time of the fewest ranks."""
+    rates = [one.bytes * moved_share(one.kind, one.ranks) / one.ns for one in points]
+    best = int(np.argmax(rates))
+    fastest = min(points, key=lambda one: (one.ranks, one.ns))
+    return LinkTier(
+        name,
+        kind,
+        ranks,
+        Quantity(float(f"{1e9 * rates[best]:.3g}"), f"timed: {points[best].kind} of {points[best].bytes} bytes"),
+        Quantity(float(f"{fastest.ns:.3g}"), f"timed: {fastest.kind} of {fastest.bytes} bytes, {fastest.ranks} ranks"),
+    )
+
+
+def add_fabric(name: str, files: Sequence[Path], folder: Path, *, kind: str = "nvswitch") -> tuple[Path, int]:
+    """A fabric from what nccl-tests printed: its TOML file, with its models beside it, and how many rows were damaged."""
+    read = [read_nccl_tests(file) for file in files]
+    points = [point for one in read for point in one.points]
+    limits = described(name, points, kind)
+    write_models(folder / f"{name}.json", fit_tiers(limits, points))
+    file = folder / f"{name}.toml"
+    file.write_text(fabric_toml(limits), encoding="utf-8")
+    return file, sum(one.skipped for one in read)
 
 
 def tier_points(limits: FabricLimits, points: Sequence[Point]) -> dict[str, Points]:

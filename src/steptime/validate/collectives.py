@@ -6,16 +6,16 @@ fifth of the messages; rank counts are left out wholly; and uneven exchanges go 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime.errors import InputError
 from steptime.models.collectives.exchange import RULES
-from steptime.models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, reduced
+from steptime.models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, folded, reduced
 from steptime.models.collectives.line import fit_line
 from steptime.models.collectives.message import KINDS, Floats, Messages
 from steptime.models.collectives.published import as_published, fit_published
@@ -27,9 +27,9 @@ Flags = npt.NDArray[np.bool_]
 
 # Where tables of different sites begin to agree; below, latency differs by up to 6 times.
 LARGE_BYTES = 1 << 20
-_FOLDS = 5
 _LINE, _PUBLISHED = "line", "published"
 _LOAD_AND_PAIRS = "load and pairs"
+_SEVERAL = "rank counts were measured in several runs on different boxes: those left out say more about boxes than about ranks"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def validate_collectives(
             f"a message's time is {fitted.reduction}, chosen on validation rows",
             "noise floor: half of what every other repeat of a message differs from the rest, both reduced like all of them",
             "in fifths: every message asked of a model fitted without its fifth of the messages",
-            f"rank counts left out, and rules for uneven exchanges: all rows of the fabric, from {LARGE_BYTES >> 20} MiB for ranks",
+            *([_SEVERAL] if len(fitted.runs) > 1 else []),
+            "rank counts left out: all rows of them from 1 MiB; rules: all uneven exchanges, with the curve of the even ones",
         ),
     )
 
@@ -153,13 +154,13 @@ def _evenness(kind: str, own: Flags, uneven: Flags) -> list[tuple[str, Flags]]:
 
 def _in_fifths(points: Points, fitted: FittedFabric) -> Asked:
     """Every row once, by models and baselines that did not see its fifth."""
-    folds = points.fold(_FOLDS)
     cases: dict[int, Case] = {}
     beside: dict[str, dict[int, Case]] = {}
-    for fold in range(_FOLDS):
-        own = folds == fold
+    for own in folded(points):
         seen = points.take(~own)
-        model = replace(fit_curves(seen, idle_power=fitted.model.idle_power), residuals=fitted.model.residuals)
+        model = replace(
+            fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged), residuals=fitted.model.residuals
+        )
         tested = points.take(own)
         found = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
         places = np.flatnonzero(own).tolist()
@@ -181,7 +182,7 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Part], dict[str
     even = points.take(~points.uneven & np.array([kind == "all_to_all" for kind in points.kind]))
     if not len(even) or not points.uneven.any():
         return {}, {}
-    curves = replace(fit_curves(even, idle_power=0.0), residuals={})
+    curves = replace(fit_curves(even, idle_power=0.0, ragged=model.ragged), residuals={})
     asked = _answerable(curves, points.take(points.uneven))
     found = {f"uneven by {rule}": summary(_by_rule(asked, curves, rule)) for rule in RULES}
     best = summary(_cases(asked, replace(curves, idle_power=model.idle_power)))
@@ -235,20 +236,21 @@ def _left_out(points: Points) -> dict[str, Part]:
 def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Part]:
     """Rows of other runs, each process's times over what its all_reduce of 1 MiB says of its speed, and as they are."""
     own = set(fitted.runs)
-    speeds: dict[tuple[str, str, int], float] = {}
+    speeds: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     others = [row for row in rows if row.run not in own]
     for row in others:
         said = row.reference_ns or (
             row.times_ns if row.message.kind == "all_reduce" and row.message.bytes == LARGE_BYTES else ()
         )
         if said:
-            speeds.setdefault((row.run, row.process, row.message.ranks), median(said))
+            speeds[row.run, row.process, row.message.ranks] += said
     chosen = [row for row in others if (row.run, row.process, row.message.ranks) in speeds]
     chosen = [row for row in chosen if (row.message.kind, row.message.ranks) in fitted.model.curves]
     if not chosen:
         return {}
     usual = fitted.model.times(Messages.even("all_reduce", [row.message.ranks for row in chosen], float(LARGE_BYTES))).ns
-    speed = np.array([speeds[row.run, row.process, row.message.ranks] for row in chosen])
+    quantile = fitted.reduction.quantile
+    speed = np.array([float(np.quantile(speeds[row.run, row.process, row.message.ranks], quantile)) for row in chosen])
     points = reduced(chosen, fitted.reduction, joined=False)
     as_is = _cases(points, replace(fitted.model, residuals={}))
     scaled = _others(as_is, np.array([case.predicted for case in as_is]) * speed / usual)

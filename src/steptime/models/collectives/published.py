@@ -6,6 +6,7 @@ that a rank sends to or receives from others, without correcting for the chunk t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -24,6 +25,7 @@ from steptime.models.collectives.tier import CollectiveTimes, groups, moved_shar
 _SLOPE, _FIRST, _DEFAULT = 0.1, 5, 4
 _SATURATED, _FURTHER = 0.95, 2
 _LEAST_SAMPLES = 4
+_EVALUATIONS = 5_000  # of the second solver
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def _fit(sizes: Floats, times: Floats, share: float) -> PublishedCurve:
 
 
 def _sigmoid(places: Floats, speeds: Floats) -> tuple[float, float, float, float]:
-    """By the published solver and start; where it finds nothing, the line through the region's middle."""
+    """By the published solver and start, then by another one; where both find nothing, the region's middle."""
     try:
         optimize: Any = import_module("scipy.optimize")
     except ImportError as error:
@@ -131,9 +133,13 @@ def _sigmoid(places: Floats, speeds: Floats) -> tuple[float, float, float, float
     flat = (0.0, 0.0, 1.0, float(speeds.mean()))
     if len(places) < len(start):
         return flat
-    try:
-        found, _ = optimize.curve_fit(sigmoid, places, speeds, p0=start, method="dogbox", maxfev=10_000)
-    except RuntimeError:
-        return flat
-    height, middle, steep, base = (float(value) for value in found)
-    return height, middle, steep, base
+    for settings in ({"method": "dogbox"}, {"method": "lm", "maxfev": _EVALUATIONS}):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optimize.OptimizeWarning)
+                found, _ = optimize.curve_fit(sigmoid, places, speeds, p0=start, **settings)
+        except RuntimeError:
+            continue
+        height, middle, steep, base = (float(value) for value in found)
+        return height, middle, steep, base
+    return flat

@@ -20,7 +20,8 @@ from steptime.models.collectives.tier import CollectiveTimes, TierModel, moved_s
 # ln of how far a group over two nodes, put together from its tiers, may lie off beyond what the tiers say of themselves: the
 # bar that all_to_all of 8 and 16 ranks is held to on published two-node tables. Each doubling of nodes adds as much again.
 _SPANNING = 0.15
-# A kind that was not measured between nodes is answered by one that sends as many bytes through a card: ln of how far off.
+# A kind that was not measured between nodes is answered by one that sends as many bytes through a card: ln of how far off. Of
+# published two-node tables, send_recv tells all_to_all to .10 to .13; .4 is the most that `tier` allows another kind.
 _STAND_IN = 0.4
 _STAND_INS: Mapping[str, tuple[str, ...]] = {
     "all_reduce": ("all_gather", "reduce_scatter", "send_recv", "all_to_all"),
@@ -32,6 +33,8 @@ _STAND_INS: Mapping[str, tuple[str, ...]] = {
     "send_recv": ("all_to_all", "all_gather", "all_reduce", "reduce_scatter"),
     "barrier": ("all_reduce", "send_recv", "all_gather", "all_to_all"),
 }
+
+_BOTH_WAYS = ("all_gather", "reduce_scatter")
 
 Tier = TierModel | AnalyticTier
 """What answers for the links of one tier."""
@@ -97,9 +100,9 @@ class Spanning:
         if kind == "barrier":
             return _merged(np.add, self._inside(kind, messages), self._across(kind, messages))
         if kind == "send_recv":
-            return _merged(np.maximum, self._inside(kind, messages, ranks=2), self._across(kind, messages, ranks=2))
-        # A chain: every card carries its part, and the nodes pass on what they have meanwhile.
-        return _merged(np.maximum, self._inside(kind, messages), self._across(kind, messages, 1 / self.placed.cards))
+            # Of a ring, the steps between nodes; those within one are over before.
+            return self._across(kind, messages, ranks=2)
+        return self._passed_on(kind, messages, 1.0, 1 / self.placed.cards)
 
     def _all_to_all(self, messages: Messages) -> CollectiveTimes:
         """What stays in the node moves while the rest leaves it."""
@@ -115,19 +118,26 @@ class Spanning:
     def _hierarchical(self, kind: str, messages: Messages) -> CollectiveTimes:
         """Within nodes, then across them over each card, then within nodes again."""
         parts = [self._across(kind, messages, 1 / self.placed.cards)]
-        if kind in ("all_reduce", "reduce_scatter"):
-            parts.append(self._inside("reduce_scatter", messages))
-        if kind in ("all_reduce", "all_gather"):
-            parts.append(self._inside("all_gather", messages))
-        return _merged(np.add, *parts)
+        within = {"all_reduce": ("reduce_scatter", "all_gather")}.get(kind, (kind,))
+        if isinstance(self.inner, TierModel) and not any(self.inner.measured_ranks(one) for one in _BOTH_WAYS):
+            within = ("all_reduce",)  # it moves at least as much as either
+        return _merged(np.add, *parts, *(self._inside(one, messages) for one in within))
 
     def _ring(self, kind: str, messages: Messages) -> CollectiveTimes:
-        """Rings through all ranks, one per card: as slow as the slower tier."""
+        """Rings through all ranks, one per card."""
         placed = self.placed
         passed = (placed.ranks - 1) / placed.ranks  # of the bytes of a ring, over each of its links
         inner = passed / max(1 - 1 / placed.per_node, 0.5)
-        outer = passed / (1 - 1 / placed.nodes) / placed.cards
-        return _merged(np.maximum, self._inside(kind, messages, inner), self._across(kind, messages, outer))
+        return self._passed_on(kind, messages, inner, passed / (1 - 1 / placed.nodes) / placed.cards)
+
+    def _passed_on(self, kind: str, messages: Messages, inner: float, outer: float) -> CollectiveTimes:
+        """A chain: as slow as its slower tier, for ranks pass on what they have meanwhile; the other adds its latency."""
+        slower = _merged(np.maximum, self._inside(kind, messages, inner), self._across(kind, messages, outer))
+        nothing = messages.take(np.zeros(1, dtype=np.intp)) if len(messages) else messages
+        start = _merged(np.minimum, self._inside(kind, nothing, 0.0), self._across(kind, nothing, 0.0))
+        return CollectiveTimes(
+            slower.ns + start.ns, slower.low_ns + start.low_ns, slower.high_ns + start.high_ns, slower.inside
+        )
 
     def _inside(self, kind: str, messages: Messages, part: float = 1.0, ranks: int | None = None) -> CollectiveTimes:
         if self.inner is None or self.placed.per_node == 1:

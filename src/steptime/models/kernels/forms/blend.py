@@ -28,6 +28,16 @@ _TREES: dict[str, Any] = {
     "learning_rate": 0.08,
     "rounds": 300,
 }
+# Chosen on validation rows of convolutions: which of a few ways a pass goes.
+_GUESS: dict[str, Any] = {
+    "objective": "binary",
+    "num_leaves": 31,
+    "max_depth": 10,
+    "min_data_in_leaf": 4,
+    "learning_rate": 0.2,
+    "feature_fraction": 0.5,
+    "rounds": 50,
+}
 _WIDTH, _STEPS, _RATE, _DECAY, _DROPOUT = 64, 500, 0.01, 0.01, 0.05
 _KNEE = 0.05  # of the loss: quadratic below, absolute above
 _REACH = 4.0  # standard deviations beyond which a network sees no further: it answers as at the edge
@@ -128,12 +138,55 @@ def _batches(rows: int, batch: int | None, steps: int, seed: int) -> Iterator[sl
 
 
 @dataclass(frozen=True)
+class Guess:
+    """Trees that tell ways of doing a thing apart, one sum for each way: the largest says which one is likeliest."""
+
+    ways: tuple[Trees, ...]
+
+    @classmethod
+    def fit(cls, features: Floats, ways: npt.NDArray[np.int_], seed: int) -> Guess:
+        """Learns which rows go which way; ways are any whole numbers."""
+        return cls(tuple(_rounded(Trees.fit(features, taken, seed=seed, **_GUESS)) for taken in flags_of(ways).T))
+
+    def flags(self, features: Floats) -> Floats:
+        """A column for each way, in the order of `flags_of`: 1 where it is the likeliest, else 0."""
+        likeliest = np.argmax([trees.values(features) for trees in self.ways], axis=0)
+        flags: Floats = np.eye(len(self.ways))[likeliest]
+        return flags
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What `load` makes the same guess from: the trees of all ways behind each other, because few arrays read faster."""
+        kept = [trees.arrays() for trees in self.ways]
+        return {name: np.concatenate([np.atleast_1d(one[name]) for one in kept]) for name in kept[0]} | {
+            "nodes": np.array([trees.value.size for trees in self.ways]),
+            "rounds": np.array([trees.roots.size for trees in self.ways]),
+        }
+
+    @classmethod
+    def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Guess:
+        """The guess that `arrays` were taken from."""
+        nodes, rounds = (np.cumsum(arrays[name])[:-1] for name in ("nodes", "rounds"))
+        borders = {"feature": nodes, "threshold": nodes, "children": 2 * nodes, "value": nodes, "roots": rounds}
+        split = {name: np.split(arrays[name], places) for name, places in borders.items()}
+        plain = {name: values for name, values in arrays.items() if name not in (*borders, "nodes", "rounds")}
+        ways = ({name: values[way] for name, values in (split | plain).items()} for way in range(len(arrays["nodes"])))
+        return cls(tuple(Trees.load(way) for way in ways))
+
+
+def flags_of(ways: npt.NDArray[np.int_]) -> Floats:
+    """A column for each way that occurs, 1 where it was taken and else 0."""
+    flags: Floats = (ways[:, None] == np.unique(ways)).astype(np.float64)
+    return flags
+
+
+@dataclass(frozen=True)
 class Blend:
-    """Trees and, where it has any, networks with their weight beside the trees'."""
+    """Trees and, where it has any, networks with their weight beside the trees'; trees may go by a guess besides."""
 
     trees: tuple[Trees, ...]
     networks: Networks | None
     weight: float = 0.5
+    guess: Guess | None = None
 
     @classmethod
     def fit(
@@ -142,18 +195,24 @@ class Blend:
         target: Floats,
         seed: int,
         *,
-        trees: int = 1,
         networks: int = 3,
         weight: float = 0.5,
         training: Training | None = None,
         single: bool = False,
+        ways: npt.NDArray[np.int_] | None = None,
         **settings: Any,
     ) -> Blend:
-        """Fits both to the same rows; `settings` are LightGBM's, over this module's own. `single` keeps leaves in half."""
-        grown = tuple(Trees.fit(features, target, seed=seed + place, **{**_TREES, **settings}) for place in range(trees))
-        if single:
-            grown = tuple(replace(one, value=one.value.astype(np.float32).astype(np.float64)) for one in grown)
-        return cls(grown, Networks.fit(features, target, seed, networks, training) if networks else None, weight)
+        """Fits both to the same rows; `settings` are LightGBM's, over this module's own.
+
+        `single` rounds leaves so that a file holds them in half the bytes. Where rows go different ways, trees learn from the
+        way of each and are asked with the way that is guessed: a time between those of two ways is right for neither.
+        """
+        guess, seen = None, features
+        if ways is not None and len(np.unique(ways)) > 1:
+            guess, seen = Guess.fit(features, ways, seed), np.column_stack([features, flags_of(ways)])
+        grown = Trees.fit(seen, target, seed=seed, **{**_TREES, **settings})
+        trained = Networks.fit(features, target, seed, networks, training) if networks else None
+        return cls((_rounded(grown) if single else grown,), trained, weight, guess)
 
     def values(self, features: Floats) -> Floats:
         """What the blend says for each row of `features`."""
@@ -164,14 +223,17 @@ class Blend:
         """What the trees say for each row and, where there are any, what the networks say."""
         if not len(features):
             return [np.zeros(0)]
-        grown: Floats = sum((trees.values(features) for trees in self.trees), np.zeros(len(features))) / len(self.trees)
+        seen = features if self.guess is None else np.column_stack([features, self.guess.flags(features)])
+        grown: Floats = sum((trees.values(seen) for trees in self.trees), np.zeros(len(seen))) / len(self.trees)
         return [grown] if self.networks is None else [grown, self.networks.values(features)]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same blend from."""
         kept: dict[str, npt.NDArray[Any]] = {"trees": np.asarray(len(self.trees)), "weight": np.asarray(self.weight)}
         for place, trees in enumerate(self.trees):
-            kept |= {f"trees{place}.{name}": values for name, values in trees.arrays().items()}
+            kept |= prefixed(trees.arrays(), f"trees{place}")
+        if self.guess is not None:
+            kept |= prefixed(self.guess.arrays(), "guess")
         if self.networks is not None:
             kept |= {"networks.centre": self.networks.centre, "networks.scale": self.networks.scale}
             kept |= {f"networks.weights{place}": values for place, values in enumerate(self.networks.weights)}
@@ -183,11 +245,18 @@ class Blend:
         """The blend that `arrays` were taken from."""
         arrays = {name: _wide(values) for name, values in arrays.items()}
         trees = tuple(Trees.load(part(arrays, f"trees{place}")) for place in range(int(arrays["trees"])))
-        kept = part(arrays, "networks")
+        guessed, kept = part(arrays, "guess"), part(arrays, "networks")
+        guess = Guess.load(guessed) if guessed else None
         if not kept:
-            return cls(trees, None)
+            return cls(trees, None, guess=guess)
         weights, offsets = ((kept[f"{name}0"], kept[f"{name}1"], kept[f"{name}2"]) for name in ("weights", "offsets"))
-        return cls(trees, Networks(kept["centre"], kept["scale"], weights, offsets), float(arrays["weight"]))
+        networks = Networks(kept["centre"], kept["scale"], weights, offsets)
+        return cls(trees, networks, float(arrays["weight"]), guess)
+
+
+def _rounded(trees: Trees) -> Trees:
+    """With leaves that half the bytes hold."""
+    return replace(trees, value=trees.value.astype(np.float32).astype(np.float64))
 
 
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

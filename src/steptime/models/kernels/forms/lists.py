@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime.errors import InputError
 from steptime.models.kernels.forms import text_array
 
 Floats = npt.NDArray[np.float64]
@@ -94,6 +95,10 @@ class Lists:
 
     def nearest(self, kinds: Sequence[str], places: Reals, states: Sequence[int] | None = None) -> Near:
         """The list that lies nearest to each of the places among those of its kind."""
+        if len(kinds) and len(self.which) and places.shape[1] != len(self.places):
+            raise InputError(
+                f"lists at {len(self.places)} coordinates were asked with {places.shape[1]}: fit these models again"
+            )
         found, distances = np.full(len(kinds), -1), np.full(len(kinds), np.inf)
         for rows, first, last in self._asked(kinds):
             step = max(1, _BLOCK // (last - first))

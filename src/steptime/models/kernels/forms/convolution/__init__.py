@@ -3,7 +3,8 @@
 The book has what cuDNN can do for a pass: an implicit product in waves of tiles, with or without moving tensors to the other
 order of memory, a plain product where filters are points, depthwise kernels by their multiply-adds. Which of them it takes, and
 how far off the book is, trees and small networks have learned from measured rows: dense layers, grouped ones and parts of a GPU
-apart. It is wrong most where cuDNN chooses an unlikely kernel: by a third and more for one call in ten.
+apart. It is wrong most where cuDNN chooses an unlikely kernel (by four tenths and more for one call in ten), and so most often
+where it chooses among ways to take one group after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from steptime.models.kernels.forms import Arrays
 from steptime.models.kernels.forms.blend import Blend, Training, part, prefixed
 from steptime.models.kernels.forms.convolution.features import Columns, Pass, crowd, table
 from steptime.models.kernels.forms.convolution.layer import BIAS, FPROP, WGRAD, Layer, layer_of
-from steptime.models.kernels.forms.convolution.passes import short_name, split
+from steptime.models.kernels.forms.convolution.passes import short_name, split, way
 from steptime.models.kernels.forms.lists import Lists, Near
 from steptime.models.kernels.question import Answer, LaunchTime, Question
 from steptime.models.kernels.rows import Row
@@ -37,12 +38,13 @@ _GROWN: dict[str, Any] = {"objective": "regression_l1", "max_depth": 12, "learni
 _TRAINED = Training(width=128, steps=6000, rate=0.01, knee=0.02, batch=512)
 _FEWER = replace(_TRAINED, steps=3000, batch=256)
 _BLENDS: dict[str, dict[str, Any]] = {
-    _DENSE: {**_GROWN, "num_leaves": 127, "rounds": 250, "networks": 4, "training": _TRAINED},
-    _DEPTHWISE: {**_GROWN, "num_leaves": 31, "rounds": 200, "networks": 3, "training": _FEWER, "weight": 0.8},
-    _GROUPED: {**_GROWN, "num_leaves": 31, "rounds": 200, "networks": 2, "training": replace(_FEWER, width=64), "weight": 0.3},
+    _DENSE: {**_GROWN, "num_leaves": 127, "rounds": 200, "networks": 3, "training": _TRAINED},
+    _DEPTHWISE: {**_GROWN, "num_leaves": 31, "rounds": 150, "networks": 2, "training": _FEWER, "weight": 0.8},
+    _GROUPED: {**_GROWN, "num_leaves": 31, "rounds": 150, "feature_fraction": 0.9, "networks": 0},
     _BIAS: {"rounds": 300, "num_leaves": 15, "networks": 0, "single": True},
     _PARTS: {"rounds": 150, "num_leaves": 4, "min_data_in_leaf": 30, "networks": 0, "single": True},
 }
+_GUESSED = (_DENSE, _GROUPED)  # where cuDNN has many ways and the likeliest one says more than a mean of them
 _PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scatter too much to believe it whole
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
@@ -182,7 +184,8 @@ def fit(rows: Sequence[Row], seed: int) -> Convolution:
     features, base = table(columns)
     target = np.log(np.array([sum(times) for times in spans]) / base)
     shared = columns.share > 1  # they scatter five times as much: fitted apart
-    blends = _fit_whole(passes, features, target, ~shared, seed)
+    ways = np.array([way(names, one.layer.groups) for names, one in zip(kernels, passes, strict=True)], dtype=int)
+    blends = _fit_whole(passes, features, target, ways, ~shared, seed)
     kinds, places_of = [_kind(one) for one in passes], _place(passes)
     lists = Lists.fit(kinds, places_of, kernels, spans, target, _states(passes))
     if shared.any():
@@ -192,15 +195,21 @@ def fit(rows: Sequence[Row], seed: int) -> Convolution:
 
 
 def _fit_whole(
-    passes: Sequence[Pass], features: Floats, target: Floats, whole: npt.NDArray[np.bool_], seed: int
+    passes: Sequence[Pass],
+    features: Floats,
+    target: Floats,
+    ways: npt.NDArray[np.int_],
+    whole: npt.NDArray[np.bool_],
+    seed: int,
 ) -> dict[str, Blend]:
-    """Blends for passes on the whole GPU. Other grouped layers are few: depthwise ones are shown beside them."""
+    """Blends for passes on the whole GPU."""
     groups = np.asarray([_group(one) for one in passes])
     blends = {}
     for name in (_DENSE, _DEPTHWISE, _GROUPED, _BIAS):
-        here = whole & ((groups == name) | ((name == _GROUPED) & (groups == _DEPTHWISE)))
+        here = whole & (groups == name)
         if here.any():
-            blends[name] = Blend.fit(features[here], target[here], seed, **_BLENDS[name])
+            told = ways[here] if name in _GUESSED else None
+            blends[name] = Blend.fit(features[here], target[here], seed, ways=told, **_BLENDS[name])
     return blends
 
 

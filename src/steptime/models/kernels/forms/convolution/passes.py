@@ -21,6 +21,18 @@ _TRANSFORMS = (
     "winogradforwardfilter",
 )
 _TAILS = ("reduce_wgrad", "nhwc_reduce", "reducesplitk", "splitkreduce", "c2r", "winogradforwardoutput", "winogradwgradoutput")
+# Ways of doing a pass, told by parts of its kernels' names in lower case, in the order they are looked for: transforms, direct
+# sums, CUDA cores' implicit products, tensor cores' of three generations of code, plain products.
+_WAYS = (
+    ("winograd", "fft", "region_transform"),
+    ("direct",),
+    ("implicit_convolve", "common_engine", "alg0", "alg1", "dgrad_engine", "precomputed"),
+    ("sm90_xmma",),
+    ("cutlass_tensorop", "cutlass_implicit_gemm"),
+    ("nvjet", "cutlass_80", "xmma_gemm"),
+    ("sm80_xmma",),
+)
+_DIRECT = 1
 
 
 def role(name: str, channels_last: bool) -> str:
@@ -102,3 +114,15 @@ def short_name(name: str) -> str:
     if text.startswith("_ZN"):
         return "cutlass_implicit_gemm"
     return re.sub(r"[<(].*", "", text.replace("(anonymous namespace)::", "")).split("::")[-1].strip()
+
+
+def way(short_names: Sequence[str], groups: int) -> int:
+    """Which way a pass went: one of `_WAYS` or none of them, and whether it was taken for one group after the other."""
+    text = " ".join(short_names).lower()
+    found = next((place for place, parts in enumerate(_WAYS) if any(part in text for part in parts)), len(_WAYS))
+    if groups == 1:
+        return found
+    mains = [name for name in short_names if role(name, channels_last=False) == MAIN]
+    if len(mains) > len(set(mains)):
+        return len(_WAYS) + 1 + found
+    return found if found == _DIRECT else len(_WAYS)  # the rest are few: one way

@@ -44,10 +44,11 @@ class BatchedForward:
         tables = Tables.of(lookups.pool)
         launch = self._launched(tables, lookups)
         seen = features_of(launch, tables, lookups)
-        time = launch.time * np.exp(self.whole.values(seen))
+        left = self.whole.values(seen)
         some = lookups.share > 1
         if some.any():
-            time[some] *= np.exp(self.divided.values(_of_parts(seen, lookups)[some]))
+            left = left + np.where(some, self.divided.values(_of_parts(seen, left, lookups)), 0.0)
+        time = launch.time * np.exp(left)
         return total_only(PART, time, 1.0, inside_of(self.low, self.high, _sizes(tables, lookups)))
 
     def _launched(self, tables: Tables, lookups: Lookups) -> Launch:
@@ -86,8 +87,8 @@ def _divided(form: BatchedForward, tables: Tables, rows: MeasuredLookups, seed: 
         return Left.nothing()
     launch = form._launched(tables, rows.lookups)
     seen = features_of(launch, tables, rows.lookups)
-    off = np.log(rows.time_ns / launch.time) - form.whole.values(seen)
-    return Left.fit(_of_parts(seen, rows.lookups), off, seed, smooth=False)
+    left = form.whole.values(seen)
+    return Left.fit_noisy(_of_parts(seen, left, rows.lookups), np.log(rows.time_ns / launch.time) - left, seed)
 
 
 def load(arrays: Arrays) -> BatchedForward:
@@ -103,9 +104,10 @@ def load(arrays: Arrays) -> BatchedForward:
     )
 
 
-def _of_parts(seen: Floats, lookups: Lookups) -> Floats:
+def _of_parts(seen: Floats, left: Floats, lookups: Lookups) -> Floats:
+    """What the correction of parts looks at: what that of a whole GPU does, and what it says."""
     others = lookups.others[:, None] == np.arange(1, len(OTHERS))
-    return np.concatenate([seen, lookups.share[:, None], others.astype(np.float64)], axis=1)
+    return np.concatenate([seen, left[:, None], lookups.share[:, None], others.astype(np.float64)], axis=1)
 
 
 def _sizes(tables: Tables, lookups: Lookups) -> Floats:

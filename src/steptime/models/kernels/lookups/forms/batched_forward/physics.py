@@ -14,8 +14,8 @@ from steptime.models.kernels.lookups.batch import Lookups
 from steptime.models.kernels.lookups.forms.batched_forward.tables import SMS, Tables
 from steptime.models.kernels.question import OTHERS
 
-# Programs that an SM runs at once. Of 11, 12 and 13 it explains best, on fit rows with one table of 2,048 and 8,192 equal
-# programs, that the latter take three times as long: two waves against six.
+# Programs that an SM runs at once, of four-byte and two-byte rows. Fit rows with one table of equal bags: 8,192 programs of
+# four-byte rows take three times as long as 2,048 (six waves, two), and of two-byte rows 2,048 programs are one wave.
 _RESIDENT = (12.0, 16.0)
 # A miss of one of four rows delays a step as a whole.
 _ROWS_OF_STEP = 4.0

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steptime.errors import InputError
+from steptime.hardware.fabric import fabric_names, fabric_toml, read_fabric
+
+SHIPPED = {
+    "loopback",
+    "loopback-2x2",
+    "a100-nvlink",
+    "h100-nvlink",
+    "h200-nvlink",
+    "gb200-nvlink",
+    "a100-pairwise-nvlink",
+    "h100-pairwise-nvlink",
+    "a40-pairwise-nvlink",
+    "h100-2-nodes",
+}
+CLUSTER = """
+schema_version = 1
+gpus_per_node = 4
+nodes = 3
+rails = 2
+analytic = true
+[[tiers]]
+name = "node"
+kind = "nvswitch"
+ranks = 4
+bandwidth_bytes_per_s = { value = 4e11, source = "a data sheet" }
+latency_ns = { value = 5e3, source = "a guess" }
+[[tiers]]
+name = "network"
+kind = "network"
+ranks = 12
+bandwidth_bytes_per_s = { value = 5e10, source = "a data sheet" }
+latency_ns = { value = 2e4, source = "a guess" }
+"""
+
+
+def test_every_shipped_fabric_is_readable_and_every_number_names_its_source() -> None:
+    assert set(fabric_names()) >= SHIPPED
+    for name in fabric_names():
+        limits = read_fabric(name)
+        assert limits.name == name
+        assert limits.title
+        assert limits.models is not None
+        assert limits.models.is_file()
+        assert all(one.source and one.license and one.date for one in limits.published)
+        assert limits.published
+        for tier in limits.tiers:
+            assert tier.bandwidth_bytes_per_s.source
+            assert tier.latency_ns.source
+
+
+def test_a_fabric_survives_being_written_and_read_back(tmp_path: Path) -> None:
+    for name in ("h100-2-nodes", "a100-pairwise-nvlink"):
+        limits = read_fabric(name)
+        file = tmp_path / f"{name}.toml"
+        file.write_text(fabric_toml(limits), encoding="utf-8")
+        again = read_fabric(str(file))
+        assert again.tiers == limits.tiers
+        assert (again.gpus_per_node, again.nodes, again.rails) == (limits.gpus_per_node, limits.nodes, limits.rails)
+        assert again.published == limits.published
+        assert again.models == tmp_path / f"{name}.json"
+
+
+def test_neighbours_share_a_card_where_there_are_fewer(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(CLUSTER)
+    limits = read_fabric(str(file))
+    assert limits.models is None
+    assert limits.network is limits.tiers[1]
+    assert [limits.card_of(rank) for rank in range(6)] == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("schema_version = 1", "schema_version = 9", "version 9"),
+        ("gpus_per_node = 4", "gpus_per_node = 0", "gpus_per_node is 0"),
+        ("rails = 2", "rails = 5", "rails is 5"),
+        ("analytic = true", "", "expected models"),
+        ('kind = "nvswitch"', 'kind = "string"', "kind is 'string'"),
+        ("ranks = 4", "ranks = 5", "multiple of"),
+        ("nodes = 3", "nodes = 2", "joins 12 ranks"),
+        ('kind = "network"', 'kind = "pcie"', "network tiers"),
+        ("value = 5e10", "value = -1", "bandwidth_bytes_per_s is -1"),
+        ('value = 2e4, source = "a guess"', "value = 2e4", "latency_ns needs a value and its source"),
+        ('name = "network"', 'name = "node"', "one name"),
+        ("[[tiers]]", "[[tears]]", "[[tiers]]"),
+    ],
+)
+def test_a_bad_fabric_is_refused_with_one_line_that_names_the_fault(tmp_path: Path, old: str, new: str, said: str) -> None:
+    file = tmp_path / "mine.toml"
+    assert old in CLUSTER
+    file.write_text(CLUSTER.replace(old, new))
+    with pytest.raises(InputError) as caught:
+        read_fabric(str(file))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_fabric_is_answered_with_those_that_are_there() -> None:
+    with pytest.raises(InputError, match="h100-2-nodes"):
+        read_fabric("infiniband")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from steptime.errors import InputError
+from steptime.hardware.fabric import FabricLimits, read_fabric
+from steptime.hardware.topology import first_ranks, place, place_together
+
+
+@pytest.fixture(scope="module")
+def cluster() -> FabricLimits:
+    return read_fabric("h100-2-nodes")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> FabricLimits:
+    return read_fabric("h100-pairwise-nvlink")
+
+
+def test_a_group_uses_the_innermost_tier_that_joins_it(cluster: FabricLimits, pairs: FabricLimits) -> None:
+    assert place(pairs, [0, 1]).tier.name == "pair"
+    assert place(pairs, [2, 3]).tier.name == "pair"
+    assert place(pairs, [1, 2]).tier.name == "node"
+    assert place(cluster, [8, 15]).tier.name == "node"
+    assert place(cluster, [7, 8]).tier.name == "network"
+
+
+def test_a_group_over_nodes_knows_its_nodes_and_cards(cluster: FabricLimits) -> None:
+    placed = place(cluster, [0, 1, 2, 8, 9, 10])
+    assert (placed.nodes, placed.per_node, placed.cards, placed.even) == (2, 3, 3, True)
+    assert placed.inside is not None
+    assert placed.inside.name == "node"
+    assert not place(cluster, [0, 1, 8]).even
+    assert place(cluster, [0, 8]).inside is None
+    assert place(replace(cluster, rails=2), [0, 1, 2, 8, 9, 10]).cards == 1
+
+
+def test_disjoint_groups_share_cards_and_buses_but_no_switch(cluster: FabricLimits, pairs: FabricLimits) -> None:
+    within = place_together(cluster, [[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert [one.sharing for one in within] == [1, 1]
+    rails = [[local, 8 + local] for local in range(8)]
+    assert {one.sharing for one in place_together(cluster, rails)} == {1}
+    # Four cards for eight GPUs: two groups on each.
+    assert {one.sharing for one in place_together(replace(cluster, rails=4), rails)} == {2}
+    bus = place_together(pairs, [[0, 2], [1, 3]])
+    assert [one.sharing for one in bus] == [2, 2]
+    assert [one.sharing for one in place_together(pairs, [[0, 1], [2, 3]])] == [1, 1]
+
+
+def test_a_rank_in_two_groups_divides_its_links(cluster: FabricLimits) -> None:
+    assert [one.sharing for one in place_together(cluster, [[0, 1], [1, 2], [4, 5]])] == [2, 2, 1]
+
+
+def test_an_oversubscribed_network_slows_groups_only_where_its_cards_are_busy(cluster: FabricLimits) -> None:
+    narrow = replace(cluster, oversubscription=4.0)
+    shares = [place(narrow, first_ranks(narrow, 2 * each, each)).sharing for each in (1, 2, 4, 8)]
+    assert shares == [1, 1, 2, 4]
+    assert all(fewer <= more for fewer, more in pairwise(shares))
+    assert place(narrow, range(8)).sharing == 1
+    # What others do counts as well.
+    assert place_together(narrow, [[0, 8], [1, 9], [2, 10], [3, 11]])[0].sharing == 2
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [([], "without ranks"), ([0, 16], "unknown rank 16"), ([-1, 17], "unknown ranks -1, 17"), ([3, 3], "rank 3 twice")],
+)
+def test_a_bad_group_is_refused_and_told_what_is_there(cluster: FabricLimits, group: list[int], said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        place(cluster, group)
+    assert "ranks 0 to 15" in str(caught.value)
+
+
+def test_more_ranks_than_there_are_is_an_error(cluster: FabricLimits) -> None:
+    assert first_ranks(cluster, 4, 2) == (0, 1, 8, 9)
+    with pytest.raises(InputError, match="has 16 ranks"):
+        first_ranks(cluster, 17)
+    with pytest.raises(InputError, match="8 GPUs per node; 9"):
+        first_ranks(cluster, 2, 9)
