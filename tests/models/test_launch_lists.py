@@ -108,18 +108,3 @@ def test_one_long_list_costs_the_others_nothing() -> None:
     times = [[1.0] * len(names) for names in kernels]
     fitted = Lists.fit(["a"] * 100, np.arange(100.0)[:, None], kernels, times, np.zeros(100))
     assert fitted.arrays()["shares"].size == 5099
-
-
-def test_a_file_that_keeps_lists_as_text_is_read() -> None:
-    arrays = {
-        "kinds": text_array(["a", "a", "b"]),
-        "places": np.array([[0.0], [4.0], [1.0]]),
-        "kernels": text_array(["move\nmultiply", "multiply", "multiply"]),
-        "shares": np.array([[0.25, 0.75], [1.0, 0.0], [1.0, 0.0]]),
-        "levels": np.array([0.1, 0.2, 0.3]),
-    }
-    near = Lists.load(arrays).nearest(["a", "a", "b"], np.array([[0.5], [3.5], [9.0]]))
-    assert near.launches(0)[0] == ("move", "multiply")
-    assert near.launches(0)[1] == pytest.approx([0.25, 0.75])
-    assert near.launches(1)[0] == ("multiply",)
-    assert near.twins()[0].tolist() == [0.1, 0.2, 0.3]

@@ -132,6 +132,7 @@ def loopback() -> Validation:
         ("all_reduce, in fifths", 0.045),
         ("all_to_all even, in fifths", 0.045),
         ("all_to_all uneven, in fifths", 0.05),
+        ("all_gather, in fifths", 0.05),
         ("reduce_scatter, in fifths", 0.05),
         ("4 ranks from 2 and 8", 0.12),
     ],

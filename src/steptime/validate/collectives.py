@@ -63,7 +63,6 @@ def validate_collectives(
     parts |= {f"{label}, in fifths": fifths.part(places) for label, places in _labels(points) if "MiB" not in label}
     uneven, facts = _uneven(points, fitted.model)
     parts |= uneven | _left_out(points) | _other_boxes(elsewhere, fitted)
-    facts["share of messages in the measured sweeps that tests never show a fit"] = len(tested) / len(points)
     return Validation(
         name=f"collectives {fabric}",
         title=f"collectives on {fabric}, wait-free, {split} rows",

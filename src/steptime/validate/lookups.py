@@ -209,7 +209,7 @@ def _unseen(
     facts: dict[str, float] = {}
     for direction in DIRECTIONS:
         cases: list[Case] = []
-        ranks: list[float] = []
+        ranks = Ranks()
         for kind, one in unseen.items():
             if kind[1] != direction:
                 continue
@@ -221,18 +221,16 @@ def _unseen(
                 Case(_name(kind, whole, place), float(predicted[place]), float(whole.time_ns[place]))
                 for place in range(len(whole))
             ]
-            ranks += _rank_correlations(whole, predicted) if test == "series" else []
+            if test == "series":
+                ranks += ranks_of(whole, predicted)
         if cases:
             parts[f"{direction}: {_NAMES[test]}"] = Part(summary(cases))
-        if ranks:
-            facts[f"rank_correlation_{direction}"] = float(np.mean(ranks))
-            facts[f"rank_correlation_{direction}_least"] = min(ranks)
-            facts[f"rank_correlation_{direction}_series"] = float(len(ranks))
+        facts |= ranks.facts(direction)
     return parts, facts
 
 
-def _rank_correlations(measured: MeasuredLookups, predicted: npt.NDArray[np.float64]) -> list[float]:
-    """Of every series, caches and optimisers apart, whose times differ by a factor of `_APART` or more."""
+def _series(measured: MeasuredLookups) -> list[list[int]]:
+    """Places of every series, caches and optimisers apart, whose times differ by a factor of `_APART` or more."""
     groups: dict[tuple[str, bool, int], list[int]] = defaultdict(list)
     lookups = measured.lookups
     number = lookups.sums(lookups.pool.tables.lookups)
@@ -243,7 +241,42 @@ def _rank_correlations(measured: MeasuredLookups, predicted: npt.NDArray[np.floa
         times, sizes = measured.time_ns[places], number[places]
         alike = sizes.max() <= _ALIKE * sizes.min()
         if len(places) >= _LEAST and alike and times.max() >= _APART * times.min():
-            found.append(rank_correlation(times, predicted[places]))
+            found.append(places)
+    return found
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How well the order within series is told: by series, and pair by pair where times differ by a factor of `_APART`."""
+
+    correlations: tuple[float, ...] = ()
+    pairs: int = 0
+    right: int = 0
+
+    def __add__(self, other: Ranks) -> Ranks:
+        """Of both lots of series."""
+        return Ranks(self.correlations + other.correlations, self.pairs + other.pairs, self.right + other.right)
+
+    def facts(self, direction: str) -> dict[str, float]:
+        """Named numbers; none without series."""
+        if not self.correlations:
+            return {}
+        return {
+            f"rank_correlation_{direction}": float(np.mean(self.correlations)),
+            f"rank_correlation_{direction}_of_the_worst_series": min(self.correlations),
+            f"pairs_of_a_series_{_APART:.0f}x_apart_in_the_right_order_{direction}": self.right / self.pairs,
+            f"series_{direction}": float(len(self.correlations)),
+        }
+
+
+def ranks_of(measured: MeasuredLookups, predicted: npt.NDArray[np.float64]) -> Ranks:
+    """Of predictions of measured lookups."""
+    found = Ranks()
+    for places in _series(measured):
+        times, said = measured.time_ns[places], predicted[places]
+        apart = times[:, None] >= _APART * times[None, :]
+        right = apart & (said[:, None] > said[None, :])
+        found += Ranks((rank_correlation(times, said),), int(apart.sum()), int(right.sum()))
     return found
 
 

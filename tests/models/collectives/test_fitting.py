@@ -157,6 +157,27 @@ def test_what_ragged_parts_cost_is_found() -> None:
     assert fit_curves(points(SIZES, np.array(SIZES) + 1e4, "all_to_all")).ragged == 0.0
 
 
+def noisy(kind: str, seed: int, speed: float, switch: int) -> Points:
+    sizes = np.array(SIZES[::2])
+    ns = speed * (20_000 + sizes / 3) * np.where(sizes < switch, 1.0, 1.6)
+    return points(sizes.tolist(), ns * np.exp(np.random.default_rng(seed).normal(0, 0.1, len(sizes))), kind)
+
+
+@pytest.mark.parametrize(("switch", "gains"), [(1 << 18, True), (1 << 10, False)])
+def test_a_mirror_image_serves_a_curve_only_where_it_is_one(switch: int, gains: bool) -> None:
+    gathered, scattered = noisy("all_gather", 1, 1.0, 1 << 18), noisy("reduce_scatter", 2, 1.2, switch)
+    if not gains:
+        scattered = points(SIZES, np.array(SIZES)[::-1] / 3 + 1e6 / np.array(SIZES), "reduce_scatter")
+    both = Points([*gathered.kind, *scattered.kind], np.append(gathered.ranks, scattered.ranks),
+                  np.append(gathered.bytes, scattered.bytes), np.append(gathered.ns, scattered.ns))  # fmt: skip
+    alone, together = (fit_curves(some).curves["all_gather", 2].ns(SIZES) for some in (gathered, both))
+    truth = (20_000 + np.array(SIZES) / 3) * np.where(np.array(SIZES) < 1 << 18, 1.0, 1.6)
+    if gains:
+        assert np.abs(np.log(together / truth)).mean() < np.abs(np.log(alone / truth)).mean()
+    else:
+        assert together == pytest.approx(alone)
+
+
 def test_kinds_with_too_few_sizes_have_no_curve() -> None:
     few = points([64, 128], [1.0, 2.0], "broadcast")
     many = points(SIZES, SIZES)

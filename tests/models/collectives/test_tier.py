@@ -52,7 +52,7 @@ def test_one_rank_takes_no_time_even_of_kinds_never_measured() -> None:
 @pytest.mark.parametrize("ranks", [3, 4, 6, 16])
 def test_bytes_of_counts_never_measured_go_as_a_rank_moves_them(kind: str, ranks: int) -> None:
     found = RING.times(Messages.even(kind, ranks, [2.0**26]))
-    assert found.ns == pytest.approx(truth(kind, ranks, [2.0**26]), rel=0.08)
+    assert found.ns == pytest.approx(truth(kind, ranks, [2.0**26]), rel=0.1)
     assert not found.inside.any()
 
 

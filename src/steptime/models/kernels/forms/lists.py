@@ -16,7 +16,6 @@ Floats = npt.NDArray[np.float64]
 Reals = npt.NDArray[np.floating[Any]]  # kept as precisely as the places that lists are fitted to
 Ints = npt.NDArray[np.int_]
 
-_BETWEEN = "\n"  # between the kernels of one list, in files that keep lists as text
 # How far a measured twin is believed, and the distance over which that fades: chosen on validation rows of convolutions, where
 # more than one neighbour, or one that is believed from further away, errs more.
 _TWIN, _TWIN_REACH = 0.9, 0.2
@@ -133,8 +132,6 @@ class Lists:
     @classmethod
     def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Lists:
         """The lists that `arrays` were taken from."""
-        if "which" not in arrays:
-            return _from_text(arrays)
         return cls(
             kinds=arrays["kinds"],
             bounds=arrays["bounds"].astype(int),
@@ -145,13 +142,6 @@ class Lists:
             shares=Ragged.of(arrays["shares"], arrays["shares.lengths"]),
             levels=arrays["levels"],
         )
-
-
-def _from_text(arrays: Mapping[str, npt.NDArray[Any]]) -> Lists:
-    """Lists from a file that keeps each list's kernels as a text of its own."""
-    kernels = [str(text).split(_BETWEEN) for text in arrays["kernels"]]
-    times = [shares[: len(names)].tolist() for names, shares in zip(kernels, arrays["shares"], strict=True)]
-    return Lists.fit([str(kind) for kind in arrays["kinds"]], arrays["places"], kernels, times, arrays["levels"])
 
 
 def _distinct(lists: Sequence[tuple[str, ...]]) -> tuple[npt.NDArray[np.str_], Ragged, npt.NDArray[np.int32]]:
