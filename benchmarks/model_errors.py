@@ -37,6 +37,15 @@ def table(found: Validation) -> Iterator[str]:
     if many:
         for name, one in found.whole.baselines.items():
             yield row(f"instead: {name}", Part(one), [])
+        known = {name: part for name, part in found.parts.items() if part.baselines and "," not in name}
+        if known:
+            others = list(found.whole.baselines)
+            yield ""
+            yield "| GMAE, % | this | " + " | ".join(others) + " |"
+            yield "|" + "---|" * (2 + len(others))
+            for name, part in known.items():
+                cells = [percent(part.summary.gmae), *(percent(part.baselines[other].gmae) for other in others)]
+                yield f"| {name} | " + " | ".join(cells) + " |"
     yield ""
     for name, value in found.facts.items():
         if "/" not in name:

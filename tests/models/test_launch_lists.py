@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from steptime.errors import InputError
-from steptime.models.kernels.forms import lists, text_array
+from steptime.models.kernels.forms import lists
 from steptime.models.kernels.forms.lists import Lists
 
 _DICE = np.random.default_rng(0)

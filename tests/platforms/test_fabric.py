@@ -10,12 +10,12 @@ import pytest
 
 from steptime.errors import InputError
 from steptime.hardware.fabric import fabric_names, fabric_toml, read_fabric
-from steptime.measurements.nccl_tests import Point
+from steptime.measurements.nccl_tests import Point, read_nccl_tests
 from steptime.models.collectives.message import KINDS, Message, Messages
 from steptime.models.collectives.tier import TierModel
 from steptime.models.estimate import Source
 from steptime.platforms.fabric import Fabric, read_models, write_models
-from steptime.platforms.fabric_fitting import add_fabric, fit_measured, fit_tiers, network_points, tier_points
+from steptime.platforms.fabric_fitting import described, fit_measured, fit_tiers, network_points, tier_points
 
 MIB = 1 << 20
 
@@ -242,9 +242,13 @@ def test_what_nccl_tests_printed_becomes_a_fabric_of_ones_own(tmp_path: Path) ->
     files = [tmp_path / "inside.log", tmp_path / "across.log"]
     files[0].write_text(log(1, 4, "alltoall", 0.003) + "\n" + log(1, 4, "all_reduce", 0.008))
     files[1].write_text(log(2, 1, "sendrecv", 0.025))
-    file, damaged = add_fabric("mine", files, tmp_path)
-    assert damaged == 3
-    fabric = Fabric.load(str(file))
+    read = [read_nccl_tests(file) for file in files]
+    assert sum(one.skipped for one in read) == 3
+    timed = [point for one in read for point in one.points]
+    limits = described("mine", timed)
+    fabric = Fabric(limits, fit_tiers(limits, timed))
+    (tmp_path / "mine.toml").write_text(fabric_toml(limits))
+    assert read_fabric(str(tmp_path / "mine.toml")).tiers == limits.tiers
     assert (fabric.limits.gpus_per_node, fabric.limits.nodes, fabric.limits.rails) == (4, 2, 4)
     inside, across = fabric.times(Messages.even("all_to_all", [4, 8], 64.0 * MIB)).ns
     assert inside == pytest.approx(1e4 + 0.003 * 64 * MIB, rel=0.03)
@@ -252,11 +256,8 @@ def test_what_nccl_tests_printed_becomes_a_fabric_of_ones_own(tmp_path: Path) ->
     assert fabric.limits.tiers[1].bandwidth_bytes_per_s.value == pytest.approx(1e9 / 0.025, rel=0.02)
 
 
-def test_a_fabric_needs_timings_within_a_node_where_it_has_many_ranks(tmp_path: Path) -> None:
-    file = tmp_path / "across.log"
-    file.write_text(log(2, 4, "alltoall", 0.025))
+def test_a_fabric_needs_timings_within_a_node_where_it_has_many_ranks() -> None:
     with pytest.raises(InputError, match="nothing timed within one"):
-        add_fabric("mine", [file], tmp_path)
-    file.write_text(log(1, 1, "alltoall", 0.025))
+        described("mine", points(2, 4, 0.025))
     with pytest.raises(InputError, match="no collective of two ranks"):
-        add_fabric("mine", [file], tmp_path)
+        described("mine", [Point("all_reduce", 1, 1, 8, 1.0)])

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from steptime import __version__
+from steptime.cli.fabric import fabric
 from steptime.cli.fit import fit
 from steptime.cli.inspect import inspect
 from steptime.cli.measure import calibrate, measure
+from steptime.cli.platforms import platforms
 from steptime.cli.predict import predict
 from steptime.cli.replay import replay
 from steptime.cli.validate import validate
@@ -50,6 +52,8 @@ def steptime(
 app.command()(predict)
 app.command()(replay)
 app.command()(inspect)
+app.command()(platforms)
+app.command()(fabric)
 app.command()(fit)
 app.command()(validate)
 # Their options are parsed where they also work without this command line: in `steptime.measure`.

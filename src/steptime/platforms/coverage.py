@@ -38,7 +38,7 @@ class Fitted:
     kind: str
     ranks: tuple[int, ...]
     bytes: tuple[float, float]  # the smallest and the largest that all of these counts have
-    off: tuple[float, float] | None  # 5th and 95th percentile of measured over fitted - 1, on rows that were not fitted
+    off: tuple[float, float] | None  # 5th and 95th percentile of measured over fitted - 1
 
 
 def fitted(fabric: Fabric) -> list[Fitted]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from steptime.errors import InputError
 from steptime.hardware.device import Quantity
-from steptime.hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
+from steptime.hardware.fabric import NETWORK, FabricLimits, LinkTier, Published
 from steptime.hardware.topology import first_ranks, place
-from steptime.measurements.nccl_tests import Point, read_nccl_tests
+from steptime.measurements.nccl_tests import Point
 from steptime.models.collectives.fitting import (
     FittedFabric,
     Points,
@@ -26,7 +26,6 @@ from steptime.models.collectives.fitting import (
     unseen_logs,
 )
 from steptime.models.collectives.tier import TierModel, moved_share
-from steptime.platforms.fabric import write_models
 
 EXCHANGE, PAIR = "all_to_all", "send_recv"
 
@@ -92,17 +91,6 @@ def _tier(name: str, kind: str, ranks: int, points: Sequence[Point]) -> LinkTier
         Quantity(float(f"{1e9 * rates[best]:.3g}"), f"timed: {points[best].kind} of {points[best].bytes} bytes"),
         Quantity(float(f"{fastest.ns:.3g}"), f"timed: {fastest.kind} of {fastest.bytes} bytes, {fastest.ranks} ranks"),
     )
-
-
-def add_fabric(name: str, files: Sequence[Path], folder: Path, *, kind: str = "nvswitch") -> tuple[Path, int]:
-    """A fabric from what nccl-tests printed: its TOML file, with its models beside it, and how many rows were damaged."""
-    read = [read_nccl_tests(file) for file in files]
-    points = [point for one in read for point in one.points]
-    limits = described(name, points, kind)
-    write_models(folder / f"{name}.json", fit_tiers(limits, points))
-    file = folder / f"{name}.toml"
-    file.write_text(fabric_toml(limits), encoding="utf-8")
-    return file, sum(one.skipped for one in read)
 
 
 def tier_points(limits: FabricLimits, points: Sequence[Point]) -> dict[str, Points]:

@@ -1,4 +1,4 @@
-"""A fabric of the user's: from what nccl-tests printed, from a folder of `steptime measure collectives`, or from a data sheet."""
+"""A fabric of the user's: from what nccl-tests printed, from rows of `steptime measure collectives`, or from a data sheet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steptime.measurements.nccl_tests import Point, read_nccl_tests
 from steptime.measurements.store import read
 from steptime.models.collectives.fitting import Points, fit_curves, fit_fabric, folded, swept
 from steptime.models.collectives.message import Floats
-from steptime.models.collectives.tier import TierModel
+from steptime.models.collectives.tier import TierModel, moved_share
 from steptime.platforms.fabric import write_models
 from steptime.platforms.fabric_fitting import described, tier_points
 
@@ -34,7 +34,7 @@ _GB_PER_S, _US = 1e9, 1e3
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows of one kind on one tier, each predicted by curves that were fitted without its fifth of the messages."""
+    """Rows of one kind on one tier, each predicted by curves through the other four fifths of the messages, where between them."""
 
     tier: str
     kind: str
@@ -221,7 +221,33 @@ def _fitted(limits: FabricLimits, points: Mapping[str, Points], warnings: Sequen
     missing = [tier.name for tier in limits.tiers if tier.name not in models]
     if missing:
         raise InputError(f"fabric {limits.name}: nothing timed tells of its tier {missing[0]}")
-    return OwnFabric(limits, models, left_out, sum(map(len, points.values())), said)
+    tiers = tuple(_as_fitted(tier, models[tier.name]) for tier in limits.tiers)
+    return OwnFabric(replace(limits, tiers=tiers), models, left_out, sum(map(len, points.values())), said)
+
+
+def _as_fitted(tier: LinkTier, model: TierModel) -> LinkTier:
+    """Its numbers from the curves, which a row far off does not move: the most that a kind's largest message reaches, and the
+    least that a smallest one of the fewest ranks takes.
+    """
+    rates = {
+        pair: curve.largest_bytes * moved_share(*pair) / float(curve.ns(curve.largest_bytes))
+        for pair, curve in model.curves.items()
+    }
+    best = max(rates, key=lambda pair: rates[pair])
+    fewest = min(ranks for _, ranks in model.curves)
+    starts = {pair: float(curve.ns(curve.smallest_bytes)) for pair, curve in model.curves.items() if pair[1] == fewest}
+    first = min(starts, key=lambda pair: starts[pair])
+    return replace(
+        tier,
+        bandwidth_bytes_per_s=Quantity(
+            float(f"{1e9 * rates[best]:.3g}"),
+            f"fitted: {best[0]} of {model.curves[best].largest_bytes:.0f} bytes, {best[1]} ranks",
+        ),
+        latency_ns=Quantity(
+            float(f"{starts[first]:.3g}"),
+            f"fitted: {first[0]} of {model.curves[first].smallest_bytes:.0f} bytes, {first[1]} ranks",
+        ),
+    )
 
 
 def _left_out(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
@@ -234,9 +260,11 @@ def _left_out(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
         some = points.take(fold)
         known = [(kind, ranks) in without.curves for kind, ranks in zip(some.kind, some.ranks.tolist(), strict=True)]
         some = some.take(np.array(known, dtype=np.bool_))
-        predicted = without.times(some.messages).ns
-        for kind, *row in zip(some.kind, some.ranks.tolist(), some.ns.tolist(), predicted.tolist(), strict=True):
-            found[kind].append((int(row[0]), row[1], row[2]))
+        answered = without.times(some.messages)
+        columns = (some.kind, some.ranks.tolist(), some.ns.tolist(), answered.ns.tolist(), answered.inside.tolist())
+        for kind, ranks, measured, predicted, inside in zip(*columns, strict=True):
+            if inside:  # and not the largest or smallest of all, of which the others know little
+                found[kind].append((int(ranks), measured, predicted))
     return [
         LeftOut(
             tier,

@@ -160,6 +160,16 @@ def platform_parts(name: str) -> PlatformParts:
     return parts
 
 
+def is_fabric(name: str) -> bool:
+    """Whether a name or a TOML file is a fabric's, and no platform's."""
+    if not name.endswith(".toml"):
+        return name in fabric_names()
+    try:
+        return "tiers" in tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False
+
+
 def platform_toml(parts: PlatformParts) -> str:
     """The text of a platform's file; `platform_parts` reads it back. Paths of parts are taken from where the file lies."""
     values: dict[str, int | str | None] = {"schema_version": SCHEMA_VERSION, "name": parts.name, "ranks": parts.ranks}
@@ -237,7 +247,7 @@ def _without_models(rest: str) -> str:
 
 def _unknown(name: str, why: str) -> InputError:
     there = [parts.name for parts in shipped_platforms()]
-    alike = [one for one in there if one.split("x")[0] == name.split("x")[0]]
+    alike = [one for one in there if one.split("x")[0] == name.split("x", maxsplit=1)[0]]
     meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
     asked = f"; did you mean {meant[0]}?" if meant else ";"
     return InputError(f"no platform {name!r}: {why}{asked} There are {', '.join(there)}, or give the path of a .toml file")

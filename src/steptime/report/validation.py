@@ -62,6 +62,7 @@ def print_validation(console: Console, found: Validation, *, full: bool = False)
         print_section(console, "Instead", "other forms on the same cases")
         others = [(name, Part(one)) for name, one in found.whole.baselines.items()]
         print_numbers(console, _HEADS[:6], [_row(name, part, [])[:6] for name, part in others])
+        _print_instead(console, shown, baselines)
     _print_worst(console, found.parts)
     for name, value in found.facts.items():
         if "/" not in name:
@@ -69,6 +70,18 @@ def print_validation(console: Console, found: Validation, *, full: bool = False)
     for note in found.notes:
         print_line(console, "Note", note, style="dim", spaced=False)
     print_warnings(console, found.warnings)
+
+
+def _print_instead(console: Console, parts: Mapping[str, Part], baselines: Sequence[str]) -> None:
+    """GMAE of every other form on the parts of which they all know all cases."""
+    known = {name: part for name, part in parts.items() if set(baselines) <= set(part.baselines)}
+    if known:
+        heads = ("GMAE", "this", *(name.replace(" ", "\n", 1) for name in baselines))
+        rows = [
+            [name, *(_percent(one.gmae) for one in (part.summary, *(part.baselines[other] for other in baselines)))]
+            for name, part in known.items()
+        ]
+        print_numbers(console, heads, rows)
 
 
 def _summary(one: Summary) -> Document:
