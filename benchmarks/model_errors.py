@@ -11,7 +11,13 @@ from steptime.validate.shipped import Models, validated
 from steptime.validate.summary import Part, Validation
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"kernels": "models.md", "device-time": "models.md", "host": "models.md", "lookups": "lookups.md"}
+PAGES = {
+    "kernels": "models.md",
+    "device-time": "models.md",
+    "host": "models.md",
+    "lookups": "lookups.md",
+    "collectives": "collectives.md",
+}
 
 
 def percent(value: float | None) -> str:

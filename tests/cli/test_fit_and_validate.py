@@ -71,7 +71,13 @@ def test_what_cannot_be_fitted_or_validated_is_one_line(
 
 
 def test_an_empty_folder_has_nothing_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for what, measured in {"kernels": "kernels", "lookups": "lookups", "host": "host", "baselines": "kernels"}.items():
+    for what, measured in {
+        "kernels": "kernels",
+        "lookups": "lookups",
+        "host": "host",
+        "fabrics": "collectives",
+        "baselines": "kernels",
+    }.items():
         assert run(["fit", str(tmp_path), "-o", str(tmp_path / "out"), "--only", what]) == 2
         assert f"steptime measure {measured}" in capsys.readouterr().err
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from steptime.errors import InputError
 from steptime.graph.program import Collective
 from steptime.measurements.shipped import shipped_programs
+from steptime.models.collectives.curve import Curve
+from steptime.models.collectives.tier import TierModel
 from steptime.models.host.model import HostModel, shipped_host
 from steptime.models.host.speed import STEP, Speed
 from steptime.validate.host import FORMS, MIXED, HostCase, Measured, between_processes, cases, step_speed, validate_host
 from steptime.validate.profiled import profiled
-from steptime.validate.wire import Wire, factors, wire_ns, wires
+from steptime.validate.wire import Wire, factors, wire_ns
 
 NAME = "dlrm-test-b2048-r1"
 
@@ -128,8 +131,9 @@ def sweep(kind: str, size_bytes: int, time_ns: float, **more: Any) -> dict[str, 
 
 @pytest.fixture(name="wire", scope="module")
 def measured_wire() -> Wire:
-    rows = [sweep(kind, 2**power, 1e5 + 2.0**power) for kind in ("all_reduce", "all_to_all") for power in range(10, 27)]
-    return wires([*rows, sweep("all_reduce", 2**20, 9e9, beside="gemm"), sweep("all_reduce", 2**20, 9e9, command="steps")])[4]
+    powers = np.arange(10.0, 27.0)
+    curve = Curve(powers, np.log(1e5 + 2.0**powers))
+    return Wire(4, TierModel({(kind, 4): curve for kind in ("all_reduce", "all_to_all")}, 0.25, {}))
 
 
 def exchange(given: tuple[int, ...], taken: tuple[int, ...]) -> Collective:
@@ -138,7 +142,7 @@ def exchange(given: tuple[int, ...], taken: tuple[int, ...]) -> Collective:
 
 def test_a_collective_takes_what_was_measured_alone_and_in_proportion_beyond(wire: Wire) -> None:
     assert wire.alone_ns("all_reduce", 2**20) == pytest.approx(1e5 + 2**20)
-    assert wire.alone_ns("all_reduce", 2**27) == pytest.approx(2 * wire.alone_ns("all_reduce", 2**26))
+    assert wire.alone_ns("all_reduce", 2**28) == pytest.approx(4 * wire.alone_ns("all_reduce", 2**26), rel=0.01)
 
 
 def test_an_exchange_of_equal_parts_takes_what_was_measured_and_its_mirror_image_as_long(wire: Wire) -> None:

@@ -13,9 +13,10 @@ from steptime.errors import InputError
 
 
 def validate(
-    what: Annotated[str, typer.Argument(metavar="SET", help="kernels, lookups, device-time or host.")] = "kernels",
+    what: Annotated[str, typer.Argument(metavar="SET", help="kernels, lookups, collectives, device-time or host.")] = "kernels",
     device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
     host: Annotated[str, typer.Option("--host", help="Whose costs.")] = "xeon-h200",
+    fabric: Annotated[str, typer.Option("--fabric", help="Whose collectives.")] = "loopback",
     models: Annotated[
         Path | None, typer.Option("--models", metavar="DIR", help="What `steptime fit` wrote; the shipped ones if none.")
     ] = None,
@@ -31,7 +32,7 @@ def validate(
 
     if what not in SETS:
         raise InputError(f"validate what? {what!r} is none of {', '.join(SETS)}")
-    found = validated(what, Models(device, host, models))
+    found = validated(what, Models(device, host, models, fabric))
     if json:
         print(dumps(validation_document(found)), end="")
         return

@@ -34,7 +34,7 @@ _GB_PER_S, _US = 1e9, 1e3
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows of one kind on one tier, each predicted by curves through the other four fifths of the messages, where between them."""
+    """Rows of one kind on one tier, each predicted by curves through the other four fifths of the messages, if between them."""
 
     tier: str
     kind: str
@@ -183,6 +183,7 @@ def _grown(limits: FabricLimits, gpus_per_node: int | None) -> FabricLimits:
     ranks = {tier.name: gpus_per_node * (limits.nodes if tier.kind == NETWORK else 1) for tier in limits.tiers}
     return replace(
         limits,
+        title=limits.title.replace(f"of {limits.gpus_per_node}", f"of {gpus_per_node} ({limits.gpus_per_node} timed)", 1),
         gpus_per_node=gpus_per_node,
         rails=gpus_per_node if limits.nodes > 1 else 0,
         tiers=tuple(replace(tier, ranks=ranks[tier.name]) for tier in limits.tiers),

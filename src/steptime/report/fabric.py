@@ -54,7 +54,7 @@ def print_own_fabric(console: Console, made: OwnFabric, file: Path) -> None:
     if limits.models is None:
         print_line(console, "Analytic", "from a data sheet: nothing was measured, intervals are a factor of 2 either way")
     elif made.left_out:
-        print_section(console, "Errors", "of rows left out in turn, a fifth at a time, between others; GMAE is a geometric mean")
+        print_section(console, "Errors", "of rows left out in turn, a fifth at a time; GMAE is a geometric mean")
         print_numbers(console, _HEADS, _rows(made.left_out))
         print_line(console, "Curves", f"through all {made.rows:,} rows")
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from steptime.errors import InputError
 from steptime.graph.load import load
+from steptime.hardware.fabric import fabric_names, read_fabric
 from steptime.measurements.store import read
 from steptime.models.host.fit import fit as fit_host
 from steptime.models.kernels.archive import Archive, write_archive
@@ -17,9 +18,11 @@ from steptime.models.kernels.fitted import Stored
 from steptime.models.kernels.fitting import fit_kernels
 from steptime.models.kernels.forms import Form, maker
 from steptime.models.kernels.rows import TEST, rows_of
+from steptime.platforms.fabric import write_models
+from steptime.platforms.fabric_fitting import fit_measured
 from steptime.validate.lookup_fitting import fit_and_write_lookup_baselines, fit_and_write_lookups
 
-WHAT = ("kernels", "lookups", "host", "baselines")
+WHAT = ("kernels", "lookups", "host", "fabrics", "baselines")
 BASELINES = ("roofline", "published")
 
 Said = Callable[[str], None]
@@ -108,9 +111,26 @@ def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Pat
     return [file]
 
 
+def _fabrics(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001
+    """Of every fabric that has a description; nothing is drawn."""
+    rows = read(folder, "collectives").to_pylist()
+    if not rows:
+        raise InputError(f"{folder}: no rows of collectives to fit; `steptime measure collectives` makes some")
+    written = []
+    for fabric in sorted({row["fabric"] for row in rows} & set(fabric_names())):
+        tiers, fitted = fit_measured(read_fabric(fabric), rows)
+        said(f"{fabric}: {len(fitted.points):,} messages, each by {fitted.reduction}")
+        written.append(out / f"{fabric}.json")
+        write_models(written[-1], tiers)
+    if not written:
+        raise InputError(f"{folder}: no described fabric among its collectives; `steptime fabric {folder}` describes one")
+    return written
+
+
 _FITS: dict[str, Callable[[Path, Path, str, int, Said], list[Path]]] = {
     "kernels": _kernels,
     "lookups": _lookups,
     "host": _host,
+    "fabrics": _fabrics,
     "baselines": _baselines,
 }

@@ -2,7 +2,7 @@
 
 A case counts where the device computes for less than 60 % of the unprofiled step. The host's time comes from the model and the
 execution traces, at the speed that the calibration of the same processes shows. What the device does is taken as measured:
-kernels from profiles, collectives from what each takes alone (`wire`). The two are put together as
+kernels from profiles, collectives from the model of their fabric (`wire`). The two are put together as
 `(host^6 + (wire + exposed compute)^6)^(1/6)`: nearly the larger, and more where both are about as long. Of 4, 6 and 10, 6 is
 best on 2 ranks and 4 on 4 ranks, by a percent. Of several ranks the one with the longest trace counts: it has most to do.
 """
@@ -124,7 +124,7 @@ def cases(model: HostModel, measured: Measured, programs: Callable[[str], CasePr
         recorded[row["name"]].append(row)
     devices = {name: profiled(ranks) for name, ranks in recorded.items()}
     calibrations = [row for row in measured.host if row["source"] == CALIBRATION]
-    known = wires(measured.collectives)
+    known = wires()
     issued: dict[str, tuple[HostTime, tuple[Collective, ...]]] = {}
     found = []
     for row in measured.steps:

@@ -6,13 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from steptime.errors import InputError
 from steptime.hardware.device import FOLDER, read_device
+from steptime.hardware.fabric import read_fabric
 from steptime.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime.measurements.shipped import shipped
+from steptime.models.collectives.fitting import swept
 from steptime.models.host.model import HostModel, shipped_host
 from steptime.models.kernels.fitted import KernelModels
 from steptime.models.kernels.forms import Form
 from steptime.models.kernels.lookups.fitted import LookupModels, lookups_file
+from steptime.platforms.fabric_fitting import fit_measured
+from steptime.validate.collectives import validate_collectives
 from steptime.validate.device_time import device_times, validation_of
 from steptime.validate.fitting import HOST, baselines_file, read_baselines
 from steptime.validate.host import shipped_cases, validate_host
@@ -24,11 +29,12 @@ from steptime.validate.summary import Validation
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Which models are validated: a device's and a host's, in a folder of `steptime fit` or the shipped ones."""
+    """Which models are validated: a device's, a host's and a fabric's, in a folder of `steptime fit` or the shipped ones."""
 
     device: str = "h200"
     host: str = HOST
     folder: Path | None = None
+    fabric: str = "loopback"
 
     def kernels(self) -> KernelModels:
         """The kernel models of the device, of which a part has none of its own."""
@@ -61,6 +67,16 @@ def _lookups(models: Models) -> Validation:
     return validate_lookups(measured, LookupModels.load(lookups_file(folder, name)), baselines, held_out)
 
 
+def _collectives(models: Models) -> Validation:
+    """Fitted anew, since most of what is asked is asked of models that did not see some of the rows."""
+    rows = shipped("collectives").to_pylist()
+    measured = sorted({row["fabric"] for row in rows})
+    if models.fabric not in measured:
+        raise InputError(f"no rows of the fabric {models.fabric!r} are shipped; there are {', '.join(measured)}")
+    _, fitted = fit_measured(read_fabric(models.fabric), rows)
+    return validate_collectives(models.fabric, fitted, elsewhere=swept(rows, models.fabric))
+
+
 def _device_time(models: Models) -> Validation:
     return validation_of(device_times(models.kernels().ask))
 
@@ -73,6 +89,7 @@ def _host(models: Models) -> Validation:
 SETS: dict[str, Callable[[Models], Validation]] = {
     "kernels": _kernels,
     "lookups": _lookups,
+    "collectives": _collectives,
     "device-time": _device_time,
     "host": _host,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ _SMS = 132.0  # of an H200, on which all of it was measured
 _LEAST_LEFT = 0.25
 _UNSTEADY_RANKS = 8  # at which repeats have a heavy upper tail on any setting
 _STEADY_FABRIC = "loopback"
+_LONG_NS = 250e3  # kernels from which on what they lose besides held SMs is lost in noise
 _EVERY = 1e18  # of nanoseconds: a collective that outlasts any kernel
 
 
@@ -56,7 +57,7 @@ class Overlap:
     persistent: Mapping[int, float] | None = None  # parts of the GPU -> factor of persistent kernels
     start_wait: float = 0.0  # of the running kernel's time, before the collective has started on all ranks
     persistent_start_wait: float = 0.0  # where that is a persistent one, per part of the GPU
-    moving: float = 0.0  # ln of what moving takes more beside compute, per doubling of the ranks from 2
+    moving: float = 0.0  # ln of what moving takes more where kernels run beside it all the while
     busy: Mapping[int, float] | None = None  # ranks -> factor where a thread keeps one of the rank's cores busy
 
     @classmethod
@@ -105,8 +106,8 @@ class Overlap:
     ) -> Floats:
         """How many times as long a collective takes, from when all ranks have called it.
 
-        `kernel_ns` is the usual length of the kernels that fill the device meanwhile, 0 where nothing runs beside; a simulator
-        that itself holds a collective back until the running kernel ends says so with `waits=False` of `moving_factor`.
+        `kernel_ns` is the usual length of the kernels that fill the device meanwhile, 0 where nothing runs beside. A simulator
+        that itself holds a collective back until the running kernel ends asks for `moving_factor` instead.
         """
         alone, kernel, counts, parts = _columns(alone_ns, kernel_ns, _checked("ranks", ranks), _checked("share", share))
         if not self.measured:
@@ -118,17 +119,13 @@ class Overlap:
         waited = wait * np.maximum(kernel, 0.0) / np.maximum(alone, 1.0)
         return self.moving_factor(counts, beside=kernel > 0, busy=busy) + np.where(alone > 0, waited, 0.0)
 
-    def moving_factor(self, ranks: npt.ArrayLike, *, beside: npt.ArrayLike = False, busy: npt.ArrayLike = False) -> Floats:
-        """The same without the wait for a running kernel to end: what a simulator wants that starts collectives itself."""
-        counts = _checked("ranks", ranks)
+    def moving_factor(self, ranks: npt.ArrayLike, *, beside: npt.ArrayLike = 0.0, busy: npt.ArrayLike = False) -> Floats:
+        """The same without the wait for a running kernel to end; `beside` is the share of its time with kernels beside it."""
+        counts, covered, crowded = _columns(_checked("ranks", ranks), beside, busy)
         if not self.measured:
-            return np.ones(np.broadcast(counts, np.asarray(beside), np.asarray(busy)).shape)
-        slowed = np.exp(self.moving * np.maximum(np.log2(counts) - 1.0, 0.0))
-        crowded = _between(self.busy, counts)
-        found: Floats = np.where(np.asarray(beside, dtype=np.bool_), slowed, 1.0) * np.where(
-            np.asarray(busy, dtype=np.bool_), crowded, 1.0
-        )
-        return found
+            return np.ones(counts.shape)
+        slowed: Floats = np.exp(self.moving * np.clip(covered, 0.0, 1.0))
+        return slowed * np.where(crowded > 0, _between(self.busy, counts), 1.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -208,23 +205,16 @@ class KernelPairs:
 
     def take(self, chosen: Flags) -> KernelPairs:
         """Some of them."""
-        columns = (self.alone_ns, self.beside_ns, self.share, self.persistent, self.collective_ns)
-        return KernelPairs(
-            *(column[chosen] for column in columns), [one for one, kept in zip(self.text, chosen, strict=True) if kept]
-        )
+        return replace(self, **_taken(self, chosen))
 
     def joined(self, other: KernelPairs) -> KernelPairs:
         """Both, one after the other."""
-        columns = ("alone_ns", "beside_ns", "share", "persistent", "collective_ns")
-        return KernelPairs(
-            *(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns), [*self.text, *other.text]
-        )
+        columns = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _column_names(self)}
+        return replace(self, text=[*self.text, *other.text], **columns)
 
     def predicted_ns(self, overlap: Overlap) -> Floats:
         """What the kernels take beside the collective."""
-        factor = overlap.compute_factor(
-            self.alone_ns, self.share, collective_ns=self.collective_ns, persistent=self.persistent
-        )
+        factor = overlap.compute_factor(self.alone_ns, self.share, collective_ns=self.collective_ns, persistent=self.persistent)
         return self.alone_ns * factor
 
 
@@ -247,10 +237,7 @@ class CollectivePairs:
 
     def take(self, chosen: Flags) -> CollectivePairs:
         """Some of them."""
-        names = ("alone_ns", "beside_ns", "ranks", "share", "kernel_ns", "persistent", "busy")
-        return CollectivePairs(
-            *(getattr(self, name)[chosen] for name in names), [one for one, kept in zip(self.text, chosen, strict=True) if kept]
-        )
+        return replace(self, **_taken(self, chosen))
 
     def predicted_ns(self, overlap: Overlap) -> Floats:
         """What the collectives take in company."""
@@ -260,6 +247,15 @@ class CollectivePairs:
         return self.alone_ns * factor
 
 
+def _column_names(pairs: KernelPairs | CollectivePairs) -> list[str]:
+    return [one.name for one in fields(pairs) if one.name != "text"]
+
+
+def _taken(pairs: KernelPairs | CollectivePairs, chosen: Flags) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: getattr(pairs, name)[chosen] for name in _column_names(pairs)}
+    return {**columns, "text": [one for one, kept in zip(pairs.text, chosen, strict=True) if kept]}
+
+
 def measured_pairs(rows: Iterable[Row], fabric: str) -> tuple[KernelPairs, CollectivePairs]:
     """Rows of one fabric with something beside them, each with the same message alone, of the same run where it has one."""
     own = [row for row in rows if row["fabric"] == fabric and row["mode"] == "stream" and row["arrival"] == "together"]
@@ -267,7 +263,9 @@ def measured_pairs(rows: Iterable[Row], fabric: str) -> tuple[KernelPairs, Colle
     for row in own:
         if _alone(row) and not row["splits"]:
             alone.setdefault(_message(row), []).append(row)
-    pairs = [(row, _level(row), _alone_ns(row, alone[_message(row)])) for row in own if not _alone(row) and _message(row) in alone]
+    pairs = [
+        (row, _level(row), _alone_ns(row, alone[_message(row)])) for row in own if not _alone(row) and _message(row) in alone
+    ]
     beside = [(row, alone_ns) for row, _, alone_ns in pairs if row["beside_ns"] and row["beside_alone_ns"]]
     kernels = KernelPairs(
         np.array([row["beside_alone_ns"] for row, _ in beside]),
@@ -313,47 +311,53 @@ def _alone_ns(row: Row, alone: Sequence[Row]) -> float:
     return float(np.median([_level(one) for one in together or alone]))
 
 
-def fit_overlap(kernels: KernelPairs, collectives: CollectivePairs, source: str) -> Overlap:
-    """The constants from pairs that a fit may see; absolute errors of logarithms, so that single disturbed pairs count little."""
-    return Overlap(source, **_fit_compute(kernels), **_fit_collectives(collectives))
+def fit_overlap(kernels: KernelPairs, collectives: CollectivePairs, *, moving: float, source: str) -> Overlap:
+    """The constants from pairs that a fit may see. Errors count as they are, so that single disturbed pairs count little.
+
+    `moving` comes from steps: what ran without a pause beside the measured pairs slows moving more than any step does.
+    """
+    found = Overlap(source, moving=moving, busy=busy_table(collectives), **_fit_compute(kernels))
+    return replace(found, **_fit_waits(collectives.take(~collectives.busy), found))
+
+
+def busy_table(pairs: CollectivePairs) -> dict[int, float]:
+    """Per rank count, the middle of what a busy thread on each rank does to collectives with nothing else beside them."""
+    return _middles(pairs.ranks, pairs.beside_ns / pairs.alone_ns, pairs.busy & (pairs.kernel_ns == 0))
+
+
+def _middles(places: Floats, factors: Floats, chosen: Flags) -> dict[int, float]:
+    """Per place the median factor, at least 1."""
+    known: list[float] = sorted(set(places[chosen].tolist()))
+    return {int(one): max(1.0, round(float(np.median(factors[chosen & (places == one)])), 4)) for one in known}
 
 
 def _fit_compute(pairs: KernelPairs) -> dict[str, Any]:
-    usual, dealt = pairs.take(~pairs.persistent), pairs.take(pairs.persistent)
+    """Long kernels say how many SMs are held, then all what shorter ones lose besides; persistent ones go by themselves."""
+    factors = pairs.beside_ns / pairs.alone_ns
+    long = ~pairs.persistent & (pairs.alone_ns >= _LONG_NS)
+    lost = _SMS / pairs.share * (1.0 - 1.0 / factors)
+    held = max(0.0, round(float(np.median(lost[long])), 2)) if long.any() else 0.0
+    met = pairs.collective_ns / (pairs.collective_ns + pairs.alone_ns)
+    usual = pairs.take(~pairs.persistent)
+
+    def off(values: Mapping[str, Any]) -> float:
+        return _off(usual.predicted_ns(Overlap("fit", held_sms=held, **values)), usual.beside_ns)
+
     grids = {
-        "held_sms": np.arange(0.0, 4.01, 0.1),
         "tail_ns": np.arange(0.0, 8001.0, 100.0),
         "tail_power": np.arange(0.0, 1.51, 0.1),
         "short_ns": np.arange(500.0, 10001.0, 250.0),
     }
-
-    def off(values: Mapping[str, float]) -> float:
-        return _off(usual.predicted_ns(Overlap("fit", **values)), usual.beside_ns)
-
-    found: dict[str, Any] = _descend(off, grids, {"held_sms": 1.0, "tail_ns": 2000.0, "tail_power": 0.5, "short_ns": 1500.0})
-    met = dealt.collective_ns / (dealt.collective_ns + dealt.alone_ns)
-    slowed = 1.0 + (dealt.beside_ns / dealt.alone_ns - 1.0) / met
-    parts = sorted({int(one) for one in dealt.share.tolist()})
-    found["persistent"] = {part: max(1.0, float(np.median(slowed[dealt.share == part]))) for part in parts}
-    return found
+    tail = _descend(off, grids, {"tail_ns": 2000.0, "tail_power": 0.5, "short_ns": 1500.0})
+    return {"held_sms": held, **tail, "persistent": _middles(pairs.share, 1.0 + (factors - 1.0) / met, pairs.persistent)}
 
 
-def _fit_collectives(pairs: CollectivePairs) -> dict[str, Any]:
-    quiet, only = pairs.take(~pairs.busy), pairs.take(pairs.busy & (pairs.kernel_ns == 0))
-    grids = {
-        "start_wait": np.arange(0.0, 1.01, 0.02),
-        "persistent_start_wait": np.arange(0.0, 0.31, 0.01),
-        "moving": np.arange(0.0, 0.41, 0.01),
-    }
+def _fit_waits(pairs: CollectivePairs, known: Overlap) -> dict[str, float]:
+    def off(values: Mapping[str, Any]) -> float:
+        return _off(pairs.predicted_ns(replace(known, **values)), pairs.beside_ns)
 
-    def off(values: Mapping[str, float]) -> float:
-        return _off(quiet.predicted_ns(Overlap("fit", **values)), quiet.beside_ns)
-
-    found: dict[str, Any] = _descend(off, grids, {"start_wait": 0.7, "persistent_start_wait": 0.1, "moving": 0.0})
-    slowed = only.beside_ns / only.alone_ns
-    counts = sorted({int(one) for one in only.ranks.tolist()})
-    found["busy"] = {count: max(1.0, float(np.median(slowed[only.ranks == count]))) for count in counts}
-    return found
+    grids = {"start_wait": np.arange(0.0, 1.01, 0.02), "persistent_start_wait": np.arange(0.0, 0.31, 0.01)}
+    return _descend(off, grids, {"start_wait": 0.7, "persistent_start_wait": 0.1})
 
 
 def _off(predicted_ns: Floats, measured_ns: Floats) -> float:

@@ -1,0 +1,115 @@
+"""`steptime platforms`: a line for each, one in detail with sources, and one line for what is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steptime.cli.app import run
+from steptime.platforms.platform import shipped_platforms
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_all_are_listed_with_the_fabrics_that_have_no_device(capsys: Captured) -> None:
+    assert run(["platforms"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    for parts in shipped_platforms():
+        assert any(line.split()[:3] == [parts.name, str(parts.ranks), parts.device] for line in lines)
+    assert "h100-2-nodes" in out
+    eight = next(line for line in lines if line.split()[:1] == ["8xh200-nvlink"])
+    assert eight.endswith("extrapolated")
+
+
+def test_the_list_says_the_same_to_programs(capsys: Captured) -> None:
+    assert run(["platforms", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema_version"] == 1
+    assert [one["name"] for one in found["platforms"]] == [parts.name for parts in shipped_platforms()]
+    by_name = {one["name"]: one for one in found["platforms"]}
+    assert by_name["2xh200-nvlink"]["collectives"]["all_reduce"] == "fitted"
+    assert by_name["8xh200-nvlink"]["collectives"]["all_reduce"] == "extrapolated"
+    assert by_name["1xh200"]["fabric"] is None
+    assert "h100-nvlink" in found["fabrics_without_device"]
+
+
+def test_one_is_shown_with_every_number_and_its_source(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["platforms", "4xh200-quarter-loopback"]) == 0
+    out = capsys.readouterr().out
+    # Device, its models, host, fabric: a number, its source and its date.
+    for said in (
+        "4.8 TB/s",
+        "data sheet: 4.8 TB/s",
+        "models of kernels",
+        "measured 2026-11-15",
+        "a launch",
+        "steptime measure host",
+    ):
+        assert said in out
+    assert "loopback (loopback, 8 ranks)" in out
+    assert "measured rows: send_recv" in out
+    assert "steptime's measured set collectives" in out
+    assert "2, 4, 8" in out
+
+
+def test_the_details_say_the_same_to_programs(capsys: Captured) -> None:
+    assert run(["platforms", "8xh200-nvlink", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"schema_version", "name", "ranks", "device", "host", "fabric", "warnings"}
+    assert all(one["source"] for one in found["device"]["limits"].values())
+    assert found["device"]["models"]["kernels"]["measured"]
+    assert found["host"]["launch_ns"] > 0
+    assert "2026" in found["host"]["source"]
+    assert "aten::mm" in found["host"]["ops"]
+    fabric = found["fabric"]
+    assert all(tier["bandwidth_bytes_per_s"]["source"] and tier["latency_ns"]["source"] for tier in fabric["tiers"])
+    assert {one["kind"]: one["ranks"] for one in fabric["fitted"]}["all_reduce"] == [2, 4]
+    assert fabric["collectives"]["all_reduce"] == "extrapolated"
+    assert fabric["collectives"]["send_recv"] == "not known"
+    assert set(fabric["estimates_us"]) == {kind for kind, origin in fabric["collectives"].items() if origin != "not known"}
+    assert all(one["license"] and one["date"] for one in fabric["published"])
+
+
+def test_one_rank_has_no_fabric(capsys: Captured) -> None:
+    assert run(["platforms", "1xh200"]) == 0
+    assert "one rank exchanges nothing" in capsys.readouterr().out
+
+
+def test_a_fabric_without_a_device_is_shown_alone(capsys: Captured) -> None:
+    assert run(["platforms", "h100-2-nodes"]) == 0
+    out = capsys.readouterr().out
+    assert "from its tiers" in out
+    assert "xxrjun/nccl-tests-cluster" in out
+    assert run(["platforms", "h100-2-nodes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["collectives"]["all_to_all"] == "from its tiers"
+
+
+def test_parts_can_be_swapped_to_look_at(capsys: Captured) -> None:
+    assert run(["platforms", "8xh200-nvlink", "--fabric", "h100-nvlink", "--ranks", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["ranks"], found["fabric"]["name"]) == ("4xh200-h100-nvlink", 4, "h100-nvlink")
+    assert found["fabric"]["collectives"]["all_reduce"] == "fitted"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["8xh200-nvlnk"], "did you mean 8xh200-nvlink?"),
+        (["8xh100-nvlink"], "no models of device h100"),
+        (["1xh200", "--host", "nobody"], "no host is called 'nobody'"),
+        (["1xh200", "--device", "h900"], "no device 'h900'"),
+        (["8xh200-nvlink", "--fabric", "rope"], "no fabric 'rope'"),
+        (["--fabric", "loopback"], "give the platform's name too"),
+        (["loopback", "--ranks", "2"], "give the platform's name too"),
+        (["nowhere.toml"], "cannot be read"),
+    ],
+)
+def test_what_is_none_is_one_line(words: list[str], said: str, capsys: Captured) -> None:
+    assert run(["platforms", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
