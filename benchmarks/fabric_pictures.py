@@ -57,6 +57,7 @@ COLOURS = {2: "#0072b2", 4: "#d55e00", 8: "#009e73", 16: "#cc79a7", 72: "#555555
 EXTRAPOLATED = (8, 72)  # drawn where ranks beyond the measured ones exist
 TIMES = {1e4: "10 us", 1e5: "100 us", 1e6: "1 ms", 1e7: "10 ms", 1e8: "100 ms", 1e9: "1 s"}
 SIZES = {0: "1 B", 10: "1 KiB", 20: "1 MiB", 30: "1 GiB"}
+BETWEEN = {5: "32 B", 15: "32 KiB", 25: "32 MiB"}  # said too where there is room for one of the others only
 SMALL = 'font-size="11"'
 
 
@@ -212,12 +213,13 @@ def drawn_panel(panel: Panel, scale: Scale, left: float, top: float, first: bool
             yield line([(left, y), (left + PANEL_WIDTH, y)], "#dddddd", 1)
             if first:
                 yield text(left - 6, y + 4, said, f'text-anchor="end" {SMALL}')
+    said_sizes = SIZES if sum(scale.bytes[0] <= power <= scale.bytes[1] for power in SIZES) > 1 else SIZES | BETWEEN
     for power in range(0, 36, 5):
         if scale.bytes[0] <= power <= scale.bytes[1]:
             x, _ = scale.at(left, bottom, 2.0**power, 10 ** scale.ns[0])
-            yield line([(x, top), (x, bottom)], "#dddddd" if power in SIZES else "#eeeeee", 1)
-            if power in SIZES:
-                yield text(x, bottom + 14, SIZES[power], f'text-anchor="middle" {SMALL}')
+            yield line([(x, top), (x, bottom)], "#dddddd" if power in said_sizes else "#eeeeee", 1)
+            if power in said_sizes:
+                yield text(x, bottom + 14, said_sizes[power], f'text-anchor="middle" {SMALL}')
     yield line([(left, top), (left, bottom), (left + PANEL_WIDTH, bottom)], "black", 1.2)
     for one in panel.series:
         yield from drawn_points(one, scale, left, bottom)

@@ -46,7 +46,11 @@ def run(session: Session, options: Options) -> None:
         if options.only and job not in options.only:
             continue
         before = {name: read(session.folder, name).num_rows for name in sets}
-        fitting = tuple(count for count in ranks if options.share_gpu or options.device == "cpu" or count == 1) or (1,)
+        together = options.share_gpu or options.device == "cpu"
+        fitting = tuple(count for count in ranks if together or count <= max(1, session.recipe.gpus))
+        if not fitting:
+            session.warn(f"{job}: needs {min(ranks)} ranks and there is one GPU; not tried without --share-gpu")
+            continue
         failures += _try(job, session, replace(options, ranks=fitting, small=True, only=()))
         failures += [f"{job}: no rows in {name}" for name in sets if read(session.folder, name).num_rows <= before[name]]
     failures += disagreements(read(session.folder, "kernels").to_pylist())
@@ -64,6 +68,8 @@ def names(_: Options) -> list[str]:
 def _try(job: str, session: Session, options: Options) -> list[str]:
     try:
         import_module(f"steptime.measure.{job}").run(session, options)
+    except InputError as error:
+        return [f"{job}: {error}"]
     except Exception as error:
         # Whatever it is: the next job is tried too, and all failures are said at the end.
         traceback.print_exc()

@@ -1,5 +1,7 @@
-"""What a workload runs on: devices with their fitted models; hosts and fabrics follow."""
+"""What a workload runs on: devices, hosts and fabrics with their fitted models, and the three under one name."""
 
 from steptime.platforms.device import Device, KernelEstimate
+from steptime.platforms.fabric import Fabric
+from steptime.platforms.platform import Platform
 
-__all__ = ["Device", "KernelEstimate"]
+__all__ = ["Device", "Fabric", "KernelEstimate", "Platform"]

@@ -26,7 +26,7 @@ from steptime.platforms.fabric import Fabric
 
 SCHEMA_VERSION = 1
 
-_NAME = re.compile(r"(\d+)x([a-z0-9]\S*)")
+_NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
 _LOOPBACK = "loopback"
 _PARTS = ("device", "host", "fabric")
 

@@ -40,6 +40,7 @@ _COLLECTIVE_KERNELS = ("nccl", "void nccl")
 _BESIDE = 0.95
 _FEWEST = 2  # calls on either side that a comparison needs
 _MOVES_BYTES = 1 << 20  # smaller messages are latency
+_WAITERS = 0.1  # the last to arrive tell nothing of waiting; those who waited so much of the time are shown apart
 _DISTURBED = 0.5  # in ln of time: something else happened to that collective
 _EVERY = 1e18
 
@@ -123,7 +124,7 @@ def collectives_of(case: StepCase) -> list[StepCollective]:
         StepCollective(
             case.name,
             case.workload,
-            _message([own[place] for own in calls]),
+            message_of([own[place] for own in calls]),
             np.array([seen[rank][place][0] for rank in range(ranks)]),
             np.array([seen[rank][place][1] for rank in range(ranks)]),
             float(np.mean([own[place] for own in covered])),
@@ -138,7 +139,7 @@ def _nccl(row: Row) -> list[tuple[float, float]]:
     return [(float(start), float(times[-1])) for name, start, times in kernels if name.startswith(_COLLECTIVE_KERNELS)]
 
 
-def _message(calls: Sequence[Collective]) -> Message:
+def message_of(calls: Sequence[Collective]) -> Message:
     """What the ranks ask for together; each rank says what it sends to whom."""
     ranks, first = len(calls), calls[0]
     if first.kind not in KINDS:
@@ -228,16 +229,19 @@ def validation_of(waited: Sequence[Waited]) -> Validation:
     }
     chosen, *_ = rules
 
-    def cases(some: Sequence[Waited], rule: str) -> list[Case]:
-        return [case for one in some for case in _cases(one, rules[rule](one))]
+    def cases(some: Sequence[Waited], rule: str, least: float = 0.0) -> list[Case]:
+        return [case for one in some for case in _cases(one, rules[rule](one), least)]
 
-    def part(some: Sequence[Waited]) -> Part:
-        found = {rule: summary(cases(some, rule)) for rule in rules}
+    def part(some: Sequence[Waited], least: float = 0.0) -> Part:
+        found = {rule: summary(cases(some, rule, least)) for rule in rules}
         return Part(found.pop(chosen), found)
 
     lots: dict[str, list[Waited]] = defaultdict(list)
     for one in sorted(waited, key=lambda one: (one.kind, one.ranks)):
         lots[f"{one.kind}, {one.ranks} ranks"].append(one)
+    parts = {name: part(some) for name, some in lots.items()}
+    if cases(waited, chosen, _WAITERS):
+        parts[f"ranks that waited {_WAITERS:.0%} of the time or more"] = part(waited, _WAITERS)
     facts = {"waiting": waiting_share(waited)}
     for name, some in lots.items():
         facts[f"waiting, {name}"] = waiting_share(some)
@@ -247,7 +251,7 @@ def validation_of(waited: Sequence[Waited]) -> Validation:
         title="collectives of profiled steps on each rank: waiting + wait-free time",
         cases=cases(waited, chosen),
         whole=part(waited),
-        parts={name: part(some) for name, some in lots.items()},
+        parts=parts,
         facts=facts,
         notes=("arrivals are those of the profile; broadcasts are left out, because ranks do not leave them together",),
     )
@@ -258,10 +262,12 @@ def waiting_share(waited: Sequence[Waited]) -> float:
     return float(sum(one.waited_ns.sum() for one in waited) / sum(one.collective.ran_ns.sum() for one in waited))
 
 
-def _cases(one: Waited, predicted_ns: Floats) -> list[Case]:
+def _cases(one: Waited, predicted_ns: Floats, least: float) -> list[Case]:
+    """One per rank that waited at least this share of the time."""
     name = f"{one.collective.case}, {one.kind} of {one.collective.message.bytes} bytes"
     times = zip(predicted_ns.tolist(), one.collective.ran_ns.tolist(), strict=True)
-    return [Case(f"{name}, rank {rank}", said, ran) for rank, (said, ran) in enumerate(times)]
+    enough = one.waited_ns >= least * one.collective.ran_ns
+    return [Case(f"{name}, rank {rank}", said, ran) for rank, (said, ran) in enumerate(times) if enough[rank]]
 
 
 def kernels_beside(cases: Iterable[StepCase]) -> KernelPairs:
@@ -282,6 +288,7 @@ def kernels_beside(cases: Iterable[StepCase]) -> KernelPairs:
         np.array([float(shares[key[0]]) for key in kept]),
         np.array([is_persistent(key[2]) for key in kept], dtype=np.bool_),
         np.full(len(kept), _EVERY),
+        np.array([" ".join(key) for key in kept], dtype=np.str_),
         [key[1] for key in kept],
     )
 

@@ -92,7 +92,8 @@ class Overlap:
         dealt = _between(self.persistent, parts)
         factor = np.where(np.asarray(persistent, dtype=np.bool_), dealt, usual)
         met = np.maximum(held, 0.0) / np.maximum(np.maximum(held, 0.0) + np.maximum(alone, 0.0), 1.0)
-        return 1.0 + (factor - 1.0) * met
+        found: Floats = 1.0 + (factor - 1.0) * met
+        return found
 
     def collective_factor(
         self,
@@ -197,6 +198,7 @@ class KernelPairs:
     share: Floats
     persistent: Flags
     collective_ns: Floats
+    kernel: npt.NDArray[np.str_]  # which one it is
     text: Sequence[str]  # what decides on which side of the split a pair lies
 
     def of(self, *splits: str) -> KernelPairs:
@@ -273,6 +275,7 @@ def measured_pairs(rows: Iterable[Row], fabric: str) -> tuple[KernelPairs, Colle
         np.array([float(row["share"]) for row, _ in beside]),
         np.array([row["beside"] == "gemm" for row, _ in beside], dtype=np.bool_),
         np.array([alone_ns for _, alone_ns in beside]),
+        np.array([row["beside"] for row, _ in beside], dtype=np.str_),
         [_text(row) for row, _ in beside],
     )
     collectives = CollectivePairs(
@@ -349,10 +352,17 @@ def _fit_compute(pairs: KernelPairs) -> dict[str, Any]:
         "short_ns": np.arange(500.0, 10001.0, 250.0),
     }
     tail = _descend(off, grids, {"tail_ns": 2000.0, "tail_power": 0.5, "short_ns": 1500.0})
-    return {"held_sms": held, **tail, "persistent": _middles(pairs.share, 1.0 + (factors - 1.0) / met, pairs.persistent)}
+    return {"held_sms": held, **tail, "persistent": _persistent_table(pairs, 1.0 + (factors - 1.0) / met)}
 
 
-def _fit_waits(pairs: CollectivePairs, known: Overlap) -> dict[str, float]:
+def _persistent_table(pairs: KernelPairs, factors: Floats) -> dict[int, float]:
+    """The middle over kernels, so that one beside many collectives counts as one."""
+    kernels = sorted(set(zip(pairs.share[pairs.persistent].tolist(), pairs.kernel[pairs.persistent].tolist(), strict=True)))
+    middles = [float(np.median(factors[(pairs.share == share) & (pairs.kernel == kernel)])) for share, kernel in kernels]
+    return _middles(np.array([share for share, _ in kernels]), np.array(middles), np.ones(len(kernels), dtype=np.bool_))
+
+
+def _fit_waits(pairs: CollectivePairs, known: Overlap) -> dict[str, Any]:
     def off(values: Mapping[str, Any]) -> float:
         return _off(pairs.predicted_ns(replace(known, **values)), pairs.beside_ns)
 
