@@ -208,7 +208,7 @@ def validate_host(model: HostModel, found: Sequence[HostCase]) -> Validation:
         parts={name: _part(model, groups[name]) for name in sorted(groups)},
         facts=facts,
         notes=(
-            "kernels as profiled in another process, collectives as measured alone, the host from its model",
+            "kernels as profiled in another process, collectives by the model of their fabric, the host from its model",
             "two numbers were chosen on these steps: the norm, and the percentile that a calibration's speed is",
         ),
         warnings=sorted({warning for case in found for warning in case.host.warnings})[:MOST_WARNINGS],

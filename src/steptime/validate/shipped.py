@@ -16,6 +16,7 @@ from steptime.models.host.model import HostModel, shipped_host
 from steptime.models.kernels.fitted import KernelModels
 from steptime.models.kernels.forms import Form
 from steptime.models.kernels.lookups.fitted import LookupModels, lookups_file
+from steptime.platforms.fabric import Fabric
 from steptime.platforms.fabric_fitting import fit_measured
 from steptime.validate.collectives import validate_collectives
 from steptime.validate.device_time import device_times, validation_of
@@ -25,6 +26,8 @@ from steptime.validate.kernels import validate_kernels
 from steptime.validate.lookup_fitting import lookup_baselines_file, read_lookup_baselines, read_lookups
 from steptime.validate.lookups import validate_lookups
 from steptime.validate.summary import Validation
+from steptime.validate.waiting import step_cases, waits
+from steptime.validate.waiting import validation_of as waiting_validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,10 @@ def _collectives(models: Models) -> Validation:
     return validate_collectives(models.fabric, fitted, elsewhere=swept(rows, models.fabric))
 
 
+def _waiting(models: Models) -> Validation:
+    return waiting_validation(waits(step_cases(), Fabric.load(models.fabric)))
+
+
 def _device_time(models: Models) -> Validation:
     return validation_of(device_times(models.kernels().ask))
 
@@ -90,6 +97,7 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "kernels": _kernels,
     "lookups": _lookups,
     "collectives": _collectives,
+    "waiting": _waiting,
     "device-time": _device_time,
     "host": _host,
 }
