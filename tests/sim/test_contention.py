@@ -13,7 +13,8 @@ from tests.sim.worlds import Draft, constant_timing, jobs, picked, single_ranks
 from steptime.graph.program import Collective
 from steptime.models.contention import Contention
 from steptime.sim import Cohort, simulate, steady
-from steptime.sim.contention import SETTLED, Demand, Shared, progress_rates, simulate_shared, steady_shared
+from steptime.sim.contention import Demand, Shared, progress_rates, simulate_shared, steady_shared
+from steptime.sim.settling import SETTLED
 
 LAW = Contention()
 

@@ -13,7 +13,9 @@ from steptime.errors import InputError
 
 
 def validate(
-    what: Annotated[str, typer.Argument(metavar="SET", help="kernels, lookups, collectives, waiting, device-time or host.")] = "kernels",
+    what: Annotated[
+        str, typer.Argument(metavar="SET", help="kernels, lookups, collectives, waiting, device-time or host.")
+    ] = "kernels",
     device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
     host: Annotated[str, typer.Option("--host", help="Whose costs.")] = "xeon-h200",
     fabric: Annotated[str, typer.Option("--fabric", help="Whose collectives.")] = "loopback",

@@ -1,41 +1,23 @@
 """Ranks that share one GPU slow each other: durations by what the other ranks' works ask of the memory at that moment.
 
-How long a work takes depends on what overlaps it, and what overlaps it on how long everything takes. So it is a fixed point
-around the simulation: play, see at every moment who runs beside whom, give every work the duration its company leaves it, play
-again. After the first round durations move half of the way. Rounds end when what is wanted and what was played agree, or after
-`ROUNDS`. Nothing is random, so the same input gives the same timeline.
-
-At every single moment more demand makes nobody else faster. Over a whole timeline it can: a rank that is held up may leave
-the company of another one.
+A fixed point (`settling`). At every single moment more demand makes nobody else faster. Over a whole timeline it can: a rank
+that is held up may leave the company of another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime.graph.launch_queue import QUEUE_DEPTH
 from steptime.models.contention import LEAST_SENSITIVITY, USED_AT_MOST, Contention
-from steptime.sim.schedule import schedule
-from steptime.sim.simulate import Stage
-from steptime.sim.steady import Steady, steady
+from steptime.sim.settling import ROUNDS, Fractions, Settling, simulate_settled, steady_settled
+from steptime.sim.steady import Steady
 from steptime.sim.timeline import Timeline
 from steptime.sim.timing import Cohort, Nanoseconds
 
-Fractions = npt.NDArray[np.float64]
-Played = TypeVar("Played")
-
-# Wire-bound steps settle in 2; ranks that want 1.5 times what the memory gives need 10 to 17, but their end moves by less than
-# 0.1 % after 8. Four made-up ranks that want nearly everything and never meet still want 0.3 % after 20: `Settling` says so.
-ROUNDS = 12
-# How far durations move towards what is wanted, after the first round. At 0.7 and above crowded timelines oscillate.
-LATER_STEP = 0.5
-# Settled: what the works want to change, as a fraction of all their time.
-SETTLED = 1e-3
 # Demands are added up as whole numbers of this, so that what everybody has left is exactly nothing.
 _GRAIN = 2.0**-40
 
@@ -71,15 +53,6 @@ class Demand:
         return cls(np.where(asks, used, 0.0), np.where(asks, sensitivity, 0.0))
 
 
-@dataclass(frozen=True)
-class Settling:
-    """How a fixed point was reached."""
-
-    rounds: int  # times the window was played
-    change: float  # what the works still want to change, as a fraction of all their time
-    settled: bool
-
-
 @dataclass(frozen=True, eq=False)
 class Shared:
     """What the contention is between: a cohort's demand for each cohort, and who shares which GPU."""
@@ -88,63 +61,23 @@ class Shared:
     demands: Sequence[Demand]
     gpu_of: Mapping[int, int] | None = None  # rank -> GPU; None: all on one
 
+    def rates(self, timeline: Timeline, period_ns: Nanoseconds | None = None) -> list[Fractions]:
+        """As `settling.Rates` has it."""
+        return progress_rates(timeline, self, period_ns)
+
 
 def simulate_shared(
     cohorts: Sequence[Cohort], shared: Shared, *, queue_depth: int | None = QUEUE_DEPTH, rounds_at_most: int = ROUNDS
 ) -> tuple[Timeline, Settling]:
     """Play one window; durations are those of works alone on their parts."""
-    plan = schedule(cohorts, queue_depth=queue_depth)
-
-    def play(changed: Sequence[Cohort]) -> tuple[Timeline, Timeline, None]:
-        stage = Stage(changed, plan)
-        for number, cohort in enumerate(changed):
-            stage.open(number, cohort.timing.thread_start_ns, cohort.timing.stream_start_ns)
-        stage.play(continued=False)
-        timeline = stage.timeline(queue_depth=queue_depth, keep="all")
-        return timeline, timeline, None
-
-    return _settle(cohorts, shared, play, rounds_at_most)
+    return simulate_settled(cohorts, shared.rates, queue_depth=queue_depth, rounds_at_most=rounds_at_most)
 
 
 def steady_shared(
     cohorts: Sequence[Cohort], shared: Shared, *, queue_depth: int | None = QUEUE_DEPTH, rounds_at_most: int = ROUNDS
 ) -> tuple[Steady, Settling]:
     """Repeat the window until it repeats itself; what overlaps its ends are the windows before and after."""
-    steps = max(1, *(len(cohort.program.steps) for cohort in cohorts))
-
-    def play(changed: Sequence[Cohort]) -> tuple[Steady, Timeline, Nanoseconds]:
-        found = steady(changed, queue_depth=queue_depth)
-        return found, found.timeline, np.rint(found.period_ns * steps).astype(np.int64)
-
-    return _settle(cohorts, shared, play, rounds_at_most)
-
-
-def _settle(
-    cohorts: Sequence[Cohort],
-    shared: Shared,
-    play: Callable[[Sequence[Cohort]], tuple[Played, Timeline, Nanoseconds | None]],
-    rounds_at_most: int,
-) -> tuple[Played, Settling]:
-    alone = [cohort.timing.duration_ns for cohort in cohorts]
-    durations, done = alone, 0
-    while True:
-        timings = [replace(cohort.timing, duration_ns=own) for cohort, own in zip(cohorts, durations, strict=True)]
-        played, timeline, period = play([replace(c, timing=timing) for c, timing in zip(cohorts, timings, strict=True)])
-        done += 1
-        rates = progress_rates(timeline, shared, period)
-        wanted = [np.rint(own / rate).astype(np.int64) for own, rate in zip(alone, rates, strict=True)]
-        change = _change(durations, wanted)
-        if change <= SETTLED or done >= rounds_at_most:
-            return played, Settling(done, change, change <= SETTLED)
-        step = 1.0 if done == 1 else LATER_STEP
-        moves = (np.rint(step * (want - was)).astype(np.int64) for was, want in zip(durations, wanted, strict=True))
-        durations = [was + move for was, move in zip(durations, moves, strict=True)]
-
-
-def _change(durations: Sequence[Nanoseconds], wanted: Sequence[Nanoseconds]) -> float:
-    moved = sum(float(np.abs(want - was).sum()) for was, want in zip(durations, wanted, strict=True))
-    total = sum(float(want.sum()) for want in wanted)
-    return moved / total if total else 0.0
+    return steady_settled(cohorts, shared.rates, queue_depth=queue_depth, rounds_at_most=rounds_at_most)
 
 
 def progress_rates(timeline: Timeline, shared: Shared, period_ns: Nanoseconds | None = None) -> list[Fractions]:
