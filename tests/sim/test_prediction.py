@@ -181,7 +181,7 @@ def test_the_example_is_predicted_within_its_recorded_steps() -> None:
 
 
 def test_a_platform_is_one_clear_line_for_now() -> None:
-    with pytest.raises(InputError, match="'8xh200-nvlink': no platforms are shipped yet; leave --platform out"):
+    with pytest.raises(InputError, match="'8xh200-nvlink': predictions from models are not built yet"):
         predict(load([EXAMPLE]), "8xh200-nvlink")
 
 

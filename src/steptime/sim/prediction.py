@@ -21,7 +21,7 @@ from steptime.sim.straggler import Straggler, Waiting, waiting
 from steptime.sim.timeline import Timeline
 from steptime.units import ms
 
-NO_PLATFORMS = "no platforms are shipped yet; leave --platform out to predict the run as recorded"
+NO_PLATFORMS = "predictions from models are not built yet, though `steptime platforms` has them; leave --platform out"
 
 
 @dataclass(frozen=True)
