@@ -172,6 +172,8 @@ BAD: tuple[tuple[list[str], str], ...] = (
     (["--name", "x", "--bandwidth", "450", "--latency", "nan", "--ranks", "8"], "--latency nan"),
     (["--name", "x", "--bandwidth", "450", "--latency", "8", "--ranks", "1"], "--ranks 1: a fabric joins 2 or more"),
     (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "3"], "whole nodes of 3"),
+    (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "0"], "--gpus-per-node 0"),
+    (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "0"], "--ranks 0: a fabric joins 2 or more"),
     (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "4"], "--network-bandwidth"),
 )
 

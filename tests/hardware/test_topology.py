@@ -62,6 +62,16 @@ def test_an_oversubscribed_network_slows_groups_only_where_its_cards_are_busy(cl
     assert place(narrow, range(8)).sharing == 1
     # What others do counts as well.
     assert place_together(narrow, [[0, 8], [1, 9], [2, 10], [3, 11]])[0].sharing == 2
+    assert place(narrow, range(16)).sharing_inside == 1
+
+
+def test_who_shares_a_card_does_not_share_links_within_a_node(cluster: FabricLimits) -> None:
+    four = replace(cluster, rails=4)
+    crossing = place_together(four, [[0, 2, 8, 10], [1, 3, 9, 11]])
+    assert [(one.sharing, one.sharing_inside) for one in crossing] == [(2, 1), (2, 1)]
+    over, within = place_together(four, [[0, 1, 8, 9], [1, 2]])
+    assert (over.sharing, over.sharing_inside) == (1, 2)
+    assert (within.sharing, within.sharing_inside) == (2, 2)
 
 
 @pytest.mark.parametrize(

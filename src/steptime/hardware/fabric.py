@@ -15,6 +15,8 @@ from steptime.errors import InputError
 from steptime.hardware.device import Quantity
 
 SCHEMA_VERSION = 1
+# Bytes per second and nanoseconds. Beyond, times overflow; no link is anywhere near either end.
+_LEAST, _MOST = 1e-6, 1e18
 FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
 
 NETWORK = "network"
@@ -183,6 +185,8 @@ def _quantity(file: Path, content: Mapping[str, Any], key: str) -> Quantity:
         raise InputError(f"{file}: {key} needs a value and its source, as in {key} = {{ value = 1, source = '...' }}")
     if not found["value"] > 0:
         raise InputError(f"{file}: {key} is {found['value']}, expected more than nothing")
+    if not _LEAST <= found["value"] <= _MOST:
+        raise InputError(f"{file}: {key} is {found['value']}, expected {_LEAST:g} to {_MOST:g}")
     return Quantity(float(found["value"]), str(found["source"]))
 
 

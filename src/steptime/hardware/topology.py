@@ -15,7 +15,10 @@ _SHARED_BUSES = ("pcie",)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A group in a fabric. `sharing`: how many times as long its bytes take because of groups that run meanwhile."""
+    """A group in a fabric. `sharing`: how many times as long its bytes take because of groups that run meanwhile.
+
+    Of a group over several nodes that is what leaves a node; `sharing_inside` is the same of what does not.
+    """
 
     ranks: int
     tier: LinkTier  # the innermost that joins all of them
@@ -25,6 +28,7 @@ class Placement:
     cards: int  # network cards that they use on that node
     even: bool  # as many on every node
     sharing: float = 1.0
+    sharing_inside: float = 1.0
 
     @property
     def spans_nodes(self) -> bool:
@@ -55,10 +59,12 @@ def place_together(limits: FabricLimits, groups: Sequence[Sequence[int]]) -> lis
     links = [_links(limits, group, one) for group, one in zip(groups, alone, strict=True)]
     users = Counter(link for used in links for link in used)
     crowd = _crowd(limits, links)
-    return [
-        replace(one, sharing=max((users[link] for link in used), default=1) * (crowd if one.spans_nodes else 1.0))
-        for one, used in zip(alone, links, strict=True)
-    ]
+    found = []
+    for one, used in zip(alone, links, strict=True):
+        inside = max((users[link] for link in used if link[0] != NETWORK), default=1)
+        across = max((users[link] for link in used if link[0] == NETWORK), default=1) * crowd
+        found.append(replace(one, sharing=across if one.spans_nodes else inside, sharing_inside=inside))
+    return found
 
 
 def _alone(limits: FabricLimits, group: Sequence[int]) -> Placement:

@@ -119,11 +119,11 @@ def from_measured(
 def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) -> OwnFabric:
     """Labelled analytic: its estimates have wide intervals."""
     checked_name(name)
-    per_node = sheet.gpus_per_node or sheet.ranks
+    per_node = sheet.ranks if sheet.gpus_per_node is None else sheet.gpus_per_node
     checks = (
         (sheet.ranks >= 2, f"--ranks {sheet.ranks}: a fabric joins 2 or more"),
         (1 <= per_node <= sheet.ranks, f"--gpus-per-node {per_node}: expected 1 to the {sheet.ranks} ranks"),
-        (sheet.ranks % per_node == 0, f"--ranks {sheet.ranks}: expected whole nodes of {per_node} GPUs"),
+        (per_node < 1 or sheet.ranks % per_node == 0, f"--ranks {sheet.ranks}: expected whole nodes of {per_node} GPUs"),
     )
     for holds, said in checks:
         if not holds:

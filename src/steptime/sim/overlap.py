@@ -72,22 +72,23 @@ class Beside:
             if self.law.measured:
                 for rank, scenario in np.ndindex(rates.shape[1:]):
                     period = None if period_ns is None else int(period_ns[scenario])
-                    rates[:, rank, scenario] = 1.0 / self._factors(played, works, (rank, scenario), period)
+                    rates[:, rank, scenario] = self._speeds(played, works, (rank, scenario), period)
             found.append(rates)
         return found
 
-    def _factors(self, played: CohortTimeline, works: _Works, place: tuple[int, int], period_ns: int | None) -> Fractions:
-        """How many times as long as alone each work of a rank takes, beside what it meets in this timeline."""
+    def _speeds(self, played: CohortTimeline, works: _Works, place: tuple[int, int], period_ns: int | None) -> Fractions:
+        """How fast each work of a rank went on the average, beside what it met in this timeline; 1 for alone."""
         begin, moving, end = (values[:, *place] for values in (played.work_start_ns, played.moving_ns, played.work_end_ns))
         alone = works.alone_ns[:, place[0] % works.alone_ns.shape[1], place[1] % works.alone_ns.shape[2]]
         ours, theirs = works.kernel, works.collective
-        factors = np.ones(len(begin))
+        speeds = np.ones(len(begin))
         held = _share(begin[ours], end[ours], _repeated(begin[theirs], end[theirs], period_ns))
         most = self.law.compute_factor(alone[ours], self.share, persistent=works.persistent[ours])
-        factors[ours] = 1.0 + (most - 1.0) * held
+        # Of the time that it took, not of the time alone: the mean of its speed then and of its speed else.
+        speeds[ours] = held / most + (1.0 - held)
         covered = _share(moving[theirs], end[theirs], _repeated(begin[ours], end[ours], period_ns))
-        factors[theirs] = self.law.moving_factor(works.members[theirs], beside=covered, busy=self.busy)
-        return factors
+        speeds[theirs] = 1.0 / self.law.moving_factor(works.members[theirs], beside=covered, busy=self.busy)
+        return speeds
 
 
 def _repeated(begin: Nanoseconds, end: Nanoseconds, period_ns: int | None) -> tuple[Nanoseconds, Nanoseconds]:

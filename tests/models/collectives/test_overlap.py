@@ -152,6 +152,8 @@ def test_constants_survive_a_file_and_odd_files_are_told(tmp_path: Path) -> None
     file = tmp_path / "overlap.json"
     write_overlaps(file, {"loopback": LOOPBACK}, "a command")
     assert read_overlaps(file) == {"loopback": LOOPBACK}
+    plain = Overlap("no table of persistent kernels or busy cores")
+    assert Overlap.from_dict(plain.to_dict(), "here") == plain
     content = json.loads(file.read_text())
     assert content["recipe"] == "a command"
     del content["fabrics"]["loopback"]["held_sms"]

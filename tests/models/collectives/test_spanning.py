@@ -64,6 +64,13 @@ def test_an_exchange_takes_as_long_as_what_leaves_the_busiest_card() -> None:
     assert ns(spanning(2, 4, two), "all_to_all") == pytest.approx(CARD * LARGE, rel=1e-3)
 
 
+def test_a_narrow_network_does_not_slow_what_stays_in_a_node() -> None:
+    narrow = replace(CLUSTER, oversubscription=4.0)
+    fast = straight({"all_to_all": (2,)}, 1.0, INNER / 1e4)
+    assert ns(spanning(2, 4, narrow, fast), "all_to_all") == ns(spanning(2, 4, network=fast), "all_to_all")
+    assert ns(spanning(2, 4, narrow), "all_to_all") == pytest.approx(4 * ns(spanning(2, 4), "all_to_all"), rel=1e-3)
+
+
 def test_what_stays_in_a_node_counts_where_its_links_are_slower() -> None:
     fast = straight({"all_to_all": (2,)}, 1.0, INNER / 100)
     model = spanning(2, 4, network=fast)

@@ -112,6 +112,13 @@ def test_ragged_parts_cost_more_and_only_even_exchanges_have_them() -> None:
     assert ns(model, "all_reduce", 2, 6400) == pytest.approx(ns(model, "all_reduce", 2, 6404), rel=0.01)
 
 
+def test_even_splits_are_an_even_exchange_to_the_last_digit() -> None:
+    model = tier(("all_to_all", 7), ragged=0.1)
+    for part in range(1001, 1101):
+        split = Message("all_to_all", 7, 7 * part, ((part,) * 7,) * 7)
+        assert model.times(Messages.of([split])).ns[0] == pytest.approx(ns(model, "all_to_all", 7, 7 * part), rel=1e-9)
+
+
 def test_stated_kinds_stand_in_with_a_wider_interval() -> None:
     gathered = RING.times(Messages.even("all_gather", 8, [2.0**20]))
     scattered = RING.times(Messages.even("reduce_scatter", 8, [2.0**20]))

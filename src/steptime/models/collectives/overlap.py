@@ -142,7 +142,8 @@ class Overlap:
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise InputError(f"{where}: constants of an overlap that are missing or not known: {odd}")
-        tables = {name: {int(key): float(each) for key, each in values[name].items()} for name in ("persistent", "busy")}
+        known = {name: values[name] for name in ("persistent", "busy") if values[name] is not None}
+        tables = {name: {int(key): float(each) for key, each in table.items()} for name, table in known.items()}
         return cls(**{**values, **tables})
 
 

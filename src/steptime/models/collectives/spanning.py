@@ -1,7 +1,8 @@
 """Groups over several nodes, put together from the model of what joins a node's ranks and that of the network.
 
 The network's model is one of groups with a rank on each node. What stays in a node goes over the inner tier, what leaves goes
-over the node's cards; ranks that share a card share its bandwidth, and so do groups at once (`Placement.sharing`).
+over the node's cards; ranks that share a card share its bandwidth, and so do groups at once (`Placement.sharing`; of links
+within a node `sharing_inside`).
 """
 
 from __future__ import annotations
@@ -143,10 +144,11 @@ class Spanning:
         if self.inner is None or self.placed.per_node == 1:
             none = np.zeros(len(messages))
             return CollectiveTimes(none, none, none, np.ones(len(messages), dtype=np.bool_))
-        return self._ask(self.inner, kind, self.placed.per_node if ranks is None else ranks, messages, part)
+        count = self.placed.per_node if ranks is None else ranks
+        return self._ask(self.inner, kind, count, messages, part * self.placed.sharing_inside)
 
     def _across(self, kind: str, messages: Messages, part: float = 1.0, ranks: int | None = None) -> CollectiveTimes:
-        count = self.placed.nodes if ranks is None else ranks
+        count, part = self.placed.nodes if ranks is None else ranks, part * self.placed.sharing
         other = _answered_by(self.network, kind)
         if other == kind:
             return self._ask(self.network, kind, count, messages, part)
@@ -155,8 +157,8 @@ class Spanning:
         return _widened(found, _STAND_IN, np.zeros(len(messages), dtype=np.bool_))
 
     def _ask(self, model: Tier, kind: str, ranks: int, messages: Messages, part: float) -> CollectiveTimes:
-        """So much of each message among so many; links that other groups use meanwhile are as if there were more to send."""
+        """So much of each message among so many; on links that other groups use meanwhile it is as if there were more."""
         kinds = np.full(len(messages), KINDS.index(kind), dtype=np.intp)
         counts = np.full(len(messages), ranks, dtype=np.intp)
-        asked = scaled(messages, part * self.placed.sharing)
+        asked = scaled(messages, part)
         return model.times(Messages(kinds, counts, asked.bytes, asked.load, asked.pairs))

@@ -63,6 +63,8 @@ def test_a_table_of_two_types_has_two_places() -> None:
         ({"direction": "sideways"}, "direction is 'sideways'"),
         ({"dtype": "float64"}, "dtype is 'float64'"),
         ({"optimizer": "sgd"}, "optimizer is 'sgd'; expected none forward"),
+        ({"share": 0}, "share is 0; expected 1 or more"),
+        ({"share": 2, "others": "busy"}, "others is 'busy'"),
         ({"tables": ()}, "tables is"),
         ({"implementation": "embedding_bag", "tables": tuple(_TABLES[:2])}, "expected one, unless table_batched"),
         ({"tables": (_TABLES[0], _table(8, batch=16, name="other"))}, r"other \(batch 16\).*all of one batch"),

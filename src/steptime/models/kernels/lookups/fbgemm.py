@@ -225,7 +225,7 @@ def calls_in(program: Program) -> list[FbgemmCall]:
     found = [op for op, name in enumerate(program.ops.name.tolist()) if name in optimizers]
     kernels = _kernels_of(program, found)
     forwards = [op for op in found if _FORWARD.fullmatch(_name(program, op))]
-    backwards = _paired(program, forwards, [op for op in found if op not in set(forwards)])
+    backwards = _paired(program, forwards, [op for op in found if not _FORWARD.fullmatch(_name(program, op))])
     calls = []
     for op in forwards:
         backward = backwards.get(op)

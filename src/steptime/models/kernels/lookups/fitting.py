@@ -52,6 +52,10 @@ def fit_lookups(
         raise InputError("no lookup rows to fit; `steptime measure lookups` makes some")
     for kind, one in seen.items():
         said(f"{group_of(kind)}: {len(one):,} rows")
+        if not (one.split == FIT).any():
+            raise InputError(f"no row of {group_of(kind)} is of the split {FIT}: measure more of them, or leave them out")
+    if not any((one.split == VALIDATION).any() for one in seen.values()):
+        raise InputError(f"no lookup row is of the split {VALIDATION}, which intervals come from; measure more lookups")
     forms = _fit_all(seen, seed, executor)
     groups: list[str] = []
     predicted, actual = [], []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from steptime.errors import InputError
 from steptime.lookups.table import TableStatistics
+from steptime.models.kernels.question import OTHERS
 
 FORWARD, BACKWARD = "forward", "backward"
 DIRECTIONS = (FORWARD, BACKWARD)
@@ -41,6 +42,8 @@ class Lookup:
             ((self.optimizer == "none") == (self.direction == FORWARD), "optimizer", "none forward, one backward"),
             (bool(self.tables), "tables", "at least one"),
             (self.implementation == TABLE_BATCHED or len(self.tables) == 1, "tables", "one, unless table_batched"),
+            (self.share >= 1, "share", "1 or more equal parts of a GPU"),
+            (self.others in OTHERS, "others", OTHERS),
             (len({table.batch for table in self.tables}) <= 1, "tables", "all of one batch"),
         )
         for holds, name, expected in checks:
