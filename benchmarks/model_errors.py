@@ -55,7 +55,8 @@ def table(found: Validation) -> Iterator[str]:
     yield ""
     for name, value in found.facts.items():
         if "/" not in name:
-            yield f"- {name.replace('_', ' ')}: " + (f"{100 * value:.2f} %" if value < 2 else f"{value:,.0f}")
+            told = f"{value:.2f} x" if name.startswith("times_") else f"{100 * value:.2f} %" if value < 2 else f"{value:,.0f}"
+            yield f"- {name.replace('_', ' ')}: {told}"
 
 
 def main() -> None:

@@ -170,10 +170,10 @@ BAD: tuple[tuple[list[str], str], ...] = (
     (["--name", "x", "--bandwidth", "450"], "--latency is missing"),
     (["--name", "x", "--bandwidth", "0", "--latency", "8", "--ranks", "8"], "--bandwidth 0: expected a number above 0"),
     (["--name", "x", "--bandwidth", "450", "--latency", "nan", "--ranks", "8"], "--latency nan"),
-    (["--name", "x", "--bandwidth", "450", "--latency", "8", "--ranks", "1"], "--ranks 1: a fabric joins 2 or more"),
+    (["--name", "x", "--bandwidth", "450", "--latency", "8", "--ranks", "1"], "--ranks 1: a fabric joins 2 to 131,072"),
     (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "3"], "whole nodes of 3"),
     (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "0"], "--gpus-per-node 0"),
-    (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "0"], "--ranks 0: a fabric joins 2 or more"),
+    (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "0"], "--ranks 0: a fabric joins 2 to 131,072"),
     (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "4"], "--network-bandwidth"),
 )
 

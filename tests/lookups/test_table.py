@@ -174,6 +174,9 @@ def test_bad_lookups_are_named_with_table_and_position(indices: npt.NDArray[Any]
 def test_bad_tables_and_streams_are_refused() -> None:
     with pytest.raises(InputError, match="it has 0 rows"):
         table_statistics(np.array([0]), np.array([0, 1]), 0)
+    for dim in (0, -64, float("nan")):
+        with pytest.raises(InputError, match=f"rows have {dim} elements"):
+            table_statistics(np.array([0]), np.array([0, 1]), 5, dim)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="it has 0 rows"):
         Stream(0)
     with pytest.raises(InputError, match="Table users: the stream is empty"):

@@ -68,8 +68,29 @@ def test_old_output_is_told_its_collective_by_the_file_or_the_caller(tmp_path: P
     old = TEXT.replace("# Collective test starting: alltoall_perf\n", "")
     assert {one.kind for one in read_nccl_tests(write(tmp_path, old, "reduce_scatter_perf.log")).points} == {"reduce_scatter"}
     assert {one.kind for one in read_nccl_tests(write(tmp_path, old), kind="broadcast").points} == {"broadcast"}
-    with pytest.raises(InputError, match="4 damaged or unknown rows"):
+    with pytest.raises(InputError, match=r"4 damaged or unknown rows.*the file's name has to"):
         read_nccl_tests(write(tmp_path, old))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("all_reduce_8.log", "all_reduce"),
+        ("2-gpus.all-reduce-perf.txt", "all_reduce"),
+        ("node1_allgather8.log", "all_gather"),
+        ("reduce_scatter_4gpus.log", "reduce_scatter"),
+        ("run3_reduce.log", "reduce"),
+    ],
+)
+def test_a_file_may_be_named_after_more_than_its_collective(tmp_path: Path, name: str, kind: str) -> None:
+    old = TEXT.replace("# Collective test starting: alltoall_perf\n", "")
+    assert {one.kind for one in read_nccl_tests(write(tmp_path, old, name)).points} == {kind}
+
+
+def test_a_file_named_after_two_collectives_does_not_say_which(tmp_path: Path) -> None:
+    old = TEXT.replace("# Collective test starting: alltoall_perf\n", "")
+    with pytest.raises(InputError, match="the file's name has to"):
+        read_nccl_tests(write(tmp_path, old, "all_reduce_and_broadcast.log"))
 
 
 def test_older_columns_are_found_by_their_names(tmp_path: Path) -> None:

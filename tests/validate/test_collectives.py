@@ -83,7 +83,7 @@ def test_the_rule_that_made_the_exchanges_wins(found: Validation) -> None:
     assert len([label for label in rules if "ranks" not in label]) == 6
     best = min(rules["uneven by busiest rank"], rules["uneven by load and pairs"])
     assert best == min(rules.values())
-    assert found.facts["GMAE uneven by max of max (as published) over that by load and pairs"] > 2
+    assert found.facts["times_the_error_uneven_by_max_of_max_as_published_against_load_and_pairs"] > 2
 
 
 def test_rank_counts_left_out_are_asked_of_the_others(found: Validation) -> None:

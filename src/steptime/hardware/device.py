@@ -52,8 +52,9 @@ def device_names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
-def read_device(name: str) -> DeviceLimits:
+def read_device(name: str | Path) -> DeviceLimits:
     """A shipped device by its name, or one of the user's by the path of its TOML file."""
+    name = str(name)
     file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not file.is_file():
         raise InputError(f"no device {name!r}; there are {', '.join(device_names())}, or give the path of a .toml file")

@@ -79,8 +79,9 @@ def fabric_names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
-def read_fabric(name: str) -> FabricLimits:
+def read_fabric(name: str | Path) -> FabricLimits:
     """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
+    name = str(name)
     file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not file.is_file():
         raise InputError(f"no fabric {name!r}; there are {', '.join(fabric_names())}, or give the path of a .toml file")

@@ -34,6 +34,10 @@ class Table:
     rows: int
     dim: int
 
+    def __post_init__(self) -> None:
+        if not self.dim >= 1:  # so said that NaN is refused too
+            raise InputError(f"Table {self.name}: its rows have {self.dim} elements; expected 1 or more.")
+
 
 @dataclass(frozen=True, slots=True)
 class TableStatistics:

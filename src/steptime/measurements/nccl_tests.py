@@ -39,6 +39,8 @@ _RANK_LINE = re.compile(r"#\s*Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _VERSION = re.compile(r"nccl-library=(\d+)|^NCCL version (\d+\.\d+\.\d+)")
 _ROW = re.compile(r"\s*\d+\s")
+# Longer names first: all_reduce and reduce_scatter are no reduce.
+_IN_NAME = re.compile(rf"(?<![a-z])({'|'.join(sorted(_KINDS, key=len, reverse=True))})(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,24 @@ def kind_of(name: str) -> str | None:
     return _KINDS.get(name.lower().rsplit("/", 1)[-1].removesuffix("_perf").replace("-", "_"))
 
 
+def _kind_in(stem: str) -> str | None:
+    """The one collective that a file is named after, as in `8_gpus.all-reduce-perf`; None if there is none or several."""
+    found = {_KINDS[name] for name in _IN_NAME.findall(stem.lower().replace("-", "_"))}
+    return found.pop() if len(found) == 1 else None
+
+
 def read_nccl_tests(file: Path, kind: str | None = None) -> Points:
     """A file that nccl-tests wrote. Old versions do not print which collective they ran: the file's name or `kind` says it."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"{file}: not readable ({error.strerror})") from error
-    named = kind or next((one for part in (file.stem, *file.stem.split(".")) if (one := kind_of(part))), None)
+    named = kind or _kind_in(file.stem)
     found = _from_json(file, text, named) if text.lstrip().startswith("{") else _from_text(text.splitlines(), named)
     if not found.points:
         why = f"{found.skipped} damaged or unknown rows, no others" if found.skipped else "no row of a table, no JSON results"
+        if found.skipped and named is None and not _STARTING.search(text):
+            why += "; where the output does not say which collective it timed the file's name has to, as all_reduce_8.log does"
         raise InputError(f"{file}: nothing that nccl-tests printed is in it ({why})")
     return found
 

@@ -46,11 +46,11 @@ class Device:
     _known: dict[Question, KernelEstimate] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def load(cls, name: str) -> Device:
+    def load(cls, name: str | Path) -> Device:
         """A shipped device by its name, or one of the user's by the path of its TOML file."""
         limits = read_device(name)
         # A user's models lie beside the file that describes the device.
-        folder = Path(name).resolve().parent if name.endswith(".toml") else FOLDER
+        folder = Path(name).resolve().parent if str(name).endswith(".toml") else FOLDER
         return cls(limits, _models(folder / f"{limits.models}.npz"), lookups_file(folder, limits.models))
 
     def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:

@@ -30,7 +30,7 @@ class Fabric:
     tiers: Mapping[str, Tier]  # by the tier's name
 
     @classmethod
-    def load(cls, name: str) -> Fabric:
+    def load(cls, name: str | Path) -> Fabric:
         """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
         limits = read_fabric(name)
         if limits.models is None:

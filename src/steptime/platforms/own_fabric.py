@@ -26,6 +26,8 @@ from steptime.platforms.fabric_fitting import described, tier_points
 
 _SET = "collectives"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# More than any machine has; what is counted rank by rank stays small.
+MOST_RANKS = 1 << 17
 # Rows of ranks that share a GPU went over sockets of one box, and so did those without any GPU (gloo).
 _SOCKETS, _SWITCH = "loopback", "nvswitch"
 # What a command line says in words of its trade: GB/s and us.
@@ -121,7 +123,7 @@ def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) ->
     checked_name(name)
     per_node = sheet.ranks if sheet.gpus_per_node is None else sheet.gpus_per_node
     checks = (
-        (sheet.ranks >= 2, f"--ranks {sheet.ranks}: a fabric joins 2 or more"),
+        (2 <= sheet.ranks <= MOST_RANKS, f"--ranks {sheet.ranks}: a fabric joins 2 to {MOST_RANKS:,}"),
         (1 <= per_node <= sheet.ranks, f"--gpus-per-node {per_node}: expected 1 to the {sheet.ranks} ranks"),
         (per_node < 1 or sheet.ranks % per_node == 0, f"--ranks {sheet.ranks}: expected whole nodes of {per_node} GPUs"),
     )

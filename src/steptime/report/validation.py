@@ -66,7 +66,7 @@ def print_validation(console: Console, found: Validation, *, full: bool = False)
     _print_worst(console, found.parts)
     for name, value in found.facts.items():
         if "/" not in name:
-            print_line(console, name.replace("_", " "), _fact(value), spaced=False)
+            print_line(console, name.replace("_", " "), _fact(name, value), spaced=False)
     for note in found.notes:
         print_line(console, "Note", note, style="dim", spaced=False)
     print_warnings(console, found.warnings)
@@ -95,8 +95,10 @@ def _row(name: str, part: Part, baselines: Sequence[str]) -> list[str]:
     return [name, f"{one.rows:,}", *(_percent(value) for value in (*told, *beside))]
 
 
-def _fact(value: float) -> str:
-    """A share, or a count where it is far more than all."""
+def _fact(name: str, value: float) -> str:
+    """A ratio where its name says so; else a share, or a count where it is far more than all."""
+    if name.startswith("times_"):
+        return f"{value:.2f} x"
     return f"{100 * value:.2f} %" if value < _COUNTS else f"{value:,.0f}"
 
 

@@ -188,9 +188,9 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Part], dict[str
     others = {rule: one.gmae for rule, one in found.items()}
     nearest = min(others, key=lambda rule: others[rule])
     facts = {
-        "uneven exchanges asked by every rule": float(best.rows),
-        f"GMAE {nearest} over that by {_LOAD_AND_PAIRS}": others[nearest] / best.gmae,
-        f"GMAE uneven by max of max (as published) over that by {_LOAD_AND_PAIRS}": others["uneven by max of max"] / best.gmae,
+        "uneven_exchanges_asked_by_every_rule": float(best.rows),
+        f"times_the_error_{nearest} against {_LOAD_AND_PAIRS}".replace(" ", "_"): others[nearest] / best.gmae,
+        "times_the_error_uneven_by_max_of_max_as_published_against_load_and_pairs": others["uneven by max of max"] / best.gmae,
     }
     parts = {name: Part(one) for name, one in found.items()} | {f"uneven by {_LOAD_AND_PAIRS}": Part(best)}
     for count in sorted(set(asked.ranks.tolist())):
