@@ -154,7 +154,7 @@ def test_a_reader_that_leaves_early_is_no_failure() -> None:
 
 def test_an_interrupt_is_quiet() -> None:
     script = (
-        "import os, signal\nfrom steptime.cli import app\n"
+        "import os, signal\nfrom steptime.cli import app\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "app.app = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\napp.main()"
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, check=False)

@@ -12,7 +12,8 @@ from steptime.platforms.platform import shipped_platforms
 Captured = pytest.CaptureFixture[str]
 
 
-def test_all_are_listed_with_the_fabrics_that_have_no_device(capsys: Captured) -> None:
+def test_all_are_listed_with_the_fabrics_that_have_no_device(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert run(["platforms"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
