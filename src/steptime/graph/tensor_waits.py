@@ -25,7 +25,7 @@ DATA = "data"  # the op reads or overwrites the result, or overwrites what is se
 UNSEEN = "unseen"  # nothing recorded uses the result, but a compiled kernel comes whose arguments are not recorded
 NOBODY = ""
 
-# Ops that touch no data of what they are given: memory, shapes, bookkeeping. As in PyTorch's native_functions.yaml.
+# Ops that touch no data of what they are given: memory, shapes, bookkeeping. As PyTorch's list of native functions has them.
 _NO_DATA = re.compile(
     r"(?:new_\w+|\w+_like|empty\w*|resize_|resize_as_|_resize_output_|set_|record_stream|result_type|size|stride|numel|is_\w+"
     r"|detach_?|squeeze_|unsqueeze_|t_|transpose_|as_strided_|requires_grad_|_version|_has_compatible_shallow_copy_type)"
