@@ -61,11 +61,6 @@ class Operand:
             step *= size
         return True
 
-    @property
-    def row_major(self) -> bool:
-        """Whether its strides are those of a contiguous tensor."""
-        return self.strides == contiguous(self.shape)
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:

@@ -21,6 +21,7 @@ from steptime.models.kernels.lookups.forms.bag_kernels import (
     first_match,
     gradient_bytes,
 )
+from steptime.models.kernels.lookups.forms.bag_parts import RATE, SPLIT_BYTES, over
 from steptime.models.kernels.lookups.forms.bag_timed import FEW, PARTS, Growth
 from steptime.models.kernels.lookups.rows import MeasuredLookups
 
@@ -37,13 +38,11 @@ _MARKS = {
     "elementwise_kernel<128": "weights",
     "indexFunc": "add",
 }
-_SPLIT_BYTES = 2.0**31  # output of one gather kernel: all fitted rows with more have two
 _SORT_TILE = 2048.0  # lookups that a block sorts; passes then merge two by two, as the kernel counts of fitted rows show
 _UPDATE_KERNELS = 10.0
 # Half of gradients of so many bytes is still in the cache when they are summed, and how sharply: a step of a row's thread takes
 # 135-175 ns below and 285-330 ns above (fit rows of embedding_bag with Adagrad).
 _KEPT_BYTES, _KEPT_SHARPNESS = 28e6, 4.0
-_GB = 4e3  # bytes that memory moves in a nanosecond: scales terms, so that factors are near one
 
 
 def fit(measured: MeasuredLookups, seed: int) -> KernelSum:
@@ -64,21 +63,16 @@ def kinds_of(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _over(bytes_: Floats, limit: Floats | float) -> Floats:
-    found: Floats = np.maximum(bytes_ - limit, 0.0)
-    return found
-
-
 def _gathers(sizes: Sizes) -> Floats:
     """A gradient for every lookup, copied from its bag's; lookups without bags have their own."""
-    found: Floats = np.ceil(sizes.gradients / _SPLIT_BYTES) if sizes.bag else np.zeros(len(sizes.lookups))
+    found: Floats = np.ceil(sizes.gradients / SPLIT_BYTES) if sizes.bag else np.zeros(len(sizes.lookups))
     return found
 
 
 def _gather(sizes: Sizes) -> tuple[Columns, Columns]:
-    some, moved = sizes.lookups / 10, sizes.gradients / _GB
-    beyond = _over(sizes.gradients, L2_BYTES) / _GB
-    bags = sizes.one.batch * sizes.row / _GB
+    some, moved = sizes.lookups / 10, sizes.gradients / RATE
+    beyond = over(sizes.gradients, L2_BYTES) / RATE
+    bags = sizes.one.batch * sizes.row / RATE
     pieces = some * np.ceil(sizes.row / 512)
     crowd = sizes.share * sizes.crowded
     stream = sizes.share * sizes.streaming
@@ -93,8 +87,8 @@ def _weighted(sizes: Sizes) -> Floats:
 
 
 def _weights(sizes: Sizes) -> tuple[Columns, Columns]:
-    some, moved = sizes.lookups / 10, sizes.gradients / _GB
-    beyond = _over(sizes.gradients, L2_BYTES) / _GB
+    some, moved = sizes.lookups / 10, sizes.gradients / RATE
+    beyond = over(sizes.gradients, L2_BYTES) / RATE
     elements = sizes.lookups * sizes.dim / 100 * sizes.half
     crowd = sizes.share * sizes.crowded
     return (
@@ -131,10 +125,10 @@ def _one_row(sizes: Sizes) -> Floats:
 
 def _add(sizes: Sizes) -> tuple[Columns, Columns]:
     """Atomic additions, an element each: throughput, and hot rows beside the hottest."""
-    moved, elements = sizes.gradients / _GB, sizes.lookups * sizes.dim / 100
-    beyond, rows = _over(sizes.gradients, L2_BYTES) / _GB, sizes.updated / _GB
-    far = _over(sizes.updated, L2_BYTES) / _GB
-    missed = sizes.lookups * sizes.traffic.second * sizes.row / _GB
+    moved, elements = sizes.gradients / RATE, sizes.lookups * sizes.dim / 100
+    beyond, rows = over(sizes.gradients, L2_BYTES) / RATE, sizes.updated / RATE
+    far = over(sizes.updated, L2_BYTES) / RATE
+    missed = sizes.lookups * sizes.traffic.second * sizes.row / RATE
     step = _step(sizes)
     terms = [
         sizes.fixed, sizes.fixed * sizes.cold, sizes.lookups / 10, moved, moved * sizes.cold, beyond, rows, far, missed,
@@ -144,7 +138,7 @@ def _add(sizes: Sizes) -> tuple[Columns, Columns]:
     waiting = _one_row(sizes)
     more = [
         elements * sizes.share, moved * crowd, beyond * crowd, waiting * crowd, waiting * sizes.crowded, rows * crowd,
-        _over(sizes.updated, L2_BYTES / sizes.share) / _GB * crowd, missed * crowd, missed * sizes.share * sizes.streaming,
+        over(sizes.updated, L2_BYTES / sizes.share) / RATE * crowd, missed * crowd, missed * sizes.share * sizes.streaming,
         elements * sizes.half * sizes.share,
     ]  # fmt: skip
     return terms, more
@@ -191,7 +185,7 @@ def _coalesce(sizes: Sizes) -> tuple[Columns, Columns]:
     steps, next_steps = sizes.hot[:, 0] * 10, sizes.hot[:, 3] * 10
     kept = _KEPT_BYTES / np.where(sizes.crowded > 0, sizes.share, 1.0)
     far = 1.0 / (1.0 + (kept / sizes.gradients) ** _KEPT_SHARPNESS)
-    moved, rows, elements = sizes.gradients / _GB, sizes.updated / _GB, sizes.lookups * sizes.dim / 1e3
+    moved, rows, elements = sizes.gradients / RATE, sizes.updated / RATE, sizes.lookups * sizes.dim / 1e3
     terms = [
         sizes.fixed, steps, steps * far, steps * sizes.cold * (1.0 - sizes.bag), steps * np.ceil(sizes.dim / 128),
         steps * sizes.half, next_steps, elements, moved * far, sizes.lookups / 10, rows, sizes.unique / 10,
@@ -209,14 +203,14 @@ def _updates(sizes: Sizes) -> Floats:
 
 
 def _update(sizes: Sizes) -> tuple[Columns, Columns]:
-    rows, elements = sizes.updated / _GB, sizes.unique * sizes.dim / 100
+    rows, elements = sizes.updated / RATE, sizes.unique * sizes.dim / 100
     crowd = sizes.share * sizes.crowded
     terms = [
         sizes.fixed, sizes.unique / 10, rows, rows * sizes.cold,
-        *(_over(sizes.updated, limit) / _GB for limit in (3e6, 1e7, 3e7)), elements, elements * sizes.half,
+        *(over(sizes.updated, limit) / RATE for limit in (3e6, 1e7, 3e7)), elements, elements * sizes.half,
     ]  # fmt: skip
     more = [
-        rows * sizes.share, rows * crowd, _over(sizes.updated * sizes.share, L2_BYTES) / _GB * sizes.crowded,
+        rows * sizes.share, rows * crowd, over(sizes.updated * sizes.share, L2_BYTES) / RATE * sizes.crowded,
         sizes.fixed * sizes.crowded, sizes.fixed * sizes.streaming, rows * sizes.share * sizes.streaming,
         sizes.unique / 10 * sizes.share,
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from steptime.models.kernels.lookups.batch import Lookups
 from steptime.models.kernels.lookups.correction import named, part
 from steptime.models.kernels.lookups.forms import LookupTimes, inside_of, total_only
 from steptime.models.kernels.lookups.forms.bag_balance import Balance, balance_of
-from steptime.models.kernels.lookups.forms.bag_parts import OneTable, Traffic, fit_rows, sizes_of, traffic_of
+from steptime.models.kernels.lookups.forms.bag_parts import RATE, OneTable, Traffic, fit_rows, sizes_of, traffic_of
 from steptime.models.kernels.lookups.forms.bag_timed import Asked, Timed
 from steptime.models.kernels.lookups.rows import MeasuredLookups
 from steptime.models.kernels.question import OTHERS
@@ -24,7 +24,6 @@ PART = "bag_forward"
 # Nanoseconds of an SM per row part while its busiest warp still walks, and of a warp per lookup: the first is about what
 # the fit finds (4.2), the second the scale of a step of the path. Only what the path exceeds the SM's work by is a term.
 _SM_NS, _STEP_NS = 5.0, 100.0
-_GB = 4e3  # bytes that memory moves in a nanosecond: scales terms, so that factors are near one
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,11 @@ def _terms(one: OneTable, balance: Balance, traffic: Traffic) -> tuple[Floats, F
     behind = np.maximum(path - work * _SM_NS, 0.0)
     uneven = path - np.minimum(block, path)
     first, met = traffic.first, traffic.met
-    missed = one.lookups * one.sectors / _GB
-    output = one.batch * one.row / _GB
+    missed = one.lookups * one.sectors / RATE
+    output = one.batch * one.row / RATE
     terms = [
         np.full(len(path), 1e3), balance.rounds * 1e3, path, path * first, path * met, work, work * first, work * met,
-        one.batch * balance.parts / one.sms, output, one.lookups * 8.0 / _GB, work * one.half, path * one.weighted,
+        one.batch * balance.parts / one.sms, output, one.lookups * 8.0 / RATE, work * one.half, path * one.weighted,
         work * one.weighted, block, block * first, block * met, missed * met, behind, behind * first, behind * met,
         uneven, uneven * first,
     ]  # fmt: skip

@@ -13,6 +13,8 @@ from steptime.models.kernels.lookups.rows import MeasuredLookups
 from steptime.models.kernels.lookups.traffic import misses
 from steptime.models.kernels.question import OTHERS
 
+RATE = 4e3  # bytes a nanosecond, about what memory moves: scales terms, so that factors are near one
+SPLIT_BYTES = 2.0**31  # output of one gather kernel: all fitted rows with more have two
 SMS = 132.0
 """Of the GPU all rows were measured on, an H200."""
 
@@ -124,3 +126,9 @@ def fit_rows(measured: MeasuredLookups) -> MeasuredLookups:
         kind = f"{measured.lookups.implementation} {measured.lookups.direction}"
         raise InputError(f"no row of {kind} is of the split fit: nothing to fit to")
     return rows
+
+
+def over(bytes_: Floats, limit: Floats | float) -> Floats:
+    """What goes beyond a limit."""
+    found: Floats = np.maximum(bytes_ - limit, 0.0)
+    return found

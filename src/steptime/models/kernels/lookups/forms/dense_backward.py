@@ -13,6 +13,7 @@ import numpy as np
 from steptime.lookups.columns import Floats
 from steptime.models.kernels.forms import Arrays
 from steptime.models.kernels.lookups.forms.bag_kernels import L2_BYTES, Columns, KernelSum, Kind, Sizes, first_match
+from steptime.models.kernels.lookups.forms.bag_parts import RATE, over
 from steptime.models.kernels.lookups.forms.bag_timed import FEW, Growth
 from steptime.models.kernels.lookups.rows import MeasuredLookups
 
@@ -39,7 +40,6 @@ _ADAGRAD_KERNELS = 5.0
 # turns into the other: rows in the splits `fit` and `validation` whose hottest row has thousands of lookups.
 _NEAR_NS, _FAR_NS = 49.0, 98.0
 _NEAR_BYTES, _NEAR_SHARPNESS = 68e6, 6.0
-_GB = 4e3  # bytes that memory moves in a nanosecond: scales terms, so that factors are near one
 
 
 def fit(measured: MeasuredLookups, seed: int) -> KernelSum:
@@ -55,11 +55,6 @@ def load(arrays: Arrays) -> KernelSum:
 def kinds_of(names: Sequence[str]) -> list[str]:
     """Of a lookup's kernels, in launch order."""
     return [first_match(name, _MARKS) for name in names]
-
-
-def _over(bytes_: Floats, limit: Floats | float) -> Floats:
-    found: Floats = np.maximum(bytes_ - limit, 0.0)
-    return found
 
 
 def _table(sizes: Sizes) -> Floats:
@@ -83,8 +78,8 @@ def _sort(sizes: Sizes) -> tuple[Columns, Columns]:
     many, some = 1.0 - single, sizes.lookups / 10
     return (
         [
-            sizes.fixed * single, sizes.fixed * many, some * single, some * many, _over(sizes.lookups, 3e4) / 10,
-            _over(sizes.lookups, 2.5e5) / 10, np.log(sizes.lookups) * 1e3 * many,
+            sizes.fixed * single, sizes.fixed * many, some * single, some * many, over(sizes.lookups, 3e4) / 10,
+            over(sizes.lookups, 2.5e5) / 10, np.log(sizes.lookups) * 1e3 * many,
         ],
         [some * many * sizes.share, sizes.fixed * sizes.crowded],
     )  # fmt: skip
@@ -96,9 +91,9 @@ def _fills(sizes: Sizes) -> Floats:
 
 def _fill(sizes: Sizes) -> tuple[Columns, Columns]:
     table = _table(sizes)
-    filled = table / _GB
+    filled = table / RATE
     return (
-        [sizes.fixed, filled, _over(table, 1e7) / _GB, _over(table, L2_BYTES) / _GB],
+        [sizes.fixed, filled, over(table, 1e7) / RATE, over(table, L2_BYTES) / RATE],
         [filled * sizes.share, filled * sizes.share * sizes.crowded],
     )
 
@@ -126,7 +121,7 @@ def _offsets(sizes: Sizes) -> tuple[Columns, Columns]:
     """A thread writes where a row's segments begin, one after the other."""
     hottest = sizes.hot[:, 0]
     return (
-        [sizes.fixed, hottest / 10, sizes.unique / 10, _segments_of(sizes) / 10, _over(hottest, 1e4) / 10],
+        [sizes.fixed, hottest / 10, sizes.unique / 10, _segments_of(sizes) / 10, over(hottest, 1e4) / 10],
         [hottest / 10 * sizes.crowded, sizes.unique / 10 * sizes.share],
     )
 
@@ -145,12 +140,12 @@ def _read(sizes: Sizes) -> Floats:
 def _segments(sizes: Sizes) -> tuple[Columns, Columns]:
     """Sums of segments: a block for each that there could be; those there are walk ten lookups."""
     segments, blocks = _segments_of(sizes), sizes.lookups / 10 + _most(sizes)
-    moved, sums = sizes.gradients / _GB, segments * sizes.dim * 4 / _GB
+    moved, sums = sizes.gradients / RATE, segments * sizes.dim * 4 / RATE
     read = _read(sizes)
     return (
         [
             sizes.fixed, blocks, segments, segments * np.ceil(sizes.dim / 128), sizes.lookups / 10, moved, sums,
-            read / _GB * sizes.cold, moved * read / (read + L2_BYTES), sizes.fixed * sizes.cold, moved * sizes.half,
+            read / RATE * sizes.cold, moved * read / (read + L2_BYTES), sizes.fixed * sizes.cold, moved * sizes.half,
             sizes.fixed * np.minimum(sizes.hot[:, 0] / 10, 1.0),
         ],
         [moved * sizes.share, sums * sizes.share, blocks * sizes.share, moved * sizes.share * sizes.crowded],
@@ -169,13 +164,13 @@ def _hottest_sum(sizes: Sizes) -> Floats:
 def _scatter(sizes: Sizes) -> tuple[Columns, Columns]:
     """A block for each row that there could be, and those that there are walk their segments."""
     blocks, sums = _most(sizes), _segments_of(sizes) * sizes.dim * 4
-    rows = sizes.updated / _GB
+    rows = sizes.updated / RATE
     return (
         [
-            sizes.fixed, blocks, sums / _GB, _over(sums, L2_BYTES) / _GB, rows, _over(sizes.updated, L2_BYTES) / _GB,
+            sizes.fixed, blocks, sums / RATE, over(sums, L2_BYTES) / RATE, rows, over(sizes.updated, L2_BYTES) / RATE,
             sizes.unique, sizes.hot[:, 3], sizes.fixed * np.minimum(sizes.hot[:, 0] / 10, 1.0),
         ],
-        [rows * sizes.share, blocks * sizes.share, sums / _GB * sizes.share],
+        [rows * sizes.share, blocks * sizes.share, sums / RATE * sizes.share],
     )  # fmt: skip
 
 
@@ -188,7 +183,16 @@ def _features(sizes: Sizes) -> tuple[Columns, Columns]:
     some, rows = sizes.lookups / 10, sizes.unique / 10
     far = _table(sizes) / (_table(sizes) + L2_BYTES)
     return (
-        [sizes.fixed, some, some * sizes.cold, some * far, sizes.hot[:, 0] / 10, rows, rows * far, sizes.gradients / _GB],
+        [
+            sizes.fixed,
+            some,
+            some * sizes.cold,
+            some * far,
+            sizes.hot[:, 0] / 10,
+            rows,
+            rows * far,
+            sizes.gradients / RATE,
+        ],
         [some * sizes.crowded, sizes.fixed * sizes.crowded],
     )
 
@@ -218,13 +222,13 @@ def _update(sizes: Sizes) -> tuple[Columns, Columns]:
     waves = np.minimum(np.ceil(elements / _CHUNK), _CHUNKS) / sizes.one.sms * 1e4
     for kind in (sizes.adagrad, 1.0 - sizes.adagrad):
         terms += [
-            _launches(sizes) * 1e3 * kind, path * kind, table / _GB * kind, _over(table, 8e6) / _GB * kind,
-            _over(table, L2_BYTES) / _GB * kind, np.minimum(table, L2_BYTES) / _GB * chilled * kind, path * chilled * kind,
+            _launches(sizes) * 1e3 * kind, path * kind, table / RATE * kind, over(table, 8e6) / RATE * kind,
+            over(table, L2_BYTES) / RATE * kind, np.minimum(table, L2_BYTES) / RATE * chilled * kind, path * chilled * kind,
             waves * kind,
         ]  # fmt: skip
     # Few rows of half precision were measured, fewer of them with Adagrad: what they add is one for both.
-    terms += [path * sizes.half, table / _GB * sizes.half]
-    return terms, [table / _GB * sizes.share, table / _GB * sizes.share * sizes.crowded]
+    terms += [path * sizes.half, table / RATE * sizes.half]
+    return terms, [table / RATE * sizes.share, table / RATE * sizes.share * sizes.crowded]
 
 
 # A hundred and seventy rows each: only sums of many small kernels gain from trees (validation rows).

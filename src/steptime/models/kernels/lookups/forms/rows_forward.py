@@ -17,12 +17,11 @@ from steptime.models.kernels.lookups.forms.bag_kernels import (
     first_match,
     gradient_bytes,
 )
+from steptime.models.kernels.lookups.forms.bag_parts import RATE, SPLIT_BYTES, over
 from steptime.models.kernels.lookups.forms.bag_timed import FEW, Growth
 from steptime.models.kernels.lookups.rows import MeasuredLookups
 
 _MARKS = {"vectorized_gather": "gather"}
-_SPLIT_BYTES = 2.0**31  # output of one kernel, as of the same kernel in the backward pass of bags
-_GB = 4e3  # bytes that memory moves in a nanosecond: scales terms, so that factors are near one
 
 
 def fit(measured: MeasuredLookups, seed: int) -> KernelSum:
@@ -41,15 +40,15 @@ def kinds_of(names: Sequence[str]) -> list[str]:
 
 
 def _gathers(sizes: Sizes) -> Floats:
-    found: Floats = np.ceil(sizes.gradients / _SPLIT_BYTES)
+    found: Floats = np.ceil(sizes.gradients / SPLIT_BYTES)
     return found
 
 
 def _gather(sizes: Sizes) -> tuple[Columns, Columns]:
     """A block copies a row, 512 bytes at a time; rows come from memory where caches do not have them."""
-    some, moved = sizes.lookups / 10, sizes.gradients / _GB
-    beyond = np.maximum(sizes.gradients - L2_BYTES, 0.0) / _GB
-    sectors = sizes.one.sectors / _GB * sizes.lookups
+    some, moved = sizes.lookups / 10, sizes.gradients / RATE
+    beyond = over(sizes.gradients, L2_BYTES) / RATE
+    sectors = sizes.one.sectors / RATE * sizes.lookups
     met, cold = sectors * sizes.traffic.met, sizes.fixed * sizes.cold
     pieces = some * np.ceil(sizes.row / 512)
     crowd, stream = sizes.share * sizes.crowded, sizes.share * sizes.streaming
