@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from tests.sim.worlds import Draft, constant_timing, jobs
 
-from steptime.errors import InputError
 from steptime.graph.load import load
 from steptime.graph.program import CallKind, Collective, WorkKind
 from steptime.sim import Cohort, Timing, simulate, steady
@@ -178,11 +177,6 @@ def test_the_example_is_predicted_within_its_recorded_steps() -> None:
     assert found.coverage == {"measured": 1.0}
     assert math.isclose(sum(k.share for k in found.critical_path.kinds), 1.0)
     assert math.isclose(sum(r.share for r in found.critical_path.ranks), 1.0)
-
-
-def test_a_platform_is_one_clear_line_for_now() -> None:
-    with pytest.raises(InputError, match="'8xh200-nvlink': predictions from models are not built yet"):
-        predict(load([EXAMPLE]), "8xh200-nvlink")
 
 
 def test_missing_ranks_are_said_to_be_left_out() -> None:

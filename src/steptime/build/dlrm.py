@@ -6,10 +6,15 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steptime.lookups import saved
 from steptime.lookups.generators import Generator
+from steptime.lookups.table import TableStatistics
 
+KIND = "dlrm"
 LOOKUPS = ("embedding_bag", "table_batched")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
+INTERACTIONS = ("dot", "cat")
+LOSSES = ("bce", "mse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,7 @@ class Table:
     name: str
     dim: int
     generator: Generator  # rows, pooling factor, skew, locality, seed
+    statistics: TableStatistics | None = None  # counted of real lookups; the generator then draws what is like them
 
     @property
     def rows(self) -> int:
@@ -66,16 +72,28 @@ class Dlrm:
             "name": self.name, "batch": self.batch, "dense_features": self.dense_features, "bottom": list(self.bottom),
             "top": list(self.top), "lookup": self.lookup, "optimizer": self.optimizer, "interaction": self.interaction,
             "loss": self.loss,
-            "tables": [{"name": t.name, "dim": t.dim, "generator": t.generator.to_dict()} for t in self.tables],
+            "tables": [_table_to_dict(table) for table in self.tables],
         }  # fmt: skip
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Dlrm:
         """The model that `to_dict` gave."""
-        tables = tuple(Table(t["name"], int(t["dim"]), Generator.from_dict(t["generator"])) for t in values["tables"])
+        tables = tuple(_table_from_dict(table) for table in values["tables"])
         plain = {name: value for name, value in values.items() if name not in ("bottom", "top", "tables")}
         return cls(**plain, bottom=tuple(values["bottom"]), top=tuple(values["top"]), tables=tables)
 
     def to_json(self) -> str:
         """Compact text; the same model always gives the same text."""
         return json.dumps(self.to_dict(), separators=(",", ":"), sort_keys=True)
+
+
+def _table_to_dict(table: Table) -> dict[str, Any]:
+    """Statistics only where there are some: stored measurements know their models by this text."""
+    plain = {"name": table.name, "dim": table.dim, "generator": table.generator.to_dict()}
+    return plain if table.statistics is None else {**plain, "statistics": saved.to_dict(table.statistics)}
+
+
+def _table_from_dict(values: dict[str, Any]) -> Table:
+    where = f"Table {values['name']}"
+    counted = saved.from_dict(values["statistics"], where) if "statistics" in values else None
+    return Table(values["name"], int(values["dim"]), Generator.from_dict(values["generator"]), counted)

@@ -49,9 +49,15 @@ class Fabric:
             raise InputError(f"fabric {self.limits.name} has no tier {name!r} that was measured; there are {there}")
         return self.tiers[name]
 
-    def estimates(self, messages: Sequence[Message], ranks: Sequence[int] | None = None) -> list[Estimate]:
-        """What each takes, among these ranks of the fabric, or among its first ones."""
-        found, source = self.times(Messages.of(messages), ranks), self.source
+    def knows(self, kind: str) -> bool:
+        """Whether every tier answers for this kind; one from a data sheet answers for all."""
+        return all(isinstance(tier, AnalyticTier) or bool(tier.measured_ranks(kind)) for tier in self.tiers.values())
+
+    def estimates(
+        self, messages: Sequence[Message], ranks: Sequence[int] | None = None, beside: Sequence[Sequence[int]] = ()
+    ) -> list[Estimate]:
+        """What each takes, among these ranks of the fabric, or among its first ones; `beside` as in `times`."""
+        found, source = self.times(Messages.of(messages), ranks, beside), self.source
         columns = (found.ns.tolist(), found.low_ns.tolist(), found.high_ns.tolist(), found.inside.tolist())
         return [Estimate(ns, low, high, source, inside) for ns, low, high, inside in zip(*columns, strict=True)]
 

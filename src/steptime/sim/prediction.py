@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steptime.errors import InputError
 from steptime.graph.workload import Workload
 from steptime.sim.activity import Activity, RankSummary, Window, activity
 from steptime.sim.bound import bound_by
@@ -20,8 +19,6 @@ from steptime.sim.steps import step_times_ns
 from steptime.sim.straggler import Straggler, Waiting, waiting
 from steptime.sim.timeline import Timeline
 from steptime.units import ms
-
-NO_PLATFORMS = "predictions from models are not built yet, though `steptime platforms` has them; leave --platform out"
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,8 @@ class Prediction:
     """A predicted step."""
 
     step_time_ms: float
-    interval_ms: tuple[float, float]  # as recorded: the span of the prediction and the recorded steps after the first
+    # Holds nine of ten measured steps; as recorded: the span of the prediction and the recorded steps after the first.
+    interval_ms: tuple[float, float]
     ranks: tuple[RankSummary, ...]
     breakdown: Mapping[str, float]  # family -> device busy time, mean over ranks; sums to the mean busy time
     critical_path: PathSummary
@@ -66,12 +64,11 @@ class Prediction:
     memory: Mapping[str, int | None] = field(default_factory=lambda: {"peak_bytes": None})  # not modelled yet
     warnings: tuple[str, ...] = ()
     iterations: Iterations | None = None  # where it was asked how iterations differ: `lookup_scenarios`
+    platform: str | None = None  # None: as recorded
 
 
-def predict(workload: Workload, platform: str | None = None) -> Prediction:
-    """Predict the steady-state step. Without a platform: with the run's own durations, as recorded."""
-    if platform is not None:
-        raise InputError(f"platform {platform!r}: {NO_PLATFORMS}")
+def predict(workload: Workload) -> Prediction:
+    """Predict the steady-state step with the run's own durations, as recorded; on a platform: `modelled.prediction`."""
     inputs = recorded(workload)
     found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
     steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))

@@ -144,7 +144,7 @@ def cases(model: HostModel, measured: Measured, programs: Callable[[str], CasePr
                 measured_ns=float(row["time_ns"]),
                 times_ns=tuple(row["times_ns"]),
                 device=device,
-                wire_ns=_wire_ns(known.get(int(row["ranks"])), collectives, timed_by(row, measured.collectives), device),
+                wire_ns=_wire_ns(known.get(int(row["ranks"])), collectives, row, measured.collectives, device),
                 host=host,
                 speed=step_speed(model, row, calibrations),
             )
@@ -161,9 +161,13 @@ def _issued(
     return host_time(program, model, launches[owner] if owner < len(launches) else None), program.collectives
 
 
-def _wire_ns(wire: Wire | None, collectives: Sequence[Collective], calibration: Sequence[Row], device: Profiled) -> float:
+def _wire_ns(
+    wire: Wire | None, collectives: Sequence[Collective], step: Row, calibrations: Sequence[Row], device: Profiled
+) -> float:
     """As profiled where no collective of so many ranks was measured alone."""
-    return device.wire_ns if wire is None else wire_ns(wire, collectives, factors(wire, calibration))
+    if wire is None:
+        return device.wire_ns
+    return wire_ns(wire, collectives, factors(wire, timed_by(step, calibrations), step.get("wire_probe_ns") or ()))
 
 
 def timed_by(step: Row, rows: Iterable[Row]) -> list[Row]:

@@ -25,6 +25,8 @@ Column = npt.NDArray[np.float64]
 FABRIC = "loopback"
 # Smaller messages are latency, which calibrations of a few calls repeat badly.
 CALIBRATED_BYTES = 64 << 10
+# What is timed beside the repeats of a step (measure/steps/state.py).
+PROBED, PROBE_BYTES = "all_reduce", 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,24 @@ def wires() -> Mapping[int, Wire]:
     return {ranks: Wire(ranks, model) for ranks in model.measured_ranks("all_reduce")}
 
 
-def factors(wire: Wire, rows: Iterable[Row]) -> dict[str, float]:
-    """Per collective, how many times as long it took in a calibration."""
+def factors(wire: Wire, rows: Iterable[Row], probes_ns: Sequence[float] = ()) -> dict[str, float]:
+    """Per collective, how many times as long it took in a calibration.
+
+    `probes_ns`: times of an all_reduce of 1 MiB beside the repeats of a step, where they were taken: how fast the wire was just
+    then, which counts as much as the calibration before and after does.
+    """
     logs: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if _plain(row) and row["ranks"] == wire.ranks and row["bytes"] >= CALIBRATED_BYTES and wire.knows(row["collective"]):
             logs[row["collective"]].append(
                 float(np.log(np.median(row["times_ns"]) / wire.alone_ns(row["collective"], row["bytes"])))
             )
-    return {kind: float(np.exp(np.mean(found))) for kind, found in logs.items()}
+    calibrated = {kind: float(np.mean(found)) for kind, found in logs.items()}
+    if len(probes_ns) and wire.knows(PROBED):
+        now = float(np.log(np.median(probes_ns) / wire.alone_ns(PROBED, PROBE_BYTES)))
+        since = now - calibrated.get(PROBED, now)
+        calibrated = {kind: log + 0.5 * since for kind, log in calibrated.items()}
+    return {kind: float(np.exp(log)) for kind, log in calibrated.items()}
 
 
 def wire_ns(wire: Wire, collectives: Iterable[Collective], calibrated: Mapping[str, float]) -> float:

@@ -116,12 +116,12 @@ class HostColumns:
         return found
 
 
-def host_columns(program: Program, model: HostModel, launches: Mapping[str, float] | None = None) -> HostColumns:
-    """What the host spends on a program, in order.
+Launches = Mapping[str, float] | Sequence[float]
+"""How many kernels, copies and memsets ops launch themselves: per name of an op, all its calls in a step; or per row of ops."""
 
-    `launches`: per name of an op, how many kernels, copies and memsets all its calls in the step launch themselves; without it
-    each op launches as many as it usually does.
-    """
+
+def host_columns(program: Program, model: HostModel, launches: Launches | None = None) -> HostColumns:
+    """What the host spends on a program, in order. Without `launches` each op launches as many as it usually does."""
     if not len(program.ops):
         raise InputError(f"{program.source or f'rank {program.rank}'}: holds no ops, so that nothing can be said of its host")
     walk = _Walk(program, model, launches)
@@ -142,7 +142,7 @@ class _Found(NamedTuple):
 class _Walk:
     program: Program
     model: HostModel
-    given: Mapping[str, float] | None
+    given: Launches | None
     found: list[_Found] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
     called: set[tuple[int, Phase, str]] = field(default_factory=set)
@@ -159,14 +159,15 @@ class _Walk:
             self.children.setdefault(parent, []).append(row)
         inside = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
         self.around_itself = frozenset(ops.parent[inside].tolist())
-        self.each = self._per_call()
+        self.own = self._own()
 
-    def _per_call(self) -> dict[str, float]:
-        """Launches of one call of each op: the step's over its calls, an op around itself not counted."""
-        if self.given is None:
-            return {}
+    def _own(self) -> Sequence[float]:
+        """Launches of each op itself. By name: the step's over its calls, an op around itself not counted."""
+        if not isinstance(self.given, Mapping):
+            return [0.0] * len(self.names) if self.given is None else self.given
         calls = Counter(name for row, name in enumerate(self.names) if row not in self.around_itself)
-        return {name: count / (calls[name] / self.steps) for name, count in self.given.items() if calls[name]}
+        each = {name: count / (calls[name] / self.steps) for name, count in self.given.items() if calls[name]}
+        return [0.0 if row in self.around_itself else each.get(name, 0.0) for row, name in enumerate(self.names)]
 
     def add(self, piece: Piece, row: int, cost: HostCost, launches: float = 0.0, division: Division = _OPS) -> None:
         self.found.append(_Found(piece, row, cost, launches, division))
@@ -313,7 +314,7 @@ class _Walk:
 
     def _own_launches(self, row: int, *, python: bool) -> list[_Found]:
         """What an op launches besides the ops in it; Python's own launches take several times as long, before each of them."""
-        count = 0.0 if row in self.around_itself else self.each.get(self.names[row], 0.0)
+        count = self.own[row]
         if not count:
             return []
         cost = self.model.mechanism("table_batched", "forward_sgd") if python else HostCost(0.0, self.model.launch_ns)
@@ -343,8 +344,7 @@ class _Walk:
         return self.model.first_call
 
     def _given(self, row: int) -> float:
-        own = 0.0 if row in self.around_itself else self.each.get(self.names[row], 0.0)
-        return own + sum(self._given(child) for child in self.children.get(row, ()))
+        return self.own[row] + sum(self._given(child) for child in self.children.get(row, ()))
 
     def _inputs(self, row: int) -> Sequence[Value]:
         signature = int(self.program.ops.signature[row])

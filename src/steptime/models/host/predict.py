@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from steptime.graph.program import Phase, Program
-from steptime.models.host.columns import HostColumns, Piece, host_columns
+from steptime.models.host.columns import HostColumns, Launches, Piece, host_columns
 from steptime.models.host.model import HostModel
 from steptime.models.host.speed import STEP, HostCost, Speed
 
@@ -66,12 +66,8 @@ class HostTime:
         return sum(self.phase_ns(speed).values())
 
 
-def host_time(program: Program, model: HostModel, launches: Mapping[str, float] | None = None) -> HostTime:
-    """What one step of a program costs the host.
-
-    `launches`: per name of an op, how many kernels, copies and memsets all its calls in the step launch themselves; without it
-    each op launches as many as it usually does.
-    """
+def host_time(program: Program, model: HostModel, launches: Launches | None = None) -> HostTime:
+    """What one step of a program costs the host. Without `launches` each op launches as many as it usually does."""
     return summed(host_columns(program, model, launches))
 
 

@@ -1,0 +1,68 @@
+"""`predict_on`: how long a step takes on a platform, how sure that is and why it is not faster, from models alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steptime.build.step_lookups import WorkloadLookups
+from steptime.graph.workload import Workload
+from steptime.platforms.platform import Platform
+from steptime.sim.activity import Window
+from steptime.sim.modelled.interval import interval_ns
+from steptime.sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
+from steptime.sim.prediction import Prediction, explain
+from steptime.units import ms
+
+# Above this share the caveat is worth a line of its own.
+_MUCH_OUT_OF_RANGE = 0.05
+
+
+def predict_on(
+    workload: Workload,
+    platform: Platform,
+    *,
+    lookups: WorkloadLookups | None = None,
+    calibration: Calibration = UNCALIBRATED,
+    strict: bool = False,
+) -> Prediction:
+    """Predict the steady-state step of a workload on a platform; `lookups` say what its ranks look up in their tables.
+
+    `strict`: an op without a model is an error instead of a labelled fallback.
+    """
+    step = modelled(workload, platform, lookups=lookups, strict=strict)
+    return prediction_of(step, calibration)
+
+
+def prediction_of(step: ModelledStep, calibration: Calibration = UNCALIBRATED) -> Prediction:
+    """The prediction of a step whose models were asked."""
+    found, settling = step.steady(calibration)
+    steps = max(1, *(len(one.program.steps) for one in step.programs))
+    low, high = interval_ns(step, found, calibration)
+    warnings = [*step.warnings, *_caveats(step)]
+    if not found.converged:
+        warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
+    if settling is not None and not settling.settled:
+        warnings.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
+    said = explain(
+        found.timeline,
+        Window(steps),
+        step_ns=float(found.period_ns[0]),
+        interval_ms=(ms(low), ms(high)),
+        first_step_ms=ms(found.first_ns[0]),
+        warnings=warnings,
+    )
+    return replace(said, platform=step.platform.name, coverage=step.coverage)
+
+
+def _caveats(step: ModelledStep) -> list[str]:
+    """What a reader should know before trusting the number."""
+    found = []
+    outside = step.coverage["out_of_range"]
+    if outside > _MUCH_OUT_OF_RANGE:
+        found.append(f"{outside:.0%} of the device time is beyond what the models were fitted on; the interval is wider for it")
+    fallback = step.coverage.get("fallback", 0.0)
+    if fallback > 0:
+        found.append(
+            f"{fallback:.1%} of the device time has no model and is a labelled guess; --strict names the first such op"
+        )
+    return found
