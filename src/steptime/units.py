@@ -10,6 +10,7 @@ NS_PER_S = 1_000_000_000
 LONG_AGO = -(2**60)
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 
 # Canonical dtype name -> bytes per element.
 DTYPE_BYTES = {

@@ -21,8 +21,8 @@ SOURCE = Path(steptime.__file__).parent.parent
 
 # What is said about each thing that can be wrong; `bad` has the arguments.
 BAD = (
-    "no such file", "no trace files", "empty", "not a Kineto", "predictions from models are not built", "cannot be written",
-    "cannot be read", "no device times", "Missing argument", "No such command", "No such option",
+    "no such file", "no trace files", "empty", "not a Kineto", "no platform", "was never run", "--batch 64",
+    "cannot be written", "cannot be read", "no device times", "Missing argument", "No such command", "No such option",
 )  # fmt: skip
 
 Captured = pytest.CaptureFixture[str]
@@ -100,7 +100,9 @@ def bad(tmp_path: Path) -> dict[str, list[str]]:
         "no trace files": ["inspect", str(tmp_path / "folder")],
         "empty": ["replay", str(empty)],
         "not a Kineto": ["inspect", str(nonsense)],
-        "predictions from models are not built": ["predict", traces, "--platform", "8xh200-nvlink"],
+        "no platform": ["predict", traces, "--platform", "8xh200-nvlnk"],
+        "was never run": ["predict", str(EXAMPLE / "rank0.et.json.gz")],
+        "--batch 64": ["predict", traces, "--batch", "64"],
         "cannot be written": ["replay", traces, "--trace", str(tmp_path / "no" / "t.json")],
         "cannot be read": ["replay", traces, "--measured", str(tmp_path / "no.json")],
         "no device times": ["replay", str(EXAMPLE / "rank0.et.json.gz")],

@@ -134,6 +134,24 @@ def small(rank: int = 0, **more: Any) -> Program:
     return Program(rank, 2, ("a",), (Thread(1),), (Stream(7),), Ops.empty(), Calls.empty(), Works.empty(), **more)
 
 
+def test_ranks_that_share_programs_are_saved_in_one_file(tmp_path: Path) -> None:
+    workload = Workload((small(),), 4, owners=(0, 0, 0, 0), groups={"pairs": ((0, 1), (2, 3)), "all": ((0, 1, 2, 3),)})
+    saved.write(workload, tmp_path / "w.json.gz")
+    back = saved.read(tmp_path / "w.json.gz")
+    assert exactly(back) == exactly(workload)
+    with pytest.raises(InputError, match="share programs; save it as one file"):
+        saved.write(workload, tmp_path / "folder")
+
+
+@pytest.mark.parametrize(("key", "value"), [("owners", [0, 1]), ("owners", [7] * 4), ("groups", {"g": [[0, 4]]})])
+def test_owners_and_groups_that_name_no_rank_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    file = tmp_path / "w.json"
+    saved.write(Workload((small(),), 4, owners=(0, 0, 0, 0)), file)
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(InputError):
+        saved.read(file)
+
+
 def test_columns_in_meta_come_back_as_columns(tmp_path: Path) -> None:
     column = np.array([3, -1], dtype=np.int64)
     saved.write(Workload((small(meta={"external_id": column}),), 2), tmp_path / "w.json")

@@ -14,6 +14,7 @@ from steptime.build.dlrm import Dlrm, Table
 from steptime.build.dlrm_workload import dlrm_workload
 from steptime.errors import InputError
 from steptime.graph.load import load
+from steptime.graph.one_step import OneStep
 from steptime.graph.program import CallKind, Program, WorkKind
 from steptime.graph.workload import Workload
 from steptime.lookups.generators import Generator
@@ -68,7 +69,7 @@ def test_every_estimate_is_on_the_timeline_once(lookup: str) -> None:
 def test_the_host_spends_what_its_model_says(lookup: str, speed: Speed) -> None:
     given = dlrm(2, lookup)
     assert given.lookups is not None
-    devices = device_work(given.workload.programs, platform().device, given.lookups.ranks)
+    devices = device_work([OneStep(program) for program in given.workload.programs], platform().device, given.lookups.ranks)
     for one, program, device in zip(step(lookup).programs, given.workload.programs, devices, strict=True):
         pieces = host_columns(program, platform().host, device.launches(len(program.ops))).time_ns(speed)
         timing = one.timing(speed, step(lookup).dispatch)

@@ -59,12 +59,14 @@ def write_trace(timeline: Timeline, file: Path | None) -> None:
         write_chrome_trace(timeline, file)
 
 
-def print_end(console: Console, file: Path | None) -> None:
-    """Where the Perfetto file lies, and an empty line before the next prompt."""
+def print_end(console: Console, file: Path | None, page: Path | None = None) -> None:
+    """Where the Perfetto file and the page lie, and an empty line before the next prompt."""
     from steptime.report.layout import print_line
 
     if file is not None:
         print_line(console, "Timeline", f"{file}  (open it at https://ui.perfetto.dev)", spaced=False)
+    if page is not None:
+        print_line(console, "Page", f"{page}  (open it in a browser)", spaced=False)
     console.print()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -16,10 +16,31 @@ Rows = npt.NDArray[np.intp]
 AnyTable = TypeVar("AnyTable", bound=Table)
 
 
-def one_step(program: Program) -> Program:
-    """The ops and collectives of one step in the middle, without times and kernels; the program itself where it is that."""
+@dataclass(frozen=True, slots=True)
+class RecordedKernel:
+    """What one launch of the step ran: a kernel, copy or memset, or a graph of them from its first start to its last end.
+
+    `op` is the row of the op that launched it in the program of the step; of a launch outside every op, the op before it.
+    """
+
+    op: int
+    name: str
+    time_ns: int
+    outside: bool = False  # launched by no op
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A step as if it stood alone: its ops and collectives without times, and the kernels that were recorded, if any."""
+
+    program: Program
+    kernels: tuple[RecordedKernel, ...] = ()
+
+
+def one_step(program: Program) -> OneStep:
+    """One step in the middle of a program; the program itself where it is one that was never run."""
     if len(program.steps) <= 1 and not program.recorded:
-        return program
+        return OneStep(program)
     step = program.steps[len(program.steps) // 2] if program.steps else -1
     ops = np.flatnonzero(program.ops.step == step)
     works = np.flatnonzero(
@@ -30,7 +51,7 @@ def one_step(program: Program) -> Program:
         _places(len(table), kept) for table, kept in ((program.ops, ops), (program.calls, calls), (program.works, works))
     )
     collectives = [program.collectives[place] for place in program.works.collective[works].tolist()]
-    return replace(
+    alone = replace(
         program,
         ops=_taken(program.ops, ops, parent=op_place, start_ns=NEVER, end_ns=NEVER, step=0),
         calls=_taken(
@@ -42,6 +63,32 @@ def one_step(program: Program) -> Program:
         collectives=_numbered(collectives),
         steps=(0,),
     )
+    return OneStep(alone, _kernels(program, step, op_place))
+
+
+def _kernels(program: Program, step: int, op_place: npt.NDArray[np.int64]) -> tuple[RecordedKernel, ...]:
+    works = program.works
+    rows = np.flatnonzero(
+        (works.kind != WorkKind.COLLECTIVE) & (works.step == step) & (works.call >= 0) & (works.start_ns >= 0)
+    )
+    launches, first = np.unique(works.call[rows], return_index=True)
+    starts = np.minimum.reduceat(works.start_ns[rows][np.argsort(works.call[rows], kind="stable")], _begins(works.call[rows]))
+    ends = np.maximum.reduceat(works.end_ns[rows][np.argsort(works.call[rows], kind="stable")], _begins(works.call[rows]))
+    names = [program.names[name] for name in works.name[rows[first]].tolist()]
+    found = []
+    for call, name, time_ns in zip(launches.tolist(), names, (ends - starts).tolist(), strict=True):
+        op = int(program.calls.op[call])
+        outside = op < 0
+        if outside:
+            before = np.flatnonzero((program.ops.start_ns <= program.calls.start_ns[call]) & (program.ops.step == step))
+            op = int(before[-1]) if len(before) else int(np.flatnonzero(program.ops.step == step)[:1].sum())
+        found.append(RecordedKernel(int(op_place[op]), name, time_ns, outside))
+    return tuple(found)
+
+
+def _begins(calls: npt.NDArray[np.int32]) -> Rows:
+    """Where each call's works begin once works are in order of their calls."""
+    return np.flatnonzero(np.diff(np.sort(calls), prepend=-1))
 
 
 def _calls(program: Program, step: int, works: Rows) -> Rows:

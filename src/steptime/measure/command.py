@@ -44,6 +44,7 @@ JOBS = {
     "collectives": ("collectives: even, uneven, skewed, beside compute", (2, 4, 8), 5.0),
     "steps": ("real training steps, their traces and their memory", (4, 2, 1), 10.0),
     "sharding": ("one task under several plans, interleaved", (4,), 8.0),
+    "memory": ("peak memory of the steps' cases, one at a time", (4, 2, 1), 5.0),
     "check": ("everything small, and checks that it is right", (1,), 10.0),
     "calibrate": ("this machine's host and fabric", (1,), 1.5),
 }

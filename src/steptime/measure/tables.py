@@ -47,7 +47,7 @@ def noises(folder: Path, *, parts: bool) -> list[Noise]:
     found = []
     for name, measured in measured_sets().items():
         table = read(folder, name)
-        if not table.num_rows:
+        if not table.num_rows or not measured.timed:
             continue
         found.append(noise_of(measured, table))
         if parts and name in DIVIDED_BY:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steptime.graph.program import Program
 from steptime.graph.workload import Workload
 from steptime.report.layout import (
     between_ms,
@@ -26,6 +28,7 @@ from steptime.report.layout import (
     width_of,
 )
 from steptime.report.replayed import ReplayReport
+from steptime.report.sizes import size_words
 from steptime.sim.activity import RankSummary
 from steptime.sim.bound import family_words
 from steptime.sim.path_summary import PathSummary
@@ -38,6 +41,9 @@ RANKS_SHOWN = 16
 PATH_SHOWN = 8
 # Replay error from which a step stands out: the most that any case may have.
 LARGE_ERROR = 0.03
+
+OUT_OF_RANGE = "out_of_range"
+_WORTH_SAYING = 0.005
 
 _NAME_AT_LEAST = 8  # columns that a name on the critical path gets
 _BAR_AT_MOST = 40
@@ -60,7 +66,10 @@ _RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
 def print_prediction(console: Console, workload: Workload, prediction: Prediction) -> None:
     """The report of `steptime predict`."""
     print_header(console, "predict", workload)
-    beside = [f"range with the recorded steps: {between_ms(*prediction.interval_ms)} ms"]
+    said = "range with the recorded steps" if prediction.platform is None else "nine of ten measured steps expected within"
+    beside = [f"{said}: {between_ms(*prediction.interval_ms)} ms"]
+    if prediction.platform is not None:
+        beside.insert(0, f"on {prediction.platform}")
     if prediction.first_step_ms is not None:
         beside.append(f"a single step from empty queues: {time_ms(prediction.first_step_ms)} ms")
     _step_time(console, prediction.step_time_ms, beside)
@@ -115,16 +124,22 @@ def print_header(console: Console, command: str, workload: Workload) -> None:
     steps = sorted({len(p.steps) for p in programs})
     parts = [
         workload.name,
-        f"{len(programs)} of {workload.world_size} ranks" if workload.world_size > 1 else "1 rank",
+        f"{len(workload.running)} of {workload.world_size} ranks" if workload.world_size > 1 else "1 rank",
         ", ".join(devices[:2]) + (", ..." if len(devices) > 2 else ""),
-        f"{steps[-1]} step{'s' if steps[-1] != 1 else ''}",
-        f"{sum(len(p.works) for p in programs):,} device events",
+        *_recorded(programs, steps[-1]),
     ]
     line = Text().append(f"steptime {command}", style="bold")
     for part in parts:
         if part:
             line.append(" · ", style="dim").append_text(literal(part))
     print_title(console, line)
+
+
+def _recorded(programs: Sequence[Program], steps: int) -> tuple[str, ...]:
+    """How much was recorded, or that it never ran."""
+    if not any(program.recorded for program in programs):
+        return ("never run", f"{sum(len(program.ops) for program in programs):,} ops")
+    return (f"{steps} step{'s' if steps != 1 else ''}", f"{sum(len(program.works) for program in programs):,} device events")
 
 
 def _step_time(console: Console, step_ms: float, beside: Sequence[str]) -> None:
@@ -164,10 +179,30 @@ def _explanation(console: Console, prediction: Prediction, nobody: str) -> None:
         print_line(console, "Straggler", said + f"{percent(straggler.share)} of all waiting for peers")
     elif len(prediction.ranks) > 1:
         print_line(console, "Straggler", nobody)
-    sources = ", ".join(f"{percent(share)} {source}" for source, share in prediction.coverage.items())
-    print_line(console, "Coverage", f"device time is {sources}", spaced=len(prediction.ranks) < 2)
+    print_line(console, "Coverage", f"device time is {_sources(prediction.coverage)}", spaced=len(prediction.ranks) < 2)
+    if prediction.memory["peak_bytes"] is not None:
+        print_line(console, "Memory", _memory(prediction.memory), spaced=False)
     print_warnings(console, prediction.warnings)
     print_line(console, "Bound by", prediction.bound_by, style="bold")
+
+
+def _sources(coverage: Mapping[str, float]) -> str:
+    """Where durations come from; what is beyond the fitted range is a part of these."""
+    said = ", ".join(f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE)
+    outside = coverage.get(OUT_OF_RANGE, 0.0)
+    return f"{said}; {percent(outside)} of it beyond the fitted range" if outside >= _WORTH_SAYING else said
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    """The rank that needs most: in all, as the allocator counts, and what fills it."""
+    most = max(memory["ranks"], key=lambda one: int(one["peak_bytes"]))
+    parts = sorted(most["parts"].items(), key=lambda part: -part[1])
+    filled = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in parts[:4])
+    which = f"rank {most['rank']} " if len(memory["ranks"]) > 1 else ""
+    return (
+        f"{which}{size_words(most['peak_bytes'])} of {size_words(memory['capacity_bytes'])}: allocated "
+        f"{size_words(most['allocated_bytes'])}, reserved {size_words(most['reserved_bytes'])}; {filled}"
+    )
 
 
 def _ranks(ranks: Sequence[RankSummary]) -> Iterator[list[str]]:

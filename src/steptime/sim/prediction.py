@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,8 @@ class Prediction:
     timeline: Timeline  # what it was read from
     first_step_ms: float | None = None  # a single step from empty queues
     coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
-    memory: Mapping[str, int | None] = field(default_factory=lambda: {"peak_bytes": None})  # not modelled yet
+    # As `predict --json` has it; nothing is known of the memory of a prediction as recorded.
+    memory: Mapping[str, Any] = field(default_factory=lambda: {"peak_bytes": None})
     warnings: tuple[str, ...] = ()
     iterations: Iterations | None = None  # where it was asked how iterations differ: `lookup_scenarios`
     platform: str | None = None  # None: as recorded

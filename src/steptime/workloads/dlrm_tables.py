@@ -33,6 +33,9 @@ class Tables(Protocol):
     def update(self) -> None:
         """Applies what the backward pass left, where it has not been applied already."""
 
+    def renew_inputs(self) -> None:
+        """Index batches in memory of their own, as if they had come from the host: making them leaves holes."""
+
     def weights(self) -> list[torch.Tensor]:
         """The tables' rows, [rows, dim] each."""
 
@@ -64,6 +67,9 @@ class NoTables:
 
     def update(self) -> None:
         """Nothing to update."""
+
+    def renew_inputs(self) -> None:
+        """None."""
 
     def weights(self) -> list[torch.Tensor]:
         """None."""
@@ -107,6 +113,14 @@ class PerTable:
         """The optimiser's step over the sparse gradients."""
         self.optimizer.step()
 
+    def renew_inputs(self) -> None:
+        """Index batches in memory of their own."""
+        device = self._bags[0][0][0].device
+        held = [[(indices.cpu(), offsets.cpu()) for indices, offsets in iteration] for iteration in self._bags]
+        self._bags.clear()
+        _give_back(device)
+        self._bags += [[(indices.to(device), offsets.to(device)) for indices, offsets in iteration] for iteration in held]
+
     def weights(self) -> list[torch.Tensor]:
         """The tables' rows, [rows, dim] each."""
         return [weight.detach() for weight in self.lookups.parameters()]
@@ -139,9 +153,24 @@ class TableBatched:
     def update(self) -> None:
         """The backward pass has done it."""
 
+    def renew_inputs(self) -> None:
+        """Index batches in memory of their own."""
+        device = self._bags[0][0].device
+        held = [(indices.cpu(), offsets.cpu()) for indices, offsets in self._bags]
+        self._bags.clear()
+        _give_back(device)
+        self._bags += [(indices.to(device), offsets.to(device)) for indices, offsets in held]
+
     def weights(self) -> list[torch.Tensor]:
         """The tables' rows, [rows, dim] each."""
         return [self.lookup.table(number) for number in range(self.lookup.layout.tables)]
+
+
+def _give_back(device: torch.device) -> None:
+    """Segments that nothing uses go back to the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def _weights(model: Dlrm, tables: Sequence[Table], buffers: SharedBuffers) -> torch.Tensor:

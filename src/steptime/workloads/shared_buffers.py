@@ -28,6 +28,7 @@ class SharedBuffers:
     """The buffers of one device."""
 
     device: torch.device
+    exact: bool = False  # no buffer is larger than what the case at hand asks for
     _floats: dict[str, torch.Tensor] = field(default_factory=dict)
     _bags: OrderedDict[tuple[Generator, int, int], Bags] = field(default_factory=OrderedDict)
     _bags_nbytes: int = 0
@@ -46,7 +47,7 @@ class SharedBuffers:
             del held
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            held = torch.empty(max(count, at_best), dtype=torch.float32, device=self.device)
+            held = torch.empty(max(count, 0 if self.exact else at_best), dtype=torch.float32, device=self.device)
             held.normal_(0.0, WEIGHT_SCALE, generator=torch.Generator(self.device).manual_seed(0))
             self._floats[purpose] = held
             self._unsettled = True
@@ -65,6 +66,11 @@ class SharedBuffers:
         while self._bags_nbytes > INDEX_BYTES and len(self._bags) > 1:
             self._bags_nbytes -= nbytes_of(self._bags.popitem(last=False)[1])
         return made
+
+    def drop_bags(self) -> None:
+        """Keeps no index batch for later cases; those that cases hold stay with them."""
+        self._bags.clear()
+        self._bags_nbytes = 0
 
     def statistics(self, generator: Generator, batch: int, iteration: int) -> Statistics:
         """What is to be known of those lookups; computed once."""
@@ -96,3 +102,9 @@ _BY_DEVICE: dict[torch.device, SharedBuffers] = {}
 def shared_buffers(device: torch.device) -> SharedBuffers:
     """The one set of buffers of this process on that device."""
     return _BY_DEVICE.setdefault(device, SharedBuffers(device))
+
+
+def renewed_buffers(device: torch.device) -> SharedBuffers:
+    """The same, empty, and from now on no larger than the case at hand needs: for one whose own memory is asked."""
+    _BY_DEVICE[device] = SharedBuffers(device, exact=True)
+    return _BY_DEVICE[device]

@@ -9,7 +9,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,6 +90,8 @@ class _SavedWorkload(msgspec.Struct, forbid_unknown_fields=True):
     warnings: list[str]
     meta: dict[str, Any]
     programs: list[_SavedProgram]
+    owners: list[int] = []
+    groups: dict[str, list[list[int]]] = {}
 
 
 class _Version(msgspec.Struct):
@@ -106,6 +108,10 @@ def write(workload: Workload, path: Path) -> None:
     if path.name.endswith(_SUFFIXES):
         _write_file(workload, workload.programs, path)
         return
+    if workload.owners:
+        raise InputError(
+            f"{path}: ranks of this workload share programs; save it as one file, with a name in .json or .json.gz"
+        )
     files = {path / f"rank{program.rank}.json.gz": program for program in workload.programs}
     stale = sorted(each.name for each in path.glob("rank*.json.gz") if each not in files)
     if stale:
@@ -136,7 +142,7 @@ def joined(parts: Sequence[tuple[str, Workload]]) -> Workload:
             found = f"{part.name!r} with {part.world_size} ranks, expected {first.name!r} with {first.world_size}"
             raise InputError(f"{name}: of another job ({found}); keep one job per folder")
     programs = sorted((program for _, part in parts for program in part.programs), key=lambda program: program.rank)
-    return Workload(tuple(programs), first.world_size, first.name, first.warnings, first.meta)
+    return replace(first, programs=tuple(programs))
 
 
 def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> None:
@@ -147,6 +153,8 @@ def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> 
         "warnings": list(workload.warnings),
         "meta": _plain(dict(workload.meta), "meta"),
         "programs": [_saved(program) for program in programs],
+        **({"owners": workload.owners} if workload.owners else {}),
+        **({"groups": dict(workload.groups)} if workload.groups else {}),
     }
     try:
         data = msgspec.json.encode(document) + b"\n"
@@ -256,7 +264,11 @@ def decode(data: bytes, source: str) -> Workload:
         programs = tuple(_program(each) for each in saved.programs)
         if not max((p.world_size for p in programs), default=0) <= saved.world_size <= MOST_RANKS:
             raise ValueError(f"a job of {saved.world_size} ranks")
-        return Workload(programs, saved.world_size, saved.name, tuple(saved.warnings), _restored(saved.meta))
+        groups = {name: tuple(map(tuple, sides)) for name, sides in saved.groups.items()}
+        if any(not 0 <= rank < saved.world_size for sides in groups.values() for side in sides for rank in side):
+            raise ValueError(f"a group with ranks that a job of {saved.world_size} has not")
+        meta, owners = _restored(saved.meta), tuple(saved.owners)
+        return Workload(programs, saved.world_size, saved.name, tuple(saved.warnings), meta, owners, groups)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

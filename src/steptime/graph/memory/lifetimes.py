@@ -1,4 +1,4 @@
-"""When the storages of a step live, read from the arguments of its ops.
+"""When the storages of a step live, and what they are for, read from the arguments of its ops.
 
 An execution trace names a storage by the address of its memory, which later storages take over: every op that returns a storage
 it was not given starts a new life of that name. A life ends with the last op that takes the storage; what autograd saves is
@@ -11,33 +11,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 
-from steptime.graph.program import Phase, Program, Tensor, Value
+from steptime.graph.memory.kinds import Kind
+from steptime.graph.memory.scratch import scratch
+from steptime.graph.memory.tensors import Extent, extents
+from steptime.graph.program import Phase, Program
 
-_BEFORE = -1
+BEFORE = -1
 # They return parts of a sparse tensor, whose own storages a trace does not name.
 _PARTS_OF_SPARSE = frozenset(("aten::_values", "aten::_indices", "aten::values", "aten::indices"))
-_BUCKET_OPS = frozenset(("c10d::allreduce_",))
-_ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
-_UNKNOWN_ITEM_BYTES = 4
-# What a sort takes while it runs, of which no op tells: positions of 64 bits to sort along, and room for another copy of keys
-# and positions, which a radix sort goes back and forth between (aten/src/ATen/native/cuda/Sort.cpp, cub::DeviceRadixSort).
-_SORTS = frozenset(("aten::sort",))
-_POSITION_BYTES = 8
-
-
-class Role(IntEnum):
-    """What a storage is to the step."""
-
-    PASSING = 0  # made and dropped within the step: activations, temporaries, gradients that are dropped before the next step
-    STATE = 1  # there before the step, and the optimiser takes it: parameters, optimiser state, tables
-    BUCKET = 2  # there before the step, and reduced over ranks: what gradients are copied to
-    INPUT = 3  # there before the step, and only forward or backward take it: inputs, masks, frozen weights, buffers
+_BUCKET_OP = "c10d::allreduce_"
+_AUTOGRAD_NODE = "autograd::engine::evaluate_function"
+_EMPTY = "aten::empty"
+_COLLECTIVE_OPS = ("c10d::", "record_param_comms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,98 +34,92 @@ class Storage:
     nbytes: int
     born: int  # the op that makes it; -1: before the step
     dies: int  # the last op that takes it; the number of ops: it is there when the step ends
-    role: Role
+    kind: Kind
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is there before the step and after it."""
+        return self.born == BEFORE
 
 
 @dataclass(slots=True)
 class _Life:
     born: int
+    born_in: Phase
     dies: int = 0
     nbytes: int = 0
-    phases: set[Phase] = field(default_factory=set)
+    phases: int = 0  # a bit for each
+    fractions: bool = False
+    collective: bool = False
     reduced: bool = False
 
     def storage(self, ops: int) -> Storage:
-        if self.born == _BEFORE:
-            role = Role.BUCKET if self.reduced else Role.STATE if Phase.OPTIMIZER in self.phases else Role.INPUT
-            return Storage(self.nbytes, _BEFORE, ops, role)
+        optimizer, backward = self._taken_in(Phase.OPTIMIZER), self._taken_in(Phase.BACKWARD)
+        if self.born == BEFORE:
+            return Storage(self.nbytes, BEFORE, ops, self._kept_kind(optimizer=optimizer, backward=backward))
         # A gradient is dropped where the next step begins, not where the optimiser has read it.
-        gradient = {Phase.BACKWARD, Phase.OPTIMIZER} <= self.phases
-        return Storage(self.nbytes, self.born, ops if gradient else self.dies, Role.PASSING)
+        if backward and optimizer:
+            return Storage(self.nbytes, self.born, ops, Kind.GRADIENTS)
+        kind = Kind.COMMUNICATION if self.collective else Kind.TEMPORARIES
+        if not self.collective and backward and self.born_in is Phase.FORWARD:
+            kind = Kind.ACTIVATIONS
+        return Storage(self.nbytes, self.born, self.dies, kind)
+
+    def _kept_kind(self, *, optimizer: bool, backward: bool) -> Kind:
+        if self.reduced:
+            return Kind.COMMUNICATION
+        # The optimiser takes indices as well, where gradients are sparse.
+        if not optimizer or not self.fractions:
+            return Kind.INPUTS
+        if self._taken_in(Phase.FORWARD):
+            return Kind.PARAMETERS
+        return Kind.GRADIENTS if backward else Kind.OPTIMIZER_STATE
+
+    def _taken_in(self, phase: Phase) -> bool:
+        return bool(self.phases >> phase & 1)
 
 
 def storages(program: Program) -> tuple[Storage, ...]:
-    """Every storage on the device that the ops of a program of one step name, as they are seen; then what sorts take beside."""
-    arguments = _Arguments(program)
+    """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
+    taken, made = extents(program)
     last = _last_rows(program.ops.parent.tolist())
-    births = _births(program, arguments)
+    births = _births(program, taken, made)
+    node = _nodes(program)
     phases = [Phase(phase) for phase in program.ops.phase.tolist()]
-    buckets = {row for row, name in enumerate(program.names) if name in _BUCKET_OPS}
-    names = program.ops.name.tolist()
+    collective = [name.startswith(_COLLECTIVE_OPS) for name in program.names]
+    reduces = [name == _BUCKET_OP for name in program.names]
     lives: dict[tuple[int, int], _Life] = {}
-    for row, phase in enumerate(phases):
-        for taken, tensors in ((True, arguments.inputs(row)), (False, arguments.outputs(row))):
-            for tensor in tensors:
-                born = _life_of(births.get(_name(tensor), ()), row if taken else last[row], before=row if taken else None)
-                life = lives.setdefault((_name(tensor), born), _Life(born))
-                life.nbytes = max(life.nbytes, extent_bytes(tensor))
-                life.dies = max(life.dies, last[row])
-                life.phases.add(phase)
-                life.reduced |= names[row] in buckets
-    return (*(life.storage(len(phases)) for life in lives.values()), *_sorting(program, arguments, last))
+    for row, (number, phase) in enumerate(zip(program.ops.name.tolist(), phases, strict=True)):
+        for given, tensors in ((True, taken[row]), (False, made[row])):
+            for name, nbytes, fractions in tensors:
+                born = _life_of(births.get(name, ()), row if given else last[row], before=row if given else None)
+                life = lives.get((name, born))
+                if life is None:
+                    life = lives[name, born] = _Life(born, phases[born] if born != BEFORE else Phase.OTHER)
+                life.nbytes = max(life.nbytes, nbytes)
+                life.dies = max(life.dies, last[node[row]] if given and born < node[row] else last[row])
+                life.phases |= 1 << phase
+                life.fractions |= fractions
+                life.collective |= collective[number]
+                life.reduced |= reduces[number]
+    for life in lives.values():
+        _outlast(life, program, last)
+    return (*(life.storage(len(phases)) for life in lives.values()), *_scratch(program, last))
 
 
-def _sorting(program: Program, arguments: _Arguments, last: Sequence[int]) -> Iterator[Storage]:
-    """What sorts take for themselves."""
-    sorts = {row for row, name in enumerate(program.names) if name in _SORTS}
-    for row, name in enumerate(program.ops.name.tolist()):
-        if name in sorts and arguments.inputs(row):
-            keys = arguments.inputs(row)[0]
-            positions = _POSITION_BYTES * keys.numel
-            yield Storage(2 * positions + item_bytes(keys) * keys.numel, row, last[row], Role.PASSING)
+def _outlast(life: _Life, program: Program, last: Sequence[int]) -> None:
+    """Memory that an op asks for and no op takes is for kernels that the op around launches itself, and goes when that ends."""
+    if life.born == BEFORE or life.dies > last[life.born] or not program.names[program.ops.name[life.born]].startswith(_EMPTY):
+        return
+    around = int(program.ops.parent[life.born])
+    life.dies = last[around] if around >= 0 else life.dies
 
 
-def extent_bytes(tensor: Tensor) -> int:
-    """From the begin of the storage to the end of the tensor."""
-    if tensor.numel == 0:
-        return 0
-    elements = tensor.numel
-    if tensor.strides is not None:
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=False))
-    return (tensor.offset + elements) * item_bytes(tensor)
-
-
-def item_bytes(tensor: Tensor) -> int:
-    """Of one element."""
-    return _ITEM_BYTES.get(tensor.dtype, _UNKNOWN_ITEM_BYTES)
-
-
-class _Arguments:
-    """The tensors with memory on a device that each op takes and returns; ops called alike share the answer."""
-
-    def __init__(self, program: Program) -> None:
-        self._signature = program.ops.signature.tolist()
-        self._inputs = [tuple(_tensors(each.inputs)) for each in program.signatures]
-        self._outputs = [tuple(_tensors(each.outputs)) for each in program.signatures]
-
-    def inputs(self, row: int) -> Sequence[Tensor]:
-        return self._inputs[self._signature[row]] if self._signature[row] >= 0 else ()
-
-    def outputs(self, row: int) -> Sequence[Tensor]:
-        return self._outputs[self._signature[row]] if self._signature[row] >= 0 else ()
-
-
-def _tensors(value: Value) -> Iterator[Tensor]:
-    if isinstance(value, tuple):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, Tensor) and value.storage is not None and value.numel and (value.device or "").startswith("cuda"):
-        yield value
-
-
-def _name(tensor: Tensor) -> int:
-    assert tensor.storage is not None
-    return tensor.storage
+def _scratch(program: Program, last: Sequence[int]) -> Iterator[Storage]:
+    """What ops take for themselves while they run."""
+    for row, dies, nbytes in scratch(program, last):
+        if nbytes:
+            yield Storage(nbytes, row, dies, Kind.TEMPORARIES)
 
 
 def _last_rows(parents: Sequence[int]) -> list[int]:
@@ -150,22 +131,31 @@ def _last_rows(parents: Sequence[int]) -> list[int]:
     return last
 
 
-def _births(program: Program, arguments: _Arguments) -> dict[int, list[int]]:
+def _nodes(program: Program) -> list[int]:
+    """Per op, the autograd node around it, or itself: a node keeps what it saved and what it is given until it is done."""
+    nodes = {number for number, name in enumerate(program.names) if name.startswith(_AUTOGRAD_NODE)}
+    found = list(range(len(program.ops.name)))
+    for row, (number, parent) in enumerate(zip(program.ops.name.tolist(), program.ops.parent.tolist(), strict=True)):
+        if parent >= 0 and number not in nodes and (found[parent] != parent or program.ops.name[parent] in nodes):
+            found[row] = found[parent]
+    return found
+
+
+def _births(program: Program, taken: Sequence[Sequence[Extent]], made: Sequence[Sequence[Extent]]) -> dict[int, list[int]]:
     """Per name, the rows of the ops that made a storage of it, ascending; of nested ops the innermost counts."""
-    parents = program.ops.parent.tolist()
+    parents, names = program.ops.parent.tolist(), program.ops.name.tolist()
     views = {row for row, name in enumerate(program.names) if name in _PARTS_OF_SPARSE}
-    inside: dict[int, set[int]] = defaultdict(set)
+    inside: dict[int, set[int]] = {}
     found: dict[int, list[int]] = defaultdict(list)
     for row in range(len(parents) - 1, -1, -1):
         below = inside.pop(row, set())
-        given = {_name(tensor) for tensor in arguments.inputs(row)}
-        made = {_name(tensor) for tensor in arguments.outputs(row)} - given - below
-        if program.ops.name[row] not in views:
-            for name in made:
+        if made[row] and names[row] not in views:
+            new = {each[0] for each in made[row]}.difference((each[0] for each in taken[row]), below)
+            for name in new:
                 found[name].append(row)
-            below |= made
-        if parents[row] >= 0:
-            inside[parents[row]] |= below
+            below |= new
+        if below and parents[row] >= 0:
+            inside.setdefault(parents[row], set()).update(below)
     return {name: rows[::-1] for name, rows in found.items()}
 
 
@@ -174,4 +164,4 @@ def _life_of(births: Sequence[int], row: int, before: int | None) -> int:
     place = bisect_right(births, row) - 1
     if place >= 0 and births[place] == before:
         place -= 1
-    return births[place] if place >= 0 else _BEFORE
+    return births[place] if place >= 0 else BEFORE

@@ -37,6 +37,7 @@ class MeasuredSet:
     case: tuple[str, ...]
     repeats: tuple[str, ...] = ()  # columns of the case that only tell repeats of one question apart
     added: tuple[str, ...] = ()  # columns that older parts lack and rows may leave out: there they are null
+    timed: bool = True  # whether `times_ns` are what is asked
 
     @property
     def schema(self) -> pa.Schema:

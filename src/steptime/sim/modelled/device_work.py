@@ -6,7 +6,7 @@ speed of memory, as a labelled fallback. Nothing that launches is left out.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from steptime.build.step_lookups import RankLookups
 from steptime.errors import InputError
+from steptime.graph.one_step import OneStep, RecordedKernel
 from steptime.graph.program import Program, Signature
 from steptime.models.estimate import Estimate, Source
 from steptime.models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, WARM_WITHIN_BYTES, IssuedWork, questions_of
@@ -60,11 +61,15 @@ class DeviceWork:
 
 
 def device_work(
-    programs: Sequence[Program], device: Device, lookups: Mapping[int, RankLookups] | None = None, *, strict: bool = False
+    steps: Sequence[OneStep], device: Device, lookups: Mapping[int, RankLookups] | None = None, *, strict: bool = False
 ) -> list[DeviceWork]:
-    """The launches of each program on a device; `lookups` say what ranks look up. All programs ask together."""
-    kept = WARM_WITHIN_BYTES // device.limits.share
-    issued = [questions_of(program, cached_bytes=kept) for program in programs]
+    """The launches of each program on a device; `lookups` say what ranks look up. All programs ask together.
+
+    Kernels that were recorded of ops that no model knows (compiled ones, a user's own) keep their recorded time.
+    """
+    programs = [each.program for each in steps]
+    cached_bytes = WARM_WITHIN_BYTES // device.limits.share
+    issued = [questions_of(program, cached_bytes=cached_bytes) for program in programs]
     asked = [work.question for works in issued for work in works if work.question is not None]
     answers = iter(device.estimates(asked, strict=strict))
     tables = [
@@ -74,25 +79,60 @@ def device_work(
     every = [lookup for one in tables for lookup in one.asked]
     looked_up = iter(device.lookup_estimates(every, strict=strict) if every else ())
     found = []
-    for program, works, one in zip(programs, issued, tables, strict=True):
+    for step, works, rank_tables in zip(steps, issued, tables, strict=True):
+        program = step.program
         compute = [_compute(work, next(answers)) for work in works if work.kind == COMPUTE]
-        unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN]
+        kept = _kept(step, {work.op for work in works if work.kind != UNKNOWN})
+        known = {work.op for work in kept}
+        unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN and work.op not in known]
         if strict and unknown:
             raise InputError(
                 f"{program.names[int(program.ops.name[unknown[0].op])]} has no model on {device.limits.name} (rank "
                 f"{program.rank}, {len(unknown)} such calls); drop --strict to take it as moving its tensors once"
             )
-        found.append(_together(program, compute, unknown, one.work([next(looked_up) for _ in one.asked], device)))
+        tables_work = rank_tables.work([next(looked_up) for _ in rank_tables.asked], device)
+        found.append(_together(program, compute + kept, unknown, tables_work, _said(step, kept)))
     return found
 
 
-def _together(program: Program, compute: list[OpWork], unknown: list[OpWork], lookups: LookupWork) -> DeviceWork:
+def _kept(step: OneStep, answered: set[int]) -> list[OpWork]:
+    """Recorded kernels of ops that nothing answers, nor anything around them."""
+    parents = step.program.ops.parent
+    by_op: dict[int, list[RecordedKernel]] = defaultdict(list)
+    for kernel in step.kernels:
+        at = kernel.op
+        while at >= 0 and (kernel.outside or at not in answered):
+            at = int(parents[at])
+        if at < 0 <= kernel.op:
+            by_op[kernel.op].append(kernel)
+    found = []
+    for op, kernels in sorted(by_op.items()):
+        time_ns = float(sum(kernel.time_ns for kernel in kernels))
+        launches = tuple(LaunchTime(kernel.name, float(kernel.time_ns)) for kernel in kernels)
+        estimate = Estimate(time_ns, time_ns, time_ns, Source.MEASURED, inside=True)
+        found.append(OpWork(op, launches, estimate, f"recorded {op}"))
+    return found
+
+
+def _said(step: OneStep, kept: Sequence[OpWork]) -> list[str]:
+    if not kept:
+        return []
+    program = step.program
+    names = Counter(program.names[int(program.ops.name[work.op])] for work in kept)
+    most = ", ".join(f"{name} ({count})" for name, count in names.most_common(3))
+    where = f" on {program.device_name}" if program.device_name else ""
+    return [f"kernels of ops without a model keep the time they were recorded with{where}: {most}"]
+
+
+def _together(
+    program: Program, compute: list[OpWork], unknown: list[OpWork], lookups: LookupWork, said: Sequence[str]
+) -> DeviceWork:
     tables = [
         OpWork(one.op, one.launches, one.estimate, f"lookup {one.direction}", one.read_back)
         for one in lookups.ops
         if one.launches
     ]
-    warnings = [*lookups.warnings]
+    warnings = [*lookups.warnings, *said]
     if unknown:
         names = Counter(program.names[int(program.ops.name[work.op])] for work in unknown)
         most = ", ".join(f"{name} ({count})" for name, count in names.most_common(5))

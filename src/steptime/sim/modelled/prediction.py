@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from steptime.build.configured import UnnamedMemory
 from steptime.build.step_lookups import WorkloadLookups
 from steptime.graph.workload import Workload
 from steptime.platforms.platform import Platform
 from steptime.sim.activity import Window
 from steptime.sim.modelled.interval import interval_ns
+from steptime.sim.modelled.memory import does_not_fit, memory_of
 from steptime.sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
 from steptime.sim.prediction import Prediction, explain
 from steptime.units import ms
@@ -22,15 +25,19 @@ def predict_on(
     platform: Platform,
     *,
     lookups: WorkloadLookups | None = None,
+    unnamed: Mapping[int, UnnamedMemory] | None = None,
     calibration: Calibration = UNCALIBRATED,
     strict: bool = False,
 ) -> Prediction:
     """Predict the steady-state step of a workload on a platform; `lookups` say what its ranks look up in their tables.
 
-    `strict`: an op without a model is an error instead of a labelled fallback.
+    `unnamed` is memory that no op names (`Configured` has it). `strict`: an op without a model is an error instead of a
+    labelled fallback.
     """
     step = modelled(workload, platform, lookups=lookups, strict=strict)
-    return prediction_of(step, calibration)
+    memory = memory_of(workload, platform, lookups=lookups, unnamed=unnamed)
+    found = prediction_of(step, calibration)
+    return replace(found, memory=memory, warnings=(*does_not_fit(memory), *found.warnings))
 
 
 def prediction_of(step: ModelledStep, calibration: Calibration = UNCALIBRATED) -> Prediction:

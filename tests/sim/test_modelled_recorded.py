@@ -1,0 +1,87 @@
+"""Recordings predicted on a platform: what no model knows keeps its recorded time, and nothing is silently zero."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steptime.errors import InputError
+from steptime.graph.load import load
+from steptime.models.host.speed import STEP
+from steptime.platforms.platform import Platform
+from steptime.sharding.configs import configured_in
+from steptime.sim.modelled.calibrated import read_calibration
+from steptime.sim.modelled.memory import memory_of
+from steptime.sim.modelled.prediction import predict_on
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def unprofiled_ms(name: str) -> tuple[float, float]:
+    times = json.loads((EXAMPLES / name / "measured.json").read_text())["measured_step_ms_unprofiled"]
+    return min(times), max(times)
+
+
+@pytest.mark.parametrize(("name", "off"), [("gpt_compiled", 0.15), ("gpt_graph", 0.10), ("prefetch_sync", 0.10)])
+def test_compiled_steps_and_graphs_are_predicted_near_their_unprofiled_time(name: str, off: float) -> None:
+    found = predict_on(load([EXAMPLES / name]), Platform.load("1xh200"))
+    low, high = unprofiled_ms(name)
+    assert low * (1 - off) <= found.step_time_ms <= high * (1 + off)
+    assert found.coverage["measured"] > 0
+    assert any("keep the time they were recorded with on NVIDIA H200" in warning for warning in found.warnings)
+
+
+def calibration(folder: Path, **changed: object) -> Path:
+    host = {"kind": "op", "op": "aten::add.Tensor", "call": "", "phase": "", "time_ns": 9000.0, "spread": 0.2, "repeats": 9}
+    slope = {**host, "kind": "module_call_fixed", "op": "nested", "time_ns": -3.0}
+    wire = {"collective": "all_reduce", "bytes": 1 << 20, "mode": "stream", "ranks": 2, "time_ns": 1e6, "spread": 0.1}
+    content = {"schema_version": 1, "host": [host, slope], "fabric": [wire], **changed}
+    file = folder / "calibration.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_a_calibration_says_how_fast_host_and_wire_are(tmp_path: Path) -> None:
+    platform = Platform.load("2xh200-half-loopback")
+    found = read_calibration(calibration(tmp_path), platform)
+    assert platform.fabric is not None
+    assert found.wire.keys() == {"all_reduce"}
+    assert found.wire["all_reduce"] > 1.5
+    assert found.speed != STEP
+    other = read_calibration(calibration(tmp_path), Platform.load("4xh200-quarter-loopback"))
+    assert other.wire == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schema_version": 9}, "no calibration of version 1"),
+        ({"host": "many"}, "host is str; expected a list"),
+        ({"host": [{"kind": "op", "op": "made.up", "time_ns": 1.0, "spread": 0.0}]}, "none of its host costs is known"),
+        ({"host": [{"kind": "op", "op": "x", "time_ns": "long", "spread": 0.0}]}, "time_ns is 'long'"),
+    ],
+)
+def test_a_broken_calibration_is_one_clear_line(tmp_path: Path, changed: dict[str, object], said: str) -> None:
+    file = calibration(tmp_path, **changed)
+    with pytest.raises(InputError, match=said) as raised:
+        read_calibration(file, Platform.load("2xh200-half-loopback"))
+    assert str(file) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_memory_says_whether_a_step_fits() -> None:
+    given = configured_in(EXAMPLES / "configs" / "llama-8b.toml")
+    small = configured_in(EXAMPLES / "configs" / "dlrm_small.toml")
+    one = memory_of(small.workload, Platform.load("1xh200"), lookups=small.lookups, unnamed=small.unnamed)
+    assert one["fits"]
+    assert sum(one["ranks"][0]["parts"].values()) <= one["allocated_bytes"] <= one["reserved_bytes"] < one["peak_bytes"]
+    same = memory_of(small.workload, Platform.load("1xh200"), lookups=small.lookups)
+    assert same["allocated_bytes"] == pytest.approx(one["allocated_bytes"], rel=0.02)
+    crowded = predict_on(
+        configured_in(EXAMPLES / "configs" / "llama-8b.toml", batch=256).workload, Platform.load("8xh200-nvlink")
+    )
+    assert given.workload.world_size == 8
+    assert not crowded.memory["fits"]
+    assert "does not fit" in crowded.warnings[0]
