@@ -13,7 +13,7 @@ BENCH_READY := $(VENV)/.bench-ready
 DEMO_TRACE := out/demo.trace.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format check bench check-gpu clean
+.PHONY: help demo test browser lint format check bench check-gpu clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,6 +24,9 @@ demo: $(READY)  ## explain a real four-rank training step
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n $(JOBS)
+
+browser:  ## Chromium for the tests of pages, where it can be installed; without it they are skipped
+	@scripts/browser.sh
 
 lint: $(READY)  ## format, style, types, layers, spelling
 	$(BIN)/ruff format --check .

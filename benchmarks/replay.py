@@ -21,7 +21,7 @@ from steptime.report.layout import signed_percent
 from steptime.validate.replay import Replay, replay
 
 README = REPOSITORY / "README.md"
-SHOWN = ("predict", "examples/h200_mps4_dlrm")
+SHOWN = ("predict", "examples/configs/dlrm_heavy4.toml", "--ranks", "8", "--platform", "8xh200-nvlink")
 SHOWN_WIDTH = "100"
 
 # Keeps one lucky zero from sinking a geometric mean (the published studies use the same floor).

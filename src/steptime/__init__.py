@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from steptime.graph.load import load
     from steptime.graph.program import Program
     from steptime.graph.workload import Workload
+    from steptime.platforms.platform import Platform
+    from steptime.sharding.configs import configured_in
+    from steptime.sim.modelled.prediction import predict_on
     from steptime.sim.prediction import predict
     from steptime.sim.simulate import simulate
     from steptime.sim.steady import steady
@@ -23,10 +26,13 @@ __version__ = "0.1.0"
 
 # Public name -> "module:attribute" that holds it.
 _LAZY = {
+    "Platform": "steptime.platforms.platform:Platform",
     "Program": "steptime.graph.program:Program",
     "Workload": "steptime.graph.workload:Workload",
+    "configured_in": "steptime.sharding.configs:configured_in",
     "load": "steptime.graph.load:load",
     "predict": "steptime.sim.prediction:predict",
+    "predict_on": "steptime.sim.modelled.prediction:predict_on",
     "replay": "steptime.validate.replay:replay",
     "simulate": "steptime.sim.simulate:simulate",
     "steady": "steptime.sim.steady:steady",
@@ -35,14 +41,17 @@ _LAZY = {
 __all__ = [
     "DeadlockError",
     "InputError",
+    "Platform",
     "Program",
     "SteptimeError",
     "TraceError",
     "UnsupportedError",
     "Workload",
     "__version__",
+    "configured_in",
     "load",
     "predict",
+    "predict_on",
     "replay",
     "simulate",
     "steady",

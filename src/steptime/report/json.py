@@ -32,6 +32,7 @@ def prediction_document(prediction: Prediction) -> Document:
     return {
         "schema_version": SCHEMA_VERSION,
         "step_time_ms": prediction.step_time_ms,
+        "platform": prediction.platform,
         "interval_ms": list(prediction.interval_ms),
         "first_step_ms": prediction.first_step_ms,
         "bound_by": prediction.bound_by,

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from steptime.hardware.device import DeviceLimits, Quantity
+from steptime.hardware.device import DeviceLimits, Quantity, TransferBasis, read_device
 from steptime.models.collectives.message import KINDS, Messages
+from steptime.models.estimate import Source
 from steptime.models.host.model import HostModel
 from steptime.models.kernels.lookups.fitted import LookupModels
 from steptime.platforms.coverage import Fitted, Origin, fitted, origins
@@ -33,6 +34,7 @@ _LIMITS = {
     "bandwidth_bytes_per_s": "memory bandwidth",
     "cache_bytes": "last-level cache",
     "clock_hz": "clock",
+    "host_bandwidth_bytes_per_s": "link to the host",
 }
 _RECIPE = ("device", "cpu", "driver", "torch", "cuda", "cudnn", "nccl", "triton")
 
@@ -44,7 +46,7 @@ def platforms_document(shipped: Sequence[PlatformParts], without_device: Sequenc
     """What `platforms --json` writes."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "platforms": [{**asdict(parts), "collectives": _origins(parts)} for parts in shipped],
+        "platforms": [{**asdict(parts), "kernels": _kernels(parts), "collectives": _origins(parts)} for parts in shipped],
         "fabrics_without_device": list(without_device),
         "warnings": [],
     }
@@ -77,6 +79,8 @@ def _device_document(device: Device) -> Document:
     return {
         "name": limits.name,
         "title": limits.title,
+        "source": _source(limits).value,
+        "transfer": None if limits.transfer is None else {"from": limits.models, **asdict(limits.transfer)},
         "share": limits.share,
         "limits": {name: asdict(one) for name, one in _limits(limits)},
         "models": {name: dict(recipe) for name, recipe in _recipes(device)},
@@ -120,14 +124,18 @@ def print_platforms(console: Console, shipped: Sequence[PlatformParts], without_
     """A line for each."""
     print_title(console, Text().append("steptime platforms", style="bold").append(" · those that come with the package"))
     rows = [
-        (parts.name, str(parts.ranks), parts.device, parts.host, parts.fabric or "-", _usually(_origins(parts)))
+        (
+            *(parts.name, str(parts.ranks), parts.device, parts.host, parts.fabric or "-"),
+            *(_kernels(parts), _usually(_origins(parts))),
+        )
         for parts in shipped
     ]
     console.print()
-    print_body(console, _table(("platform", "ranks", "device", "host", "fabric", "collectives"), rows, right=(1,)))
+    print_body(console, _table(("platform", "ranks", "device", "host", "fabric", "kernels", "collectives"), rows, right=(1,)))
+    print_line(console, "Analytic", "kernels of a device that nobody ran: another device's models, scaled by data sheets")
     if without_device:
         print_line(
-            console, "No device", f"yet for the fabrics {', '.join(without_device)}: no kernel models of theirs are shipped"
+            console, "No device", f"for the fabrics {', '.join(without_device)}: no models of theirs are shipped", spaced=False
         )
     print_line(
         console, "More", "steptime platforms NAME, of a platform or a fabric; other rank counts are named alike", spaced=False
@@ -157,10 +165,10 @@ def _print_device(console: Console, device: Device) -> None:
     print_section(console, "Device", f"{device.limits.name}: {device.limits.title}")
     if device.limits.share > 1:
         print_body(console, Paragraph(literal(f"Numbers are of the whole device, {device.limits.share} times this part.")))
-    rows = [
-        (_LIMITS.get(name) or f"peak of {name.split('.')[1]}", _limit(name, one.value), one.source)
-        for name, one in _limits(device.limits)
-    ]
+    if device.limits.transfer is not None:
+        said = f"Analytic: the models of {device.limits.models}, scaled by limits; {device.limits.transfer.basis}."
+        print_body(console, Paragraph(literal(said)))
+    rows = [(_LIMITS.get(name) or _said_of(name), _limit(name, one.value), one.source) for name, one in _limits(device.limits)]
     rows += [(f"models of {name}", _rows_said(recipe), _recipe_said(recipe)) for name, recipe in _recipes(device)]
     print_body(console, _table(("", "", "source"), rows, right=(1,)))
 
@@ -254,7 +262,23 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 def _limits(limits: DeviceLimits) -> list[tuple[str, Quantity]]:
     peaks = [(f"peak_flop_per_s.{precision}", one) for precision, one in limits.peak_flop_per_s.items()]
-    return [*((name, getattr(limits, name)) for name in _LIMITS), *peaks]
+    named = [(name, found) for name in _LIMITS if isinstance(found := getattr(limits, name), Quantity)]
+    return [*named, *peaks, *_transfer_quantities(limits.transfer)]
+
+
+def _transfer_quantities(transfer: TransferBasis | None) -> list[tuple[str, Quantity]]:
+    if transfer is None:
+        return []
+    attention = [(f"attention_flop_per_s.{direction}", one) for direction, one in transfer.attention_flop_per_s.items()]
+    return [*attention, ("interval_factor", transfer.interval_factor)]
+
+
+def _kernels(parts: PlatformParts) -> str:
+    return str(_source(read_device(parts.device)).value)
+
+
+def _source(limits: DeviceLimits) -> Source:
+    return Source.ANALYTIC if limits.analytic else Source.FITTED
 
 
 def _recipes(device: Device) -> list[tuple[str, Mapping[str, Any]]]:
@@ -290,11 +314,20 @@ def _usually(found: Mapping[str, str]) -> str:
     return ", ".join(dict.fromkeys(found[kind] for kind in KINDS[:4] if kind in found)) or "-"
 
 
+def _said_of(name: str) -> str:
+    kind, _, which = name.partition(".")
+    if kind == "interval_factor":
+        return "interval, either way"
+    return f"attention {which}" if kind == "attention_flop_per_s" else f"peak of {which}"
+
+
 def _limit(name: str, value: float) -> str:
     if name == "sms":
         return f"{value:g}"
-    unit = {"memory_bytes": "B", "bandwidth_bytes_per_s": "B/s", "cache_bytes": "B", "clock_hz": "Hz"}.get(name, "FLOP/s")
-    return f"{_si(value)}{unit}"
+    if name == "interval_factor":
+        return f"{value:g} x"
+    unit = {"memory_bytes": "B", "cache_bytes": "B", "clock_hz": "Hz"}.get(name)
+    return f"{_si(value)}{unit or ('B/s' if name.endswith('bytes_per_s') else 'FLOP/s')}"
 
 
 def _si(value: float) -> str:

@@ -43,6 +43,8 @@ _CALLS = {
 }  # fmt: skip
 
 
+# Of the CPU's work, what may be of ops never measured without a word: less than steps repeat to.
+WORTH_SAYING = 0.03
 # An op called by another saves the Python binding, but never more than three quarters of what a call from Python takes.
 LEAST_INSIDE = 0.25
 
@@ -145,6 +147,7 @@ class _Walk:
     given: Launches | None
     found: list[_Found] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
+    unknown_ns: float = 0.0  # what of the CPU's work is that of ops never measured
     called: set[tuple[int, Phase, str]] = field(default_factory=set)
     backward: set[int] = field(default_factory=set)  # steps whose backward pass has begun
 
@@ -199,7 +202,7 @@ class _Walk:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        if not self.unknown:
+        if not self.unknown or self.unknown_ns < WORTH_SAYING * sum(found.cost.cpu_ns for found in self.found):
             return ()
         most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5))
         return (f"host costs of {len(self.unknown)} ops were never measured and are those of their class: {most}",)
@@ -233,7 +236,9 @@ class _Walk:
             inside = [(self.names[child], self._listed(child)) for child in self.children.get(row, ())]
             cost, note = optimizer_cost(self.model, name, inside, frozenset(self._nested(row)))
             self.add(Piece.OPTIMIZER_STEP, row, cost, self._all_launches(row))
-            self.unknown.update([note] if note else [])
+            if note:
+                self.unknown[note] += 1
+                self.unknown_ns += cost.cpu_ns
         elif name.startswith("Optimizer.zero_grad"):
             self.add(Piece.ZERO_GRAD, row, zero_grad_cost(self.model, self._parameters()), self._all_launches(row))
         else:
@@ -294,12 +299,13 @@ class _Walk:
             self.found += own
             return
         cost, measured = self.model.op(name)
-        if not measured and "::" in name:
-            self.unknown[name] += 1
         tensors = self._listed(row) if class_of(name) == FOREACH else 0
         binding_ns = 0.0 if outermost else min(self.model.binding_ns, (1.0 - LEAST_INSIDE) * cost.cpu_ns)
         count = self._launches(row)
         own_ns = cost.cpu_ns - binding_ns + tensors * cost.per_tensor_ns
+        if not measured and "::" in name:
+            self.unknown[name] += 1
+            self.unknown_ns += own_ns
         self.add(Piece.OP, row, HostCost(own_ns, self.model.launch_ns * count).times(self._coldness(row)), count)
 
     def _collective(self, row: int) -> None:

@@ -89,6 +89,7 @@ class _Asker:
                 lots[collective.group, members].append((place, message, stand_in))
         for (group, members), asked in lots.items():
             answers = self._answers(group, members, [message for _, message, _ in asked])
+            self._say_beyond(members, answers)
             for place, message, stand_in in asked:
                 found[place] = self._scaled(answers[message], program.collectives[place].kind, stand_in=stand_in)
         return tuple(found)
@@ -108,6 +109,18 @@ class _Asker:
             for message, answer in zip(new, self._fabric.estimates(new, members, beside), strict=True):
                 self._known[group, members, message] = answer
         return {message: self._known[group, members, message] for message in messages}
+
+    def _say_beyond(self, members: tuple[int, ...], answers: Mapping[Message, Estimate]) -> None:
+        assert self._fabric is not None
+        name = self._fabric.limits.name
+        beyond = sorted({message.kind for message, answer in answers.items() if not answer.inside})
+        if not beyond:
+            return
+        if self._fabric.source is Source.ANALYTIC:
+            said = f"fabric {name} is from a data sheet: its collectives are known to a factor"
+        else:
+            said = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
+        self.warnings += [said] if said not in self.warnings else []
 
     def _kind(self, kind: str) -> tuple[str, bool]:
         """The kind to ask for, and whether it stands for another."""

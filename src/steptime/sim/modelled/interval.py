@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -74,5 +75,6 @@ def _factors(group: str, below: float, above: float) -> Floats:
     return found
 
 
+@lru_cache(maxsize=1 << 14)
 def _normal(group: str) -> Floats:
     return np.random.default_rng(zlib.crc32(group.encode())).standard_normal(SAMPLES)

@@ -88,7 +88,7 @@ class _Issuer:
         self._share: list[float] = []
         self._pending: dict[int, float] = defaultdict(float)  # per thread: CPU work since its last call
         self._last = -1  # the call before, of any thread
-        self._last_of: dict[int, int] = {}
+        self._last_op: dict[int, int] = {}  # per thread: the op it spent time on last
         self._compute_work = -1
         self._ahead_work = -1
         self._copied_out = -1  # the last copy out of a gather, or what came before the step's first gather
@@ -179,6 +179,7 @@ class _Issuer:
                 needs += 1
             self._turn(thread, step)
             self._pending[thread] += before
+            self._last_op[thread] = op
             each = launch_ns / len(launches) if launches else 0.0
             for number, launch in enumerate(launches):
                 if number:
@@ -204,7 +205,7 @@ class _Issuer:
         if previous == thread or not {previous, thread} <= self._turns:
             return
         if self._pending[previous]:
-            self._call(CallKind.HOST, _HOST, previous, -1, step)
+            self._call(CallKind.HOST, _HOST, previous, self._last_op.get(previous, -1), step)
         # The other thread's next call names the last one of this thread.
 
     def _await(self, thread: int, step: int, op: int, collective: int) -> None:

@@ -66,7 +66,7 @@ def terms(columns: Columns, rows: Numbers, moved: Traffic, parts: Parts) -> Numb
     blocks, work = grid[:, :PAIRS], grid[:, PAIRS:]
     waves = _waves(blocks, work * parts.blocks[:, None], parts.sms)
     found[:, _PLAIN - 2 : _PLAIN] = waves[:, :2, -1] * moved.cold_share[:, None]
-    found[:, _PLAIN:] = waves.reshape(len(rows), -1)
+    found[:, _PLAIN:] = waves.reshape(len(rows), TERMS - _PLAIN)
     return found
 
 
