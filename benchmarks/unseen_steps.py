@@ -1,12 +1,13 @@
 """Training steps that had no part in making any model: captured and predicted here, then measured on a GPU.
 
-`python benchmarks/unseen_steps.py predict [FILE]` captures and predicts every one for an H200 and writes the file (no GPU needed);
+`python benchmarks/unseen_steps.py predict FILE` captures and predicts every one for an H200 and writes the file (no GPU needed);
 `python benchmarks/unseen_steps.py measure FILE` times them on a GPU, unprofiled, many steps between two synchronisations;
-`python benchmarks/unseen_steps.py compare PREDICTED MEASURED [--docs]` puts the two beside each other.
+`python benchmarks/unseen_steps.py compare PREDICTED MEASURED` puts the two beside each other.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -130,7 +131,7 @@ def wide_network(batch: int = 8192) -> Any:
     from torch import nn
 
     widths = (1024, 4096, 4096, 2048, 1)
-    layers = [layer for pair in zip(widths, widths[1:], strict=False) for layer in (nn.Linear(*pair), nn.ReLU())]
+    layers = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
     model = nn.Sequential(*layers[:-1]).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     x, y = torch.randn(batch, 1024, device="cuda"), torch.randn(batch, 1, device="cuda")

@@ -33,7 +33,9 @@ def test_the_list_says_the_same_to_programs(capsys: Captured) -> None:
     assert by_name["2xh200-nvlink"]["collectives"]["all_reduce"] == "fitted"
     assert by_name["8xh200-nvlink"]["collectives"]["all_reduce"] == "extrapolated"
     assert by_name["1xh200"]["fabric"] is None
-    assert "h100-nvlink" in found["fabrics_without_device"]
+    assert by_name["1xh200"]["kernels"] == "fitted"
+    assert by_name["8xa100-nvlink"]["kernels"] == by_name["8xh100-nvlink"]["kernels"] == "analytic"
+    assert "gb200-nvlink" in found["fabrics_without_device"]
 
 
 def test_one_is_shown_with_every_number_and_its_source(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +76,16 @@ def test_the_details_say_the_same_to_programs(capsys: Captured) -> None:
     assert all(one["license"] and one["date"] for one in fabric["published"])
 
 
+def test_an_analytic_device_says_whose_models_it_takes(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["platforms", "8xa100-nvlink"]) == 0
+    assert "Analytic: the models of h200, scaled by limits" in capsys.readouterr().out
+    assert run(["platforms", "8xa100-nvlink", "--json"]) == 0
+    device = json.loads(capsys.readouterr().out)["device"]
+    assert (device["source"], device["transfer"]["from"]) == ("analytic", "h200")
+    assert all(one["source"] for one in device["limits"].values())
+
+
 def test_one_rank_has_no_fabric(capsys: Captured) -> None:
     assert run(["platforms", "1xh200"]) == 0
     assert "one rank exchanges nothing" in capsys.readouterr().out
@@ -99,7 +111,7 @@ def test_parts_can_be_swapped_to_look_at(capsys: Captured) -> None:
     ("words", "said"),
     [
         (["8xh200-nvlnk"], "did you mean 8xh200-nvlink?"),
-        (["8xh100-nvlink"], "no models of device h100"),
+        (["4xgb200-nvlink"], "no models of device gb200"),
         (["1xh200", "--host", "nobody"], "no host is called 'nobody'"),
         (["1xh200", "--device", "h900"], "no device 'h900'"),
         (["8xh200-nvlink", "--fabric", "rope"], "no fabric 'rope'"),

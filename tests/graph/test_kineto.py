@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -434,3 +438,18 @@ def test_two_devices_of_one_process_keep_their_streams_apart() -> None:
     trace.launch(10_000, 14_000, replace(Work(7, 15_000, 16_000), args={"device": 1}))
     program = trace.read()
     assert sorted((s.device, s.id) for s in program.streams) == [(0, 7), (1, 7)]
+
+
+def test_names_come_in_the_same_order_whatever_the_hash_seed() -> None:
+    program = "from steptime.graph.load import load; print(load(['examples/prefetch_sync']).programs[0].names)"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "3")
+    ]
+    assert said[0] == said[1] != b""

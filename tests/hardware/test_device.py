@@ -66,3 +66,50 @@ def test_a_device_file_that_is_wrong_says_what_and_where(tmp_path: Path, text: s
 def test_an_unknown_device_names_the_known_ones() -> None:
     with pytest.raises(InputError, match="h200-half"):
         read_device("h900")
+
+
+TRANSFERRED = f"""
+schema_version = 1
+transferred_from = "h200"
+{WHOLE.removeprefix(chr(10) + "schema_version = 1")}
+[transfer]
+basis = "much alike"
+interval_factor = {{ value = 1.5, source = "a guess" }}
+"""
+
+
+def test_a_device_says_whose_models_it_takes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(TRANSFERRED)
+    limits = read_device(str(file))
+    assert limits.analytic
+    assert (limits.models, limits.whole) == ("h200", "mine")
+    assert limits.transfer is not None
+    assert limits.transfer.interval_factor.value == 1.5
+    assert not read_device("h200").analytic
+    assert {name for name in device_names() if read_device(name).analytic} == {"a100", "a100-40gb", "h100"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TRANSFERRED.replace('basis = "much alike"', ""), "transfer.basis is missing"),
+        (TRANSFERRED.replace("value = 1.5", "value = 0.5"), "interval_factor is 0.5, expected 1 or more"),
+        (TRANSFERRED.replace("interval_factor", "factor"), "interval_factor needs a value and its source"),
+        (TRANSFERRED.replace("transferred_from", 'models = "mine"\ntransferred_from'), "models of its own or another one's"),
+        (TRANSFERRED.replace('"h200"', "3"), "transferred_from is 3"),
+    ],
+)
+def test_a_transfer_that_is_wrong_says_what_and_where(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        read_device(str(file))
+    assert str(file) in str(caught.value)
+
+
+def test_parts_are_of_measured_devices_only(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TRANSFERRED)
+    (tmp_path / "part.toml").write_text('schema_version = 1\npart_of = "mine"\nshare = 2')
+    with pytest.raises(InputError, match="parts are of measured devices only"):
+        read_device(str(tmp_path / "part.toml"))

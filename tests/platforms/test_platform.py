@@ -53,13 +53,20 @@ def test_a_shipped_fabric_is_on_a_platform_or_said_to_have_no_device() -> None:
 
 def test_a_device_that_appears_brings_its_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     h200 = read_device("h200")
-    known = {"h200": h200, "h100": replace(h200, name="h100", models="h100")}
+    known = {"h200": h200, "gb200": replace(h200, name="gb200", whole="gb200", models="gb200")}
     monkeypatch.setattr(platforms, "device_names", lambda: list(known))
     monkeypatch.setattr(platforms, "read_device", known.__getitem__)
     names = {parts.name for parts in shipped_platforms()}
-    assert {"1xh100", "8xh100-nvlink", "16xh100-2-nodes", "4xh100-pairwise-nvlink", "1xh200"} <= names
+    assert {"1xgb200", "4xgb200-nvlink", "1xh200"} <= names
+    assert platform_parts("4xgb200-nvlink").fabric == "gb200-nvlink"
+
+
+def test_devices_that_nobody_ran_have_platforms_on_their_own_fabrics() -> None:
+    names = {parts.name for parts in shipped_platforms()}
+    assert {"1xa100", "8xa100-nvlink", "1xh100", "8xh100-nvlink", "16xh100-2-nodes", "4xh100-pairwise-nvlink"} <= names
     assert "8xh100-2-nodes" not in names  # one node has as many
     assert platform_parts("16xh100-2-nodes").fabric == "h100-2-nodes"
+    assert platform_parts("8xa100-nvlink") == PlatformParts("8xa100-nvlink", 8, "a100", "xeon-h200", "a100-nvlink")
 
 
 def test_rank_counts_that_are_not_listed_are_named_alike() -> None:
@@ -71,7 +78,7 @@ def test_rank_counts_that_are_not_listed_are_named_alike() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("8xh100-nvlink", "no models of device h100 come with the package yet, only its fabrics h100-2-nodes"),
+        ("4xgb200-nvlink", "no models of device gb200 come with the package yet, only its fabrics gb200-nvlink"),
         ("8xh200-nvlnk", "did you mean 8xh200-nvlink?"),
         ("4xh200", "4 ranks need a fabric, as in 4xh200-FABRIC; did you mean 4xh200-nvlink?"),
         ("h200", "names read <ranks>x<device>-<fabric>; did you mean 1xh200?"),

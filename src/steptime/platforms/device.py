@@ -1,4 +1,4 @@
-"""`Device`: a GPU or a part of one, its limits on paper and its fitted models of kernels and lookups."""
+"""`Device`: a GPU or a part of one, its limits on paper and its fitted models of kernels and lookups, or another device's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from steptime.errors import InputError
 from steptime.hardware.device import FOLDER, DeviceLimits, read_device
 from steptime.models.estimate import Estimate, Source
 from steptime.models.kernels.fitted import Answered, KernelModels
+from steptime.models.kernels.from_ops import WARM_WITHIN_BYTES
 from steptime.models.kernels.lookups.fitted import LookupEstimate, LookupModels, lookups_file
 from steptime.models.kernels.lookups.question import Lookup
 from steptime.models.kernels.question import LaunchTime, Question
 from steptime.models.kernels.work import flop_of, moved_bytes, precision_of
+from steptime.platforms.analytic import Transfer
 
 # Of a kernel that does next to nothing, on an H200: the shortest of the measured rows.
 _FLOOR_NS = 1_000.0
@@ -43,6 +45,7 @@ class Device:
     limits: DeviceLimits
     models: KernelModels
     lookups: LookupModels | Path | None = None  # or where they lie: few ask, and then they are read
+    transfer: Transfer | None = None  # where the models are another device's
     _known: dict[Question, KernelEstimate] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -51,7 +54,16 @@ class Device:
         limits = read_device(name)
         # A user's models lie beside the file that describes the device.
         folder = Path(name).resolve().parent if str(name).endswith(".toml") else FOLDER
-        return cls(limits, _models(folder / f"{limits.models}.npz"), lookups_file(folder, limits.models))
+        transfer = None if limits.transfer is None else Transfer(_fitted_on(folder, limits), limits, limits.transfer)
+        if transfer is not None and not (folder / f"{limits.models}.npz").is_file():
+            folder = FOLDER
+        return cls(limits, _models(folder / f"{limits.models}.npz"), lookups_file(folder, limits.models), transfer)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that may be touched between writing something and reading it from the cache: of a part, its share of them."""
+        scale = 1.0 if self.transfer is None else self.transfer.cache
+        return int(WARM_WITHIN_BYTES * scale) // self.limits.share
 
     def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:
         """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""
@@ -66,7 +78,10 @@ class Device:
 
     def lookup_estimates(self, lookups: Sequence[Lookup], *, strict: bool = False) -> list[LookupEstimate]:
         """What each lookup takes here. One beyond what was measured has a wide interval, or raises if `strict`."""
-        found = self._lookup_models().estimates([self._placed(lookup) for lookup in lookups])
+        placed = [self._placed(lookup) for lookup in lookups]
+        found = self._lookup_models().estimates(placed)
+        if self.transfer is not None:
+            found = self.transfer.lookups(placed, found)
         if strict:
             self._refuse_lookups(lookups, found)
         return found
@@ -100,7 +115,11 @@ class Device:
         quantiles = self.models.residuals.of_answer(answered.family, answer.time_ns, self.limits.share)
         low, high = (answer.time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
         estimate = Estimate(answer.time_ns, min(low, answer.time_ns), max(high, answer.time_ns), Source.FITTED, answer.inside)
-        return KernelEstimate(estimate, answer.launches, answered.family)
+        if self.transfer is None:
+            return KernelEstimate(estimate, answer.launches, answered.family)
+        launches = self.transfer.launches(question, answered.family, answer.launches)
+        there = self.transfer.estimate(estimate, sum(launch.time_ns for launch in launches))
+        return KernelEstimate(there, launches, answered.family, f"carried over from {self.limits.models}")
 
     def _fallback(self, question: Question, answered: Answered) -> KernelEstimate:
         call = question.call
@@ -118,6 +137,15 @@ class Device:
                 raise InputError(
                     f"{op} has no fitted model on {self.limits.name} ({one.why}); it is {share}; drop --strict for a roofline"
                 )
+
+
+def _fitted_on(folder: Path, limits: DeviceLimits) -> DeviceLimits:
+    """The device whose models answer: beside a user's file, or a shipped one."""
+    own = folder / f"{limits.models}.toml"
+    found = read_device(str(own) if own.is_file() else limits.models)
+    if found.analytic:
+        raise InputError(f"{limits.name} takes the models of {found.name}, which has none of its own")
+    return found
 
 
 @cache

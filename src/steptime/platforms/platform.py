@@ -117,11 +117,11 @@ def load_host(name: str) -> HostModel:
 
 
 def shipped_platforms() -> list[PlatformParts]:
-    """Those whose device, host and fabric come with the package: usual rank counts, the whole of a device first."""
-    devices = [read_device(name) for name in device_names()]
+    """Those whose device, host and fabric come with the package: usual rank counts, measured devices and whole ones first."""
+    devices = sorted((read_device(name) for name in device_names()), key=lambda one: (one.analytic, one.share))
     fabrics = [read_fabric(name) for name in fabric_names()]
     found = [_parts(1, device.name, None) for device in devices if device.share == 1]
-    for device in sorted(devices, key=lambda one: one.share):
+    for device in devices:
         for fabric in fabrics:
             if _joins(fabric, device):
                 counts = (device.share,) if device.share > 1 else _usual_counts(fabric)
@@ -152,9 +152,9 @@ def platform_parts(name: str) -> PlatformParts:
             raise _unknown(name, f"{ranks} ranks need a fabric, as in {ranks}x{device}-FABRIC")
         return _parts(1, device, None)
     limits = read_device(device)
-    fabric = next((one for one in (f"{limits.models}-{word}", word) if one in fabric_names()), None)
+    fabric = next((one for one in (f"{limits.whole}-{word}", word) if one in fabric_names()), None)
     if fabric is None:
-        raise _unknown(name, f"no fabric is called {limits.models}-{word} or {word}")
+        raise _unknown(name, f"no fabric is called {limits.whole}-{word} or {word}")
     parts = _parts(ranks, device, fabric)
     parts.limits()
     return parts
@@ -208,7 +208,7 @@ def _parts(ranks: int, device: str, fabric: str | None) -> PlatformParts:
 
 def _named(ranks: int, device: str, fabric: str | None) -> str:
     """Without what the fabric's name says of the device already; of paths, the file's name."""
-    device, whole = Path(device).name.removesuffix(".toml"), read_device(device).models
+    device, whole = Path(device).name.removesuffix(".toml"), read_device(device).whole
     if fabric is None or ranks == 1:
         return f"{ranks}x{device}"
     return f"{ranks}x{device}-{Path(fabric).name.removesuffix('.toml').removeprefix(f'{whole}-')}"

@@ -221,7 +221,7 @@ class _Device:
         self._main = roles.index("main") if "main" in roles else 0
         self._calls: list[tuple[int, ...]] = []
         self._works: list[tuple[int, ...]] = []
-        self._work_of: dict[int, int] = {}
+        self._work_of: dict[tuple[str, int], int] = {}
         self._step = -1
 
     def enter(self, step: int) -> None:
@@ -237,13 +237,15 @@ class _Device:
     def issue(self, comm: Comm, op: int, thread: int, collective: Collective | None) -> None:
         """Launch a collective on the stream of its group, or make the compute stream wait for one."""
         if comm.kind == WAIT:
-            self._call(CallKind.STREAM_WAIT, WAIT, thread, op, _COMPUTE_STREAM, self._work_of.get(comm.sequence, -1))
+            self._call(
+                CallKind.STREAM_WAIT, WAIT, thread, op, _COMPUTE_STREAM, self._work_of.get((comm.group, comm.sequence), -1)
+            )
         elif collective is not None:
             name = f"nccl:{comm.name}"
             self._call(CallKind.LAUNCH, name, thread, op)
             stream = self.streams.setdefault(collective.group, 1 + len(self.streams))
             launch = len(self._calls) - 1
-            self._work_of[comm.sequence] = len(self._works)
+            self._work_of[comm.group, comm.sequence] = len(self._works)
             times = (NEVER, NEVER)
             row = self._names.row(name)
             self._works.append((WorkKind.COLLECTIVE, row, stream, launch, self._step, *times, 0, len(self.collectives)))

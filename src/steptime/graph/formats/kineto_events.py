@@ -222,9 +222,9 @@ class _Collector:
 
     def _collectors(self) -> dict[str, Callable[[list[Event]], None]]:
         return {
-            **dict.fromkeys(_OP_CATEGORIES, self._ops),
-            **dict.fromkeys(_CALL_CATEGORIES, self._calls),
-            **dict.fromkeys(_WORK_KINDS, self._works),
+            **dict.fromkeys(sorted(_OP_CATEGORIES), self._ops),
+            **dict.fromkeys(sorted(_CALL_CATEGORIES), self._calls),
+            **dict.fromkeys(sorted(_WORK_KINDS), self._works),
             _SYNC_CATEGORY: self._syncs,
         }
 

@@ -17,7 +17,7 @@ from steptime.errors import InputError
 from steptime.graph.one_step import OneStep, RecordedKernel
 from steptime.graph.program import Program, Signature
 from steptime.models.estimate import Estimate, Source
-from steptime.models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, WARM_WITHIN_BYTES, IssuedWork, questions_of
+from steptime.models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime.models.kernels.from_ops.arguments import on_device, tensors_in
 from steptime.models.kernels.question import LaunchTime, Question
 from steptime.models.kernels.work import precision_of
@@ -68,8 +68,7 @@ def device_work(
     Kernels that were recorded of ops that no model knows (compiled ones, a user's own) keep their recorded time.
     """
     programs = [each.program for each in steps]
-    cached_bytes = WARM_WITHIN_BYTES // device.limits.share
-    issued = [questions_of(program, cached_bytes=cached_bytes) for program in programs]
+    issued = [questions_of(program, cached_bytes=device.cached_bytes) for program in programs]
     asked = [work.question for works in issued for work in works if work.question is not None]
     answers = iter(device.estimates(asked, strict=strict))
     tables = [

@@ -1,0 +1,180 @@
+"""Devices that nobody ran: another device's times, carried over by data sheets, in proportion to what each call is bound by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.platforms.counting_lookups import counting_device, looked_up
+
+from steptime.errors import InputError
+from steptime.hardware.device import FOLDER, Quantity, read_device
+from steptime.models.estimate import Source
+from steptime.models.kernels.call import Call, TensorArg
+from steptime.models.kernels.lookups.question import Lookup
+from steptime.models.kernels.question import LaunchTime, Question
+from steptime.platforms import Device, KernelEstimate
+from steptime.platforms.analytic import Transfer, book_ns
+from steptime.platforms.analytic_products import product_ns
+from steptime.platforms.analytic_work import Product, Work, works_of
+
+ANALYTIC = ("a100", "a100-40gb", "h100")
+
+
+def half(*shape: int) -> TensorArg:
+    return TensorArg(shape, "bfloat16")
+
+
+PRODUCT = Question(Call("aten::mm.default", (half(8192, 8192), half(8192, 8192))))
+SUM = Question(Call("aten::add.Tensor", (TensorArg((1 << 26,)), TensorArg((1 << 26,)))))
+TINY = Question(Call("aten::add.Tensor", (TensorArg((4,)), TensorArg((4,)))))
+ATTENTION = Question(
+    Call("aten::_scaled_dot_product_flash_attention.default", (half(8, 16, 2048, 64),) * 3 + (0.0, False), written=())
+)
+UNHEARD = Question(Call("aten::never_heard_of.default", (TensorArg((1 << 20,)),)))
+LOOKUP = Lookup("embedding_bag", "forward", (looked_up(1000, 500),))
+
+
+def transfer(name: str) -> Transfer:
+    there = read_device(name)
+    assert there.transfer is not None
+    return Transfer(read_device(there.models), there, there.transfer)
+
+
+def estimate(name: str, question: Question) -> KernelEstimate:
+    return Device.load(name).estimates([question])[0]
+
+
+def slower(name: str, question: Question) -> float:
+    return estimate(name, question).estimate.time_ns / estimate("h200", question).estimate.time_ns
+
+
+@pytest.mark.parametrize("name", ANALYTIC)
+@pytest.mark.parametrize("question", [PRODUCT, SUM, TINY, ATTENTION])
+def test_a_carried_time_says_that_it_is_analytic_and_is_less_sure(name: str, question: Question) -> None:
+    there, here = estimate(name, question), estimate("h200", question)
+    assert there.estimate.source is Source.ANALYTIC
+    assert there.estimate.inside == here.estimate.inside
+    assert "h200" in there.why
+    assert [one.kernel for one in there.launches] == [one.kernel for one in here.launches]
+    assert sum(one.time_ns for one in there.launches) == pytest.approx(there.estimate.time_ns)
+    width = [one.estimate.high_ns / one.estimate.low_ns for one in (there, here)]
+    assert there.estimate.low_ns < there.estimate.time_ns < there.estimate.high_ns
+    assert width[0] > width[1]
+
+
+def test_what_computes_takes_as_long_on_the_same_chip_and_what_moves_memory_longer_by_its_bandwidth() -> None:
+    assert slower("h100", PRODUCT) == pytest.approx(1.0)
+    assert slower("h100", SUM) == pytest.approx(4.8 / 3.35, rel=0.02)
+    assert slower("h100", TINY) == pytest.approx(1.0, rel=0.01)
+
+
+def test_an_older_chip_is_slower_by_the_limit_that_binds() -> None:
+    assert slower("a100", PRODUCT) == pytest.approx(989.5 / 312, rel=0.1)
+    assert slower("a100", SUM) == pytest.approx(4.8 / 2.039, rel=0.03)
+    assert slower("a100-40gb", SUM) == pytest.approx(4.8 / 1.555, rel=0.03)
+    # Latency goes with the clock, instructions with the clock and the SMs.
+    assert 1.98 / 1.41 * 0.99 < slower("a100", TINY) < 132 * 1.98 / (108 * 1.41) * 1.01
+
+
+def test_attention_goes_by_what_it_reaches_not_by_peaks() -> None:
+    assert 1.3 < slower("a100", ATTENTION) < 1.8
+    assert slower("h100", ATTENTION) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_device_carried_to_itself_keeps_its_times() -> None:
+    same = replace(transfer("h100"), there=read_device("h200"))
+    for question in (PRODUCT, SUM, TINY, ATTENTION):
+        here = estimate("h200", question)
+        found = same.launches(question, here.family, here.launches)
+        assert [one.time_ns for one in found] == pytest.approx([one.time_ns for one in here.launches])
+
+
+def test_a_device_with_better_memory_is_never_slower() -> None:
+    plain = transfer("a100")
+    better = replace(plain, there=replace(plain.there, bandwidth_bytes_per_s=Quantity(3e12, "made up")))
+    for question in (PRODUCT, SUM, TINY):
+        here = estimate("h200", question)
+        times = [sum(one.time_ns for one in way.launches(question, here.family, here.launches)) for way in (better, plain)]
+        assert times[0] <= times[1]
+
+
+def test_what_is_in_the_cache_is_not_read_from_memory() -> None:
+    both = (TensorArg((1 << 20,)), TensorArg((1 << 20,)))
+    warm = Question(Call("aten::add.Tensor", both, written=(0, 1)), warm=True)
+    launch = (LaunchTime("vectorized_elementwise_kernel", 5e3),)
+    (hot,), (cold,) = (
+        works_of(warm, "elementwise", launch, 1.0),
+        works_of(replace(warm, warm=False), "elementwise", launch, 1.0),
+    )
+    assert hot.cache_bytes == 2 * (4 << 20)
+    assert hot.memory_bytes == 4 << 20  # the result
+    assert (cold.cache_bytes, cold.memory_bytes) == (0, 3 * (4 << 20))
+    # A cache of a tenth keeps none of it.
+    assert works_of(warm, "elementwise", launch, 0.1)[0].cache_bytes == 0
+
+
+def test_copies_from_the_host_go_by_the_link() -> None:
+    copied = Work(host_bytes=64e6)
+    assert book_ns(read_device("a100"), copied) > 1.9 * book_ns(read_device("h200"), copied)
+
+
+def test_whole_waves_never_end_before_divided_ones() -> None:
+    limits = read_device("a100")
+    for m in range(128, 4096, 416):
+        one = Product(m, 1024, 1024, 1)
+        divided, whole = (product_ns(limits, one, 250e12, 5e12, whole_waves=waves) for waves in (False, True))
+        assert divided <= whole * (1 + 1e-12)
+        assert divided >= 1e9 * 2 * m * 1024 * 1024 / 250e12 * (1 - 1e-12)
+
+
+def test_one_tile_more_than_the_sms_takes_a_second_wave() -> None:
+    limits = read_device("a100")
+    full, over = (
+        product_ns(limits, Product(128, 256 * tiles, 8192, 1), 250e12, 5e12, whole_waves=True) for tiles in (108, 109)
+    )
+    assert over > 1.2 * full
+
+
+def test_an_op_without_a_model_gets_the_roofline_of_its_own_device() -> None:
+    found = [estimate(name, UNHEARD) for name in ("h200", "h100", "a100")]
+    assert all(one.estimate.source is Source.FALLBACK for one in found)
+    times = [one.estimate.time_ns for one in found]
+    assert times[0] < times[1] < times[2]
+
+
+@pytest.mark.parametrize("name", ("h200", *ANALYTIC))
+def test_a_call_that_launches_nothing_takes_nothing(name: str) -> None:
+    found = estimate(name, Question(Call("aten::add.Tensor", (TensorArg((0,)), TensorArg((0,))))))
+    assert (found.estimate.time_ns, found.launches) == (0, ())
+    assert found.estimate.source is (Source.FITTED if name == "h200" else Source.ANALYTIC)
+
+
+def test_lookups_are_carried_over_alike() -> None:
+    plain = counting_device("h200").lookup_estimates([LOOKUP])[0]
+    carried = replace(counting_device("a100"), transfer=transfer("a100")).lookup_estimates([LOOKUP])[0]
+    assert carried.estimate.source is Source.ANALYTIC
+    assert carried.estimate.inside == plain.estimate.inside
+    assert 1.3 < carried.estimate.time_ns / plain.estimate.time_ns < 2.5
+    assert sum(one.time_ns for one in carried.launches) == pytest.approx(carried.estimate.time_ns)
+
+
+@pytest.mark.parametrize("name", ANALYTIC)
+def test_shipped_lookup_models_answer_for_it(name: str) -> None:
+    (there,), (here,) = (Device.load(one).lookup_estimates([LOOKUP]) for one in (name, "h200"))
+    assert there.estimate.source is Source.ANALYTIC
+    assert there.estimate.time_ns >= here.estimate.time_ns
+
+
+def test_a_users_device_can_take_shipped_models(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text((FOLDER / "a100.toml").read_text().replace('"a100"', '"mine"'))
+    mine = Device.load(str(tmp_path / "mine.toml")).estimates([SUM])[0]
+    assert mine.estimate == estimate("a100", SUM).estimate
+
+
+def test_models_of_a_device_that_has_none_are_refused(tmp_path: Path) -> None:
+    text = (FOLDER / "a100.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace('transferred_from = "h200"', 'transferred_from = "h100"'))
+    with pytest.raises(InputError, match="takes the models of h100, which has none of its own"):
+        Device.load(str(tmp_path / "mine.toml"))
