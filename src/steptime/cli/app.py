@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from steptime import __version__
+from steptime.cli.capture import capture
 from steptime.cli.fabric import fabric
 from steptime.cli.fit import fit
 from steptime.cli.inspect import inspect
@@ -17,6 +18,7 @@ from steptime.cli.measure import calibrate, measure
 from steptime.cli.platforms import platforms
 from steptime.cli.predict import predict
 from steptime.cli.replay import replay
+from steptime.cli.shard import shard
 from steptime.cli.validate import validate
 from steptime.errors import SteptimeError
 
@@ -52,9 +54,11 @@ def steptime(
 app.command()(predict)
 app.command()(replay)
 app.command()(inspect)
+app.command()(capture)
 app.command()(platforms)
 app.command()(fabric)
 app.command()(fit)
+app.command()(shard)
 app.command()(validate)
 # Their options are parsed where they also work without this command line: in `steptime.measure`.
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -14,7 +14,7 @@ from steptime.errors import InputError
 
 def validate(
     what: Annotated[
-        str, typer.Argument(metavar="SET", help="kernels, lookups, collectives, waiting, device-time or host.")
+        str, typer.Argument(metavar="SET", help="kernels, lookups, collectives, waiting, device-time, host, memory or steps.")
     ] = "kernels",
     device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
     host: Annotated[str, typer.Option("--host", help="Whose costs.")] = "xeon-h200",
@@ -25,6 +25,16 @@ def validate(
     full: Annotated[
         bool, typer.Option("--full", help="Parts of parts as well: precisions of every family, ranks by regime.")
     ] = False,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="SOURCE", help="steps: from their trace (default), config or recorded host.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="steps: whose error it is, part by part.")] = False,
+    bars: Annotated[
+        str | None,
+        typer.Option(
+            "--bars", metavar="FILE", help="steps: fail where errors pass these bars; `shipped` for the shipped ones."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
@@ -34,6 +44,15 @@ def validate(
 
     if what not in SETS:
         raise InputError(f"validate what? {what!r} is none of {', '.join(SETS)}")
+    if what == "steps":
+        from steptime.cli.validate_steps import validate_steps_command
+
+        if models is not None:
+            raise InputError("validate steps asks the shipped models; drop --models")
+        validate_steps_command(source or "trace", explain=explain, bars=bars, full=full, json=json)
+        return
+    if source is not None or explain or bars is not None:
+        raise InputError(f"--from, --explain and --bars are for steps; drop them, or validate steps instead of {what}")
     found = validated(what, Models(device, host, models, fabric))
     if json:
         print(dumps(validation_document(found)), end="")

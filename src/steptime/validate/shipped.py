@@ -25,6 +25,8 @@ from steptime.validate.host import shipped_cases, validate_host
 from steptime.validate.kernels import validate_kernels
 from steptime.validate.lookup_fitting import lookup_baselines_file, read_lookup_baselines, read_lookups
 from steptime.validate.lookups import validate_lookups
+from steptime.validate.memory import validate_memory
+from steptime.validate.steps import validate_steps
 from steptime.validate.summary import Validation
 from steptime.validate.waiting import step_cases, waits
 from steptime.validate.waiting import validation_of as waiting_validation
@@ -41,7 +43,17 @@ class Models:
 
     def kernels(self) -> KernelModels:
         """The kernel models of the device, of which a part has none of its own."""
-        return KernelModels.load((self.folder or FOLDER) / f"{read_device(self.device).models}.npz")
+        return KernelModels.load((self.folder or FOLDER) / f"{self.measured()}.npz")
+
+    def measured(self) -> str:
+        """Whose models the device has: one on paper alone has none that its measurements could be held against."""
+        limits = read_device(self.device)
+        if limits.analytic:
+            raise InputError(
+                f"device {self.device} is on paper alone, scaled from {limits.models}: no rows of it are shipped to validate on; "
+                "docs/devices.md has its error on public measurements"
+            )
+        return limits.models
 
     def baselines(self) -> dict[str, Form]:
         """The baselines beside them, where they were fitted."""
@@ -63,7 +75,7 @@ def _kernels(models: Models) -> Validation:
 
 
 def _lookups(models: Models) -> Validation:
-    folder, name = models.folder or FOLDER, read_device(models.device).models
+    folder, name = models.folder or FOLDER, models.measured()
     file = lookup_baselines_file(folder, name)
     baselines, held_out = read_lookup_baselines(file) if file.exists() else ({}, {})
     _, measured = read_lookups(MEASUREMENTS)
@@ -101,6 +113,18 @@ def _host(models: Models) -> Validation:
     return validate_host(costs, shipped_cases(costs))
 
 
+def _memory(models: Models) -> Validation:
+    if models.folder is not None:
+        raise InputError("validate memory replays an allocator and asks no fitted models; drop --models")
+    return validate_memory()
+
+
+def _steps(models: Models) -> Validation:
+    if models.folder is not None:
+        raise InputError("validate steps asks the shipped models; drop --models")
+    return validate_steps().validation
+
+
 SETS: dict[str, Callable[[Models], Validation]] = {
     "kernels": _kernels,
     "lookups": _lookups,
@@ -108,4 +132,6 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "waiting": _waiting,
     "device-time": _device_time,
     "host": _host,
+    "memory": _memory,
+    "steps": _steps,
 }

@@ -87,6 +87,42 @@ def factors(wire: Wire, rows: Iterable[Row], probes_ns: Sequence[float] = ()) ->
     return {kind: float(np.exp(log)) for kind, log in calibrated.items()}
 
 
+@dataclass(frozen=True)
+class Now:
+    """How fast the wire was when a step was timed: how many times as long per kind and size, and what each call took more."""
+
+    sizes: Mapping[str, tuple[tuple[float, float], ...]]  # kind -> ((bytes, factor), ...), ascending
+    extra_ns: float = 0.0
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """Per kind over all sizes."""
+        return {kind: float(np.exp(np.mean([np.log(factor) for _, factor in some]))) for kind, some in self.sizes.items()}
+
+
+def now(wire: Wire, rows: Iterable[Row], probes_ns: Sequence[float] = ()) -> Now:
+    """From the calibration of the processes that timed a step, and an all_reduce of 1 MiB beside its repeats.
+
+    What probes take more than the calibration's own is by the call, not by the byte: half of it is taken, for it holds while
+    the probe runs and not always in between.
+    """
+    times: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if _plain(row) and row["ranks"] == wire.ranks and row["bytes"] >= CALIBRATED_BYTES and wire.knows(row["collective"]):
+            factor = float(np.median(row["times_ns"])) / wire.alone_ns(row["collective"], row["bytes"])
+            times[row["collective"]][row["bytes"]].append(factor)
+    sizes = {
+        kind: tuple((float(nbytes), float(np.mean(found))) for nbytes, found in sorted(some.items()))
+        for kind, some in times.items()
+    }
+    calibrated = Now(sizes)
+    if not len(probes_ns) or not wire.knows(PROBED):
+        return calibrated
+    own = dict(sizes.get(PROBED, ())).get(float(PROBE_BYTES), calibrated.factors.get(PROBED, 1.0))
+    extra_ns = float(np.median(probes_ns)) - own * wire.alone_ns(PROBED, PROBE_BYTES)
+    return Now(sizes, 0.5 * extra_ns)
+
+
 def wire_ns(wire: Wire, collectives: Iterable[Collective], calibrated: Mapping[str, float]) -> float:
     """All collectives one after another, each at the speed that a calibration showed for its kind."""
     return sum(wire.collective_ns(each) * calibrated.get(each.kind, 1.0) for each in collectives)

@@ -245,7 +245,7 @@ class _Device:
             self._call(CallKind.LAUNCH, name, thread, op)
             stream = self.streams.setdefault(collective.group, 1 + len(self.streams))
             launch = len(self._calls) - 1
-            self._work_of[comm.group, comm.sequence] = len(self._works)
+            self._work_of[comm.group, comm.sequence] = self._work_of["", comm.sequence] = len(self._works)
             times = (NEVER, NEVER)
             row = self._names.row(name)
             self._works.append((WorkKind.COLLECTIVE, row, stream, launch, self._step, *times, 0, len(self.collectives)))

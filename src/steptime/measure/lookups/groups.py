@@ -168,6 +168,24 @@ def _module_gradients(random: Random, limits: Limits) -> Iterator[Case]:
         yield Case(name, "adagrad" if adagrad else "sgd", dtype, False, batch, (dim,), (table,))
 
 
+def _large_on_parts(random: Random, limits: Limits) -> Iterator[Case]:
+    """As much as a rank of an uneven sharding looks up on its part of a GPU: few tables, cold or hot, 3 to 14 million lookups.
+
+    64 cases, 30 s on a quarter beside parts that do the same.
+    """
+    del limits
+    for place in range(64):
+        count, dim = random.randint(1, 4), random.choice((16, 16, 32, 64))
+        lookups = log_uniform(random, 3e6, 1.4e7)
+        batch = random.choice((8192, 16384, 24576, 32768))
+        pooling = float(max(1, round(lookups / count / batch)))
+        rows = round(log_uniform(random, 4e5, 9e6 if dim < 64 else 4e6))
+        tables = tuple(Generator(rows=rows, pooling=pooling, seed=random.getrandbits(31)) for _ in range(count))
+        if place % 2:
+            tables = tuple(skewed(table, random, random.random()) for table in tables)
+        yield Case("table_batched", ("sgd", "rowwise_adagrad")[place // 2 % 2], "float32", False, batch, (dim,) * count, tables)
+
+
 GROUPS: dict[str, Callable[[Random, Limits], Iterator[Case]]] = {
     "step_latency": _step_latency,
     "long_bag": _long_bag,
@@ -177,5 +195,6 @@ GROUPS: dict[str, Callable[[Random, Limits], Iterator[Case]]] = {
     "many_tables": _many_tables,
     "half_rows": _half_rows,
     "module_gradients": _module_gradients,
+    "large_on_parts": _large_on_parts,
 }
 """What `--only` may name beside the implementations of the broad sweep."""

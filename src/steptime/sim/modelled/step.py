@@ -35,6 +35,8 @@ from steptime.sim.timing import Cohort, Timing
 Floats = npt.NDArray[np.float64]
 
 
+# What is added to a collective that takes next to nothing says nothing of how many times as long it takes.
+LEAST_NS, LEAST_FACTOR = 1_000.0, 0.1
 # Above so many ranks, those that do the same are played as one.
 MOST_PLAYED = 64
 
@@ -49,6 +51,19 @@ class Calibration:
     # hosts differ by 10 % (1.8 to 2.9 times a burst's time, 2.2 taken) and wires by 9 % (0.93 to 1.29 of the models).
     host_error: float = 0.15
     wire_error: float = 0.10
+    # Kind -> ((bytes, factor), ...), ascending: where sizes were calibrated, in place of the kind's mean; between them as their
+    # logarithms say, beyond them as at the end.
+    wire_sizes: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    wire_extra_ns: float = 0.0  # of every collective: what the machine adds to each call just now
+
+    def wire_factor(self, kind: str, nbytes: float, alone_ns: float) -> float:
+        """How many times as long as by the fabric's models a collective of so many bytes takes."""
+        factor = self.wire.get(kind, 1.0)
+        known = self.wire_sizes.get(kind)
+        if known:
+            sizes, factors = np.log(np.array(known)).T
+            factor = float(np.exp(np.interp(np.log(max(nbytes, 1.0)), sizes, factors)))
+        return max(factor + self.wire_extra_ns / max(alone_ns, LEAST_NS), LEAST_FACTOR)
 
 
 UNCALIBRATED = Calibration()
@@ -101,7 +116,10 @@ class ModelledStep:
     def _wire(self, one: Issued, calibration: Calibration) -> Floats:
         kinds = one.program.collectives
         compute = len(one.estimates) - len(kinds)
-        factors = [calibration.wire.get(collective.kind, 1.0) for collective in kinds]
+        factors = [
+            calibration.wire_factor(collective.kind, max(collective.bytes_in, collective.bytes_out), estimate.time_ns)
+            for collective, estimate in zip(kinds, one.estimates[compute:], strict=True)
+        ]
         return np.array([1.0] * compute + factors)[:, None]
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:

@@ -1,0 +1,79 @@
+"""Plans that a search finds for the measured sharding tasks, beside those of the usual rules, with predicted steps.
+
+    PYTHONPATH=src python benchmarks/sharding_candidates.py
+
+writes src/steptime/data/sharding_predictions.json: `searched` of whole tables, which is what the testbed's training step places,
+and `columns_divided` where slices of columns are allowed too (a list of ranks per table: its slices in order, as equal as multiples
+of four are). The host and wire are calibrated as they were when the rules' plans of the same task were timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import steptime
+from steptime.platforms.platform import Platform
+from steptime.sharding.kinds import TABLE_WISE, USUAL_KINDS
+from steptime.sharding.search import Searched, evaluators, search
+from steptime.sharding.search_state import Budget
+from steptime.sharding.task import Constraints, Task
+from steptime.validate.sharding_measured import MeasuredTask, shipped_tasks
+
+PLATFORM = "4xh200-quarter-loopback"
+OUT = Path(steptime.__file__).parent / "data" / "sharding_predictions.json"
+EVALUATIONS = 40_000
+SCHEMA_VERSION = 1
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("--out", type=Path, default=OUT)
+    given.add_argument("--tasks", nargs="*", help="names; all without")
+    chosen = given.parse_args()
+    platform = Platform.load(PLATFORM)
+    found = []
+    for task in shipped_tasks(platform.host, chosen.tasks or None):
+        began = time.process_time()
+        searched, divided = (searched_plan(task, platform, kinds) for kinds in ((TABLE_WISE,), USUAL_KINDS))
+        found.append(entry(task, searched, divided))
+        rule = searched.best_rule
+        assert rule is not None
+        gains = [rule[1].step_ns / one.best.step_ns - 1 for one in (searched, divided)]
+        print(
+            f"{task.name:28} best rule {rule[1].step_ns / 1e6:7.3f} ms ({rule[0]}), searched {gains[0]:.2%} faster, with columns "
+            f"divided {gains[1]:.2%}; {searched.searched_plans} plans, {time.process_time() - began:.1f} CPU s",
+            flush=True,
+        )
+    document = {"schema_version": SCHEMA_VERSION, "platform": PLATFORM, "evaluations": EVALUATIONS, "tasks": found}
+    chosen.out.write_text(json.dumps(document, separators=(",", ":")).replace('{"task"', '\n{"task"') + "\n", encoding="utf-8")
+
+
+def searched_plan(task: MeasuredTask, platform: Platform, kinds: tuple[str, ...]) -> Searched:
+    make = evaluators(platform, task.calibration)
+    return search(Task(task.model, task.ranks, Constraints(kinds=kinds)), platform, Budget(EVALUATIONS), make=make)
+
+
+def entry(task: MeasuredTask, found: Searched, divided: Searched) -> dict[str, Any]:
+    rules = {
+        name: {"step_ms": round(option.step_ns / 1e6, 4), "plan": whole(option.plan.to_dict())}
+        for name, option in found.rules.items()
+        if option is not None
+    }
+    best = {"step_ms": round(found.best.step_ns / 1e6, 4), "plan": whole(found.best.plan.to_dict()), "by": found.best.by}
+    columns = {"step_ms": round(divided.best.step_ns / 1e6, 4), "plan": divided.best.plan.to_dict()}
+    return {
+        "task": task.name, "ranks": task.ranks, "batch": task.model.batch, "searched": best, "columns_divided": columns,
+        "rules": rules,
+    }  # fmt: skip
+
+
+def whole(plan: dict[str, list[int]]) -> dict[str, int]:
+    return {name: ranks[0] for name, ranks in plan.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Tensors of a device that is not there, and the tensors among the arguments of a call.
+
+Such a tensor is one of PyTorch's *meta* tensors (shape, strides and dtype, no memory) with the dispatch keys of CUDA in place
+of its own: autograd runs it like any tensor, views share a storage, and no op on it is taken for one on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+META = torch.device("meta")
+CUDA = torch.device("cuda", 0)
+
+
+def is_pretended(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on the device that is not there."""
+    keys = torch._C._dispatch_keys(tensor)
+    return bool(keys.has(DispatchKey.CUDA) or keys.has(DispatchKey.SparseCUDA))
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor as one of the device; both share their storage."""
+    made: torch.Tensor = torch.Tensor._make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=CUDA)
+    return made
+
+
+def as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the device as the meta tensor it is made of; both share their storage."""
+    made: torch.Tensor = torch.Tensor._make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=META)
+    return made
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of an argument, those in lists included."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_in(each)
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(value.values()))

@@ -1,0 +1,117 @@
+"""`steptime shard`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli.options import Json
+from steptime.cli.output import stdout
+
+if TYPE_CHECKING:
+    from steptime.platforms.platform import Platform
+    from steptime.sharding.explain import Explained
+    from steptime.sharding.plan_files import Given
+    from steptime.sharding.search import Searched
+    from steptime.sharding.task import Task
+
+TaskFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TASK",
+        help="A DLRM config (.toml, .json) with [constraints], a .csv of tables, or TorchRec's EmbeddingBagCollection (.json).",
+        show_default=False,
+    ),
+]
+
+
+def shard(
+    task: TaskFile,
+    platform: Annotated[
+        str,
+        typer.Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them).", show_default=False),
+    ],
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="How many ranks; else the task's or the platform's.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Another global batch.")] = None,
+    memory: Annotated[int | None, typer.Option("--memory", min=1, metavar="BYTES", help="Of a rank, at most.")] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0.0, metavar="S", help="Seconds that the search may take.")
+    ] = None,
+    evaluations: Annotated[
+        int,
+        typer.Option("--evaluations", min=1, help="Plans that the search may ask for; the same number finds the same plan."),
+    ] = 40_000,
+    evaluate: Annotated[
+        Path | None, typer.Option("--evaluate", metavar="PLANS.json", help="Predict given plans (name: table: ranks) instead.")
+    ] = None,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one page, for a browser, offline.")] = None,
+    torchrec: Annotated[
+        Path | None, typer.Option("--torchrec", metavar="FILE", help="Write the best plan as TorchRec's ShardingPlan (JSON).")
+    ] = None,
+) -> None:
+    """Find the embedding sharding with the shortest step, and say why."""
+    from steptime.report.json import dumps
+    from steptime.report.shard import evaluated_document, shard_document
+    from steptime.report.shard_text import print_evaluated, print_shard
+    from steptime.sharding.search import search
+    from steptime.sharding.search_state import Budget
+
+    machine = _platform(platform, ranks)
+    given = _task(task, machine, ranks, batch, memory)
+    if evaluate is not None:
+        plans = _evaluated(given, machine, evaluate)
+        if json:
+            print(dumps(evaluated_document(given, plans)), end="")
+            return
+        with stdout() as console:
+            print_evaluated(console, given, machine.name, plans)
+        return
+    from steptime.sharding.explain import explain
+
+    found = search(given, machine, Budget(evaluations, budget))
+    why = explain(found, machine)
+    _write(html, torchrec, found, why, machine)
+    if json:
+        print(dumps(shard_document(found, why, machine.name)), end="")
+        return
+    with stdout() as console:
+        print_shard(console, found, why, machine.name, html, torchrec)
+
+
+def _platform(name: str, ranks: int | None) -> Platform:
+    from steptime.platforms.platform import Platform, platform_parts
+
+    parts = platform_parts(name)
+    # Fewer ranks than a platform has leave the others idle; more are refused by whoever knows the task.
+    return Platform.of(parts.swapped(ranks=ranks if ranks is not None and 1 < ranks < parts.ranks else None))
+
+
+def _task(file: Path, machine: Platform, ranks: int | None, batch: int | None, memory: int | None) -> Task:
+    from steptime.sharding.search import check_ranks
+    from steptime.sharding.task_files import Asked, read_task, with_memory
+
+    given = with_memory(read_task(file, Asked(machine.ranks, ranks, batch)), memory)
+    check_ranks(given, machine)
+    return given
+
+
+def _evaluated(given: Task, machine: Platform, file: Path) -> list[Given]:
+    from steptime.sharding.plan_files import evaluated, read_plans
+
+    return evaluated(given, machine, read_plans(file, given))
+
+
+def _write(html: Path | None, torchrec: Path | None, found: Searched, why: Explained, machine: Platform) -> None:
+    from steptime.report.json import dumps
+    from steptime.report.shard_html import write_shard_page
+    from steptime.sharding.torchrec_plan import torchrec_document
+
+    if html is not None:
+        write_shard_page(html, found, why, machine.name)
+    if torchrec is not None:
+        torchrec.write_text(dumps(torchrec_document(found.best.plan, found.task.tables)), encoding="utf-8")

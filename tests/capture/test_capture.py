@@ -1,0 +1,249 @@
+"""What a captured step holds, and what cannot be captured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from steptime.capture.capture import Captured, capture  # noqa: E402
+from steptime.capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
+from steptime.errors import InputError  # noqa: E402
+from steptime.graph.memory.kinds import Kind  # noqa: E402
+from steptime.graph.program import Phase, Program, Tensor, Value  # noqa: E402
+
+Step = Callable[[], object]
+
+
+def stepping(model: nn.Module, optimizer: Any, *inputs: Any) -> Step:
+    def step() -> None:
+        optimizer.zero_grad()
+        for each in inputs:
+            model(each).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def names(program: Program, phase: Phase | None = None) -> Counter[str]:
+    rows = zip(program.ops.name.tolist(), program.ops.phase.tolist(), strict=True)
+    return Counter(program.names[name] for name, found in rows if phase is None or found == phase)
+
+
+def tensors(program: Program) -> Iterator[Tensor]:
+    def inside(value: Value) -> Iterator[Tensor]:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            for each in value:
+                yield from inside(each)
+
+    for signature in program.signatures:
+        yield from inside((*signature.inputs, *signature.outputs))
+
+
+def perceptron(width: int = 64, batch: int = 8, batches: int = 1, **options: Any) -> Captured:
+    def make() -> Step:
+        model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 8)).to("cuda")
+        inputs = [torch.randn(batch, width).cuda() for _ in range(batches)]
+        return stepping(model, torch.optim.AdamW(model.parameters(), **options), *inputs)
+
+    return capture(make)
+
+
+def test_a_step_has_its_three_phases_and_backward_its_own_thread() -> None:
+    program = perceptron().program
+    assert {thread.role for thread in program.threads} == {"main", "backward"}
+    assert names(program, Phase.FORWARD)["aten::addmm"] == 2
+    assert names(program, Phase.BACKWARD)["torch::autograd::AccumulateGrad"] == 4
+    assert names(program, Phase.OPTIMIZER)["aten::_foreach_addcdiv_"] == 1
+
+
+def test_all_tensors_of_the_device_are_on_cuda_and_none_is_meta() -> None:
+    assert {tensor.device for tensor in tensors(perceptron().program)} == {"cuda:0", "cpu"}
+
+
+def test_a_model_larger_than_any_memory_is_captured() -> None:
+    width = 1 << 18  # 256 GiB a layer
+    memory = perceptron(width).peak_memory
+    assert memory.parts[Kind.PARAMETERS] == 4 * (width * width + width + 8 * width + 8)
+
+
+def test_the_recorded_step_finds_the_optimisers_state() -> None:
+    memory = perceptron().peak_memory
+    assert memory.parts[Kind.OPTIMIZER_STATE] == 2 * memory.parts[Kind.PARAMETERS]
+
+
+def test_what_no_op_of_the_step_names_is_counted_all_the_same() -> None:
+    def make() -> Step:
+        model = nn.Linear(16, 4).cuda()
+        batches = [torch.randn(32, 16, device="cuda") for _ in range(3)]
+        order = iter([0, 0, 0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            stepping(model, optimizer, batches[next(order)])()
+
+        return step
+
+    assert sorted(capture(make).outside_bytes) == [32 * 16 * 4] * 2
+
+
+def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
+    one, three = (names(perceptron(batches=count).program, Phase.BACKWARD) for count in (1, 3))
+    assert three["aten::mm"] == 3 * one["aten::mm"]
+    assert three["aten::add_"] - one["aten::add_"] == 2 * 4
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_runs_its_forward_again_in_backward(reentrant: bool) -> None:
+    def make() -> Step:
+        model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.Linear(16, 4)).cuda()
+        x = torch.randn(4, 16, device="cuda", requires_grad=True)
+        run = lambda given: checkpoint(model, given, use_reentrant=reentrant)  # noqa: E731
+        return stepping(run, torch.optim.SGD(model.parameters(), lr=0.1), x)  # type: ignore[arg-type]
+
+    program = capture(make).program
+    assert names(program, Phase.FORWARD)["aten::native_dropout"] == 1
+    assert names(program, Phase.BACKWARD)["aten::native_dropout"] == 1
+
+
+def test_autocast_casts_weights_once_and_computes_losses_in_single_precision() -> None:
+    def make() -> Step:
+        layer, x = nn.Linear(16, 16).cuda(), torch.randn(4, 16, device="cuda")
+
+        def run(given: Any) -> Any:
+            with torch.autocast("cuda", torch.bfloat16):
+                return torch.softmax(layer(layer(given)), -1)
+
+        return stepping(run, torch.optim.SGD(layer.parameters(), lr=0.1), x)  # type: ignore[arg-type]
+
+    program = capture(make).program
+    dtypes = {
+        program.names[name]: program.signatures[row] for name, row in zip(program.ops.name, program.ops.signature, strict=True)
+    }
+    product, softmax = dtypes["aten::addmm"].inputs[1], dtypes["aten::_softmax"].outputs[0]
+    assert isinstance(product, Tensor) and product.dtype == "bfloat16"
+    assert isinstance(softmax, Tensor) and softmax.dtype == "float32"
+    # The input, weight and bias of the first call, nothing of the second, and back for the softmax.
+    assert names(program, Phase.FORWARD)["aten::_to_copy"] == 4
+
+
+def test_a_view_shares_the_storage_of_what_it_shows() -> None:
+    program = perceptron().program
+    rows = [program.signatures[row] for name, row in zip(program.ops.name, program.ops.signature, strict=True)
+            if program.names[name] == "aten::t"]  # fmt: skip
+    for signature in rows:
+        (given,), (made,) = signature.inputs, signature.outputs
+        assert isinstance(given, Tensor) and isinstance(made, Tensor)
+        assert given.storage == made.storage and given.id != made.id
+
+
+def test_convolutions_and_norms_are_those_of_cudnn() -> None:
+    def make() -> Step:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+        return stepping(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 3, 8, 8, device="cuda"))
+
+    found = names(capture(make).program)
+    assert found["aten::cudnn_batch_norm"] == found["aten::cudnn_batch_norm_backward"] == 1
+    assert found["aten::convolution"] == found["aten::convolution_backward"] == 1
+
+
+def test_attention_takes_the_kernel_that_cuda_takes() -> None:
+    def chosen(dtype: Any, width: int = 64, mask: Any = None, causal: bool = False) -> str:
+        query = torch.empty(2, 4, 16, width, dtype=dtype, device="meta")
+        return attention_backend(query, query, query, mask, causal)
+
+    assert chosen(torch.bfloat16) == chosen(torch.float16, causal=True) == CUDNN
+    assert chosen(torch.float32) == EFFICIENT
+    assert chosen(torch.bfloat16, width=160) == FLASH
+    assert chosen(torch.float64) == MATH
+
+
+def test_gradients_are_clipped_as_lists_and_a_scaler_finds_nothing_infinite() -> None:
+    def make() -> Step:
+        model, x = nn.Linear(16, 4).cuda(), torch.randn(4, 16).cuda()
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            scaler.scale(model(x).sum()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
+    found = names(capture(make).program)
+    assert found["aten::_foreach_norm"] == 1
+    assert found["aten::_amp_update_scale_"] == 1
+    assert found["aten::_foreach_add_"] == 1  # the optimiser's step took place
+
+
+def test_a_function_that_returns_nothing_is_the_step_itself() -> None:
+    made: list[nn.Module] = []
+
+    def step() -> None:
+        made.extend([] if made else [nn.Linear(4, 4).cuda()])
+        made[0](torch.randn(2, 4, device="cuda")).sum().backward()
+
+    assert names(capture(step).program)["aten::addmm"] == 1
+
+
+def reads(x: Any) -> Any:
+    return x * x.sum().item()
+
+
+def selects(x: Any) -> Any:
+    return x[x > 0]
+
+
+def copies(x: Any) -> Any:
+    return x.cpu()
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (reads, "aten::_local_scalar_dense at .*test_capture.py:[0-9]+: needs the values of a tensor"),
+        (selects, "aten::index at .*test_capture.py:[0-9]+: the shape of its result depends on data"),
+        (copies, "aten::copy_ at .*test_capture.py:[0-9]+: needs the values"),
+        (lambda x: nn.LSTM(16, 4).cuda()(x)[0], "recurrent layer at .*: LSTM, GRU and RNN run in cuDNN"),
+        (lambda x: x + torch.ones(4, 16), "aten::add at .*: takes a tensor of the CPU"),
+        (lambda x: x @ torch.ones(4, 4, device="cuda"), "RuntimeError at .*test_capture.py:[0-9]+"),
+    ],
+)
+def test_what_cannot_be_captured_is_said_with_its_line(layer: Any, said: str) -> None:
+    def make() -> Step:
+        weight = torch.ones(16, device="cuda", requires_grad=True)
+        x = torch.randn(4, 16, device="cuda")
+        return lambda: layer(x * weight).sum().backward()
+
+    with pytest.raises(InputError, match=said) as raised:
+        capture(make)
+    assert "\n" not in str(raised.value)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    def make() -> Step:
+        bags = nn.EmbeddingBag(10, 4, sparse=True, mode="sum").cuda()
+        indices, offsets = (torch.zeros(count, dtype=torch.int64, device="cuda") for count in (6, 3))
+        return lambda: bags(indices, offsets).sum().backward()
+
+    with pytest.raises(InputError, match="sparse tensors cannot be captured"):
+        capture(make)
+
+
+def test_nothing_is_pretended_afterwards() -> None:
+    perceptron()
+    assert not torch.cuda.is_available() or torch.cuda.get_device_name() != "pretended GPU"
+    assert torch.randn(2, 2).device.type == "cpu"
+    assert nn.Linear(2, 2).weight.device.type == "cpu"

@@ -1,0 +1,115 @@
+"""FSDP2 and tensor parallelism captured without processes: device work, collectives, waits, streams and groups."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
+
+from steptime.capture.groups import OP_STREAM, capture_ranks  # noqa: E402
+from steptime.capture.groups_log import Partitions  # noqa: E402
+from steptime.graph.load import load  # noqa: E402
+from steptime.graph.program import Program  # noqa: E402
+from steptime.graph.tensor_waits import WAIT, tensor_waits  # noqa: E402
+from steptime.graph.workload import Workload  # noqa: E402
+from steptime.validate.same_ops import same_device_ops  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "layers": 3, "width": 256, "heads": 8, "kv_heads": 4, "feed_forward": 704, "vocabulary": 1024, "length": 128, "batch": 2,
+}  # fmt: skip
+
+
+@cache
+def script(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def workload(tensor_parallel: int, ranks: int = RANKS, layers: int = 3) -> Workload:
+    llama = script(ROOT / "examples" / "llama70b_capture.py")
+    model = llama.Llama(**{**SMALL, "layers": layers}, tensor_parallel=tensor_parallel)
+    return capture_ranks(lambda: llama.training_step(model), ranks=ranks, name="llama")
+
+
+def names(program: Program) -> list[str]:
+    return [program.names[name] for name in program.ops.name.tolist()]
+
+
+# How much of the device work is the same: PyTorch 2.13 puts a number on the device that 2.11 left on the CPU.
+@pytest.mark.parametrize(("name", "tensor_parallel", "least"), [("fsdp", 1, 1.0), ("fsdp_tp", 2, 0.99)])
+def test_device_ops_and_collectives_are_those_of_the_recorded_step(name: str, tensor_parallel: int, least: float) -> None:
+    found, truth = workload(tensor_parallel).programs[0], recorded(name)
+    same = same_device_ops(found, truth, caches=False)
+    computed = [each for each in same.differences if "record_param_comms" not in each.name]
+    assert 1 - len(computed) / same.total >= least, computed[:5]
+    assert [(each.kind, each.group, each.bytes_in, each.bytes_out, each.ranks) for each in found.collectives] == [
+        (each.kind, each.group, each.bytes_in, each.bytes_out, each.ranks) for each in truth.collectives
+    ]
+
+
+def test_compute_waits_for_gathered_weights_where_they_are_copied_out_and_not_before() -> None:
+    program = workload(1).programs[0]
+    ops = names(program)
+    for each in tensor_waits(program):
+        if program.collectives[each.collective].kind == "all_gather":
+            assert each.reason == WAIT
+            assert ops[program.ops.parent[each.needed_by]].startswith("FSDP::all_gather_copy_out")
+
+
+def test_what_fsdp_launches_on_streams_of_its_own_is_said_so() -> None:
+    program = workload(1).programs[0]
+    streams = program.meta[OP_STREAM]
+    assert len(streams) == len(program.ops)
+    by_name = {name: {int(stream) for stream in streams[[at for at, other in enumerate(names(program)) if other == name]]}
+               for name in ("fsdp::all_gather_copy_in", "c10d::_allgather_base_", "aten::mm")}  # fmt: skip
+    assert by_name["aten::mm"] == {0}
+    assert 0 not in by_name["fsdp::all_gather_copy_in"] | by_name["c10d::_allgather_base_"]
+
+
+def test_ranks_that_do_the_same_share_one_program_and_meet_in_their_own_groups() -> None:
+    found = workload(2, ranks=8)
+    assert found.owners == (0,) * 8
+    assert found.groups == {
+        "mesh_data": ((0, 2, 4, 6), (1, 3, 5, 7)), "mesh_tensor": ((0, 1), (2, 3), (4, 5), (6, 7)),
+    }  # fmt: skip
+    tensor = next(each for each in found.programs[0].collectives if each.group == "mesh_tensor")
+    assert found.members(5, tensor) == (4, 5)
+    assert any("rank 0 was taken for all 8 ranks" in warning for warning in found.warnings)
+
+
+def test_a_captured_step_has_the_collectives_of_the_recorded_example() -> None:
+    folder = ROOT / "examples" / "gpt_fsdp2_small"
+    config = json.loads((folder / "measured.json").read_text())["config"]
+    cases = script(ROOT / "benchmarks" / "h200" / "step_cases.py")
+    found = capture_ranks(lambda: cases.gpt_fsdp(config, torch.device("cuda", 0)), ranks=2, distinct="one").programs[0]
+    truth = load([folder]).programs[0]
+    works = zip(truth.works.collective.tolist(), truth.works.step.tolist(), strict=True)
+    last = [truth.collectives[work] for work, step in works if work >= 0 and step == max(truth.steps)]
+    # A trace with kernels has them stream by stream.
+    for kind in ("all_gather", "reduce_scatter"):
+        sizes = [[(each.bytes_in, each.bytes_out, each.dtype) for each in some if each.kind == kind]
+                 for some in (found.collectives, last)]  # fmt: skip
+        assert sizes[0] == sizes[1]
+
+
+def test_groups_made_side_by_side_divide_the_ranks() -> None:
+    partitions = Partitions(tuple(range(4)))
+    for ranks, own in (((0, 1), "1"), ((2, 3), None), ((0, 2), "3"), ((1, 3), None)):
+        partitions.made(ranks, "", own)
+    assert partitions.sides() == {"group_0": ((0, 1), (2, 3)), "group_1": ((0, 2), (1, 3))}
