@@ -99,12 +99,9 @@ def _platform(
             raise InputError(f"--device {device}: a part of a platform; give --platform NAME too, or --lookups FILE")
         return None
     parts = platform_parts(name)
-    # Fewer ranks than a platform has leave the others idle, but for parts of one GPU, which come as many as there are.
-    return Platform.of(parts.swapped(ranks=_ranks(parts.ranks, ranks), device=device, host=host, fabric=fabric))
-
-
-def _ranks(there: int, needed: int) -> int | None:
-    return needed if needed < there else None
+    # Fewer ranks than a platform has leave the others idle; more of them are joined by a fabric that was named for them.
+    enough = ranks < parts.ranks or fabric is not None
+    return Platform.of(parts.swapped(ranks=ranks if enough else None, device=device, host=host, fabric=fabric))
 
 
 def _recorded(given: Asked, lookups: Path | None, device: str | None, *, strict: bool, calibration: Path | None) -> Prediction:

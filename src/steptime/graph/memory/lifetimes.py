@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from steptime.graph.memory.kinds import Kind
 from steptime.graph.memory.scratch import scratch
 from steptime.graph.memory.tensors import Extent, extents
+from steptime.graph.memory.wrapped import without_wrappers
 from steptime.graph.program import Phase, Program
 
 BEFORE = -1
@@ -81,7 +82,7 @@ class _Life:
 
 def storages(program: Program) -> tuple[Storage, ...]:
     """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
-    taken, made = extents(program)
+    taken, made, wrapped = without_wrappers(program, *extents(program))
     last = _last_rows(program.ops.parent.tolist())
     births = _births(program, taken, made)
     node = _nodes(program)
@@ -96,7 +97,7 @@ def storages(program: Program) -> tuple[Storage, ...]:
                 life = lives.get((name, born))
                 if life is None:
                     life = lives[name, born] = _Life(born, phases[born] if born != BEFORE else Phase.OTHER)
-                life.nbytes = max(life.nbytes, nbytes)
+                life.nbytes = 0 if (name, born) in wrapped else max(life.nbytes, nbytes)
                 life.dies = max(life.dies, last[node[row]] if given and born < node[row] else last[row])
                 life.phases |= 1 << phase
                 life.fractions |= fractions
