@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python benchmarks/sharding_candidates.py
 
-writes src/steptime/data/sharding_predictions.json: `searched` of whole tables, which is what the testbed's training step places,
-and `columns_divided` where slices of columns are allowed too (a list of ranks per table: its slices in order, as equal as multiples
-of four are). The host and wire are calibrated as they were when the rules' plans of the same task were timed.
+writes src/steptime/data/sharding_predictions.json: `searched` of whole tables, which is what the testbed's training step
+places, and `columns_divided` where slices of columns are allowed too (a list of ranks per table: its slices in order, as equal
+as multiples of four are). The host and wire are calibrated as they were when the rules' plans of the same task were timed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def main() -> None:
         assert rule is not None
         gains = [rule[1].step_ns / one.best.step_ns - 1 for one in (searched, divided)]
         print(
-            f"{task.name:28} best rule {rule[1].step_ns / 1e6:7.3f} ms ({rule[0]}), searched {gains[0]:.2%} faster, with columns "
-            f"divided {gains[1]:.2%}; {searched.searched_plans} plans, {time.process_time() - began:.1f} CPU s",
+            f"{task.name:28} best rule {rule[1].step_ns / 1e6:7.3f} ms ({rule[0]}), searched {gains[0]:.2%} faster, with "
+            f"columns divided {gains[1]:.2%}; {searched.searched_plans} plans, {time.process_time() - began:.1f} CPU s",
             flush=True,
         )
     document = {"schema_version": SCHEMA_VERSION, "platform": PLATFORM, "evaluations": EVALUATIONS, "tasks": found}

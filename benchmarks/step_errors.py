@@ -101,6 +101,11 @@ def write(page: Path, block: str) -> None:
 
 def main() -> None:
     words = [word for word in sys.argv[1:] if word != "--docs"] or list(SOURCES)
+    unknown = [word for word in words if Path(word).stem not in SOURCES]
+    if unknown:
+        sys.exit(
+            f"{unknown[0]}: is no source and no file named after one; expected {', '.join(SOURCES)}, or one of them + .json"
+        )
     documents = {
         Path(word).stem: json.loads(Path(word).read_text(encoding="utf-8")) if word.endswith(".json") else found(word)
         for word in words

@@ -13,7 +13,6 @@ from steptime.cli.output import stdout
 if TYPE_CHECKING:
     from steptime.platforms.platform import Platform
     from steptime.sharding.explain import Explained
-    from steptime.sharding.plan_files import Given
     from steptime.sharding.search import Searched
     from steptime.sharding.task import Task
 
@@ -38,13 +37,16 @@ def shard(
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Another global batch.")] = None,
     memory: Annotated[int | None, typer.Option("--memory", min=1, metavar="BYTES", help="Of a rank, at most.")] = None,
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", metavar="FILE", help="What `steptime calibrate` wrote on the machine.")
+    ] = None,
     budget: Annotated[
         float | None, typer.Option("--budget", min=0.0, metavar="S", help="Seconds that the search may take.")
     ] = None,
     evaluations: Annotated[
-        int,
+        int | None,
         typer.Option("--evaluations", min=1, help="Plans that the search may ask for; the same number finds the same plan."),
-    ] = 40_000,
+    ] = None,
     evaluate: Annotated[
         Path | None, typer.Option("--evaluate", metavar="PLANS.json", help="Predict given plans (name: table: ranks) instead.")
     ] = None,
@@ -58,13 +60,17 @@ def shard(
     from steptime.report.json import dumps
     from steptime.report.shard import evaluated_document, shard_document
     from steptime.report.shard_text import print_evaluated, print_shard
-    from steptime.sharding.search import search
+    from steptime.sharding.plan_files import evaluated, read_plans
+    from steptime.sharding.search import evaluators, search, usual_evaluations
     from steptime.sharding.search_state import Budget
+    from steptime.sim.modelled.calibrated import read_calibration
+    from steptime.sim.modelled.step import UNCALIBRATED
 
     machine = _platform(platform, ranks)
     given = _task(task, machine, ranks, batch, memory)
+    speed = UNCALIBRATED if calibration is None else read_calibration(calibration, machine)
     if evaluate is not None:
-        plans = _evaluated(given, machine, evaluate)
+        plans = evaluated(given, machine, read_plans(evaluate, given), speed)
         if json:
             print(dumps(evaluated_document(given, plans)), end="")
             return
@@ -73,8 +79,9 @@ def shard(
         return
     from steptime.sharding.explain import explain
 
-    found = search(given, machine, Budget(evaluations, budget))
-    why = explain(found, machine)
+    limits = Budget(evaluations or usual_evaluations(given.model), budget)
+    found = search(given, machine, limits, make=evaluators(machine, speed))
+    why = explain(found, machine, speed)
     _write(html, torchrec, found, why, machine)
     if json:
         print(dumps(shard_document(found, why, machine.name)), end="")
@@ -98,12 +105,6 @@ def _task(file: Path, machine: Platform, ranks: int | None, batch: int | None, m
     given = with_memory(read_task(file, Asked(machine.ranks, ranks, batch)), memory)
     check_ranks(given, machine)
     return given
-
-
-def _evaluated(given: Task, machine: Platform, file: Path) -> list[Given]:
-    from steptime.sharding.plan_files import evaluated, read_plans
-
-    return evaluated(given, machine, read_plans(file, given))
 
 
 def _write(html: Path | None, torchrec: Path | None, found: Searched, why: Explained, machine: Platform) -> None:

@@ -14,7 +14,10 @@ from steptime.errors import InputError
 
 def validate(
     what: Annotated[
-        str, typer.Argument(metavar="SET", help="kernels, lookups, collectives, waiting, device-time, host, memory or steps.")
+        str,
+        typer.Argument(
+            metavar="SET", help="kernels, lookups, collectives, waiting, device-time, host, memory, steps or sharding."
+        ),
     ] = "kernels",
     device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
     host: Annotated[str, typer.Option("--host", help="Whose costs.")] = "xeon-h200",
@@ -53,6 +56,13 @@ def validate(
         return
     if source is not None or explain or bars is not None:
         raise InputError(f"--from, --explain and --bars are for steps; drop them, or validate steps instead of {what}")
+    if what == "sharding":
+        from steptime.cli.validate_sharding import validate_sharding_command
+
+        if models is not None:
+            raise InputError("validate sharding asks the shipped models; drop --models")
+        validate_sharding_command(full=full, json=json)
+        return
     found = validated(what, Models(device, host, models, fabric))
     if json:
         print(dumps(validation_document(found)), end="")

@@ -8,12 +8,16 @@ from dataclasses import asdict
 from rich.console import Console
 
 from steptime.report.json import Document
-from steptime.report.layout import print_numbers, print_section
+from steptime.report.layout import print_line, print_numbers, print_section
 from steptime.validate.steps_explain import Split, grouped, mean_splits
 from steptime.validate.steps_predict import CaseOutcome
 
 _WORST = 20  # cases that are named
 _PARTS = ("error", "device", "host", "communication", "synchronisation", "measured_parts")
+_BLUNT = (
+    "a profiler slows the host, and with it what collectives need of the host: in steps of few milliseconds, host, "
+    "communication and synchronisation are told apart only roughly"
+)
 _HEADS = ("error", "device", "host", "commu-\nnication", "synchro-\nnisation", "parts as\nmeasured")
 
 
@@ -51,6 +55,7 @@ def print_splits(console: Console, outcomes: Sequence[CaseOutcome]) -> None:
     print_section(console, "Bias", "mean with its sign, % of the step")
     rows = [[name, f"{one['rows']:.0f}", *(f"{100 * one[part]:+.1f}" for part in _PARTS)] for name, one in means.items()]
     print_numbers(console, ("", "rows", *_HEADS), rows)
+    print_line(console, "Note", _BLUNT, style="dim")
     told = [(outcome, visit.split) for outcome in outcomes for visit in outcome.visits if visit.split is not None]
     told.sort(key=lambda pair: -abs(pair[1].error))
     print_section(console, "Worst", f"the {min(_WORST, len(told))} largest errors, % of the step")

@@ -26,6 +26,7 @@ from steptime.validate.kernels import validate_kernels
 from steptime.validate.lookup_fitting import lookup_baselines_file, read_lookup_baselines, read_lookups
 from steptime.validate.lookups import validate_lookups
 from steptime.validate.memory import validate_memory
+from steptime.validate.sharding import validate_sharding
 from steptime.validate.steps import validate_steps
 from steptime.validate.summary import Validation
 from steptime.validate.waiting import step_cases, waits
@@ -125,6 +126,12 @@ def _steps(models: Models) -> Validation:
     return validate_steps().validation
 
 
+def _sharding(models: Models) -> Validation:
+    if models.folder is not None:
+        raise InputError("validate sharding asks the shipped models; drop --models")
+    return validate_sharding().steps
+
+
 SETS: dict[str, Callable[[Models], Validation]] = {
     "kernels": _kernels,
     "lookups": _lookups,
@@ -134,4 +141,5 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "host": _host,
     "memory": _memory,
     "steps": _steps,
+    "sharding": _sharding,
 }

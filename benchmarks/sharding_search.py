@@ -1,0 +1,76 @@
+"""How long a search takes and how much it finds: tables drawn like production's on ranks of a cluster, against the usual rules.
+
+    PYTHONPATH=src OMP_NUM_THREADS=1 python benchmarks/sharding_search.py [--cases 60x4 200x32 1000x128]
+
+Prints CPU and wall seconds of the whole search, what of them went into preparing the evaluation, plans asked for, and the
+predicted step against the best usual rule, against greedy alone, and against a bound: loads that are all equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from steptime.build.dlrm import Dlrm, Table
+from steptime.lookups.populations import PRODUCTION_2022
+from steptime.platforms.platform import Platform
+from steptime.sharding.draws import Draws
+from steptime.sharding.search import Make, evaluators, search, usual_evaluations
+from steptime.sharding.search_state import Budget, Evaluate
+from steptime.sharding.task import Task
+
+PLATFORM = Path(__file__).parents[1] / "examples" / "sharding" / "128xh200.toml"
+CASES = ("60x4", "200x32", "1000x128")
+SAMPLES_PER_RANK = 4096
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("--cases", nargs="+", default=CASES)
+    for case in given.parse_args().cases:
+        tables, ranks = map(int, case.split("x"))
+        _one(Task(drawn_model(tables, ranks), ranks), Platform.load(str(PLATFORM), ranks=ranks))
+
+
+def _one(task: Task, platform: Platform) -> None:
+    preparing = [0.0]
+    make = _timed(evaluators(platform), preparing)
+    cpu, wall = time.process_time(), time.monotonic()
+    found = search(task, platform, Budget(usual_evaluations(task.model)), make=make)
+    cpu, wall = time.process_time() - cpu, time.monotonic() - wall
+    greedy = search(task, platform, Budget(2000), make=evaluators(platform), only=("greedy",))
+    rule = found.best_rule
+    assert rule is not None
+    print(
+        f"{len(task.tables)} tables on {task.ranks} ranks: {cpu:.1f} s CPU ({preparing[0]:.1f} preparing), {wall:.1f} s wall, "
+        f"{found.searched_plans:,} plans; step {found.best.step_ns / 1e6:.3f} ms; best rule ({rule[0]}) "
+        f"{rule[1].step_ns / found.best.step_ns - 1:+.1%}, greedy on predicted cost "
+        f"{greedy.best.step_ns / found.best.step_ns - 1:+.1%}",
+        flush=True,
+    )
+
+
+def _timed(make: Make, spent: list[float]) -> Make:
+    def made(model: Dlrm, ranks: int) -> Evaluate:
+        began = time.process_time()
+        found = make(model, ranks)
+        spent[0] += time.process_time() - began
+        return found
+
+    return made
+
+
+def drawn_model(tables: int, ranks: int, seed: int = 1) -> Dlrm:
+    draws = Draws(seed)
+    made = tuple(
+        Table(f"t{place:04d}", draws.pick((16, 32, 64, 128)), draws.stream(PRODUCTION_2022, (1e3, 2e7), (0.5, 200)))
+        for place in range(tables)
+    )
+    made = tuple(replace(one, generator=replace(one.generator, locality=0.0)) for one in made)
+    return Dlrm("drawn", SAMPLES_PER_RANK * ranks, 512, (1024, 256, 128), (1024, 512, 256, 1), made, interaction="cat")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The estimate that TorchRec's planner balances: bytes over bandwidth, table by table, for whole tables on ranks.
+
+Written after torchrec/distributed/planner/shard_estimators.py (EmbeddingPerfEstimator, table-wise, fused kernel, no weights),
+constants.py and perf_models.py (NoopPerfModel: the largest sum of shards' totals over ranks) of pytorch/torchrec, 2023 to 2025.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime.build.dlrm import Dlrm
+from steptime.platforms.platform import Platform
+
+Floats = npt.NDArray[np.float64]
+
+_GIB = 1024.0**3
+# constants.py: HBM_MEM_BW and INTRA_NODE_BANDWIDTH, bytes a second.
+_MEMORY, _LINKS = 897 * _GIB, 600 * _GIB
+# constants.py: BIGINT_DTYPE; fp32 rows and outputs.
+_INDEX_BYTES, _ITEM_BYTES = 8.0, 4.0
+# "Minimum embedding dim is set to 32 due to kernel usage".
+_LEAST_DIM = 32.0
+# constants.py: FULL_BLOCK_EMB_DIM, HALF_BLOCK_PENALTY, QUARTER_BLOCK_PENALTY, BWD_COMPUTE_MULTIPLIER.
+_FULL_DIM, _HALF_DIM, _HALF_PENALTY, _QUARTER_PENALTY, _BACKWARD = 128.0, 64.0, 1.15, 1.75, 2.0
+
+
+def planner_costs(model: Dlrm, ranks: int, platform: Platform | None = None) -> Floats:
+    """[tables] seconds of each; with the planner's own bandwidths, or those of a platform's data sheets."""
+    dim = np.array([float(table.dim) for table in model.tables])
+    lookups = model.batch * np.array([table.pooling_factor for table in model.tables])
+    memory, links = (_MEMORY, _LINKS) if platform is None else _bandwidths(platform, ranks)
+    penalty = np.where(dim >= _FULL_DIM, 1.0, np.where(dim >= _HALF_DIM, _HALF_PENALTY, _QUARTER_PENALTY))
+    written = model.batch * dim * _ITEM_BYTES
+    read = lookups * (_INDEX_BYTES + np.maximum(dim, _LEAST_DIM) * _ITEM_BYTES)
+    forward = (read + written) * penalty / memory
+    found: Floats = forward * (1.0 + _BACKWARD) + 2.0 * written / links
+    return found
+
+
+def _bandwidths(platform: Platform, ranks: int) -> tuple[float, float]:
+    """Of memory, a part of a GPU having its part of it, and of the links between ranks."""
+    limits = platform.device.limits
+    links = _LINKS if platform.fabric is None or ranks == 1 else platform.fabric.limits.tiers[0].bandwidth_bytes_per_s.value
+    return limits.bandwidth_bytes_per_s.value / limits.share, links
