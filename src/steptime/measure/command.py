@@ -69,6 +69,9 @@ def parser(job: str) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of the cases drawn (0)")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it without a GPU")
     made.add_argument("--json", action="store_true", help="say the result as JSON")
+    if job == "sharding":
+        said = "JSON, task: name: table: rank; only these tasks, these plans beside those of the rules"
+        made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=said)
     return made
 
 
@@ -97,6 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         small=given.small,
         seed=given.seed,
         only=tuple(name for name in given.only.split(",") if name),
+        plans=getattr(given, "plans", None),
     )
     return measure(job, given.out, given.minutes, options, words, as_json=given.json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from steptime.errors import InputError
@@ -19,6 +20,7 @@ class Options:
     small: bool = False  # a handful of cases of each kind
     seed: int = 0
     only: tuple[str, ...] = ()  # names of families, collectives or workloads; empty: all
+    plans: Path | None = None  # of sharding tasks, timed beside those of the rules; then no other tasks are
 
 
 class LineParser(argparse.ArgumentParser):

@@ -17,6 +17,7 @@ from steptime.measure.group import Group
 from steptime.measure.options import Options
 from steptime.measure.ranks import Layout, RanksError, run_ranks
 from steptime.measure.session import Session
+from steptime.measure.sharding_plans import Given, read_plans
 from steptime.measure.sharding_summary import summary
 from steptime.measure.steps.attempts import Attempts, free
 from steptime.measure.steps.daemon import Daemon
@@ -92,7 +93,7 @@ def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, 
         names = [name for name in due(session, options, place, turn) if name not in skipped]
         if not names or session.budget.left_s() <= 0:
             return
-        told = {"small": options.small, "seed": options.seed, "only": list(options.only)}
+        told = {"small": options.small, "seed": options.seed, "only": list(options.only), "plans": given_plans(options)}
         plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, calibrate=start == 0, **told)
         settings = {FABRIC: place.fabric}
         limit_s = session.budget.left_s() + _TASK_S
@@ -112,11 +113,12 @@ def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, 
 def due(session: Session, options: Options, place: Place, turn: int) -> list[str]:
     """Names of the tasks of which a plan was not timed in every block often enough."""
     done = session.store.done("sharding")
-    tasks = tasks_of(small=options.small, only=options.only)
+    given = given_plans(options)
+    tasks = tasks_of(small=options.small, only=options.only or tuple(given))
     blocks = range(_SMALL_BLOCKS if options.small else BLOCKS)
     found = []
     for task in tasks[::_REPEATED] if turn else tasks:
-        cases = [case for case, _ in plans_of(task, max(options.ranks))]
+        cases = [case for case, _ in plans_of(task, max(options.ranks), given)]
         keys = [
             key_of_case(case, place.share, place.fabric, name="sharding", block=block) for case in cases for block in blocks
         ]
@@ -142,16 +144,26 @@ def _smaller(task: Dlrm) -> Dlrm:
     return replace(task, batch=_SMALL_BATCH, tables=tuple(tables))
 
 
-def plans_of(task: Dlrm, ranks: int) -> list[tuple[Case, str]]:
-    """A case per distinct plan of the rules, and the names of the other rules that make the same one."""
+def given_plans(options: Options) -> Given:
+    """The plans of the file that the options name; a task that there is not, or a plan that does not fit one, says so."""
+    if options.plans is None:
+        return {}
+    return read_plans(options.plans, tasks_of(small=options.small, only=()), max(options.ranks))
+
+
+def plans_of(task: Dlrm, ranks: int, given: Given | None = None) -> list[tuple[Case, str]]:
+    """A case per distinct plan of the rules and of those given, and the names of the others that make the same one."""
     from steptime.sharding.rules import rules
     from steptime.workloads.cases import dlrm_case
 
     found: dict[str, Case] = {}
     others: dict[str, list[str]] = {}
-    for rule in rules():
-        case = dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule)
-        plan = json.dumps(case.plan)
+    made = [dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule) for rule in rules()]
+    for name, placed in (given or {}).get(task.name, {}).items():
+        named = replace(made[0], name=f"{task.name}-{name}-r{ranks}", rule=name)
+        made.append(replace(named, plan={table.name: placed[table.name] for table in task.tables}))
+    for case in made:
+        plan, rule = json.dumps(case.plan), case.rule
         if plan in found:
             others[plan].append(rule)
         else:
@@ -191,7 +203,7 @@ def _task(attempts: Attempts, task: Dlrm, plan: Mapping[str, Any]) -> list[dict[
     """The rows of one task. Its plans stay built throughout: they share their tables, and switching takes nothing."""
     group = attempts.group
     built: list[tuple[Case, str, Step]] = []
-    for case, aliases in plans_of(task, group.ranks):
+    for case, aliases in plans_of(task, group.ranks, plan.get("plans")):
         step = attempts.attempt(f"{task.name}/{case.rule}", partial(_built, case, group))
         if step is not None:
             built.append((case, aliases, step))

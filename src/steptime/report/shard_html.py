@@ -88,9 +88,10 @@ def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
         "Gain": gain_words(why),
     }
     said = [*found.notes, *why.doubts, *why.warnings]
+    regime, colon, evidence = why.bound_by.partition(":")
     return [
         tag("p", tag("strong", time_ms(step)), tag("span", "ms per step", class_="unit"), class_="step"),
-        tag("p", tag("strong", "Bound by "), why.bound_by, class_="bound"),
+        tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound"),
         tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts"),
         tag("ul", *(tag("li", one) for one in said), class_="warnings", aria_label="Warnings") if said else Markup(),
     ]

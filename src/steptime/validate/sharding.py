@@ -1,7 +1,8 @@
 """Picks among sharding plans against measured ones: the shipped tasks, each with its plans timed in the same blocks.
 
-Nothing that predicts was fitted on these tasks. Beside it: a rule drawn at random, every rule by itself, sums of table costs,
-what planners use, and the prediction with parts of it left out.
+No constant of the prediction was fitted on these tasks; the form of two laws (`sharding.evaluation_laws`) was found on them.
+Beside it: a rule drawn at random, every rule by itself, sums of table costs, what planners use, and the prediction with parts
+of it left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from steptime.errors import InputError
 from steptime.platforms.platform import Platform
 from steptime.sharding.evaluation import Evaluation
 from steptime.validate.sharding_estimates import OURS, chance_pick, estimates, rule_picks
+from steptime.validate.sharding_given import GivenPlan, given_plans
 from steptime.validate.sharding_measured import MeasuredTask, shipped_tasks
 from steptime.validate.sharding_scores import Ceiling, Judged, Score, ceiling, picked, score
 from steptime.validate.steps_cases import platform_name
@@ -69,6 +71,7 @@ class ShardingValidation:
     whole: ShardingPart
     parts: Mapping[str, ShardingPart]
     steps: Validation  # predicted step times of all plans against measured ones
+    given: tuple[GivenPlan, ...] = ()  # plans that were searched for and timed beside the rules'
 
 
 def validate_sharding(
@@ -78,7 +81,7 @@ def validate_sharding(
     said: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ShardingValidation:
     """The shipped tasks, or those of some names, by two processes unless an executor is given; `said` hears how far it is."""
-    tasks = shipped_tasks(_platform(1).host, names)
+    tasks, beside = shipped_tasks(_platform(1).host, names)
     if not tasks:
         raise InputError("no shipped sharding task has such a name; `sharding` in the measurements names them")
     outcomes = []
@@ -87,7 +90,7 @@ def validate_sharding(
         for outcome in running.map(outcome_of, tasks):
             outcomes.append(outcome)
             said(len(outcomes), len(tasks))
-    return validation_of(outcomes)
+    return validation_of(outcomes, given_plans(beside, _platform(beside[0].ranks)) if beside else ())
 
 
 def outcome_of(task: MeasuredTask) -> TaskOutcome:
@@ -101,8 +104,8 @@ def _platform(ranks: int) -> Platform:
     return Platform.load(platform_name(ranks))
 
 
-def validation_of(outcomes: Sequence[TaskOutcome]) -> ShardingValidation:
-    """All tasks and their parts."""
+def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = ()) -> ShardingValidation:
+    """All tasks and their parts; `given` are plans that were timed beside the rules'."""
     groups: dict[str, Callable[[MeasuredTask], bool]] = {
         HEAVY: lambda task: task.heavy,
         ORDINARY: lambda task: not task.heavy,
@@ -111,7 +114,7 @@ def validation_of(outcomes: Sequence[TaskOutcome]) -> ShardingValidation:
     }
     some = {name: [one for one in outcomes if belongs(one.task)] for name, belongs in groups.items()}
     parts = {name: part_of(chosen) for name, chosen in some.items() if chosen}
-    return ShardingValidation(tuple(outcomes), part_of(outcomes), parts, _steps(outcomes, some))
+    return ShardingValidation(tuple(outcomes), part_of(outcomes), parts, _steps(outcomes, some), tuple(given))
 
 
 def part_of(outcomes: Sequence[TaskOutcome]) -> ShardingPart:

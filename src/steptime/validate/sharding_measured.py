@@ -17,6 +17,7 @@ from steptime.models.host.calibration import speed_of
 from steptime.models.host.fit import CALIBRATION
 from steptime.models.host.model import HostModel
 from steptime.models.host.speed import STEP
+from steptime.sharding.rules import rules as sharding_rules
 from steptime.sim.modelled.step import Calibration
 from steptime.validate.wire import factors, wires
 
@@ -73,26 +74,39 @@ def levels(paired: Floats) -> Floats:
     return found
 
 
-def shipped_tasks(host: HostModel, names: Sequence[str] | None = None) -> list[MeasuredTask]:
-    """The shipped tasks, or those of some names, in the order of their names."""
+def shipped_tasks(host: HostModel, names: Sequence[str] | None = None) -> tuple[list[MeasuredTask], list[MeasuredTask]]:
+    """The shipped tasks, or those of some names, in the order of their names; and those with plans beside the rules' again."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in shipped("sharding").select(_COLUMNS).to_pylist():
         if names is None or row["task"] in names:
             rows[row["task"]].append(row)
-    known = _Calibrations(host)
-    return [task_of(some, known.of_run(_usual_run(some), int(some[0]["ranks"]))) for _, some in sorted(rows.items())]
+    known, tasks, beside = _Calibrations(host), [], []
+    for _, some in sorted(rows.items()):
+        calibration = known.of_run(_usual_run(some), int(some[0]["ranks"]))
+        tasks.append(task_of(some, calibration))
+        given = [row for row in some if not set(names_of(row)) <= set(sharding_rules())]
+        if given:
+            run = _usual_run(given)
+            own = [row for row in some if row["run"] == run]
+            beside.append(task_of(own, known.of_run(run, int(some[0]["ranks"])), given=True))
+    return tasks, beside
 
 
-def task_of(rows: Sequence[Row], calibration: Calibration) -> MeasuredTask:
-    """From the rows of one task; blocks that lack a plan are left out."""
+def task_of(rows: Sequence[Row], calibration: Calibration, *, given: bool = False) -> MeasuredTask:
+    """The plans of the rules, from the rows of one task; with `given` also others that were timed beside them.
+
+    Blocks that lack a plan are left out.
+    """
     model = Dlrm.from_dict(json.loads(rows[0]["config"])).with_batch(int(rows[0]["batch"]))
     plans: dict[str, int] = {}
     rules: dict[str, int] = {}
     times: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
     for row in rows:
+        names = [name for name in names_of(row) if given or name in sharding_rules()]
+        if not names:
+            continue
         place = plans.setdefault(row["plan"], len(plans))
-        for rule in (row["rule"], *filter(None, (row["aliases"] or "").split(","))):
-            rules[rule] = place
+        rules.update(dict.fromkeys(names, place))
         times[row["run"], row["process"], row["block"]][place] = float(row["time_ns"])
     whole = [block for _, block in sorted(times.items()) if len(block) == len(plans)]
     placed = [json.loads(plan) for plan in plans]
@@ -104,6 +118,11 @@ def task_of(rows: Sequence[Row], calibration: Calibration) -> MeasuredTask:
         np.array([[block[place] for block in whole] for place in range(len(plans))]),
         calibration,
     )
+
+
+def names_of(row: Row) -> tuple[str, ...]:
+    """Rules, and plans that were given by name, of which this row is."""
+    return (row["rule"], *filter(None, (row["aliases"] or "").split(",")))
 
 
 def _usual_run(rows: Iterable[Row]) -> str:

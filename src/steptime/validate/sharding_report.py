@@ -10,6 +10,7 @@ import numpy as np
 
 from steptime.validate.sharding import CHANCE, ShardingPart, ShardingValidation, TaskOutcome
 from steptime.validate.sharding_estimates import ABLATIONS
+from steptime.validate.sharding_given import GivenPlan
 from steptime.validate.sharding_scores import Score, picked
 
 _SCHEMA_VERSION = 1
@@ -28,6 +29,7 @@ def sharding_document(found: ShardingValidation) -> dict[str, Any]:
         "parts": {name: _part(part) for name, part in found.parts.items()},
         "steps": asdict(found.steps.whole.summary),
         "cases": [_task(one) for one in found.outcomes],
+        "given": [{**asdict(one), "faster": one.faster, "slower": one.slower} for one in found.given],
         "warnings": list(found.steps.warnings),
     }
 
@@ -81,7 +83,23 @@ def sharding_lines(found: ShardingValidation, *, full: bool = False) -> list[str
     if full:
         for name, part in found.parts.items():
             lines += ["", f"Parts: {name}", *(_score(other, one) for other, one in part.others.items())]
-    return [*lines, "", *_notes(found), "", "Worst picks", *_worst(found.outcomes)]
+    return [*lines, "", *_notes(found), *_given(found.given), "", "Worst picks", *_worst(found.outcomes)]
+
+
+def _given(plans: Sequence[GivenPlan]) -> list[str]:
+    """Plans that were timed beside the rules', against the best of those."""
+    if not plans:
+        return []
+    return [
+        "",
+        f"Searched plans against the best rule in hindsight: {sum(one.faster for one in plans)} of {len(plans)} faster beyond "
+        f"the noise, {sum(one.slower for one in plans)} slower by more than 2 % and the noise",
+        *(
+            f"  {one.task} {one.name}: {one.ratio - 1:+.1%} ({one.low - 1:+.1%} to {one.high - 1:+.1%}) of {one.best_rule}, "
+            f"predicted {one.predicted_ns / one.best_rule_predicted_ns - 1:+.1%}"
+            for one in plans
+        ),
+    ]
 
 
 def _notes(found: ShardingValidation) -> list[str]:
@@ -96,6 +114,7 @@ def _notes(found: ShardingValidation) -> list[str]:
         f"{whole.ours.mean_regret / max(best.mean_regret, 1e-12):.0%} of it",
         f"Step times of {steps.rows} plans: GMAE {steps.gmae:.1%}, MAPE {steps.mape:.1%}, p90 {steps.p90:.1%}, bias "
         f"{steps.bias:+.1%}, worst {steps.worst}",
+        "No constant was fitted on these tasks; the form of two laws (shared memory, buffered exchanges) was found on them",
     ]
 
 

@@ -54,15 +54,18 @@ def regrets(level: Floats) -> Floats:
 def tied_with_fastest(paired: Floats) -> npt.NDArray[np.bool_]:
     """Which plans may be as fast as the fastest: the 95 % interval of their mean ratio over the same blocks holds 1."""
     best = int(np.argmin(levels(paired)))
-    ratio = np.log(paired / paired[best])
-    blocks = ratio.shape[1]
-    if blocks < 2:
-        return np.asarray(np.arange(len(paired)) == best)
-    student = _STUDENT[blocks - 2] if blocks - 2 < len(_STUDENT) else _NORMAL
-    low = ratio.mean(axis=1) - student * ratio.std(axis=1, ddof=1) / np.sqrt(blocks)
-    found: npt.NDArray[np.bool_] = low <= 0.0
-    found[best] = True
+    found: npt.NDArray[np.bool_] = np.arange(len(paired)) == best
+    if paired.shape[1] > 1:
+        found |= np.array([ratio_interval(np.log(one / paired[best]))[1] <= 1.0 for one in paired])
     return found
+
+
+def ratio_interval(logs: Floats) -> tuple[float, float, float]:
+    """The mean ratio of which these are logarithms, one for each of two blocks or more, and its 95 % interval."""
+    blocks = len(logs)
+    student = _STUDENT[blocks - 2] if blocks - 2 < len(_STUDENT) else _NORMAL
+    mean, half = float(logs.mean()), float(student * logs.std(ddof=1) / np.sqrt(blocks))
+    return float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half))
 
 
 def picked(estimate: Floats) -> Floats:

@@ -197,5 +197,5 @@ def _check_ranks(workload: Workload, platform: Platform) -> None:
     if workload.world_size > platform.ranks:
         raise InputError(
             f"{workload.name or 'the workload'} has {workload.world_size} ranks, platform {platform.name} {platform.ranks}; "
-            f"choose one with {workload.world_size} or more, as `steptime platforms` lists them"
+            f"choose one with {workload.world_size} or more, as `steptime platforms` lists them, or fewer ranks of a config"
         )

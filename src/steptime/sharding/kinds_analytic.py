@@ -1,0 +1,56 @@
+"""What a table costs that every rank has a part of: row-wise and data-parallel, put together from models of its pieces.
+
+No step with such tables was measured, so what this adds to a step is labelled analytic, and such kinds are chosen only where a
+task allows them. On every rank alike, one piece after the other and hidden behind nothing (N ranks, B samples of all ranks,
+D columns):
+
+- row-wise: the lookups of B / N samples (each rank finds its share of the rows of every bag), writing partial sums of all B
+  bags, 4 B D bytes; forward a reduce_scatter and backward an all_gather of 4 B D bytes;
+- data-parallel: the lookups of the rank's own B / N samples; an all_reduce of the gradient of the whole table,
+  4 * rows * D bytes, and an update that reads and writes all of it (3 passes).
+
+Both: the product of the top MLP's first layer with the table's columns, three times, which the evaluation of the other tables
+lacks.
+"""
+
+from __future__ import annotations
+
+from steptime.build.dlrm import Dlrm, Table
+from steptime.build.table_lookups import table_lookups
+from steptime.models.collectives.message import Message
+from steptime.models.kernels.lookups.question import BACKWARD, FORWARD, Lookup
+from steptime.platforms.platform import Platform
+from steptime.sharding.kinds import DATA_PARALLEL
+
+_FLOAT = 4
+_UPDATE_PASSES = 3
+
+
+def everywhere_ns(model: Dlrm, table: Table, kind: str, platform: Platform, ranks: int) -> float:
+    """What the table adds to the step of every rank."""
+    device, samples = platform.device.limits, model.batch // ranks
+    sums, weights = _FLOAT * model.batch * table.dim, _FLOAT * table.rows * table.dim
+    columns = device.roofline_ns(6.0 * samples * table.dim * model.top[0], 3.0 * _FLOAT * samples * table.dim, "float32")
+    found = _lookups_ns(model, table, platform, samples) + columns
+    if kind == DATA_PARALLEL:
+        update = device.roofline_ns(0.0, float(_UPDATE_PASSES * weights), "float32")
+        return found + update + _collective_ns(platform, "all_reduce", ranks, weights)
+    found += device.roofline_ns(0.0, 2.0 * sums, "float32")
+    return found + sum(_collective_ns(platform, kind, ranks, sums) for kind in ("reduce_scatter", "all_gather"))
+
+
+def _lookups_ns(model: Dlrm, table: Table, platform: Platform, samples: int) -> float:
+    found = table_lookups(table, max(samples, 1))
+    asked = [
+        Lookup(model.lookup, direction, (found,), model.optimizer if direction == BACKWARD else "none")
+        for direction in (FORWARD, BACKWARD)
+    ]
+    return sum(one.estimate.time_ns for one in platform.device.lookup_estimates(asked))
+
+
+def _collective_ns(platform: Platform, kind: str, ranks: int, nbytes: int) -> float:
+    """By itself; a kind that the fabric was not measured with counts as an exchange of as many bytes."""
+    if ranks == 1 or platform.fabric is None:
+        return 0.0
+    asked = kind if platform.fabric.knows(kind) else "all_to_all"
+    return platform.fabric.estimates([Message(asked, ranks, nbytes)])[0].time_ns

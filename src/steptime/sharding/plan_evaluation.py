@@ -1,0 +1,43 @@
+"""`DividedEvaluator`: plans of one division of a task's tables, evaluated: slices as tables of their own, the rest added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steptime.build.dlrm import Dlrm
+from steptime.platforms.platform import Platform
+from steptime.sharding.evaluation import Evaluation, Evaluator, Plans
+from steptime.sharding.kinds_analytic import everywhere_ns
+from steptime.sharding.plan_kinds import Division
+from steptime.sim.modelled.step import UNCALIBRATED, Calibration
+
+
+@dataclass(frozen=True, eq=False)
+class DividedEvaluator:
+    """Evaluates plans of the shards of one division."""
+
+    model: Dlrm  # its tables are the shards
+    evaluator: Evaluator
+    added_ns: float  # to every step, analytic: tables that every rank has a part of
+
+    @classmethod
+    def of(
+        cls, model: Dlrm, division: Division, platform: Platform, ranks: int, calibration: Calibration = UNCALIBRATED
+    ) -> DividedEvaluator:
+        """Of a model whose tables are divided so."""
+        shards = replace(model, tables=division.shard_tables(model.tables))
+        evaluator = Evaluator.of(shards, platform, ranks, calibration=calibration)
+        return cls(shards, evaluator, analytic_ns(model, division, platform, ranks))
+
+    def evaluate(self, plans: Plans) -> Evaluation:
+        """The plans, [plans, shards], with what is added."""
+        found = self.evaluator.evaluate(np.atleast_2d(plans))
+        return replace(found, step_ns=found.step_ns + self.added_ns)
+
+
+def analytic_ns(model: Dlrm, division: Division, platform: Platform, ranks: int) -> float:
+    """What tables cost that every rank has a part of."""
+    every = division.everywhere().items()
+    return sum(everywhere_ns(model, model.tables[place], kind, platform, ranks) for place, kind in every)

@@ -1,0 +1,42 @@
+"""The step that stands for all plans of a model: built, asked and played once, under a plan that gives every rank tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from steptime.build.dlrm import Dlrm
+from steptime.build.dlrm_workload import dlrm_workload
+from steptime.platforms.platform import Platform
+from steptime.sharding.stages import FORWARD, Stages
+from steptime.sim.modelled.step import Calibration, modelled
+
+# On more ranks the tables of the step that stands for all are alike, so that all ranks run one program.
+_MOST_PROGRAMS = 8
+
+
+def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibration) -> Stages:
+    """The stages of a model's step on so many ranks."""
+    like = model if ranks <= min(_MOST_PROGRAMS, len(model.tables)) else _alike(model, ranks)
+    built = dlrm_workload(like, ranks, {table.name: place % ranks for place, table in enumerate(like.tables)})
+    step = modelled(built.workload, platform, lookups=built.lookups)
+    found, _ = step.steady(calibration)
+    place = next(at for at, one in enumerate(step.programs) if FORWARD in one.groups)
+    one = step.programs[place]
+    alone = [
+        estimate.time_ns
+        for estimate, collective in zip(one.estimates[-len(one.program.collectives) :], one.program.collectives, strict=True)
+        if collective.kind == "all_to_all"
+    ] if one.program.collectives else []  # fmt: skip
+    return Stages.of(one, found.timeline.cohorts[place], alone)
+
+
+def _alike(model: Dlrm, ranks: int) -> Dlrm:
+    """As many tables on every rank, all like the one in the middle, with as many columns in all but for rounding."""
+    each = max(1, round(len(model.tables) / ranks))
+    dims = np.array([table.dim for table in model.tables])
+    dim = int(dims[0]) if model.interaction == "dot" else max(1, round(float(dims.sum()) / (each * ranks)))
+    lookups = sorted(model.tables, key=lambda table: table.pooling_factor * table.dim)
+    middle = replace(lookups[len(lookups) // 2], dim=dim)
+    return replace(model, tables=tuple(replace(middle, name=f"like{place}") for place in range(each * ranks)))

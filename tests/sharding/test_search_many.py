@@ -1,0 +1,33 @@
+"""Many tasks on several processes and on a cluster."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+from tests.sharding.additive import model_of
+
+from steptime.platforms.platform import Platform
+from steptime.sharding.search import search, search_many
+from steptime.sharding.search_state import Budget
+from steptime.sharding.task import Task
+
+PLATFORM = Platform.load("4xh200-quarter-loopback")
+TASKS = [Task(model_of(6, seed=seed, batch=8192), 4) for seed in range(2)]
+
+
+def test_processes_find_what_one_does() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        found = search_many(TASKS, PLATFORM, executor, Budget(60))
+    assert [one.options for one in found] == [search(task, PLATFORM, Budget(60)).options for task in TASKS]
+
+
+def test_a_dask_cluster_finds_what_one_does() -> None:
+    distributed = pytest.importorskip("distributed", reason="dask is not installed (pip install distributed)")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        found = search_many(TASKS, PLATFORM, client.get_executor(), Budget(60))
+    assert [one.options for one in found] == [search(task, PLATFORM, Budget(60)).options for task in TASKS]
