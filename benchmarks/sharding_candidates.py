@@ -36,7 +36,8 @@ def main() -> None:
     chosen = given.parse_args()
     platform = Platform.load(PLATFORM)
     found = []
-    for task in shipped_tasks(platform.host, chosen.tasks or None):
+    tasks, _ = shipped_tasks(platform.host, chosen.tasks or None)
+    for task in tasks:
         began = time.process_time()
         searched, divided = (searched_plan(task, platform, kinds) for kinds in ((TABLE_WISE,), USUAL_KINDS))
         found.append(entry(task, searched, divided))
