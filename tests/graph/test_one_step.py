@@ -10,6 +10,7 @@ import pytest
 from steptime.graph.load import load
 from steptime.graph.one_step import one_step
 from steptime.graph.program import CallKind, WorkKind
+from steptime.graph.tensor_waits import tensor_waits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -41,11 +42,15 @@ def test_collectives_count_from_zero_per_group() -> None:
         assert numbers == list(range(len(numbers)))
 
 
-def test_waits_for_collectives_of_the_step_stay() -> None:
-    program = one_step(load([EXAMPLES / "h200_mps4_dlrm"]).programs[0]).program
+@pytest.mark.parametrize("name", ["h200_mps4_dlrm", "dlrm_overlap4", "gpt_fsdp2_small"])
+def test_every_collective_of_the_step_is_waited_for(name: str) -> None:
+    program = one_step(load([EXAMPLES / name]).programs[0]).program
     waits = program.calls.kind == CallKind.STREAM_WAIT
-    assert waits.any()
     assert (program.works.kind[program.calls.awaits[waits]] == WorkKind.COLLECTIVE).all()
+    # Whatever stream a collective ran on, somebody waits for it, and does so after it was launched.
+    assert {each.collective for each in tensor_waits(program) if each.needed_by > each.launched_by} == set(
+        range(len(program.collectives))
+    )
 
 
 def test_a_graph_is_one_launch_from_its_first_start_to_its_last_end() -> None:

@@ -66,6 +66,12 @@ def test_ranks_and_batch_of_the_command_line_go_first(tmp_path: Path) -> None:
     assert (found.ranks, found.model.batch) == (8, 4096)
 
 
+def test_a_rule_that_is_left_aside_is_said(tmp_path: Path) -> None:
+    for found in (task(tmp_path, 'rule = "naive"\n' + CONFIG), task(tmp_path, 'rule = "naive"\n' + CONFIG, ranks=2)):
+        (note,) = found.notes
+        assert "left aside" in note
+
+
 def test_a_csv_says_what_it_left_open(tmp_path: Path) -> None:
     found = task(tmp_path, CSV, "tables.csv")
     assert [(table.name, table.rows, table.dim, table.pooling_factor) for table in found.tables] == [

@@ -110,3 +110,13 @@ def test_a_table_that_does_not_fit_whole_is_divided_where_that_is_allowed() -> N
     constraints = Constraints(memory_bytes=GIB, kinds=KINDS)
     found = search(Task(_large(4_000_000), 4, constraints), PLATFORM, Budget(200), make=additive)
     assert set(found.best.plan.kinds().values()) <= {COLUMN_WISE, ROW_WISE}
+
+
+def test_memory_that_is_said_to_be_enough_is() -> None:
+    model = replace(_large(4_000_000), interaction="dot", bottom=(64,))
+    with pytest.raises(InputError, match="What would help") as raised:
+        search(Task(model, 4, Constraints(memory_bytes=GIB)), PLATFORM, Budget(50), make=additive)
+    said = str(raised.value)
+    assert all(f"({number})" in said for number in (1, 2, 3))
+    enough = float(said.split("ranks with ")[1].split(" GiB", maxsplit=1)[0])
+    search(Task(model, 4, Constraints(memory_bytes=int((enough + 0.05) * GIB))), PLATFORM, Budget(50), make=additive)

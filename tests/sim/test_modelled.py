@@ -16,6 +16,7 @@ from steptime.errors import InputError
 from steptime.graph.load import load
 from steptime.graph.one_step import OneStep
 from steptime.graph.program import CallKind, Program, WorkKind
+from steptime.graph.tensor_waits import tensor_waits
 from steptime.graph.workload import Workload
 from steptime.lookups.generators import Generator
 from steptime.models.host.columns import host_columns
@@ -24,6 +25,7 @@ from steptime.platforms.platform import Platform
 from steptime.sharding.configs import configured_in
 from steptime.sim.modelled import step as modelled_step
 from steptime.sim.modelled.device_work import device_work
+from steptime.sim.modelled.memory import memory_of
 from steptime.sim.modelled.prediction import predict_on
 from steptime.sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
 
@@ -86,6 +88,30 @@ def test_compute_waits_for_the_collective_it_needs() -> None:
             end = played.work_end_ns[program.calls.awaits[call]]
             later = np.flatnonzero((program.works.stream == 0) & (program.works.call > call))
             assert (played.work_start_ns[later] >= end).all()
+
+
+def test_what_needs_a_collective_is_launched_after_the_wait_for_it() -> None:
+    given = configured_in(EXAMPLES / "configs" / "llama-8b.toml", batch=8)
+    (one,) = modelled(given.workload, Platform.load("8xh200-nvlink")).programs
+    calls, works = one.program.calls, one.program.works
+    waits = np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.stream == 0))
+    awaited = dict(zip(works.collective[calls.awaits[waits]].tolist(), waits.tolist(), strict=True))
+    needs = [each for each in tensor_waits(given.workload.programs[0]) if each.needed_by >= 0]
+    assert needs
+    for each in needs:
+        users = works.call[(works.stream == 0) & (calls.op[works.call] >= each.needed_by)]
+        assert (users > awaited[each.collective]).all()
+
+
+def test_ranks_with_tables_of_other_sizes_have_programs_of_their_own() -> None:
+    tables = tuple(Table(name, 64, Generator(rows=rows, pooling=8.0)) for name, rows in (("big", 9_000_000), ("small", 900)))
+    model = Dlrm("two", 512, 16, (64, 64), (128, 1), tables, interaction="cat")
+    here, there = (dlrm_workload(model, 2, {"big": rank, "small": 1 - rank}) for rank in (0, 1))
+    peaks = [
+        memory_of(each.workload, platform(), lookups=each.lookups, unnamed=each.unnamed)["peak_bytes"] for each in (here, there)
+    ]
+    assert len(here.workload.programs) == 2
+    assert peaks[0] == peaks[1]
 
 
 def test_a_collective_starts_after_the_compute_before_it() -> None:

@@ -24,6 +24,15 @@ def unprofiled_ms(name: str) -> tuple[float, float]:
     return min(times), max(times)
 
 
+@pytest.mark.parametrize(
+    ("name", "platform"), [("gpt_fsdp2_small", "2xh200-half-loopback"), ("dlrm_overlap4", "4xh200-quarter-loopback")]
+)
+def test_recordings_of_many_ranks_are_predicted_near_their_unprofiled_time(name: str, platform: str) -> None:
+    found = predict_on(load([EXAMPLES / name]), Platform.load(platform))
+    low, high = unprofiled_ms(name)
+    assert 0.9 * low <= found.step_time_ms <= 1.1 * high
+
+
 @pytest.mark.parametrize(("name", "off"), [("gpt_compiled", 0.15), ("gpt_graph", 0.10), ("prefetch_sync", 0.10)])
 def test_compiled_steps_and_graphs_are_predicted_near_their_unprofiled_time(name: str, off: float) -> None:
     found = predict_on(load([EXAMPLES / name]), Platform.load("1xh200"))

@@ -8,7 +8,6 @@ from statistics import median
 import numpy as np
 import pytest
 
-from steptime.graph.program import CallKind
 from steptime.platforms.platform import Platform
 from steptime.sim.modelled.step import ModelledStep, modelled
 from steptime.sim.steady import Steady
@@ -84,7 +83,6 @@ def test_a_recorded_host_takes_what_the_profile_shows_less_its_inflation(step: M
         total = (one.gap_cpu_ns.sum() + one.call_cpu_ns.sum()) * case.reference.speed.cpu
         seen = ops_seen(program, one, case.profile[one.program.rank], case.ranks)
         assert not seen.held_back
-        assert not (one.program.calls.kind == CallKind.BLOCKING_COPY).any() or total > 0
         assert total == pytest.approx(seen.quickest_ns / case.inflation, rel=0.15)
         assert (one.gap_cpu_ns >= 0).all()
 

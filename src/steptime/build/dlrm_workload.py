@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steptime.build.configured import Configured, UnnamedMemory
 from steptime.build.dlrm import KIND, Dlrm, Table
@@ -83,7 +83,8 @@ def _programs(model: Dlrm, found: Sequence[Sequence[TableStatistics]]) -> tuple[
     programs, owners = [], []
     for rank, tables in enumerate(found):
         local = [LocalTable(table.rows, table.dim, table.lookups, table.unique) for table in tables]
-        key = what_is_written(model, local)
+        # Ranks that write the same ops may look up other rows, and hold tables of other sizes.
+        key = (what_is_written(model, local), tuple(replace(table, table="") for table in tables))
         if key not in owner_of:
             owner_of[key] = rank
             programs.append(rank_program(model, local, widths, rank))

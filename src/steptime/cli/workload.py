@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from steptime.build.step_lookups import WorkloadLookups
     from steptime.graph.workload import Workload
 
-# A dotted module, a colon, the name of a function in it.
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# A dotted module or the path of a Python file, a colon, the name of a function in it.
+_FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from steptime.graph.program import NEVER, CallKind, Collective, Program, WorkKind
+from steptime.graph.program import NEVER, CallKind, Calls, Collective, Program, WorkKind
 from steptime.graph.table import Table
 
 Rows = npt.NDArray[np.intp]
@@ -51,12 +51,11 @@ def one_step(program: Program) -> OneStep:
         _places(len(table), kept) for table, kept in ((program.ops, ops), (program.calls, calls), (program.works, works))
     )
     collectives = [program.collectives[place] for place in program.works.collective[works].tolist()]
+    kept = _taken(program.calls, calls, op=op_place, awaits=work_place, after=call_place, start_ns=NEVER, end_ns=NEVER, step=0)
     alone = replace(
         program,
         ops=_taken(program.ops, ops, parent=op_place, start_ns=NEVER, end_ns=NEVER, step=0),
-        calls=_taken(
-            program.calls, calls, op=op_place, awaits=work_place, after=call_place, start_ns=NEVER, end_ns=NEVER, step=0
-        ),
+        calls=_with_waits(program, ops, calls, works, kept),
         works=_taken(
             program.works, works, call=call_place, start_ns=NEVER, end_ns=NEVER, step=0, collective=np.arange(len(works))
         ),
@@ -99,6 +98,40 @@ def _calls(program: Program, step: int, works: Rows) -> Rows:
     launches = np.zeros(len(calls), dtype=np.bool_)
     launches[program.works.call[works]] = True
     return np.flatnonzero((calls.step == step) & (marks | waits | launches))
+
+
+def _with_waits(program: Program, ops: Rows, calls: Rows, works: Rows, kept: Calls) -> Calls:
+    """The calls with every wait at the op that comes next, and one for each collective that ran in order with compute.
+
+    A wait is recorded at no op, or at a frame that began long before; collectives called in order are on the stream of compute,
+    where nothing has to wait.
+    """
+    if not program.recorded:
+        return kept
+    computing = np.unique(program.works.stream[program.works.kind == WorkKind.KERNEL])
+    starts, threads = program.ops.start_ns[ops], program.ops.thread[ops]
+
+    def next_op(thread: int, since_ns: int) -> int:
+        later = np.flatnonzero((threads == thread) & (starts >= since_ns))
+        later = later if len(later) else np.flatnonzero(starts >= since_ns)
+        return int(later[np.argmin(starts[later])]) if len(later) else -1
+
+    columns = {name: values.tolist() for name, values in kept.columns().items()}
+    for row, call in enumerate(calls.tolist()):
+        if kept.kind[row] == CallKind.STREAM_WAIT:
+            waits = int(program.calls.stream[call]) in computing
+            columns["op"][row] = next_op(int(program.calls.thread[call]), int(program.calls.start_ns[call])) if waits else -1
+    for place in np.flatnonzero(np.isin(program.works.stream[works], computing)).tolist():
+        call = int(program.works.call[works[place]])
+        thread = int(program.calls.thread[call])
+        added = {
+            "kind": int(CallKind.STREAM_WAIT), "api": int(program.calls.api[call]), "thread": thread, "step": 0,
+            "op": next_op(thread, int(program.calls.end_ns[call])), "start_ns": NEVER, "end_ns": NEVER, "stream": 0,
+            "awaits": place, "after": -1,
+        }  # fmt: skip
+        for name, values in columns.items():
+            values.append(added[name])
+    return Calls.from_columns(columns)
 
 
 def _places(count: int, kept: Rows) -> npt.NDArray[np.int64]:

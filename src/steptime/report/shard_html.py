@@ -14,7 +14,8 @@ from steptime.report.html_markup import Markup, bar, join, swatch, table, tag
 from steptime.report.layout import time_ms
 from steptime.report.shard_text import gain_words
 from steptime.report.sizes import size_words
-from steptime.sharding.explain import Explained, RankLoad
+from steptime.sharding.explain import Explained
+from steptime.sharding.explain_plan import RankLoad
 from steptime.sharding.search import Option, Searched
 from steptime.units import ms
 

@@ -11,7 +11,8 @@ from rich.text import Text
 from steptime.report.layout import between_ms, literal, print_line, print_numbers, print_section, print_title, time_ms
 from steptime.report.sizes import size_words
 from steptime.report.text import RANKS_SHOWN, print_warnings
-from steptime.sharding.explain import Explained, RankLoad, Reason
+from steptime.sharding.explain import Explained, Reason
+from steptime.sharding.explain_plan import RankLoad
 from steptime.sharding.plan_files import Given
 from steptime.sharding.plan_kinds import MixedPlan
 from steptime.sharding.search import Searched

@@ -33,7 +33,8 @@ def placed(config: DlrmConfig, ranks: int | None = None) -> Configured:
         return moved.workload()
     rule = config.rule or USUAL_RULE
     found = moved.workload(place(rule, config.model.tables, Machine(count)).to_dict())
-    said = f"{config.model.name}: tables are placed by the rule {rule}, as its config has no plan for {count} ranks"
+    why = "" if config.rule else f", as its config has no plan for {count} ranks"
+    said = f"{config.model.name}: tables are placed by the rule {rule}{why}; `steptime shard` searches for a faster plan"
     return replace(found, workload=replace(found.workload, warnings=(*found.workload.warnings, said)))
 
 

@@ -1,6 +1,8 @@
 """What ranks do to each other's lookups and exchanges besides waiting: laws that a step played kernel by kernel leaves out.
 
-Both have a form that was found on measured sharding tasks and constants that come from other measured sets.
+Both have a form that was found on measured sharding tasks and constants that come from other measured sets. Steps whose plans
+are balanced hardly tell the ways of sharing a GPU apart: of lookups in profiled steps, `all busy` is off by 7 % on average and
+`shared memory` by 12; under the uneven plans of the sharding tasks, whole steps are off by 5.5 and 3.6 % (`validate sharding`).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def of_config(values: Mapping[str, Any], path: Path, asked: Asked) -> Task:
     config: DlrmConfig = dlrm_of(plain, str(path), path.parent)
     ranks = asked.ranks or (config.ranks if "ranks" in values or config.plan is not None else asked.platform_ranks)
     notes = []
-    if config.plan is not None or config.rule is not None:
+    if "plan" in values or "rule" in values:
         notes.append("the config's own plan and rule are left aside: the search makes the plan")
     given = constraints_of(Values(values, str(path)).table("constraints")) if "constraints" in values else Constraints()
     return Task(config.model, ranks, given, tuple(notes))

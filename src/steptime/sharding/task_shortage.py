@@ -88,6 +88,7 @@ def _helps(task: Task, division: Division, memory: Memory, outside_bytes: int) -
             yield said
         elif said:
             part.append(f"{said}, which alone is not enough")
+    yield f"ranks with {_gib(_enough_memory(task, division, memory))} instead of {_gib(memory.limit)}"
     yield from part
 
 
@@ -102,6 +103,19 @@ def pinned_of(task: Task, division: Division) -> Places:
     """The rank of every shard that is pinned, [shards]."""
     pinned = task.constraints.pinned
     return np.array([pinned.get(task.tables[shard.table].name, FREE) for shard in division.shards(task.tables)], dtype=np.intp)
+
+
+def _enough_memory(task: Task, division: Division, memory: Memory) -> int:
+    """The least limit, to a MiB, under which all is packed."""
+    pinned = pinned_of(task, division)
+    low, high = memory.limit, memory.rank_bytes + int(memory.shard_bytes.sum())
+    while high - low > MIB:
+        middle = (low + high) // 2
+        if packed(replace(memory, limit=middle), pinned, task.ranks) is None:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _enough_ranks(task: Task, division: Division, memory: Memory, outside_bytes: int) -> int | None:

@@ -51,7 +51,7 @@ class Models:
         limits = read_device(self.device)
         if limits.analytic:
             raise InputError(
-                f"device {self.device} is on paper alone, scaled from {limits.models}: no rows of it are shipped to validate on; "
+                f"device {self.device} is on paper alone, scaled from {limits.models}: no rows of it are shipped; "
                 "docs/devices.md has its error on public measurements"
             )
         return limits.models

@@ -1,7 +1,7 @@
 """The shipped training steps as they were measured: every visit of a case, the calibration of its machine, and its profile.
 
-A case is a timed step; processes that timed the same one are its visits. Nothing here was fitted on steps: a visit's
-calibration is what its own processes measured beside it.
+A case is a timed step; processes that timed the same one are its visits. A visit's calibration is what its own processes
+measured beside it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def read_calibration(file: Path, platform: Platform) -> Calibration:
     speed = speed_of(platform.host, [_times(entry, file) for entry in host if not _below_zero(entry)])
     if speed is None:
         raise InputError(f"{file}: none of its host costs is known to the host of platform {platform.name}; calibrate again")
-    return Calibration(speed, _wire(fabric, platform, file), HOST_ERROR, WIRE_ERROR if fabric else UNCALIBRATED.wire_error)
+    wire = _wire(fabric, platform, file)
+    return Calibration(speed, wire, HOST_ERROR, WIRE_ERROR if wire else UNCALIBRATED.wire_error)
 
 
 def _content(file: Path) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ NOTHING = Estimate(0.0, 0.0, 0.0, Source.ANALYTIC, inside=True)
 
 @dataclass(frozen=True)
 class CollectiveWork:
-    """By rank that owns a program, the estimate of each of its collectives; `factors` of a calibration are in."""
+    """By rank that owns a program, the estimate of each of its collectives."""
 
     estimates: Mapping[int, tuple[Estimate, ...]]
     warnings: tuple[str, ...] = ()
@@ -55,12 +55,9 @@ class _Met:
     calls: tuple[Collective | None, ...] = ()
 
 
-def collective_work(workload: Workload, fabric: Fabric | None, factors: Mapping[str, float] | None = None) -> CollectiveWork:
-    """The collectives of all programs. `factors`: per kind, how many times as long a calibration found it to take.
-
-    Ranks that share a program take as long as its owner does: meshes are regular.
-    """
-    asker = _Asker(workload, fabric, factors or {})
+def collective_work(workload: Workload, fabric: Fabric | None) -> CollectiveWork:
+    """The collectives of all programs. Ranks that share a program take as long as its owner does: meshes are regular."""
+    asker = _Asker(workload, fabric)
     found = {program.rank: asker.estimates(program) for program in workload.programs}
     return CollectiveWork(found, tuple(asker.warnings))
 
@@ -68,8 +65,8 @@ def collective_work(workload: Workload, fabric: Fabric | None, factors: Mapping[
 class _Asker:
     """Asks a fabric about the collectives of a workload's programs, one lot of equal groups at a time."""
 
-    def __init__(self, workload: Workload, fabric: Fabric | None, factors: Mapping[str, float]) -> None:
-        self._workload, self._fabric, self._factors = workload, fabric, factors
+    def __init__(self, workload: Workload, fabric: Fabric | None) -> None:
+        self._workload, self._fabric = workload, fabric
         self._calls = {
             program.rank: {(each.group, each.sequence): each for each in program.collectives if each.kind == "all_to_all"}
             for program in workload.programs
@@ -91,7 +88,7 @@ class _Asker:
             answers = self._answers(group, members, [message for _, message, _ in asked])
             self._say_beyond(members, answers)
             for place, message, stand_in in asked:
-                found[place] = self._scaled(answers[message], program.collectives[place].kind, stand_in=stand_in)
+                found[place] = _widened(answers[message]) if stand_in else answers[message]
         return tuple(found)
 
     def _met(self, collective: Collective, members: tuple[int, ...]) -> _Met:
@@ -135,17 +132,11 @@ class _Asker:
                 return one, one != kind
         return "all_reduce", True
 
-    def _scaled(self, given: Estimate, kind: str, *, stand_in: bool) -> Estimate:
-        factor = self._factors.get(kind, 1.0)
-        wide = _STAND_IN_FACTOR if stand_in else 1.0
-        return replace(
-            given,
-            time_ns=given.time_ns * factor,
-            low_ns=given.low_ns * factor / wide,
-            high_ns=given.high_ns * factor * wide,
-            source=Source.FALLBACK if stand_in else given.source,
-            inside=given.inside and not stand_in,
-        )
+
+def _widened(given: Estimate) -> Estimate:
+    """Of a kind that stands for another."""
+    low_ns, high_ns = given.low_ns / _STAND_IN_FACTOR, given.high_ns * _STAND_IN_FACTOR
+    return replace(given, low_ns=low_ns, high_ns=high_ns, source=Source.FALLBACK, inside=False)
 
 
 def _message(met: _Met, kind: str) -> Message:

@@ -52,7 +52,7 @@ class Issued:
     gap_cpu_ns: Floats  # per call
     call_cpu_ns: Floats  # per call: of a piece measured with its launches as a whole, nothing
     call_launch_ns: Floats  # per call
-    estimate: tuple[int, ...]  # per work: place in `estimates`, -1 for a collective of one rank
+    estimate: tuple[int, ...]  # per work: place in `estimates`
     share: Floats  # per work: of its estimate, how much it is
     estimates: tuple[Estimate, ...]
     groups: tuple[str, ...]  # per estimate: which err together
@@ -173,10 +173,7 @@ class _Issuer:
                 self._enter(now, step)
                 step = now
             launches = self._launches.get(place, ())
-            first = min((launch.op for launch in launches), default=op)
-            while needs < len(self._needs) and self._needs[needs][0] <= max(op, first):
-                self._await(thread, step, *self._needs[needs])
-                needs += 1
+            needs = self._wait(thread, step, needs, op)
             self._turn(thread, step)
             self._pending[thread] += before
             self._last_op[thread] = op
@@ -184,6 +181,7 @@ class _Issuer:
             for number, launch in enumerate(launches):
                 if number:
                     self._pending[thread] += between / (len(launches) - 1)
+                needs = self._wait(thread, step, needs, launch.op)
                 self._enqueue(thread, step, launch, each)
             self._pending[thread] += after + (between if len(launches) < 2 else 0.0) + (0.0 if launches else launch_ns)
         for op, collective in self._needs[needs:]:
@@ -207,6 +205,13 @@ class _Issuer:
         if self._pending[previous]:
             self._call(CallKind.HOST, _HOST, previous, self._last_op.get(previous, -1), step)
         # The other thread's next call names the last one of this thread.
+
+    def _wait(self, thread: int, step: int, needs: int, op: int) -> int:
+        """Makes compute wait for all collectives that ops up to this one need; how many of `_needs` are done."""
+        while needs < len(self._needs) and self._needs[needs][0] <= op:
+            self._await(thread, step, *self._needs[needs])
+            needs += 1
+        return needs
 
     def _await(self, thread: int, step: int, op: int, collective: int) -> None:
         if collective in self._work_of and collective not in self._waited:

@@ -6,6 +6,7 @@ evenly, which is what costs most for a table of that size, and that is said.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ _UPDATES = {"aten::add_": ("add",), "aten::coalesce": ("sort", "unique", "coales
 _UPDATE_LAUNCHES = frozenset(("update", *(kernel for kernels in _UPDATES.values() for kernel in kernels)))
 # Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it.
 _READ_BACK_AFTER = "unique"
+_BACKWARD = re.compile("backward", re.IGNORECASE)
 # A lookup of which not even the sizes are known: its time is known to a factor.
 _FALLBACK_FACTOR = 4.0
 
@@ -121,8 +123,8 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], given: Rank
 
 def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
     update = [work.op for work in issued if program.ops.phase[work.op] == Phase.OPTIMIZER]
-    backward = [work.op for work in issued if "ackward" in work.name and work.op not in update]
-    forward = [work.op for work in issued if "ackward" not in work.name and work.op not in update]
+    backward = [work.op for work in issued if _BACKWARD.search(work.name) and work.op not in update]
+    forward = [work.op for work in issued if not _BACKWARD.search(work.name) and work.op not in update]
     return _Rows(tuple(forward), tuple(backward), tuple(update))
 
 
@@ -204,7 +206,7 @@ def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> 
         )
         time_ns = 5_000.0 + device.limits.roofline_ns(0.0, float(nbytes), "float32")
         estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
-        direction = BACKWARD if "ackward" in work.name else FORWARD
+        direction = BACKWARD if _BACKWARD.search(work.name) else FORWARD
         found.append(LookupOp(work.op, direction, (LaunchTime(work.name, time_ns),), estimate))
     names = ", ".join(sorted({work.name for work in issued}))
     said = f"rank {program.rank}: the tables behind {names} are not recorded; give what is looked up with --lookups"

@@ -37,7 +37,12 @@ def memory_of(
     for program in workload.programs:
         rank = program.rank
         given = (unnamed or {}).get(rank) or _tables(None if lookups is None else lookups.ranks.get(rank))
-        found = peak_memory(one_step(program).program, parameters=given.parameters, optimizer_state=given.optimizer_state)
+        found = peak_memory(
+            one_step(program).program,
+            outside_bytes=program.meta.get("outside_bytes", ()),  # of a captured step, what no op names
+            parameters=given.parameters,
+            optimizer_state=given.optimizer_state,
+        )
         ranks.append({
             "rank": rank,
             "peak_bytes": found.device_bytes(workload.world_size, limits.share),

@@ -31,6 +31,7 @@ SHEET = "NVIDIA V100 data sheet"
 V100 = DeviceLimits(
     name="v100",
     title="V100",
+    whole="v100",
     share=1,
     models="",
     sms=Quantity(80, SHEET),

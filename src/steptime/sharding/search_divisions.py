@@ -1,0 +1,115 @@
+"""`Divided`: ways to cut a task's tables into shards: as far as memory needs it, and further where tables are large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from steptime.build.dlrm import Dlrm
+from steptime.platforms.platform import Platform
+from steptime.sharding.kinds import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, ROW_WISE, TABLE_WISE
+from steptime.sharding.kinds_analytic import everywhere_ns
+from steptime.sharding.plan_evaluation import analytic_ns
+from steptime.sharding.plan_kinds import QUAD, Division
+from steptime.sharding.search_state import Budget, Evaluate, Floats, Search
+from steptime.sharding.task import Task
+from steptime.sharding.task_memory import memory_of, rank_limit
+from steptime.sharding.task_shortage import packed, pinned_of
+
+# Shares of a rank's mean load above which a table is divided, one attempt each.
+_DIVIDED_ABOVE = (0.5, 1.0, 0.25)
+# Slices narrower than this are not tried: lookups of such rows were not measured.
+_LEAST_COLUMNS = 16
+# Parts of a rank's room that tables are cut down to where they do not fit, one attempt after the other.
+_CUT_TO_FIT = (1, 2, 4, 8)
+
+Make = Callable[[Dlrm, int], Evaluate]
+"""Of a model whose tables are the shards, on so many ranks: what evaluates plans."""
+
+
+class Divided:
+    """A task on a platform: divisions of its tables, and searches among the plans of each."""
+
+    def __init__(self, task: Task, platform: Platform, budget: Budget, make: Make) -> None:
+        self.task, self.platform, self.budget = task, platform, budget
+        self._make = make
+        self.limit, self.outside_bytes = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)
+
+    def search(self, division: Division, evaluations: int) -> Search | None:
+        """A search among the plans of a division; None where none fits."""
+        task = self.task
+        shards = division.shard_tables(task.tables)
+        memory = memory_of(task.model, division, task.ranks, self.limit, self.outside_bytes)
+        pinned = pinned_of(task, division)
+        start = packed(memory, pinned, task.ranks) if shards else None
+        if start is None:
+            return None
+        added = analytic_ns(task.model, division, self.platform, task.ranks)
+        evaluate = self._make(replace(task.model, tables=shards), task.ranks)
+        found = Search(shards, task.ranks, memory, pinned, evaluate, self.budget.with_evaluations(evaluations), added)
+        found.by = "packed"
+        found.ask(start, beyond=True)
+        return found
+
+    def first(self) -> Division:
+        """Tables whole where they may be and fit, else cut as far as it takes; where nothing packs, the least cut."""
+        tried = [self._cut_to_fit(parts) for parts in _CUT_TO_FIT]
+        return next((one for one in tried if self._packs(one)), tried[0])
+
+    def _packs(self, division: Division) -> bool:
+        task = self.task
+        memory = memory_of(task.model, division, task.ranks, self.limit, self.outside_bytes)
+        return packed(memory, pinned_of(task, division), task.ranks) is not None
+
+    def _cut_to_fit(self, parts: int) -> Division:
+        """Every table that takes more than such a part of a rank is cut, where it may be."""
+        task, division = self.task, Division.whole(len(self.task.tables))
+        memory = memory_of(task.model, division, task.ranks, self.limit, self.outside_bytes)
+        room = max(memory.room // parts, 1)
+        for place, size in enumerate(memory.shard_bytes.tolist()):
+            allowed = task.allowed(place)
+            if TABLE_WISE in allowed and size <= room:
+                continue
+            kind = next((kind for kind in (COLUMN_WISE, ROW_WISE, DATA_PARALLEL) if kind in allowed), None)
+            if kind is not None:
+                most = max(task.tables[place].dim // QUAD, 1)
+                division = division.with_table(place, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
+        return division
+
+    def further(self, division: Division, loads: Floats) -> Iterator[Division]:
+        """Divisions with the tables cut whose loads, [tables], are large beside the mean of a rank."""
+        mean = float(loads.sum()) / self.task.ranks
+        seen = {division}
+        for share in _DIVIDED_ABOVE:
+            for kind in (COLUMN_WISE, ROW_WISE):
+                found = self._cut(division, loads, share * mean, kind)
+                if found not in seen:
+                    seen.add(found)
+                    yield found
+        copied = self._copied(division, loads)
+        if copied not in seen:
+            yield copied
+
+    def _cut(self, division: Division, loads: Floats, above: float, kind: str) -> Division:
+        for place in np.flatnonzero(loads > above).tolist():
+            table = self.task.tables[place]
+            if kind not in self.task.allowed(place) or division.kinds[place] != TABLE_WISE:
+                continue
+            most = min(table.dim // max(_LEAST_COLUMNS, QUAD), self.task.ranks)
+            slices = min(most, math.ceil(loads[place] / max(above, 1e-9)))
+            if kind in EVERYWHERE or slices > 1:
+                division = division.with_table(place, kind, slices)
+        return division
+
+    def _copied(self, division: Division, loads: Floats) -> Division:
+        """Copies of the tables whose lookups and gradients on every rank cost less than their share of a rank's load."""
+        task = self.task
+        for place, table in enumerate(task.tables):
+            if DATA_PARALLEL in task.allowed(place) and division.kinds[place] == TABLE_WISE:
+                ns = everywhere_ns(task.model, table, DATA_PARALLEL, self.platform, task.ranks)
+                if ns < loads[place] / task.ranks:
+                    division = division.with_table(place, DATA_PARALLEL)
+        return division if any(division.slices) else Division.whole(len(task.tables))

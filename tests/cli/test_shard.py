@@ -1,0 +1,87 @@
+"""`steptime shard`: answers, files, and one line for what a user can cause."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steptime.cli.app import run
+
+PLATFORM = ("--platform", "4xh200-quarter-loopback")
+TABLES = "name,rows,dim,pooling_factor,kind\n" + "".join(f"t{i},{1000 * 3**i},32,{5 + 7 * i},zipf\n" for i in range(6))
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    file = tmp_path / "tables.csv"
+    file.write_text(TABLES, encoding="utf-8")
+    return file
+
+
+def test_json_has_the_best_plan_for_every_table(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["shard", str(tables), *PLATFORM, "--evaluations", "200", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["best"]["plan"]) == {f"t{i}" for i in range(6)}
+    assert found["best"]["step_time_ms"] <= min(found["rules"].values())
+    assert len(found["ranks"]) == 4
+    assert any("dense layers" in warning for warning in found["warnings"])
+
+
+def test_text_page_and_torchrec_plan_are_written(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, plan = tmp_path / "page.html", tmp_path / "plan.json"
+    arguments = ["shard", str(tables), *PLATFORM, "--evaluations", "200", "--html", str(page), "--torchrec", str(plan)]
+    assert run(arguments) == 0
+    said = capsys.readouterr().out
+    for title in ("Best plan", "Ranks", "Why", "Runners-up", "Usual rules", "Bound by"):
+        assert title in said
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    assert set(document["plan"][""]) == {f"t{i}" for i in range(6)}
+
+
+def test_missing_statistics_are_said_with_what_they_could_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ebc.json"
+    values = [{"name": f"t{i}", "num_embeddings": 100_000, "embedding_dim": 32, "feature_names": [f"f{i}"]} for i in range(6)]
+    file.write_text(json.dumps(values), encoding="utf-8")
+    assert run(["shard", str(file), *PLATFORM, "--evaluations", "100", "--json"]) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert any("6 tables without a pooling factor" in one and "longer than the best plan's" in one for one in warnings)
+
+
+def test_given_plans_are_predicted(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = tmp_path / "plans.json"
+    plans.write_text(json.dumps({"one": {f"t{i}": 0 for i in range(6)}, "dealt": {f"t{i}": i % 4 for i in range(6)}}))
+    assert run(["shard", str(tables), *PLATFORM, "--evaluate", str(plans), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["plans"]
+    assert [plan["name"] for plan in found] == ["dealt", "one"]
+    assert run(["shard", str(tables), *PLATFORM, "--evaluate", str(plans)]) == 0
+    assert "dealt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--ranks", "8"), "on 8 ranks: platform 4xh200-quarter-loopback joins 4"),
+        (("--batch", "1001"), "a batch of 1001 cannot be split evenly"),
+        (("--memory", "1000"), "does not fit on 4 ranks: every rank needs"),
+        (("--memory", "190000000"), "What would help: (1)"),
+        (("--evaluate", "nowhere.json"), "nowhere.json: cannot be read"),
+    ],
+)
+def test_what_a_user_can_cause_is_one_line(
+    tables: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], message: str
+) -> None:
+    assert run(["shard", str(tables), *PLATFORM, *more]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_the_same_task_gives_the_same_plan(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for _ in range(2):
+        assert run(["shard", str(tables), *PLATFORM, "--evaluations", "150", "--json"]) == 0
+        found.append({key: value for key, value in json.loads(capsys.readouterr().out).items() if key != "seconds"})
+    assert found[0] == found[1]
