@@ -1,6 +1,6 @@
 """Training steps that had no part in making any model: captured and predicted here, then measured on a GPU.
 
-`python benchmarks/unseen_steps.py predict FILE` captures every one, predicts it for an H200 and writes the file; it needs no GPU;
+`python benchmarks/unseen_steps.py predict FILE` captures every one, predicts it for an H200 and writes the file, without a GPU;
 `python benchmarks/unseen_steps.py measure FILE` times them on a GPU, unprofiled, many steps between two synchronisations;
 `python benchmarks/unseen_steps.py compare PREDICTED MEASURED` puts the two beside each other.
 """
