@@ -33,6 +33,8 @@ def training_step(batch: int = 8, device: str = "cuda"):
 def needs(batch): ...
 def asks(what): ...
 def without(): ...
+def leaves(): raise SystemExit(3)
+def compiles(): return torch.compile(nn.Linear(4, 4))
 """
 
 
@@ -61,6 +63,8 @@ def test_the_saved_workload_is_the_step(script: Path, target: str, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["script:leaves"], "SystemExit"),
+        (["script:compiles"], "is up to its compiler and is not captured"),
         (["nothing:step"], "nothing: cannot be imported (no module named nothing)"),
         (["fails:step"], "fails: cannot be imported (no module named nothing_like_it)"),
         (["script:step"], "script has no step; there are asks, needs, training_step, without"),

@@ -94,3 +94,15 @@ def test_memory_says_whether_a_step_fits() -> None:
     assert given.workload.world_size == 8
     assert not crowded.memory["fits"]
     assert "does not fit" in crowded.warnings[0]
+
+
+def test_kernels_recorded_on_another_device_are_a_guess() -> None:
+    here, there = (predict_on(load([EXAMPLES / "gpt_graph"]), Platform.load(name)) for name in ("1xh200", "1xa100"))
+    assert here.coverage["measured"] > 0.9
+    assert there.coverage["fallback"] > 0.9
+    assert there.interval_ms[1] / there.interval_ms[0] > 3 > here.interval_ms[1] / here.interval_ms[0]
+    assert any("nobody here ran a100" in warning for warning in there.warnings)
+
+
+def test_nothing_is_said_of_memory_without_identities_of_tensors() -> None:
+    assert predict_on(load([EXAMPLES / "gpt_graph"]), Platform.load("1xh200")).memory == {"peak_bytes": None}

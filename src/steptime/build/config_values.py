@@ -17,6 +17,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The values of a file that may be anything."""
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a config, see docs/configs.md") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as TOML ({error}); expected a config, see docs/configs.md") from None
 

@@ -54,7 +54,7 @@ def capture(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") ->
                 with recorder.noting():
                     data = observed(step)
                 outside = recorder.unnamed_bytes()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failure(error, what) from error
     trace = assembled(read(data, what), recorder.notes)
     program = to_program(trace, rank=0, world_size=1)

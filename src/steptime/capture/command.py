@@ -26,7 +26,7 @@ def captured(target: str, *, batch: int | None = None, ranks: int = 1) -> Worklo
 
     try:
         return capture_ranks(lambda: _of_this_rank(function, target, batch), ranks=ranks, name=name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failure(error, target) from error
 
 

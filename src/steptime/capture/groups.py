@@ -132,7 +132,7 @@ def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: st
                 with recorder.noting():
                     data = observed(step)
                 groups = around.groups()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failure(error, what) from error
         trace = assembled(read(data, what), recorder.notes)
         found = with_collectives(replace(trace, rank=rank, world_size=ranks), around.log, groups)
@@ -146,7 +146,7 @@ def _calls(function: Callable[[], Any], rank: int, ranks: int, name: str) -> Seq
         try:
             with _ranked(rank, ranks) as (_, recorder):
                 _first_step(function, recorder)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failure(error, _what(function, rank, name)) from error
     return recorder.calls
 

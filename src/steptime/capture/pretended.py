@@ -23,6 +23,7 @@ from torch.utils import _foreach_utils, checkpoint
 from steptime.capture import cuda_answers, cuda_choices
 from steptime.capture.autocast import casting
 from steptime.capture.tensors import CUDA, META, is_pretended
+from steptime.errors import InputError
 
 
 def translated(device: Any) -> Any:
@@ -75,6 +76,7 @@ def pretended() -> Iterator[None]:
         stack.enter_context(casting())
         stack.enter_context(cuda_choices.chosen())
         stack.enter_context(patch.object(torch.nn.Module, "register_parameter", _register_parameter))
+        stack.enter_context(patch.object(torch, "compile", _not_compiled))
         for module in (torch.nn.functional, torch.functional, torch._tensor, torch.nn.init, torch.autograd):
             for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
                 if hasattr(module, name):
@@ -89,6 +91,13 @@ def pretended() -> Iterator[None]:
         stack.enter_context(patch.dict(checkpoint._allowed_determinism_checks_to_fns, {"default": _shape_and_dtype}))
         stack.enter_context(DeviceNames())
         yield
+
+
+def _not_compiled(*_: Any, **__: Any) -> Any:
+    raise InputError(
+        "torch.compile: what a compiled function launches is up to its compiler and is not captured; capture the step "
+        "without it, or record a compiled run and predict that"
+    )
 
 
 def _shape_and_dtype(tensor: torch.Tensor) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def line_of(error: BaseException) -> str:
     return _line(found[::-1])
 
 
-def failure(error: Exception, what: str) -> SteptimeError:
+def failure(error: BaseException, what: str) -> SteptimeError:
     """An error of the user's code, or of PyTorch in it, as one line."""
     if isinstance(error, SteptimeError):
         return InputError(f"{what}: {error}")

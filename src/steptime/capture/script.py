@@ -69,7 +69,7 @@ def _imported(name: str) -> ModuleType:
         said = f"no module named {error.name}"
         where = "; run where it can be imported, or name its file (file.py:function)" if error.name == name else ""
         raise InputError(f"{name}: cannot be imported ({said}){where}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{name}: fails while it is imported ({_said(error)})") from error
     finally:
         if added:
@@ -84,10 +84,10 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{path}: fails while it is imported ({_said(error)})") from error
     return module
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -90,7 +90,7 @@ def _platform(
         if not given.traces or not any(program.recorded for program in given.workload.programs):
             raise InputError(
                 f"{given.workload.name or 'the workload'} was never run: give the machine to predict for, as in "
-                f"--platform {'1xh200' if ranks == 1 else f'{ranks}xh200-nvlink'}"
+                f"--platform {_suggested(ranks)}"
             )
         for option, value in (("--host", host), ("--fabric", fabric)):
             if value is not None:
@@ -102,6 +102,14 @@ def _platform(
     # Fewer ranks than a platform has leave the others idle; more of them are joined by a fabric that was named for them.
     enough = ranks < parts.ranks or fabric is not None
     return Platform.of(parts.swapped(ranks=ranks if enough else None, device=device, host=host, fabric=fabric))
+
+
+def _suggested(ranks: int) -> str:
+    """A platform that has so many ranks; no shipped one has more than a few nodes."""
+    if ranks == 1:
+        return "1xh200"
+    most = 8  # of the fabric h200-nvlink
+    return f"{ranks}xh200-nvlink" if ranks <= most else "8xh200-nvlink --fabric FILE, a fabric of yours (`steptime fabric`)"
 
 
 def _recorded(given: Asked, lookups: Path | None, device: str | None, *, strict: bool, calibration: Path | None) -> Prediction:

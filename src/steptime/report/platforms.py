@@ -125,13 +125,13 @@ def print_platforms(console: Console, shipped: Sequence[PlatformParts], without_
     print_title(console, Text().append("steptime platforms", style="bold").append(" · those that come with the package"))
     rows = [
         (
-            *(parts.name, str(parts.ranks), parts.device, parts.host, parts.fabric or "-"),
+            *(parts.name, parts.device, parts.fabric or "-"),
             *(_kernels(parts), _usually(_origins(parts))),
         )
         for parts in shipped
     ]
     console.print()
-    print_body(console, _table(("platform", "ranks", "device", "host", "fabric", "kernels", "collectives"), rows, right=(1,)))
+    print_body(console, _table(("platform", "device", "fabric", "kernels", "wire"), rows))
     print_line(console, "Analytic", "kernels of a device that nobody ran: another device's models, scaled by data sheets")
     if without_device:
         print_line(

@@ -70,6 +70,8 @@ def print_prediction(console: Console, workload: Workload, prediction: Predictio
     beside = [f"{said}: {between_ms(*prediction.interval_ms)} ms"]
     if prediction.platform is not None:
         beside.insert(0, f"on {prediction.platform}")
+    if prediction.memory.get("fits") is False:
+        beside.insert(0, "DOES NOT FIT in memory")
     if prediction.first_step_ms is not None:
         beside.append(f"a single step from empty queues: {time_ms(prediction.first_step_ms)} ms")
     _step_time(console, prediction.step_time_ms, beside)

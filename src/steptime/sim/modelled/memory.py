@@ -28,7 +28,8 @@ def memory_of(
 ) -> dict[str, Any]:
     """As `predict --json` has it: the largest of all ranks, the device's memory, and each distinct rank's share of it.
 
-    `unnamed` are allocations that no op names; without it, the tables that `lookups` say one kernel looks up.
+    Nothing is said of recordings without identities of tensors. `unnamed` are allocations that no op names; without it, the
+    tables that `lookups` say one kernel looks up.
     """
     limits = platform.device.limits
     # Parts of one GPU share its memory as well.
@@ -50,6 +51,8 @@ def memory_of(
             "reserved_bytes": found.reserved,
             "parts": {kind.value: nbytes for kind, nbytes in found.parts.items() if nbytes},
         })  # fmt: skip
+    if not all(one["allocated_bytes"] for one in ranks):
+        return {"peak_bytes": None}
     most = max(ranks, key=lambda one: int(one["peak_bytes"]))
     return {
         **{key: most[key] for key in ("peak_bytes", "allocated_bytes", "reserved_bytes")},
@@ -61,7 +64,7 @@ def memory_of(
 
 def does_not_fit(memory: Mapping[str, Any]) -> list[str]:
     """What to say where a rank needs more memory than its device has."""
-    if memory["fits"]:
+    if memory.get("fits", True):
         return []
     needed, there = memory["peak_bytes"] / GIB, memory["capacity_bytes"] / GIB
     rank = max(memory["ranks"], key=lambda one: int(one["peak_bytes"]))
