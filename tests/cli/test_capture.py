@@ -67,7 +67,7 @@ def test_the_saved_workload_is_the_step(script: Path, target: str, capsys: pytes
         (["script:compiles"], "is up to its compiler and is not captured"),
         (["nothing:step"], "nothing: cannot be imported (no module named nothing)"),
         (["fails:step"], "fails: cannot be imported (no module named nothing_like_it)"),
-        (["script:step"], "script has no step; there are asks, needs, training_step, without"),
+        (["script:step"], "script has no step; there are asks, compiles, leaves, needs, training_step"),
         (["script:NUMBER"], "is a int, not a function"),
         (["script"], "names no function"),
         (["missing.py:step"], "missing.py: no such file"),

@@ -13,12 +13,12 @@ Captured = pytest.CaptureFixture[str]
 
 
 def test_all_are_listed_with_the_fabrics_that_have_no_device(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "100")
     assert run(["platforms"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     for parts in shipped_platforms():
-        assert any(line.split()[:3] == [parts.name, str(parts.ranks), parts.device] for line in lines)
+        assert any(line.split()[:2] == [parts.name, parts.device] for line in lines)
     assert "h100-2-nodes" in out
     eight = next(line for line in lines if line.split()[:1] == ["8xh200-nvlink"])
     assert eight.endswith("extrapolated")
