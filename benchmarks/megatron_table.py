@@ -12,6 +12,9 @@ from steptime.validate.megatron_predicted import megatron
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        print("give the table, megatron_a100_single_node.csv of VIA-Research/vTrain; it is not part of this project")
+        return
     file, *most = sys.argv[1:]
     found = megatron(Path(file), most=int(most[0]) if most else 60, said=lambda words: print(words, file=sys.stderr))
     print("| rows | cases | GMAE | MAPE | p90 | bias | worst |\n|---|---|---|---|---|---|---|")

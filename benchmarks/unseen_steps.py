@@ -235,5 +235,6 @@ def compare(predicted: Path, measured: Path) -> None:
 
 
 if __name__ == "__main__":
-    what, *files = sys.argv[1:]
+    recorded = [str(Path(__file__).parent / "h200" / f"unseen_{name}.json") for name in ("predicted", "measured")]
+    what, *files = sys.argv[1:] or ["compare", *recorded]
     {"predict": predict, "measure": measure, "compare": compare}[what](*map(Path, files))
