@@ -6,7 +6,7 @@ How fast a box's wire is now comes from the calibration of the processes that ti
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -74,11 +74,8 @@ def factors(wire: Wire, rows: Iterable[Row], probes_ns: Sequence[float] = ()) ->
     then, which counts as much as the calibration before and after does.
     """
     logs: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        if _plain(row) and row["ranks"] == wire.ranks and row["bytes"] >= CALIBRATED_BYTES and wire.knows(row["collective"]):
-            logs[row["collective"]].append(
-                float(np.log(np.median(row["times_ns"]) / wire.alone_ns(row["collective"], row["bytes"])))
-            )
+    for kind, _, factor in _calibrations(wire, rows):
+        logs[kind].append(float(np.log(factor)))
     calibrated = {kind: float(np.mean(found)) for kind, found in logs.items()}
     if len(probes_ns) and wire.knows(PROBED):
         now = float(np.log(np.median(probes_ns) / wire.alone_ns(PROBED, PROBE_BYTES)))
@@ -107,10 +104,8 @@ def now(wire: Wire, rows: Iterable[Row], probes_ns: Sequence[float] = ()) -> Now
     the probe runs and not always in between.
     """
     times: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if _plain(row) and row["ranks"] == wire.ranks and row["bytes"] >= CALIBRATED_BYTES and wire.knows(row["collective"]):
-            factor = float(np.median(row["times_ns"])) / wire.alone_ns(row["collective"], row["bytes"])
-            times[row["collective"]][row["bytes"]].append(factor)
+    for kind, nbytes, factor in _calibrations(wire, rows):
+        times[kind][nbytes].append(factor)
     sizes = {
         kind: tuple((float(nbytes), float(np.mean(found))) for nbytes, found in sorted(some.items()))
         for kind, some in times.items()
@@ -126,6 +121,14 @@ def now(wire: Wire, rows: Iterable[Row], probes_ns: Sequence[float] = ()) -> Now
 def wire_ns(wire: Wire, collectives: Iterable[Collective], calibrated: Mapping[str, float]) -> float:
     """All collectives one after another, each at the speed that a calibration showed for its kind."""
     return sum(wire.collective_ns(each) * calibrated.get(each.kind, 1.0) for each in collectives)
+
+
+def _calibrations(wire: Wire, rows: Iterable[Row]) -> Iterator[tuple[str, int, float]]:
+    """Of every row that calibrates this wire: kind, bytes, how many times as long it took."""
+    for row in rows:
+        kind, nbytes = row["collective"], row["bytes"]
+        if _plain(row) and row["ranks"] == wire.ranks and nbytes >= CALIBRATED_BYTES and wire.knows(kind):
+            yield kind, nbytes, float(np.median(row["times_ns"])) / wire.alone_ns(kind, nbytes)
 
 
 def _plain(row: Row) -> bool:
