@@ -1,10 +1,11 @@
 """Plans that a search finds for the measured sharding tasks, beside those of the usual rules, with predicted steps.
 
-    PYTHONPATH=src python benchmarks/sharding_candidates.py
+    PYTHONPATH=src python benchmarks/sharding_candidates.py [--plans FILE]
 
 writes src/steptime/data/sharding_predictions.json: `searched` of whole tables, which is what the testbed's training step
 places, and `columns_divided` where slices of columns are allowed too (a list of ranks per table: its slices in order, as equal
-as multiples of four are). The host and wire are calibrated as they were when the rules' plans of the same task were timed.
+as multiples of four are). Of tasks whose rules' plans were measured, host and wire are calibrated as they were then; the others
+are predicted without. `--plans` also writes the searched plans as `measure sharding --plans` reads them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import steptime
+from steptime.build.dlrm import Dlrm
 from steptime.platforms.platform import Platform
 from steptime.sharding.kinds import TABLE_WISE, USUAL_KINDS
 from steptime.sharding.search import Searched, evaluators, search
 from steptime.sharding.search_state import Budget
 from steptime.sharding.task import Constraints, Task
-from steptime.validate.sharding_measured import MeasuredTask, shipped_tasks
+from steptime.sharding.tasks import further_tasks, sharding_tasks
+from steptime.sharding.unequal_tasks import RANKS
+from steptime.sim.modelled.step import UNCALIBRATED, Calibration
+from steptime.validate.sharding_measured import shipped_tasks
 
 PLATFORM = "4xh200-quarter-loopback"
 OUT = Path(steptime.__file__).parent / "data" / "sharding_predictions.json"
@@ -32,14 +38,14 @@ SCHEMA_VERSION = 1
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--out", type=Path, default=OUT)
+    given.add_argument("--plans", type=Path)
     given.add_argument("--tasks", nargs="*", help="names; all without")
     chosen = given.parse_args()
     platform = Platform.load(PLATFORM)
     found = []
-    tasks, _ = shipped_tasks(platform.host, chosen.tasks or None)
-    for task in tasks:
+    for task, calibration in asked_tasks(platform, chosen.tasks):
         began = time.process_time()
-        searched, divided = (searched_plan(task, platform, kinds) for kinds in ((TABLE_WISE,), USUAL_KINDS))
+        searched, divided = (searched_plan(task, platform, kinds, calibration) for kinds in ((TABLE_WISE,), USUAL_KINDS))
         found.append(entry(task, searched, divided))
         rule = searched.best_rule
         assert rule is not None
@@ -51,14 +57,25 @@ def main() -> None:
         )
     document = {"schema_version": SCHEMA_VERSION, "platform": PLATFORM, "evaluations": EVALUATIONS, "tasks": found}
     chosen.out.write_text(json.dumps(document, separators=(",", ":")).replace('{"task"', '\n{"task"') + "\n", encoding="utf-8")
+    if chosen.plans:
+        plans = {one["task"]: {"searched": one["searched"]["plan"]} for one in found}
+        chosen.plans.write_text(json.dumps(plans), encoding="utf-8")
 
 
-def searched_plan(task: MeasuredTask, platform: Platform, kinds: tuple[str, ...]) -> Searched:
-    make = evaluators(platform, task.calibration)
-    return search(Task(task.model, task.ranks, Constraints(kinds=kinds)), platform, Budget(EVALUATIONS), make=make)
+def asked_tasks(platform: Platform, names: Sequence[str] | None) -> list[tuple[Dlrm, Calibration]]:
+    """The studied tasks and the further ones, or those of some names."""
+    measured, _ = shipped_tasks(platform.host)
+    known = {task.name: task.calibration for task in measured}
+    every = [*sharding_tasks(), *further_tasks()]
+    return [(task, known.get(task.name, UNCALIBRATED)) for task in every if not names or task.name in names]
 
 
-def entry(task: MeasuredTask, found: Searched, divided: Searched) -> dict[str, Any]:
+def searched_plan(task: Dlrm, platform: Platform, kinds: tuple[str, ...], calibration: Calibration) -> Searched:
+    make = evaluators(platform, calibration)
+    return search(Task(task, RANKS, Constraints(kinds=kinds)), platform, Budget(EVALUATIONS), make=make)
+
+
+def entry(task: Dlrm, found: Searched, divided: Searched) -> dict[str, Any]:
     rules = {
         name: {"step_ms": round(option.step_ns / 1e6, 4), "plan": whole(option.plan.to_dict())}
         for name, option in found.rules.items()
@@ -67,7 +84,7 @@ def entry(task: MeasuredTask, found: Searched, divided: Searched) -> dict[str, A
     best = {"step_ms": round(found.best.step_ns / 1e6, 4), "plan": whole(found.best.plan.to_dict()), "by": found.best.by}
     columns = {"step_ms": round(divided.best.step_ns / 1e6, 4), "plan": divided.best.plan.to_dict()}
     return {
-        "task": task.name, "ranks": task.ranks, "batch": task.model.batch, "searched": best, "columns_divided": columns,
+        "task": task.name, "ranks": RANKS, "batch": task.batch, "searched": best, "columns_divided": columns,
         "rules": rules,
     }  # fmt: skip
 

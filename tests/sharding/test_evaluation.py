@@ -10,7 +10,7 @@ from steptime.platforms.platform import Platform
 from steptime.sharding.evaluation import BOUNDS, HOST, Evaluator
 from steptime.sharding.evaluation_exact import ExactLookups
 from steptime.sharding.evaluation_exchange import Exchanges, messages
-from steptime.sharding.evaluation_laws import ALONE, AS_PLAYED, BUSY, Laws, shared_ns
+from steptime.sharding.evaluation_laws import ALONE, AS_PLAYED, BUSY, Laws
 from steptime.sharding.evaluation_lookups import LookupCurves
 from steptime.sharding.tasks import sharding_tasks, step_tasks
 
@@ -101,12 +101,6 @@ def test_sharing_a_memory_is_never_faster_than_a_gpu_for_each_rank() -> None:
     assert (busy.step_ns >= alone.step_ns).all()
 
 
-def test_a_shared_memory_is_busy_until_all_who_need_it_are_done() -> None:
-    own = np.array([[4.0, 1.0, 0.0, 2.0]])
-    ends = own + shared_ns(own)
-    assert ends.tolist() == [[7.0, 3.0, 0.0, 5.0]]  # the last one ends when all their needs have been met, one after another
-
-
 def test_columns_of_exchanges_say_what_splits_say_one_by_one() -> None:
     from steptime.models.collectives.message import Message, Messages
 
@@ -118,14 +112,21 @@ def test_columns_of_exchanges_say_what_splits_say_one_by_one() -> None:
         np.testing.assert_allclose(getattr(found, name), getattr(single, name), rtol=1e-9)
 
 
-def test_exchanges_where_all_but_one_wait_are_shorter_and_never_longer() -> None:
+def test_ranks_that_leave_exchanges_one_by_one_are_never_later() -> None:
     plans = plans_of(20, len(sharding_tasks()[0].tables))
-    plain, buffered = (evaluator(0, Laws(BUSY, buffered=one)).evaluate(plans) for one in (False, True))
-    assert (buffered.exchange_ns < plain.exchange_ns).all()
-    assert (buffered.step_ns <= plain.step_ns).all()
-    fabric = platform().fabric
-    assert fabric is not None
-    assert Exchanges.of(sharding_tasks()[0], fabric, 3).buffered == 0.0  # nobody measured it
+    at_once, one_by_one = (evaluator(0, Laws(BUSY, one_by_one=one)).evaluate(plans) for one in (False, True))
+    assert (one_by_one.exchange_ns <= 1.1 * at_once.exchange_ns).all()
+    assert np.ptp(one_by_one.exchange_ns, axis=1).min() > 0 == np.ptp(at_once.exchange_ns, axis=1).max()
+    assert one_by_one.step_ns.mean() < at_once.step_ns.mean()
+
+
+def test_ranks_leave_at_once_where_nobody_measured_how_they_do() -> None:
+    links = Platform.load("4xh200-nvlink").fabric
+    assert links is not None
+    one = Exchanges.of(sharding_tasks()[0], links, 4)
+    sent, arrivals = np.array([[1e6, 2e6, 3e6, 4e6]]), np.array([[0.0, 1e6, 0.0, 0.0]])
+    assert np.ptp(one.ends(sent, arrivals, back=False)) == 0.0
+    np.testing.assert_allclose(one.ends(sent, arrivals, back=True)[0, 0], one.times(sent)[0])
 
 
 def test_one_rank_exchanges_nothing_and_waits_for_nobody() -> None:

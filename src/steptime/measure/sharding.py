@@ -70,7 +70,7 @@ def run(session: Session, options: Options) -> None:
 
 def timed_at(place: Place, options: Options, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows of the tasks of these options at a place: plans of one task on other ranks or wires are no rivals."""
-    asked_now = {(task.name, task.batch) for task in tasks_of(small=options.small, only=())}
+    asked_now = {(task.name, task.batch) for task in known_tasks(options)}
     where = (place.layout.ranks, place.share, place.fabric)
     return [
         row for row in rows if (row["ranks"], row["share"], row["fabric"]) == where and (row["task"], row["batch"]) in asked_now
@@ -79,7 +79,7 @@ def timed_at(place: Place, options: Options, rows: Iterable[Mapping[str, Any]]) 
 
 def names(options: Options) -> list[str]:
     """What `--only` may name: tasks."""
-    return [task.name for task in tasks_of(small=options.small, only=())]
+    return [task.name for task in known_tasks(options)]
 
 
 def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, turn: int, skipped: set[str]) -> None:
@@ -93,7 +93,7 @@ def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, 
         names = [name for name in due(session, options, place, turn) if name not in skipped]
         if not names or session.budget.left_s() <= 0:
             return
-        told = {"small": options.small, "seed": options.seed, "only": list(options.only), "plans": given_plans(options)}
+        told = {"small": options.small, "seed": options.seed, "plans": given_plans(options)}
         plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, calibrate=start == 0, **told)
         settings = {FABRIC: place.fabric}
         limit_s = session.budget.left_s() + _TASK_S
@@ -128,11 +128,20 @@ def due(session: Session, options: Options, place: Place, turn: int) -> list[str
 
 
 def tasks_of(*, small: bool, only: Sequence[str]) -> list[Dlrm]:
-    """The tasks to time; `only` names some."""
-    from steptime.sharding.tasks import sharding_tasks
+    """The tasks to time: the studied ones, or those that `only` names of these and of the further ones."""
+    from steptime.sharding.tasks import further_tasks, sharding_tasks
 
-    tasks = [_smaller(task) for task in sharding_tasks()[:_SMALL_TASKS]] if small else sharding_tasks()
-    return [task for task in tasks if not only or task.name in only]
+    if small:
+        return [task for task in map(_smaller, sharding_tasks()[:_SMALL_TASKS]) if not only or task.name in only]
+    return [task for task in (*sharding_tasks(), *further_tasks()) if task.name in only] if only else list(sharding_tasks())
+
+
+def known_tasks(options: Options) -> list[Dlrm]:
+    """All that can be named."""
+    from steptime.sharding.tasks import further_tasks
+
+    studied = tasks_of(small=options.small, only=())
+    return studied if options.small else [*studied, *further_tasks()]
 
 
 def _smaller(task: Dlrm) -> Dlrm:
@@ -148,7 +157,7 @@ def given_plans(options: Options) -> Given:
     """The plans of the file that the options name; a task that there is not, or a plan that does not fit one, says so."""
     if options.plans is None:
         return {}
-    return read_plans(options.plans, tasks_of(small=options.small, only=()), max(options.ranks))
+    return read_plans(options.plans, known_tasks(options), max(options.ranks))
 
 
 def plans_of(task: Dlrm, ranks: int, given: Given | None = None) -> list[tuple[Case, str]]:
@@ -179,8 +188,7 @@ def order_of(task: str, block: int, plans: int, *seeds: int) -> list[int]:
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank's part in every task."""
-    wanted = set(plan["tasks"])
-    tasks = [task for task in tasks_of(small=plan["small"], only=plan["only"]) if task.name in wanted]
+    tasks = tasks_of(small=plan["small"], only=plan["tasks"])
     flight = Flight(session.folder, "sharding")
     attempts = Attempts(group, session, flight, session.progress("sharding", len(tasks)), case_s=_TASK_S)
     with no_collector():

@@ -6,23 +6,25 @@ columns of one, which is a table of fewer columns with the same lookups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime.build.dlrm import Dlrm
 from steptime.errors import InputError
-from steptime.models.kernels.lookups.question import DIRECTIONS, TABLE_BATCHED
+from steptime.models.kernels.lookups.company import Company
+from steptime.models.kernels.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED
 from steptime.platforms.platform import Platform
-from steptime.sharding.evaluation_exact import ExactLookups
+from steptime.sharding.evaluation_exact import ExactLookups, Setting
 from steptime.sharding.evaluation_exchange import Exchanges
-from steptime.sharding.evaluation_laws import AS_PLAYED, SHARED, Laws, memory_ns, shared_ns
+from steptime.sharding.evaluation_laws import AS_PLAYED, COPYING, IDLE, SHARED, Laws, row_bytes
 from steptime.sharding.evaluation_lookups import LookupCurves
 from steptime.sharding.evaluation_simulated import simulated
 from steptime.sharding.memory import table_bytes
-from steptime.sharding.stages import Stages
+from steptime.sharding.stages import Played, Stages
 from steptime.sharding.stages_template import stages_of
 from steptime.sim.modelled.step import UNCALIBRATED, Calibration
 
@@ -78,7 +80,7 @@ class Together:
     lookups: LookupCurves | ExactLookups
     stages: Stages
     exchanges: Exchanges | None  # None where there is one rank
-    memory_ns: tuple[Floats, Floats] | None  # forward, backward; None where no rank shares its GPU's memory
+    row_bytes: tuple[Floats, Floats] | None  # forward, backward; None where no rank shares its GPU's memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +122,21 @@ class Evaluator:
             return cls(model, platform, ranks, calibration, AS_PLAYED, None)
         device = platform.device
         sharing = device.limits.share > 1 and chosen.company == SHARED
-        settings = [(direction, chosen.others) for direction in DIRECTIONS]
+        others = chosen.others if device.limits.share > 1 else chosen.others[:1]
+        settings = [(direction, other) for direction in DIRECTIONS for other in others]
         together = Together(
             ExactLookups.of(model, device, settings) if exact else LookupCurves.fit(model, device, ranks, settings),
             stages_of(model, platform, ranks, calibration),
-            None if platform.fabric is None or ranks == 1 else Exchanges.of(model, platform.fabric, ranks),
-            memory_ns(model, device.limits) if sharing else None,
+            None
+            if platform.fabric is None or ranks == 1
+            else Exchanges.of(
+                model,
+                platform.fabric,
+                ranks,
+                one_by_one=chosen.one_by_one,
+                factor=calibration.wire.get("all_to_all", 1.0),
+            ),
+            row_bytes(model) if sharing else None,
         )
         return cls(model, platform, ranks, calibration, chosen, together)
 
@@ -139,32 +150,48 @@ class Evaluator:
         return parts[0] if len(parts) == 1 else Evaluation.joined(parts)
 
     def _evaluated(self, together: Together, plans: Plans) -> Evaluation:
-        forward, backward = self._lookups(together, plans)
-        exchange, buffered = np.zeros(len(plans)), 0.0
-        if together.exchanges is not None:
-            exchange = together.exchanges.times(self._summed(plans, together.exchanges.column_bytes))
-            exchange = exchange * self.calibration.wire.get("all_to_all", 1.0)
-            buffered = together.exchanges.buffered if self.laws.buffered else 0.0
-        played = together.stages.play(forward, backward, exchange, buffered)
+        times = together.lookups.times(plans, self.ranks)
+        forward, backward = (times[direction, self.laws.others[0]] for direction in (FORWARD, BACKWARD))
+        company = self._company(together, plans, times)
+        played = self.play(together, plans, forward, backward, company)
         step = np.maximum(played.device_ns, together.stages.host_ns)
         found = Evaluation(
             step,
-            forward,
-            backward,
-            np.repeat(played.exchange_ns[:, None], self.ranks, axis=1),
+            played.forward_ns,
+            played.backward_ns,
+            played.exchange_ns,
             played.waiting_ns,
             self._summed(plans, table_bytes(self.model)),
             np.zeros(len(plans), dtype=np.intp),
         )
         return replace(found, bound=_bound(found, step > played.device_ns))
 
-    def _lookups(self, together: Together, plans: Plans) -> tuple[Floats, Floats]:
-        times = together.lookups.times(plans, self.ranks)
-        forward, backward = (times[direction, self.laws.others] for direction in DIRECTIONS)
-        if together.memory_ns is None:
-            return forward, backward
-        more = [shared_ns(self._summed(plans, own)) for own in together.memory_ns]
-        return forward + more[0], backward + more[1]
+    def play(
+        self, together: Together, plans: Plans, forward: Floats, backward: Floats, company: Company | None = None
+    ) -> Played:
+        """Steps of plans whose lookups take so long, [plans, ranks], each rank by itself."""
+        exchanges, stretched = together.exchanges, None
+        sent = np.zeros((len(plans), self.ranks)) if exchanges is None else self._summed(plans, exchanges.column_bytes)
+
+        def ends(number: int, arrivals: Floats) -> Floats:
+            return np.zeros_like(arrivals) if exchanges is None else exchanges.ends(sent, arrivals, back=number > 0)
+
+        if company is not None:
+            limits = self.platform.device.limits
+            share = limits.bandwidth_bytes_per_s.value / 1e9 / limits.share
+            stretched = partial(company.stretched, between_ns=together.stages.between_ns, share_bytes_per_ns=share)
+        return together.stages.play(forward, backward, ends, stretched)
+
+    def _company(self, together: Together, plans: Plans, times: Mapping[Setting, Floats]) -> Company | None:
+        if together.row_bytes is None:
+            return None
+        alone = [times[direction, IDLE] for direction in (FORWARD, BACKWARD)]
+        copies = [
+            np.maximum(times[direction, COPYING] / np.maximum(own, 1.0), 1.0)
+            for direction, own in zip((FORWARD, BACKWARD), alone, strict=True)
+        ]
+        moved = [self._summed(plans, own) for own in together.row_bytes]
+        return Company(*alone, *copies, *moved)
 
     def _summed(self, plans: Plans, of_shards: Floats) -> Floats:
         """Per rank, [plans, ranks]."""

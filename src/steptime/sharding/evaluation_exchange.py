@@ -8,14 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime.build.dlrm import Dlrm
+from steptime.models.collectives.flows import BUFFERED_BYTES, ends_ns
 from steptime.models.collectives.message import KINDS, Messages
 from steptime.platforms.fabric import Fabric
-from steptime.sharding.evaluation_laws import buffered_fraction
 
 Floats = npt.NDArray[np.float64]
 
 _FLOAT_BYTES = 4
 _ALL_TO_ALL = "all_to_all"
+# Sizes of even exchanges that the fabric's model is asked about once, from bytes to gigabytes; lines between them.
+_SIZES = np.concatenate([[0.0], np.geomspace(256.0, 1.1e11, 480)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,17 +27,33 @@ class Exchanges:
     fabric: Fabric
     ranks: int
     column_bytes: Floats  # [tables] that a rank sends to one other for a table of its own
-    buffered: float  # what an exchange takes less where all ranks but one have been there for long
+    even_ns: Floats | None  # of even exchanges of `_SIZES`; None where nobody measured ranks that come one by one
+    factor: float  # by which all exchanges take longer, as somebody calibrated
 
     @classmethod
-    def of(cls, model: Dlrm, fabric: Fabric, ranks: int) -> Exchanges:
+    def of(cls, model: Dlrm, fabric: Fabric, ranks: int, *, one_by_one: bool = True, factor: float = 1.0) -> Exchanges:
         """Rows are exchanged as 32-bit floats, every rank's part of the batch."""
         sent = [float(_FLOAT_BYTES * (model.batch // ranks) * table.dim) for table in model.tables]
-        return cls(fabric, ranks, np.array(sent), buffered_fraction(fabric.limits.name, ranks))
+        even = None
+        if one_by_one and fabric.limits.name in BUFFERED_BYTES:
+            even = fabric.times(messages(np.repeat(_SIZES[:, None] / ranks, ranks, axis=1), ranks), range(ranks)).ns
+        return cls(fabric, ranks, np.array(sent), even, factor)
 
     def times(self, sent: Floats) -> Floats:
-        """Of one exchange, [plans], ns, as of the one back; `sent` are bytes from each rank to any other, [plans, ranks]."""
-        return self.fabric.times(messages(sent, self.ranks), range(self.ranks)).ns
+        """Of one exchange reached together, [plans], ns; `sent` are bytes from each rank to any other, [plans, ranks]."""
+        return self.factor * self.fabric.times(messages(sent, self.ranks), range(self.ranks)).ns
+
+    def ends(self, sent: Floats, arrivals_ns: Floats, *, back: bool) -> Floats:
+        """[plans, ranks] when each rank is done, from the last arrival on; `back`: every rank gets what it sent forward."""
+        if self.even_ns is None:
+            return np.repeat(self.times(sent)[:, None], self.ranks, axis=1)
+        matrix = np.repeat(sent.T[None] if back else sent.T[:, None], self.ranks, axis=0 if back else 1)
+        buffered = BUFFERED_BYTES[self.fabric.limits.name]
+        return self.factor * ends_ns(matrix, arrivals_ns.T / self.factor, buffered, self._even).T
+
+    def _even(self, size_bytes: Floats) -> Floats:
+        assert self.even_ns is not None
+        return np.interp(size_bytes, _SIZES, self.even_ns)
 
 
 def messages(sent: Floats, ranks: int) -> Messages:

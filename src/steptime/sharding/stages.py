@@ -8,7 +8,7 @@ so that the period is the host's own or the device's, whichever is longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,12 @@ EXCHANGE = "collective all_to_all"
 # Steps that are played: the first begins with empty streams, the others as the one before ended. All ranks meet in every step,
 # so that the third takes as long as any after it.
 _STEPS = 3
+
+Ends = Callable[[int, Floats], Floats]
+"""Of the first or second exchange, reached then: when each rank is done, from the last one's arrival on; [plans, ranks]."""
+
+Stretched = Callable[[Floats], tuple[Floats, Floats]]
+"""Lookups forward and backward, [plans, ranks], of ranks that begin backward then; forward is that of the next step."""
 
 Way = tuple[int, int, int]
 """From where: a stream's front or, behind all streams, a collective's end; and over how many forward and backward lookups."""
@@ -45,7 +51,9 @@ class Played:
     """Steps of many plans."""
 
     device_ns: Floats  # [plans] from step to step, as fast as the device can
-    exchange_ns: Floats  # [plans] of all exchanges, from the last arrival
+    forward_ns: Floats  # [plans, ranks]
+    backward_ns: Floats  # [plans, ranks]
+    exchange_ns: Floats  # [plans, ranks] of all exchanges, from the last arrival
     waiting_ns: Floats  # [plans, ranks] in collectives
 
 
@@ -60,9 +68,10 @@ class Stages:
     exchanges: tuple[int, ...]  # which collectives are exchanges
     slower: tuple[float, ...]  # per exchange: how many times as long as alone it took beside kernels
     host_ns: float  # of a step
+    between_ns: float  # from the lookups backward to those forward of the next step
 
     @classmethod
-    def of(cls, issued: Issued, played: CohortTimeline, alone_ns: Sequence[float]) -> Stages:
+    def of(cls, issued: Issued, played: CohortTimeline, alone_ns: Sequence[float], period_ns: float) -> Stages:
         """From the first rank of a played cohort; `alone_ns` are what its exchanges take with nothing beside them."""
         program, timing = issued.program, played.cohort.timing
         took = (played.work_end_ns - played.moving_ns)[:, 0, 0].astype(np.float64)
@@ -78,40 +87,47 @@ class Stages:
             tuple(exchanges),
             tuple(factors),
             float((timing.gap_ns + timing.call_ns)[:, 0, 0].sum()),
+            _between(groups, played, period_ns),
         )
 
-    def play(self, forward: Floats, backward: Floats, exchange: Floats, buffered: float = 0.0) -> Played:
-        """Plans with lookups that take so long, [plans, ranks], and one exchange, [plans], ns.
-
-        `buffered`: what exchanges take less where all ranks but one have been there for as long as it takes.
-        """
+    def play(self, forward: Floats, backward: Floats, ends: Ends, stretched: Stretched | None = None) -> Played:
+        """Plans with lookups that take so long by themselves, [plans, ranks], ns."""
         fronts = [np.zeros_like(forward) for _ in range(self.streams)]
         period, ended = np.zeros(len(forward)), np.zeros(len(forward))
-        exchanged, waiting = period, np.zeros_like(forward)
-        factor = dict(zip(self.exchanges, self.slower, strict=True))
+        exchanged, waiting = np.zeros_like(forward), np.zeros_like(forward)
+        way = {place: (number, slower) for number, (place, slower) in enumerate(zip(self.exchanges, self.slower, strict=True))}
         for _ in range(_STEPS):
-            sources, waiting, exchanged = list(fronts), np.zeros_like(forward), np.zeros(len(forward))
+            sources, waiting, exchanged = list(fronts), np.zeros_like(forward), np.zeros_like(forward)
             for place, (terms, moving) in enumerate(zip(self.arrivals, self.moving_ns, strict=True)):
                 arrival = _latest(terms, sources, forward, backward)
-                waits = arrival.max(axis=1, keepdims=True) - arrival
-                time = np.full(len(forward), moving)
-                if place in factor:
-                    time = exchange * factor[place]
-                    time = time * (1.0 - buffered * _early(waits, time))
+                last = arrival.max(axis=1, keepdims=True)
+                time = np.full_like(forward, moving)
+                if place in way:
+                    number, slower = way[place]
+                    time = ends(number, arrival) * slower
                     exchanged = exchanged + time
-                waiting = waiting + waits
-                sources.append(np.broadcast_to((arrival + waits)[:, :1] + time[:, None], forward.shape))
-            fronts = [_latest(terms, sources, forward, backward) for terms in self.fronts]
+                waiting = waiting + (last - arrival)
+                sources.append(last + time)
+            this = forward
+            if stretched is not None:
+                forward, backward = stretched(_latest(self._to_backward, sources, forward, np.zeros_like(forward)))
+            fronts = [_latest(terms, sources, this, backward) for terms in self.fronts]
             before, ended = ended, np.max([front.max(axis=1) for front in fronts], axis=0)
             period = ended - before
-        return Played(period, exchanged, waiting)
+        return Played(period, forward, backward, exchanged, waiting)
+
+    @property
+    def _to_backward(self) -> tuple[Term, ...]:
+        """Ways over the lookups backward to the end of their stream: how ranks differ there, they differ where those begin."""
+        return next(found for terms in self.fronts if (found := tuple(term for term in terms if term.backward)))
 
 
-def _early(waits: Floats, time: Floats) -> Floats:
-    """Which part of a collective's own time ranks wait before it, on average over all but the last, [plans]."""
-    share = np.minimum(waits / np.maximum(time, 1.0)[:, None], 1.0)
-    found: Floats = share.sum(axis=1) / max(waits.shape[1] - 1, 1)
-    return found
+def _between(groups: Sequence[str], played: CohortTimeline, period_ns: float) -> float:
+    """From the end of the lookups backward to the begin of those forward, a step later."""
+    begin, end = played.work_start_ns[:, 0, 0], played.work_end_ns[:, 0, 0]
+    ahead = min(float(begin[work]) for work, group in enumerate(groups) if group == FORWARD)
+    back = max(float(end[work]) for work, group in enumerate(groups) if group == BACKWARD)
+    return max(period_ns - (back - ahead), 0.0)
 
 
 def _latest(terms: Sequence[Term], sources: Sequence[Floats], forward: Floats, backward: Floats) -> Floats:

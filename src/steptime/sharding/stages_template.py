@@ -29,7 +29,7 @@ def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibrat
         for estimate, collective in zip(one.estimates[-len(one.program.collectives) :], one.program.collectives, strict=True)
         if collective.kind == "all_to_all"
     ] if one.program.collectives else []  # fmt: skip
-    return Stages.of(one, found.timeline.cohorts[place], alone)
+    return Stages.of(one, found.timeline.cohorts[place], alone, float(found.period_ns[0]))
 
 
 def _alike(model: Dlrm, ranks: int) -> Dlrm:

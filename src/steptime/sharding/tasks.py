@@ -12,9 +12,9 @@ from functools import cache
 from steptime.build.dlrm import Dlrm, Table
 from steptime.lookups.populations import PRODUCTION_2021, PRODUCTION_2022, Population
 from steptime.sharding.draws import HEAVY, MOST_BYTES_PER_RANK, Draws
-from steptime.sharding.unequal_tasks import sharding_tasks
+from steptime.sharding.unequal_tasks import further_tasks, sharding_tasks
 
-__all__ = ["Variant", "random_task", "sharding_tasks", "step_batches", "step_tasks"]
+__all__ = ["Variant", "further_tasks", "random_task", "sharding_tasks", "step_batches", "step_tasks"]
 
 _MOST_POOLING = 200.0  # a longer bag alone would make a step of the testbed too long
 _LEAST_POOLING = 0.05

@@ -28,13 +28,21 @@ _SEED = 4000
 @cache
 def sharding_tasks() -> tuple[Dlrm, ...]:
     """20 heavy tasks, then 20 ordinary ones; 12 of the 40 are of equal load."""
-    return tuple(_task(number) for number in range(TASKS))
+    return tuple(drawn_task(number, _SEED + number) for number in range(TASKS))
 
 
-def _task(number: int) -> Dlrm:
-    draws = Draws(_SEED + number)
-    heavy = number < TASKS // 2
-    equal = number % 5 in ((1, 3) if heavy else (2,))  # 8 heavy and 4 ordinary ones
+@cache
+def further_tasks() -> tuple[Dlrm, ...]:
+    """As many of the same kinds again, numbered on: nothing was ever chosen by looking at them."""
+    return tuple(drawn_task(number, _SEED + number) for number in range(TASKS, 2 * TASKS))
+
+
+def drawn_task(number: int, seed: int) -> Dlrm:
+    """The task of a seed; its number says of which kind it is."""
+    draws = Draws(seed)
+    place = number % TASKS
+    heavy = place < TASKS // 2
+    equal = place % 5 in ((1, 3) if heavy else (2,))  # 8 heavy and 4 ordinary ones
     while True:
         tables = _equal(draws, heavy=heavy) if equal else _unequal(draws, heavy=heavy)
         if sum(table.nbytes for table in tables) <= MOST_BYTES_PER_RANK * RANKS:

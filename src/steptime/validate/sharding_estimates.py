@@ -26,7 +26,7 @@ UNIFORM, NO_SKEW, NO_HOST = "without index distribution", "without skew between 
 LAWS = {
     "contention: none, as on separate GPUs": Laws(ALONE),
     "contention: all ranks busy alike": Laws(BUSY),
-    "without buffered exchanges": Laws(buffered=False),
+    "exchanges: for all ranks at once": Laws(one_by_one=False),
     "as `predict` plays it": AS_PLAYED,
 }
 ABLATIONS = (UNIFORM, NO_SKEW, NO_HOST, *LAWS)
@@ -76,12 +76,8 @@ def _without_skew(task: MeasuredTask, evaluator: Evaluator, found: Evaluation) -
 
 def _device_ns(task: MeasuredTask, evaluator: Evaluator, forward: Floats, backward: Floats) -> Floats:
     """Of the step as fast as the device can, whatever the host takes."""
-    together = evaluator.together
-    assert together is not None, "sharding tasks look up their tables together"
-    assert together.exchanges is not None, "and have several ranks"
-    exchange = together.exchanges.times(_sums(task, together.exchanges.column_bytes))
-    exchange = exchange * task.calibration.wire.get("all_to_all", 1.0)
-    return together.stages.play(forward, backward, exchange, together.exchanges.buffered).device_ns
+    assert evaluator.together is not None, "sharding tasks look up their tables together"
+    return evaluator.play(evaluator.together, task.rank_of, forward, backward).device_ns
 
 
 def table_costs(model: Dlrm, platform: Platform) -> Floats:

@@ -1,0 +1,100 @@
+"""When ranks are done with an exchange that they reach one by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from steptime.models.collectives.flows import BUFFERED_BYTES, ends_ns
+from steptime.platforms.fabric import Fabric
+from steptime.sharding.evaluation_exchange import messages
+
+MEASURED = Path(__file__).parents[3] / "benchmarks/h200/results/ranks_together_exchanges.json"
+RANKS = 4
+BUFFERED = 1.5e6
+
+Floats = npt.NDArray[np.float64]
+
+
+def straight(size_bytes: Floats) -> Floats:
+    """A nanosecond for every two bytes, and a tenth of a millisecond for an exchange at all."""
+    return 1e5 + size_bytes / 2
+
+
+def forward(columns_bytes: list[float]) -> Floats:
+    """Every rank sends the same to each other."""
+    return np.repeat(np.array(columns_bytes)[:, None, None], len(columns_bytes), axis=1)
+
+
+def ends(sent: Floats, arrivals: list[float]) -> list[float]:
+    return [float(end) for end in ends_ns(sent, np.array(arrivals)[:, None], BUFFERED, straight)[:, 0]]
+
+
+def test_an_even_exchange_reached_together_ends_for_all_at_once_as_the_curve_says() -> None:
+    found = ends(forward([1e6] * RANKS), [0.0] * RANKS)
+    assert found == pytest.approx([straight(np.array(4e6))] * RANKS)
+
+
+def test_who_has_little_to_receive_leaves_first() -> None:
+    back = forward([1e6, 1e6, 2e6, 2e6]).swapaxes(0, 1)
+    found = ends(back, [0.0] * RANKS)
+    assert found[0] == found[1] < found[2] == found[3]
+
+
+def test_who_comes_last_finds_much_of_the_work_done_and_leaves_first() -> None:
+    together = ends(forward([1e6] * RANKS), [0.0] * RANKS)
+    late = ends(forward([1e6] * RANKS), [0.0, 0.0, 0.0, 1e9])
+    assert max(late) < max(together)
+    assert late[3] == 0.0  # all that it receives lies in buffers, and all that it sends fits into them
+    assert late[:3] == pytest.approx([straight(np.array(2e6))] * 3)  # its sends are left: three of six flows at its thread
+
+
+def test_nothing_is_left_of_two_ranks_that_wait_for_each_other_only() -> None:
+    found = ends(np.array([[0.0, 1e9, 0.0], [1e9, 0.0, 0.0], [0.0, 0.0, 0.0]])[:, :, None], [0.0, 0.0, 1e12])
+    assert found == [0.0, 0.0, 0.0]
+
+
+def test_waiting_longer_never_makes_the_rest_longer() -> None:
+    draws = np.random.default_rng(0)
+    sent = draws.uniform(0, 4e6, (RANKS, RANKS, 200))
+    arrivals = draws.uniform(0, 3e6, (RANKS, 200))
+    last = arrivals.argmax(axis=0)
+    before = ends_ns(sent, arrivals, BUFFERED, straight)
+    later = arrivals.copy()
+    later[last, np.arange(200)] += 1e6
+    after = ends_ns(sent, later, BUFFERED, straight)
+    assert (after.max(axis=0) <= before.max(axis=0) + 1e-6).all()
+    assert (before.max(axis=0) <= ends_ns(sent, np.zeros_like(arrivals), BUFFERED, straight).max(axis=0) + 1e-6).all()
+
+
+def test_the_numbers_of_ranks_do_not_matter() -> None:
+    draws = np.random.default_rng(1)
+    sent, arrivals = draws.uniform(0, 4e6, (RANKS, RANKS, 50)), draws.uniform(0, 3e6, (RANKS, 50))
+    order = [2, 0, 3, 1]
+    turned = ends_ns(sent[order][:, order], arrivals[order], BUFFERED, straight)
+    np.testing.assert_allclose(turned, ends_ns(sent, arrivals, BUFFERED, straight)[order])
+
+
+def test_exchanges_as_measured() -> None:
+    """Mean errors per rank, over the time of the last one: a quarter of what all ranks leaving at once would give."""
+    cases = json.loads(MEASURED.read_text(encoding="utf-8"))["cases"]
+    marks = np.array([case["marks_ns"] for case in cases], dtype=float)  # [cases, ranks, both ways begun and ended]
+    columns = np.array([np.array(case["columns"]) * 4.0 * case["samples"] for case in cases]).T
+    fabric = Fabric.load("loopback")
+    sizes = np.concatenate([[0.0], np.geomspace(1e3, 1e9, 200)])
+    known = fabric.times(messages(np.repeat(sizes[:, None] / RANKS, RANKS, axis=1), RANKS), range(RANKS)).ns
+    law, at_once = [], []
+    for way in range(2):
+        begun, ended = marks[:, :, 2 * way].T, marks[:, :, 2 * way + 1].T
+        sent = np.repeat(columns[:, None] if way == 0 else columns[None], RANKS, axis=1 if way == 0 else 0)
+        found = ends_ns(sent, begun, BUFFERED_BYTES["loopback"], lambda size: np.interp(size, sizes, known))
+        measured = ended - begun.max(axis=0)
+        whole = fabric.times(messages(columns.T, RANKS), range(RANKS)).ns
+        law.append(np.abs(found - measured) / measured.max(axis=0))
+        at_once.append(np.abs(whole - measured) / measured.max(axis=0))
+    assert np.mean(law) < 0.12
+    assert np.mean(law) < np.mean(at_once) / 3

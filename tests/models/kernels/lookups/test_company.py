@@ -1,0 +1,102 @@
+"""What lookups on parts of one GPU do to each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime.build.dlrm import Dlrm
+from steptime.models.kernels.lookups.company import Company
+from steptime.sharding.evaluation_laws import row_bytes
+
+MEASURED = Path(__file__).parents[4] / "benchmarks/h200/results/ranks_together_lookups.json"
+RANKS, SHARE = 4, 1200.0
+
+Floats = npt.NDArray[np.float64]
+
+
+def company(backward: list[float], *, rows: float = 0.0) -> Company:
+    """Ranks with such lookups backward, half as long forward; beside copies everything takes twice as long."""
+    back = np.array([backward])
+    two = np.full_like(back, 2.0)
+    return Company(back / 2, back, two, two, np.zeros_like(back), np.full_like(back, rows))
+
+
+def test_a_rank_alone_is_not_slowed() -> None:
+    forward, backward = company([1e6, 0.0, 0.0, 0.0]).stretched(np.zeros((1, RANKS)), 0.0, SHARE)
+    assert backward.tolist() == [[1e6, 0.0, 0.0, 0.0]] and forward.tolist() == [[5e5, 0.0, 0.0, 0.0]]
+
+
+def test_ranks_that_never_overlap_are_not_slowed() -> None:
+    begin = np.array([[0.0, 1e8, 2e8, 3e8]])
+    forward, backward = company([1e6] * RANKS).stretched(begin, 1e5, SHARE)
+    np.testing.assert_allclose(backward, 1e6)
+    np.testing.assert_allclose(forward, 5e5)
+
+
+def test_a_long_lookup_is_slowed_only_while_the_others_run() -> None:
+    _, backward = company([1e6] * RANKS).stretched(np.zeros((1, RANKS)), 1e9, SHARE)
+    all_alike = backward[0, 0] / 1e6
+    assert all_alike > 1.1
+    _, backward = company([1e7, 1e6, 1e6, 1e6]).stretched(np.zeros((1, RANKS)), 1e9, SHARE)
+    np.testing.assert_allclose(backward[0, 1:], 1e6 * all_alike)
+    np.testing.assert_allclose(backward[0, 0], 1e7 + 1e6 * (all_alike - 1))
+
+
+def test_rows_at_random_places_slow_the_others_more() -> None:
+    begin = np.zeros((1, RANKS))
+    few, many = (company([1e6] * RANKS, rows=rows).stretched(begin, 1e9, SHARE)[1] for rows in (0.0, 1e9))
+    assert (many > few).all()
+    # No lookup takes more of the memory than copies do.
+    most = company([1e6] * RANKS, rows=1e15).stretched(begin, 1e9, SHARE)[1]
+    np.testing.assert_allclose(most, 2e6)
+
+
+def test_plans_do_not_depend_on_each_other() -> None:
+    draws = np.random.default_rng(0)
+    columns = [draws.uniform(0, 5e6, (6, RANKS)), draws.uniform(0, 5e6, (6, RANKS))]
+    copies = [draws.uniform(1, 3, (6, RANKS)) for _ in range(2)]
+    moved = [draws.uniform(0, 1e9, (6, RANKS)) for _ in range(2)]
+    begin = draws.uniform(0, 3e6, (6, RANKS))
+    whole = Company(*columns, *copies, *moved).stretched(begin, 1e5, SHARE)
+    for place in range(6):
+        some = Company(*(each[[place]] for each in (*columns, *copies, *moved))).stretched(begin[[place]], 1e5, SHARE)
+        for all_of, one in zip(whole, some, strict=True):
+            np.testing.assert_allclose(one[0], all_of[place])
+
+
+def test_lookups_as_measured() -> None:
+    """From what each rank takes alone and beside copies, what all take together."""
+    document = json.loads(MEASURED.read_text(encoding="utf-8"))
+    law, alone_off = [], []
+    for case in document["cases"]:
+        model = Dlrm.from_dict(case["config"]).with_batch(case["batch"])
+        moved = [np.bincount(case["plan"], own, RANKS)[None] for own in row_bytes(model)]
+        marks = [(one["kind"], one["values"], np.array(one["marks_ns"], dtype=float)) for one in case["readings"]]
+        alone, copies = (_one_by_one(marks, kind) for kind in ("alone", "copies"))
+        factors = [np.maximum(beside / np.maximum(own, 1.0), 1.0) for own, beside in zip(alone, copies, strict=True)]
+        for kind, _, read in marks:
+            if kind == "together":
+                both = Company(*alone, *factors, *moved)
+                found = both.stretched(read[None, :, 0], document["gap_ns"], SHARE)
+                took = (read[:, 3] - read[:, 2], read[:, 1] - read[:, 0])
+                for own, said, real in zip(alone, found, took, strict=True):
+                    some = own[0] > 1e5
+                    law += np.abs(said[0][some] / real[some] - 1).tolist()
+                    alone_off += np.abs(own[0][some] / real[some] - 1).tolist()
+    assert len(law) > 500
+    assert np.mean(law) < 0.065
+    assert np.mean(law) < np.mean(alone_off) / 2
+
+
+def _one_by_one(marks: list[tuple[str, list[int], Floats]], kind: str) -> tuple[Floats, Floats]:
+    """Forward and backward of every rank by itself, [1, ranks]."""
+    forward, backward = np.zeros((1, RANKS)), np.zeros((1, RANKS))
+    for name, values, read in marks:
+        if name == kind:
+            rank = values[0]
+            backward[0, rank], forward[0, rank] = read[rank, 1] - read[rank, 0], read[rank, 3] - read[rank, 2]
+    return forward, backward
