@@ -24,7 +24,7 @@ from steptime.sharding.evaluation_laws import AS_PLAYED, COPYING, IDLE, SHARED, 
 from steptime.sharding.evaluation_lookups import LookupCurves
 from steptime.sharding.evaluation_simulated import simulated
 from steptime.sharding.memory import table_bytes
-from steptime.sharding.stages import Played, Stages
+from steptime.sharding.stages import Ends, Played, Stages
 from steptime.sharding.stages_template import stages_of
 from steptime.sim.modelled.step import UNCALIBRATED, Calibration
 
@@ -171,11 +171,9 @@ class Evaluator:
     ) -> Played:
         """Steps of plans whose lookups take so long, [plans, ranks], each rank by itself."""
         exchanges, stretched = together.exchanges, None
-        sent = np.zeros((len(plans), self.ranks)) if exchanges is None else self._summed(plans, exchanges.column_bytes)
-
-        def ends(number: int, arrivals: Floats) -> Floats:
-            return np.zeros_like(arrivals) if exchanges is None else exchanges.ends(sent, arrivals, back=number > 0)
-
+        ends: Ends = _nothing_to_exchange
+        if exchanges is not None:
+            ends = exchanges.ends(self._summed(plans, exchanges.column_bytes))
         if company is not None:
             limits = self.platform.device.limits
             share = limits.bandwidth_bytes_per_s.value / 1e9 / limits.share
@@ -211,6 +209,10 @@ class Evaluator:
         held = self._summed(plans, table_bytes(self.model))
         made = Evaluation(step, forward, backward, exchange, waiting, held, np.zeros(len(plans), dtype=np.intp))
         return replace(made, bound=_bound(made, host >= step * (1.0 - _EXACT)))
+
+
+def _nothing_to_exchange(_number: int, arrivals_ns: Floats) -> Floats:
+    return np.zeros_like(arrivals_ns)
 
 
 def _bound(found: Evaluation, host: npt.NDArray[np.bool_]) -> Places:

@@ -11,6 +11,7 @@ from steptime.build.dlrm import Dlrm
 from steptime.models.collectives.flows import BUFFERED_BYTES, ends_ns
 from steptime.models.collectives.message import KINDS, Messages
 from steptime.platforms.fabric import Fabric
+from steptime.sharding.stages import Ends
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,13 +44,20 @@ class Exchanges:
         """Of one exchange reached together, [plans], ns; `sent` are bytes from each rank to any other, [plans, ranks]."""
         return self.factor * self.fabric.times(messages(sent, self.ranks), range(self.ranks)).ns
 
-    def ends(self, sent: Floats, arrivals_ns: Floats, *, back: bool) -> Floats:
-        """[plans, ranks] when each rank is done, from the last arrival on; `back`: every rank gets what it sent forward."""
+    def ends(self, sent: Floats) -> Ends:
+        """Of plans that send so much from each rank to any other, [plans, ranks]: forward first, then back."""
         if self.even_ns is None:
-            return np.repeat(self.times(sent)[:, None], self.ranks, axis=1)
-        matrix = np.repeat(sent.T[None] if back else sent.T[:, None], self.ranks, axis=0 if back else 1)
+            at_once = np.repeat(self.times(sent)[:, None], self.ranks, axis=1)
+            return lambda _number, _arrivals_ns: at_once
+        forward = np.repeat(sent.T[:, None], self.ranks, axis=1)
+        back = forward.swapaxes(0, 1)
         buffered = BUFFERED_BYTES[self.fabric.limits.name]
-        return self.factor * ends_ns(matrix, arrivals_ns.T / self.factor, buffered, self._even).T
+
+        def one_by_one(number: int, arrivals_ns: Floats) -> Floats:
+            arrivals = arrivals_ns.T / self.factor
+            return self.factor * ends_ns(back if number else forward, arrivals, buffered, self._even).T
+
+        return one_by_one
 
     def _even(self, size_bytes: Floats) -> Floats:
         assert self.even_ns is not None
