@@ -32,6 +32,7 @@ Floats = npt.NDArray[np.float64]
 WORKERS = 2
 CHANCE = "random pick"
 HEAVY, ORDINARY, EQUAL, UNEQUAL = "heavy", "ordinary", "equal tables", "unequal tables"
+FIRST, FURTHER = "first tasks", "further tasks"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,8 @@ def _platform(ranks: int) -> Platform:
 def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = ()) -> ShardingValidation:
     """All tasks and their parts; `given` are plans that were timed beside the rules'."""
     groups: dict[str, Callable[[MeasuredTask], bool]] = {
+        FIRST: lambda task: not task.further,
+        FURTHER: lambda task: task.further,
         HEAVY: lambda task: task.heavy,
         ORDINARY: lambda task: not task.heavy,
         EQUAL: lambda task: task.equal,

@@ -18,6 +18,7 @@ from steptime.models.host.fit import CALIBRATION
 from steptime.models.host.model import HostModel
 from steptime.models.host.speed import STEP
 from steptime.sharding.rules import rules as sharding_rules
+from steptime.sharding.tasks import further_tasks
 from steptime.sim.modelled.step import Calibration
 from steptime.validate.wire import factors, wires
 
@@ -63,6 +64,11 @@ class MeasuredTask:
         return "-heavy" in self.name
 
     @property
+    def further(self) -> bool:
+        """Whether it was drawn and predicted after everything about the prediction was chosen."""
+        return self.name in {task.name for task in further_tasks()}
+
+    @property
     def equal(self) -> bool:
         """Whether its tables are of equal load."""
         return self.name.endswith("-equal")
@@ -86,9 +92,9 @@ def shipped_tasks(host: HostModel, names: Sequence[str] | None = None) -> tuple[
         tasks.append(task_of(some, calibration))
         given = [row for row in some if not set(names_of(row)) <= set(sharding_rules())]
         if given:
-            run = _usual_run(given)
-            own = [row for row in some if row["run"] == run]
-            beside.append(task_of(own, known.of_run(run, int(some[0]["ranks"])), given=True))
+            runs = {row["run"] for row in given}
+            own = [row for row in some if row["run"] in runs]
+            beside.append(task_of(own, known.of_run(_usual_run(given), int(some[0]["ranks"])), given=True))
     return tasks, beside
 
 

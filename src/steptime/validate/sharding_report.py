@@ -83,21 +83,24 @@ def sharding_lines(found: ShardingValidation, *, full: bool = False) -> list[str
     if full:
         for name, part in found.parts.items():
             lines += ["", f"Parts: {name}", *(_score(other, one) for other, one in part.others.items())]
-    return [*lines, "", *_notes(found), *_given(found.given), "", "Worst picks", *_worst(found.outcomes)]
+    return [*lines, "", *_notes(found), *_given(found.given, full=full), "", "Worst picks", *_worst(found.outcomes)]
 
 
-def _given(plans: Sequence[GivenPlan]) -> list[str]:
-    """Plans that were timed beside the rules', against the best of those."""
+def _given(plans: Sequence[GivenPlan], *, full: bool) -> list[str]:
+    """Plans that were timed beside the rules', against the best of those; without `full` the least favourable ones."""
     if not plans:
         return []
+    shown = plans if full else sorted(plans, key=lambda one: -one.ratio)[:_WORST]
     return [
         "",
-        f"Searched plans against the best rule in hindsight: {sum(one.faster for one in plans)} of {len(plans)} faster beyond "
-        f"the noise, {sum(one.slower for one in plans)} slower by more than 2 % and the noise",
+        f"Searched plans of {len(plans)} tasks against the best rule in hindsight: {sum(one.faster for one in plans)} faster "
+        f"beyond the noise, {sum(one.slower for one in plans)} slower by more than 2 % and the noise; "
+        f"{float(np.mean([1 / one.ratio - 1 for one in plans])):+.1%} on average, "
+        f"predicted {float(np.mean([one.best_rule_predicted_ns / one.predicted_ns - 1 for one in plans])):+.1%}",
         *(
             f"  {one.task} {one.name}: {one.ratio - 1:+.1%} ({one.low - 1:+.1%} to {one.high - 1:+.1%}) of {one.best_rule}, "
             f"predicted {one.predicted_ns / one.best_rule_predicted_ns - 1:+.1%}"
-            for one in plans
+            for one in shown
         ),
     ]
 
