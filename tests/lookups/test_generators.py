@@ -54,6 +54,12 @@ def test_lookups_are_well_formed(generator: Generator, batch: int) -> None:
     assert ((bags.indices >= 0) & (bags.indices < generator.rows)).all()
 
 
+@given(generators, st.one_of(st.integers(0, 70), st.sampled_from([32_767, 32_768, 65_537])))
+def test_lengths_without_offsets_are_those_between_them(generator: Generator, batch: int) -> None:
+    found = np.concatenate([np.zeros(0, dtype=np.int64), *generator.bag_lengths(batch)])
+    assert found.tobytes() == np.diff(generator.offsets(batch)[0]).tobytes()
+
+
 @given(generators)
 def test_a_saved_generator_makes_the_same_stream(generator: Generator) -> None:
     again = Generator.from_dict(generator.to_dict())

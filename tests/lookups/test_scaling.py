@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steptime.errors import InputError
-from steptime.lookups.expected import expected_reuse, poisson_share
+from steptime.lookups.expected import expected_reuse
 from steptime.lookups.generators import Generator
 from steptime.lookups.lengths import Lengths
 from steptime.lookups.parametric import draws_in, expected_statistics
@@ -123,12 +123,3 @@ def test_the_expected_histogram_is_that_of_the_reuse_expectation() -> None:
     found = expected_statistics(INDEPENDENT[1], 4096).counted
     expected = expected_reuse("zipf", 200_000, 1.1, 1.0, 4096 * 20)
     np.testing.assert_allclose(found.reuse, expected.rows / expected.rows.sum(), atol=2e-3)
-
-
-def test_poisson_shares_are_those_of_the_definition() -> None:
-    means = np.array([0.1, 3.0, 40.0])
-    for count in (0, 1, 7, 45):
-        terms = [np.exp(-means)]
-        for number in range(1, count + 1):
-            terms.append(terms[-1] * means / number)
-        np.testing.assert_allclose(poisson_share(means, np.array([float(count)])), np.sum(terms, axis=0), atol=2e-3)

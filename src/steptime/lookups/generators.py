@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ _LONG_BAG = {"long_bag": 0, "long_bag_at": 0.5}
 
 _LENGTH_BITS = 20  # a bag's length before rounding, in fixed point
 _LENGTH_QUANTILES = 4096
+_BLOCK = 1 << 15  # bags whose lengths are drawn at a time: a core's cache holds them
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 # What a draw is for: each purpose has its own key.
@@ -125,18 +127,39 @@ class Generator:
         return offsets, lookups + longer
 
     def _usual_offsets(self, batch: int, iteration: int, arrays: Arrays) -> tuple[Array, int]:
-        mean = round(self.pooling * (1 << _LENGTH_BITS))
-        samples = arrays.arange(batch + 1)
+        mean, samples = self._fixed_point_mean, arrays.arange(batch + 1)
         if self.lengths == "fixed":
             return (samples * mean) >> _LENGTH_BITS, (batch * mean) >> _LENGTH_BITS
+        lengths = self._drawn_lengths(samples, iteration, arrays)
+        lengths[0] = 0
+        offsets = arrays.cumsum(lengths)
+        return offsets, int(offsets[-1])
+
+    def _drawn_lengths(self, samples: Array, iteration: int, arrays: Arrays) -> Array:
+        """Of the bags that end at these places of `offsets`."""
         draws = uniforms(self._key(_LENGTH, iteration), samples) >> (UNIFORM_BITS - 12)
-        lengths = arrays.take(arrays.from_numpy(_length_quantiles(self.lengths, mean)), draws)
+        lengths = arrays.take(arrays.from_numpy(_length_quantiles(self.lengths, self._fixed_point_mean)), draws)
         # Rounding at random keeps the mean of every quantile.
         lengths += uniforms(self._key(_ROUNDING, iteration), samples) >> (UNIFORM_BITS - _LENGTH_BITS)
         lengths >>= _LENGTH_BITS
-        lengths *= samples > 0
-        offsets = arrays.cumsum(lengths)
-        return offsets, int(offsets[-1])
+        return lengths
+
+    def bag_lengths(self, batch: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The lengths of the bags of a batch, in parts: differences of `offsets`, which is large and not made."""
+        place = round(self.long_bag_at * (batch - 1)) if self.long_bag else -1
+        for first in range(0, batch, _BLOCK):
+            ends = np.arange(first, min(first + _BLOCK, batch) + 1)
+            if self.lengths == "fixed":
+                lengths = np.diff((ends * self._fixed_point_mean) >> _LENGTH_BITS)
+            else:
+                lengths = self._drawn_lengths(ends[1:], 0, NUMPY)
+            if first <= place < first + len(lengths):
+                lengths[place - first] = self.long_bag
+            yield lengths
+
+    @property
+    def _fixed_point_mean(self) -> int:
+        return round(self.pooling * (1 << _LENGTH_BITS))
 
     def _counters(self, lookups: int, iteration: int, arrays: Arrays) -> Array:
         """Which draw each lookup takes: its own, or one of the last `window` for the share that repeats."""
@@ -178,7 +201,14 @@ def stride_of(rows: int) -> int:
 @lru_cache(maxsize=1024)
 def _length_quantiles(lengths: str, mean: int) -> npt.NDArray[np.int64]:
     """Fixed-point lengths at equally likely quantiles; their mean is `mean`."""
+    shape, total = _length_shape(lengths)
+    return np.rint(mean * _LENGTH_QUANTILES / total * shape).astype(np.int64)
+
+
+@cache
+def _length_shape(lengths: str) -> tuple[npt.NDArray[np.float64], float]:
+    """Lengths at the quantiles, up to a factor, and their sum."""
     middles = [(i + 0.5) / _LENGTH_QUANTILES for i in range(_LENGTH_QUANTILES)]
+    # Python's own log: numpy's differs in the last place from one CPU to the next.
     shape = middles if lengths == "uniform" else [-math.log1p(-middle) for middle in middles]
-    scale = mean * _LENGTH_QUANTILES / math.fsum(shape)
-    return np.array([round(scale * value) for value in shape], dtype=np.int64)
+    return np.array(shape), math.fsum(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +49,14 @@ class Lengths:
 
 def tally_of(offsets: npt.NDArray[np.integer[Any]], table: str) -> Tally:
     """Distinct lengths of the bags between offsets, ascending, and how many bags have each."""
+    firsts = range(0, len(offsets) - 1, _BLOCK)
+    return tallied(lengths_between(offsets[first : first + _BLOCK + 1], table, first) for first in firsts)
+
+
+def tallied(parts: Iterable[Integers]) -> Tally:
+    """The same from lengths, in parts of any size but none."""
     tally: dict[int, int] = {}
-    for first in range(0, len(offsets) - 1, _BLOCK):
-        lengths = lengths_between(offsets[first : first + _BLOCK + 1], table, first)
+    for lengths in parts:
         for length, bags in zip(*_tally_of_block(lengths), strict=True):
             tally[length] = tally.get(length, 0) + bags
     values = sorted(tally)

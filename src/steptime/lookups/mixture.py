@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.lookups.expected import poisson_share
 from steptime.lookups.footprint import Footprint
+from steptime.lookups.poisson import Binned, binned
 from steptime.lookups.spectrum import EDGES, Floats, Spectrum, of_bins
 
 _SURE = 64
@@ -27,6 +27,12 @@ _UNSEEN = 128
 the rounds below, by the errors that benchmarks/lookup_scaling.py prints."""
 
 _ROUNDS, _PLAIN_ROUNDS = 300, 30
+
+_MIDDLES: Floats = (np.append(0, EDGES[:-1]) + 1 + EDGES) / 2
+"""Of the bins of `EDGES`: the count that stands for a bin."""
+
+_NO_BURST = 1 + 1e-6
+"""Arrivals with up to so many lookups each bring one."""
 
 _BURSTS = (1.5, 2.2, 3.3, 5.0, 8.0)
 """Tried in this order: the smallest that explains the footprint counts."""
@@ -58,33 +64,28 @@ class Mixture:
 
     def spectrum(self, factor: float) -> Spectrum:
         """Of a batch with so many times the lookups."""
-        shares, lookups = counted(self.rates * factor, self.burst)
-        return of_bins(shares @ self.rows, lookups @ self.rows)
+        rows = _arrivals(self.rates * factor).rows(self.rows)
+        if self.burst > _NO_BURST:
+            some = np.flatnonzero(rows)
+            rows = _after(_MIDDLES[some], self.burst).rows(rows[some])
+        return of_bins(rows, rows * _MIDDLES)
 
 
-def counted(rates: Floats, burst: float) -> tuple[Floats, Floats]:
-    """For rows of these rates the share with a count in each bin of `EDGES`, and the lookups they bring, [bins, rates]."""
-    arrivals = _binned(rates)
-    middles = (np.append(0, EDGES[:-1]) + 1 + EDGES)[:, None] / 2
-    if burst > 1 + 1e-6:
-        further = _after(middles[:, 0], burst)  # [bins of lookups, bins of arrivals]
-        arrivals = further @ arrivals
-    return arrivals, arrivals * middles
+def counted(rates: Floats, burst: float) -> Floats:
+    """For rows of these rates the share with a count in each bin of `EDGES`, [bins, rates]."""
+    arrivals = _arrivals(rates).matrix(len(rates))
+    if burst > _NO_BURST:
+        arrivals = _after(_MIDDLES, burst).matrix(len(_MIDDLES)) @ arrivals
+    return arrivals
 
 
-def _binned(rates: Floats) -> Floats:
-    at_most = poisson_share(rates[None, :], EDGES[:, None].astype(np.float64))
-    none = np.exp(-rates)[None, :]
-    shares: Floats = np.diff(np.concatenate([none, at_most]), axis=0)
-    return np.maximum(shares, 0.0)
+def _arrivals(rates: Floats) -> Binned:
+    return binned(rates, np.zeros(len(rates)))
 
 
-def _after(arrivals: Floats, burst: float) -> Floats:
-    """Shares of lookup counts for each number of arrivals, [lookup bins, arrival bins]."""
-    more = EDGES[:, None].astype(np.float64) - arrivals[None, :]
-    at_most = np.where(more >= 0, poisson_share(arrivals[None, :] * (burst - 1), np.maximum(np.floor(more), 0.0)), 0.0)
-    shares: Floats = np.diff(np.concatenate([np.zeros((1, len(arrivals))), at_most]), axis=0)
-    return np.maximum(shares, 0.0)
+def _after(arrivals: Floats, burst: float) -> Binned:
+    """Shares of lookup counts for each number of arrivals."""
+    return binned(arrivals * (burst - 1), arrivals)
 
 
 def fitted(spectrum: Spectrum, footprint: Footprint, rows: int) -> Mixture:
@@ -112,7 +113,7 @@ def _of_burst(spectrum: Spectrum, rows: int, burst: float) -> Mixture:
     counts, seen = spectrum.counts, np.array(spectrum.rows)
     sure = counts > _SURE * burst
     places = np.searchsorted(EDGES, counts[~sure] * (1 - 1e-9))
-    shares, _ = counted(_RATES, burst)
+    shares = counted(_RATES, burst)
     likely = np.concatenate([np.exp(-_RATES)[None, :], shares[places]])  # [1 + bins, rates]
     unseen = min(rows - seen.sum(), _UNSEEN * seen.sum())
     observed = np.append(max(0.0, unseen), seen[~sure])

@@ -28,8 +28,9 @@ def expected_statistics(generator: Generator, batch: int, dim: int = 1, table: s
     """What a batch of a generator looks up, on average over seeds."""
     if batch < 1:
         raise InputError(f"Table {table}: batch is {batch}; expected 1 sample or more.")
-    offsets, lookups = generator.offsets(batch)
-    lengths = np.diff(offsets)
+    lengths, bags = bag_lengths.tallied(generator.bag_lengths(batch))
+    lookups = int(lengths @ bags)
+    spread = math.sqrt(float(bags @ np.square(lengths - lookups / batch)) / batch)
     spectrum, footprint, hottest, reuse = Spectrum((), ()), Footprint((), ()), (0,) * len(HOTTEST), (0.0,) * REUSE_BINS
     if lookups:
         mixture = _mixture(generator, lookups)
@@ -40,8 +41,8 @@ def expected_statistics(generator: Generator, batch: int, dim: int = 1, table: s
     return TableStatistics(
         table=table,
         dim=dim,
-        counted=Statistics(generator.rows, batch, lookups, unique, float(lengths.std()), reuse),
-        lengths=bag_lengths.of_tally(bag_lengths.tally_of(offsets, table)),
+        counted=Statistics(generator.rows, batch, lookups, unique, spread, reuse),
+        lengths=bag_lengths.of_tally((lengths, bags)),
         hottest=hottest,
         spectrum=spectrum,
         footprint=footprint,

@@ -24,8 +24,8 @@ import numpy as np
 from steptime.errors import InputError
 from steptime.hardware.device import DeviceLimits, Quantity
 from steptime.lookups.columns import Floats, TableColumns
-from steptime.lookups.expected import poisson_share
 from steptime.lookups.lengths import QUANTILES
+from steptime.lookups.poisson import poisson_shares
 from steptime.lookups.table import TableStatistics
 from steptime.models.kernels.lookups.fbgemm import DENSE, STATE_ELEMENTS, VECTOR, WARP, FbgemmLookup, KernelTime
 from steptime.models.kernels.lookups.question import ITEM_BYTES
@@ -208,7 +208,7 @@ def _alike(lookup: FbgemmLookup, machine: _Machine) -> _Tables:
     rows, dim, lookups = (total / lookup.tables for total in (lookup.rows, lookup.total_dim, lookup.lookups))
     mean = lookups / rows
     unique = min(rows * -math.expm1(-mean), lookups)
-    share_below = poisson_share(np.array([mean]), np.array([_LONG_RUN - 1.0, _LONG_RUN - 2.0]))
+    share_below = poisson_shares(np.array([mean]), np.array([_LONG_RUN - 1, _LONG_RUN - 2]))[:, 0]
     held = machine.cache_bytes / max(_moved(dim, lookup), 1.0)
     missed = unique if unique <= held else max(unique, lookups * (1 - held / rows))
     length = math.ceil(lookups / lookup.batch)

@@ -1,0 +1,101 @@
+"""Poisson numbers in the bins of a spectrum: near their means alone, against every bin and against the definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptime.lookups.generators import Generator
+from steptime.lookups.mixture import Mixture, counted
+from steptime.lookups.parametric import expected_statistics
+from steptime.lookups.poisson import binned, poisson_shares
+from steptime.lookups.spectrum import EDGES, Floats, Spectrum, of_bins
+
+MIDDLES: Floats = (np.append(0, EDGES[:-1]) + 1 + EDGES) / 2
+NO_ROWS = 1e-16
+"""A share of rows below this comes from rounding and may be left out."""
+
+
+def in_every_bin(means: Floats, least: Floats) -> Floats:
+    """The same shares the slow way: at the ends of all bins, [bins, means]."""
+    ends = np.append(0, EDGES)
+    shares = np.zeros((len(EDGES), len(means)))
+    for place, (mean, at_least) in enumerate(zip(means, least, strict=True)):
+        counts = np.floor(ends - at_least).astype(np.int64)
+        shares[:, place] = np.diff(poisson_shares(np.array([mean]), counts)[:, 0])
+    return np.maximum(shares, 0.0)
+
+
+def spectrum_of_every_bin(mixture: Mixture) -> Spectrum:
+    rows = in_every_bin(mixture.rates, np.zeros(len(mixture.rates))) @ mixture.rows
+    if mixture.burst > 1:
+        rows = in_every_bin(MIDDLES * (mixture.burst - 1), MIDDLES) @ rows
+    rows[rows < NO_ROWS * rows.sum()] = 0.0
+    return of_bins(rows, rows * MIDDLES)
+
+
+def exact_share(mean: float, low: int, high: int) -> float:
+    """P(low < N <= high) by the definition."""
+    return math.fsum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(low + 1, high + 1))
+
+
+def test_shares_are_those_of_the_definition() -> None:
+    means = np.array([0.1, 3.0, 40.0])
+    found = poisson_shares(means, np.array([-1, 0, 1, 7, 45]))
+    assert not found[0].any()
+    for shares, count in zip(found[1:], (0, 1, 7, 45), strict=True):
+        np.testing.assert_allclose(shares, [exact_share(mean, -1, count) for mean in means], atol=2e-3)
+
+
+@given(st.lists(st.floats(-9, 12), min_size=1, max_size=30), st.floats(0, 2000))
+def test_bins_far_from_the_mean_hold_nothing(logs: list[float], least: float) -> None:
+    means, beside = 10.0 ** np.array(logs), np.full(len(logs), math.floor(2 * least) / 2)
+    found = binned(means, beside).matrix(len(means))
+    np.testing.assert_allclose(found, in_every_bin(means, beside), rtol=1e-9, atol=NO_ROWS)
+
+
+@pytest.mark.parametrize("mean", [1e-3, 0.7, 9.0, 15.5, 17.0, 64.0, 900.0, 20_000.0])
+def test_shares_in_bins_are_those_of_the_definition(mean: float) -> None:
+    found = binned(np.array([mean]), np.zeros(1))
+    assert found.shares.sum() == pytest.approx(-math.expm1(-mean), abs=3e-3)
+    ends = np.append(0, EDGES)
+    exact = [exact_share(mean, ends[place], ends[place + 1]) for place in found.bins]
+    np.testing.assert_allclose(found.shares, exact, atol=3e-3)
+
+
+@pytest.mark.parametrize("burst", [1.0, 1.3, 4.0, 1000.0])
+@pytest.mark.parametrize("most", [0.01, 30.0, 1e5, 1e10])
+def test_a_spectrum_is_that_of_every_bin(burst: float, most: float) -> None:
+    rates = np.geomspace(most, most * 1e-8, 300)
+    mixture = Mixture(rates, np.geomspace(1.0, 1e7, 300), burst)
+    found, direct = mixture.spectrum(1.0), spectrum_of_every_bin(mixture)
+    assert found.unique == pytest.approx(direct.unique, rel=1e-9)
+    assert found.total == pytest.approx(direct.total, rel=1e-9)
+    windows = np.geomspace(1.0, direct.total, 20)
+    np.testing.assert_allclose(found.in_random_order(windows), direct.in_random_order(windows), rtol=1e-9)
+    np.testing.assert_allclose(found.reuse_rows(), direct.reuse_rows(), rtol=1e-9, atol=NO_ROWS * direct.unique)
+    by_bin = counted(rates, burst) @ mixture.rows
+    assert by_bin.sum() == pytest.approx(direct.unique, rel=1e-9)
+    assert by_bin @ MIDDLES == pytest.approx(direct.total, rel=1e-9)
+
+
+@pytest.mark.parametrize("batch", [3, 4096, 300_000])
+@pytest.mark.parametrize(
+    "stream",
+    [
+        Generator(rows=1, pooling=1.0),
+        Generator(rows=20_000, pooling=7.5, lengths="geometric"),
+        Generator(rows=3_000_000, pooling=40.0, kind="zipf", alpha=1.2, shift=3.0, locality=0.4, long_bag=5000),
+    ],
+)
+def test_expected_statistics_have_the_lookups_that_are_drawn(stream: Generator, batch: int) -> None:
+    found = expected_statistics(stream, batch)
+    offsets, lookups = stream.offsets(batch)
+    assert found.lookups == lookups
+    assert found.spectrum.total == pytest.approx(lookups, rel=1e-9)
+    assert found.spectrum.unique == pytest.approx(found.footprint.unique, rel=1e-9)
+    assert found.counted.pooling_spread == pytest.approx(float(np.diff(offsets).std()), rel=1e-9)
