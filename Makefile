@@ -10,13 +10,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
+TORCHREC_VENV := .venv-torchrec
+TORCHREC_BIN := $(TORCHREC_VENV)/bin
+TORCHREC_READY := $(TORCHREC_VENV)/.ready
 DEMO_TRACE := out/demo.trace.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint format check bench check-gpu clean
+.PHONY: help demo test test-torchrec browser lint format check bench check-gpu clean
 
 help:  ## what there is to make
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: $(READY)  ## explain a real four-rank training step
 	@mkdir -p $(dir $(DEMO_TRACE))
@@ -24,6 +27,9 @@ demo: $(READY)  ## explain a real four-rank training step
 
 test: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n $(JOBS)
+
+test-torchrec: $(TORCHREC_READY)  ## plans and estimates with the real TorchRec, in an environment of its own
+	STEPTIME_TORCHREC=required $(TORCHREC_BIN)/python -m pytest tests/torchrec
 
 browser:  ## Chromium for the tests of pages, where it can be installed; without it they are skipped
 	@scripts/browser.sh
@@ -48,13 +54,13 @@ check-gpu: ## everything that measures, small, on a real GPU (GPU_PYTHON has tor
 	PYTHONPATH=src $(GPU_PYTHON) -m steptime.measure check -o out/check-gpu --share-gpu
 
 clean:  ## remove everything made here
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TORCHREC_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(BIN)/python:
+$(BIN)/python $(TORCHREC_BIN)/python: %/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 to 3.13, or name one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v < (3, 14) or sys.exit("steptime needs Python 3.11 to 3.13, $(PYTHON) is %d.%d: name another with make PYTHON=..." % v)'
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(PYTHON) -m venv $* || { rm -rf $*; exit 1; }
 
 # The interpreter is an order-only prerequisite: it is a link whose age says nothing.
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
@@ -63,4 +69,10 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 
 $(BENCH_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels,bench]"
+	@touch $@
+
+# TorchRec by itself: its wheel asks for fbgemm-gpu, the build for GPUs; what else it imports is in the extra.
+$(TORCHREC_READY): pyproject.toml constraints.txt | $(TORCHREC_BIN)/python
+	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torchrec]" pytest hypothesis
+	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchrec
 	@touch $@

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
-import pytest
+import dask
+from distributed import Client, LocalCluster
 from tests.sharding.additive import model_of
 
 from steptime.platforms.platform import Platform
@@ -23,11 +25,12 @@ def test_processes_find_what_one_does() -> None:
     assert [one.options for one in found] == [search(task, PLATFORM, Budget(60)).options for task in TASKS]
 
 
-def test_a_dask_cluster_finds_what_one_does() -> None:
-    distributed = pytest.importorskip("distributed", reason="dask is not installed (pip install distributed)")
+def test_a_dask_cluster_finds_what_one_does(tmp_path: Path) -> None:
+    # A worker process of its own, on any free port of this machine alone; what it leaves behind is the test's.
     with (
-        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
+        dask.config.set({"temporary-directory": str(tmp_path)}),
+        LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]
+        Client(cluster) as client,  # type: ignore[no-untyped-call]
     ):
         found = search_many(TASKS, PLATFORM, client.get_executor(), Budget(60))
     assert [one.options for one in found] == [search(task, PLATFORM, Budget(60)).options for task in TASKS]

@@ -1,6 +1,6 @@
 """A searched plan is a TorchRec `ShardingPlan`: loaded, and checked by TorchRec's own sharding of a collection on one CPU rank.
 
-TorchRec 1.8.0 works with fbgemm-gpu-cpu 1.8.0 and torch 2.13.0 on Python 3.11; its wheel pins an older torchmetrics.
+`make test-torchrec` runs it; constraints.txt has the versions that work together.
 """
 
 from __future__ import annotations
