@@ -1,6 +1,6 @@
 """What ranks on parts of one GPU do to each other: exchanges that they reach and leave one by one, lookups side by side.
 
-    PYTHONPATH=src python3 benchmarks/h200/ranks_together.py --out DIR
+    PYTHONPATH=src python3 benchmarks/h200/ranks_together.py --out DIR [--ranks 4]
         writes DIR/exchanges.json and DIR/lookups.json; a minute on four quarters of an H200
 
 Exchanges: as in a step of a sharded DLRM, forward and backward one after the other, with drawn columns a rank, after drawn
@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-RANKS = 4
 REPEATS = 5
 EXCHANGES = 160
 # Heavy and ordinary tasks with equal and unequal tables and both optimisers.
@@ -37,7 +36,7 @@ LIMIT_S = 420.0
 JSON = dict[str, Any]
 
 
-def launch(out: Path) -> None:
+def launch(out: Path, ranks: int) -> None:
     """Starts the ranks, and ends all where one fails."""
     from steptime.measure.mps import mps
     from steptime.measure.ranks import Layout
@@ -45,20 +44,20 @@ def launch(out: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    layout = Layout(RANKS, share_gpu=True)
+    layout = Layout(ranks, share_gpu=True)
     with mps() as places:
-        command = [sys.executable, __file__, "--out", str(out), "--rank"]
-        ranks = [
+        command = [sys.executable, __file__, "--out", str(out), "--ranks", str(ranks), "--rank"]
+        started = [
             subprocess.Popen(
                 [*command, str(rank)], env={**os.environ, **places, "MASTER_PORT": port, **layout.environment(rank)}
             )
-            for rank in range(RANKS)
+            for rank in range(ranks)
         ]
         ends = time.monotonic() + LIMIT_S
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.returncode for rank in ranks) or time.monotonic() > ends:
+        while any(rank.poll() is None for rank in started):
+            if any(rank.returncode for rank in started) or time.monotonic() > ends:
                 time.sleep(2.0)
-                for rank in ranks:
+                for rank in started:
                     rank.kill()
             time.sleep(0.05)
 
@@ -100,7 +99,7 @@ class Bench:
     def gathered(self, mine: Sequence[Sequence[float]]) -> list[list[int]]:
         """Of every rank the middle of its repeats, [ranks][marks]."""
         flat = self.group.gather_rows([value for row in mine for value in row])
-        readings = np.array(flat).reshape(RANKS, len(mine), -1)
+        readings = np.array(flat).reshape(self.group.ranks, len(mine), -1)
         return np.median(readings, axis=1).round().astype(int).tolist()  # type: ignore[no-any-return]
 
 
@@ -109,25 +108,26 @@ def exchanges(bench: Bench) -> list[JSON]:
     import torch
 
     draws = np.random.default_rng(SEED)
+    ranks = bench.group.ranks
     cases: list[JSON] = []
     for number in range(EXCHANGES):
         samples = int(draws.choice([2048, 4096, 8192]))
         mean = float(np.exp(draws.uniform(np.log(16), np.log(160))))
-        shares = draws.dirichlet(np.full(RANKS, [200.0, 8.0, 3.0][number % 3]))
-        columns = np.maximum(8, np.round(mean * RANKS * shares / 8) * 8).astype(int).tolist()
+        shares = draws.dirichlet(np.full(ranks, [200.0, 8.0, 3.0][number % 3]))
+        columns = np.maximum(8, np.round(mean * ranks * shares / 8) * 8).astype(int).tolist()
         late = float(draws.choice([0.0, 0.5, 1.5, 4.0, 8.0])) * 1e6
-        pauses = (late * draws.random((2, RANKS)) ** 2).round().tolist()
+        pauses = (late * draws.random((2, ranks)) ** 2).round().tolist()
         if number % 2:
-            pauses[1] = [0.0] * RANKS  # as the dense layers between the exchanges, alike on all ranks
+            pauses[1] = [0.0] * ranks  # as the dense layers between the exchanges, alike on all ranks
         cases.append({"samples": samples, "columns": columns, "pauses_ns": pauses})
-    largest = max(RANKS * case["samples"] * max(case["columns"]) for case in cases)
+    largest = max(ranks * case["samples"] * max(case["columns"]) for case in cases)
     whole = max(case["samples"] * sum(case["columns"]) for case in cases)
     own, all_of = (torch.zeros(size, device=bench.group.device) for size in (largest, whole))
     rank, readings = bench.group.rank, [[] for _ in cases]  # type: ignore[var-annotated]
     for repeat in range(REPEATS):
         for at in np.random.default_rng(repeat).permutation(len(cases)):
             case = cases[at]
-            sent = [case["samples"] * case["columns"][rank]] * RANKS
+            sent = [case["samples"] * case["columns"][rank]] * ranks
             received = [case["samples"] * width for width in case["columns"]]
             mine, every = own[: sum(sent)], all_of[: sum(received)]
             first, marks = bench.begin(), []
@@ -148,6 +148,7 @@ def lookups(bench: Bench, file: Path) -> None:
 
     from steptime.sharding.unequal_tasks import drawn_task
 
+    ranks = bench.group.ranks
     copied = torch.zeros(128 << 20, device=bench.group.device)
     into = torch.empty_like(copied)
     found: list[JSON] = []
@@ -155,16 +156,16 @@ def lookups(bench: Bench, file: Path) -> None:
         task = drawn_task(KINDS[number], SEED + number)
         draws = np.random.default_rng(SEED + number)
         plan = (
-            draws.integers(0, RANKS, len(task.tables)).tolist()
+            draws.integers(0, ranks, len(task.tables)).tolist()
             if number % 2
-            else [at % RANKS for at in range(len(task.tables))]
+            else [at % ranks for at in range(len(task.tables))]
         )
         run = _prepared(bench, task, plan)
         case: JSON = {"task": task.name, "config": task.to_dict(), "batch": task.batch, "plan": plan, "readings": []}
-        settings: list[tuple[str, list[float]]] = [("alone", [rank]) for rank in range(RANKS)]
-        settings += [("copies", [rank]) for rank in range(RANKS)]
-        settings += [("together", [0.0] * RANKS)]
-        settings += [("together", (3e6 * draws.random(RANKS) ** 2).round().tolist()) for _ in range(3)]
+        settings: list[tuple[str, list[float]]] = [("alone", [rank]) for rank in range(ranks)]
+        settings += [("copies", [rank]) for rank in range(ranks)]
+        settings += [("together", [0.0] * ranks)]
+        settings += [("together", (3e6 * draws.random(ranks) ** 2).round().tolist()) for _ in range(3)]
         for kind, values in settings:
             readings = []
             for _ in range(3):
@@ -231,11 +232,12 @@ def _prepared(bench: Bench, task: Any, plan: Sequence[int]) -> Any:
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--out", type=Path, required=True)
+    given.add_argument("--ranks", type=int, default=4)
     given.add_argument("--rank", type=int)
     chosen = given.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.rank is None:
-        launch(chosen.out)
+        launch(chosen.out, chosen.ranks)
         return
     cores = {int(core) for core in os.environ.get("STEPTIME_CORES", "").split(",") if core}
     if cores:

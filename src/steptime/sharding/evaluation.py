@@ -129,13 +129,7 @@ class Evaluator:
             stages_of(model, platform, ranks, calibration),
             None
             if platform.fabric is None or ranks == 1
-            else Exchanges.of(
-                model,
-                platform.fabric,
-                ranks,
-                one_by_one=chosen.one_by_one,
-                factor=calibration.wire.get("all_to_all", 1.0),
-            ),
+            else Exchanges.of(model, platform.fabric, ranks, calibration, one_by_one=chosen.one_by_one),
             row_bytes(model) if sharing else None,
         )
         return cls(model, platform, ranks, calibration, chosen, together)

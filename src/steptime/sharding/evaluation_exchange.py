@@ -12,6 +12,7 @@ from steptime.models.collectives.flows import BUFFERED_BYTES, ends_ns
 from steptime.models.collectives.message import KINDS, Messages
 from steptime.platforms.fabric import Fabric
 from steptime.sharding.stages import Ends
+from steptime.sim.modelled.step import UNCALIBRATED, Calibration
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,13 +33,18 @@ class Exchanges:
     factor: float  # by which all exchanges take longer, as somebody calibrated
 
     @classmethod
-    def of(cls, model: Dlrm, fabric: Fabric, ranks: int, *, one_by_one: bool = True, factor: float = 1.0) -> Exchanges:
+    def of(
+        cls, model: Dlrm, fabric: Fabric, ranks: int, calibration: Calibration = UNCALIBRATED, *, one_by_one: bool = True
+    ) -> Exchanges:
         """Rows are exchanged as 32-bit floats, every rank's part of the batch."""
-        sent = [float(_FLOAT_BYTES * (model.batch // ranks) * table.dim) for table in model.tables]
+        sent = np.array([float(_FLOAT_BYTES * (model.batch // ranks) * table.dim) for table in model.tables])
+        # As an even plan's: others move as much in all.
+        alone = fabric.times(messages(np.full((1, ranks), sent.sum() / ranks), ranks), range(ranks)).ns[0]
+        factor = calibration.wire_factor(_ALL_TO_ALL, float(sent.sum()), float(alone))
         even = None
         if one_by_one and fabric.limits.name in BUFFERED_BYTES:
             even = fabric.times(messages(np.repeat(_SIZES[:, None] / ranks, ranks, axis=1), ranks), range(ranks)).ns
-        return cls(fabric, ranks, np.array(sent), even, factor)
+        return cls(fabric, ranks, sent, even, factor)
 
     def times(self, sent: Floats) -> Floats:
         """Of one exchange reached together, [plans], ns; `sent` are bytes from each rank to any other, [plans, ranks]."""

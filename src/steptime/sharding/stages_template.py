@@ -24,11 +24,13 @@ def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibrat
     found, _ = step.steady(calibration)
     place = next(at for at, one in enumerate(step.programs) if FORWARD in one.groups)
     one = step.programs[place]
+    own = one.program.collectives
     alone = [
         estimate.time_ns
-        for estimate, collective in zip(one.estimates[-len(one.program.collectives) :], one.program.collectives, strict=True)
+        * calibration.wire_factor(collective.kind, max(collective.bytes_in, collective.bytes_out), estimate.time_ns)
+        for estimate, collective in zip(one.estimates[len(one.estimates) - len(own) :], own, strict=True)
         if collective.kind == "all_to_all"
-    ] if one.program.collectives else []  # fmt: skip
+    ]
     return Stages.of(one, found.timeline.cohorts[place], alone, float(found.period_ns[0]))
 
 

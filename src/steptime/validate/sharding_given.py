@@ -22,6 +22,7 @@ class GivenPlan:
     """One plan against the best of the rules' of its task, as measured: ratios below 1 are faster."""
 
     task: str
+    further: bool  # the task
     name: str
     predicted_ns: float
     measured_ns: float
@@ -60,7 +61,17 @@ def _of_task(task: MeasuredTask, platform: Platform) -> list[GivenPlan]:
             predicted, measured = found.step_ns.tolist(), task.measured_ns.tolist()
             rows.append(
                 GivenPlan(
-                    task.name, name, predicted[place], measured[place], rule, predicted[best], measured[best], ratio, low, high
+                    task.name,
+                    task.further,
+                    name,
+                    predicted[place],
+                    measured[place],
+                    rule,
+                    predicted[best],
+                    measured[best],
+                    ratio,
+                    low,
+                    high,
                 )
             )
     return rows

@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 _GIB = 1024.0**3
 # constants.py: HBM_MEM_BW, INTRA_NODE_BANDWIDTH and CROSS_NODE_BANDWIDTH, bytes a second.
 _MEMORY, _NODE, _NETWORK = 897 * _GIB, 600 * _GIB, 12.5 * _GIB
+# Its topology's local_world_size, which is the machine's; here that of the usual node.
+_NODE_RANKS = 8
 # constants.py: BIGINT_DTYPE; fp32 rows and outputs.
 _INDEX_BYTES, _ITEM_BYTES = 8.0, 4.0
 # "Minimum embedding dim is set to 32 due to kernel usage".
@@ -27,11 +29,11 @@ _LEAST_DIM = 32.0
 _FULL_DIM, _HALF_DIM, _HALF_PENALTY, _QUARTER_PENALTY, _BACKWARD = 128.0, 64.0, 1.15, 1.75, 2.0
 
 
-def planner_costs(model: Dlrm, ranks: int, platform: Platform | None = None, *, gpus_per_node: int = 8) -> Floats:
-    """[tables] seconds of each; with the planner's own bandwidths and so many GPUs to a node, or a platform's data sheets."""
+def planner_costs(model: Dlrm, ranks: int, platform: Platform | None = None) -> Floats:
+    """[tables] seconds of each; with the planner's own bandwidths, or those of a platform's data sheets."""
     dim = np.array([float(table.dim) for table in model.tables])
     pooling = np.array([table.pooling_factor for table in model.tables])
-    own = _MEMORY, _NODE if ranks <= gpus_per_node else _NETWORK
+    own = _MEMORY, _NODE if ranks <= _NODE_RANKS else _NETWORK
     memory, links = own if platform is None else _bandwidths(platform, ranks)
     penalty = np.where(dim >= _FULL_DIM, 1.0, np.where(dim >= _HALF_DIM, _HALF_PENALTY, _QUARTER_PENALTY))
     lookups = model.batch * pooling

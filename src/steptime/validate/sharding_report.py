@@ -91,18 +91,30 @@ def _given(plans: Sequence[GivenPlan], *, full: bool) -> list[str]:
     if not plans:
         return []
     shown = plans if full else sorted(plans, key=lambda one: -one.ratio)[:_WORST]
+    groups = {
+        "all": plans,
+        "first": [one for one in plans if not one.further],
+        "further": [one for one in plans if one.further],
+    }
     return [
         "",
-        f"Searched plans of {len(plans)} tasks against the best rule in hindsight: {sum(one.faster for one in plans)} faster "
-        f"beyond the noise, {sum(one.slower for one in plans)} slower by more than 2 % and the noise; "
-        f"{float(np.mean([1 / one.ratio - 1 for one in plans])):+.1%} on average, "
-        f"predicted {float(np.mean([one.best_rule_predicted_ns / one.predicted_ns - 1 for one in plans])):+.1%}",
+        "Searched plans against the best rule in hindsight",
+        *(f"  {name} {len(some)} tasks: {_compared(some)}" for name, some in groups.items() if some),
         *(
-            f"  {one.task} {one.name}: {one.ratio - 1:+.1%} ({one.low - 1:+.1%} to {one.high - 1:+.1%}) of {one.best_rule}, "
+            f"    {one.task} {one.name}: {one.ratio - 1:+.1%} ({one.low - 1:+.1%} to {one.high - 1:+.1%}) of {one.best_rule}, "
             f"predicted {one.predicted_ns / one.best_rule_predicted_ns - 1:+.1%}"
             for one in shown
         ),
     ]
+
+
+def _compared(plans: Sequence[GivenPlan]) -> str:
+    measured = float(np.mean([one.ratio - 1 for one in plans]))
+    predicted = float(np.mean([one.predicted_ns / one.best_rule_predicted_ns - 1 for one in plans]))
+    return (
+        f"{sum(one.faster for one in plans)} faster beyond the noise, {sum(one.slower for one in plans)} slower by more than "
+        f"2 % and the noise; {measured:+.1%} on average, predicted {predicted:+.1%}"
+    )
 
 
 def _notes(found: ShardingValidation) -> list[str]:

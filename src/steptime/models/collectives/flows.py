@@ -20,7 +20,8 @@ Curve = Callable[[Floats], Floats]
 
 # Of 320 exchanges with drawn columns and pauses on four quarters of an H200 (benchmarks/h200/ranks_together.py, 2026-11-15,
 # NCCL 2.28.9), ends from the last arrival on, over that of the last rank: 1.0, 1.25, 1.5 and 2 MB give mean errors of 11.5,
-# 11.0, 10.9 and 11.1 % a rank, against 45 % for ends at once; repeats of the same exchange differ by 7 %.
+# 11.0, 10.9 and 11.1 % a rank, against 45 % for ends at once; repeats of the same exchange differ by 7 %. As many exchanges of
+# 2 and 8 ranks, which had no say: 15.5 and 18.4 %, against 52 and 47.
 BUFFERED_BYTES: Mapping[str, float] = {"loopback": 1.5e6}
 """Fabric -> bytes of a flow that lie in buffers, of those that were measured."""
 

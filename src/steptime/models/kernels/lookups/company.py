@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 # Of what a copying part takes of the memory: a backward pass by itself, and what rows add over the part's even share of the
 # bandwidth on paper. Fitted to 80 times four ranks of 20 drawn tasks (benchmarks/h200/ranks_together.py, 2026-11-15), from what
 # each rank takes alone and beside copies: errors of 4.6 % backward and 7.2 % forward, of 16.8 and 10.4 % where each was alone.
+# On 2 ranks, which had no say, 3.1 and 6.6 % (11.6 and 7.9 alone), on 8 ranks 6.0 and 6.1 % (16.9 and 9.3).
 _BACKWARD, _ROWS = 0.19, 0.37
 
 # What a rank does: it is not there yet, looks up backward, does other things, looks up forward; then it is done.
