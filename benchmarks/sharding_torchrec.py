@@ -1,57 +1,83 @@
-"""TorchRec's planner and our search on the same tables, both plans by our evaluation of the step.
+"""TorchRec's planner and our search on the same tables with the same kinds: both plans by our step, then by its estimator.
 
-    PYTHONPATH=src python benchmarks/sharding_torchrec.py [--cases 60x4 200x32 1000x128]
+    PYTHONPATH=src OMP_NUM_THREADS=1 python benchmarks/sharding_torchrec.py [--cases 200x32 1000x128] [--plans FOLDER]
 
-Needs torchrec (1.8.0 --no-deps with fbgemm-gpu-cpu 1.8.0 beside torch 2.13.0). The planner is held to whole tables, which are
-what both can place; its topology has eight GPUs to a node.
+Needs torchrec (sharding_torchrec_plans.py says which). Its planner has ten minutes for a plan and runs in a process of its own;
+its topology has eight GPUs to a node. With --plans its plans are kept there, and those that are there are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sharding_search import PLATFORM, drawn_model
+from sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from steptime.build.dlrm import Dlrm
 from steptime.platforms.platform import Platform
-from steptime.sharding.evaluation import Evaluator
-from steptime.sharding.search import search, usual_evaluations
-from steptime.sharding.search_state import Budget
-from steptime.sharding.task import Task
+from steptime.sharding.kinds import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS
+from steptime.sharding.plan_files import evaluated
+from steptime.sharding.plan_kinds import MixedPlan, Placed
+from steptime.sharding.search import Searched, search, usual_evaluations
+from steptime.sharding.search_divisions import Make
+from steptime.sharding.search_state import Budget, Evaluate, Floats
+from steptime.sharding.task import Constraints, Task
+from steptime.validate.sharding_planner import planner_costs
 
 CASES = ("60x4", "200x32", "1000x128")
-HBM_BYTES = 141 * 10**9  # of an H200
+# It looks at its clock between proposals, not while it lists options, which can take longer.
+SECONDS, MOST_SECONDS = 600, 1800
+# Of columns: its default of 128 would leave these tables whole.
+_SLICES = ("--columns", "32")
+# The same as slices of columns, but on ranks of one node.
+_SAME = {"table_column_wise": COLUMN_WISE}
 
 
-def planned(model: Dlrm, ranks: int) -> list[int]:
-    """The rank of every table by TorchRec's planner."""
-    import torch
-    from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+@dataclass(frozen=True)
+class Way:
+    """Kinds that a plan may have, ours and what is said to the planner."""
 
-    configs = [
-        EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[f"f_{t.name}"])
-        for t in model.tables
-    ]
-    module = torch.nn.Module()
-    module.tables = EmbeddingBagCollection(device=torch.device("meta"), tables=configs)
-    kernels = [EmbeddingComputeKernel.FUSED.value]
-    constraints = {
-        t.name: ParameterConstraints(
-            sharding_types=["table_wise"], compute_kernels=kernels, pooling_factors=[float(t.pooling_factor)]
-        )
-        for t in model.tables
-    }
-    topology = Topology(world_size=ranks, compute_device="cuda", hbm_cap=HBM_BYTES, local_world_size=min(8, ranks))
-    planner = EmbeddingShardingPlanner(topology=topology, batch_size=model.batch // ranks, constraints=constraints)
-    (found,) = planner.plan(module, [EmbeddingBagCollectionSharder()]).plan.values()
-    return [found[table.name].ranks[0] for table in model.tables]
+    name: str
+    kinds: tuple[str, ...]
+    said: tuple[str, ...]
+
+
+WAYS = (
+    Way("whole", (TABLE_WISE,), ("--kinds", TABLE_WISE)),
+    Way("whole, told bandwidths", (TABLE_WISE,), ("--kinds", TABLE_WISE, "--told")),
+    Way("whole and column-wise", USUAL_KINDS, ("--kinds", *USUAL_KINDS, *_SLICES)),
+    Way("four kinds", KINDS, ("--kinds", *KINDS, *_SLICES)),
+    Way("four kinds, told bandwidths", KINDS, ("--kinds", *KINDS, *_SLICES, "--told")),
+    Way("its defaults", KINDS, ()),
+)
+
+
+Found = Mapping[tuple[str, Way], Mapping[str, Any] | None]
+"""Plans by case and way."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an evaluator answers."""
+
+    step_ns: Floats
+    forward_ns: Floats
+    backward_ns: Floats
+    exchange_ns: Floats
 
 
 def main() -> None:
@@ -60,22 +86,148 @@ def main() -> None:
         return
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--cases", nargs="+", default=CASES)
-    print("| tables x ranks | our step, ms | TorchRec's plan, ms | slower by | our search, s | its planner, s |")
-    print("|---|---|---|---|---|---|")
-    for case in given.parse_args().cases:
-        tables, ranks = map(int, case.split("x"))
-        model, platform = drawn_model(tables, ranks), Platform.load(str(PLATFORM), ranks=ranks)
-        began = time.monotonic()
-        found = search(Task(model, ranks), platform, Budget(usual_evaluations(model)))
-        searched = time.monotonic()
-        theirs = np.array([planned(model, ranks)])
-        done = time.monotonic()
-        other = float(Evaluator.of(model, platform, ranks).evaluate(theirs).step_ns[0])
-        print(
-            f"| {case} | {found.best.step_ns / 1e6:.2f} | {other / 1e6:.2f} | {other / found.best.step_ns - 1:+.1%} | "
-            f"{searched - began:.1f} | {done - searched:.1f} |",
-            flush=True,
-        )
+    given.add_argument("--plans", type=Path)
+    asked = given.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = asked.plans or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {(case, way): planned(case, way, folder) for case in asked.cases for way in WAYS}
+    by_step(asked.cases, found)
+    by_estimator(asked.cases, found)
+
+
+def planned(case: str, way: Way, folder: Path) -> dict[str, Any] | None:
+    """What TorchRec's planner finds; None where it finds nothing in time."""
+    kept = folder / f"{case}-{way.name.replace(',', '').replace(' ', '-')}.json"
+    if not kept.exists():
+        script = Path(__file__).with_name("sharding_torchrec_plans.py")
+        command = [sys.executable, str(script), case, str(kept), "--seconds", str(SECONDS), *way.said]
+        try:
+            subprocess.run(command, check=True, timeout=MOST_SECONDS, env={**os.environ, "PYTHONHASHSEED": "0"})
+        except subprocess.TimeoutExpired:
+            kept.write_text("null", encoding="utf-8")
+    found: dict[str, Any] | None = json.loads(kept.read_text(encoding="utf-8"))
+    return found
+
+
+def by_step(cases: Sequence[str], found: Found) -> None:
+    """Both plans by our evaluation of the step; our search once for each set of kinds."""
+    print("| case | kinds | our step, ms | its plan's | slower by | our search, s | its planner, s | its plan |")
+    print("|---|---|---|---|---|---|---|---|")
+    for case in cases:
+        platform, known = _platform(case), dict[tuple[str, ...], Searched]()
+        for way in WAYS:
+            task, theirs = _task(case, way), found[case, way]
+            if theirs is None:
+                print(f"| {case} | {way.name} | | no plan in {MOST_SECONDS // 60} minutes | | | | |")
+                continue
+            if way.kinds not in known:
+                known[way.kinds] = search(task, platform, Budget(usual_evaluations(task.model)))
+            print(f"| {case} | {way.name} | {_compared(known[way.kinds], theirs, task, platform)}", flush=True)
+
+
+def _compared(ours: Searched, theirs: Mapping[str, Any], task: Task, platform: Platform) -> str:
+    """The cells of a line. Of a plan with tables that we do not evaluate, what the others take at least."""
+    part, best = modelled(theirs, task), ours.best.step_ns
+    plan = mixed(theirs, part)
+    took = f"{ours.seconds:.1f} | {theirs['seconds']:.1f} | {_said(theirs)} |"
+    if not any(plan.divided(part.tables)[0].slices):
+        return f"{best / 1e6:.2f} | not evaluated | | {took}"
+    step = evaluated(part, platform, {"theirs": plan})[0].step_ns
+    least = "" if len(part.tables) == len(task.tables) else "at least "
+    return f"{best / 1e6:.2f} | {least}{step / 1e6:.2f} | {least}{step / best - 1:+.1%} | {took}"
+
+
+def by_estimator(cases: Sequence[str], found: Found) -> None:
+    """Our search with TorchRec's estimator in place of the step; both plans by the real estimator, with its own bandwidths."""
+    print("\n| case | kinds | our plan's estimate, ms | its plan's | larger by | our search, s | its planner, s |")
+    print("|---|---|---|---|---|---|---|")
+    for case in cases:
+        for way in (one for one in WAYS if "--told" not in one.said):
+            task, theirs = _task(case, way), found[case, way]
+            if theirs is None:
+                continue
+            machine, platform = topology(task.ranks), _platform(case)
+            began = time.monotonic()
+            plan = searched_by_estimator(task, platform, machine)
+            took = time.monotonic() - began
+            value, other = estimated_ms(task.model, plan, machine), theirs["estimate_ms"]
+            print(
+                f"| {case} | {way.name} | {value:.2f} | {other:.2f} | {other / value - 1:+.1%} | {took:.1f} | "
+                f"{theirs['seconds']:.1f} |",
+                flush=True,
+            )
+
+
+def searched_by_estimator(task: Task, platform: Platform, machine: Any) -> MixedPlan:
+    """The plan our search finds with its estimator.
+
+    What the search adds for tables that every rank has a part of cannot be replaced, so those are chosen here as the search
+    chooses copies: where they cost every rank less than their share of a whole table's cost.
+    """
+    whole = 1e3 * planner_costs(task.model, task.ranks)
+    kinds = [kind for kind in EVERYWHERE if kind in task.constraints.kinds]
+    costs = np.array([whole / task.ranks, *(everywhere_ms(task.model, kind, machine) for kind in kinds)])
+    names = ["", *kinds]
+    kind_of = {table.name: names[place] for table, place in zip(task.tables, np.argmin(costs, axis=0), strict=True)}
+    rest = replace(task.model, tables=tuple(table for table in task.tables if not kind_of[table.name]))
+    usual = Constraints(kinds=tuple(kind for kind in task.constraints.kinds if kind in USUAL_KINDS))
+    found = search(Task(rest, task.ranks, usual), platform, Budget(usual_evaluations(rest)), make=estimator()).best.plan
+    every = {name: Placed(kind, tuple(range(task.ranks))) for name, kind in kind_of.items() if kind}
+    return MixedPlan(task.ranks, {**found.placed, **every})
+
+
+def estimator() -> Make:
+    """The largest sum over ranks of what its estimator says of their shards, in place of the step."""
+
+    def make(model: Dlrm, ranks: int) -> Evaluate:
+        costs = 1e9 * planner_costs(model, ranks)
+
+        def evaluate(plans: npt.NDArray[np.intp]) -> Answer:
+            sums = np.zeros((len(plans), ranks))
+            np.add.at(sums, (np.arange(len(plans))[:, None], plans), costs)
+            none = np.zeros_like(sums)
+            return Answer(sums.max(axis=1), sums, none, none)
+
+        return evaluate
+
+    return make
+
+
+def modelled(found: Mapping[str, Any], task: Task) -> Task:
+    """The task without the tables that its plan divides, or keeps outside GPU memory, in ways that we do not evaluate."""
+    placed = found["tables"]
+    kept = tuple(table for table in task.tables if _kind(placed[table.name]) in KINDS)
+    return replace(task, model=replace(task.model, tables=kept))
+
+
+def mixed(found: Mapping[str, Any], task: Task) -> MixedPlan:
+    """Its plan of the tables of a task, as ours."""
+    placed = {table.name: found["tables"][table.name] for table in task.tables}
+    values = {name: {"kind": _kind(one), "ranks": one["ranks"]} for name, one in placed.items()}
+    return MixedPlan.from_dict(values, task.tables, task.ranks)
+
+
+def _said(found: Mapping[str, Any]) -> str:
+    """How many tables of each kind, and how many proposals it made of them."""
+    kinds = Counter(_kind(one) for one in found["tables"].values())
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) + f"; {found['proposals']} proposals"
+
+
+def _kind(one: Mapping[str, Any]) -> str:
+    """By our names; a slice that is all of a table is the table."""
+    kind = _SAME.get(one["kind"], one["kind"])
+    kind = TABLE_WISE if kind == COLUMN_WISE and len(one["ranks"]) == 1 else kind
+    return kind if one["kernel"] in ("fused", "dense") else f"{kind} ({one['kernel']})"
+
+
+def _task(case: str, way: Way) -> Task:
+    tables, ranks = map(int, case.split("x"))
+    return Task(drawn_model(tables, ranks), ranks, Constraints(kinds=way.kinds))
+
+
+def _platform(case: str) -> Platform:
+    return Platform.load(str(PLATFORM), ranks=int(case.split("x")[1]))
 
 
 if __name__ == "__main__":

@@ -91,12 +91,12 @@ def test_parts_on_every_rank_are_added_and_labelled() -> None:
     values = {one.name: 0 if one.name != table.name else {"kind": ROW_WISE} for one in TASK.tables}
     plan = MixedPlan.from_dict({**values, "t000": 2}, TASK.tables, 4)
     (found,) = evaluated(TASK, PLATFORM, {"row": plan})
-    assert found.step_ns > everywhere_ns(model, table, ROW_WISE, PLATFORM, 4) > 0
+    assert found.step_ns > everywhere_ns(model, [table], ROW_WISE, PLATFORM, 4) > 0
 
 
 def test_copies_of_a_large_table_cost_more_than_its_rows_divided() -> None:
     table = max(TASK.tables, key=lambda one: one.rows * one.dim)
-    rows, copies = (everywhere_ns(TASK.model, table, kind, PLATFORM, 4) for kind in (ROW_WISE, DATA_PARALLEL))
+    rows, copies = (everywhere_ns(TASK.model, [table], kind, PLATFORM, 4) for kind in (ROW_WISE, DATA_PARALLEL))
     assert rows < copies
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from steptime.build.dlrm import Dlrm
 from steptime.platforms.platform import Platform
 from steptime.sharding.evaluation import Evaluation, Evaluator, Plans
+from steptime.sharding.kinds import EVERYWHERE
 from steptime.sharding.kinds_analytic import everywhere_ns
 from steptime.sharding.plan_kinds import Division
 from steptime.sim.modelled.step import UNCALIBRATED, Calibration
@@ -39,5 +40,8 @@ class DividedEvaluator:
 
 def analytic_ns(model: Dlrm, division: Division, platform: Platform, ranks: int) -> float:
     """What tables cost that every rank has a part of."""
-    every = division.everywhere().items()
-    return sum(everywhere_ns(model, model.tables[place], kind, platform, ranks) for place, kind in every)
+    every = division.everywhere()
+    return sum(
+        everywhere_ns(model, [model.tables[place] for place, own in every.items() if own == kind], kind, platform, ranks)
+        for kind in EVERYWHERE
+    )

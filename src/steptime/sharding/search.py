@@ -33,7 +33,7 @@ RUNNERS_UP = 5
 EVALUATIONS = 40_000
 # With one lookup per table every plan is played, a few in a second.
 _PLAYED_EVALUATIONS = 120
-# Divisions that are tried: as many as this over the number of tables, for each asks the lookup models about its shards anew.
+# Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
 _DIVISIONS = 400
 # A plan that divides tables further has to be this much faster: it is more to run and to keep.
 _WORTH_DIVIDING = 1.001
@@ -100,7 +100,8 @@ def search(
     searches = [(base, first)]
     left = budget.evaluations - first.asked
     most = max(_DIVISIONS // len(task.tables), 1)
-    others = list(divided.further(base, table_loads(task, base, first)))[:most]
+    loads = table_loads(task, base, first)
+    others = list(divided.further(base, loads, table_shares(task, first, loads), most))
     for number, division in enumerate(others):
         if left <= 0 or budget.out_of_time():
             break
@@ -152,6 +153,16 @@ def table_loads(task: Task, division: Division, found: Search) -> Floats:
     sizes = of_log(found).size
     places = [shard.table for shard in division.shards(task.tables)]
     return np.bincount(places, weights=sizes, minlength=len(task.tables)).astype(np.float64)
+
+
+def table_shares(task: Task, found: Search, loads: Floats) -> Floats:
+    """About what the best plan's step would take less without each table, [tables]: its shares of lookups and of exchanges."""
+    assert found.best is not None, "a search begins with a plan"
+    best = found.parts(np.array(found.best.rank_of))
+    columns = np.array([table.dim for table in task.tables], dtype=np.float64)
+    lookups, exchanges = float((best.forward_ns + best.backward_ns).max()), float(best.exchange_ns.max())
+    found_ns: Floats = lookups * loads / max(float(loads.sum()), 1.0) + exchanges * columns / columns.sum()
+    return found_ns
 
 
 def _strategies(found: Search, only: Sequence[str] | None) -> None:

@@ -26,6 +26,9 @@ _LEAST_COLUMNS = 16
 # Parts of a rank's room that tables are cut down to where they do not fit, one attempt after the other.
 _CUT_TO_FIT = (1, 2, 4, 8)
 
+# Copies that are tried whatever they cost: the first one pays for a lookup and a collective that the next ones share.
+_FIRST_COPIES = 8
+
 Make = Callable[[Dlrm, int], Evaluate]
 """Of a model whose tables are the shards, on so many ranks: what evaluates plans."""
 
@@ -79,19 +82,22 @@ class Divided:
                 division = division.with_table(place, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
         return division
 
-    def further(self, division: Division, loads: Floats) -> Iterator[Division]:
-        """Divisions with the tables cut whose loads, [tables], are large beside the mean of a rank."""
+    def further(self, division: Division, loads: Floats, saved_ns: Floats, most: int) -> Iterator[Division]:
+        """Divisions with the tables cut whose loads, [tables], are large beside the mean of a rank, or others copied.
+
+        `saved_ns` is about what the step would take less without a table; at most so many divisions of each kind.
+        """
         mean = float(loads.sum()) / self.task.ranks
+        sliced, by_rows = (
+            [self._cut(division, loads, share * mean, kind) for share in _DIVIDED_ABOVE] for kind in (COLUMN_WISE, ROW_WISE)
+        )
+        copied = self._copied(division, saved_ns)
+        copied[1:1] = [self._cut(one, loads, _DIVIDED_ABOVE[0] * mean, COLUMN_WISE) for one in copied[:1]]
         seen = {division}
-        for share in _DIVIDED_ABOVE:
-            for kind in (COLUMN_WISE, ROW_WISE):
-                found = self._cut(division, loads, share * mean, kind)
-                if found not in seen:
-                    seen.add(found)
-                    yield found
-        copied = self._copied(division, loads)
-        if copied not in seen:
-            yield copied
+        for some in (sliced, copied, by_rows):
+            new = [one for one in dict.fromkeys(some) if one not in seen][:most]
+            seen.update(new)
+            yield from new
 
     def _cut(self, division: Division, loads: Floats, above: float, kind: str) -> Division:
         for place in np.flatnonzero(loads > above).tolist():
@@ -104,12 +110,29 @@ class Divided:
                 division = division.with_table(place, kind, slices)
         return division
 
-    def _copied(self, division: Division, loads: Floats) -> Division:
-        """Copies of the tables whose lookups and gradients on every rank cost less than their share of a rank's load."""
+    def _copied(self, division: Division, saved_ns: Floats) -> list[Division]:
+        """Copies of tables on every rank where that costs less than it saves, the most promising first.
+
+        Tables whose gradients are small beside what they save come first; more and more of them are tried.
+        """
         task = self.task
-        for place, table in enumerate(task.tables):
-            if DATA_PARALLEL in task.allowed(place) and division.kinds[place] == TABLE_WISE:
-                ns = everywhere_ns(task.model, table, DATA_PARALLEL, self.platform, task.ranks)
-                if ns < loads[place] / task.ranks:
-                    division = division.with_table(place, DATA_PARALLEL)
-        return division if any(division.slices) else Division.whole(len(task.tables))
+        free = [
+            place
+            for place in range(len(task.tables))
+            if DATA_PARALLEL in task.allowed(place) and division.kinds[place] == TABLE_WISE and saved_ns[place] > 0
+        ]
+        order = sorted(free, key=lambda place: task.tables[place].nbytes / saved_ns[place])
+        found: list[tuple[float, Division]] = []
+        count = 1
+        while count <= len(order):
+            some = [task.tables[place] for place in order[:count]]
+            saved = float(saved_ns[order[:count]].sum())
+            gained = saved - everywhere_ns(task.model, some, DATA_PARALLEL, self.platform, task.ranks)
+            if count > _FIRST_COPIES and gained < -saved:
+                break
+            copied = division
+            for place in order[:count]:
+                copied = copied.with_table(place, DATA_PARALLEL)
+            found.append((gained, copied))
+            count = max(2 * count if count < _FIRST_COPIES else 0, count * 4 // 3)
+        return [one for gained, one in sorted(found, key=lambda pair: -pair[0]) if gained > 0]
