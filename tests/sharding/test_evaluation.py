@@ -161,3 +161,11 @@ def test_plans_of_other_tables_or_ranks_are_refused(plans: np.ndarray[tuple[int,
 def test_more_ranks_than_the_platform_has_are_refused() -> None:
     with pytest.raises(InputError, match="platform 4xh200-quarter-loopback has 4"):
         Evaluator.of(sharding_tasks()[0], platform(), 8)
+
+
+def test_the_second_step_takes_as_long_as_any_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = evaluator(1, Laws())
+    plans = plans_of(50, len(one.model.tables))
+    second = one.evaluate(plans).step_ns
+    monkeypatch.setattr("steptime.sharding.stages._STEPS", 6)
+    np.testing.assert_allclose(one.evaluate(plans).step_ns, second, rtol=1e-9)

@@ -22,9 +22,9 @@ Floats = npt.NDArray[np.float64]
 
 FORWARD, BACKWARD = "lookup forward", "lookup backward"
 EXCHANGE = "collective all_to_all"
-# Steps that are played: the first begins with empty streams, the others as the one before ended. All ranks meet in every step,
-# so that the third takes as long as any after it.
-_STEPS = 3
+# Steps that are played: the first begins with empty streams, the second as the first ended. In every step the gradients of the
+# dense layers are summed over all ranks, which nobody leaves before the others, so that the second takes as long as any after it.
+_STEPS = 2
 
 Ends = Callable[[int, Floats], Floats]
 """Of the first or second exchange, reached then: when each rank is done, from the last one's arrival on; [plans, ranks]."""
