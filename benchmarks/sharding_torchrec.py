@@ -75,6 +75,7 @@ class Answer:
     """What an evaluator answers."""
 
     step_ns: Floats
+    device_ns: Floats
     forward_ns: Floats
     backward_ns: Floats
     exchange_ns: Floats
@@ -187,7 +188,7 @@ def estimator() -> Make:
             sums = np.zeros((len(plans), ranks))
             np.add.at(sums, (np.arange(len(plans))[:, None], plans), costs)
             none = np.zeros_like(sums)
-            return Answer(sums.max(axis=1), sums, none, none)
+            return Answer(sums.max(axis=1), sums.max(axis=1), sums, none, none)
 
         return evaluate
 

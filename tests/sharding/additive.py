@@ -20,6 +20,7 @@ class Answer:
     """What an evaluator answers."""
 
     step_ns: Floats
+    device_ns: Floats
     forward_ns: Floats
     backward_ns: Floats
     exchange_ns: Floats
@@ -38,7 +39,7 @@ def additive(model: Dlrm, ranks: int) -> Evaluate:
 
         ahead, wire = summed(forward), summed(columns / model.batch)
         step = 1e6 + 3 * ahead.max(axis=1) + wire.max(axis=1)
-        return Answer(step, ahead, 2 * ahead, np.repeat(wire.max(axis=1)[:, None], ranks, axis=1))
+        return Answer(step, step, ahead, 2 * ahead, np.repeat(wire.max(axis=1)[:, None], ranks, axis=1))
 
     return evaluate
 

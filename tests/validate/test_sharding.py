@@ -149,7 +149,7 @@ def test_picks_on_measured_tasks_beat_chance_and_bytes_over_bandwidth(validated:
 
 
 def test_skew_between_ranks_is_what_plans_differ_in(validated: ShardingValidation) -> None:
-    without, ours = validated.whole.others["without skew between ranks"], validated.whole.ours
+    without, ours = validated.whole.others["without skew and host costs"], validated.whole.ours
     assert without.spearman is not None and ours.spearman is not None and without.spearman < ours.spearman
 
 

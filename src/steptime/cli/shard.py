@@ -9,6 +9,7 @@ import typer
 
 from steptime.cli.options import Json
 from steptime.cli.output import stdout
+from steptime.errors import InputError
 
 if TYPE_CHECKING:
     from steptime.platforms.platform import Platform
@@ -20,7 +21,7 @@ TaskFile = Annotated[
     Path,
     typer.Argument(
         metavar="TASK",
-        help="A DLRM config (.toml, .json) with [constraints], a .csv of tables, or TorchRec's EmbeddingBagCollection (.json).",
+        help="A DLRM config (.toml, .json) with \\[constraints], a .csv of tables, or a TorchRec collection (.json).",
         show_default=False,
     ),
 ]
@@ -48,7 +49,12 @@ def shard(
         typer.Option("--evaluations", min=1, help="Plans that the search may ask for; the same number finds the same plan."),
     ] = None,
     evaluate: Annotated[
-        Path | None, typer.Option("--evaluate", metavar="PLANS.json", help="Predict given plans (name: table: ranks) instead.")
+        Path | None,
+        typer.Option(
+            "--evaluate",
+            metavar="PLANS.json",
+            help="Predict given plans instead: JSON, name: table: rank, or list of ranks of its slices.",
+        ),
     ] = None,
     json: Json = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one page, for a browser, offline.")] = None,
@@ -70,6 +76,10 @@ def shard(
     given = _task(task, machine, ranks, batch, memory)
     speed = UNCALIBRATED if calibration is None else read_calibration(calibration, machine)
     if evaluate is not None:
+        if html is not None or torchrec is not None:
+            raise InputError(
+                "--evaluate compares given plans and writes no page or TorchRec plan; leave --html and --torchrec out"
+            )
         plans = evaluated(given, machine, read_plans(evaluate, given), speed)
         if json:
             print(dumps(evaluated_document(given, plans)), end="")

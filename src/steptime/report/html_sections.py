@@ -35,7 +35,7 @@ def summary(prediction: Prediction, workload: Workload, facts: Mapping[str, str]
             tag("div", number, _interval(prediction), class_="headline"),
             tag("p", *_bound(prediction.bound_by), class_="bound"),
             tag("dl", *said, class_="facts"),
-            _warnings(prediction.warnings),
+            warning_list(prediction.warnings),
         )
     )
 
@@ -80,7 +80,7 @@ def _facts(prediction: Prediction, workload: Workload) -> Iterator[tuple[str, st
         yield "Straggler", f"rank {straggler.rank}: others wait {time_ms(straggler.caused_ms)} ms for it"
 
 
-def _warnings(warnings: Sequence[str]) -> Markup:
+def warning_list(warnings: Sequence[str]) -> Markup:
     """Every warning once; those that differ in numbers only, as one."""
     alike: dict[str, list[str]] = {}
     for warning in warnings:

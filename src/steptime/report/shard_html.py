@@ -11,6 +11,7 @@ from pathlib import Path
 from steptime import __version__
 from steptime.errors import InputError
 from steptime.report.html_markup import Markup, bar, join, swatch, table, tag
+from steptime.report.html_sections import warning_list
 from steptime.report.layout import time_ms
 from steptime.report.shard_text import gain_words
 from steptime.report.sizes import size_words
@@ -94,7 +95,7 @@ def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
         tag("p", tag("strong", time_ms(step)), tag("span", "ms per step", class_="unit"), class_="step"),
         tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound"),
         tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts"),
-        tag("ul", *(tag("li", one) for one in said), class_="warnings", aria_label="Warnings") if said else Markup(),
+        warning_list(said),
     ]
 
 

@@ -47,6 +47,7 @@ class Evaluation:
     """Plans with what they cost, nanoseconds of one step; [plans] or [plans, ranks]."""
 
     step_ns: Floats  # [plans] the steady-state period
+    device_ns: Floats  # [plans] the same as fast as the device can, whatever the host takes; the step where it was played
     forward_ns: Floats  # [plans, ranks] lookups forward
     backward_ns: Floats  # [plans, ranks] lookups backward, with the update of the rows
     exchange_ns: Floats  # [plans, ranks] both exchanges of rows, from the last rank's arrival
@@ -134,6 +135,13 @@ class Evaluator:
         )
         return cls(model, platform, ranks, calibration, chosen, together)
 
+    def exactly(self) -> Evaluator:
+        """The same with the lookup models asked about every rank of every plan (`exact`); itself where plans are played."""
+        if self.together is None or isinstance(self.together.lookups, ExactLookups):
+            return self
+        asked = ExactLookups.of(self.model, self.platform.device, self.together.lookups.settings)
+        return replace(self, together=replace(self.together, lookups=asked))
+
     def evaluate(self, rank_of: Plans) -> Evaluation:
         """The plans, [plans, shards]: the rank of every shard."""
         plans = checked(rank_of, len(self.model.tables), self.ranks)
@@ -151,6 +159,7 @@ class Evaluator:
         step = np.maximum(played.device_ns, together.stages.host_ns)
         found = Evaluation(
             step,
+            played.device_ns,
             played.forward_ns,
             played.backward_ns,
             played.exchange_ns,
@@ -170,8 +179,9 @@ class Evaluator:
             ends = exchanges.ends(self._summed(plans, exchanges.column_bytes))
         if company is not None:
             limits = self.platform.device.limits
-            share = limits.bandwidth_bytes_per_s.value / 1e9 / limits.share
-            stretched = partial(company.stretched, between_ns=together.stages.between_ns, share_bytes_per_ns=share)
+            bandwidth = limits.bandwidth_bytes_per_s.value / 1e9
+            between = together.stages.between_ns
+            stretched = partial(company.stretched, between_ns=between, bytes_per_ns=bandwidth, parts=limits.share)
         return together.stages.play(forward, backward, ends, stretched)
 
     def _company(self, together: Together, plans: Plans, times: Mapping[Setting, Floats]) -> Company | None:
@@ -201,7 +211,7 @@ class Evaluator:
         )
         step, host = (np.array([getattr(one, name) for one in found]) for name in ("step_ns", "host_ns"))
         held = self._summed(plans, table_bytes(self.model))
-        made = Evaluation(step, forward, backward, exchange, waiting, held, np.zeros(len(plans), dtype=np.intp))
+        made = Evaluation(step, step, forward, backward, exchange, waiting, held, np.zeros(len(plans), dtype=np.intp))
         return replace(made, bound=_bound(made, host >= step * (1.0 - _EXACT)))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptime.build.dlrm import Dlrm
+from steptime.errors import InputError
 from steptime.platforms.platform import Platform
 from steptime.sharding.evaluation import Evaluation, Evaluator, Plans
 from steptime.sharding.kinds import EVERYWHERE
@@ -25,17 +26,33 @@ class DividedEvaluator:
 
     @classmethod
     def of(
-        cls, model: Dlrm, division: Division, platform: Platform, ranks: int, calibration: Calibration = UNCALIBRATED
+        cls,
+        model: Dlrm,
+        division: Division,
+        platform: Platform,
+        ranks: int,
+        calibration: Calibration = UNCALIBRATED,
+        *,
+        exact: bool = False,
     ) -> DividedEvaluator:
-        """Of a model whose tables are divided so."""
+        """Of a model whose tables are divided so; `exact` as `Evaluator` has it."""
+        check_shards(division)
         shards = replace(model, tables=division.shard_tables(model.tables))
-        evaluator = Evaluator.of(shards, platform, ranks, calibration=calibration)
+        evaluator = Evaluator.of(shards, platform, ranks, calibration=calibration, exact=exact)
         return cls(shards, evaluator, analytic_ns(model, division, platform, ranks))
 
     def evaluate(self, plans: Plans) -> Evaluation:
         """The plans, [plans, shards], with what is added."""
         found = self.evaluator.evaluate(np.atleast_2d(plans))
         return replace(found, step_ns=found.step_ns + self.added_ns)
+
+
+def check_shards(division: Division) -> None:
+    """Refuses a division that leaves no shard to place: such a step is not modelled."""
+    if not any(division.slices):
+        raise InputError(
+            "every table is row-wise or data-parallel: such a step is not evaluated; leave one table table_wise or column_wise"
+        )
 
 
 def analytic_ns(model: Dlrm, division: Division, platform: Platform, ranks: int) -> float:

@@ -69,7 +69,8 @@ def evaluated(
     found = []
     for division, group in alike.items():
         places = np.array([one for _, one in group], dtype=np.intp)
-        steps = DividedEvaluator.of(task.model, division, platform, task.ranks, calibration).evaluate(places).step_ns
+        evaluator = DividedEvaluator.of(task.model, division, platform, task.ranks, calibration, exact=True)
+        steps = evaluator.evaluate(places).step_ns
         memory = memory_of(task.model, division, task.ranks, limit, outside)
         used = memory.used(places, task.ranks)
         for (name, _), step, held in zip(group, steps.tolist(), used, strict=True):

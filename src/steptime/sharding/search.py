@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from steptime.build.dlrm import Dlrm
 from steptime.errors import InputError
 from steptime.platforms.platform import Platform
 from steptime.sharding.evaluation import Evaluator
+from steptime.sharding.plan_evaluation import check_shards
 from steptime.sharding.plan_kinds import Division, MixedPlan
 from steptime.sharding.rules import rules
 from steptime.sharding.search_divisions import Divided, Make
@@ -30,7 +31,9 @@ from steptime.sharding.task_shortage import shortage
 from steptime.sim.modelled.step import UNCALIBRATED, Calibration
 
 RUNNERS_UP = 5
-EVALUATIONS = 40_000
+# Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
+_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT = 200_000, 4, 32
+EVALUATIONS = 150_000
 # With one lookup per table every plan is played, a few in a second.
 _PLAYED_EVALUATIONS = 120
 # Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
@@ -92,7 +95,8 @@ def search(
     check_ranks(task, platform)
     divided = Divided(task, platform, budget, make or evaluators(platform))
     base = divided.first()
-    first = divided.search(base, int(budget.evaluations * _WHOLE_SHARE))
+    check_shards(base)
+    first = divided.search(base, int(budget.evaluations * (_WHOLE_SHARE if divided.divisible else 1.0)))
     if first is None:
         memory = memory_of(task.model, base, task.ranks, divided.limit, divided.outside_bytes)
         raise shortage(task, base, memory, divided.outside_bytes)
@@ -110,11 +114,14 @@ def search(
             _strategies(found, only)
             left -= found.asked
             searches.append((division, found))
+    searched_plans = sum(one.asked for _, one in searches)
+    searches = [(division, _exactly(one)) for division, one in searches]
+    rules_made = _rules(task, *searches[0])  # which may be better than what was found, where time ran out
     return Searched(
         task=task,
         options=_options(task, searches),
-        rules=_rules(task, *searches[0]),
-        searched_plans=sum(one.asked for _, one in searches),
+        rules=rules_made,
+        searched_plans=searched_plans,
         seconds=time.monotonic() - began,
         notes=task.notes,
     )
@@ -172,6 +179,19 @@ def _strategies(found: Search, only: Sequence[str] | None) -> None:
             strategy.run(found)
 
 
+def _exactly(found: Search) -> Search:
+    """The best plans with their lookups asked for anew: curves are up to 2 % off, which a search finds."""
+    evaluator = getattr(found.evaluate, "__self__", None)
+    if not isinstance(evaluator, Evaluator):
+        return found  # somebody's own evaluation
+    most = min(max(_ASKED_EXACTLY // (len(found.shards) * found.ranks), _LEAST_EXACT), _MOST_EXACT)
+    exact = replace(found, evaluate=evaluator.exactly().evaluate, found=[], best_by={}, log=[], _known={})
+    for one in dict.fromkeys([*found.found[:most], *found.best_by.values()]):
+        exact.by = one.by
+        exact.ask(np.array(one.rank_of), beyond=True)
+    return exact
+
+
 def _options(task: Task, searches: Sequence[tuple[Division, Search]]) -> tuple[Option, ...]:
     """Best first: of every division what each strategy found, rather than the many plans that hardly differ from the best."""
     every = [(one, division) for division, each in searches for one in each.best_by.values()]
@@ -188,6 +208,7 @@ def _options(task: Task, searches: Sequence[tuple[Division, Search]]) -> tuple[O
 def _rules(task: Task, division: Division, found: Search) -> dict[str, Option | None]:
     """What each usual rule makes of whole tables, or of what they had to be cut into."""
     options: dict[str, Option | None] = {}
+    found.by = "rules"
     for name in rules():
         plan = plan_of_rule(found, name)
         step = np.inf if plan is None else found.step_ns(plan)

@@ -57,6 +57,11 @@ class Divided:
         found.ask(start, beyond=True)
         return found
 
+    @property
+    def divisible(self) -> bool:
+        """Whether any table may be divided at all."""
+        return any(set(self.task.allowed(place)) - {TABLE_WISE} for place in range(len(self.task.tables)))
+
     def first(self) -> Division:
         """Tables whole where they may be and fit, else cut as far as it takes; where nothing packs, the least cut."""
         tried = [self._cut_to_fit(parts) for parts in _CUT_TO_FIT]
@@ -124,7 +129,7 @@ class Divided:
         order = sorted(free, key=lambda place: task.tables[place].nbytes / saved_ns[place])
         found: list[tuple[float, Division]] = []
         count = 1
-        while count <= len(order):
+        while count <= len(order) - (len(order) == len(task.tables)):  # a step without shards is not evaluated
             some = [task.tables[place] for place in order[:count]]
             saved = float(saved_ns[order[:count]].sum())
             gained = saved - everywhere_ns(task.model, some, DATA_PARALLEL, self.platform, task.ranks)

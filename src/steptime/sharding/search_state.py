@@ -22,8 +22,8 @@ FREE = -1
 KEPT = 32
 """Plans that are remembered: the best, its runners-up, and starts for the next strategy."""
 
-# Plans whose steps are alike, as where hosts or dense layers hide the tables, are told apart by what their slowest ranks do.
-_BUSY_SHARE = 1e-4
+# Plans whose steps are alike because hosts hide the tables are told apart by what their devices take.
+_DEVICE_SHARE = 1e-4
 
 
 class Evaluated(Protocol):
@@ -32,6 +32,10 @@ class Evaluated(Protocol):
     @property
     def step_ns(self) -> Floats:
         """[plans]."""
+
+    @property
+    def device_ns(self) -> Floats:
+        """[plans] as fast as the device can, where the host takes longer."""
 
     @property
     def forward_ns(self) -> Floats:
@@ -146,9 +150,8 @@ class Search:
         answer = self.evaluate(plans)
         self.asked += len(plans)
         self.log.append((plans, answer))
-        busy = sum(part.max(axis=1) for part in (answer.forward_ns, answer.backward_ns, answer.exchange_ns))
         steps = (answer.step_ns + self.added_ns).tolist()
-        scores = (answer.step_ns + self.added_ns + _BUSY_SHARE * busy).tolist()
+        scores = (answer.step_ns + self.added_ns + _DEVICE_SHARE * answer.device_ns).tolist()
         self._known.update(zip(keys, zip(scores, steps, strict=True), strict=True))
         worst = self.found[-1].score if len(self.found) >= KEPT else np.inf
         better = [place for place, score in enumerate(scores) if score < worst]

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 FORWARD, BACKWARD = "lookup forward", "lookup backward"
 EXCHANGE = "collective all_to_all"
 # Steps that are played: the first begins with empty streams, the second as the first ended. In every step the gradients of the
-# dense layers are summed over all ranks, which nobody leaves before the others, so that the second takes as long as any after it.
+# dense layers are summed over all ranks, which nobody leaves before the others: the second takes as long as any after it.
 _STEPS = 2
 
 Ends = Callable[[int, Floats], Floats]
@@ -119,15 +119,16 @@ class Stages:
     @property
     def _to_backward(self) -> tuple[Term, ...]:
         """Ways over the lookups backward to the end of their stream: how ranks differ there, they differ where those begin."""
-        return next(found for terms in self.fronts if (found := tuple(term for term in terms if term.backward)))
+        found = (tuple(term for term in terms if term.backward) for terms in self.fronts)
+        return next((some for some in found if some), self.fronts[0])
 
 
 def _between(groups: Sequence[str], played: CohortTimeline, period_ns: float) -> float:
     """From the end of the lookups backward to the begin of those forward, a step later."""
     begin, end = played.work_start_ns[:, 0, 0], played.work_end_ns[:, 0, 0]
-    ahead = min(float(begin[work]) for work, group in enumerate(groups) if group == FORWARD)
-    back = max(float(end[work]) for work, group in enumerate(groups) if group == BACKWARD)
-    return max(period_ns - (back - ahead), 0.0)
+    ahead = [float(begin[work]) for work, group in enumerate(groups) if group == FORWARD]
+    back = [float(end[work]) for work, group in enumerate(groups) if group == BACKWARD]
+    return max(period_ns - (max(back) - min(ahead)), 0.0) if ahead and back else 0.0
 
 
 def _latest(terms: Sequence[Term], sources: Sequence[Floats], forward: Floats, backward: Floats) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 from steptime.build.dlrm import Dlrm
 from steptime.build.dlrm_workload import dlrm_workload
 from steptime.platforms.platform import Platform
-from steptime.sharding.stages import FORWARD, Stages
+from steptime.sharding.stages import BACKWARD, FORWARD, Stages
 from steptime.sim.modelled.step import Calibration, modelled
 
 # On more ranks the tables of the step that stands for all are alike, so that all ranks run one program.
@@ -22,7 +22,9 @@ def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibrat
     built = dlrm_workload(like, ranks, {table.name: place % ranks for place, table in enumerate(like.tables)})
     step = modelled(built.workload, platform, lookups=built.lookups)
     found, _ = step.steady(calibration)
-    place = next(at for at, one in enumerate(step.programs) if FORWARD in one.groups)
+    # A rank whose tables look nothing up has nothing to update either.
+    most = max(len({FORWARD, BACKWARD} & set(one.groups)) for one in step.programs)
+    place = next(at for at, one in enumerate(step.programs) if len({FORWARD, BACKWARD} & set(one.groups)) == most)
     one = step.programs[place]
     own = one.program.collectives
     alone = [
@@ -39,6 +41,7 @@ def _alike(model: Dlrm, ranks: int) -> Dlrm:
     each = max(1, round(len(model.tables) / ranks))
     dims = np.array([table.dim for table in model.tables])
     dim = int(dims[0]) if model.interaction == "dot" else max(1, round(float(dims.sum()) / (each * ranks)))
-    lookups = sorted(model.tables, key=lambda table: table.pooling_factor * table.dim)
+    looked_up = [table for table in model.tables if table.pooling_factor > 0] or model.tables
+    lookups = sorted(looked_up, key=lambda table: table.pooling_factor * table.dim)
     middle = replace(lookups[len(lookups) // 2], dim=dim)
     return replace(model, tables=tuple(replace(middle, name=f"like{place}") for place in range(each * ranks)))

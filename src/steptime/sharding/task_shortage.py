@@ -52,6 +52,12 @@ def shortage(task: Task, division: Division, memory: Memory, outside_bytes: int)
 def _short(task: Task, memory: Memory) -> str:
     if memory.room <= 0:
         return f"every rank needs {_gib(memory.rank_bytes)} before it holds a table, and has {_gib(memory.limit)}"
+    total = int(memory.shard_bytes.sum())
+    if total > memory.room * task.ranks:
+        return (
+            f"tables need {_gib(total)} with state and buffers, all ranks together have {_gib(memory.room * task.ranks)}: "
+            f"{_gib(total - memory.room * task.ranks)} are short"
+        )
     largest = int(np.argmax(memory.shard_bytes))
     need = int(memory.shard_bytes[largest])
     if need > memory.room:
@@ -65,12 +71,6 @@ def _short(task: Task, memory: Memory) -> str:
         used = int(sum(size for name, size in zip(memory.names, memory.shard_bytes, strict=True) if name in names))
         if used > memory.room:
             return f"the {len(held)} tables pinned to rank {rank} need {_gib(used)}, it has {_gib(memory.room)} for tables"
-    total = int(memory.shard_bytes.sum())
-    if total > memory.room * task.ranks:
-        return (
-            f"tables need {_gib(total)} with state and buffers, all ranks together have {_gib(memory.room * task.ranks)}: "
-            f"{_gib(total - memory.room * task.ranks)} are short"
-        )
     return (
         f"tables need {_gib(total)} of {_gib(memory.room * task.ranks)}, and no way was found to pack them whole: the largest, "
         f"{memory.names[largest]!r}, takes {need / memory.room:.0%} of a rank"

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 OURS = "predicted step"
 TABLE_COSTS, PLANNER, PLANNER_HERE = "sum of table costs", "bytes over bandwidth", "bytes over this platform's bandwidth"
-UNIFORM, NO_SKEW, NO_HOST = "without index distribution", "without skew between ranks", "without host costs"
+UNIFORM, NO_SKEW, NO_HOST = "without index distribution", "without skew and host costs", "without host costs"
 LAWS = {
     "contention: none, as on separate GPUs": Laws(ALONE),
     "contention: all ranks busy alike": Laws(BUSY),
@@ -88,16 +88,11 @@ def table_costs(model: Dlrm, platform: Platform) -> Floats:
     return found
 
 
-def _sums(task: MeasuredTask, costs: Floats) -> Floats:
-    """Of the tables of every rank, [plans, ranks]."""
-    found = np.zeros((len(task.rank_of), task.ranks))
-    np.add.at(found, (np.arange(len(task.rank_of))[:, None], task.rank_of), costs)
-    return found
-
-
 def _slowest(task: MeasuredTask, costs: Floats) -> Floats:
     """The largest sum of costs of a rank, [plans]."""
-    found: Floats = _sums(task, costs).max(axis=1)
+    sums = np.zeros((len(task.rank_of), task.ranks))
+    np.add.at(sums, (np.arange(len(task.rank_of))[:, None], task.rank_of), costs)
+    found: Floats = sums.max(axis=1)
     return found
 
 

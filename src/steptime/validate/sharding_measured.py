@@ -65,7 +65,7 @@ class MeasuredTask:
 
     @property
     def further(self) -> bool:
-        """Whether it was drawn and predicted after everything about the prediction was chosen."""
+        """Whether it was drawn later, and its plans predicted before any of them ran (`data/sharding_predictions.json`)."""
         return self.name in {task.name for task in further_tasks()}
 
     @property

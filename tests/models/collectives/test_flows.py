@@ -49,13 +49,13 @@ def test_who_comes_last_finds_much_of_the_work_done_and_leaves_first() -> None:
     together = ends(forward([1e6] * RANKS), [0.0] * RANKS)
     late = ends(forward([1e6] * RANKS), [0.0, 0.0, 0.0, 1e9])
     assert max(late) < max(together)
-    assert late[3] == 0.0  # all that it receives lies in buffers, and all that it sends fits into them
+    assert late[3] == straight(np.array(0.0))  # all that it receives lies in buffers, and all that it sends fits into them
     assert late[:3] == pytest.approx([straight(np.array(2e6))] * 3)  # its sends are left: three of six flows at its thread
 
 
 def test_nothing_is_left_of_two_ranks_that_wait_for_each_other_only() -> None:
     found = ends(np.array([[0.0, 1e9, 0.0], [1e9, 0.0, 0.0], [0.0, 0.0, 0.0]])[:, :, None], [0.0, 0.0, 1e12])
-    assert found == [0.0, 0.0, 0.0]
+    assert found == [straight(np.array(0.0))] * 3
 
 
 def test_waiting_longer_never_makes_the_rest_longer() -> None:
@@ -79,7 +79,7 @@ def test_the_numbers_of_ranks_do_not_matter() -> None:
     np.testing.assert_allclose(turned, ends_ns(sent, arrivals, BUFFERED, straight)[order])
 
 
-@pytest.mark.parametrize(("ranks", "most"), [(2, 0.17), (4, 0.12), (8, 0.22)])
+@pytest.mark.parametrize(("ranks", "most"), [(2, 0.15), (4, 0.12), (8, 0.22)])
 def test_exchanges_as_measured(ranks: int, most: float) -> None:
     """Mean errors per rank, over the time of the last one. The constant was fitted on 4 ranks."""
     cases = json.loads((MEASURED / f"ranks_together_exchanges_{ranks}.json").read_text(encoding="utf-8"))["cases"]

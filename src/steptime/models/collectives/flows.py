@@ -19,9 +19,9 @@ Curve = Callable[[Floats], Floats]
 """ns of an even exchange, from the bytes of a rank's whole buffer."""
 
 # Of 320 exchanges with drawn columns and pauses on four quarters of an H200 (benchmarks/h200/ranks_together.py, 2026-11-15,
-# NCCL 2.28.9), ends from the last arrival on, over that of the last rank: 1.0, 1.25, 1.5 and 2 MB give mean errors of 11.5,
-# 11.0, 10.9 and 11.1 % a rank, against 45 % for ends at once; repeats of the same exchange differ by 7 %. As many exchanges of
-# 2 and 8 ranks, which had no say: 15.5 and 18.4 %, against 52 and 47.
+# NCCL 2.28.9), ends from the last arrival on, over that of the last rank: 1.0, 1.25, 1.5 and 2 MB give mean errors of 11.9,
+# 11.1, 10.9 and 11.0 % a rank, against 46 % for ends at once. As many exchanges of 2 and 8 ranks, which had no say: 13.6 and
+# 20.8 %, against 52 and 51.
 BUFFERED_BYTES: Mapping[str, float] = {"loopback": 1.5e6}
 """Fabric -> bytes of a flow that lie in buffers, of those that were measured."""
 
@@ -44,8 +44,7 @@ def ends_ns(sent: Floats, arrivals_ns: Floats, buffered_bytes: float, even: Curv
         flows = np.maximum(flows - moved, 0.0)
     received = _moved_bytes(flows, flows).max(axis=0)
     handed_over = _moved_bytes(flows, np.maximum(flows - buffered_bytes, 0.0)).max(axis=1)
-    left = np.maximum(received, handed_over)
-    return np.where(left > 0, even(left), 0.0)
+    return even(np.maximum(received, handed_over))
 
 
 def _moved_bytes(flows: Floats, moved: Floats) -> Floats:

@@ -51,4 +51,4 @@ def _grown(begin: tuple[int, ...], shards: int, ranks: int) -> Iterator[tuple[in
         yield from _grown((*begin, rank), shards, ranks)
 
 
-STRATEGY = Strategy("exact", f"every plan, where there are at most {MOST_PLANS:,}", 4, _run)
+STRATEGY = Strategy("exact", f"every plan, where there are at most {MOST_PLANS:,}", 5, _run)

@@ -34,20 +34,21 @@ class Company:
     forward_bytes: Floats  # of rows at random places, read or written
     backward_bytes: Floats
 
-    def stretched(self, begin_ns: Floats, between_ns: float, share_bytes_per_ns: float) -> tuple[Floats, Floats]:
+    def stretched(self, begin_ns: Floats, between_ns: float, bytes_per_ns: float, parts: int) -> tuple[Floats, Floats]:
         """Forward and backward, [plans, ranks], of ranks that begin backward then, and forward so long after its end.
 
-        `share_bytes_per_ns`: a part's even share of the memory's bandwidth.
+        `bytes_per_ns`: of the memory; `parts`: of the GPU, also those that no rank has.
         """
         # Ranks first: sums over them are then sums of long rows.
         alone = np.stack([begin_ns.T - begin_ns.min(axis=1), self.backward_ns.T, begin_ns.T, self.forward_ns.T])
         alone[_BETWEEN] = between_ns
         idle = np.zeros(alone.shape[1:])
         slowed = np.stack([idle, self.backward_copies.T - 1.0, idle, self.forward_copies.T - 1.0, idle])
-        back = self._rows(self.backward_bytes, self.backward_ns, share_bytes_per_ns) + _BACKWARD * (self.backward_ns > 0)
-        ahead = self._rows(self.forward_bytes, self.forward_ns, share_bytes_per_ns)
+        share = bytes_per_ns / parts
+        back = self._rows(self.backward_bytes, self.backward_ns, share) + _BACKWARD * (self.backward_ns > 0)
+        ahead = self._rows(self.forward_bytes, self.forward_ns, share)
         taken = np.minimum(np.stack([idle, back.T, idle, ahead.T, idle]), 1.0)
-        backward, forward = _played(alone, slowed / max(len(idle) - 1, 1), taken)
+        backward, forward = _played(alone, slowed / max(parts - 1, 1), taken)
         return forward.T, backward.T
 
     @staticmethod
