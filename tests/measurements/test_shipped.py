@@ -17,7 +17,7 @@ from steptime.measurements.shipped import FOLDER, shipped
 from steptime.measurements.store import key_of, spread_of
 from steptime.models.kernels import families, family_of
 from steptime.models.kernels.call import Call
-from steptime.sharding.tasks import sharding_tasks
+from steptime.sharding.tasks import further_tasks, sharding_tasks
 from steptime.workloads.cases import step_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
@@ -95,6 +95,6 @@ def test_a_case_keeps_its_name_only_as_long_as_it_is_the_same_case(ranks: int) -
 
 def test_a_sharding_task_keeps_its_name_only_as_long_as_it_is_the_same_task() -> None:
     measured = {row["task"]: json.loads(row["config"]) for row in shipped("sharding").select(["task", "config"]).to_pylist()}
-    tasks = {task.name: task for task in sharding_tasks()}
+    tasks = {task.name: task for task in (*sharding_tasks(), *further_tasks())}
     assert set(measured) <= set(tasks)
     assert [name for name, config in measured.items() if Dlrm.from_dict(config) != tasks[name]] == []
