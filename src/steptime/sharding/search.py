@@ -32,7 +32,7 @@ from steptime.sim.modelled.step import UNCALIBRATED, Calibration
 
 RUNNERS_UP = 5
 # Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
-_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT = 200_000, 4, 32
+_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT = 50_000, 4, 32
 EVALUATIONS = 150_000
 # With one lookup per table every plan is played, a few in a second.
 _PLAYED_EVALUATIONS = 120
