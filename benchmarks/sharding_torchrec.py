@@ -2,8 +2,8 @@
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python benchmarks/sharding_torchrec.py [--cases 200x32 1000x128] [--plans FOLDER]
 
-Needs torchrec (sharding_torchrec_plans.py says which). Its planner has ten minutes for a plan and runs in a process of its own;
-its topology has eight GPUs to a node. With --plans its plans are kept there, and those that are there are not made again.
+Needs torchrec (_sharding_torchrec_plans.py says which). Its planner has ten minutes for a plan and a process of its own; its
+topology has eight GPUs to a node. With --plans its plans are kept there, and those that are there are not made again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from _sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from sharding_search import PLATFORM, drawn_model
-from sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from steptime.build.dlrm import Dlrm
 from steptime.platforms.platform import Platform
 from steptime.sharding.kinds import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS
@@ -101,7 +101,7 @@ def planned(case: str, way: Way, folder: Path) -> dict[str, Any] | None:
     """What TorchRec's planner finds; None where it finds nothing in time."""
     kept = folder / f"{case}-{way.name.replace(',', '').replace(' ', '-')}.json"
     if not kept.exists():
-        script = Path(__file__).with_name("sharding_torchrec_plans.py")
+        script = Path(__file__).with_name("_sharding_torchrec_plans.py")
         command = [sys.executable, str(script), case, str(kept), "--seconds", str(SECONDS), *way.said]
         try:
             subprocess.run(command, check=True, timeout=MOST_SECONDS, env={**os.environ, "PYTHONHASHSEED": "0"})

@@ -1,9 +1,9 @@
 """Plans that a search finds for the measured sharding tasks, beside those of the usual rules, with predicted steps.
 
-    PYTHONPATH=src python benchmarks/sharding_candidates.py [--plans FILE]
+    PYTHONPATH=src python benchmarks/_sharding_candidates.py --out FILE [--plans FILE]
 
-writes src/steptime/data/sharding_predictions.json: `searched` of whole tables, which is what the testbed's training step
-places, and `columns_divided` where slices of columns are allowed too (a list of ranks per table: its slices in order, as equal
+writes what was kept as src/steptime/data/sharding_predictions.json on 2026-11-15, before measuring: `searched` of whole tables,
+which is what the testbed's training step places, and `columns_divided` where slices of columns are allowed too (a list of ranks per table: its slices in order, as equal
 as multiples of four are). Of tasks whose rules' plans were measured, host and wire are calibrated as they were then; the others
 are predicted without. `--plans` also writes the searched plans as `measure sharding --plans` reads them.
 """
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import steptime
 from steptime.build.dlrm import Dlrm
 from steptime.platforms.platform import Platform
 from steptime.sharding.kinds import TABLE_WISE, USUAL_KINDS
@@ -30,14 +29,13 @@ from steptime.sim.modelled.step import UNCALIBRATED, Calibration
 from steptime.validate.sharding_measured import shipped_tasks
 
 PLATFORM = "4xh200-quarter-loopback"
-OUT = Path(steptime.__file__).parent / "data" / "sharding_predictions.json"
 EVALUATIONS = 40_000
 SCHEMA_VERSION = 1
 
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--out", type=Path, default=OUT)
+    given.add_argument("--out", type=Path, required=True)
     given.add_argument("--plans", type=Path)
     given.add_argument("--tasks", nargs="*", help="names; all without")
     chosen = given.parse_args()

@@ -1,6 +1,6 @@
 """One plan by TorchRec's planner, written as JSON; and what TorchRec's estimator says of any plan.
 
-    PYTHONPATH=src PYTHONHASHSEED=0 python benchmarks/sharding_torchrec_plans.py 200x32 plan.json --kinds table_wise column_wise
+    PYTHONPATH=src PYTHONHASHSEED=0 python benchmarks/_sharding_torchrec_plans.py 200x32 plan.json --kinds table_wise
 
 Needs torchrec (1.8.0 --no-deps with fbgemm-gpu-cpu 1.8.0 beside torch 2.13.0). The planner orders options by sets of strings:
 its plans are the same twice only with a fixed PYTHONHASHSEED.
