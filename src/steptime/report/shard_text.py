@@ -97,7 +97,9 @@ def gain_words(why: Explained) -> str:
     if gain.share <= 1e-6:
         return f"none: the rule {gain.rule} makes as fast a plan"
     low, high = gain.interval
-    sure = "larger than its uncertainty" if gain.sure else "within its uncertainty: either plan may be the faster one"
+    # 2.6 of 4.0 % on average (docs/sharding.md): the best of many plans is also the one that errors flatter most.
+    sure = "larger than its uncertainty (of the gains predicted for 80 measured tasks, two thirds came true)"
+    sure = sure if gain.sure else "within its uncertainty: either plan may be the faster one"
     return f"{gain.share:.1%} over the best usual rule ({gain.rule}); nine of ten draws {low:.1%} to {high:.1%}: {sure}"
 
 
