@@ -34,7 +34,7 @@ from steptime.sharding.plan_files import evaluated
 from steptime.sharding.plan_kinds import MixedPlan, Placed
 from steptime.sharding.search import Searched, search, usual_evaluations
 from steptime.sharding.search_divisions import Make
-from steptime.sharding.search_state import Budget, Evaluate, Floats
+from steptime.sharding.search_state import Answer, Budget, Evaluate
 from steptime.sharding.task import Constraints, Task
 from steptime.validate.sharding_planner import planner_costs
 
@@ -68,17 +68,6 @@ WAYS = (
 
 Found = Mapping[tuple[str, Way], Mapping[str, Any] | None]
 """Plans by case and way."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What an evaluator answers."""
-
-    step_ns: Floats
-    device_ns: Floats
-    forward_ns: Floats
-    backward_ns: Floats
-    exchange_ns: Floats
 
 
 def main() -> None:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime.build.dlrm import Dlrm, Table
 from steptime.lookups.generators import Generator
-from steptime.sharding.search_state import Evaluate
+from steptime.sharding.search_state import Answer, Evaluate
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What an evaluator answers."""
-
-    step_ns: Floats
-    device_ns: Floats
-    forward_ns: Floats
-    backward_ns: Floats
-    exchange_ns: Floats
 
 
 def additive(model: Dlrm, ranks: int) -> Evaluate:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sharding.additive import Answer, additive, model_of
+from tests.sharding.additive import additive, model_of
 
 from steptime.build.dlrm import Dlrm
 from steptime.errors import InputError
@@ -19,7 +19,7 @@ from steptime.sharding.kinds import COLUMN_WISE, DATA_PARALLEL, KINDS, TABLE_WIS
 from steptime.sharding.plan_kinds import Division
 from steptime.sharding.search import Searched, search, search_many
 from steptime.sharding.search_loads import learn
-from steptime.sharding.search_state import FREE, Budget, Evaluate, Search, renumbered
+from steptime.sharding.search_state import FREE, Answer, Budget, Evaluate, Search, renumbered
 from steptime.sharding.strategies import strategies
 from steptime.sharding.strategies.exact import every_plan, plans_at_most
 from steptime.sharding.task import Constraints, Task

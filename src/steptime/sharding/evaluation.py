@@ -151,6 +151,10 @@ class Evaluator:
         parts = [self._evaluated(self.together, plans[first : first + _AT_ONCE]) for first in starts]
         return parts[0] if len(parts) == 1 else Evaluation.joined(parts)
 
+    def __call__(self, rank_of: Plans) -> Evaluation:
+        """As a search asks (`search_state.Evaluate`)."""
+        return self.evaluate(rank_of)
+
     def _evaluated(self, together: Together, plans: Plans) -> Evaluation:
         times = together.lookups.times(plans, self.ranks)
         forward, backward = (times[direction, self.laws.others[0]] for direction in (FORWARD, BACKWARD))

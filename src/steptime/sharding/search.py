@@ -78,7 +78,7 @@ class Searched:
 
 def evaluators(platform: Platform, calibration: Calibration = UNCALIBRATED) -> Make:
     """Evaluation of the whole step on a platform."""
-    return lambda model, ranks: Evaluator.of(model, platform, ranks, calibration=calibration).evaluate
+    return lambda model, ranks: Evaluator.of(model, platform, ranks, calibration=calibration)
 
 
 def search(
@@ -181,11 +181,10 @@ def _strategies(found: Search, only: Sequence[str] | None) -> None:
 
 def _exactly(found: Search) -> Search:
     """The best plans with their lookups asked for anew: curves are up to 2 % off, which a search finds."""
-    evaluator = getattr(found.evaluate, "__self__", None)
-    if not isinstance(evaluator, Evaluator):
+    if not isinstance(found.evaluate, Evaluator):
         return found  # somebody's own evaluation
     most = min(max(_ASKED_EXACTLY // (len(found.shards) * found.ranks), _LEAST_EXACT), _MOST_EXACT)
-    exact = replace(found, evaluate=evaluator.exactly().evaluate, found=[], best_by={}, log=[], _known={})
+    exact = replace(found, evaluate=found.evaluate.exactly(), found=[], best_by={}, log=[], _known={})
     for one in dict.fromkeys([*found.found[:most], *found.best_by.values()]):
         exact.by = one.by
         exact.ask(np.array(one.rank_of), beyond=True)

@@ -50,6 +50,17 @@ class Evaluated(Protocol):
         """[plans, ranks]."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What an evaluation of somebody's own answers, and nothing else."""
+
+    step_ns: Floats
+    device_ns: Floats
+    forward_ns: Floats
+    backward_ns: Floats
+    exchange_ns: Floats
+
+
 Evaluate = Callable[[Places], Evaluated]
 
 
