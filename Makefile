@@ -51,7 +51,7 @@ bench: $(BENCH_READY)  ## speed and accuracy beside the rivals, a script each
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 check-gpu: ## everything that measures, small, on a real GPU (GPU_PYTHON has torch with CUDA, numpy, pyarrow)
-	PYTHONPATH=src $(GPU_PYTHON) -m steptime.measure check -o out/check-gpu --share-gpu
+	PYTHONPATH=src $(GPU_PYTHON) -m steptime_lab.measure check -o out/check-gpu --share-gpu
 
 clean:  ## remove everything made here
 	rm -rf $(VENV) $(TORCHREC_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -63,16 +63,16 @@ $(BIN)/python $(TORCHREC_BIN)/python: %/bin/python:
 	$(PYTHON) -m venv $* || { rm -rf $*; exit 1; }
 
 # The interpreter is an order-only prerequisite: it is a link whose age says nothing.
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels,fit]"
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels]" -e "./lab[torch]"
 	@touch $@
 
 $(BENCH_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels,bench]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels,bench]" -e "./lab[torch]"
 	@touch $@
 
 # TorchRec by itself: its wheel asks for fbgemm-gpu, the build for GPUs; what else it imports is in the extra.
 $(TORCHREC_READY): pyproject.toml constraints.txt | $(TORCHREC_BIN)/python
-	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torchrec]" pytest hypothesis
+	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torchrec]" -e ./lab pytest hypothesis
 	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchrec
 	@touch $@

@@ -18,16 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steptime.build.dlrm import Dlrm
-from steptime.platforms.platform import Platform
-from steptime.sharding.kinds import TABLE_WISE, USUAL_KINDS
-from steptime.sharding.search import Searched, evaluators, search
-from steptime.sharding.search_state import Budget
-from steptime.sharding.task import Constraints, Task
-from steptime.sharding.tasks import further_tasks, sharding_tasks
-from steptime.sharding.unequal_tasks import RANKS
-from steptime.sim.modelled.step import UNCALIBRATED, Calibration
-from steptime.validate.sharding_measured import shipped_tasks
+from steptime._build.dlrm.model import Dlrm
+from steptime._platforms.platform import Platform
+from steptime._shard.plan.kind_names import TABLE_WISE, USUAL_KINDS
+from steptime._shard.search.search import Searched, evaluators, search
+from steptime._shard.search.state import Budget
+from steptime._shard.task.drawn import further_tasks, sharding_tasks
+from steptime._shard.task.task import Constraints, Task
+from steptime._shard.task.unequal import RANKS
+from steptime._sim.modelled.step import UNCALIBRATED, Calibration
+from steptime_lab.validate.sharding.measured import shipped_tasks
 
 PLATFORM = "4xh200-quarter-loopback"
 EVALUATIONS = 40_000

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharding_search import PLATFORM, drawn_model
-from steptime.build.dlrm import Dlrm
-from steptime.platforms.platform import Platform
-from steptime.sharding.plan_kinds import MixedPlan
+from steptime._build.dlrm.model import Dlrm
+from steptime._platforms.platform import Platform
+from steptime._shard.plan.kinds import MixedPlan
 
 Floats = npt.NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """FBGEMM's table-batched lookups in two public traces of V100: measured against estimated, forward and backward with update.
 
-The estimate is analytic (`steptime.models.kernels.lookups.fbgemm_kernels`): nothing is fitted, and a trace tells no statistics
+The estimate is analytic (`steptime._models.lookups.fbgemm_kernels`): nothing is fitted, and a trace tells no statistics
 of the tables, so that tables are taken as alike, bags as equally long and rows as equally likely. The second estimate knows
 rows and bag lengths of each table where they are public (the DLRM trace is of MLPerf's configuration), rows still equally
 likely. Beside them, what planners in use compute: bytes over bandwidth, backward twice forward (TorchRec,
@@ -20,14 +20,14 @@ from statistics import fmean, median
 import numpy as np
 
 from _cases import public_traces
-from steptime.graph.load import load
-from steptime.hardware.device import DeviceLimits, Quantity
-from steptime.lookups.generators import Generator
-from steptime.lookups.parametric import expected_statistics
-from steptime.lookups.table import TableStatistics
-from steptime.models.kernels.lookups.fbgemm import FbgemmCall, FbgemmLookup, KernelTime, calls_in
-from steptime.models.kernels.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns
-from steptime.models.kernels.lookups.question import ITEM_BYTES
+from steptime._hardware.device import DeviceLimits, Quantity
+from steptime._lookups.generators import Generator
+from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.table import TableStatistics
+from steptime._models.lookups.fbgemm import FbgemmCall, FbgemmLookup, KernelTime, calls_in
+from steptime._models.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns
+from steptime._models.lookups.question import ITEM_BYTES
+from steptime._program.load import load
 
 TRACES = ("meta_ranking_2xV100", "dlrm_8xV100")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from steptime.hardware.device import FOLDER
-from steptime.measurements.shipped import shipped
-from steptime.models.kernels.fitted import KernelModels
-from steptime.models.kernels.forms.matmul.product import PRECISIONS
-from steptime.models.kernels.rows import rows_of
-from steptime.platforms.device import Device
+from steptime._hardware.device import FOLDER
+from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.forms.matmul.product import PRECISIONS
+from steptime._models.kernels.rows import rows_of
+from steptime._platforms.device import Device
+from steptime_lab.measurements.shipped import shipped
 
 MILLION = 1_000_000
 REPEATS = 3

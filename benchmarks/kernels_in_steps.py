@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from steptime.measure.kernels.calls import FILE_NAME, read_calls
-from steptime.measurements.shipped import FOLDER, shipped
+from steptime._calibrate.ops.calls import FILE_NAME, read_calls
+from steptime_lab.measurements.shipped import FOLDER, shipped
 
 # Workload whose calls were recorded -> the full trace of the same case.
 STEPS = {"bert-fp32": "bert-b8-r1.rank0.kineto.json.gz"}

@@ -30,7 +30,7 @@ print(base, peak())
 """
 _READERS = {
     "steptime": (
-        "from steptime.graph.load import load; import steptime.graph.formats as f; f.formats()",
+        "from steptime._program.load import load; import steptime._program.formats as f; f.formats()",
         "program = load([sys.argv[1]])",
     ),
     "gunzip + orjson": ("import gzip, orjson", "document = orjson.loads(gzip.open(sys.argv[1]).read())"),

@@ -15,7 +15,7 @@ import orjson
 from hta.common.trace import parse_trace_file
 
 from _cases import large_kineto_files
-from steptime.graph.load import load
+from steptime._program.load import load
 
 ROUNDS = 5
 

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
+from steptime._hardware.device import FOLDER
+from steptime._lookups.columns import TableColumns
+from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
+from steptime._models.lookups.batch import DTYPES, Lookups, Pool
+from steptime._models.lookups.fitted import LookupModels, lookups_file
+from steptime._models.lookups.forms import LookupForm
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS, TABLE_BATCHED
 from steptime.errors import InputError
-from steptime.hardware.device import FOLDER
-from steptime.lookups.columns import TableColumns
-from steptime.lookups.parametric import expected_statistics
-from steptime.lookups.populations import PRODUCTION_2021, PRODUCTION_2022
-from steptime.measurements.shipped import FOLDER as MEASUREMENTS
-from steptime.models.kernels.lookups.baselines import BASELINES
-from steptime.models.kernels.lookups.batch import DTYPES, Lookups, Pool
-from steptime.models.kernels.lookups.fitted import LookupModels, lookups_file
-from steptime.models.kernels.lookups.forms import LookupForm
-from steptime.models.kernels.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS, TABLE_BATCHED
-from steptime.validate.lookup_fitting import read_lookups
+from steptime_lab.baselines.lookups import BASELINES
+from steptime_lab.fit.lookups import read_lookups
+from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 
 PLANS, TABLES, POOL, BATCH = 1_000, 60, 160, 4096
 RUNS = 7

@@ -18,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from steptime._hardware.device import FOLDER
+from steptime._models.kernels.rows import FIT, VALIDATION
+from steptime._models.lookups.fitted import Kind, LookupModels, lookups_file
+from steptime._models.lookups.fitting import HELD_OUT
+from steptime._models.lookups.forms import FORMS, LookupForm, maker
+from steptime._models.lookups.question import DIRECTIONS, EMBEDDING_BAG, OPTIMIZERS, TABLE_BATCHED
+from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
-from steptime.hardware.device import FOLDER
-from steptime.measurements.shipped import FOLDER as MEASUREMENTS
-from steptime.models.kernels.lookups.baselines import BASELINES
-from steptime.models.kernels.lookups.fitted import Kind, LookupModels, lookups_file
-from steptime.models.kernels.lookups.fitting import HELD_OUT
-from steptime.models.kernels.lookups.forms import FORMS, LookupForm, maker
-from steptime.models.kernels.lookups.question import DIRECTIONS, EMBEDDING_BAG, OPTIMIZERS, TABLE_BATCHED
-from steptime.models.kernels.lookups.rows import MeasuredLookups
-from steptime.models.kernels.rows import FIT, VALIDATION
-from steptime.validate.lookup_fitting import read_lookup_baselines, read_lookups
+from steptime_lab.baselines.lookups import BASELINES
+from steptime_lab.fit.lookups import read_lookup_baselines, read_lookups
+from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "lookups_over_skew.svg"
 SKEWS = 6

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from steptime.lookups.generators import Generator
-from steptime.lookups.parametric import expected_statistics
-from steptime.lookups.populations import PRODUCTION_2021, PRODUCTION_2022
-from steptime.lookups.scaling import scaled
-from steptime.lookups.table import TableStatistics, table_statistics
+from steptime._lookups.generators import Generator
+from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
+from steptime._lookups.scaling import scaled
+from steptime._lookups.table import TableStatistics, table_statistics
 
 BATCH = 4096
 FACTORS = (1 / 16, 1 / 4, 4, 16)

@@ -12,10 +12,10 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-
-from steptime.lookups.generators import Generator
 from steptime.lookups.stream import Stream
-from steptime.lookups.table import table_statistics
+
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import table_statistics
 
 LOOKUPS = 16_000_000
 RUNS = 4

@@ -12,16 +12,16 @@ from collections import defaultdict
 
 import numpy as np
 
-from steptime.build.dlrm import Dlrm
-from steptime.hardware.device import FOLDER
-from steptime.lookups.generators import Generator
-from steptime.lookups.parametric import expected_statistics
-from steptime.lookups.table import TableStatistics
-from steptime.measurements.shipped import shipped
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.fitted import LookupModels, lookups_file
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.validate.summary import Case, summary
+from steptime._build.dlrm.model import Dlrm
+from steptime._hardware.device import FOLDER
+from steptime._lookups.generators import Generator
+from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.table import TableStatistics
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.fitted import LookupModels, lookups_file
+from steptime._models.lookups.question import Lookup
+from steptime_lab.measurements.shipped import shipped
+from steptime_lab.validate.summary import Case, summary
 
 KERNEL = {
     "forward": ("table_batched_forward", "table_batched_forward"),

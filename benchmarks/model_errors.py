@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from steptime.validate.shipped import Models, validated
-from steptime.validate.summary import Part, Validation
+from steptime_lab.validate.shipped import Models, validated
+from steptime_lab.validate.summary import Part, Validation
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {

@@ -6,8 +6,8 @@ import re
 import sys
 from pathlib import Path
 
-from steptime.measure.tables import noise_lines, noises
-from steptime.measurements.shipped import FOLDER
+from steptime_lab.measure.tables import noise_lines, noises
+from steptime_lab.measurements.shipped import FOLDER
 
 PAGE = Path(__file__).parents[1] / "docs" / "measuring.md"
 BLOCK = re.compile(r"(<!-- noise -->\n).*?(<!-- /noise -->)", re.DOTALL)

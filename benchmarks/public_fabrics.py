@@ -20,22 +20,17 @@ from zlib import crc32
 
 import numpy as np
 
-from steptime.hardware.device import Quantity
-from steptime.hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
-from steptime.hardware.topology import first_ranks
-from steptime.measurements.nccl_tests import (
-    Point,
-    read_multi_node_table,
-    read_profiled_table,
-    read_single_node_table,
-)
-from steptime.models.collectives.fitting import Points, fit_curves, unseen_logs
-from steptime.models.collectives.message import Messages
-from steptime.models.collectives.tier import TierModel
-from steptime.models.kernels.rows import FIT, TEST, VALIDATION
-from steptime.platforms.fabric import Fabric, write_models
-from steptime.platforms.fabric_fitting import fit_tiers, tier_points
-from steptime.validate.summary import geometric
+from steptime._hardware.device import Quantity
+from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
+from steptime._hardware.topology import first_ranks
+from steptime._measurements.nccl_tests import Point, read_multi_node_table, read_profiled_table, read_single_node_table
+from steptime._models.collectives.fitting import Points, fit_curves, unseen_logs
+from steptime._models.collectives.message import Messages
+from steptime._models.collectives.tier import TierModel
+from steptime._models.error import gmae
+from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._platforms.fabric import Fabric, write_models
+from steptime._platforms.fabric_fitting import fit_tiers, tier_points
 
 SHARED = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 SMALL = 1 << 20  # below, sites differ by several times
@@ -256,7 +251,7 @@ def described(tables: Tables) -> list[Described]:
 
 
 def shown(errors: Sequence[float]) -> str:
-    return f"{geometric(errors):6.1%} ({len(errors):3})" if len(errors) else "      -     "
+    return f"{gmae(errors):6.1%} ({len(errors):3})" if len(errors) else "      -     "
 
 
 def report_tier(name: str, model: TierModel, points: Points) -> None:
@@ -271,7 +266,7 @@ def report_tier(name: str, model: TierModel, points: Points) -> None:
     for kind in sorted(set(test.kind)):
         rows, bar = np.array([one == kind for one in test.kind]), BARS.get(kind)
         parts = [shown(off[rows & some].tolist()) for some in (np.full(len(off), True), large, ~large)]
-        said = "" if bar is None else f"  bar {bar:.1%}: {'reached' if geometric(off[rows].tolist()) <= bar else 'MISSED'}"
+        said = "" if bar is None else f"  bar {bar:.1%}: {'reached' if gmae(off[rows].tolist()) <= bar else 'MISSED'}"
         beside = f"in turn {shown(turns[kind])}, dtypes {shown(between_dtypes(test.take(rows)))}"
         print(f"  {name:25} {kind:15} all {parts[0]}  from 1 MiB {parts[1]}  below {parts[2]}  {beside}{said}")
     print(f"  {name:25} intervals hold {held:.0%} of {len(test)}")
@@ -308,9 +303,9 @@ def report_ranks(described_fabric: Described) -> None:
         rows = rows.take(np.array([kind in BARS for kind in rows.kind]))
         off = fit_curves(seen).times(rows.messages).ns / rows.ns - 1
         kinds = np.array(rows.kind)
-        each = ", ".join(f"{kind} {geometric(off[kinds == kind].tolist()):.1%}" for kind in BARS)
+        each = ", ".join(f"{kind} {gmae(off[kinds == kind].tolist()):.1%}" for kind in BARS)
         others = sorted(set(points.ranks.tolist()) & {2, 4, 8} - {asked})
-        verdict = "reached" if geometric(off.tolist()) <= RANKS_BAR else "MISSED"
+        verdict = "reached" if gmae(off.tolist()) <= RANKS_BAR else "MISSED"
         print(f"  {described_fabric.limits.name:18} {asked} from {others}: {shown(off.tolist())} {verdict}; {each}")
 
 
@@ -363,7 +358,7 @@ def report_spanning(tables: Tables, fabrics: Mapping[str, Fabric]) -> None:
             every += middle
             ends = f"{min(middle):+.1%} to {max(middle):+.1%}"
             print(f"  {site.name:18} {ranks:2} ranks  median pair {shown(middle)} {ends}; fastest tenth {shown(best)}")
-    print(f"  all of them, median pair {shown(every)}: {'reached' if geometric(every) <= SPANNING_BAR else 'MISSED'}")
+    print(f"  all of them, median pair {shown(every)}: {'reached' if gmae(every) <= SPANNING_BAR else 'MISSED'}")
 
 
 def main() -> None:

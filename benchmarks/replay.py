@@ -16,9 +16,9 @@ import textwrap
 from pathlib import Path
 
 from _cases import REPOSITORY, Case, public, shipped
-from steptime.graph.load import load
-from steptime.report.layout import signed_percent
-from steptime.validate.replay import Replay, replay
+from steptime._program.load import load
+from steptime._report.layout import signed_percent
+from steptime._sim.recorded.replay import Replay, replay
 
 README = REPOSITORY / "README.md"
 SHOWN = ("predict", "examples/configs/dlrm_heavy4.toml", "--ranks", "8", "--platform", "8xh200-nvlink")
@@ -73,7 +73,7 @@ def table(cases: list[Case]) -> str:
 
 def shown() -> str:
     """A command and what it prints, as a block of Markdown."""
-    code = "from steptime.cli import main; main()"
+    code = "from steptime._cli import main; main()"
     environment = {**os.environ, "COLUMNS": SHOWN_WIDTH, "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-c", code, *SHOWN]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True)

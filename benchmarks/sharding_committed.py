@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-import steptime
-from steptime.platforms.platform import Platform
-from steptime.validate.sharding_measured import shipped_tasks
+import steptime_lab
+from steptime._platforms.platform import Platform
+from steptime_lab.validate.sharding.measured import shipped_tasks
 
-FILE = Path(steptime.__file__).parent / "data" / "sharding_predictions.json"
+FILE = Path(steptime_lab.__file__).parent / "data" / "sharding_predictions.json"
 
 
 def main() -> None:

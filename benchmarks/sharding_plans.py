@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from steptime.build.dlrm import Dlrm, Table
-from steptime.lookups.populations import PRODUCTION_2021
-from steptime.platforms.platform import Platform
-from steptime.sharding.evaluation import Evaluator
-from steptime.sharding.evaluation_laws import AS_PLAYED
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._lookups.populations import PRODUCTION_2021
+from steptime._platforms.platform import Platform
+from steptime._shard.evaluate.evaluator import Evaluator
+from steptime._shard.evaluate.laws import AS_PLAYED
 
 TABLES, RANKS, BATCH = 60, 4, 8192
 PLANS, EXACT_PLANS, PLAYED_PLANS, RUNS = 20_000, 500, 4, 5

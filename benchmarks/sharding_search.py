@@ -13,13 +13,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from steptime.build.dlrm import Dlrm, Table
-from steptime.lookups.populations import PRODUCTION_2022
-from steptime.platforms.platform import Platform
-from steptime.sharding.draws import Draws
-from steptime.sharding.search import Make, evaluators, search, usual_evaluations
-from steptime.sharding.search_state import Budget, Evaluate
-from steptime.sharding.task import Task
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._lookups.populations import PRODUCTION_2022
+from steptime._platforms.platform import Platform
+from steptime._shard.search.draws import Draws
+from steptime._shard.search.search import Make, evaluators, search, usual_evaluations
+from steptime._shard.search.state import Budget, Evaluate
+from steptime._shard.task.task import Task
 
 PLATFORM = Path(__file__).parents[1] / "examples" / "sharding" / "128xh200.toml"
 CASES = ("60x4", "200x32", "1000x128")

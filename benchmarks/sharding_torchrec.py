@@ -27,16 +27,16 @@ import numpy.typing as npt
 
 from _sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from sharding_search import PLATFORM, drawn_model
-from steptime.build.dlrm import Dlrm
-from steptime.platforms.platform import Platform
-from steptime.sharding.kinds import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS
-from steptime.sharding.plan_files import evaluated
-from steptime.sharding.plan_kinds import MixedPlan, Placed
-from steptime.sharding.search import Searched, search, usual_evaluations
-from steptime.sharding.search_divisions import Make
-from steptime.sharding.search_state import Answer, Budget, Evaluate
-from steptime.sharding.task import Constraints, Task
-from steptime.validate.sharding_planner import planner_costs
+from steptime._build.dlrm.model import Dlrm
+from steptime._platforms.platform import Platform
+from steptime._shard.plan.files import evaluated
+from steptime._shard.plan.kind_names import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS
+from steptime._shard.plan.kinds import MixedPlan, Placed
+from steptime._shard.search.divisions import Make
+from steptime._shard.search.search import Searched, search, usual_evaluations
+from steptime._shard.search.state import Answer, Budget, Evaluate
+from steptime._shard.task.task import Constraints, Task
+from steptime_lab.validate.sharding.planner import planner_costs
 
 CASES = ("60x4", "200x32", "1000x128")
 # It looks at its clock between proposals, not while it lists options, which can take longer.

@@ -16,8 +16,9 @@ import time
 
 import numpy as np
 
-from steptime.graph.program import CallKind, Calls, Collective, Ops, Program, Stream, Thread, WorkKind, Works
-from steptime.sim import LONG_AGO, Cohort, Nanoseconds, Timing, simulate
+from steptime._program.program import CallKind, Calls, Collective, Ops, Program, Stream, Thread, WorkKind, Works
+from steptime._sim import LONG_AGO, Cohort, Nanoseconds, Timing
+from steptime._sim.core.simulate import simulate
 
 SECONDS_AT_MOST = 5.0
 GIB_AT_MOST = 2.0

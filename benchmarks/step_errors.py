@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from steptime.report.validation import validation_document
-from steptime.validate.steps import BY_VISIT, validate_steps
-from steptime.validate.steps_sources import SOURCES
+from steptime_lab.report.validation import validation_document
+from steptime_lab.validate.steps.sources import SOURCES
+from steptime_lab.validate.steps.steps import BY_VISIT, validate_steps
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- steps:begin -->", "<!-- steps:end -->"

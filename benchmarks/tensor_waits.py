@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.graph.issued import Issued
-from steptime.graph.load import load
-from steptime.graph.program import CallKind, Phase, Program, WorkKind
-from steptime.graph.tensor_waits import TensorWaits, needed_by_nobody, tensor_waits
-from steptime.measurements.programs import FILE_NAME, read_programs
-from steptime.measurements.shipped import FOLDER, shipped
-from steptime.validate.device_time import program_of
+from steptime._program.issued import Issued
+from steptime._program.load import load
+from steptime._program.program import CallKind, Phase, Program, WorkKind
+from steptime._program.tensor_waits import TensorWaits, needed_by_nobody, tensor_waits
+from steptime_lab.measurements.programs import FILE_NAME, read_programs
+from steptime_lab.measurements.shipped import FOLDER, shipped
+from steptime_lab.validate.device_time import program_of
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "h200_mps4_dlrm"
 LOT = 16  # cases, as many as lie side by side in the file

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steptime.validate.unprofiled import MEASURED_FILE, STRENGTH_AT_MOST, Case, UnprofiledReplay, compare, read_case
+from steptime._sim.recorded.unprofiled import MEASURED_FILE, STRENGTH_AT_MOST, Case, UnprofiledReplay, compare, read_case
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("STEPTIME_SHARED", ROOT.parent / "shared"))

@@ -168,10 +168,10 @@ STEPS = {
 
 
 def predict(file: Path) -> None:
-    from steptime.capture.capture import capture
-    from steptime.graph.workload import Workload
-    from steptime.platforms.platform import Platform
-    from steptime.sim.modelled.prediction import predict_on
+    from steptime._capture.capture import capture
+    from steptime._platforms.platform import Platform
+    from steptime._program.workload import Workload
+    from steptime._sim.modelled.prediction import predict_on
 
     platform, found = Platform.load(PLATFORM), {}
     for name, function in STEPS.items():

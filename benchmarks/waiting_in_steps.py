@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from steptime.measurements.shipped import shipped
-from steptime.models.collectives.overlap import (
+from steptime._models.collectives.overlap import (
     FILE,
     CollectivePairs,
     KernelPairs,
@@ -22,10 +21,12 @@ from steptime.models.collectives.overlap import (
     measured_pairs,
     write_overlaps,
 )
-from steptime.models.kernels.rows import FIT, TEST, VALIDATION, split_of
-from steptime.platforms.fabric import Fabric
-from steptime.validate.summary import Summary, Validation, geometric
-from steptime.validate.waiting import kernels_beside, slowed_beside, step_cases, validation_of, waits
+from steptime._models.error import gmae
+from steptime._models.kernels.rows import FIT, TEST, VALIDATION, split_of
+from steptime._platforms.fabric import Fabric
+from steptime_lab.measurements.shipped import shipped
+from steptime_lab.validate.summary import Summary, Validation
+from steptime_lab.validate.waiting import kernels_beside, slowed_beside, step_cases, validation_of, waits
 
 FABRIC = "loopback"
 OTHERS = ("loopback-2x2",)
@@ -59,7 +60,7 @@ def errors(said: np.ndarray, alone: np.ndarray, beside: np.ndarray) -> str:
         return "   none"
     with_, without = np.abs(said / beside - 1), np.abs(alone / beside - 1)
     return (
-        f"{len(beside):5d}  GMAE {geometric(with_.tolist()):6.1%} (as alone {geometric(without.tolist()):6.1%})"
+        f"{len(beside):5d}  GMAE {gmae(with_.tolist()):6.1%} (as alone {gmae(without.tolist()):6.1%})"
         f"  mean {with_.mean():6.1%} ({without.mean():6.1%})  sum {said.sum() / beside.sum() - 1:+6.1%}"
         f" ({alone.sum() / beside.sum() - 1:+6.1%})"
     )

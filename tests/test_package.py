@@ -65,7 +65,7 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_a_lazy_name_is_the_object_itself() -> None:
-    from steptime.graph.workload import Workload
+    from steptime._program.workload import Workload
 
     assert steptime.Workload is Workload
 

@@ -38,8 +38,8 @@ JSON = dict[str, Any]
 
 def launch(out: Path, ranks: int) -> None:
     """Starts the ranks, and ends all where one fails."""
-    from steptime.measure.mps import mps
-    from steptime.measure.ranks import Layout
+    from steptime._calibrate.harness.mps import mps
+    from steptime._calibrate.harness.ranks import Layout
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -69,8 +69,8 @@ class Bench:
         import torch
         import torch.distributed as dist
 
-        from steptime.measure.collectives.clock import DeviceClock
-        from steptime.measure.group import join
+        from steptime._calibrate.collectives.clock import DeviceClock
+        from steptime._calibrate.harness.group import join
 
         self.group, self.dist = join(), dist
         self.token = torch.zeros(1, device=self.group.device)
@@ -79,7 +79,7 @@ class Bench:
 
     def begin(self) -> Any:
         """A moment that all ranks share; what is queued next was queued before it."""
-        from steptime.measure.collectives.clock import align
+        from steptime._calibrate.collectives.clock import align
 
         align(self.group)
         self.clock.run_ahead(600_000.0)
@@ -146,7 +146,7 @@ def lookups(bench: Bench, file: Path) -> None:
     """Lookups of drawn tasks, each rank alone, beside copies, and beside each other."""
     import torch
 
-    from steptime.sharding.unequal_tasks import drawn_task
+    from steptime._shard.task.unequal import drawn_task
 
     ranks = bench.group.ranks
     copied = torch.zeros(128 << 20, device=bench.group.device)
@@ -196,9 +196,9 @@ def _prepared(bench: Bench, task: Any, plan: Sequence[int]) -> Any:
     """This rank's lookups backward and forward, as a function that leaves four marks."""
     import torch
 
-    from steptime.workloads.shared_buffers import shared_buffers
-    from steptime.workloads.table_batched import TableBatchedLookup
-    from steptime.workloads.torch_arrays import side_by_side
+    from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
+    from steptime_lab.workloads.shared_buffers import shared_buffers
+    from steptime_lab.workloads.torch_arrays import side_by_side
 
     mine = [table for table, rank in zip(task.tables, plan, strict=True) if rank == bench.group.rank]
     if not mine:
@@ -242,7 +242,7 @@ def main() -> None:
     cores = {int(core) for core in os.environ.get("STEPTIME_CORES", "").split(",") if core}
     if cores:
         os.sched_setaffinity(0, cores)
-    from steptime.measure.group import leave
+    from steptime._calibrate.harness.group import leave
 
     bench = Bench()
     gc.disable()

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steptime.measure.conditions import completed
-from steptime.measure.conditions import recipe as recipe_of
+from steptime._calibrate.harness.conditions import completed
+from steptime._calibrate.harness.conditions import recipe as recipe_of
 
 
 def recipe() -> dict[str, Any]:

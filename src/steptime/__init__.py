@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING
 from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError, UnsupportedError
 
 if TYPE_CHECKING:
-    from steptime.graph.load import load
-    from steptime.graph.program import Program
-    from steptime.graph.workload import Workload
-    from steptime.platforms.platform import Platform
-    from steptime.sharding.configs import configured_in
-    from steptime.sim.modelled.prediction import predict_on
-    from steptime.sim.prediction import predict
-    from steptime.sim.simulate import simulate
-    from steptime.sim.steady import steady
-    from steptime.validate.replay import replay
+    from steptime._platforms.platform import Platform
+    from steptime._program.load import load
+    from steptime._program.program import Program
+    from steptime._program.workload import Workload
+    from steptime._shard.configs import configured_in
+    from steptime._sim.core.simulate import simulate
+    from steptime._sim.core.steady import steady
+    from steptime._sim.modelled.prediction import predict_on
+    from steptime._sim.prediction import predict
+    from steptime._sim.recorded.replay import replay
 
 __version__ = "0.1.0"
 
 # Public name -> "module:attribute" that holds it.
 _LAZY = {
-    "Platform": "steptime.platforms.platform:Platform",
-    "Program": "steptime.graph.program:Program",
-    "Workload": "steptime.graph.workload:Workload",
-    "configured_in": "steptime.sharding.configs:configured_in",
-    "load": "steptime.graph.load:load",
-    "predict": "steptime.sim.prediction:predict",
-    "predict_on": "steptime.sim.modelled.prediction:predict_on",
-    "replay": "steptime.validate.replay:replay",
-    "simulate": "steptime.sim.simulate:simulate",
-    "steady": "steptime.sim.steady:steady",
+    "Platform": "steptime._platforms.platform:Platform",
+    "Program": "steptime._program.program:Program",
+    "Workload": "steptime._program.workload:Workload",
+    "configured_in": "steptime._shard.configs:configured_in",
+    "load": "steptime._program.load:load",
+    "predict": "steptime._sim.prediction:predict",
+    "predict_on": "steptime._sim.modelled.prediction:predict_on",
+    "replay": "steptime._sim.recorded.replay:replay",
+    "simulate": "steptime._sim.core.simulate:simulate",
+    "steady": "steptime._sim.core.steady:steady",
 }
 
 __all__ = [

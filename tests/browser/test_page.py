@@ -13,11 +13,11 @@ from selenium.webdriver.remote.webelement import WebElement
 from tests.browser.browsers import Browser, browser, needs_browser
 from tests.report.html_pages import HOSTILE, hostile
 
-from steptime.graph.load import load
-from steptime.report.html import write_page
-from steptime.report.html_markup import clean
-from steptime.report.layout import time_ms
-from steptime.sim.prediction import Prediction, predict
+from steptime._program.load import load
+from steptime._report.html.markup import clean
+from steptime._report.html.page import write_page
+from steptime._report.layout import time_ms
+from steptime._sim.prediction import Prediction, predict
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dlrm_overlap4"
 

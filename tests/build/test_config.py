@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from steptime.build.config import configured, read_config
-from steptime.build.dlrm_config import DlrmConfig
-from steptime.build.transformer_config import Transformer
+from steptime._build.config import configured, read_config
+from steptime._build.dlrm.config import DlrmConfig
+from steptime._build.transformer.config import Transformer
 from steptime.errors import InputError
 
 DLRM = """

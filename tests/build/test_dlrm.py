@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from steptime.build.dlrm import Dlrm, Table
-from steptime.lookups.generators import Generator
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._lookups.generators import Generator
 
 
 def model() -> Dlrm:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from steptime.build.dlrm import Dlrm
-from steptime.build.dlrm_config import dlrm_of, read_dlrm
+from steptime._build.dlrm.config import dlrm_of, read_dlrm
+from steptime._build.dlrm.model import Dlrm
+from steptime._lookups import saved
+from steptime._lookups.generators import Generator
+from steptime._lookups.parametric import expected_statistics
 from steptime.errors import InputError
-from steptime.lookups import saved
-from steptime.lookups.generators import Generator
-from steptime.lookups.parametric import expected_statistics
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
 HISTOGRAM = [0.5, 0.25, 0.125, 0.125, *[0.0] * 13]

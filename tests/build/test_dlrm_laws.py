@@ -7,13 +7,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.build.configured import Configured
-from steptime.build.dlrm import INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
-from steptime.build.dlrm_program import top_width
-from steptime.build.dlrm_workload import dlrm_workload
-from steptime.graph.program import Collective, Program
-from steptime.graph.tensor_waits import needed_by_nobody, tensor_waits
-from steptime.lookups.generators import Generator
+from steptime._build.configured import Configured
+from steptime._build.dlrm.model import INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
+from steptime._build.dlrm.program import top_width
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._lookups.generators import Generator
+from steptime._program.program import Collective, Program
+from steptime._program.tensor_waits import needed_by_nobody, tensor_waits
 
 
 @st.composite

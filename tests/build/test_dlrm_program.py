@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from steptime.build.dlrm import Dlrm, Table
-from steptime.build.dlrm_program import rank_program
-from steptime.build.dlrm_tables import LocalTable
-from steptime.build.dlrm_workload import owned_tables
-from steptime.graph.memory.peak import peak_memory
-from steptime.graph.program import Program, Signature, Tensor
-from steptime.graph.tensor_waits import needed_by_nobody, tensor_waits
-from steptime.lookups.generators import Generator
-from steptime.measurements.programs import FILE_NAME, CasePrograms, read_programs
-from steptime.measurements.shipped import FOLDER, shipped, shipped_programs
-from steptime.validate.device_time import program_of
-from steptime.validate.same_ops import same_device_ops, same_ops
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.program import rank_program
+from steptime._build.dlrm.tables import LocalTable
+from steptime._build.dlrm.workload import owned_tables
+from steptime._lookups.generators import Generator
+from steptime._models.memory.peak import peak_memory
+from steptime._program.program import Program, Signature, Tensor
+from steptime._program.tensor_waits import needed_by_nobody, tensor_waits
+from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, read_programs
+from steptime_lab.measurements.shipped import FOLDER, shipped, shipped_programs
+from steptime_lab.validate.device_time import program_of
+from steptime_lab.validate.same_ops import same_device_ops, same_ops
 
 Row = dict[str, Any]
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from steptime.build.dlrm import Dlrm, Table
-from steptime.build.dlrm_workload import dlrm_workload
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._lookups.generators import Generator
+from steptime._lookups.parametric import expected_statistics
+from steptime._program.program import Program, Tensor
 from steptime.errors import InputError
-from steptime.graph.program import Program, Tensor
-from steptime.lookups.generators import Generator
-from steptime.lookups.parametric import expected_statistics
-from steptime.measurements.shipped import shipped, shipped_programs
-from steptime.validate.device_time import program_of
+from steptime_lab.measurements.shipped import shipped, shipped_programs
+from steptime_lab.validate.device_time import program_of
 
 
 def model(lookup: str = "table_batched", *, rows: tuple[int, ...] = (1000,) * 4) -> Dlrm:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.build.autograd import Gradients, Tape
-from steptime.build.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, buckets_of
-from steptime.build.emit import Emitter, contiguous_strides, is_contiguous
-from steptime.build.emit_layers import cat, linear, mse_loss, relu
-from steptime.graph.program import CallKind, Phase, Program, Tensor
+from steptime._build.emit.autograd import Gradients, Tape
+from steptime._build.emit.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, buckets_of
+from steptime._build.emit.layers import cat, linear, mse_loss, relu
+from steptime._build.emit.ops import Emitter, contiguous_strides, is_contiguous
+from steptime._program.program import CallKind, Phase, Program, Tensor
 
 
 def names_of(program: Program) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.platforms.counting_lookups import looked_up, steps_of
 
-from steptime.build.step_lookups import RankLookups, WorkloadLookups
+from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
+from steptime._lookups.steps import StepLookups
 from steptime.errors import InputError
-from steptime.lookups.steps import StepLookups
 
 TWO_TABLES = StepLookups(tuple((looked_up(n, 4, "a"), looked_up(2 * n, 8, "b")) for n in (10, 20, 30)))
 LOOKUPS = WorkloadLookups(

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from steptime.build.transformer import build, groups_of
-from steptime.build.transformer_config import Parallelism, Transformer
-from steptime.graph.memory.kinds import Kind
-from steptime.graph.memory.peak import peak_memory
-from steptime.graph.program import Phase, Program, Tensor
-from steptime.graph.tensor_waits import needed_by_nobody, tensor_waits
-from steptime.models.kernels.from_ops import questions_of
-from steptime.units import MIB, dtype_bytes
+from steptime._build.transformer.build import build, groups_of
+from steptime._build.transformer.config import Parallelism, Transformer
+from steptime._models.kernels.from_ops import questions_of
+from steptime._models.memory.kinds import Kind
+from steptime._models.memory.peak import peak_memory
+from steptime._program.program import Phase, Program, Tensor
+from steptime._program.tensor_waits import needed_by_nobody, tensor_waits
+from steptime._units import MIB, dtype_bytes
 
 SMALL: dict[str, Any] = {"layers": 3, "width": 64, "heads": 4, "sequence": 32, "vocabulary": 256, "batch": 16}
 LLAMA: dict[str, Any] = {

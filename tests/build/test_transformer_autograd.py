@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from steptime.build.transformer import build
-from steptime.build.transformer_config import Transformer
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Transformer
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from steptime.build.transformer_config import Parallelism, Transformer, read_transformer
+from steptime._build.transformer.config import Parallelism, Transformer, read_transformer
 from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.build.transformer import build
-from steptime.build.transformer_config import Parallelism, Transformer
-from steptime.graph.load import load
-from steptime.graph.program import Program
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Parallelism, Transformer
+from steptime._program.load import load
+from steptime._program.program import Program
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt_fsdp2_small"
 COMPARED = (

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from steptime.build.transformer import build
-from steptime.build.transformer_config import Parallelism, Transformer
-from steptime.graph.memory.peak import peak_memory
-from steptime.graph.program import Program, Tensor
-from steptime.measurements.shipped import shipped_programs
-from steptime.models.host.columns import host_columns
-from steptime.models.host.model import shipped_host
-from steptime.models.kernels.from_ops import questions_of
-from steptime.platforms.device import Device
-from steptime.validate.device_time import program_of
-from steptime.validate.same_ops import same_ops
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Parallelism, Transformer
+from steptime._models.host.columns import host_columns
+from steptime._models.host.model import shipped_host
+from steptime._models.kernels.from_ops import questions_of
+from steptime._models.memory.peak import peak_memory
+from steptime._platforms.device import Device
+from steptime._program.program import Program, Tensor
+from steptime_lab.measurements.shipped import shipped_programs
+from steptime_lab.validate.device_time import program_of
+from steptime_lab.validate.same_ops import same_ops
 
 CASES = ("gpt2-b8-r1", "bert-b8-r1", "gpt2-b16-r1-bf16", "bert-b16-r2", "bert-b64-r4-bf16")
 MODELS: dict[str, dict[str, Any]] = {

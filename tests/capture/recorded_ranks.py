@@ -6,10 +6,10 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
-from steptime.graph.execution import ExecutionTrace, Node
-from steptime.graph.formats.execution_program import to_program
-from steptime.graph.formats.execution_trace import read
-from steptime.graph.program import Program
+from steptime._program.execution import ExecutionTrace, Node
+from steptime._program.formats.execution.reader import read
+from steptime._program.from_ops import to_program
+from steptime._program.program import Program
 
 FOLDER = Path(__file__).parent / "recorded"
 RANKS = 4

@@ -14,21 +14,21 @@ import torch.distributed as dist  # noqa: E402
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 
-from steptime.capture.groups import capture_ranks  # noqa: E402
-from steptime.capture.groups_log import CommLog  # noqa: E402
-from steptime.capture.groups_streams import Streams  # noqa: E402
+from steptime._capture.collectives.log import CommLog  # noqa: E402
+from steptime._capture.collectives.ranks import capture_ranks  # noqa: E402
+from steptime._capture.collectives.streams import Streams  # noqa: E402
+from steptime._lookups.generators import Bags  # noqa: E402
+from steptime._program.program import CallKind, Program  # noqa: E402
+from steptime._program.tensor_waits import WAIT, tensor_waits  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
-from steptime.graph.program import CallKind, Program  # noqa: E402
-from steptime.graph.tensor_waits import WAIT, tensor_waits  # noqa: E402
-from steptime.lookups.generators import Bags  # noqa: E402
-from steptime.measurements.shipped import shipped_programs  # noqa: E402
-from steptime.validate.device_time import program_of  # noqa: E402
-from steptime.validate.same_ops import same_device_ops  # noqa: E402
-from steptime.workloads import shared_buffers  # noqa: E402
-from steptime.workloads.case import Case, build  # noqa: E402
-from steptime.workloads.cases import step_cases  # noqa: E402
-from steptime.workloads.networks import dlrm  # noqa: E402
-from steptime.workloads.torch_arrays import TorchArrays  # noqa: E402
+from steptime_lab.measurements.shipped import shipped_programs  # noqa: E402
+from steptime_lab.validate.device_time import program_of  # noqa: E402
+from steptime_lab.validate.same_ops import same_device_ops  # noqa: E402
+from steptime_lab.workloads import shared_buffers  # noqa: E402
+from steptime_lab.workloads.case import Case, build  # noqa: E402
+from steptime_lab.workloads.cases import step_cases  # noqa: E402
+from steptime_lab.workloads.networks import dlrm  # noqa: E402
+from steptime_lab.workloads.torch_arrays import TorchArrays  # noqa: E402
 
 Step = Callable[[], None]
 

@@ -17,18 +17,18 @@ pytest.importorskip("transformers")
 from tests.capture.resnet import resnet50  # noqa: E402
 from transformers.models.xlnet.modeling_xlnet import XLNetModel  # noqa: E402
 
-from steptime.capture.capture import Captured, capture  # noqa: E402
-from steptime.graph.memory.peak import peak_memory  # noqa: E402
-from steptime.graph.program import Program  # noqa: E402
-from steptime.lookups.generators import Bags, Generator  # noqa: E402
-from steptime.measurements.shipped import shipped_programs  # noqa: E402
-from steptime.validate.device_time import program_of  # noqa: E402
-from steptime.validate.same_ops import same_device_ops, same_ops  # noqa: E402
-from steptime.workloads.case import build  # noqa: E402
-from steptime.workloads.cases import step_cases  # noqa: E402
-from steptime.workloads.shared_buffers import SharedBuffers  # noqa: E402
-from steptime.workloads.torch_arrays import TorchArrays  # noqa: E402
-from steptime.workloads.training import BATCHES  # noqa: E402
+from steptime._capture.capture import Captured, capture  # noqa: E402
+from steptime._lookups.generators import Bags, Generator  # noqa: E402
+from steptime._models.memory.peak import peak_memory  # noqa: E402
+from steptime._program.program import Program  # noqa: E402
+from steptime_lab.measurements.shipped import shipped_programs  # noqa: E402
+from steptime_lab.validate.device_time import program_of  # noqa: E402
+from steptime_lab.validate.same_ops import same_device_ops, same_ops  # noqa: E402
+from steptime_lab.workloads.case import build  # noqa: E402
+from steptime_lab.workloads.cases import step_cases  # noqa: E402
+from steptime_lab.workloads.shared_buffers import SharedBuffers  # noqa: E402
+from steptime_lab.workloads.torch_arrays import TorchArrays  # noqa: E402
+from steptime_lab.workloads.training import BATCHES  # noqa: E402
 
 
 class Alone:

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from steptime.cli.app import run
-from steptime.graph.load import load
+from steptime._cli.app import run
+from steptime._program.load import load
 
 SCRIPT = """
 import torch

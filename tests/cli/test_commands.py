@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import steptime
-from steptime.cli import app
-from steptime.cli.app import run
+from steptime._cli import app
+from steptime._cli.app import run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 SOURCE = Path(steptime.__file__).parent.parent
@@ -29,7 +29,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def process(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from steptime.cli import main; main()", *arguments]
+    return [sys.executable, "-c", "from steptime._cli import main; main()", *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -156,7 +156,7 @@ def test_a_reader_that_leaves_early_is_no_failure() -> None:
 
 def test_an_interrupt_is_quiet() -> None:
     script = (
-        "import os, signal\nfrom steptime.cli import app\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import os, signal\nfrom steptime._cli import app\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "app.app = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)\napp.main()"
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, check=False)
@@ -166,7 +166,7 @@ def test_an_interrupt_is_quiet() -> None:
 
 def test_version_and_help_need_nothing_heavy() -> None:
     for asked in ("--version", "--help"):
-        script = f"import sys\nfrom steptime.cli.app import run\nrun([{asked!r}])\nsys.stderr.write(' '.join(sys.modules))"
+        script = f"import sys\nfrom steptime._cli.app import run\nrun([{asked!r}])\nsys.stderr.write(' '.join(sys.modules))"
         done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True)
         assert "steptime" in done.stdout
         assert not {"numpy", "msgspec", "torch"} & set(done.stderr.split())

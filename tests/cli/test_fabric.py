@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from steptime.cli.app import run
-from steptime.measurements.sets import measured_set
-from steptime.measurements.store import write_part
-from steptime.models.collectives.message import Message
-from steptime.models.estimate import Source
-from steptime.platforms.fabric import Fabric
+from steptime._cli.app import run
+from steptime._measurements.sets import measured_set
+from steptime._measurements.store import write_part
+from steptime._models.collectives.message import Message
+from steptime._models.estimate import Source
+from steptime._platforms.fabric import Fabric
 
 Captured = pytest.CaptureFixture[str]
 

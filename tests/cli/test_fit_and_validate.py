@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from steptime.cli.app import run
-from steptime.hardware.device import FOLDER
-from steptime.models.kernels.fitted import KernelModels
+from steptime._cli.app import run
+from steptime._hardware.device import FOLDER
+from steptime._models.kernels.fitted import KernelModels
 
 
 def test_validate_kernels_says_the_same_to_programs_and_its_families_are_within_reason(

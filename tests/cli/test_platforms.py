@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from steptime.cli.app import run
-from steptime.platforms.platform import shipped_platforms
+from steptime._cli.app import run
+from steptime._platforms.platform import shipped_platforms
 
 Captured = pytest.CaptureFixture[str]
 

@@ -10,13 +10,13 @@ import pytest
 from tests.platforms.counting_lookups import counting_device
 from tests.sim.test_lookup_scenarios import drawn
 
-from steptime.build.step_lookups import RankLookups, WorkloadLookups
-from steptime.cli.app import run
-from steptime.hardware.device import FOLDER
-from steptime.lookups.generators import Generator
-from steptime.lookups.steps import drawn_steps
-from steptime.models.kernels.lookups.fitted import lookups_file
-from steptime.platforms.device import Device
+from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
+from steptime._cli.app import run
+from steptime._hardware.device import FOLDER
+from steptime._lookups.generators import Generator
+from steptime._lookups.steps import drawn_steps
+from steptime._models.lookups.fitted import lookups_file
+from steptime._platforms.device import Device
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "dlrm_overlap4"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from steptime.cli.app import run
-from steptime.measure.command import JOBS, parser
+from steptime._calibrate.harness.command import JOBS, parser
+from steptime._cli.app import run
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime.cli.app import run
+from steptime._cli.app import run
 
 PLATFORM = ("--platform", "4xh200-quarter-loopback")
 TABLES = "name,rows,dim,pooling_factor,kind\n" + "".join(f"t{i},{1000 * 3**i},32,{5 + 7 * i},zipf\n" for i in range(6))

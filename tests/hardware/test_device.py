@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from steptime._hardware import device_names, read_device
 from steptime.errors import InputError
-from steptime.hardware import device_names, read_device
 
 WHOLE = """
 schema_version = 1

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from steptime._hardware.fabric import fabric_names, fabric_toml, read_fabric
 from steptime.errors import InputError
-from steptime.hardware.fabric import fabric_names, fabric_toml, read_fabric
 
 SHIPPED = {
     "loopback",

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from steptime._hardware.fabric import FabricLimits, read_fabric
+from steptime._hardware.topology import first_ranks, place, place_together
 from steptime.errors import InputError
-from steptime.hardware.fabric import FabricLimits, read_fabric
-from steptime.hardware.topology import first_ranks, place, place_together
 
 
 @pytest.fixture(scope="module")

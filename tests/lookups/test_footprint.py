@@ -7,9 +7,9 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from steptime.lookups.footprint import Footprint, grid, locality_of
-from steptime.lookups.generators import Generator
-from steptime.lookups.table import TableStatistics, table_statistics
+from steptime._lookups.footprint import Footprint, grid, locality_of
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics, table_statistics
 
 STREAMS = [
     Generator(rows=2_000, pooling=10),

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._lookups.generators import LENGTHS, MOST_ROWS, Generator, stride_of
+from steptime._lookups.hashing import UNIFORM_BITS, key_of, uniforms
+from steptime._lookups.skew import SHARES, knots_of
 from steptime.errors import InputError
-from steptime.lookups.generators import LENGTHS, MOST_ROWS, Generator, stride_of
-from steptime.lookups.hashing import UNIFORM_BITS, key_of, uniforms
-from steptime.lookups.skew import SHARES, knots_of
-from steptime.workloads.torch_arrays import TorchArrays
+from steptime_lab.workloads.torch_arrays import TorchArrays
 
 TORCH = TorchArrays(torch.device("cpu"))
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.lookups.generators import Generator
-from steptime.lookups.mixture import Mixture, counted
-from steptime.lookups.parametric import expected_statistics
-from steptime.lookups.poisson import binned, poisson_shares
-from steptime.lookups.spectrum import EDGES, Floats, Spectrum, of_bins
+from steptime._lookups.generators import Generator
+from steptime._lookups.mixture import Mixture, counted
+from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.poisson import binned, poisson_shares
+from steptime._lookups.spectrum import EDGES, Floats, Spectrum, of_bins
 
 MIDDLES: Floats = (np.append(0, EDGES[:-1]) + 1 + EDGES) / 2
 NO_ROWS = 1e-16

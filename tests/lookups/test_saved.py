@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._lookups.generators import Generator
+from steptime._lookups.saved import from_dict, load, save, to_dict
+from steptime._lookups.scaling import scaled
+from steptime._lookups.steps import StepLookups, drawn_steps
+from steptime._lookups.table import TableStatistics, table_statistics
 from steptime.errors import InputError
-from steptime.lookups.generators import Generator
-from steptime.lookups.saved import from_dict, load, save, to_dict
-from steptime.lookups.scaling import scaled
-from steptime.lookups.steps import StepLookups, drawn_steps
-from steptime.lookups.table import TableStatistics, table_statistics
 
 STREAMS = (
     Generator(rows=100_000, pooling=20, lengths="geometric", kind="zipf", alpha=1.1, locality=0.5, window=300),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.lookups.expected_reuse import expected_reuse
 
+from steptime._lookups.generators import Generator
+from steptime._lookups.lengths import Lengths
+from steptime._lookups.parametric import draws_in, expected_statistics
+from steptime._lookups.scaling import scaled
+from steptime._lookups.table import TableStatistics, table_statistics
 from steptime.errors import InputError
-from steptime.lookups.expected import expected_reuse
-from steptime.lookups.generators import Generator
-from steptime.lookups.lengths import Lengths
-from steptime.lookups.parametric import draws_in, expected_statistics
-from steptime.lookups.scaling import scaled
-from steptime.lookups.table import TableStatistics, table_statistics
 
 INDEPENDENT = [
     Generator(rows=50_000, pooling=20),

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._lookups.generators import Bags, Generator
+from steptime._lookups.statistics import REUSE_BINS, Statistics, statistics_of
 from steptime.errors import InputError
-from steptime.lookups.generators import Bags, Generator
-from steptime.lookups.statistics import REUSE_BINS, Statistics, statistics_of
-from steptime.workloads.torch_arrays import TorchArrays
-from steptime.workloads.torch_statistics import statistics_of_launch, statistics_of_tables
+from steptime_lab.workloads.torch_arrays import TorchArrays
+from steptime_lab.workloads.torch_statistics import statistics_of_launch, statistics_of_tables
 
 
 def bag(*samples: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._lookups import table as tables
+from steptime._lookups.generators import Generator
+from steptime._lookups.lengths import QUANTILES
+from steptime._lookups.spectrum import HOTTEST, hottest_of, of_histogram, of_statistics, of_tally, tallied, with_totals
+from steptime._lookups.statistics import statistics_of
+from steptime._lookups.table import TableStatistics, runs_of, table_statistics, tally_of_runs
 from steptime.errors import InputError
-from steptime.lookups import table as tables
-from steptime.lookups.generators import Generator
-from steptime.lookups.lengths import QUANTILES
-from steptime.lookups.spectrum import HOTTEST, hottest_of, of_histogram, of_statistics, of_tally, tallied, with_totals
-from steptime.lookups.statistics import statistics_of
-from steptime.lookups.stream import Stream
-from steptime.lookups.table import TableStatistics, runs_of, table_statistics, tally_of_runs
 
 STREAMS = [
     Generator(rows=5_000, pooling=20),
@@ -86,34 +85,6 @@ def test_runs_are_tallied_across_the_ends_of_blocks(lengths: list[int], block: i
     assert np.repeat(counts, rows).tolist() == sorted(lengths)
 
 
-def test_a_stream_in_chunks_has_the_statistics_of_the_whole() -> None:
-    for stream in STREAMS[:2]:
-        bags = stream.bags(2000)
-        counter = Stream(stream.rows, 64, "users")
-        for first in range(0, 2000, 400):
-            offsets = bags.offsets[first : first + 401]
-            counter.add(bags.indices[offsets[0] : offsets[-1]], offsets - offsets[0])
-        found, whole = counter.statistics(), table_statistics(bags.indices, bags.offsets, stream.rows, 64, "users")
-        assert (found.counted, found.lengths, found.hottest, found.spectrum) == (
-            whole.counted,
-            whole.lengths,
-            whole.hottest,
-            whole.spectrum,
-        )
-        caches = whole.unique * np.array([0.03, 0.1, 0.3])
-        np.testing.assert_allclose(found.footprint.hit_rate(caches), whole.footprint.hit_rate(caches), atol=0.03)
-
-
-def test_a_stream_larger_than_any_chunk_counts_large_tables_too() -> None:
-    counter = Stream(30_000_000)
-    rows = np.array([5, 29_999_999, 5, 7], dtype=np.int32)
-    for _ in range(3):
-        counter.add(rows, np.array([0, 4]))
-    counter.add(np.zeros(0, dtype=np.int64), np.array([0, 0]))
-    found = counter.statistics()
-    assert (found.batch, found.lookups, found.unique, found.hottest[:3]) == (4, 12, 3, (6, 3, 0))
-
-
 def test_a_histogram_says_what_counts_say() -> None:
     counts = np.array([1, 2, 40, 3000])
     rows = np.array([50, 20, 3, 1])
@@ -169,22 +140,6 @@ def test_a_table_without_lookups_has_statistics() -> None:
 def test_bad_lookups_are_named_with_table_and_position(indices: npt.NDArray[Any], offsets: list[int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         table_statistics(indices, np.array(offsets, dtype=np.int64), 5, 8, "users")
-
-
-def test_bad_tables_and_streams_are_refused() -> None:
-    with pytest.raises(InputError, match="it has 0 rows"):
-        table_statistics(np.array([0]), np.array([0, 1]), 0)
-    for dim in (0, -64, float("nan")):
-        with pytest.raises(InputError, match=f"rows have {dim} elements"):
-            table_statistics(np.array([0]), np.array([0, 1]), 5, dim)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="it has 0 rows"):
-        Stream(0)
-    with pytest.raises(InputError, match="Table users: the stream is empty"):
-        Stream(5, 1, "users").statistics()
-    counter = Stream(5, 1, "users")
-    counter.add(np.array([1, 2]), np.array([0, 2]))
-    with pytest.raises(InputError, match="index 5 at position 3"):
-        counter.add(np.array([0, 5]), np.array([0, 2]))
 
 
 def test_unsigned_offsets_that_fall_are_seen() -> None:

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from steptime.measure.kernels.arena import ALIGNMENT_BYTES, Arena, DoesNotFitError
-from steptime.measure.kernels.arguments import Prepared
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.units import MIB
+from steptime._calibrate.ops.arena import ALIGNMENT_BYTES, Arena, DoesNotFitError
+from steptime._calibrate.ops.arguments import Prepared
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._units import MIB
 
 
 @pytest.fixture

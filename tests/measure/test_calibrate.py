@@ -8,11 +8,11 @@ import pytest
 from tests.measure.test_host_runner import GROUP, a_session, rows_of
 from tests.measurements.test_store import a_recipe, a_row, a_store
 
+from steptime._calibrate import calibrate
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import RanksError
+from steptime._measurements.store import merge
 from steptime.errors import InputError
-from steptime.measure import calibrate
-from steptime.measure.options import Options
-from steptime.measure.ranks import RanksError
-from steptime.measurements.store import merge
 
 KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "factors"}
 

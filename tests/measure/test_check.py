@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steptime.measure.check import check_indices, check_lookup, disagreements
+from steptime_lab.measure.check import check_indices, check_lookup, disagreements
 
 
 def test_the_checks_of_the_device_hold_where_the_device_is_the_cpu() -> None:
@@ -12,7 +12,7 @@ def test_the_checks_of_the_device_hold_where_the_device_is_the_cpu() -> None:
 
 
 def test_a_lookup_that_computes_something_else_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from steptime.workloads import table_batched_plain
+    from steptime._calibrate.lookup_kernels import plain as table_batched_plain
 
     honest = table_batched_plain.forward
     calls = []

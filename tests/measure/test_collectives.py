@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime.measure.collectives import run
-from steptime.measure.collectives.cases import Case
-from steptime.measure.collectives.lap import Lap
-from steptime.measure.collectives.timing import mean_inside, result_of
-from steptime.measure.options import Options
-from steptime.measure.ranks import Layout, run_ranks
-from steptime.measure.session import Session
-from steptime.measurements.store import read
+from steptime._calibrate.collectives.cases import Case
+from steptime._calibrate.collectives.lap import Lap
+from steptime._calibrate.collectives.timing import mean_inside, result_of
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import Layout, run_ranks
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import read
+from steptime_lab.measure.collectives import run
 
 NAN = math.nan
 SMALL = Options(ranks=(2,), device="cpu", small=True)
@@ -167,7 +167,9 @@ def test_a_sample_adds_rows_of_the_same_kind_beside_another_job(tmp_path: Path, 
     package = tmp_path / "more"
     package.mkdir()
     (package / "planted_sample.py").write_text(JOB)
-    (package / "sitecustomize.py").write_text(f"import steptime.measure\nsteptime.measure.__path__.append({str(package)!r})\n")
+    (package / "sitecustomize.py").write_text(
+        f"import steptime_lab.measure\nsteptime.measure.__path__.append({str(package)!r})\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *(entry for entry in sys.path if entry)]))
     session = Session.start(tmp_path / "out", a_recipe(), minutes=2)
     run_ranks("planted_sample", Layout(2, device="cpu"), session.to_plan(), limit_s=120)

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.errors import InputError
-from steptime.measure.collectives import share_s
-from steptime.measure.collectives.cases import (
+from steptime._calibrate.collectives.cases import (
     BUCKET,
     CUT,
     MAIN,
@@ -24,11 +22,13 @@ from steptime.measure.collectives.cases import (
     repeats_of,
     rough_ns,
 )
-from steptime.measure.collectives.fabrics import LOOPBACK, Place, layout_of, places
-from steptime.measure.collectives.splits import WANTED, largest_buffer_bytes, largest_sent_bytes, uneven
-from steptime.measure.collectives.tiers import few, tiers
-from steptime.measure.options import Options
-from steptime.units import MIB
+from steptime._calibrate.collectives.fabrics import LOOPBACK, Place, layout_of, places
+from steptime._calibrate.collectives.splits import WANTED, largest_buffer_bytes, largest_sent_bytes, uneven
+from steptime._calibrate.harness.options import Options
+from steptime._units import MIB
+from steptime.errors import InputError
+from steptime_lab.measure.collectives import share_s
+from steptime_lab.measure.collectives.tiers import few, tiers
 
 RANKS = (2, 4, 8)
 FOUR = Place(4, "loopback", 4)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime.measure import collectives
-from steptime.measure.collectives.cases import Case
-from steptime.measure.collectives.choices import Log, learn, parse
-from steptime.measure.collectives.fabrics import Place
-from steptime.measure.options import Options
-from steptime.measure.ranks import Layout, RanksError, run_ranks
-from steptime.measure.session import Session
-from steptime.measurements.choices import Asked, Choice, choices_of, write_choices
+from steptime._calibrate.collectives.cases import Case
+from steptime._calibrate.collectives.fabrics import Place
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.choices import Asked, Choice, choices_of, write_choices
+from steptime_lab.measure import collectives
+from steptime_lab.measure.collectives.choices import Log, learn, parse
 
 RING = Choice("RING", "LL", 2)
 
@@ -84,7 +84,7 @@ def test_nccl_is_asked_once_per_folder_and_not_again_after_it_failed(tmp_path: P
         found = {Asked("2.28", layout.ranks, plan["fabric"], "all_reduce", 8): RING}
         write_choices(Path(plan["file"]), found, nccl="2.28", ranks=layout.ranks, fabric=plan["fabric"])
 
-    monkeypatch.setattr("steptime.measure.collectives.choices.run_ranks", fake)
+    monkeypatch.setattr("steptime_lab.measure.collectives.choices.run_ranks", fake)
     session = Session.start(tmp_path, a_recipe(), minutes=2)
     four, two, eight = (Place(ranks, "default", 1) for ranks in (4, 2, 8))
     cases = [Case("all_reduce", 8)]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tests.measurements.test_store import a_recipe
 
+from steptime._calibrate.harness.command import JOBS, _without_paths, main
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import FAILED, RanksError
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import Store, read
 from steptime.errors import InputError
-from steptime.measure import kernels
-from steptime.measure.command import JOBS, _without_paths, main
-from steptime.measure.options import Options
-from steptime.measure.ranks import FAILED, RanksError
-from steptime.measure.session import Session
-from steptime.measurements.store import Store, read
+from steptime_lab.measure import kernels
 
 CPU = ["--device", "cpu", "--small"]
 
@@ -68,7 +68,7 @@ def test_a_recipe_names_no_folder_of_the_machine() -> None:
 def test_without_the_command_line_a_folder_that_cannot_be_made_is_one_line_too(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    command = [sys.executable, "-m", "steptime.measure", "kernels", "-o", str(file), *CPU]
+    command = [sys.executable, "-m", "steptime_lab.measure", "kernels", "-o", str(file), *CPU]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert (done.returncode, done.stderr) == (2, f"steptime: error: {file}: File exists\n")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from steptime._calibrate.harness import conditions
+from steptime._calibrate.harness.conditions import ClockReader, Clocks, disturbances, gpus, recipe, strangers
 from steptime.errors import InputError
-from steptime.measure import conditions
-from steptime.measure.conditions import ClockReader, Clocks, disturbances, gpus, recipe, strangers
 
 TWO_GPUS = "0, NVIDIA H200, 580.1, 700.00, GPU-aaaa\n1, NVIDIA H200, 580.1, 700.00, GPU-bbbb\n"
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tests.measure.test_host_runner import a_bench
 
+from steptime._calibrate.host.issued import SMALL_FILE, common, grouped, recorded
+from steptime._calibrate.host.ops import calls_of, op_probes, python_probes
+from steptime._calibrate.host.tensors import arguments, binding_of, tensor
+from steptime._calibrate.ops.calls import FILE_NAME, write_calls
+from steptime._models.kernels.call import Call, DtypeArg, TensorArg
 from steptime.errors import InputError
-from steptime.measure.host.issued import SMALL_FILE, common, grouped, recorded
-from steptime.measure.host.ops import calls_of, op_probes, python_probes
-from steptime.measure.host.tensors import arguments, binding_of, tensor
-from steptime.measure.kernels.calls import FILE_NAME, write_calls
-from steptime.models.kernels.call import Call, DtypeArg, TensorArg
 
 CPU = torch.device("cpu")
 

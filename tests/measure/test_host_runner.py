@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime.measure import host
-from steptime.measure.budget import Budget, Progress
-from steptime.measure.group import Group, leave
-from steptime.measure.host.bench import Bench
-from steptime.measure.host.issued import SMALL_FILE, grouped
-from steptime.measure.host.order import BETWEEN_OPS, probes
-from steptime.measure.host.probe import Probe, Times
-from steptime.measure.host.recording import MODES
-from steptime.measure.host.runner import FATAL_FILE, Runner
-from steptime.measure.kernels.calls import read_calls
-from steptime.measure.options import Options
-from steptime.measure.ranks import Layout, RanksError
-from steptime.measure.session import Session
-from steptime.measurements.store import read
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.workloads.cases import small_cases
+from steptime._calibrate.harness.budget import Budget, Progress
+from steptime._calibrate.harness.group import Group, leave
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import Layout, RanksError
+from steptime._calibrate.harness.session import Session
+from steptime._calibrate.host.bench import Bench
+from steptime._calibrate.host.issued import SMALL_FILE, grouped
+from steptime._calibrate.host.order import BETWEEN_OPS, probes
+from steptime._calibrate.host.probe import Probe, Times
+from steptime._calibrate.host.recording import MODES
+from steptime._calibrate.host.runner import FATAL_FILE, Runner
+from steptime._calibrate.ops.calls import read_calls
+from steptime._measurements.store import read
+from steptime._models.kernels.call import Call, TensorArg
+from steptime_lab.measure import host
+from steptime_lab.workloads.cases import small_cases
 
 GROUP = Group(0, 1, "cpu", 1)
 
@@ -133,8 +133,8 @@ def test_op_calls_are_kept_when_every_workload_is_recorded_and_not_before(
 
     recorded: list[int] = []
     cases = tuple(case for case in small_cases(1) if case.workload == "dlrm")
-    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda _: cases)
-    monkeypatch.setattr("steptime.measure.kernels.record.record_calls", cut_off)
+    monkeypatch.setattr("steptime_lab.workloads.cases.small_cases", lambda _: cases)
+    monkeypatch.setattr("steptime_lab.measure.kernels.record.record_calls", cut_off)
     with pytest.raises(KeyboardInterrupt):
         host.work(GROUP, a_session(tmp_path), {"record": True})
     assert not (tmp_path / SMALL_FILE).exists()

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.measure.host.shrink import KEPT, shrink
-from steptime.models.kernels.call import Call, TensorArg
+from steptime._calibrate.host.shrink import KEPT, shrink
+from steptime._models.kernels.call import Call, TensorArg
 
 SIZES = st.integers(1, 5000)
 

@@ -8,25 +8,25 @@ import pytest
 import torch
 from tests.measurements.test_store import a_recipe
 
+from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import Layout, RanksError
+from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.setting import Setting
+from steptime._calibrate.ops.arena import Arena
+from steptime._calibrate.ops.calls import FILE_NAME, Trial, avoid_tried, avoided, write_calls
+from steptime._calibrate.ops.profile import HostProfile, MarkersError, Segment
+from steptime._measurements.store import read
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._units import MIB
 from steptime.errors import InputError
-from steptime.measure import kernels
-from steptime.measure.budget import Budget
-from steptime.measure.group import Group
-from steptime.measure.kernels import attempt, cases, events, executor, parts_of, remaining, run, sweep, work
-from steptime.measure.kernels.arena import Arena
-from steptime.measure.kernels.calls import FILE_NAME, Trial, avoid_tried, avoided, write_calls
-from steptime.measure.kernels.cases import Case
-from steptime.measure.kernels.events import Sample
-from steptime.measure.kernels.executor import Executor
-from steptime.measure.kernels.profile import HostProfile, MarkersError, Segment
-from steptime.measure.kernels.sentinels import Sentinels
-from steptime.measure.options import Options
-from steptime.measure.ranks import Layout, RanksError
-from steptime.measure.session import Session
-from steptime.measure.setting import Setting
-from steptime.measurements.store import read
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.units import MIB
+from steptime_lab.measure import kernels
+from steptime_lab.measure.kernels import attempt, cases, events, executor, parts_of, remaining, run, sweep, work
+from steptime_lab.measure.kernels.cases import Case
+from steptime_lab.measure.kernels.events import Sample
+from steptime_lab.measure.kernels.executor import Executor
+from steptime_lab.measure.kernels.sentinels import Sentinels
 
 GROUP = Group(0, 1, "cpu", 1)
 RELU = Call("aten::relu.default", (TensorArg((64, 8)),))

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from steptime._calibrate.ops.arena import Arena
+from steptime._calibrate.ops.arguments import Prepared, operator
+from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime._units import MIB
 from steptime.errors import InputError
-from steptime.measure.kernels.arena import Arena
-from steptime.measure.kernels.arguments import Prepared, operator
-from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime.units import MIB
 
 
 @pytest.fixture

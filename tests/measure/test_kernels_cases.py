@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from steptime.measure.kernels import cases
-from steptime.measure.kernels.calls import write_calls
-from steptime.measure.kernels.cases import Case, part_cases, shuffled, sweep_cases, whole_gpu_cases, workload_cases
-from steptime.models.kernels import families
-from steptime.models.kernels.call import Call, TensorArg
+from steptime._calibrate.ops.calls import write_calls
+from steptime._models.kernels import families
+from steptime._models.kernels.call import Call, TensorArg
+from steptime_lab.measure.kernels import cases
+from steptime_lab.measure.kernels.cases import Case, part_cases, shuffled, sweep_cases, whole_gpu_cases, workload_cases
 
 NO_FILE = Path("no_such_file.json")
 PRODUCT = Call("aten::mm.default", (TensorArg((3, 4)), TensorArg((4, 5))))

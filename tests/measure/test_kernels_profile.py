@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from steptime.measure.kernels.cases import Case
-from steptime.measure.kernels.profile import DeviceProfile, DeviceWork, HostProfile, MarkersError, cut
-from steptime.measure.kernels.rows import row_of
-from steptime.models.kernels.call import Call, TensorArg
+from steptime._calibrate.ops.profile import DeviceProfile, DeviceWork, HostProfile, MarkersError, cut
+from steptime._models.kernels.call import Call, TensorArg
+from steptime_lab.measure.kernels.cases import Case
+from steptime_lab.measure.kernels.rows import row_of
 
 SPIN = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 

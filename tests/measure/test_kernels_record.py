@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from steptime._calibrate.ops.arena import Arena
+from steptime._calibrate.ops.arguments import Prepared
+from steptime._calibrate.ops.calls import read_calls, write_calls
+from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._units import MIB
 from steptime.errors import InputError
-from steptime.measure.kernels.arena import Arena
-from steptime.measure.kernels.arguments import Prepared
-from steptime.measure.kernels.calls import read_calls, write_calls
-from steptime.measure.kernels.record import OpRecorder, record_calls
-from steptime.models.kernels.call import Argument, Call, TensorArg
-from steptime.units import MIB
+from steptime_lab.measure.kernels.record import OpRecorder, record_calls
 
 
 def training_step() -> tuple[Callable[[], None], nn.Module]:

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from steptime.lookups.parametric import expected_statistics
-from steptime.measure.conditions import recipe
-from steptime.measure.group import Group
-from steptime.measure.lookups import IMPLEMENTATIONS, names, work
-from steptime.measure.lookups.cases import Case, cases_of
-from steptime.measure.lookups.groups import GROUPS, group_cases, small_group_cases
-from steptime.measure.lookups.memory import Memory, limits_of
-from steptime.measure.lookups.prepared import Prepared
-from steptime.measure.options import Options
-from steptime.measure.session import Session
-from steptime.measurements.store import read
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.session import Session
+from steptime._lookups.parametric import expected_statistics
+from steptime._measurements.store import read
+from steptime_lab.measure.lookups import IMPLEMENTATIONS, names, work
+from steptime_lab.measure.lookups.cases import Case, cases_of
+from steptime_lab.measure.lookups.groups import GROUPS, group_cases, small_group_cases
+from steptime_lab.measure.lookups.memory import Memory, limits_of
+from steptime_lab.measure.lookups.prepared import Prepared
 
 WHOLE = limits_of(141 * 10**9, 1)
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")

@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from steptime.lookups.generators import Generator
-from steptime.lookups.statistics import statistics_of
-from steptime.measure.budget import Budget
-from steptime.measure.conditions import recipe
-from steptime.measure.group import Group
-from steptime.measure.kernels.profile import DeviceWork
-from steptime.measure.lookups import run, work
-from steptime.measure.lookups.bench import Bench
-from steptime.measure.lookups.cases import MOST_TABLES, Case, Limits, cases_of, shuffled, small_cases
-from steptime.measure.lookups.memory import Memory, limits_of
-from steptime.measure.lookups.prepared import Prepared
-from steptime.measure.lookups.proof import disagreement
-from steptime.measure.lookups.rows import row_of
-from steptime.measure.options import Options
-from steptime.measure.session import Session
-from steptime.measure.setting import Setting
-from steptime.measurements.store import read
+from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.setting import Setting
+from steptime._calibrate.ops.profile import DeviceWork
+from steptime._lookups.generators import Generator
+from steptime._lookups.statistics import statistics_of
+from steptime._measurements.store import read
+from steptime_lab.measure.lookups import run, work
+from steptime_lab.measure.lookups.bench import Bench
+from steptime_lab.measure.lookups.cases import MOST_TABLES, Case, Limits, cases_of, shuffled, small_cases
+from steptime_lab.measure.lookups.memory import Memory, limits_of
+from steptime_lab.measure.lookups.prepared import Prepared
+from steptime_lab.measure.lookups.proof import disagreement
+from steptime_lab.measure.lookups.rows import row_of
 
 CPU = torch.device("cpu")
 WHOLE = limits_of(141 * 10**9, 1)
@@ -162,7 +162,7 @@ def test_a_lookup_that_fails_is_counted_and_the_others_are_measured(tmp_path: Pa
 def test_the_proof_finds_kernels_that_forget_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(CPU, 1)
     assert disagreement(small_cases(0), memory) == ""
-    from steptime.workloads.table_batched import TableBatchedLookup
+    from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
 
     monkeypatch.setattr(TableBatchedLookup, "update", lambda *_: None)
     assert disagreement(small_cases(0), memory).startswith("the updated rows of")
@@ -171,7 +171,7 @@ def test_the_proof_finds_kernels_that_forget_a_row(monkeypatch: pytest.MonkeyPat
 def test_kernels_that_do_not_run_are_left_out_and_the_rest_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from steptime.workloads.table_batched import TableBatchedLookup
+    from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
 
     def broken(*_: object) -> None:
         raise ValueError("no compiler here")

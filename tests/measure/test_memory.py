@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from steptime.measure.conditions import recipe
-from steptime.measure.group import Group
-from steptime.measure.memory import RUNNING, WAITING, due, let_go, measured, names, work
-from steptime.measure.options import Options
-from steptime.measure.session import Session
-from steptime.measure.steps.phases import cases_of
-from steptime.measurements.store import read
-from steptime.workloads.case import Case, build
-from steptime.workloads.networks.dlrm import DlrmStep
-from steptime.workloads.shared_buffers import renewed_buffers, shared_buffers
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import read
+from steptime_lab.measure.memory import RUNNING, WAITING, due, let_go, measured, names, work
+from steptime_lab.measure.steps.phases import cases_of
+from steptime_lab.workloads.case import Case, build
+from steptime_lab.workloads.networks.dlrm import DlrmStep
+from steptime_lab.workloads.shared_buffers import renewed_buffers, shared_buffers
 
 CPU = Options(ranks=(1,), device="cpu", small=True, only=("dlrm",))
 ALONE = Group(0, 1, "cpu", 1)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime.measure import parts
-from steptime.measure.group import Group
-from steptime.measure.session import Session
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.session import Session
+from steptime_lab.measure import parts
 
 
 class Alone(Group):

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
+from steptime._calibrate.harness.budget import Budget, Progress
+from steptime._calibrate.harness.mps import cores_of, mps, share
+from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import read
 from steptime.errors import InputError
-from steptime.measure.budget import Budget, Progress
-from steptime.measure.mps import cores_of, mps, share
-from steptime.measure.ranks import Layout, RanksError, run_ranks
-from steptime.measure.session import Session
-from steptime.measurements.store import read
 
 JOB = """
 import time
@@ -42,11 +42,13 @@ def work(group, session, plan):
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A job module that workers find because they look in this folder first for `steptime.measure.planted`."""
+    """A job module that workers find because they look in this folder first for `steptime_lab.measure.planted`."""
     package = tmp_path / "more"
     package.mkdir()
     (package / "planted.py").write_text(JOB)
-    (package / "sitecustomize.py").write_text(f"import steptime.measure\nsteptime.measure.__path__.append({str(package)!r})\n")
+    (package / "sitecustomize.py").write_text(
+        f"import steptime_lab.measure\nsteptime.measure.__path__.append({str(package)!r})\n"
+    )
     paths = [str(package), *(entry for entry in sys.path if entry)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     return "planted"

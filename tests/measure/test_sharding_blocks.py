@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from steptime.measure import sharding
-from steptime.measure.conditions import recipe
-from steptime.measure.group import Group
-from steptime.measure.options import Options
-from steptime.measure.ranks import Layout, RanksError
-from steptime.measure.session import Session
-from steptime.measure.sharding import Place, due, order_of, plans_of, tasks_of, timed_at, work
-from steptime.measure.sharding_summary import by_task, chance, paired_noise, slowest_over_fastest, summary
-from steptime.measure.steps.flight import Flight
-from steptime.measurements.store import read
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import Layout, RanksError
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import read
+from steptime_lab.measure import sharding
+from steptime_lab.measure.sharding import Place, due, order_of, plans_of, tasks_of, timed_at, work
+from steptime_lab.measure.sharding.summary import by_task, chance, paired_noise, slowest_over_fastest, summary
+from steptime_lab.measure.steps.flight import Flight
 
 CPU = Options(ranks=(1,), device="cpu", small=True)
 ALONE = Place(Layout(1, device="cpu"), 1, "none")
@@ -53,7 +53,7 @@ def test_every_block_times_every_plan_once_in_an_order_of_its_own() -> None:
 
 
 def test_rules_that_make_the_same_plan_share_one_case_and_none_is_lost() -> None:
-    from steptime.sharding.rules import rules
+    from steptime._shard.rules import rules
 
     for task in tasks_of(small=True, only=()):
         for ranks in (1, 4):

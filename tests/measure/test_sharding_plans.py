@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from steptime._calibrate.harness.options import Options
 from steptime.errors import InputError
-from steptime.measure.options import Options
-from steptime.measure.sharding import given_plans, plans_of, tasks_of
+from steptime_lab.measure.sharding import given_plans, plans_of, tasks_of
 
 FOUR = Options(ranks=(4,), device="cpu", small=True)
 

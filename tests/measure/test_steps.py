@@ -17,25 +17,25 @@ import pytest
 from tests.measure.raw_events import RawEvent
 from tests.measure.test_steps_recorded import host_of_two_steps
 
+from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.patience import GAVE_UP
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import read
 from steptime.errors import InputError
-from steptime.measure.budget import Budget
-from steptime.measure.conditions import recipe
-from steptime.measure.group import Group
-from steptime.measure.options import Options
-from steptime.measure.session import Session
-from steptime.measure.steps import _run_phase, full_traces, names, run, work
-from steptime.measure.steps.attempts import Attempts, reason_of
-from steptime.measure.steps.daemon import Daemon
-from steptime.measure.steps.flight import Flight
-from steptime.measure.steps.kernel_rows import cut
-from steptime.measure.steps.patience import GAVE_UP
-from steptime.measure.steps.phases import Phase, cases_of, due, need_s, phases, share_s
-from steptime.measure.steps.profiled import batches
-from steptime.measure.steps.programs import parse, stripped
-from steptime.measure.steps.rows import asked, key_of_case
-from steptime.measure.steps.timing import SMALL
-from steptime.measurements.store import read
-from steptime.workloads.case import Case
+from steptime_lab.measure.steps import _run_phase, full_traces, names, run, work
+from steptime_lab.measure.steps.attempts import Attempts, reason_of
+from steptime_lab.measure.steps.daemon import Daemon
+from steptime_lab.measure.steps.flight import Flight
+from steptime_lab.measure.steps.kernel_rows import cut
+from steptime_lab.measure.steps.phases import Phase, cases_of, due, need_s, phases, share_s
+from steptime_lab.measure.steps.profiled import batches
+from steptime_lab.measure.steps.programs import parse, stripped
+from steptime_lab.measure.steps.rows import asked, key_of_case
+from steptime_lab.measure.steps.timing import SMALL
+from steptime_lab.workloads.case import Case
 
 CPU = Options(ranks=(1,), device="cpu", small=True)
 
@@ -183,7 +183,7 @@ def test_a_phase_that_cannot_even_start_is_skipped_and_said(
     def started_ranks(*given: Any, **__: object) -> None:
         started.append(given[2]["phase"])
 
-    monkeypatch.setattr("steptime.measure.steps.run_ranks", started_ranks)
+    monkeypatch.setattr("steptime_lab.measure.steps.run_ranks", started_ranks)
     options = replace(CPU, only=("dlrm",))
     run(replace(session, budget=Budget(time.time() + 2)), options)
     assert started == []
@@ -250,7 +250,7 @@ def test_one_rank_times_its_cases_and_stores_lookups_of_every_iteration(session:
 def test_a_case_that_cannot_be_built_costs_only_itself(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     good = dlrm_cases()[0]
     bad = replace(good, name="bad", plan=dict.fromkeys(good.plan or {}, 9))
-    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda _ranks: (bad, good))
+    monkeypatch.setattr("steptime_lab.workloads.cases.small_cases", lambda _ranks: (bad, good))
     work(alone(), session, plan_of("timed", [bad, good]))
     assert read(session.folder, "steps")["name"].to_pylist() == [good.name]
 
@@ -270,7 +270,7 @@ def test_time_that_is_up_stops_before_the_next_case(session: Session) -> None:
 
 
 def test_traces_are_read_by_the_reader_of_execution_traces_and_keep_what_it_reads(session: Session) -> None:
-    from steptime.graph.formats.execution_trace import read as read_trace
+    from steptime._program.formats.execution.reader import read as read_trace
 
     case = dlrm_cases()[1]
     work(alone(), session, plan_of("traced", [case]))
@@ -288,7 +288,7 @@ def test_stripping_changes_nothing_that_the_reader_reads(tmp_path: Path) -> None
     import torch
     from torch.profiler import ExecutionTraceObserver
 
-    from steptime.graph.formats.execution_trace import read as read_trace
+    from steptime._program.formats.execution.reader import read as read_trace
 
     weight = torch.randn(4, 3, requires_grad=True)
     observer = ExecutionTraceObserver()
@@ -305,8 +305,8 @@ def test_stripping_changes_nothing_that_the_reader_reads(tmp_path: Path) -> None
 
 
 def test_the_calls_of_each_kind_of_case_are_recorded_once(session: Session) -> None:
-    from steptime.measure.kernels.calls import FILE_NAME, read_calls
-    from steptime.measure.steps.traced import recorded_kinds
+    from steptime._calibrate.ops.calls import FILE_NAME, read_calls
+    from steptime_lab.measure.steps.traced import recorded_kinds
 
     case = dlrm_cases()[1]
     work(alone(), session, plan_of("traced", [case]))
@@ -325,7 +325,7 @@ def test_a_cpu_has_no_kernels_to_store_but_its_full_trace_is_kept(session: Sessi
 
 
 def test_kernels_of_a_rank_are_one_row_of_equally_long_columns(session: Session) -> None:
-    from steptime.measure.steps.profiled import key_of_kernels, row_of
+    from steptime_lab.measure.steps.profiled import key_of_kernels, row_of
 
     case = dlrm_cases()[0]
     device = [RawEvent("a", 120, 3, correlation=1000, linked=5), RawEvent("b", 130, 4, correlation=1001)]
@@ -341,7 +341,7 @@ def test_kernels_of_a_rank_are_one_row_of_equally_long_columns(session: Session)
 
 
 def test_a_case_of_which_a_rank_lost_its_kernels_is_due_again(session: Session) -> None:
-    from steptime.measure.steps.profiled import row_of
+    from steptime_lab.measure.steps.profiled import row_of
 
     case = dlrm_cases(2)[0]
     step = cut(host_of_two_steps(), [RawEvent("a", 120, 3, correlation=1000, linked=5)])[0, 0]
@@ -356,7 +356,7 @@ def test_an_interrupted_case_is_not_skipped_by_the_next_run(session: Session, mo
         Flight(session.folder, "timed1").begin("some")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steptime.measure.steps.run_ranks", interrupted)
+    monkeypatch.setattr("steptime_lab.measure.steps.run_ranks", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _run_phase(Phase("timed", 1), session, CPU, session.budget, ["some"], set(), Daemon(session, CPU))
     assert Flight(session.folder, "timed1").take() == ""
@@ -402,7 +402,7 @@ def test_groups_share_a_daemon_until_ranks_die_in_it(session: Session, monkeypat
         log.append("stop")
         raise subprocess.TimeoutExpired("quit", 30)
 
-    monkeypatch.setattr("steptime.measure.steps.daemon.mps", faked)
+    monkeypatch.setattr("steptime_lab.measure.steps.daemon.mps", faked)
     with Daemon(session, Options(ranks=(4, 1), share_gpu=True)) as daemon:
         first = daemon.environment(4)
         assert daemon.environment(1) is None

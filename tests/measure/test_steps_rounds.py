@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from tests.measure.test_steps import Ranks, alone, dlrm_cases, plan_of
 
-from steptime.measure.conditions import recipe
-from steptime.measure.session import Session
-from steptime.measure.steps import work
-from steptime.measure.steps.attempts import Attempts
-from steptime.measure.steps.phases import cases_of
-from steptime.measure.steps.timed import chunks, order_of
-from steptime.measure.steps.timing import FULL, LONG_S, SMALL, Pace, flat, steps_for, time_once, warm_up
-from steptime.measurements.store import read
-from steptime.workloads.case import Case
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import read
+from steptime_lab.measure.steps import work
+from steptime_lab.measure.steps.attempts import Attempts
+from steptime_lab.measure.steps.phases import cases_of
+from steptime_lab.measure.steps.timed import chunks, order_of
+from steptime_lab.measure.steps.timing import FULL, LONG_S, SMALL, Pace, flat, steps_for, time_once, warm_up
+from steptime_lab.workloads.case import Case
 
 
 @dataclass
@@ -150,8 +150,8 @@ class Builds:
 
 def watched_cases(monkeypatch: pytest.MonkeyPatch, builds: Builds, count: int) -> list[Case]:
     cases = [replace(dlrm_cases()[0], name=f"c{number}", batch=8 + number) for number in range(count)]
-    monkeypatch.setattr("steptime.workloads.case.build", builds)
-    monkeypatch.setattr("steptime.workloads.cases.small_cases", lambda _ranks: tuple(cases))
+    monkeypatch.setattr("steptime_lab.workloads.case.build", builds)
+    monkeypatch.setattr("steptime_lab.workloads.cases.small_cases", lambda _ranks: tuple(cases))
     return cases
 
 
@@ -211,7 +211,7 @@ def test_a_case_that_is_timed_alone_is_built_once(session: Session, monkeypatch:
 
 def test_rounds_stop_when_time_is_up_but_not_before_the_third(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = watched_cases(monkeypatch, Builds(), 2)
-    monkeypatch.setattr("steptime.measure.steps.timed.SMALL", replace(SMALL, rounds=9))
+    monkeypatch.setattr("steptime_lab.measure.steps.timed.SMALL", replace(SMALL, rounds=9))
     monkeypatch.setattr(Attempts, "time_left", lambda _, need_s=1.0: need_s > 0)
     work(alone(), session, plan_of("timed", cases))
     assert [len(times) for times in read(session.folder, "steps")["times_ns"].to_pylist()] == [3, 3]
@@ -222,7 +222,7 @@ def test_a_group_settles_with_its_first_case_before_anything_is_timed(
 ) -> None:
     builds = Builds()
     cases = watched_cases(monkeypatch, builds, 2)
-    monkeypatch.setattr("steptime.measure.steps.timed.SMALL", replace(SMALL, settle_s=1.0))
+    monkeypatch.setattr("steptime_lab.measure.steps.timed.SMALL", replace(SMALL, settle_s=1.0))
     work(alone(), session, plan_of("timed", cases))
     first, second = builds.log.index("c0 closed"), builds.log.index("c1 closed")
     assert builds.log[:first].count("c0") > 100 > builds.log[first:second].count("c1")
@@ -230,8 +230,8 @@ def test_a_group_settles_with_its_first_case_before_anything_is_timed(
 
 def test_buffers_that_tables_left_are_no_memory_of_a_model_without_tables() -> None:
     pytest.importorskip("transformers")
-    from steptime.workloads.case import build
-    from steptime.workloads.shared_buffers import shared_buffers
+    from steptime_lab.workloads.case import build
+    from steptime_lab.workloads.shared_buffers import shared_buffers
 
     group = alone()
     build(dlrm_cases()[0], group, group.device).close()

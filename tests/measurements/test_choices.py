@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from tests.measurements.test_store import a_recipe
 
+from steptime._calibrate.collectives.cases import Case
+from steptime._calibrate.collectives.fabrics import Place
+from steptime._measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, choices_of, with_choices, write_choices
+from steptime._measurements.store import Store, read
 from steptime.errors import InputError
-from steptime.measure.collectives.cases import Case
-from steptime.measure.collectives.fabrics import Place
-from steptime.measure.tables import merge
-from steptime.measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, choices_of, with_choices, write_choices
-from steptime.measurements.store import Store, read
+from steptime_lab.measure.tables import merge
 
 RING, TREE = Choice("RING", "SIMPLE", 2), Choice("TREE", "LL", None)
 UNKNOWN = ("", "", None)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from steptime.errors import InputError
-from steptime.measurements.nccl_tests import (
+from steptime._measurements.nccl_tests import (
     kind_of,
     read_multi_node_table,
     read_nccl_tests,
     read_profiled_table,
     read_single_node_table,
 )
+from steptime.errors import InputError
 
 RANKS = "\n".join(
     f"#  Rank {rank:2} Group  0 Pid  1{rank} on  host{rank // 2} device {rank % 2:2} [0000:0{rank}:00] NVIDIA H100 80GB HBM3"

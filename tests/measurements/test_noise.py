@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from tests.measurements.test_store import a_recipe, a_row
 
-from steptime.measurements.noise import noise_by, noise_of
-from steptime.measurements.recipe import Recipe
-from steptime.measurements.sets import measured_set
-from steptime.measurements.store import Store, read
+from steptime._measurements.recipe import Recipe
+from steptime._measurements.sets import measured_set
+from steptime._measurements.store import Store, read
+from steptime_lab.measurements.noise import noise_by, noise_of
 
 HOST = measured_set("host")
 

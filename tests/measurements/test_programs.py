@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from steptime._program.load import load
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.measurements.programs import pack, read_programs
-from steptime.measurements.shipped import FOLDER, shipped, shipped_programs
+from steptime_lab.measurements.programs import pack, read_programs
+from steptime_lab.measurements.shipped import FOLDER, shipped, shipped_programs
 
 
 def a_case(folder: Path, name: str, owners: list[int], text: str = '{"schema":"x"}') -> None:

@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.build.dlrm import Dlrm
-from steptime.lookups.generators import Generator
-from steptime.lookups.statistics import statistics_of
-from steptime.measure.steps.rows import fabric_of, key_of_case
-from steptime.measure.tables import noise_lines, noises
-from steptime.measurements.sets import measured_set, measured_sets
-from steptime.measurements.shipped import FOLDER, shipped
-from steptime.measurements.store import key_of, spread_of
-from steptime.models.kernels import families, family_of
-from steptime.models.kernels.call import Call
-from steptime.sharding.tasks import further_tasks, sharding_tasks
-from steptime.workloads.cases import step_cases
+from steptime._build.dlrm.model import Dlrm
+from steptime._calibrate.collectives.fabrics import fabric_of
+from steptime._lookups.generators import Generator
+from steptime._lookups.statistics import statistics_of
+from steptime._measurements.sets import measured_set, measured_sets
+from steptime._measurements.store import key_of, spread_of
+from steptime._models.kernels import families, family_of
+from steptime._models.kernels.call import Call
+from steptime._shard.task.drawn import further_tasks, sharding_tasks
+from steptime_lab.measure.steps.rows import key_of_case
+from steptime_lab.measure.tables import noise_lines, noises
+from steptime_lab.measurements.shipped import FOLDER, shipped
+from steptime_lab.workloads.cases import step_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._measurements.recipe import Recipe
+from steptime._measurements.sets import COMMON_COLUMNS, measured_set, measured_sets
+from steptime._measurements.store import Store, key_of, merge, read, spread_of, write_part
 from steptime.errors import InputError
-from steptime.measurements.recipe import Recipe
-from steptime.measurements.sets import COMMON_COLUMNS, measured_set, measured_sets
-from steptime.measurements.store import Store, key_of, merge, read, spread_of, write_part
 
 
 def a_recipe(run: str = "20260101T000000-abcd") -> Recipe:

@@ -9,15 +9,15 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.forms import attention, blend
+from steptime._models.kernels.forms.attention.features import table
+from steptime._models.kernels.forms.attention.heads import heads_of
+from steptime._models.kernels.forms.convolution.passes import short_name
+from steptime._models.kernels.question import Question
+from steptime._models.kernels.rows import Row, rows_of
 from steptime.errors import InputError
-from steptime.measurements.shipped import shipped
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.forms import attention, blend
-from steptime.models.kernels.forms.attention.features import table
-from steptime.models.kernels.forms.attention.heads import heads_of
-from steptime.models.kernels.forms.convolution.passes import short_name
-from steptime.models.kernels.question import Question
-from steptime.models.kernels.rows import Row, rows_of
+from steptime_lab.measurements.shipped import shipped
 
 _FLASH = "aten::_scaled_dot_product_flash_attention.default"
 

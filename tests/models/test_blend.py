@@ -6,8 +6,8 @@ from io import BytesIO
 
 import numpy as np
 
-from steptime.models.kernels.forms import blend
-from steptime.models.kernels.forms.blend import Blend, Networks, Training
+from steptime._models.kernels.forms import blend
+from steptime._models.kernels.forms.blend import Blend, Networks, Training
 
 _DICE = np.random.default_rng(0)
 _FEATURES = _DICE.normal(size=(600, 4))

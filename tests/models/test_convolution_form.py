@@ -9,16 +9,16 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.forms import convolution
+from steptime._models.kernels.forms.blend import Training
+from steptime._models.kernels.forms.convolution.features import Columns, Pass, table
+from steptime._models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
+from steptime._models.kernels.forms.convolution.passes import short_name, split, way
+from steptime._models.kernels.question import Question
+from steptime._models.kernels.rows import Row, rows_of
 from steptime.errors import InputError
-from steptime.measurements.shipped import shipped
-from steptime.models.kernels.call import Argument, Call, TensorArg
-from steptime.models.kernels.forms import convolution
-from steptime.models.kernels.forms.blend import Training
-from steptime.models.kernels.forms.convolution.features import Columns, Pass, table
-from steptime.models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
-from steptime.models.kernels.forms.convolution.passes import short_name, split, way
-from steptime.models.kernels.question import Question
-from steptime.models.kernels.rows import Row, rows_of
+from steptime_lab.measurements.shipped import shipped
 
 _TRANSPOSE = "void cudnn::engines_precompiled::nchwToNhwcKernel<float>(float const*)"
 _BACK = "void cudnn::engines_precompiled::nhwcToNchwKernel<float>(float const*)"

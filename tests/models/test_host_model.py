@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.host.calibration import speed_of
+from steptime._models.host.fit import fit
+from steptime._models.host.model import COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, ProfilerCost, class_of, shipped_host
+from steptime._models.host.predict import Part, host_time
+from steptime._models.host.recorded import between_forward_ns, first_call
+from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._program.program import Calls, Ops, Phase, Program, Signature, Stream, Tensor, Thread, Works
 from steptime.errors import InputError
-from steptime.graph.program import Calls, Ops, Phase, Program, Signature, Stream, Tensor, Thread, Works
-from steptime.measurements.shipped import shipped
-from steptime.models.host.calibration import speed_of
-from steptime.models.host.fit import fit
-from steptime.models.host.model import COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, ProfilerCost, class_of, shipped_host
-from steptime.models.host.predict import Part, host_time
-from steptime.models.host.recorded import between_forward_ns, first_call
-from steptime.models.host.speed import STEP, HostCost, Speed
+from steptime_lab.measurements.shipped import shipped
 
 # What is true of the made-up host: nanoseconds at speed 1.
 VIEW_NS, WITHOUT_NS, LAUNCH_NS, ENGINE_NS = 1000.0, 800.0, 4000.0, 2500.0

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from steptime.graph.formats.execution_program import to_program
-from steptime.graph.formats.execution_trace import read
-from steptime.graph.program import Program, Tensor, Value
-from steptime.measurements.shipped import FOLDER, shipped_programs
-from steptime.models.kernels import families
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.from_ops import IssuedWork, questions_of
-from steptime.models.kernels.from_ops.declared import DECLARED
-from steptime.models.kernels.from_ops.overloads import overload_of, overloads_of
+from steptime._models.kernels import families
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.from_ops import IssuedWork, questions_of
+from steptime._models.kernels.from_ops.declared import DECLARED
+from steptime._models.kernels.from_ops.overloads import overload_of, overloads_of
+from steptime._program.formats.execution.reader import read
+from steptime._program.from_ops import to_program
+from steptime._program.program import Program, Tensor, Value
+from steptime_lab.measurements.shipped import FOLDER, shipped_programs
 
 HEAD = (
     {"id": 1, "name": "[pytorch|profiler|execution_trace|process]", "ctrl_deps": 1},

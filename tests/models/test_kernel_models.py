@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime._models.kernels.residuals import Residuals, size_of
+from steptime._models.kernels.rows import FIT, TEST, VALIDATION, split_of
+from steptime._models.kernels.work import flop_of, moved_bytes
 from steptime.errors import InputError
-from steptime.models.kernels.archive import Archive, write_archive
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.fitted import KernelModels
-from steptime.models.kernels.question import Answer, LaunchTime, Question
-from steptime.models.kernels.residuals import Residuals, size_of
-from steptime.models.kernels.rows import FIT, TEST, VALIDATION, split_of
-from steptime.models.kernels.work import flop_of, moved_bytes
 
 
 class Bytes:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.models.kernels import families, family_of
-from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime._models.kernels import families, family_of
+from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 
 torch = pytest.importorskip("torch", reason="sweeps are checked against torch's own shape rules")
 
@@ -137,8 +137,8 @@ def runs_on_cpu(call: Call) -> bool:
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_small_calls_really_run_with_the_values_they_ask_for(name: str) -> None:
-    from steptime.measure.kernels.arena import Arena
-    from steptime.measure.kernels.arguments import Prepared
+    from steptime._calibrate.ops.arena import Arena
+    from steptime._calibrate.ops.arguments import Prepared
 
     torch.manual_seed(0)
     arena = Arena.on(torch.device("cpu"), 1)
@@ -234,7 +234,7 @@ def test_bags_share_all_their_indices_equally() -> None:
 
 
 def test_the_triangle_of_an_interaction_is_below_the_diagonal() -> None:
-    from steptime.measure.kernels.arguments import fixed
+    from steptime._calibrate.ops.arguments import fixed
 
     cpu = torch.device("cpu")
     call = next(call for call in swept("indexing", 200) if call.op == "aten::index.Tensor" and len(call.args[1]) == 3)  # type: ignore[arg-type]

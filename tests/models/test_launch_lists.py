@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._models.kernels.forms import lists
+from steptime._models.kernels.forms.lists import Lists
 from steptime.errors import InputError
-from steptime.models.kernels.forms import lists
-from steptime.models.kernels.forms.lists import Lists
 
 _DICE = np.random.default_rng(0)
 _KINDS = ("a", "b", "c")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.launches.embedding import launches
+from steptime._models.kernels.launches.names import STRIDED, VECTORIZED
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.launches.embedding import launches
-from steptime.models.kernels.launches.names import STRIDED, VECTORIZED
 
 ATOMIC = "compute_grad_weight_atomic_accumulate"
 

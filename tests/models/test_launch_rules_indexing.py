@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.launches import Launch
+from steptime._models.kernels.launches.indexing import launches
+from steptime._models.kernels.launches.names import GATHER, MEMCPY, SCATTER_GATHER, SMALL_INDEX, STRIDED
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.launches import Launch
-from steptime.models.kernels.launches.indexing import launches
-from steptime.models.kernels.launches.names import GATHER, MEMCPY, SCATTER_GATHER, SMALL_INDEX, STRIDED
 
 
 def kernels(call: Call) -> list[str]:

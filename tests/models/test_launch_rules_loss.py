@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.launches.loss import launches
-from steptime.models.kernels.launches.names import MEMCPY, REDUCE
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.launches.loss import launches
+from steptime._models.kernels.launches.names import MEMCPY, REDUCE
 
 NONE, MEAN = 0, 1
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.launches.names import MEMSET, REDUCE
+from steptime._models.kernels.launches.norm import launches
 from steptime.errors import InputError
-from steptime.models.kernels.call import Argument, Call, TensorArg
-from steptime.models.kernels.launches.names import MEMSET, REDUCE
-from steptime.models.kernels.launches.norm import launches
 
 
 def kernels(op: str, *args: Argument) -> list[str]:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.kernels import families, family_of
+from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime._models.kernels.launches import transfer
+from steptime._models.kernels.launches.chunks import CHUNK, packed
+from steptime._models.kernels.launches.names import MEMCPY, OVER_LISTS, STRIDED, UNROLLED, VECTORIZED
+from steptime._models.kernels.launches.optimizer import launches
+from steptime._models.kernels.launches.other import launches as other
 from steptime.errors import InputError
-from steptime.models.kernels import families, family_of
-from steptime.models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime.models.kernels.launches import transfer
-from steptime.models.kernels.launches.chunks import CHUNK, packed
-from steptime.models.kernels.launches.names import MEMCPY, OVER_LISTS, STRIDED, UNROLLED, VECTORIZED
-from steptime.models.kernels.launches.optimizer import launches
-from steptime.models.kernels.launches.other import launches as other
 
 COUNTS = st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=300)
 

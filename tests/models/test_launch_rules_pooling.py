@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.launches.names import STRIDED, VECTORIZED
+from steptime._models.kernels.launches.pooling import launches
 from steptime.errors import InputError
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.launches.names import STRIDED, VECTORIZED
-from steptime.models.kernels.launches.pooling import launches
 
 SIDES = st.integers(7, 147)
 

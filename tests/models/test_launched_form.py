@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.forms import launched
+from steptime._models.kernels.forms.launched import Launched
+from steptime._models.kernels.forms.launched.columns import Columns
+from steptime._models.kernels.forms.launched.parts import parts_of, start
+from steptime._models.kernels.forms.launched.table import launches_of
+from steptime._models.kernels.forms.launched.terms import TERMS, terms, traffic
+from steptime._models.kernels.launches.facts import FACTS
+from steptime._models.kernels.question import Question
+from steptime._models.kernels.rows import TEST, VALIDATION, Row, rows_of
 from steptime.errors import InputError
-from steptime.measurements.shipped import shipped
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.forms import launched
-from steptime.models.kernels.forms.launched import Launched
-from steptime.models.kernels.forms.launched.columns import Columns
-from steptime.models.kernels.forms.launched.parts import parts_of, start
-from steptime.models.kernels.forms.launched.table import launches_of
-from steptime.models.kernels.forms.launched.terms import TERMS, terms, traffic
-from steptime.models.kernels.launches.facts import FACTS
-from steptime.models.kernels.question import Question
-from steptime.models.kernels.rows import TEST, VALIDATION, Row, rows_of
+from steptime_lab.measurements.shipped import shipped
 
 pytest.importorskip("lightgbm")
 

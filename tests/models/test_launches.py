@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.kernels import families
+from steptime._models.kernels.call import Call, DtypeArg, TensorArg, contiguous
+from steptime._models.kernels.forms.launched.table import launches_of
+from steptime._models.kernels.launches import fresh
+from steptime._models.kernels.launches.copies import copies
+from steptime._models.kernels.launches.iteration import broadcast, iterate
+from steptime._models.kernels.launches.names import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, short_name
+from steptime._models.kernels.launches.pointwise import pointwise
+from steptime._models.kernels.launches.reduce import reduction
+from steptime._models.kernels.rows import Row, rows_of
 from steptime.errors import InputError
-from steptime.measurements.shipped import shipped
-from steptime.models.kernels import families
-from steptime.models.kernels.call import Call, DtypeArg, TensorArg, contiguous
-from steptime.models.kernels.forms.launched.table import launches_of
-from steptime.models.kernels.launches import fresh
-from steptime.models.kernels.launches.copies import copies
-from steptime.models.kernels.launches.iteration import broadcast, iterate
-from steptime.models.kernels.launches.names import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, short_name
-from steptime.models.kernels.launches.pointwise import pointwise
-from steptime.models.kernels.launches.reduce import reduction
-from steptime.models.kernels.rows import Row, rows_of
+from steptime_lab.measurements.shipped import shipped
 
 _RULED = sorted(name for name, family in families().items() if family.rules is not None)
 # Every so many of a family's rows are looked at.

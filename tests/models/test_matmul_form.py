@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.forms.matmul import Matmul, Schedule, fit, load
+from steptime._models.kernels.forms.matmul import names as kernel_names
+from steptime._models.kernels.forms.matmul.features import SMS, inputs_of
+from steptime._models.kernels.forms.matmul.group import GROUPS, TILES, groups_of, upright
+from steptime._models.kernels.forms.matmul.mixture import Mixture
+from steptime._models.kernels.forms.matmul.parts import COMPANY, FACTORS, NO_PARTS, Parts
+from steptime._models.kernels.forms.matmul.product import LAYOUTS, OPERATIONS, Products, of_columns, of_questions
+from steptime._models.kernels.question import Question
+from steptime._models.kernels.rows import FIT, TEST, Row, rows_of
 from steptime.errors import InputError
-from steptime.measurements.shipped import shipped
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.forms.matmul import Matmul, Schedule, fit, load
-from steptime.models.kernels.forms.matmul import names as kernel_names
-from steptime.models.kernels.forms.matmul.features import SMS, inputs_of
-from steptime.models.kernels.forms.matmul.group import GROUPS, TILES, groups_of, upright
-from steptime.models.kernels.forms.matmul.mixture import Mixture
-from steptime.models.kernels.forms.matmul.parts import COMPANY, FACTORS, NO_PARTS, Parts
-from steptime.models.kernels.forms.matmul.product import LAYOUTS, OPERATIONS, Products, of_columns, of_questions
-from steptime.models.kernels.question import Question
-from steptime.models.kernels.rows import FIT, TEST, Row, rows_of
+from steptime_lab.measurements.shipped import shipped
 
 SHORT = Schedule(epochs=4, batch=64, further=2, trees=20)
 
@@ -234,7 +234,7 @@ def test_whole_gpus_have_all_of_everything() -> None:
 
 def test_torch_and_numpy_give_the_same_times(fitted: Matmul, rows: list[Row]) -> None:
     torch = pytest.importorskip("torch")
-    from steptime.models.kernels.forms.matmul import training
+    from steptime._models.kernels.forms.matmul import training
 
     whole = of_questions([row.question for row in rows if row.question.share == 1])
     for group, name in enumerate(GROUPS):

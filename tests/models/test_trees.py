@@ -8,8 +8,8 @@ import lightgbm
 import numpy as np
 import pytest
 
+from steptime._models.kernels.forms.trees import Trees
 from steptime.errors import InputError
-from steptime.models.kernels.forms.trees import Trees
 
 
 def _sample(rows: int = 400) -> tuple[np.ndarray, np.ndarray]:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from tests.platforms.counting_lookups import counting_device, looked_up
 
+from steptime._hardware.device import FOLDER, Quantity, read_device
+from steptime._models.estimate import Source
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.question import LaunchTime, Question
+from steptime._models.lookups.question import Lookup
+from steptime._platforms import Device, KernelEstimate
+from steptime._platforms.analytic.device import Transfer, book_ns
+from steptime._platforms.analytic.products import product_ns
+from steptime._platforms.analytic.work import Product, Work, works_of
 from steptime.errors import InputError
-from steptime.hardware.device import FOLDER, Quantity, read_device
-from steptime.models.estimate import Source
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.models.kernels.question import LaunchTime, Question
-from steptime.platforms import Device, KernelEstimate
-from steptime.platforms.analytic import Transfer, book_ns
-from steptime.platforms.analytic_products import product_ns
-from steptime.platforms.analytic_work import Product, Work, works_of
 
 ANALYTIC = ("a100", "a100-40gb", "h100")
 

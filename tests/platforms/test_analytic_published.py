@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.graph.load import load
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.question import Question
-from steptime.platforms import Device
-from steptime.validate.traced_kernels import traced_calls, validation_of
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.question import Question
+from steptime._platforms import Device
+from steptime._program.load import load
+from steptime_lab.validate.traced_kernels import traced_calls, validation_of
 
 TRACES = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "traces"
 

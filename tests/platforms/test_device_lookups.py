@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.platforms.counting_lookups import MOST_LOOKUPS, Counting, counting_device, looked_up
 
+from steptime._hardware.device import FOLDER
+from steptime._models.lookups.question import Lookup
+from steptime._platforms import Device
 from steptime.errors import InputError
-from steptime.hardware.device import FOLDER
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.platforms import Device
 
 FORWARD = Lookup("table_batched", "forward", (looked_up(40, 10, "a"), looked_up(60, 10, "b")))
 BACKWARD = Lookup("table_batched", "backward", FORWARD.tables, "sgd")

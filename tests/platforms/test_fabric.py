@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime._hardware.fabric import fabric_names, fabric_toml, read_fabric
+from steptime._measurements.nccl_tests import Point, read_nccl_tests
+from steptime._models.collectives.message import KINDS, Message, Messages
+from steptime._models.collectives.tier import TierModel
+from steptime._models.estimate import Source
+from steptime._platforms.fabric import Fabric, read_models, write_models
+from steptime._platforms.fabric_fitting import described, fit_measured, fit_tiers, network_points, tier_points
 from steptime.errors import InputError
-from steptime.hardware.fabric import fabric_names, fabric_toml, read_fabric
-from steptime.measurements.nccl_tests import Point, read_nccl_tests
-from steptime.models.collectives.message import KINDS, Message, Messages
-from steptime.models.collectives.tier import TierModel
-from steptime.models.estimate import Source
-from steptime.platforms.fabric import Fabric, read_models, write_models
-from steptime.platforms.fabric_fitting import described, fit_measured, fit_tiers, network_points, tier_points
 
 MIB = 1 << 20
 

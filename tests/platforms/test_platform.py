@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.errors import InputError
-from steptime.hardware.device import device_names, read_device
-from steptime.hardware.fabric import fabric_names
-from steptime.models.collectives.message import KINDS, Message
-from steptime.platforms import platform as platforms
-from steptime.platforms.coverage import Origin, fitted, origin, origins
-from steptime.platforms.fabric import Fabric
-from steptime.platforms.own_fabric import DataSheet, from_data_sheet
-from steptime.platforms.platform import (
+from steptime._hardware.device import device_names, read_device
+from steptime._hardware.fabric import fabric_names
+from steptime._models.collectives.message import KINDS, Message
+from steptime._platforms import platform as platforms
+from steptime._platforms.coverage import Origin, fitted, origin, origins
+from steptime._platforms.fabric import Fabric
+from steptime._platforms.own_fabric import DataSheet, from_data_sheet
+from steptime._platforms.platform import (
     Platform,
     PlatformParts,
     fabrics_without_device,
@@ -25,6 +24,7 @@ from steptime.platforms.platform import (
     platform_toml,
     shipped_platforms,
 )
+from steptime.errors import InputError
 
 
 @pytest.mark.parametrize("parts", shipped_platforms(), ids=lambda parts: parts.name)

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._hardware import read_device
+from steptime._hardware.device import FOLDER
+from steptime._models.estimate import Source
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime._models.kernels.residuals import Residuals
+from steptime._platforms import Device
 from steptime.errors import InputError
-from steptime.hardware import read_device
-from steptime.hardware.device import FOLDER
-from steptime.models.estimate import Source
-from steptime.models.kernels.call import Call, TensorArg
-from steptime.models.kernels.fitted import KernelModels
-from steptime.models.kernels.question import Answer, LaunchTime, Question
-from steptime.models.kernels.residuals import Residuals
-from steptime.platforms import Device
 
 
 class Shares:

@@ -10,11 +10,12 @@ from typing import Any
 
 from tests.sim.worlds import Draft, constant_timing
 
-from steptime.graph.program import CallKind, Ops, Program, Thread
-from steptime.graph.workload import Workload
-from steptime.sim import Cohort, Timeline, simulate
-from steptime.sim.activity import Window
-from steptime.sim.prediction import Prediction, explain
+from steptime._program.program import CallKind, Ops, Program, Thread
+from steptime._program.workload import Workload
+from steptime._sim import Cohort, Timeline
+from steptime._sim.core.simulate import simulate
+from steptime._sim.explain.activity import Window
+from steptime._sim.prediction import Prediction, explain
 
 HOSTILE = (
     "</script><script>document.title = 'owned'</script>",

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from tests.sim.worlds import jobs
 
+from steptime._program.load import load
+from steptime._program.program import CallKind
+from steptime._report.chrome import FIRST_STREAM_LANE, TIDS_PER_RANK, events, write_chrome_trace
+from steptime._sim import Cohort, Timeline
+from steptime._sim.core.simulate import simulate
+from steptime._sim.core.steady import steady
+from steptime._sim.recorded.replay import replay
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.graph.program import CallKind
-from steptime.report.chrome import FIRST_STREAM_LANE, TIDS_PER_RANK, events, write_chrome_trace
-from steptime.sim import Cohort, Timeline, simulate, steady
-from steptime.validate.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 

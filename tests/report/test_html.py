@@ -21,17 +21,20 @@ from hypothesis import strategies as st
 from tests.report.html_pages import HOSTILE, Page, cohort, hostile, lanes, predicted, program, unpacked
 from tests.sim.worlds import jobs
 
+from steptime._models.memory.kinds import Kind
+from steptime._program.load import load
+from steptime._program.workload import Workload
+from steptime._report.html.columns import packed
+from steptime._report.html.markup import clean, escape, tag
+from steptime._report.html.page import SCRIPTS, page, write_page
+from steptime._report.html.timeline import timeline_document
+from steptime._report.layout import time_ms
+from steptime._sim import Cohort, CohortTimeline
+from steptime._sim.core.simulate import simulate
+from steptime._sim.core.steady import steady
+from steptime._sim.explain.critical_path import critical_path
+from steptime._sim.prediction import Iterations, Prediction, predict
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.graph.memory.kinds import Kind
-from steptime.graph.workload import Workload
-from steptime.report.html import SCRIPTS, page, write_page
-from steptime.report.html_columns import packed
-from steptime.report.html_markup import clean, escape, tag
-from steptime.report.html_timeline import timeline_document
-from steptime.report.layout import time_ms
-from steptime.sim import Cohort, CohortTimeline, critical_path, simulate, steady
-from steptime.sim.prediction import Iterations, Prediction, predict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -60,7 +63,7 @@ def test_the_same_prediction_gives_the_same_bytes() -> None:
 
 
 def test_the_bytes_are_the_same_in_every_process(tmp_path: Path) -> None:
-    command = "import sys; from steptime.cli import main; sys.argv[0] = 'steptime'; main()"
+    command = "import sys; from steptime._cli import main; sys.argv[0] = 'steptime'; main()"
     written = []
     for seed in ("1", "2"):
         file = tmp_path / f"{seed}.html"
@@ -278,12 +281,12 @@ def test_iterations_are_shown_where_they_were_asked_for() -> None:
 
 
 def test_every_part_of_the_page_is_shipped_and_used() -> None:
-    files = {entry.name for entry in resources.files("steptime.report").joinpath("page").iterdir()}
+    files = {entry.name for entry in resources.files("steptime._report").joinpath("page").iterdir()}
     assert files == {"page.html", "style.css", *SCRIPTS}
 
 
 def test_every_family_and_source_has_a_colour() -> None:
-    style = resources.files("steptime.report").joinpath("page", "style.css").read_text(encoding="utf-8")
+    style = resources.files("steptime._report").joinpath("page", "style.css").read_text(encoding="utf-8")
     data = timeline_document(simulate([cohort(program(), (0,))]), [0], ())
     keys: Sequence[str] = [family["key"] for family in data["families"]]
     assert all(f"--{key}: light-dark(" in style and f".{key} {{" in style for key in keys)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from tests.report.html_pages import Page, cohort, predicted, program
 
-from steptime.graph.workload import Workload
-from steptime.report.html import page
-from steptime.report.html_ranks import RANKS_AT_MOST, drawn
-from steptime.sim import simulate
-from steptime.sim.path_summary import PathRank
-from steptime.sim.prediction import Prediction
-from steptime.sim.straggler import Straggler
+from steptime._program.workload import Workload
+from steptime._report.html.page import page
+from steptime._report.html.ranks import RANKS_AT_MOST, drawn
+from steptime._sim.core.simulate import simulate
+from steptime._sim.explain.path_summary import PathRank
+from steptime._sim.explain.straggler import Straggler
+from steptime._sim.prediction import Prediction
 
 EVENTS = 14  # calls and works of a rank: see `program`
 

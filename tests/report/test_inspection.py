@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from steptime.graph.load import load
-from steptime.report.inspection import Inspection, inspect_workload
-from steptime.sim.recorded import recorded
-from steptime.sim.steps import step_times_ns
+from steptime._program.load import load
+from steptime._report.inspection.inspection import Inspection, inspect_workload
+from steptime._sim.core.steps import step_times_ns
+from steptime._sim.recorded.timing import recorded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from steptime.graph.load import load
-from steptime.report.inspection import inspect_workload
-from steptime.report.json import dumps, inspection_document, prediction_document, replay_document
-from steptime.report.replayed import find_measured, report_replay
-from steptime.sim.prediction import predict
-from steptime.validate.replay import replay
+from steptime._program.load import load
+from steptime._report.inspection.inspection import inspect_workload
+from steptime._report.json import dumps, inspection_document, prediction_document, replay_document
+from steptime._report.replayed import find_measured, report_replay
+from steptime._sim.prediction import predict
+from steptime._sim.recorded.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from steptime._program.load import load
+from steptime._report.replayed import find_measured, read_unprofiled, report_replay
+from steptime._sim.recorded.replay import Replay, replay
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.report.replayed import find_measured, read_unprofiled, report_replay
-from steptime.validate.replay import Replay, replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from steptime.graph.load import load
-from steptime.graph.workload import Workload
-from steptime.report.inspection import inspect_workload
-from steptime.report.inspection_text import print_inspection
-from steptime.report.layout import print_line, signed_percent, time_ms
-from steptime.report.replayed import ReplayReport, find_measured, report_replay
-from steptime.report.text import print_prediction, print_replay, print_warnings
-from steptime.sim.prediction import Prediction, predict
-from steptime.validate.replay import replay
+from steptime._program.load import load
+from steptime._program.workload import Workload
+from steptime._report.inspection.inspection import inspect_workload
+from steptime._report.inspection.text import print_inspection
+from steptime._report.layout import print_line, signed_percent, time_ms
+from steptime._report.replayed import ReplayReport, find_measured, report_replay
+from steptime._report.text import print_prediction, print_replay, print_warnings
+from steptime._sim.prediction import Prediction, predict
+from steptime._sim.recorded.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 

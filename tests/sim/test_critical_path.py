@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.worlds import Draft, constant_timing, jobs
 
-from steptime.graph.program import CallKind, Collective
-from steptime.sim import Cohort, critical_path, simulate, steady
+from steptime._program.program import CallKind, Collective
+from steptime._sim import Cohort
+from steptime._sim.core.simulate import simulate
+from steptime._sim.core.steady import steady
+from steptime._sim.explain.critical_path import critical_path
 
 DEPTHS = st.sampled_from([None, 1, 2, 3, 5])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.sim.worlds import Draft, constant_timing
 
+from steptime._program.program import CallKind, Collective, Program
+from steptime._sim import Cohort
+from steptime._sim.core.schedule import schedule
+from steptime._sim.core.simulate import simulate
 from steptime.errors import DeadlockError, InputError
-from steptime.graph.program import CallKind, Collective, Program
-from steptime.sim import Cohort, simulate
-from steptime.sim.schedule import schedule
 
 
 def reduce(sequence: int, ranks: tuple[int, ...] = (0, 1), group: str = "world") -> Collective:

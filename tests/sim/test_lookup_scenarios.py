@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.graph.traces import AUTOGRAD, Trace, Work
 from tests.platforms.counting_lookups import Counting, counting_device, looked_up, steps_of
+from tests.program.traces import AUTOGRAD, Trace, Work
 
-from steptime.build.step_lookups import RankLookups, WorkloadLookups
+from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
+from steptime._lookups.generators import Generator
+from steptime._lookups.scaling import scaled
+from steptime._lookups.steps import StepLookups, drawn_steps
+from steptime._program.load import load
+from steptime._program.workload import Workload
+from steptime._sim.prediction import Iterations, Prediction, predict
+from steptime._sim.recorded import lookup_scenarios
+from steptime._sim.recorded.lookup_scenarios import lookup_works, predict_iterations
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.graph.workload import Workload
-from steptime.lookups.generators import Generator
-from steptime.lookups.scaling import scaled
-from steptime.lookups.steps import StepLookups, drawn_steps
-from steptime.sim import lookup_scenarios
-from steptime.sim.lookup_scenarios import lookup_works, predict_iterations
-from steptime.sim.prediction import Iterations, Prediction, predict
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -9,25 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.build.configured import Configured
-from steptime.build.dlrm import Dlrm, Table
-from steptime.build.dlrm_workload import dlrm_workload
+from steptime._build.configured import Configured
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._lookups.generators import Generator
+from steptime._models.host.columns import host_columns
+from steptime._models.host.speed import STEP, Speed
+from steptime._platforms.platform import Platform
+from steptime._program.load import load
+from steptime._program.one_step import OneStep
+from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.tensor_waits import tensor_waits
+from steptime._program.workload import Workload
+from steptime._shard.configs import configured_in
+from steptime._sim.modelled import step as modelled_step
+from steptime._sim.modelled.device_work import device_work
+from steptime._sim.modelled.memory import memory_of
+from steptime._sim.modelled.prediction import predict_on
+from steptime._sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.graph.one_step import OneStep
-from steptime.graph.program import CallKind, Program, WorkKind
-from steptime.graph.tensor_waits import tensor_waits
-from steptime.graph.workload import Workload
-from steptime.lookups.generators import Generator
-from steptime.models.host.columns import host_columns
-from steptime.models.host.speed import STEP, Speed
-from steptime.platforms.platform import Platform
-from steptime.sharding.configs import configured_in
-from steptime.sim.modelled import step as modelled_step
-from steptime.sim.modelled.device_work import device_work
-from steptime.sim.modelled.memory import memory_of
-from steptime.sim.modelled.prediction import predict_on
-from steptime.sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from steptime._models.host.speed import STEP
+from steptime._platforms.platform import Platform
+from steptime._program.load import load
+from steptime._shard.configs import configured_in
+from steptime._sim.modelled.calibrated import read_calibration
+from steptime._sim.modelled.memory import memory_of
+from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.models.host.speed import STEP
-from steptime.platforms.platform import Platform
-from steptime.sharding.configs import configured_in
-from steptime.sim.modelled.calibrated import read_calibration
-from steptime.sim.modelled.memory import memory_of
-from steptime.sim.modelled.prediction import predict_on
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sim.worlds import Draft, constant_timing, jobs
 
-from steptime.graph.program import Collective
-from steptime.models.collectives.overlap import Overlap
-from steptime.models.contention import Contention
-from steptime.sim import Cohort, simulate
-from steptime.sim.contention import Demand, Shared
-from steptime.sim.overlap import Beside, _share
-from steptime.sim.settling import simulate_settled, steady_settled, together
+from steptime._models.collectives.overlap import Overlap
+from steptime._program.program import Collective
+from steptime._sim import Cohort
+from steptime._sim.core.simulate import simulate
+from steptime._sim.laws.overlap import Beside, _share
+from steptime._sim.laws.settling import simulate_settled, steady_settled
 
 LAW = Overlap("made up", held_sms=33.0, short_ns=1.0, moving=float(np.log(1.1)))
 
@@ -62,17 +61,6 @@ def test_nobody_goes_faster_than_alone(cohorts: list[Cohort]) -> None:
     for rates in Beside.of(cohorts, LAW).rates(simulate(cohorts)):
         assert (rates <= 1.0 + 1e-12).all()
         assert (rates > 0.2).all()
-
-
-def test_two_reasons_to_be_slower_multiply() -> None:
-    cohort = _two_streams(kernel_ns=400_000)
-    shape = (2, 1, 1)
-    shared = Shared(Contention(), [Demand(np.full(shape, 0.6), np.full(shape, 0.9))])
-    beside = Beside.of([cohort], LAW)
-    timeline = simulate([cohort])
-    one, other = beside.rates(timeline)[0], shared.rates(timeline)[0]
-    np.testing.assert_allclose(together(beside.rates, shared.rates)(timeline, None)[0], one * other)
-    assert (one * other < np.minimum(one, other)).any()
 
 
 def test_a_steady_step_meets_the_collective_of_the_step_before() -> None:

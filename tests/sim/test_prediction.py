@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from tests.sim.worlds import Draft, constant_timing, jobs
 
-from steptime.graph.load import load
-from steptime.graph.program import CallKind, Collective, WorkKind
-from steptime.sim import Cohort, Timing, simulate, steady
-from steptime.sim.activity import Activity, Window, activity
-from steptime.sim.path_summary import short_kernel_name
-from steptime.sim.prediction import Prediction, explain, predict
-from steptime.sim.recorded import recorded
-from steptime.sim.steps import step_times_ns
-from steptime.sim.straggler import waiting
+from steptime._program.load import load
+from steptime._program.program import CallKind, Collective, WorkKind
+from steptime._sim import Cohort, Timing
+from steptime._sim.core.simulate import simulate
+from steptime._sim.core.steady import steady
+from steptime._sim.core.steps import step_times_ns
+from steptime._sim.explain.activity import Activity, Window, activity
+from steptime._sim.explain.path_summary import short_kernel_name
+from steptime._sim.explain.straggler import waiting
+from steptime._sim.prediction import Prediction, explain, predict
+from steptime._sim.recorded.timing import recorded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 

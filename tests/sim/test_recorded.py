@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.graph.traces import AUTOGRAD, MEMCPY, Trace, Work
+from tests.program.traces import AUTOGRAD, MEMCPY, Trace, Work
 
-from steptime.graph.program import CallKind, Program
-from steptime.graph.workload import Workload
-from steptime.sim import LONG_AGO, simulate
-from steptime.sim.meetings_recorded import Key, clock_offsets, recorded_meetings
-from steptime.sim.recorded import DEFAULT_RETURN_NS, recorded
+from steptime._program.program import CallKind, Program
+from steptime._program.workload import Workload
+from steptime._sim import LONG_AGO
+from steptime._sim.core.simulate import simulate
+from steptime._sim.recorded.meetings import Key, clock_offsets, recorded_meetings
+from steptime._sim.recorded.timing import DEFAULT_RETURN_NS, recorded
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tests.sim.walk import walk
 from tests.sim.worlds import Draft, constant_timing, jobs, picked, single_ranks
 
-from steptime.graph.program import CallKind, Collective, WorkKind
-from steptime.sim import Cohort, CohortTimeline, Timeline, lanes, simulate
+from steptime._program.program import CallKind, Collective, WorkKind
+from steptime._sim import Cohort, CohortTimeline, Timeline
+from steptime._sim.core import lanes
+from steptime._sim.core.simulate import simulate
 
 DEPTHS = st.sampled_from([None, 1, 2, 3, 5])
 ARRAYS = ("call_start_ns", "call_end_ns", "work_start_ns", "work_end_ns", "moving_ns")

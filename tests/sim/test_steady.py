@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.worlds import Draft, constant_timing, jobs
 
-from steptime.graph.program import CallKind, Program
-from steptime.sim import LONG_AGO, Cohort, Timing, simulate, steady
+from steptime._program.program import CallKind, Program
+from steptime._sim import LONG_AGO, Cohort, Timing
+from steptime._sim.core.simulate import simulate
+from steptime._sim.core.steady import steady
 
 DEPTHS = st.sampled_from([None, 1, 2, 3, 5, 40])
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.sim.worlds import picked, single_ranks
 
-from steptime.graph.program import CallKind, Program, Stream, WorkKind
-from steptime.sim import Cohort, Timing
+from steptime._program.program import CallKind, Program, Stream, WorkKind
+from steptime._sim import Cohort, Timing
 
 SYNCS = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC)
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from steptime.graph.program import CallKind, Calls, Collective, Ops, Program, Stream, Thread, WorkKind, Works
-from steptime.sim import LONG_AGO, Cohort, Nanoseconds, Timing
+from steptime._program.program import CallKind, Calls, Collective, Ops, Program, Stream, Thread, WorkKind, Works
+from steptime._sim import LONG_AGO, Cohort, Nanoseconds, Timing
 
 CALL_COLUMNS = {"api": 0, "op": -1, "step": 0, "stream": -1, "awaits": -1, "after": -1}
 WORK_COLUMNS = {"name": 0, "step": 0, "start_ns": -1, "end_ns": -1, "bytes": 0, "collective": -1, "call": -1}

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.build.dlrm import Dlrm, Table
-from steptime.lookups.generators import Generator
-from steptime.platforms.platform import Platform
-from steptime.sharding.plan_kinds import Division
-from steptime.validate.sharding_planner import planner_costs
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._lookups.generators import Generator
+from steptime._platforms.platform import Platform
+from steptime._shard.plan.kinds import Division
+from steptime_lab.validate.sharding.planner import planner_costs
 
 planner = pytest.importorskip("torchrec.distributed.planner", reason="torchrec is not installed (with fbgemm-gpu-cpu)")
 

@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from tests.sharding.additive import model_of
+from tests.shard.additive import model_of
 
-from steptime.sharding.kinds import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
-from steptime.sharding.plan_kinds import Division
-from steptime.sharding.torchrec_plan import torchrec_document
+from steptime._shard.plan.kind_names import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
+from steptime._shard.plan.kinds import Division
+from steptime._shard.plan.torchrec import torchrec_document
 
 types = pytest.importorskip("torchrec.distributed.types", reason="torchrec is not installed (with fbgemm-gpu-cpu)")
 

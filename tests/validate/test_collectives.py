@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._models.collectives.fitting import FittedFabric, Points, Reduction, Splits, Swept, fit_fabric, fit_points, swept
+from steptime._models.collectives.message import Message, Messages
+from steptime._models.collectives.tier import moved_share
+from steptime._models.kernels.rows import TEST
 from steptime.errors import InputError
-from steptime.measurements.shipped import shipped
-from steptime.models.collectives.fitting import FittedFabric, Points, Reduction, Splits, Swept, fit_fabric, fit_points, swept
-from steptime.models.collectives.message import Message, Messages
-from steptime.models.collectives.tier import moved_share
-from steptime.models.kernels.rows import TEST
-from steptime.validate.collectives import validate_collectives
-from steptime.validate.summary import Validation
+from steptime_lab.measurements.shipped import shipped
+from steptime_lab.validate.collectives import validate_collectives
+from steptime_lab.validate.summary import Validation
 
 SIZES = sorted({int(2 ** (place / 2)) // 256 * 256 for place in range(18, 50)})
 NOISE = 0.02

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 import pytest
 from tests.models.test_issued import Trace, gpu
 
-from steptime.measurements.shipped import shipped, shipped_programs
-from steptime.models.kernels.fitted import Answered
-from steptime.models.kernels.from_ops import questions_of
-from steptime.models.kernels.question import Answer, LaunchTime, Question
-from steptime.validate.attribution import launched_by
-from steptime.validate.device_time import CaseTime, case_time, device_times, op_times, validation_of
-from steptime.validate.measured_alone import MeasuredAlone
+from steptime._models.kernels.fitted import Answered
+from steptime._models.kernels.from_ops import questions_of
+from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime_lab.measurements.shipped import shipped, shipped_programs
+from steptime_lab.validate.attribution import launched_by
+from steptime_lab.validate.device_time import CaseTime, case_time, device_times, op_times, validation_of
+from steptime_lab.validate.measured_alone import MeasuredAlone
 
 CASE = "resnet50-b16-r1"
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._models.collectives.curve import Curve
+from steptime._models.collectives.tier import TierModel
+from steptime._models.host.model import HostModel, shipped_host
+from steptime._models.host.speed import STEP, Speed
+from steptime._program.program import Collective
 from steptime.errors import InputError
-from steptime.graph.program import Collective
-from steptime.measurements.shipped import shipped_programs
-from steptime.models.collectives.curve import Curve
-from steptime.models.collectives.tier import TierModel
-from steptime.models.host.model import HostModel, shipped_host
-from steptime.models.host.speed import STEP, Speed
-from steptime.validate.host import FORMS, MIXED, HostCase, Measured, between_processes, cases, step_speed, validate_host
-from steptime.validate.profiled import profiled
-from steptime.validate.wire import Wire, factors, wire_ns
+from steptime_lab.measurements.shipped import shipped_programs
+from steptime_lab.validate.host import FORMS, MIXED, HostCase, Measured, between_processes, cases, step_speed, validate_host
+from steptime_lab.validate.profiled import profiled
+from steptime_lab.validate.wire import Wire, factors, wire_ns
 
 NAME = "dlrm-test-b2048-r1"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.validate.lookups import _order, _range, rank_correlation
+from steptime_lab.validate.lookups import _order, _range, rank_correlation
 
 _TIMES = st.lists(st.integers(1, 50).map(float), min_size=2, max_size=12)
 

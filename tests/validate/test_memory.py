@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from steptime.build.dlrm import Dlrm, Table
-from steptime.graph.memory.peak import PeakMemory
-from steptime.lookups.generators import Generator
-from steptime.measurements.shipped import shipped
-from steptime.validate.memory import (
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._lookups.generators import Generator
+from steptime._models.memory.peak import PeakMemory
+from steptime_lab.measurements.shipped import shipped
+from steptime_lab.validate.memory import (
     Measured,
     RankMemory,
     measured_alone,

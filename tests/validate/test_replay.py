@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.graph.traces import recording
+from tests.program.traces import recording
 from tests.sim.worlds import Draft, constant_timing
 
+from steptime._program.launch_queue import QUEUE_DEPTH
+from steptime._program.load import load
+from steptime._program.program import CallKind, Collective, Program, WorkKind
+from steptime._program.workload import Workload
+from steptime._sim import LONG_AGO, Cohort, Timeline
+from steptime._sim.core.simulate import simulate
+from steptime._sim.recorded.replay import Replay, replay
+from steptime._sim.recorded.timing import DEFAULT_LATENCY_NS, DEFAULT_RELEASE_NS, DEFAULT_RETURN_NS, DEFAULT_SPACING_NS
 from steptime.errors import InputError
-from steptime.graph.launch_queue import QUEUE_DEPTH
-from steptime.graph.load import load
-from steptime.graph.program import CallKind, Collective, Program, WorkKind
-from steptime.graph.workload import Workload
-from steptime.sim import LONG_AGO, Cohort, Timeline, simulate
-from steptime.sim.recorded import DEFAULT_LATENCY_NS, DEFAULT_RELEASE_NS, DEFAULT_RETURN_NS, DEFAULT_SPACING_NS
-from steptime.validate.replay import Replay, replay
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "examples" / "h200_mps4_dlrm"

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.build.dlrm import Dlrm, Table
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._lookups.generators import Generator
+from steptime._platforms.platform import Platform
+from steptime._sim.modelled.step import UNCALIBRATED
 from steptime.errors import InputError
-from steptime.lookups.generators import Generator
-from steptime.platforms.platform import Platform
-from steptime.sim.modelled.step import UNCALIBRATED
-from steptime.validate.sharding import ShardingValidation, validate_sharding
-from steptime.validate.sharding_estimates import OURS, chance_pick, evenly_looked_up, rule_picks
-from steptime.validate.sharding_given import given_plans
-from steptime.validate.sharding_measured import MeasuredTask, task_of
-from steptime.validate.sharding_planner import planner_costs
-from steptime.validate.sharding_report import sharding_document, sharding_lines
-from steptime.validate.sharding_scores import Judged, ceiling, picked, score, spearman, tied_with_fastest
+from steptime_lab.validate.sharding.estimates import OURS, chance_pick, evenly_looked_up, rule_picks
+from steptime_lab.validate.sharding.given import given_plans
+from steptime_lab.validate.sharding.measured import MeasuredTask, task_of
+from steptime_lab.validate.sharding.planner import planner_costs
+from steptime_lab.validate.sharding.report import sharding_document, sharding_lines
+from steptime_lab.validate.sharding.scores import Judged, ceiling, picked, score, spearman, tied_with_fastest
+from steptime_lab.validate.sharding.sharding import ShardingValidation, validate_sharding
 
 TASKS = ("shard00-heavy-unequal", "shard30-ordinary-unequal")
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.cli.app import run
+from steptime._cli.app import run
+from steptime._sim.modelled.step import Calibration
 from steptime.errors import InputError
-from steptime.sim.modelled.step import Calibration
-from steptime.validate.steps import BY_VISIT, StepValidation, between_visits, imbalance, validate_steps, validation_of
-from steptime.validate.steps_bars import SAMPLE, SHIPPED_BARS, bars_left, read_bars
-from steptime.validate.steps_cases import GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, StepCase, Visit
-from steptime.validate.steps_explain import Split
-from steptime.validate.steps_predict import HOST_ALONE, KERNEL_SUM, STREAM_MAX, CaseOutcome, RankOutcome, VisitOutcome
-from steptime.validate.steps_sample import sample_names, sample_of
+from steptime_lab.validate.steps.bars import SAMPLE, SHIPPED_BARS, bars_left, read_bars
+from steptime_lab.validate.steps.cases import GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, StepCase, Visit
+from steptime_lab.validate.steps.explain import Split
+from steptime_lab.validate.steps.predict import HOST_ALONE, KERNEL_SUM, STREAM_MAX, CaseOutcome, RankOutcome, VisitOutcome
+from steptime_lab.validate.steps.sample import sample_names, sample_of
+from steptime_lab.validate.steps.steps import BY_VISIT, StepValidation, between_visits, imbalance, validate_steps, validation_of
 
 STEP_NS = 10_000_000
 
@@ -178,7 +178,9 @@ def test_the_command_fails_where_a_bar_is_not_kept_and_still_says_everything(
     split = Split(0.1, 0.05, 0.02, 0.02, 0.01, 0.0)
     one = outcome("one", 0.1)
     one = replace(one, visits=(replace(one.visits[0], split=split),))
-    monkeypatch.setattr("steptime.validate.steps.validate_steps", lambda *_, **__: StepValidation(validation_of([one]), (one,)))
+    monkeypatch.setattr(
+        "steptime_lab.validate.steps.steps.validate_steps", lambda *_, **__: StepValidation(validation_of([one]), (one,))
+    )
     file = write(tmp_path, "schema_version = 1\n[trace.all]\ngeomean = 0.05\n")
     assert run(["validate", "steps", "--bars", str(file), "--explain", "--json"]) == 1
     told = capsys.readouterr()

@@ -8,19 +8,14 @@ from statistics import median
 import numpy as np
 import pytest
 
-from steptime.platforms.platform import Platform
-from steptime.sim.modelled.step import ModelledStep, modelled
-from steptime.sim.steady import Steady
-from steptime.validate.steps_cases import StepCase, inflation_of, platform_name, shipped_steps
-from steptime.validate.steps_explain import Split, mean_splits, split
-from steptime.validate.steps_measured import (
-    ops_seen,
-    with_measured_device,
-    with_measured_host,
-    with_measured_wire,
-)
-from steptime.validate.steps_predict import predict_case
-from steptime.validate.steps_sources import from_config, from_trace
+from steptime._platforms.platform import Platform
+from steptime._sim.core.steady import Steady
+from steptime._sim.modelled.step import ModelledStep, modelled
+from steptime_lab.validate.steps.cases import StepCase, inflation_of, platform_name, shipped_steps
+from steptime_lab.validate.steps.explain import Split, mean_splits, split
+from steptime_lab.validate.steps.measured import ops_seen, with_measured_device, with_measured_host, with_measured_wire
+from steptime_lab.validate.steps.predict import predict_case
+from steptime_lab.validate.steps.sources import from_config, from_trace
 
 NAME = "dlrm-t01-b1024-r2"
 PAUSE_NS = 20_000_000

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.validate.summary import FLOOR, Case, geometric, repeat_errors, summary
+from steptime._models.error import GMAE_FLOOR, gmae
+from steptime_lab.validate.summary import Case, repeat_errors, summary
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:
@@ -13,8 +14,8 @@ def test_errors_are_relative_to_what_was_measured() -> None:
 
 
 def test_a_lucky_zero_does_not_sink_the_geometric_mean() -> None:
-    assert geometric([0.0]) == pytest.approx(FLOOR)
-    assert geometric([0.1 - FLOOR, 0.1 - FLOOR]) == pytest.approx(0.1)
+    assert gmae([0.0]) == pytest.approx(GMAE_FLOOR)
+    assert gmae([0.1 - GMAE_FLOOR, 0.1 - GMAE_FLOOR]) == pytest.approx(0.1)
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30))

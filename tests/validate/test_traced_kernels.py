@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._hardware import read_device
+from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime._models.kernels.residuals import Residuals
+from steptime._platforms import Device
+from steptime._program.load import load
+from steptime._program.workload import Workload
 from steptime.errors import InputError
-from steptime.graph.load import load
-from steptime.graph.workload import Workload
-from steptime.hardware import read_device
-from steptime.models.kernels.fitted import KernelModels
-from steptime.models.kernels.question import Answer, LaunchTime, Question
-from steptime.models.kernels.residuals import Residuals
-from steptime.platforms import Device
-from steptime.validate.traced_kernels import traced_calls, validation_of
+from steptime_lab.validate.traced_kernels import traced_calls, validation_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 RESIDUALS = Residuals.of(["elementwise"] * 100, np.full(100, 1e3), np.linspace(900, 1100, 100))

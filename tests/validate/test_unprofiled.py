@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime.errors import InputError
-from steptime.graph.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, Works
-from steptime.graph.workload import Workload
-from steptime.validate.replay import replay
-from steptime.validate.unprofiled import (
+from steptime._program.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, Works
+from steptime._program.workload import Workload
+from steptime._sim.recorded.replay import replay
+from steptime._sim.recorded.unprofiled import (
     NO_INFLATION,
     PUBLISHED,
     Case,
@@ -23,6 +22,7 @@ from steptime.validate.unprofiled import (
     read_case,
     without_profiler,
 )
+from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCHES = 20

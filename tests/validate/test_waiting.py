@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._models.collectives.message import Message
+from steptime._platforms.fabric import Fabric
+from steptime._program.program import Collective
 from steptime.errors import InputError
-from steptime.graph.program import Collective
-from steptime.models.collectives.message import Message
-from steptime.platforms.fabric import Fabric
-from steptime.validate.waiting import (
+from steptime_lab.validate.waiting import (
     StepCase,
     StepCollective,
     Waited,

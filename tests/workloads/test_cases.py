@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from steptime.build.dlrm import Dlrm
+from steptime._build.dlrm.model import Dlrm
 from steptime.errors import InputError
-from steptime.workloads.case import Case, build, workloads
-from steptime.workloads.cases import RANKS, small_cases, step_cases
-from steptime.workloads.published import published_models
+from steptime_lab.workloads.case import Case, build, workloads
+from steptime_lab.workloads.cases import RANKS, small_cases, step_cases
+from steptime_lab.workloads.published import published_models
 
 EVERY = [case for ranks in RANKS for case in (*step_cases(ranks), *small_cases(ranks))]
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 from steptime.errors import InputError
-from steptime.workloads import convnets
-from steptime.workloads.case import build, workload
-from steptime.workloads.training import ModelStep
+from steptime_lab.workloads import convnets
+from steptime_lab.workloads.case import build, workload
+from steptime_lab.workloads.training import ModelStep
 
 CPU = torch.device("cpu")
 NAMES = ("resnet50", "inception_v3")

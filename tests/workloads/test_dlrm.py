@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from steptime.build.dlrm import Dlrm
+from steptime._build.dlrm.model import Dlrm
 from steptime.errors import InputError
-from steptime.workloads.case import Case, build
-from steptime.workloads.exchange import Exchange
-from steptime.workloads.networks import dlrm
-from steptime.workloads.shared_buffers import shared_buffers
+from steptime_lab.workloads.case import Case, build
+from steptime_lab.workloads.exchange import Exchange
+from steptime_lab.workloads.networks import dlrm
+from steptime_lab.workloads.shared_buffers import shared_buffers
 
 RANKS = 2
 STEPS = 3

@@ -13,9 +13,9 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime.errors import InputError
-from steptime.workloads import transformers
-from steptime.workloads.case import build, workload
-from steptime.workloads.training import ModelStep
+from steptime_lab.workloads import transformers
+from steptime_lab.workloads.case import build, workload
+from steptime_lab.workloads.training import ModelStep
 
 pytest.importorskip("transformers")
 

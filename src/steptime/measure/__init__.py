@@ -1,1 +1,1 @@
-"""Sweeps on a real GPU, real training steps of several ranks, and the calibration of a box."""
+"""Kept for one release: `python -m steptime.measure` is `python -m steptime_lab.measure` now."""

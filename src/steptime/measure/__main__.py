@@ -1,18 +1,8 @@
-"""`python -m steptime.measure JOB ...`: the measuring commands where only torch, numpy and pyarrow are installed."""
+"""`python -m steptime.measure JOB ...`, as it was called before the lab had a package of its own."""
 
-from __future__ import annotations
-
+import runpy
 import sys
 
-from steptime.errors import SteptimeError
-from steptime.measure.command import fail, main
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except SteptimeError as error:
-        sys.exit(fail(error))
-    except OSError as error:
-        sys.exit(fail(f"{error.filename or 'output'}: {error.strerror or error}"))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    print("steptime: warning: python -m steptime.measure is python -m steptime_lab.measure now", file=sys.stderr)
+    runpy.run_module("steptime_lab.measure", run_name="__main__")

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from steptime._models.collectives.curve import Curve, fit_curve
 from steptime.errors import InputError
-from steptime.models.collectives.curve import Curve, fit_curve
 
 SIZES = 2.0 ** np.arange(6, 27)
 

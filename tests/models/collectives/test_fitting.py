@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.errors import InputError
-from steptime.models.collectives.exchange import RULES, load_bytes, pair_bytes
-from steptime.models.collectives.fitting import (
+from steptime._models.collectives.exchange import RULES, load_bytes, pair_bytes
+from steptime._models.collectives.fitting import (
     Points,
     Reduction,
     Splits,
@@ -21,10 +20,11 @@ from steptime.models.collectives.fitting import (
     swept,
     unseen_logs,
 )
-from steptime.models.collectives.line import fit_line
-from steptime.models.collectives.message import Message, Messages
-from steptime.models.collectives.published import as_published, fit_published
-from steptime.models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._models.collectives.line import fit_line
+from steptime._models.collectives.message import Message, Messages
+from steptime._models.collectives.published import as_published, fit_published
+from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime.errors import InputError
 
 SIZES = [int(2 ** (place / 2)) // 64 * 64 for place in range(16, 52)]
 

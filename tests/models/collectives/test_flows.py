@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptime.models.collectives.flows import BUFFERED_BYTES, ends_ns
-from steptime.platforms.fabric import Fabric
-from steptime.sharding.evaluation_exchange import messages
+from steptime._models.collectives.flows import BUFFERED_BYTES, ends_ns
+from steptime._platforms.fabric import Fabric
+from steptime._shard.evaluate.exchange import messages
 
 MEASURED = Path(__file__).parents[3] / "benchmarks/h200/results"
 RANKS = 4

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.errors import InputError
-from steptime.hardware.fabric import FOLDER
-from steptime.measurements.shipped import shipped
-from steptime.models.collectives.overlap import (
+from steptime._hardware.fabric import FOLDER
+from steptime._models.collectives.overlap import (
     FILE,
     NOT_MEASURED,
     CollectivePairs,
@@ -27,7 +25,9 @@ from steptime.models.collectives.overlap import (
     read_overlaps,
     write_overlaps,
 )
-from steptime.models.kernels.rows import FIT, VALIDATION
+from steptime._models.kernels.rows import FIT, VALIDATION
+from steptime.errors import InputError
+from steptime_lab.measurements.shipped import shipped
 
 LOOPBACK = Overlap.load("loopback")
 COLUMNS = (

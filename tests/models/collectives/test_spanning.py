@@ -6,15 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from steptime._hardware.device import Quantity
+from steptime._hardware.fabric import FabricLimits, LinkTier
+from steptime._hardware.topology import first_ranks, place, place_together
+from steptime._models.collectives.analytic import AnalyticTier
+from steptime._models.collectives.curve import Curve
+from steptime._models.collectives.message import KINDS, Messages
+from steptime._models.collectives.spanning import Spanning
+from steptime._models.collectives.tier import TierModel, moved_share
 from steptime.errors import InputError
-from steptime.hardware.device import Quantity
-from steptime.hardware.fabric import FabricLimits, LinkTier
-from steptime.hardware.topology import first_ranks, place, place_together
-from steptime.models.collectives.analytic import AnalyticTier
-from steptime.models.collectives.curve import Curve
-from steptime.models.collectives.message import KINDS, Messages
-from steptime.models.collectives.spanning import Spanning
-from steptime.models.collectives.tier import TierModel, moved_share
 
 QUANTITY = Quantity(1.0, "a test")
 CLUSTER = FabricLimits(

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._models.collectives.curve import fit_curve
+from steptime._models.collectives.message import KINDS, Message, Messages
+from steptime._models.collectives.tier import TierModel, moved_share
 from steptime.errors import InputError
-from steptime.models.collectives.curve import fit_curve
-from steptime.models.collectives.message import KINDS, Message, Messages
-from steptime.models.collectives.tier import TierModel, moved_share
 
 SIZES = 2.0 ** np.arange(6, 27)
 

@@ -12,23 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._lookups.columns import TableColumns
+from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.forms import FORMS, LookupForm, bag_backward, bag_forward, dense_backward, maker, rows_forward
+from steptime._models.lookups.forms.bag_balance import BagLengths, balance_of
+from steptime._models.lookups.forms.bag_parts import OneTable, traffic_of
+from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
-from steptime.lookups.columns import TableColumns
-from steptime.lookups.table import TableStatistics, table_statistics
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.forms import (
-    FORMS,
-    LookupForm,
-    bag_backward,
-    bag_forward,
-    dense_backward,
-    maker,
-    rows_forward,
-)
-from steptime.models.kernels.lookups.forms.bag_balance import BagLengths, balance_of
-from steptime.models.kernels.lookups.forms.bag_parts import OneTable, traffic_of
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.models.kernels.lookups.rows import MeasuredLookups
 
 pytest.importorskip("lightgbm")
 

@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.forms import LookupForm
+from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
-from steptime.lookups.generators import Generator
-from steptime.lookups.table import TableStatistics, table_statistics
-from steptime.models.kernels.lookups.baselines import BASELINES, bytes_over_bandwidth, hit_rate, published
-from steptime.models.kernels.lookups.baselines.conditions import Factors
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.forms import LookupForm
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.models.kernels.lookups.rows import MeasuredLookups
+from steptime_lab.baselines.lookups import BASELINES, bytes_over_bandwidth, hit_rate, published
+from steptime_lab.baselines.lookups.conditions import Factors
 
 Floats = npt.NDArray[np.float64]
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.fitting import skew_of
+from steptime._models.lookups.question import Lookup
 from steptime.errors import InputError
-from steptime.lookups.generators import Generator
-from steptime.lookups.table import TableStatistics, table_statistics
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.fitting import skew_of
-from steptime.models.kernels.lookups.question import Lookup
 
 
 def _table(dim: int, *, batch: int = 32, name: str = "t", **values: float | str) -> TableStatistics:

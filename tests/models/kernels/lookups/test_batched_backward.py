@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.forms import batched_backward
+from steptime._models.lookups.forms.batched_backward.parts import PARTS, measured_parts, numbers, part_of
+from steptime._models.lookups.forms.batched_backward.sizes import COUNTED, sizes_of
+from steptime._models.lookups.forms.batched_backward.terms import terms_of
+from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
-from steptime.lookups.generators import Generator
-from steptime.lookups.table import TableStatistics, table_statistics
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.forms import batched_backward
-from steptime.models.kernels.lookups.forms.batched_backward.parts import PARTS, measured_parts, numbers, part_of
-from steptime.models.kernels.lookups.forms.batched_backward.sizes import COUNTED, sizes_of
-from steptime.models.kernels.lookups.forms.batched_backward.terms import terms_of
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.models.kernels.lookups.rows import MeasuredLookups
 
 SORT = "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSort"
 ONESWEEP, HISTOGRAM, SUMS = (f"{SORT}{name}<Policy>" for name in ("OnesweepKernel", "HistogramKernel", "ExclusiveSumKernel"))
@@ -51,7 +51,7 @@ def lookup(*tables: TableStatistics, **more: Any) -> Lookup:
 
 
 def launched(count: int, weighted: bool) -> list[str]:
-    """Names of kernels as `steptime.workloads.table_batched_launch` and the library's sort launch them."""
+    """Names of kernels as `steptime._calibrate.lookup_kernels.launch` and the library's sort launch them."""
     small = [COPY, ARANGE, COPY, COPY, SMALL]
     large = [COPY, FILL, SET, SET, HISTOGRAM, SUMS, *[SET, ONESWEEP] * 4]
     names = ["table_batched_linearize", *(small if count <= 4096 else large), *[GATHER] * (1 + weighted)]

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime.lookups.columns import TableColumns
-from steptime.lookups.generators import Generator
-from steptime.lookups.table import TableStatistics, table_statistics
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.forms import batched_forward
-from steptime.models.kernels.lookups.forms.batched_forward import BatchedForward
-from steptime.models.kernels.lookups.forms.batched_forward.left import Left
-from steptime.models.kernels.lookups.forms.batched_forward.physics import Constants, Costs, Launch, Parts, launched
-from steptime.models.kernels.lookups.forms.batched_forward.programs import Programs
-from steptime.models.kernels.lookups.forms.batched_forward.tables import Tables
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.models.kernels.lookups.rows import MeasuredLookups
+from steptime._lookups.columns import TableColumns
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.forms import batched_forward
+from steptime._models.lookups.forms.batched_forward import BatchedForward
+from steptime._models.lookups.forms.batched_forward.left import Left
+from steptime._models.lookups.forms.batched_forward.physics import Constants, Costs, Launch, Parts, launched
+from steptime._models.lookups.forms.batched_forward.programs import Programs
+from steptime._models.lookups.forms.batched_forward.tables import Tables
+from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.rows import MeasuredLookups
 
 
 def lengths_of(pooling: float, lengths: str, batch: int) -> np.ndarray[Any, Any]:

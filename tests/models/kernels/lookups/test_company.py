@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptime.build.dlrm import Dlrm
-from steptime.models.kernels.lookups.company import Company
-from steptime.sharding.evaluation_laws import row_bytes
+from steptime._build.dlrm.model import Dlrm
+from steptime._models.lookups.company import Company
+from steptime._shard.evaluate.laws import row_bytes
 
 MEASURED = Path(__file__).parents[4] / "benchmarks/h200/results"
 RANKS, MEMORY = 4, 4800.0

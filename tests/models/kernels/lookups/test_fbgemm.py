@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._hardware.device import DeviceLimits, Quantity
+from steptime._lookups.generators import Generator
+from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.table import TableStatistics
+from steptime._models.lookups.fbgemm import STATE_ELEMENTS, FbgemmCall, FbgemmLookup, calls_in, lookup_of, optimizer_of
+from steptime._models.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns
+from steptime._program.program import Calls, Ops, Program, Signature, Stream, Tensor, Thread, Value, Works
 from steptime.errors import InputError
-from steptime.graph.program import Calls, Ops, Program, Signature, Stream, Tensor, Thread, Value, Works
-from steptime.hardware.device import DeviceLimits, Quantity
-from steptime.lookups.generators import Generator
-from steptime.lookups.parametric import expected_statistics
-from steptime.lookups.table import TableStatistics
-from steptime.models.kernels.lookups.fbgemm import STATE_ELEMENTS, FbgemmCall, FbgemmLookup, calls_in, lookup_of, optimizer_of
-from steptime.models.kernels.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns
 
 ROOT = Path(__file__).parents[4]
 ROWWISE = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
@@ -344,7 +344,7 @@ def test_narrower_items_move_fewer_bytes() -> None:
     ("folder", "lookups", "within"), [("meta_ranking_2xV100", 12, (0.5, 1.5)), ("dlrm_8xV100", 16, (0.3, 1.5))]
 )
 def test_lookups_of_real_traces_are_found_and_of_the_right_size(folder: str, lookups: int, within: tuple[float, float]) -> None:
-    from steptime.graph.load import load
+    from steptime._program.load import load
 
     place = Path(os.environ.get("STEPTIME_SHARED", ROOT.parent / "shared")) / "data" / "traces" / folder
     if not place.exists():

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime._hardware.device import FOLDER
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.fitted import LookupModels, group_of, lookups_file
+from steptime._models.lookups.forms import FORMS
+from steptime._models.lookups.question import Lookup
+from steptime._platforms.device import Device
 from steptime.errors import InputError
-from steptime.hardware.device import FOLDER
-from steptime.lookups.generators import Generator
-from steptime.lookups.table import TableStatistics, table_statistics
-from steptime.models.kernels.archive import Archive, write_archive
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.fitted import LookupModels, group_of, lookups_file
-from steptime.models.kernels.lookups.forms import FORMS
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.platforms.device import Device
 
 _BATCH = 2048
 

@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from steptime._lookups.table import table_statistics
+from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.fitting import fit_lookups
+from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
-from steptime.lookups.table import table_statistics
-from steptime.models.kernels.lookups.batch import Lookups
-from steptime.models.kernels.lookups.fitting import fit_lookups
-from steptime.models.kernels.lookups.question import Lookup
-from steptime.models.kernels.lookups.rows import MeasuredLookups
-from steptime.models.kernels.rows import FIT, TEST, VALIDATION
 
 _TABLE = table_statistics(np.arange(64), np.arange(0, 65, 4), 100, 32)
 

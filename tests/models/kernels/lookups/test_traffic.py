@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.lookups.columns import TableColumns
-from steptime.lookups.generators import Generator
-from steptime.lookups.table import TableStatistics, table_statistics
-from steptime.models.kernels.lookups.traffic import distinct, misses
+from steptime._lookups.columns import TableColumns
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.lookups.traffic import distinct, misses
 
 _STREAMS = (
     {"kind": "uniform"},

@@ -1,0 +1,190 @@
+"""`read_dlrm`: a DLRM from a `.toml` file, every value checked. docs/configs.md has all keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from steptime._build.config_values import Values, read_toml
+from steptime._build.configured import Configured
+from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
+from steptime._build.dlrm.workload import dlrm_workload, owned_tables
+from steptime._build.dlrm.table_lookups import generator_like, of_reuse
+from steptime.errors import InputError
+from steptime._lookups import saved
+from steptime._lookups.generators import MOST_ROWS, Generator
+from steptime._lookups.statistics import REUSE_BINS
+from steptime._lookups.table import TableStatistics
+
+_REQUIRED = ("batch", "dense_features", "bottom", "top", "tables")
+_KEYS = ("kind", "name", *_REQUIRED, "lookup", "optimizer", "interaction", "loss", "ranks", "plan", "rule")
+_TABLE_REQUIRED = ("name", "rows", "dim", "pooling_factor")
+_TABLE_KEYS = (*_TABLE_REQUIRED, "statistics", "skew")
+_TEXT, _WHOLE = ((str,), "a name"), ((int,), "a whole number")
+_NUMBER, _SWITCH = ((int, float), "a number"), ((bool,), "true or false")
+_SKEW_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "kind": _TEXT, "lengths": _TEXT, "alpha": _NUMBER, "shift": _NUMBER, "locality": _NUMBER, "window": _WHOLE,
+    "scatter": _SWITCH, "seed": _WHOLE, "long_bag": _WHOLE, "long_bag_at": _NUMBER,
+}  # fmt: skip
+_SKEW_KEYS = tuple(_SKEW_TYPES)
+_HISTOGRAM_KEYS = ("reuse", "unique", "batch")
+# Counted lookups per sample may differ so far from the factor that the config says: both are rounded by people.
+_FACTOR_AGREES = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class DlrmConfig:
+    """What a config says. `plan` None: it has none, and `rule` may name one of the sharding rules that makes it."""
+
+    model: Dlrm
+    ranks: int = 1
+    plan: Mapping[str, int] | None = None
+    rule: str | None = None
+
+    def workload(self, plan: Mapping[str, int] | None = None) -> Configured:
+        """The workload; a given plan goes before the config's own."""
+        return dlrm_workload(self.model, self.ranks, self.plan if plan is None else plan)
+
+
+def read_dlrm(path: Path) -> DlrmConfig:
+    """The config in a file; files it names are looked for beside it."""
+    return dlrm_of(read_toml(path), str(path), path.parent)
+
+
+def dlrm_of(values: Mapping[str, Any], where: str = "DLRM config", folder: Path = Path()) -> DlrmConfig:
+    """The config in plain values; `where` is said in errors."""
+    given = Values(values, where)
+    given.only(_KEYS)
+    given.required(_REQUIRED)
+    given.choice("kind", (KIND,), KIND)
+    batch = given.whole("batch", 1)
+    model = Dlrm(
+        name=given.text("name") if "name" in values else Path(where).stem,
+        batch=batch,
+        dense_features=given.whole("dense_features", 1),
+        bottom=given.widths("bottom"),
+        top=given.widths("top"),
+        tables=_tables(given, batch, folder),
+        lookup=given.choice("lookup", LOOKUPS, "table_batched"),
+        optimizer=given.choice("optimizer", OPTIMIZERS, "sgd"),
+        interaction=given.choice("interaction", INTERACTIONS, "dot"),
+        loss=given.choice("loss", LOSSES, "bce"),
+    )
+    _check_sizes(model, where)
+    plan = _plan(given) if "plan" in values else None
+    ranks = given.whole("ranks", 1) if "ranks" in values else 1 + max(plan.values(), default=0) if plan else 1
+    if batch % ranks:
+        raise InputError(f"{where}: a batch of {batch} cannot be split evenly over {ranks} ranks; give a multiple of the ranks")
+    if plan is not None:
+        _check_plan(model, ranks, plan, where)
+    return DlrmConfig(model, ranks, plan, given.text("rule") if "rule" in values else None)
+
+
+def _check_sizes(model: Dlrm, where: str) -> None:
+    if model.top[-1] != 1:
+        raise InputError(f"{where}: top ends in {model.top[-1]}; expected 1, the prediction")
+    if model.interaction == "dot":
+        other = next((table for table in model.tables if table.dim != model.bottom[-1]), None)
+        if other is not None:
+            raise InputError(
+                f'{where}: interaction "dot" takes vectors of one length: bottom ends in {model.bottom[-1]}, table '
+                f'{other.name!r} has dim {other.dim}; make them equal, or interaction = "cat"'
+            )
+    if model.lookup == "table_batched":
+        odd = next((table for table in model.tables if table.dim % 4), None)
+        if odd is not None:
+            raise InputError(f'{where}: table {odd.name!r} has dim {odd.dim}; lookup "table_batched" expects a multiple of 4')
+
+
+def _check_plan(model: Dlrm, ranks: int, plan: Mapping[str, int], where: str) -> None:
+    try:
+        owned_tables(model, ranks, plan)
+    except InputError as error:
+        raise InputError(f"{where}, plan: {str(error).partition(': ')[2]}") from None
+
+
+def _tables(given: Values, batch: int, folder: Path) -> tuple[Table, ...]:
+    found = given.values["tables"]
+    if not isinstance(found, list) or not found or not all(isinstance(table, Mapping) for table in found):
+        raise given.wrong("tables", "one or more [[tables]]")
+    tables = tuple(_table(table, place, given.where, batch, folder) for place, table in enumerate(found))
+    twice = next((name for name, count in Counter(table.name for table in tables).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f"{given.where}: table {twice!r} is there twice; expected every name once")
+    return tables
+
+
+def _table(values: Mapping[str, Any], place: int, where: str, batch: int, folder: Path) -> Table:
+    name = values.get("name")
+    given = Values(values, f"{where}, table {name!r}" if isinstance(name, str) else f"{where}, tables[{place}]")
+    given.only(_TABLE_KEYS)
+    given.required(_TABLE_REQUIRED)
+    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1)
+    pooling = given.number("pooling_factor", 0.0)
+    if ("skew" in values) == ("statistics" in values):
+        said = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
+        raise InputError(f"{given.where}: {said}; expected one of them")
+    if "skew" in values:
+        return Table(name, dim, _generator(given.table("skew"), rows, pooling, place))
+    counted = _statistics(given, rows, dim, pooling, batch, folder)
+    like = generator_like(rows, pooling, counted.batch, counted.unique, place)
+    return Table(name, dim, like, counted)
+
+
+def _generator(given: Values, rows: int, pooling: float, place: int) -> Generator:
+    given.only(_SKEW_KEYS)
+    given.required(("kind",))
+    values: dict[str, Any] = {"seed": place}
+    for key, value in given.values.items():
+        kinds, expected = _SKEW_TYPES[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise given.wrong(key, expected)
+        values[key] = float(given.values[key]) if float in kinds else value
+    try:
+        return Generator(rows=rows, pooling=pooling, **values)
+    except InputError as error:
+        raise InputError(f"{given.where}: {str(error).partition(': ')[2]}") from None
+
+
+def _statistics(given: Values, rows: int, dim: int, pooling: float, batch: int, folder: Path) -> TableStatistics:
+    found = given.values["statistics"]
+    if isinstance(found, str):
+        return _from_file(given, folder / found, rows, dim, pooling)
+    if isinstance(found, list):
+        found = {"reuse": found}
+    if not isinstance(found, Mapping):
+        raise given.wrong("statistics", "the name of a file, or the 17 bins of the reuse histogram")
+    histogram = Values(found, f"{given.where}, statistics")
+    histogram.only(_HISTOGRAM_KEYS)
+    histogram.required(("reuse",))
+    reuse = found["reuse"]
+    good = isinstance(reuse, list) and len(reuse) == REUSE_BINS and all(type(b) in (int, float) and 0 <= b <= 1 for b in reuse)
+    if not good or not 0.98 <= sum(reuse) <= 1.02:  # people round shares
+        raise histogram.wrong("reuse", f"{REUSE_BINS} shares of distinct rows that add up to 1")
+    counted_over = histogram.whole("batch", 1) if "batch" in found else batch
+    unique = histogram.whole("unique", 1, rows) if "unique" in found else None
+    return of_reuse(Generator(rows=rows, pooling=pooling), dim, counted_over, tuple(map(float, reuse)), unique)
+
+
+def _from_file(given: Values, path: Path, rows: int, dim: int, pooling: float) -> TableStatistics:
+    counted = saved.load(path)
+    if counted.rows != rows:
+        raise InputError(f"{given.where}: rows is {rows}, {path} is of a table of {counted.rows}; expected the same")
+    factor = counted.lookups / counted.batch
+    if abs(factor - pooling) > _FACTOR_AGREES * max(factor, pooling):
+        raise InputError(f"{given.where}: pooling_factor is {pooling:g}, {path} has {factor:g}; expected the same to 1 %")
+    return replace(counted, dim=dim)
+
+
+def _plan(given: Values) -> dict[str, int]:
+    """Table -> rank. A list of one rank is as good; of several it would split a table, which is not modelled."""
+    found: dict[str, int] = {}
+    for name, ranks in given.table("plan").values.items():
+        rank = ranks[0] if isinstance(ranks, list) and len(ranks) == 1 else ranks
+        if type(rank) is not int:
+            raise InputError(f"{given.where}, plan: table {name!r} is on {ranks!r}; expected one rank: tables are not split")
+        found[name] = rank
+    return found

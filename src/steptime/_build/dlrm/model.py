@@ -1,0 +1,99 @@
+"""`Dlrm`: a recommender as data. One schema serves prediction, sharding and measuring."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steptime._lookups import saved
+from steptime._lookups.generators import Generator
+from steptime._lookups.table import TableStatistics
+
+KIND = "dlrm"
+LOOKUPS = ("embedding_bag", "table_batched")
+OPTIMIZERS = ("sgd", "rowwise_adagrad")
+INTERACTIONS = ("dot", "cat")
+LOSSES = ("bce", "mse")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding table and what is looked up in it."""
+
+    name: str
+    dim: int
+    generator: Generator  # rows, pooling factor, skew, locality, seed
+    statistics: TableStatistics | None = None  # counted of real lookups; the generator then draws what is like them
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return self.generator.rows
+
+    @property
+    def pooling_factor(self) -> float:
+        """Mean lookups per sample."""
+        return self.generator.pooling
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights in fp32."""
+        return 4 * self.rows * self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class Dlrm:
+    """Tables sharded over the ranks (model parallel), dense layers on every rank (data parallel).
+
+    `bottom` are the widths of the bottom MLP after `dense_features`; where the interaction is `dot`, all tables have one dim,
+    and the last of these equals it. `top` are the widths of the top MLP after the interaction; the last is 1. Tables of
+    unequal dims interact by `cat`.
+    """
+
+    name: str
+    batch: int  # global
+    dense_features: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    tables: tuple[Table, ...]
+    lookup: str = "table_batched"
+    optimizer: str = "sgd"  # fused into the backward lookup; the dense part always uses SGD
+    interaction: str = "dot"  # dot (lower triangle of pairwise products) | cat
+    loss: str = "bce"  # bce | mse
+
+    def with_batch(self, batch: int) -> Dlrm:
+        """The same model on another global batch."""
+        return replace(self, batch=batch)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name, "batch": self.batch, "dense_features": self.dense_features, "bottom": list(self.bottom),
+            "top": list(self.top), "lookup": self.lookup, "optimizer": self.optimizer, "interaction": self.interaction,
+            "loss": self.loss,
+            "tables": [_table_to_dict(table) for table in self.tables],
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Dlrm:
+        """The model that `to_dict` gave."""
+        tables = tuple(_table_from_dict(table) for table in values["tables"])
+        plain = {name: value for name, value in values.items() if name not in ("bottom", "top", "tables")}
+        return cls(**plain, bottom=tuple(values["bottom"]), top=tuple(values["top"]), tables=tables)
+
+    def to_json(self) -> str:
+        """Compact text; the same model always gives the same text."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), sort_keys=True)
+
+
+def _table_to_dict(table: Table) -> dict[str, Any]:
+    """Statistics only where there are some: stored measurements know their models by this text."""
+    plain = {"name": table.name, "dim": table.dim, "generator": table.generator.to_dict()}
+    return plain if table.statistics is None else {**plain, "statistics": saved.to_dict(table.statistics)}
+
+
+def _table_from_dict(values: dict[str, Any]) -> Table:
+    where = f"Table {values['name']}"
+    counted = saved.from_dict(values["statistics"], where) if "statistics" in values else None
+    return Table(values["name"], int(values["dim"]), Generator.from_dict(values["generator"]), counted)

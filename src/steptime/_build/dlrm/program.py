@@ -1,0 +1,119 @@
+"""`rank_program`: one training step of one rank of a DLRM, as PyTorch records it on a GPU, from the model alone.
+
+The step is that of `steptime_lab.workloads.networks.dlrm`: tables sharded by a plan, all_to_all both ways, both MLPs wrapped by
+DistributedDataParallel where there are several ranks, fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+
+from steptime._build.emit.autograd import Tape
+from steptime._build.emit.ddp import Reducer
+from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.exchange import Exchange
+from steptime._build.dlrm.interaction import Interaction
+from steptime._build.dlrm.sparse import PerTable
+from steptime._build.dlrm.tables import (LocalTable, NoTables, TableBatched, Tables, table_batched_sizes)
+from steptime._build.emit.ops import Emitter
+from steptime._build.emit.layers import (DTYPE_NUMBERS, binary_cross_entropy, linear, mse_loss, relu, sigmoid)
+from steptime._program.program import Program, Tensor
+
+LEARNING_RATE = 1e-6
+"""Of `steptime_lab.workloads.networks.dlrm`; times do not depend on it."""
+
+
+def rank_program(model: Dlrm, local: Sequence[LocalTable], widths: Sequence[int], rank: int) -> Program:
+    """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's tables."""
+    emit = Emitter(rank=rank, world_size=len(widths), source=model.name)
+    _Step(Tape(emit), model, local, widths).write()
+    return emit.program()
+
+
+def what_is_written(model: Dlrm, local: Sequence[LocalTable]) -> Hashable:
+    """What the program of a rank depends on, of its tables: ranks for which it is equal do the same."""
+    if model.lookup == "table_batched":
+        return table_batched_sizes(local)
+    if model.optimizer == "rowwise_adagrad":
+        return tuple(local)
+    return tuple((table.rows, table.dim, table.indices) for table in local)
+
+
+class _Step:
+    def __init__(self, tape: Tape, model: Dlrm, local: Sequence[LocalTable], widths: Sequence[int]) -> None:
+        emit, ranks = tape.emit, len(widths)
+        self._tape, self._model = tape, model
+        self._samples = model.batch // ranks
+        self._tables = _tables(tape, model, local, ranks)
+        self._exchange = Exchange(tape, widths, self._samples) if ranks > 1 else None
+        self._interact = Interaction(tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1])
+        self._bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
+        self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True)
+        self._inputs = emit.tensor((self._samples, model.dense_features))
+        self._labels = emit.tensor((self._samples, 1))
+
+    def write(self) -> None:
+        emit = self._tape.emit
+        emit.op("Optimizer.zero_grad#SGD.zero_grad")
+        self._tables.clear()
+        prediction = sigmoid(self._tape, self._top(self._interact(*self._lookups_and_bottom())))
+        # Under autocast the prediction would be cast here; in fp32 it is not.
+        emit.op("aten::to", (prediction, DTYPE_NUMBERS["float32"], False, False, None), (prediction,), sequence=emit.sequence)
+        loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(self._tape, prediction, self._labels)
+        self._tape.backward(loss)
+        self._update([*self._bottom.parameters, *self._top.parameters])
+        self._tables.update()
+
+    def _lookups_and_bottom(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        pooled = self._tables.look_up()
+        if self._exchange is None:
+            return self._bottom(self._inputs), (pooled,)
+        received = self._exchange.start(pooled)
+        dense = self._bottom(self._inputs)
+        return dense, self._exchange.finish(received)
+
+    def _update(self, parameters: Sequence[Tensor]) -> None:
+        gradients = tuple(self._tape.gradients[parameter.id or 0] for parameter in parameters)
+        with self._tape.emit.around("Optimizer.step#SGD.step"):
+            self._tape.emit.op("aten::_foreach_add_", (tuple(parameters), gradients, -LEARNING_RATE))
+
+
+class _Mlp:
+    """Linear layers with a ReLU between, and after the last unless told."""
+
+    def __init__(self, tape: Tape, widths: Sequence[int], *, last_is_linear: bool) -> None:
+        self._tape, self._last_is_linear = tape, last_is_linear
+        self._layers = [
+            (tape.parameter(tape.emit.tensor((after, before))), tape.parameter(tape.emit.tensor((after,))))
+            for before, after in pairwise(widths)
+        ]
+        self.parameters = [parameter for layer in self._layers for parameter in layer]
+        self._reducer = Reducer(tape, self.parameters)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with self._reducer.forward():
+            for number, (weight, bias) in enumerate(self._layers):
+                x = linear(self._tape, x, weight, bias)
+                if not self._last_is_linear or number + 1 < len(self._layers):
+                    x = relu(self._tape, x)
+        return x
+
+
+def top_width(model: Dlrm) -> int:
+    """Columns that the top MLP sees."""
+    if model.interaction == "dot":
+        vectors = len(model.tables) + 1
+        return model.bottom[-1] + vectors * (vectors - 1) // 2
+    return model.bottom[-1] + sum(table.dim for table in model.tables)
+
+
+def _tables(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int) -> Tables:
+    if not local:
+        return NoTables(tape, model.batch)
+    adagrad = model.optimizer == "rowwise_adagrad"
+    if model.lookup == "table_batched":
+        return TableBatched(tape, local, model.batch, adagrad=adagrad)
+    # Every rank's loss is a mean over its own samples, so that gradients of tables add up to so many times the mean's.
+    # Adagrad divides by what the gradient was so far, and the factor with it.
+    return PerTable(tape, local, model.batch, LEARNING_RATE if adagrad else LEARNING_RATE / ranks, adagrad=adagrad)

@@ -1,0 +1,146 @@
+"""What the ranks of a workload look up in one iteration after the other: statistics that a prediction spreads over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from steptime.errors import InputError
+from steptime._lookups.saved import read_json, write_json
+from steptime._lookups.steps import StepLookups
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, TABLE_BATCHED, Lookup
+
+SCHEMA_VERSION = 1
+
+_Made = TypeVar("_Made")
+_TEXTS = ("implementation", "optimizer", "dtype")
+_FIELDS = {"rank", *_TEXTS, "weighted", "steps"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankLookups:
+    """The lookups of one rank: how they are done, and the statistics of its tables in every iteration."""
+
+    implementation: str
+    optimizer: str  # that updates the rows
+    steps: StepLookups
+    dtype: str = "float32"  # of the rows
+    weighted: bool = False  # per-sample weights
+
+    def __post_init__(self) -> None:
+        if not self.steps.tables:
+            raise InputError("Lookups of a rank: no table; expected at least one.")
+        for direction in DIRECTIONS:
+            self._asked(0, direction)  # a question refuses what no model can know
+
+    def questions(self, direction: str) -> tuple[tuple[Lookup, ...], ...]:
+        """Of every iteration, what a model is asked: all tables at once where one launch looks them up, else each by itself."""
+        return tuple(self._asked(iteration, direction) for iteration in range(self.steps.iterations))
+
+    def _asked(self, iteration: int, direction: str) -> tuple[Lookup, ...]:
+        tables = self.steps.steps[iteration]
+        optimizer = self.optimizer if direction == BACKWARD else "none"
+        together = [tables] if self.implementation == TABLE_BATCHED else [(table,) for table in tables]
+        return tuple(
+            Lookup(self.implementation, direction, some, optimizer, self.dtype, weighted=self.weighted) for some in together
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadLookups:
+    """Which rank looks up what. Iteration i is the same step of the job on every rank."""
+
+    ranks: Mapping[int, RankLookups]
+
+    def __post_init__(self) -> None:
+        if not self.ranks:
+            raise InputError("Lookups of a workload: no rank; expected at least one.")
+        first, *others = sorted(self.ranks)
+        for rank in others:
+            found, expected = (self.ranks[one].steps.iterations for one in (rank, first))
+            if found != expected:
+                raise InputError(
+                    f"Lookups of a workload: rank {rank} has {found} iterations where rank {first} has {expected}; "
+                    "expected the same iterations of every rank."
+                )
+
+    @property
+    def iterations(self) -> int:
+        """How many there are."""
+        return next(iter(self.ranks.values())).steps.iterations
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        ranks = [
+            {
+                "rank": rank,
+                "implementation": one.implementation,
+                "optimizer": one.optimizer,
+                "dtype": one.dtype,
+                "weighted": one.weighted,
+                "steps": one.steps.to_dict(),
+            }
+            for rank, one in sorted(self.ranks.items())
+        ]
+        return {"schema_version": SCHEMA_VERSION, "ranks": ranks}
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str = "Lookups of a workload") -> WorkloadLookups:
+        """What `to_dict` gave; `where` is said in errors."""
+        if not isinstance(values, dict) or set(values) != {"schema_version", "ranks"}:
+            raise InputError(f"{where}: expected a JSON object with schema_version and ranks.")
+        version = values["schema_version"]
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            raise InputError(f"{where}: schema_version is {version!r}; this release reads {SCHEMA_VERSION}.")
+        if not isinstance(values["ranks"], list):
+            raise InputError(
+                f"{where}: ranks is {type(values['ranks']).__name__}; expected a list of objects, one for every rank."
+            )
+        found: dict[int, RankLookups] = {}
+        for place, entry in enumerate(values["ranks"]):
+            rank, lookups = _rank(entry, f"{where}, ranks[{place}]", where)
+            if rank in found:
+                raise InputError(f"{where}, ranks[{place}]: rank {rank} is there twice; expected every rank once.")
+            found[rank] = lookups
+        return _placed(where, lambda: cls(found))
+
+    def save(self, path: Path) -> None:
+        """Writes JSON; compressed where the name ends in .gz."""
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: Path) -> WorkloadLookups:
+        """What `save` wrote."""
+        return cls.from_dict(read_json(path), str(path))
+
+
+def _rank(values: Any, place: str, file: str) -> tuple[int, RankLookups]:
+    """One rank's entry; from where its rank is known, errors say the rank instead of its place in the list."""
+    if not isinstance(values, dict):
+        raise InputError(f"{place}: {type(values).__name__} found; expected a JSON object of one rank's lookups.")
+    if set(values) != _FIELDS:
+        odd = sorted(set(values) ^ _FIELDS)[0]
+        raise InputError(f"{place}: {odd!r} is {'missing' if odd in _FIELDS else 'unknown'}; expected {sorted(_FIELDS)}.")
+    rank = values["rank"]
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+        raise InputError(f"{place}: rank is {rank!r}; expected a whole number of 0 or more.")
+    where = f"{file}, rank {rank}"
+    odd = next((name for name in _TEXTS if not isinstance(values[name], str)), None)
+    if odd is not None:
+        raise InputError(f"{where}: {odd} is {values[odd]!r}; expected a name.")
+    if not isinstance(values["weighted"], bool):
+        raise InputError(f"{where}: weighted is {values['weighted']!r}; expected true or false.")
+    steps = _placed(where, lambda: StepLookups.from_dict(values["steps"], where))
+    given = {name: values[name] for name in (*_TEXTS, "weighted")}
+    return rank, _placed(where, lambda: RankLookups(steps=steps, **given))
+
+
+def _placed(where: str, made: Callable[[], _Made]) -> _Made:
+    """What is made, or an error that begins with the place in the file: types know what is wrong, not where it stood."""
+    try:
+        return made()
+    except InputError as error:
+        said = str(error)
+        raise InputError(said if said.startswith(where) else f"{where}: {said}") from None

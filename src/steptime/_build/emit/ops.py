@@ -1,0 +1,293 @@
+"""`Emitter`: the ops of a training step that was never run, written down as PyTorch's execution trace records them.
+
+Tensors are made first, with ids and storages that nobody else has; then every op is written with what it takes and returns, and
+ops inside an op are written while it is open:
+
+    emit = Emitter(rank=0, world_size=2, source="my model")
+    x, weight, bias = emit.tensor((512, 64)), emit.tensor((16, 64)), emit.tensor((16,))
+    y = emit.tensor((512, 16))
+    with emit.around("aten::linear", (x, weight, bias), (y,), sequence=emit.sequence):
+        turned = emit.transposed(weight, sequence=emit.sequence)  # aten::t, aten::transpose, aten::as_strided
+        emit.op("aten::addmm", (bias, x, turned, 1, 1), (y,))
+    emit.all_reduce((y,))  # c10d::allreduce_, record_param_comms, nccl:all_reduce
+    with emit.backward_thread():  # what follows is on autograd's thread
+        with emit.around("autograd::engine::evaluate_function: AddmmBackward0"):
+            emit.op("AddmmBackward0", (emit.tensor((512, 16)),))
+    program = emit.program()  # ops only; phases and roles as for a trace that was read
+
+A view has an id of its own and the storage of what it looks at: `emit.view(x, (64, 512), (1, 64))`; a tensor that autograd
+saved and unpacked is one too: `emit.view(x)`. `sequence` is the counter of autograd: `emit.sequence` is its value now (what an
+op that records a node carries), `emit.next_sequence()` takes it. `build/autograd.py` has the engine and `build/emit_layers.py`
+layers that use both, so that a builder writes the forward pass alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+from steptime._program.collectives import WAIT
+from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node
+from steptime._program.from_ops import to_program
+from steptime._program.program import Program, Signature, Tensor, Value
+from steptime._units import dtype_bytes
+
+MAIN_THREAD, BACKWARD_THREAD = 1, 2
+GROUP, GROUP_DESCRIPTION = "0", "default_pg"  # what PyTorch calls the group of all ranks
+OBJECT = "<Object>"  # how a trace writes what is neither a tensor nor a plain value
+_PROCESS, _EMPTY_STORAGE = 1, 2  # ids of the process node and of the storage that all empty tensors share
+_SCHEMA = "1.1.1-chakra.0.0.4"  # that of the traces that come with the package, by PyTorch 2.11
+_NO_TIMEOUT = -1
+_SIGNATURE = Signature()
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides as PyTorch makes them: a size of 0 counts as 1."""
+    strides, step = [1] * len(shape), 1
+    for place in range(len(shape) - 1, -1, -1):
+        strides[place] = step
+        step *= max(shape[place], 1)
+    return tuple(strides)
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor is row-major, as PyTorch sees it: the stride of an axis of one element does not matter."""
+    laid = zip(tensor.shape, tensor.strides or (), contiguous_strides(tensor.shape), strict=True)
+    return 0 in tensor.shape or all(size == 1 or stride == expected for size, stride, expected in laid)
+
+
+class Emitter:
+    """Writes the step of one rank, op by op in order of start."""
+
+    def __init__(self, *, rank: int = 0, world_size: int = 1, device: str = "cuda:0", source: str = "") -> None:
+        self.rank, self.world_size, self.device, self.source = rank, world_size, device, source
+        self.sequence = 0  # autograd's counter: what the next node gets
+        self._nodes: list[Node] = []
+        self._parents: list[int] = []
+        self._open: list[int] = []  # rows of the ops that are being written
+        self._thread = MAIN_THREAD
+        self._id = _EMPTY_STORAGE
+        self._collectives = 0
+        self._views: set[int] = set()
+        self._closing = _Closing(self)
+        if world_size > 1:
+            self.op("## process_group:init ##")
+
+    # Tensors
+
+    def tensor(
+        self,
+        shape: Sequence[int],
+        dtype: str = "float32",
+        *,
+        strides: Sequence[int] | None = None,
+        device: str | None = None,
+    ) -> Tensor:
+        """A tensor with memory of its own; row-major where no strides are given."""
+        sizes = tuple(shape)
+        laid = contiguous_strides(sizes) if strides is None else tuple(strides)
+        storage = _EMPTY_STORAGE if 0 in sizes else self._next_id()
+        return Tensor(sizes, dtype, laid, self._next_id(), storage, 0, device or self.device)
+
+    def view(
+        self,
+        of: Tensor,
+        shape: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        offset: int | None = None,
+    ) -> Tensor:
+        """Another tensor over the same storage; `offset` counts elements from the storage's begin."""
+        sizes = of.shape if shape is None else tuple(shape)
+        laid = of.strides if shape is None else contiguous_strides(sizes)
+        laid = laid if strides is None else tuple(strides)
+        number = self._next_id()
+        self._views.add(number)
+        return Tensor(sizes, of.dtype, laid, number, of.storage, of.offset if offset is None else offset, of.device)
+
+    def sparse(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+        """A sparse tensor, as it is recorded: an id and no memory."""
+        sizes = tuple(shape)
+        return Tensor(sizes, dtype, (0,) * len(sizes), self._next_id())
+
+    def is_view(self, tensor: Tensor) -> bool:
+        """Whether `view` made it."""
+        return tensor.id in self._views
+
+    # Ops
+
+    def op(
+        self,
+        name: str,
+        inputs: tuple[Value, ...] = (),
+        outputs: tuple[Value, ...] = (),
+        *,
+        sequence: int = -1,
+        comm: Comm | None = None,
+        forward_thread: int = 0,
+    ) -> int:
+        """Writes an op with nothing inside it; gives its row."""
+        row = len(self._nodes)
+        parent = self._open[-1] if self._open else -1
+        signature = Signature(inputs, outputs) if inputs or outputs else _SIGNATURE
+        above = self._nodes[parent].id if parent >= 0 else _PROCESS
+        self._nodes.append(
+            Node(self._next_id(), name, above, -1, sequence, self._thread, forward_thread, signature, comm)
+        )  # fmt: skip
+        self._parents.append(parent)
+        return row
+
+    def around(
+        self,
+        name: str,
+        inputs: tuple[Value, ...] = (),
+        outputs: tuple[Value, ...] = (),
+        *,
+        sequence: int = -1,
+        comm: Comm | None = None,
+        forward_thread: int = 0,
+    ) -> AbstractContextManager[None]:
+        """Writes an op around those that are written until the end of the `with` that it is called for."""
+        self._open.append(self.op(name, inputs, outputs, sequence=sequence, comm=comm, forward_thread=forward_thread))
+        return self._closing
+
+    def close(self) -> None:
+        """Ends the op that was opened last; `around` calls it."""
+        self._open.pop()
+
+    @contextmanager
+    def backward_thread(self) -> Iterator[None]:
+        """What is written inside runs on autograd's thread, with nothing of the main thread around it."""
+        before = self._thread, self._open
+        self._thread, self._open = BACKWARD_THREAD, []
+        yield
+        self._thread, self._open = before
+
+    def next_sequence(self) -> int:
+        """Takes the next number of autograd's counter."""
+        self.sequence += 1
+        return self.sequence - 1
+
+    # Ops that every builder needs
+
+    def as_strided(
+        self, of: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, *, said: bool = False
+    ) -> Tensor:
+        """The view that all others end in. Most views leave the offset to be what it was; `said` writes it."""
+        made = self.view(of, shape, strides, offset)
+        self.op("aten::as_strided", (of, made.shape, made.strides, made.offset if said else None), (made,))
+        return made
+
+    def transposed(self, of: Tensor, *, sequence: int = -1) -> Tensor:
+        """`of.t()` of a matrix."""
+        assert of.strides is not None
+        shape, strides = of.shape[::-1], of.strides[::-1]
+        made = self.view(of, shape, strides)
+        with (
+            self.around("aten::t", (of,), (made,), sequence=sequence),
+            self.around("aten::transpose", (of, 0, 1), (made,)),
+        ):
+            self.op("aten::as_strided", (of, shape, strides, None), (made,))
+        return made
+
+    def reshaped(self, of: Tensor, shape: Sequence[int], said: Sequence[int] | None = None, *, sequence: int = -1) -> Tensor:
+        """`of.view(shape)` of a row-major tensor; `said` is the shape as asked for, where it holds a -1."""
+        made = self.view(of, shape)
+        self.op("aten::view", (of, tuple(shape if said is None else said)), (made,), sequence=sequence)
+        return made
+
+    def detached(self, of: Tensor) -> Tensor:
+        """`of.detach()`."""
+        made = self.view(of)
+        with self.around("aten::detach", (of,), (made,)):
+            self.op("detach", (of,))
+        return made
+
+    # Collectives, over all ranks
+
+    def all_reduce(self, tensors: tuple[Tensor, ...], *, asynchronous: bool = True) -> int:
+        """Sums tensors over all ranks, in place; gives what `wait` takes."""
+        called = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
+        with self.around("c10d::allreduce_", called, (tensors, OBJECT)):
+            return self._communicate("allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], *, asynchronous: bool = True
+    ) -> int:
+        """Sends parts of `in_splits` elements to every rank and receives `out_splits`; gives what `wait` takes."""
+        given, taken = tuple(in_splits), tuple(out_splits)
+        called = (received, sent, OBJECT, taken, given, asynchronous, _NO_TIMEOUT)
+        with self.around("c10d::alltoall_base_", called, (OBJECT,)):
+            return self._communicate("all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken)
+
+    def wait(self, number: int) -> None:
+        """Makes the stream that computes wait for a collective."""
+        said = ((number, False), (GROUP, GROUP_DESCRIPTION), self.rank, WAIT, (), (), -1, -1, 1)
+        # A wait is recorded with no tensor, and PyTorch writes the dtype of none as Byte.
+        self.op(COMM_NODE, said, comm=Comm(WAIT, WAIT, GROUP, self.rank, number, dtype="uint8"))
+
+    def _communicate(
+        self,
+        name: str,
+        kind: str,
+        inner: str,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        in_splits: tuple[int, ...] = (),
+        out_splits: tuple[int, ...] = (),
+    ) -> int:
+        self._collectives += 1
+        number = self._collectives
+        sent, received = _flat(inputs), _flat(outputs)
+        comm = Comm(
+            name, kind, GROUP, self.rank, number, in_splits, out_splits, sent, received,
+            _bytes(sent), _bytes(received), sent[0].dtype,
+        )  # fmt: skip
+        group = ((number, False), (GROUP, GROUP_DESCRIPTION), self.rank, name, in_splits, out_splits, 0, 1, self.world_size)
+        with self.around(COMM_NODE, (*inputs, *group), outputs, comm=comm):
+            self.op(inner, (sent[0],))
+        return number
+
+    # The whole
+
+    def trace(self) -> ExecutionTrace:
+        """What was written, as an execution trace."""
+        everybody = Group(GROUP, GROUP_DESCRIPTION, tuple(range(self.world_size)), self.world_size)
+        return ExecutionTrace(
+            schema=_SCHEMA,
+            nodes=tuple(self._nodes),
+            parents=tuple(self._parents),
+            groups={GROUP: everybody} if self.world_size > 1 else {},
+            rank=self.rank,
+            world_size=self.world_size,
+            source=self.source,
+        )
+
+    def program(self) -> Program:
+        """What was written, as the program of the rank: ops and collectives, no times, no kernels."""
+        made = f"{self.source or 'a step'}: built, never run; its kernels and times need models of a device and a host"
+        return replace(to_program(self.trace(), rank=self.rank, world_size=self.world_size), warnings=(made,))
+
+    def _next_id(self) -> int:
+        self._id += 1
+        return self._id
+
+
+class _Closing(AbstractContextManager[None]):
+    """Ends the op that was opened last; one for all ops, which are closed in the order in which they nest."""
+
+    def __init__(self, emit: Emitter) -> None:
+        self._emit = emit
+
+    def __exit__(self, *_: object) -> None:
+        self._emit.close()
+
+
+def _flat(values: tuple[Value, ...]) -> tuple[Tensor, ...]:
+    return tuple(
+        tensor for value in values for tensor in (value if isinstance(value, tuple) else (value,)) if isinstance(tensor, Tensor)
+    )
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors)

@@ -1,0 +1,239 @@
+"""`Transformer`: a Transformer's training step as data, read from a `.toml` file and checked."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from steptime._build.transformer.checks import check_choices, check_numbers, check_sizes
+from steptime.errors import InputError
+
+KIND = "transformer"
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "activation": ("gelu", "gelu_new", "swiglu"),
+    "norm": ("layer_norm", "rms_norm"),
+    "norm_place": ("before", "after"),
+    "positions": ("learned", "rotary"),
+    "projections": ("fused", "separate"),
+    "weights": ("out_in", "in_out"),
+    "head": ("language_model", "tokens", "sequence"),
+    "mask": ("none", "padding"),
+    "attention": ("auto", "cudnn", "flash", "efficient", "unfused"),
+    "precision": ("fp32", "bf16-autocast", "bf16", "fp16"),
+    "optimizer": ("adamw", "adamw_fused", "sgd"),
+}
+"""Keys with a choice, and what can be chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How many ways each kind of parallelism divides the job; the sizes multiply to the ranks."""
+
+    data: int = 1  # whole copies: DistributedDataParallel, or replicas of what FSDP shards
+    fsdp: int = 1  # parameters sharded: FSDP2, a unit per layer
+    tensor: int = 1  # every layer's matrices split by columns and rows, as Megatron-LM does
+
+    @property
+    def ranks(self) -> int:
+        """All ranks of the job."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def replicas(self) -> int:
+        """Ranks, or groups of them, that get samples of their own."""
+        return self.data * self.fsdp
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """One training step: the model, the global batch, and how ranks share both.
+
+    `feed_forward` 0 is 4 times the width, `kv_heads` 0 as many as `heads`, `max_positions` 0 as many as `sequence`. `bias` and
+    `projections` left out go by the norm and the heads: models with `rms_norm` have no biases, and grouped-query attention
+    projects separately.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    batch: int  # global, over all replicas and accumulated parts
+    name: str = ""
+    kv_heads: int = 0
+    feed_forward: int = 0
+    activation: str = "gelu"
+    norm: str = "layer_norm"
+    norm_place: str = "before"
+    positions: str = "learned"
+    max_positions: int = 0  # rows of the table of learned positions
+    segments: int = 0  # rows of a table of segment embeddings, as BERT has
+    bias: bool | None = None  # of the linear layers
+    projections: str = ""  # of queries, keys and values: one product or three
+    weights: str = "out_in"  # how linear weights lie: as nn.Linear, or as the Conv1D of Hugging Face's GPT-2
+    head: str = "language_model"
+    tied_head: bool = True  # the language model's head shares the embedding's weights
+    classes: int = 2  # of the heads that classify tokens or sequences
+    causal: bool = True
+    mask: str = "none"  # a mask of padded tokens makes attention read [batch, 1, sequence, sequence]
+    attention: str = "auto"  # the kernels PyTorch chooses on Hopper: cuDNN in 16 bits, memory-efficient in fp32
+    dropout: float = 0.0  # after embeddings, attention, both halves of a layer, and of the weights of attention
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    gradient_accumulation: int = 1
+    checkpointing: bool = False  # every layer is computed again in backward
+    parallel: Parallelism = field(default_factory=Parallelism)
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        check_choices(self, CHOICES)
+        check_sizes(self)
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a head."""
+        return self.width // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def inner(self) -> int:
+        """Width inside the feed-forward half of a layer."""
+        return self.feed_forward or 4 * self.width
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of learned positions."""
+        return self.max_positions or self.sequence
+
+    @property
+    def biased(self) -> bool:
+        """Whether linear layers have biases."""
+        return self.norm == "layer_norm" if self.bias is None else self.bias
+
+    @property
+    def fused_projections(self) -> bool:
+        """Whether one product makes queries, keys and values."""
+        if self.projections:
+            return self.projections == "fused"
+        return self.norm == "layer_norm" and self.key_heads == self.heads
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels compute attention."""
+        if self.attention != "auto":
+            return self.attention
+        return "efficient" if self.precision == "fp32" else "cudnn"
+
+    @property
+    def sequence_first(self) -> bool:
+        """Whether activations lie as [sequence, batch, width], as in Megatron-LM: where attention is not fused."""
+        return self.kernels == "unfused"
+
+    @property
+    def autocast(self) -> bool:
+        """Whether weights are fp32 and the forward pass casts."""
+        return self.precision == "bf16-autocast"
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and activations outside autocast, when FSDP has gathered them."""
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.precision, "float32")
+
+    @property
+    def ranks(self) -> int:
+        """All ranks of the job."""
+        return self.parallel.ranks
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of one rank in one part of an accumulated step."""
+        return self.batch // (self.parallel.replicas * self.gradient_accumulation)
+
+    def with_batch(self, batch: int) -> Transformer:
+        """The same model on another global batch."""
+        return replace(self, batch=batch)
+
+    def with_ranks(self, ranks: int) -> Transformer:
+        """The same job on so many ranks: tensor parallelism stays, and the ranks besides it share the batch as before."""
+        parallel = self.parallel
+        if ranks < 1 or ranks % parallel.tensor:
+            raise InputError(
+                f"{self.title}: {ranks} ranks with parallel.tensor = {parallel.tensor}; give a multiple of {parallel.tensor}"
+            )
+        replicas = ranks // parallel.tensor
+        if parallel.fsdp > 1 and parallel.data > 1:
+            if replicas % parallel.fsdp:
+                raise InputError(
+                    f"{self.title}: {ranks} ranks with parallel.fsdp = {parallel.fsdp} and parallel.tensor = "
+                    f"{parallel.tensor}; give a multiple of {parallel.fsdp * parallel.tensor}"
+                )
+            changed = replace(parallel, data=replicas // parallel.fsdp)
+        elif parallel.fsdp > 1:
+            changed = replace(parallel, fsdp=replicas)
+        else:
+            changed = replace(parallel, data=replicas)
+        return replace(self, parallel=changed)
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.name or KIND
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as a TOML file has them; what `from_dict` takes."""
+        values = {key: value for key, value in asdict(self).items() if value not in ("", None)}
+        return {"kind": KIND, **values, "parallel": asdict(self.parallel)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = KIND) -> Transformer:
+        """The transformer that plain values describe; `where` begins the messages."""
+        given = dict(values)
+        if given.pop("kind", KIND) != KIND:
+            raise InputError(f"{where}: kind is {values['kind']!r}; expected {KIND!r}")
+        parallel = given.pop("parallel", {})
+        ranks = given.pop("ranks", None)
+        if not isinstance(parallel, Mapping):
+            raise InputError(f"{where}: parallel is {parallel!r}; expected a table such as [parallel] with data = 2")
+        _refuse_unknown(given, [one.name for one in fields(cls) if one.name != "parallel"] + ["ranks", "parallel"], where)
+        _refuse_unknown(parallel, [one.name for one in fields(Parallelism)], f"{where}, parallel")
+        for key in ("layers", "width", "heads", "sequence", "vocabulary", "batch"):
+            if key not in given:
+                raise InputError(f"{where}: {key} is missing; expected a whole number of 1 or more")
+        try:
+            made = cls(**given, parallel=Parallelism(**parallel))
+        except InputError as error:
+            raise InputError(f"{where}: {str(error).removeprefix(given.get('name') or KIND).removeprefix(': ')}") from None
+        if ranks is not None and ranks != made.ranks:
+            raise InputError(
+                f"{where}: ranks is {ranks!r} but data {made.parallel.data} x fsdp {made.parallel.fsdp} x tensor "
+                f"{made.parallel.tensor} is {made.ranks}; give sizes that multiply to the ranks, or leave ranks out"
+            )
+        return made
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: list[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            meant = get_close_matches(key, known, 1, cutoff=0.6)
+            asked = f"did you mean {meant[0]}?" if meant else f"expected {', '.join(known)}"
+            raise InputError(f"{where}: {key} is not a key of a {KIND}; {asked}")
+
+
+def read_transformer(path: Path) -> Transformer:
+    """Reads a `.toml` file with `kind = "transformer"`; the file's name is the model's where it gives none."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); expected a .toml file of a {KIND}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not readable as TOML ({error})") from error
+    return Transformer.from_dict({"name": path.stem, **values}, str(path))

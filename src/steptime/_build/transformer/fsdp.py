@@ -1,0 +1,234 @@
+"""FSDP2 as PyTorch records it: a unit per layer and one for the rest, gathered before use, reduced and scattered after.
+
+In forward a unit is gathered when it is reached; in backward the gather of the unit before is issued when a unit begins. Shards
+are fp32 (of the weights' own dtype without mixed precision), gathered in the dtype of the weights, and gradients are reduced in
+fp32: `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`.
+
+Three things are written differently from what PyTorch records, because a program of ops has one stream that computes.
+Collectives are said to be asynchronous, for they run on streams of their own. The copy out of a gathered buffer is written with
+what it makes as its result, for that memory is new every time. And the copy into the buffer to reduce is the list copy that
+it amounts to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from steptime._build.emit.autograd import Gradients
+from steptime._build.emit.layers import DTYPE_NUMBERS
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.emit import DATA, FSDP, GroupEmitter
+from steptime._build.transformer.tape import StepTape
+from steptime._program.program import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """Parameters that are gathered and reduced together."""
+
+    name: str
+    parameters: tuple[Tensor, ...]  # whole, while they are gathered
+    shards: tuple[Tensor, ...]  # of rank 0, which has the largest
+    gathered: Tensor | None = None
+    gradients: tuple[Tensor, ...] = ()  # of the shards
+    sizes: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = tuple(shard.numel for shard in self.shards)
+
+    @property
+    def suffix(self) -> str:
+        """How labels name it."""
+        return f" ({self.name})" if self.name else ""
+
+
+class FullySharded:
+    """All units of a model; what a `Model` calls around its layers."""
+
+    def __init__(self, tape: StepTape, config: Transformer) -> None:
+        self._tape, self._emit = tape, tape.emit
+        self._ways = config.parallel.fsdp
+        self._dtype = config.dtype
+        self._units: dict[str, _Unit] = {}
+        self._order: list[_Unit] = []  # as forward reached the layers
+        tape.at_end(self._finish)
+
+    @property
+    def shards(self) -> list[Tensor]:
+        """What the optimiser updates."""
+        return [shard for unit in self._all() for shard in unit.shards]
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Of the shards, once the backward pass is written."""
+        return [gradient for unit in self._all() for gradient in unit.gradients]
+
+    def _all(self) -> list[_Unit]:
+        return [self._units[""], *(unit for name, unit in self._units.items() if name)]
+
+    def unit(self, name: str, parameters: list[Tensor]) -> None:
+        """Parameters that belong together: a layer's, or, with an empty name, all that are in no layer."""
+        shapes = [(-(-each.shape[0] // self._ways), *each.shape[1:]) for each in parameters]
+        shards = tuple(self._emit.tensor(shape, "float32") for shape in shapes)
+        self._units[name] = _Unit(name, tuple(parameters), shards)
+
+    # Forward
+
+    def root(self) -> None:
+        """Before the forward pass: what is in no layer is gathered, and stays."""
+        emit, unit = self._emit, self._units[""]
+        self._order = []
+        with emit.around("FSDP::root_pre_forward"):
+            emit.op("FSDP::inputs_to_device")
+        emit.op("FSDP::cast_forward_inputs")
+        with emit.around("FSDP::pre_forward"):
+            self._gather(unit)
+            self._copy_out(unit)
+
+    def layer(self, name: str, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """Gathers a layer's parameters, runs it, and lets go of them; asks for them again in backward."""
+        emit, unit = self._emit, self._units[name]
+        emit.op("FSDP::cast_forward_inputs")
+        with emit.around(f"FSDP::pre_forward{unit.suffix}"):
+            self._gather(unit)
+            self._copy_out(unit)
+            x = self._registered(unit, x)
+        y = run(x)
+        emit.op(f"FSDP::post_forward{unit.suffix}")
+        before = self._order[-1] if self._order else None
+        self._order.append(unit)
+        self._tape.before_node_of(y, lambda: self._begin(unit, before))
+        return y
+
+    def finished(self, y: Tensor) -> None:
+        """After the forward pass gave `y`."""
+        self._emit.op("FSDP::post_forward")
+        root, last = self._units[""], self._order[-1]
+        self._tape.before_node_of(y, lambda: self._begin(root, last))
+
+    def _registered(self, unit: _Unit, x: Tensor) -> Tensor:
+        """The function whose backward comes when the unit's gradients are there."""
+        emit = self._emit
+        y = emit.view(x)
+        with (
+            emit.around("RegisterPostBackwardFunction", (x,), sequence=emit.sequence),
+            emit.around("aten::view_as", (x, x), (y,)),
+        ):
+            emit.op("aten::view", (x, x.shape), (y,))
+
+        def backward(gradients: Gradients) -> Gradients:
+            self._reduce(unit)
+            return gradients
+
+        self._tape.record("RegisterPostBackwardFunctionBackward", (x,), (y,), backward)
+        return y
+
+    # Backward
+
+    def _begin(self, unit: _Unit, before: _Unit | None) -> None:
+        with self._emit.around(f"FSDP::pre_backward{unit.suffix}"):
+            if unit.name:
+                self._copy_out(unit)
+            if before is not None:
+                with self._emit.around(f"FSDP::backward_prefetch for {before.name}"):
+                    self._gather(before)
+
+    def _finish(self) -> None:
+        with self._emit.around("FSDP::root_post_backward_callback"):
+            self._reduce(self._units[""])
+
+    def _reduce(self, unit: _Unit) -> None:
+        emit, tape = self._emit, self._tape
+        emit.op(f"FSDP::post_backward_accumulate{unit.suffix}")
+        emit.op(f"FSDP::post_backward_reshard{unit.suffix}")
+        gradients = tuple(tape.gradients.pop(each.id or 0) for each in unit.parameters)
+        with emit.around(f"FSDP::post_backward_reduce{unit.suffix}"):
+            part = sum(unit.sizes)
+            whole = _reserved(emit, self._ways * part, "float32")
+            self._copy_in(whole, gradients)
+            reduced = _reserved(emit, part, "float32")
+            emit.scattered(reduced, whole, FSDP)
+            if emit.size(DATA) > 1:
+                emit.reduced((reduced,), DATA, asynchronous=True)
+            self._keep(unit, reduced)
+
+    def _copy_in(self, whole: Tensor, gradients: tuple[Tensor, ...]) -> None:
+        emit, rows = self._emit, self._emit.view(whole, (self._ways, whole.numel // self._ways))
+        emit.op("aten::view", (whole, (self._ways, -1)), (rows,))
+        with (
+            emit.around("fsdp::chunk_cat", (gradients, 0, self._ways, rows)),
+            emit.around("aten::_chunk_cat", (gradients, 0, self._ways, rows)),
+        ):
+            places = _places(emit, whole, [each.shape for each in gradients])
+            emit.op("aten::_foreach_copy_", (places, gradients, False))
+
+    def _keep(self, unit: _Unit, reduced: Tensor) -> None:
+        """The shards' gradients: views of what was reduced, or added to those before."""
+        emit, at, found = self._emit, 0, []
+        for shard in unit.shards:
+            assert shard.strides is not None
+            found.append(emit.as_strided(reduced, shard.shape, shard.strides, at, said=True))
+            at += shard.numel
+        if not unit.gradients:
+            unit.gradients = tuple(found)
+            return
+        for held, gradient in zip(unit.gradients, found, strict=True):
+            emit.op("aten::add_", (held, gradient, 1), (held,))
+
+    # Gathering
+
+    def _gather(self, unit: _Unit) -> None:
+        emit, part = self._emit, sum(unit.sizes)
+        with emit.around(f"FSDP::all_gather{unit.suffix}"):
+            shards = unit.shards
+            if shards[0].dtype != self._dtype:
+                low = _reserved(emit, part, self._dtype)
+                shards = _split(emit, low, unit.sizes)
+                emit.op("aten::_foreach_copy_", (shards, _flat(emit, unit.shards), False))
+            whole = _reserved(emit, self._ways * part, self._dtype)
+            own = emit.view(whole, (part,))
+            with emit.around("fsdp::all_gather_copy_in", (shards, whole, unit.sizes, part, 0), (own, whole)):
+                emit.op("aten::narrow", (whole, 0, 0, part), (own,))
+                emit.op("aten::_foreach_copy_", (_split(emit, own, unit.sizes), _flat(emit, shards), False))
+            emit.gathered(whole, own, FSDP)
+            unit.gathered = whole
+
+    def _copy_out(self, unit: _Unit) -> None:
+        emit, whole = self._emit, unit.gathered
+        assert whole is not None
+        with emit.around(f"FSDP::all_gather_copy_out{unit.suffix}"):
+            rows = emit.view(whole, (self._ways, whole.numel // self._ways))
+            emit.op("aten::view", (whole, (self._ways, -1)), (rows,))
+            made = tuple(
+                emit.view(parameter, (self._ways, size)) for parameter, size in zip(unit.parameters, unit.sizes, strict=True)
+            )
+            with emit.around("fsdp::split_with_sizes_copy", (rows, unit.sizes, 1), (made,)):
+                emit.op("aten::split_with_sizes_copy", (rows, unit.sizes, 1), (made,))
+        unit.gathered = None
+
+
+def _reserved(emit: GroupEmitter, size: int, dtype: str) -> Tensor:
+    made = emit.tensor((size,), dtype)
+    emit.op("aten::empty", ((size,), DTYPE_NUMBERS[dtype], None, emit.device, False, None), (made,))
+    return made
+
+
+def _split(emit: GroupEmitter, whole: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """`whole.split_with_sizes(sizes)` of one dimension."""
+    places = _places(emit, whole, [(size,) for size in sizes])
+    emit.op("aten::split_with_sizes", (whole, tuple(sizes), 0), (places,))
+    return places
+
+
+def _places(emit: GroupEmitter, whole: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[Tensor, ...]:
+    found, at = [], whole.offset
+    for shape in shapes:
+        made = emit.view(whole, shape, offset=at)
+        found.append(made)
+        at += made.numel
+    return tuple(found)
+
+
+def _flat(emit: GroupEmitter, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(each if len(each.shape) == 1 else emit.view(each, (each.numel,)) for each in tensors)

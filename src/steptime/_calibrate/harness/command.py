@@ -1,0 +1,233 @@
+"""`steptime measure` and `steptime calibrate`.
+
+They need nothing but torch, numpy, pyarrow and the standard library: where nothing else is installed, they are
+`python -m steptime_lab.measure JOB ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from steptime._calibrate.harness.conditions import NO_GPU, Clocks, disturbances, gpus, recipe, strangers
+from steptime._calibrate.harness.jobs import job_module
+from steptime._calibrate.harness.options import LineParser, Options
+from steptime._calibrate.harness.ranks import FAILED, LATE
+from steptime._calibrate.harness.session import Session, clock_file
+from steptime._measurements.sets import measured_sets
+from steptime._measurements.store import read
+from steptime.errors import InputError
+
+SCHEMA_VERSION = 1
+
+# How many names an error lists.
+_NAMES = 20
+
+# What is done with measurements once they are there; needs no GPU.
+AFTERWARDS = ("noise", "merge")
+
+# Job -> what it measures, the ranks it takes by default, minutes it takes by default.
+JOBS = {
+    "kernels": ("device time of every kernel an op launches", (1,), 10.0),
+    "lookups": ("embedding lookups, forward and backward with update", (1,), 5.0),
+    "host": ("what the CPU spends per op, with and without a profiler", (1,), 3.0),
+    "collectives": ("collectives: even, uneven, skewed, beside compute", (2, 4, 8), 5.0),
+    "steps": ("real training steps, their traces and their memory", (4, 2, 1), 10.0),
+    "sharding": ("one task under several plans, interleaved", (4,), 8.0),
+    "memory": ("peak memory of the steps' cases, one at a time", (4, 2, 1), 5.0),
+    "check": ("everything small, and checks that it is right", (1,), 10.0),
+    "calibrate": ("this machine's host and fabric", (1,), 1.5),
+}
+
+
+def parser(job: str) -> argparse.ArgumentParser:
+    """The options of one job."""
+    about, ranks, minutes = JOBS[job]
+    words = "steptime calibrate" if job == "calibrate" else f"steptime measure {job}"
+    made = LineParser(prog=words, allow_abbrev=False, description=f"Measures {about}. Interrupted, it goes on where it was.")
+    made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where rows are added, as Parquet")
+    made.add_argument("--minutes", type=float, default=minutes, help=f"stop after so many ({minutes:g})")
+    usual = ",".join(map(str, ranks))
+    made.add_argument("--ranks", default="", metavar="N,N", help=f"rank counts ({usual}, or as many as there are GPUs)")
+    made.add_argument("--share-gpu", action="store_true", help="all ranks on the first GPU, through CUDA MPS")
+    made.add_argument(
+        "--only",
+        default="",
+        help="names of families, kinds, collectives, workloads or cases; in steps also timed, traced, profiled, repeats",
+    )
+    made.add_argument("--small", action="store_true", help="a handful of cases of each kind, to try it")
+    made.add_argument("--seed", type=int, default=0, help="of the cases drawn (0)")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it without a GPU")
+    made.add_argument("--json", action="store_true", help="say the result as JSON")
+    if job == "sharding":
+        said = "JSON, task: name: table: rank; only these tasks, these plans beside those of the rules"
+        made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=said)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one job; the first argument names it."""
+    # Whoever ends a run in time (timeout, a batch system) gets what Ctrl-C gets: rows kept, nothing left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if arguments and arguments[0] in AFTERWARDS:
+        from steptime_lab.measure import tables
+
+        return int(getattr(tables, arguments[0])(arguments[1:]))
+    if not arguments or arguments[0] not in JOBS:
+        said = "\n".join(f"  {name:12s} {about}" for name, (about, _, _) in JOBS.items() if name != "calibrate")
+        if arguments and arguments[0] in ("-h", "--help"):
+            print(f"usage: steptime measure JOB -o DIR [options]; steptime measure JOB --help says which\n\n{said}")
+            print("  noise        how far repeats lie apart, in these measurements or in the shipped ones")
+            print("  merge        the measurements of several folders in one")
+            return 0
+        word = repr(arguments[0]) if arguments else "nothing"
+        raise InputError(f"measure what? {word} is none of {', '.join(name for name in JOBS if name != 'calibrate')}")
+    job = arguments[0]
+    words = ["steptime", "calibrate", *arguments[1:]] if job == "calibrate" else ["steptime", "measure", *arguments]
+    given = parser(job).parse_args(list(arguments[1:]))
+    options = Options(
+        ranks=_ranks(given.ranks) if given.ranks else _usual_ranks(job, given.share_gpu or given.device == "cpu"),
+        share_gpu=given.share_gpu,
+        device=given.device,
+        small=given.small,
+        seed=given.seed,
+        only=tuple(name for name in given.only.split(",") if name),
+        plans=getattr(given, "plans", None),
+    )
+    return measure(job, given.out, given.minutes, options, words, as_json=given.json)
+
+
+def measure(job: str, folder: Path, minutes: float, options: Options, command: Sequence[str], *, as_json: bool = False) -> int:
+    """Runs a job in this machine's conditions and says what it added."""
+    check(options)
+    if not minutes > 0:
+        raise InputError(f"--minutes {minutes:g}: there has to be some time")
+    module = job_module(job)
+    _check_only(job, options, module)
+    begun = time.monotonic()
+    cuda = options.device == "cuda"
+    made = recipe(_without_paths(command), need_gpu=cuda)
+    session = Session.start(folder, made, minutes)
+    for line in strangers() if cuda else []:
+        session.warn(f"another process is on the GPU: {line}; its work is in these times")
+    for setting in disturbances(os.environ):
+        session.warn(f"{setting} is set and in these times, though no row says so")
+    before = {name: _rows_of(folder, name, made.device) for name in measured_sets()}
+    try:
+        with _watched(session, cuda):
+            module.run(session, options)
+    except KeyboardInterrupt:
+        session.warn(f"interrupted; what was measured is in {folder}, and the same command goes on from there")
+        raise
+    counts = {name: read(folder, name).num_rows - count for name, count in before.items()}
+    added = {name: count for name, count in counts.items() if count}
+    _say(job, folder, added, session.warnings, time.monotonic() - begun, as_json)
+    failures = [warning for warning in session.warnings if FAILED in warning or LATE in warning]
+    if failures and not added:
+        raise InputError(f"{job}: nothing was measured, its ranks failed: {failures[-1]}")
+    return 0
+
+
+def _rows_of(folder: Path, name: str, device: str) -> int:
+    """How many rows a set has; raises where they are another device's, for what that one did would count as done on this."""
+    table = read(folder, name)
+    others = sorted({str(found or "cpu") for found in table["device"].to_pylist()} - {device or "cpu"})
+    if others:
+        raise InputError(f"{folder}: holds {name} of {others[0]}, this is {device or 'cpu'}; give every device a folder (-o)")
+    return int(table.num_rows)
+
+
+def check(options: Options) -> None:
+    """Says in one line why these options cannot be measured on this machine."""
+    if options.device != "cuda":
+        return
+    found = len(gpus())
+    if not found:
+        raise InputError(NO_GPU)
+    most = max(options.ranks)
+    if most > found and not options.share_gpu:
+        raise InputError(f"--ranks {most} on {found} GPU(s): give fewer, or --share-gpu to run them on parts of one")
+
+
+def _check_only(job: str, options: Options, module: ModuleType) -> None:
+    """A name that nothing has would measure nothing and call it done."""
+    if not options.only or not hasattr(module, "names"):
+        return
+    known = list(module.names(options))
+    unknown = [name for name in options.only if name not in known]
+    if unknown:
+        some = ", ".join(known[:_NAMES]) + (f" and {len(known) - _NAMES} more" if len(known) > _NAMES else "")
+        raise InputError(f"--only {unknown[0]}: {job} knows no such name; there are {some}")
+
+
+@contextmanager
+def _watched(session: Session, cuda: bool) -> Iterator[None]:
+    file = clock_file(session.folder, session.recipe)
+    if not cuda:
+        yield
+        return
+    try:
+        with Clocks(file, gpus()[0]["number"]) as clocks:
+            yield
+        moved = clocks.moved()
+    finally:
+        file.unlink(missing_ok=True)
+    if moved:
+        session.warn(f"{moved}; every row says the clock it was taken at")
+
+
+def _say(job: str, folder: Path, added: dict[str, int], warnings: list[str], seconds: float, as_json: bool) -> None:
+    if as_json:
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "job": job,
+            "folder": str(folder),
+            "rows_added": added,
+            "seconds": round(seconds, 1),
+            "warnings": warnings,
+        }
+        print(json.dumps(content, indent=2))
+        return
+    rows = ", ".join(f"{count} {name}" for name, count in added.items()) or "no"
+    print(f"{job}: {rows} rows added to {folder} in {seconds:.0f} s")
+
+
+def _usual_ranks(job: str, any_number: bool) -> tuple[int, ...]:
+    """The job's own rank counts; on GPUs of their own, those that there are GPUs for."""
+    usual = JOBS[job][1]
+    fitting = tuple(count for count in usual if any_number or count <= len(gpus()))
+    return fitting or (min(usual),)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(",") if part)
+    except ValueError as error:
+        raise InputError(f"--ranks {text!r}: expected whole numbers with commas between, as in 2,4") from error
+    if not found or min(found) < 1:
+        raise InputError(f"--ranks {text!r}: a job needs at least one rank")
+    return found
+
+
+def _without_paths(command: Sequence[str]) -> list[str]:
+    """The command without where its output went: a recipe names no folder of somebody's machine."""
+    kept = list(command)
+    for flag in ("-o", "--out"):
+        if flag in kept[:-1]:
+            kept[kept.index(flag) + 1] = "DIR"
+    return [re.sub(r"^(--out=|-o=?)(?=.).*", r"\1DIR", word) for word in kept]
+
+
+def fail(error: Exception | str) -> int:
+    """One line on stderr, exit code 2."""
+    print(f"steptime: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,145 @@
+"""`Bench`: how host time is taken: bursts of calls from a drained device, too short to fill the launch queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from steptime._calibrate.harness.group import Group
+    from steptime._calibrate.harness.session import Session
+
+Action = Callable[[], object]
+
+# Streams, events and the spinning kernel; torch gives them no types.
+CUDA: Any = torch.cuda
+
+# A launch blocks behind 1,021 that have not started, 825 where arguments are large (docs/decisions/0004); this stays below.
+MOST_LAUNCHES = 800
+# A call rarely launches more; those on lists of tensors are counted by their tensors.
+LAUNCHES_PER_CALL = 4
+# What one burst may take, the device included: slow kernels get fewer calls, never fewer than this many.
+BURST_NS = 20e6
+FEWEST_CALLS = 4
+# Calls before the first burst: they load what is loaded once, and tell how long a call takes.
+FIRST_CALLS = 5
+
+
+def burst_ns(action: Action, calls: int) -> float:
+    """Mean time of one call in an unbroken row of them."""
+    row = repeat(None, calls)
+    begun = time.perf_counter_ns()
+    for _ in row:
+        action()
+    return (time.perf_counter_ns() - begun) / calls
+
+
+def net(times_ns: Sequence[float], baseline_ns: float) -> list[float]:
+    """Times without what the loop itself costs, never below 0."""
+    return [max(0.0, value - baseline_ns) for value in times_ns]
+
+
+def line(small: int, small_ns: Sequence[float], large: int, large_ns: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Slope and intercept of each pair of times at two sizes, taken one after the other."""
+    slopes = [(high - low) / (large - small) for low, high in zip(small_ns, large_ns, strict=True)]
+    fixed = [low - slope * small for low, slope in zip(small_ns, slopes, strict=True)]
+    return slopes, fixed
+
+
+def less(times_ns: Sequence[float], other_ns: Sequence[float]) -> list[float]:
+    """Each time without the median of the others."""
+    return [value - float(np.median(other_ns)) for value in times_ns]
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    """What a call costs before it does anything."""
+
+
+@dataclass
+class Bench:
+    """One rank's bench.
+
+    Where `marking`, a marking kernel goes before and after the calls of a loop, so that a recording tells how much they
+    launched; `loops` counts loops, `made` the calls of the last one.
+    """
+
+    group: Group
+    session: Session
+    bursts: int = 5
+    calls: int = 200
+    marking: bool = False
+    loops: int = 0
+    made: int = 0
+
+    @property
+    def cuda(self) -> bool:
+        """Whether there is a device whose queue matters."""
+        return self.group.device_name.startswith("cuda")
+
+    def synchronize(self) -> None:
+        """Waits until the device has nothing left to do."""
+        self.group.synchronize()
+
+    def per_call(self, action: Action, most_calls: int = MOST_LAUNCHES) -> list[float]:
+        """Host time of a call: one value per burst. The first calls are not counted; slow calls get shorter bursts."""
+        self._mark()
+        self.loops += 1
+        try:
+            calls = min(self.calls, most_calls, self._calls_in_a_burst(action))
+            found = []
+            for _ in range(self.bursts):
+                self.synchronize()
+                found.append(burst_ns(action, calls))
+            self.synchronize()
+        finally:
+            self._mark()
+        self.made = FIRST_CALLS + calls * self.bursts
+        return found
+
+    def _calls_in_a_burst(self, action: Action) -> int:
+        for _ in range(2):
+            action()
+        self.synchronize()
+        begun = time.perf_counter_ns()
+        for _ in range(FIRST_CALLS - 2):
+            action()
+        self.synchronize()
+        each_ns = (time.perf_counter_ns() - begun) / (FIRST_CALLS - 2)
+        return max(FEWEST_CALLS, int(BURST_NS / max(each_ns, 1.0)))
+
+    def per_op(
+        self, function: Callable[..., object], *args: Any, most_calls: int = MOST_LAUNCHES, **kwargs: Any
+    ) -> list[float]:
+        """Host time of one function call with these arguments, less that of calling nothing with them."""
+        calls = min(self.calls, most_calls)
+        baseline = min(burst_ns(partial(_nothing, *args, **kwargs), calls) for _ in range(3))
+        return net(self.per_call(partial(function, *args, **kwargs), most_calls), baseline)
+
+    def at_two_sizes(
+        self, make: Callable[[int], Action], small: int, large: int, times: int | None = None
+    ) -> tuple[list[float], list[float]]:
+        """Slope per unit and intercept of an action that `make` sets up anew for each time, at two sizes in turn."""
+        for size in (small, large):
+            make(size)()
+        low, high = [], []
+        for _ in range(times or 2 * self.bursts):
+            low.append(self._once(make(small)))
+            high.append(self._once(make(large)))
+        return line(small, low, large, high)
+
+    def _mark(self) -> None:
+        if self.marking:
+            CUDA._sleep(1)
+
+    def _once(self, action: Action) -> float:
+        self.synchronize()
+        taken = burst_ns(action, 1)
+        self.synchronize()
+        return taken

@@ -1,0 +1,178 @@
+"""What the observer wrote and what the dispatch mode noted become an `ExecutionTrace` as a GPU's would be.
+
+Left out is what the modes themselves do. Tensors are put on `cuda:0`, storages are told apart by what was noted, backward gets
+the thread that it has where there is a device, and sums that autograd writes over their first argument are written so: with a
+mode active PyTorch makes a new tensor for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from steptime._program.execution import ExecutionTrace, Node
+from steptime._program.program import Signature, Tensor, Value
+
+LEAF = "steptime:leaf:"
+"""Begins the name of the range in which an op below autograd is answered; its number follows."""
+
+HOST = "steptime:host"
+"""The range in which an op that has nothing to do with the device is called again, below the mode."""
+
+_MODE = "PythonDispatchMode"  # PyTorch's own record of calling a dispatch mode
+_ENGINE = "autograd::engine::evaluate_function"
+# Gradients of index_select and gather, summed up in zeros (autograd/FunctionsManual.cpp; native/TensorAdvancedIndexing.cpp).
+_INTO_ZEROS = frozenset(("aten::index_add", "aten::scatter_add"))
+# The gradient of indexing (FunctionsManual.cpp, index_backward).
+_INDEX_BACKWARD, _INDEX_PUT, _PUT_INTO = "IndexBackward0", "aten::index_put", "aten::_index_put_impl_"
+_META, _DEVICE = "meta", "cuda:0"
+_MAIN, _BACKWARD = 1, 2
+
+
+@dataclass
+class Note:
+    """One op below autograd: the storages of the tensors it takes and makes, in order."""
+
+    name: str
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    over: bool = False  # nobody else holds its first argument, so that a sum of gradients can be written over it
+
+
+def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> ExecutionTrace:
+    """The trace of a captured step, as one of a step on a GPU would be."""
+    tree = _Tree(trace, notes)
+    values = _Values(tree)
+    nodes = tuple(_node(row, values) for row in tree.rows)
+    return replace(trace, nodes=nodes, parents=tuple(row.parent for row in tree.rows))
+
+
+@dataclass
+class _Row:
+    """A node that stays."""
+
+    node: Node
+    name: str
+    parent: int
+    backward: bool
+    note: Note | None = None
+    over: bool = False  # returns what it is given first
+    more: tuple[Value, ...] = ()  # arguments besides those recorded
+
+
+class _Tree:
+    """The nodes that stay, in order, each with the note that belongs to it."""
+
+    def __init__(self, trace: ExecutionTrace, notes: Sequence[Note]) -> None:
+        self.rows: list[_Row] = []
+        self._trace, self._notes = trace, notes
+        self._children: dict[int, list[int]] = {-1: []}
+        for row, parent in enumerate(trace.parents):
+            self._children.setdefault(parent, []).append(row)
+        for row in self._children[-1]:
+            self._visit(row, -1)
+
+    def _visit(self, at: int, parent: int) -> None:
+        node = self._trace.nodes[at]
+        if node.name.startswith(LEAF):
+            self._attach(self._notes[int(node.name[len(LEAF) :])], parent)
+            return
+        inside = self._children.get(at, [])
+        if node.name == HOST:
+            # The op again, as the mode called it: what it is made of belongs to the op.
+            inside = [child for again in inside for child in self._children.get(again, ())]
+        elif node.name != _MODE:
+            backward = node.name.startswith(_ENGINE) or (parent >= 0 and self.rows[parent].backward)
+            self.rows.append(_Row(node, node.name, parent, backward))
+            parent = len(self.rows) - 1
+        if node.name == _INDEX_PUT and self._around(parent) == _INDEX_BACKWARD:
+            self._put(at, parent)
+            return
+        for child in inside:
+            self._visit(child, parent)
+
+    def _around(self, at: int) -> str:
+        above = self.rows[at].parent
+        return self.rows[above].name if above >= 0 else ""
+
+    def _put(self, at: int, parent: int) -> None:
+        """The gradient of indexing: written into zeros on a device, into a copy of them where a mode is active."""
+        inside = [self._notes[number] for number in self._noted(at)]
+        row = self.rows[parent]
+        row.name, row.over, row.more = _PUT_INTO, True, (True,)  # unsafe: indices are known to be within bounds
+        zeros = next(note.inputs[1:2] for note in inside if note.name == "aten::copy_")
+        row.note = Note(_PUT_INTO, zeros, inside[-1].outputs[:1])
+
+    def _noted(self, at: int) -> Iterator[int]:
+        for child in self._children.get(at, ()):
+            name = self._trace.nodes[child].name
+            if name.startswith(LEAF):
+                yield int(name[len(LEAF) :])
+            else:
+                yield from self._noted(child)
+
+    def _attach(self, note: Note, at: int) -> None:
+        """Gives a note to the nearest op of its name: a range of autograd may lie between."""
+        while at >= 0 and self.rows[at].name != note.name:
+            at = self.rows[at].parent
+        if at < 0:
+            return
+        row = self.rows[at]
+        row.note = note
+        around = self._around(at)
+        summed = note.over and around.startswith(_ENGINE)
+        if summed or (note.name in _INTO_ZEROS and row.backward and "backward" in around.lower()):
+            row.name, row.over = f"{note.name}_", True
+
+
+class _Values:
+    """Arguments with devices and storages as on a GPU."""
+
+    def __init__(self, tree: _Tree) -> None:
+        self._storage: dict[int, int] = {}  # of a tensor, by its number
+        self._same: dict[int, int] = {}  # a storage that another one stands for
+        self._numbers: dict[tuple[str, int], int] = {}
+        for row in tree.rows:
+            if row.note is not None:
+                self._learn(row.node.signature, row.note, over=row.over)
+
+    def _learn(self, signature: Signature, note: Note, *, over: bool) -> None:
+        if over:
+            self._same[note.outputs[0]] = note.inputs[0]
+        for values, storages in ((signature.inputs, note.inputs), (signature.outputs, note.outputs)):
+            for tensor, storage in zip(_tensors(values), storages, strict=False):
+                if tensor.id is not None:
+                    self._storage[tensor.id] = storage
+
+    def of(self, value: Value) -> Value:
+        """The argument as a GPU would show it."""
+        if isinstance(value, tuple):
+            return tuple(map(self.of, value))
+        if not isinstance(value, Tensor):
+            return _DEVICE if value == _META else value
+        if value.device != _META:
+            return replace(value, storage=None if value.storage is None else self._number("cpu", value.storage))
+        storage = self._storage.get(value.id or 0)
+        while storage in self._same:
+            storage = self._same[storage]
+        # What no op below autograd takes, as an argument of a function written in Python, is known by its own number alone.
+        number = self._number("tensor", value.id or 0) if storage is None else self._number(_DEVICE, storage)
+        return replace(value, device=_DEVICE, storage=number)
+
+    def _number(self, where: str, storage: int) -> int:
+        return self._numbers.setdefault((where, storage), len(self._numbers))
+
+
+def _node(row: _Row, values: _Values) -> Node:
+    inputs = (*map(values.of, row.node.signature.inputs), *row.more)
+    outputs = inputs[:1] if row.over else tuple(map(values.of, row.node.signature.outputs))
+    tid, forward = (_BACKWARD, _MAIN) if row.backward else (_MAIN, 0)
+    return replace(row.node, name=row.name, signature=Signature(inputs, outputs), tid=tid, fw_tid=forward)
+
+
+def _tensors(values: Sequence[Value]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)

@@ -1,0 +1,194 @@
+"""What PyTorch does on CUDA otherwise than on a device it knows nothing of, rule by rule, each with where PyTorch decides it.
+
+The rules replace PyTorch's own kernels for ops that are made of others (key AutogradCUDA), so that an execution trace shows the
+op as always and inside it what CUDA runs. They are checked op by op against traces of steps on a GPU (tests/capture).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+from steptime._capture.refusals import refuse_recurrent
+
+aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """One kernel that draws, scales and keeps the mask (native/Dropout.cpp, is_fused_kernel_acceptable)."""
+    made: torch.Tensor
+    if train and 0 < p < 1 and x.numel():
+        made, _ = aten.native_dropout(x, p, train)
+    else:
+        made = _as_elsewhere(aten.dropout.default, x, p, train)
+    return made
+
+
+def _as_elsewhere(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What PyTorch makes of an op on any device."""
+    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+# at::SDPBackend
+MATH, FLASH, EFFICIENT, CUDNN = "math", "flash", "efficient", "cudnn"
+
+
+def attention_backend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> str:
+    """Which kernel attention takes, on a GPU of compute capability 9.0 (native/transformers/cuda/sdp_utils.cpp).
+
+    Halves go to cuDNN, which is preferred there, or to flash attention, single precision to the memory-efficient kernel.
+    """
+    plain = query.dim() == key.dim() == value.dim() == 4 and query.dtype == key.dtype == value.dtype
+    dims = (query.shape[-1], value.shape[-1])
+    aligned = not any(dim % 8 for dim in dims)
+    if not plain or not all(query.shape) or not all(key.shape) or (causal and mask is not None):
+        return MATH
+    if query.dtype in _HALVES:
+        if aligned and max(dims) <= 128 and not (causal and query.shape[-2] > key.shape[-2]):
+            return CUDNN
+        if mask is None and max(dims) <= 256 and dims[0] == dims[1]:
+            return FLASH
+    return EFFICIENT if query.dtype in (*_HALVES, torch.float32) and query.shape[-3] == key.shape[-3] else MATH
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The kernel that CUDA takes, around it what PyTorch does for it (native/transformers/attention.cpp)."""
+    backend = attention_backend(query, key, value, mask, is_causal)
+    if backend == FLASH:
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    made: torch.Tensor
+    if backend == MATH:
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        op = aten.scaled_dot_product_attention.default
+        made = _as_elsewhere(op, query, key, value, mask, dropout_p, is_causal, **options)
+        return made
+    bias = None if mask is None else _bias(mask, query, _LEAST_OF_CUDNN if backend == CUDNN else -float("inf"))
+    keeps = any(each.requires_grad for each in (query, key, value)) and torch.is_grad_enabled()
+    if backend == CUDNN:
+        made, *_ = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, bias, keeps, dropout_p, is_causal, False, scale=scale
+        )
+    else:
+        if bias is not None:
+            bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        made, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
+        )
+    return made
+
+
+# The least number of half precision: cuDNN's attention gets it in place of minus infinity (convert_boolean_attn_mask_cudnn).
+_LEAST_OF_CUDNN = -65504.0
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor, least: float) -> torch.Tensor:
+    """What is added to products where a mask of truth values says no (convert_boolean_attn_mask)."""
+    if mask.dtype != torch.bool:
+        return mask
+    low = aten.scalar_tensor(least, dtype=query.dtype, device=query.device)
+    made: torch.Tensor = torch.where(mask, 0.0, low)
+    return made
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, causal: bool, scale: float | None
+) -> torch.Tensor:
+    """Heads are padded to a multiple of 8 elements and cut again."""
+    dim = query.shape[-1]
+    missing = -dim % 8
+    if missing:
+        query, key, value = (torch.nn.functional.pad(each, (0, missing)) for each in (query, key, value))
+    scale = scale if scale is not None or not missing else dim**-0.5
+    made: torch.Tensor = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, causal, False, scale=scale)[0]
+    return made[..., :dim] if missing else made
+
+
+def batch_norm(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """cuDNN's, where it takes the arguments (native/Normalization.cpp, _select_batch_norm_backend)."""
+    both = (mean is None) == (variance is None)
+    fits = weight is not None and bias is not None and both and (mean is not None or training)
+    known = x.dtype != torch.bfloat16 and (x.dtype != torch.float16 or (weight is not None and weight.dtype == torch.float32))
+    shaped = x.dim() >= 3 or (x.dim() == 2 and x.shape[0] <= (131_070 if training else 262_136))
+    small = x.numel() <= 2**31 - 1
+    if cudnn and fits and known and shaped and small:
+        out, saved_mean, saved_variance, reserve = aten.cudnn_batch_norm(
+            x.contiguous(memory_format=_format(x)), weight.contiguous() if weight is not None else None,
+            bias.contiguous() if bias is not None else None, mean, variance, training, momentum, eps,
+        )  # fmt: skip
+        return out, saved_mean, saved_variance, reserve, 1
+    reserve = aten.empty.memory_format([0], dtype=torch.uint8, layout=x.layout, device=x.device)
+    out, saved_mean, saved_variance = aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps)
+    return out, saved_mean, saved_variance, reserve, 0
+
+
+def _format(x: torch.Tensor) -> torch.memory_format:
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A softmax of half precision gives single precision without a cast before (native/SoftMax.cpp)."""
+    made: torch.Tensor
+    made = aten._softmax(x, dim, True) if _widens(x, dtype) else _as_elsewhere(aten.softmax.int, x, dim, dtype)
+    return made
+
+
+def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The same of its logarithm."""
+    made: torch.Tensor
+    made = aten._log_softmax(x, dim, True) if _widens(x, dtype) else _as_elsewhere(aten.log_softmax.int, x, dim, dtype)
+    return made
+
+
+def _widens(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    return x.dtype == torch.float16 and dtype == torch.float32
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "dropout": dropout,
+    "softmax.int": softmax,
+    "log_softmax.int": log_softmax,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
+    "_batch_norm_impl_index": batch_norm,
+    **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), refuse_recurrent),
+}
+
+
+@contextmanager
+def chosen() -> Iterator[None]:
+    """While it lasts, ops on the pretended device choose as on CUDA."""
+    library: Any = torch.library.Library("aten", "IMPL", "AutogradCUDA")  # type: ignore[no-untyped-call]
+    try:
+        for name, rule in RULES.items():
+            library.impl(name, rule)
+        yield
+    finally:
+        library._destroy()

@@ -1,0 +1,166 @@
+"""What one step of a training function does, on a machine without a GPU: `observed` under a `Recorder`.
+
+PyTorch's own observer writes the trace: names, nesting, autograd's nodes, optimiser ranges are those it records anywhere. Two
+modes lie over the run. `steptime._capture.pretended` lets the code believe in a GPU; the dispatch mode here answers every op
+below autograd with the shapes of PyTorch's meta functions, runs what PyTorch makes of several ops (CompositeExplicitAutograd
+kernels) as PyTorch does, and notes which storages each op takes and makes, since tensors without memory have no addresses.
+
+A collective gets in like any op: what `torch.distributed` calls is seen by the observer if it goes through the dispatcher
+(`c10d::` ops), and a `record_param_comms` node is one that whatever stands for the process group records itself; nodes that the
+modes do not know are kept as they are, with their arguments, and `steptime._program.formats.execution.reader` reads them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # what PyTorch imports on the first call of a mode must not find a pretended device
+import torch._meta_registrations  # shapes of ops whose meta functions are written in Python
+from torch._C import DispatchKey
+from torch.autograd.profiler import record_function
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.profiler import ExecutionTraceObserver
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from steptime._capture import answers, refusals
+from steptime._capture.assemble import HOST, LEAF, Note
+from steptime._capture.tensors import META, is_pretended, tensors_in
+
+_COMPOSITES = (DispatchKey.CompositeImplicitAutograd, DispatchKey.CompositeExplicitAutograd)
+
+
+def observed(step: Callable[[], object]) -> bytes:
+    """What PyTorch's observer writes of one call."""
+    with tempfile.TemporaryDirectory(prefix="steptime") as folder:
+        file = Path(folder) / "trace.json"
+        observer = ExecutionTraceObserver()
+        observer.register_callback(str(file))
+        try:
+            observer.start()
+            step()
+        finally:
+            observer.stop()
+            observer.unregister_callback()
+        return file.read_bytes()
+
+
+# PyTorch's own, without types.
+_WEAK_STORAGE: Any = StorageWeakRef
+_WEAK_TENSOR: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
+_USES: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers ops of the pretended device, and notes their storages while it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.notes: list[Note] = []
+        self._noting = False
+        self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
+        self._made: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
+        self._weak: list[Any] = []  # the same for tensors
+
+    def noting(self) -> Any:
+        """While it lasts, ops are noted."""
+        return _Switched(self)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """One op below autograd."""
+        del types
+        # The other mode, which knows the device by its name in Python, has nothing to say here.
+        with torch._C.DisableTorchFunction():
+            return self._run(func, args, dict(kwargs or {}))
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func.namespace == "profiler":  # ranges, as an optimiser's step: they begin and end around whatever comes
+            return func(*args, **kwargs)
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            kwargs["device"] = device = META
+        here = (device is not None and device.type == "meta") or any(map(is_pretended, tensors_in((args, kwargs))))
+        if not here and not self._noting and answers.is_large(func, args, kwargs):
+            # It is made before the step, so that a model is on its way to the device; the CPU may not have the memory.
+            return self._kept(func, answers.answer(func, args, {**kwargs, "device": META}))
+        if not here:
+            with record_function(HOST):
+                return func(*args, **kwargs)
+        for made_of_others in _COMPOSITES:
+            if func.has_kernel_for_dispatch_key(made_of_others) and not answers.has_kernel(func):
+                with self:
+                    return func._op_dk(made_of_others, *args, **kwargs)
+        known = refusals.value_of(func)
+        if known is not None:
+            return known
+        refusals.refuse(func, args, kwargs)
+        if not self._noting:
+            return self._kept(func, answers.answer(func, args, kwargs))
+        note = Note(func._schema.name)
+        if func is torch.ops.aten.add.Tensor:
+            note.over = _writable(args[0])
+        with record_function(f"{LEAF}{len(self.notes)}"):
+            self.notes.append(note)
+            rest = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
+            note.inputs = [self._storage(tensor) for tensor in tensors_in((args, rest))]
+            found = answers.answer(func, args, kwargs)
+            refusals.refuse_result(func, found)
+            note.outputs = [self._storage(tensor) for tensor in tensors_in(found)]
+        return found
+
+    def unnamed_bytes(self) -> tuple[int, ...]:
+        """Bytes of each storage of the device that is still there and that no noted op takes or makes."""
+        named = {storage for note in self.notes for storage in (*note.inputs, *note.outputs)}
+        left = ((made, nbytes) for storage, (made, nbytes) in self._made.items() if storage not in named)
+        return tuple(nbytes for made, nbytes in left if nbytes and not made.expired())
+
+    def _kept(self, func: Any, found: Any) -> Any:
+        """Remembers the storages that were made before the step that is noted."""
+        refusals.refuse_result(func, found)
+        for tensor in tensors_in(found):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._made and is_pretended(tensor):
+                self._made[storage._cdata] = (_WEAK_STORAGE(storage), storage.nbytes())
+        return found
+
+    def _storage(self, tensor: torch.Tensor) -> int:
+        self._weak.append(_WEAK_TENSOR(tensor))
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._held:
+            self._held[storage._cdata] = _WEAK_STORAGE(storage)
+        return int(storage._cdata)
+
+
+def _writable(tensor: torch.Tensor) -> bool:
+    """Whether nobody else looks at a tensor: autograd then writes a sum over it (autograd/input_buffer.cpp).
+
+    PyTorch itself does not look where a mode is active, and adds into a new tensor. Held are: the tensor by autograd's buffer,
+    by the two arguments of the call and by Python, the storage by the tensor and by Python.
+    """
+    alone = _USES(tensor) <= 4 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= 2
+    return alone and _without_gaps(tensor)
+
+
+def _without_gaps(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class _Switched:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._recorder._noting = True
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder._noting = False

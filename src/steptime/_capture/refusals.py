@@ -1,0 +1,113 @@
+"""What cannot be captured, said in one line with the op and the line of the user's code that calls it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from steptime._capture.tensors import is_pretended, tensors_in
+from steptime.errors import InputError, SteptimeError
+
+_OWN = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_SCALER = str(Path(_TORCH) / "amp" / "grad_scaler.py")
+_VALUE_OF_SCALER = 0.0  # no gradient is infinite, as in nearly every step
+# They take indices from the CPU too (native/TensorAdvancedIndexing.cpp), or copy between devices.
+_MIXED = frozenset(("aten::copy_", "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"))
+_TRUTHS = (torch.bool, torch.uint8)
+
+
+def value_of(func: Any) -> float | None:
+    """What PyTorch's own code asks of a tensor's data, where the answer is known; None: not asked, or not known."""
+    if func is not torch.ops.aten._local_scalar_dense.default:
+        return None
+    return _VALUE_OF_SCALER if any(name == _SCALER for name, _ in _frames(sys._getframe())) else None
+
+
+def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises where an op on the pretended device needs data, or what is not pretended."""
+    name = func._schema.name
+    tensors = list(tensors_in((args, kwargs)))
+    to_host = name == "aten::copy_" and not is_pretended(args[0])
+    if to_host or torch.Tag.data_dependent_output in func.tags:
+        raise InputError(
+            f"{_said(name)}: needs the values of a tensor, and a step is captured without data; "
+            "leave it out of the step (a loss can be read after it), or decide without looking at the tensor"
+        )
+    if torch.Tag.dynamic_output_shape in func.tags and _depends(func, args, kwargs):
+        raise InputError(
+            f"{_said(name)}: the shape of its result depends on data, and a step is captured without; "
+            "use an op with a fixed shape, as torch.where in place of indexing with truth values"
+        )
+    away = next((each for each in tensors if each.dim() and not is_pretended(each) and name not in _MIXED), None)
+    if away is not None and not name.startswith("aten::_scaled_dot_product"):
+        raise InputError(
+            f"{_said(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
+            "move model and inputs to the device that the function is given ('cuda')"
+        )
+
+
+def refuse_result(func: Any, found: Any) -> None:
+    """Raises where an op makes what is not pretended: a sparse tensor."""
+    if any(tensor.layout is not torch.strided for tensor in tensors_in(found)):
+        name = _said(func._schema.name)
+        raise InputError(
+            f"{name}: sparse tensors cannot be captured; use dense gradients (sparse=False), or a config of a DLRM"
+        )
+
+
+def refuse_recurrent(*_: Any, **__: Any) -> Any:
+    """Raises for a recurrent layer, which is one kernel of cuDNN on CUDA and of which PyTorch tells nothing without."""
+    raise InputError(f"{_said('a recurrent layer')}: LSTM, GRU and RNN run in cuDNN, which is not captured; use other layers")
+
+
+def _depends(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if func._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
+        return any(each.dtype in _TRUTHS for each in tensors_in(args[1]))
+    return kwargs.get("output_size") is None
+
+
+def line_of(error: BaseException) -> str:
+    """`file:line` of the user's code that an error came from; empty where there is none."""
+    found = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    return _line(found[::-1])
+
+
+def failure(error: BaseException, what: str) -> SteptimeError:
+    """An error of the user's code, or of PyTorch in it, as one line."""
+    if isinstance(error, SteptimeError):
+        return InputError(f"{what}: {error}")
+    place = line_of(error)
+    said = " ".join(str(error).split())
+    if isinstance(error, NotImplementedError) and "meta" in said.lower():
+        said = f"{said[:_LONGEST]}; PyTorch knows no shape of its result without running it: see torch.library.register_fake"
+    return InputError(f"{what}: {type(error).__name__}{f' at {place}' if place else ''}: {said[: 2 * _LONGEST]}")
+
+
+_LONGEST = 200  # characters of a message that is quoted
+
+
+def _said(name: str) -> str:
+    place = _line(_frames(sys._getframe()))
+    return f"{name} at {place}" if place else name
+
+
+def _frames(frame: FrameType | None) -> list[tuple[str, int]]:
+    """From the innermost call outwards."""
+    found = []
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def _line(frames: list[tuple[str, int]]) -> str:
+    for name, number in frames:
+        if not name.startswith((_OWN, _TORCH, "<")) and "importlib" not in name:
+            return f"{name}:{number}"
+    return ""

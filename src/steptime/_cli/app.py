@@ -1,0 +1,102 @@
+"""The `steptime` command: its sub-commands, and how whatever goes wrong ends in one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from steptime import __version__
+from steptime._cli.calibrate import calibrate
+from steptime._cli.capture import capture
+from steptime._cli.fabric import fabric
+from steptime._cli.inspect import inspect
+from steptime._cli.lab import LAB_INSTALLED, lab_commands
+from steptime._cli.platforms import platforms
+from steptime._cli.predict import predict
+from steptime._cli.replay import replay
+from steptime._cli.shard import shard
+from steptime.errors import SteptimeError
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+app = typer.Typer(
+    name="steptime",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"steptime {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def steptime(
+    context: typer.Context,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """How long a training step takes on a multi-GPU machine, and why: from the traces of its ranks, without a GPU."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command()(predict)
+app.command()(replay)
+app.command()(inspect)
+app.command()(capture)
+app.command()(platforms)
+app.command()(fabric)
+app.command()(shard)
+# Their options are parsed where they also work without this command line: in the measuring harness.
+_AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command(context_settings=_AS_GIVEN, add_help_option=False)(calibrate)
+for _name, _command in lab_commands().items():
+    if _name == "measure" or not LAB_INSTALLED:
+        app.command(_name, context_settings=_AS_GIVEN, add_help_option=False)(_command)
+    else:
+        app.command(_name)(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of one run. What a user can cause becomes one line on stderr."""
+    try:
+        code = app(arguments, prog_name="steptime", standalone_mode=False)
+        sys.stdout.flush()
+    except SteptimeError as error:
+        return _fail(str(error))
+    except MemoryError:
+        return _fail("out of memory; give fewer files at once, or use a machine with more of it")
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except (BrokenPipeError, SystemExit):
+        # Whoever read the output has gone (Rich leaves on that by itself); what is buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}")
+    except Exception as error:
+        said = getattr(error, "format_message", None)  # how the parser's own errors say what was wrong with the arguments
+        if said is None:
+            raise
+        return _fail(f"{said()} (see steptime --help)")
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    print(f"steptime: error: {' '.join(message.split())}", file=sys.stderr)
+    return BAD_INPUT

@@ -1,0 +1,216 @@
+"""The links between ranks: a TOML file per fabric, tiers from the inside out, every number with its source."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import steptime
+from steptime._hardware.device import Quantity
+from steptime.errors import InputError
+
+SCHEMA_VERSION = 1
+# Bytes per second and nanoseconds. Beyond, times overflow; no link is anywhere near either end.
+_LEAST, _MOST = 1e-6, 1e18
+FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
+
+NETWORK = "network"
+KINDS = ("nvlink", "nvswitch", "pcie", "loopback", NETWORK)
+"""Of tiers. A network joins nodes; every other tier lies within one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTier:
+    """Links that join blocks of consecutive ranks. Bandwidth is what one rank has in one direction."""
+
+    name: str
+    kind: str
+    ranks: int  # of a block: a pair, a node, the cluster
+    bandwidth_bytes_per_s: Quantity
+    latency_ns: Quantity  # of the smallest message between two ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where the rows lie that the models were fitted to."""
+
+    source: str
+    license: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class FabricLimits:
+    """A node or a cluster of them as its file describes it; ranks count through a node, then through the next."""
+
+    name: str
+    title: str
+    gpus_per_node: int
+    nodes: int
+    rails: int  # network cards of a node; 0 without a network
+    oversubscription: float  # all cards of a node over what the network carries for it; 1: nothing is lacking
+    tiers: tuple[LinkTier, ...]  # from the inside out
+    models: Path | None  # fitted models of its tiers; None: data sheet only
+    published: tuple[Published, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """As many as there are GPUs."""
+        return self.gpus_per_node * self.nodes
+
+    @property
+    def network(self) -> LinkTier | None:
+        """What joins its nodes."""
+        return self.tiers[-1] if self.tiers[-1].kind == NETWORK else None
+
+    def card_of(self, rank: int) -> tuple[int, int]:
+        """The node and the card of it that a rank's messages leave by: neighbours share one where there are fewer cards."""
+        node, local = divmod(rank, self.gpus_per_node)
+        return node, local * max(self.rails, 1) // self.gpus_per_node
+
+
+def fabric_names() -> list[str]:
+    """The fabrics that come with the package."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def read_fabric(name: str | Path) -> FabricLimits:
+    """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
+    name = str(name)
+    file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not file.is_file():
+        raise InputError(f"no fabric {name!r}; there are {', '.join(fabric_names())}, or give the path of a .toml file")
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: not readable as TOML ({error})") from error
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"{file}: fabric of version {content.get('schema_version')}, this steptime reads {SCHEMA_VERSION}")
+    limits = FabricLimits(
+        name=str(content.get("name", file.stem)),
+        title=str(content.get("title", "")),
+        gpus_per_node=_count(file, content, "gpus_per_node"),
+        nodes=_count(file, content, "nodes", 1),
+        rails=_count(file, content, "rails", 0, least=0),
+        oversubscription=_oversubscription(file, content),
+        tiers=_tiers(file, content),
+        models=_models(file, content),
+        published=_published(file, content),
+    )
+    _check_shape(file, limits)
+    return limits
+
+
+def fabric_toml(limits: FabricLimits) -> str:
+    """The text of a fabric's file; `read_fabric` reads it back."""
+    lines = [f"schema_version = {SCHEMA_VERSION}", f"name = {_text(limits.name)}", f"title = {_text(limits.title)}"]
+    lines += [f"gpus_per_node = {limits.gpus_per_node}", f"nodes = {limits.nodes}"]
+    if limits.nodes > 1:
+        lines += [f"rails = {limits.rails}", f"oversubscription = {limits.oversubscription:g}"]
+    lines.append("analytic = true" if limits.models is None else f"models = {_text(limits.models.name)}")
+    for one in limits.published:
+        lines += ["", "[[published]]", *(f"{name} = {_text(getattr(one, name))}" for name in ("source", "license", "date"))]
+    for tier in limits.tiers:
+        lines += ["", "[[tiers]]", f"name = {_text(tier.name)}", f"kind = {_text(tier.kind)}", f"ranks = {tier.ranks}"]
+        for name in ("bandwidth_bytes_per_s", "latency_ns"):
+            found: Quantity = getattr(tier, name)
+            lines.append(f"{name} = {{ value = {found.value:g}, source = {_text(found.source)} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: str) -> str:
+    """TOML's basic strings are JSON's, but for what it does not escape."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _count(file: Path, content: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1) -> int:
+    found = content.get(key, default)
+    if not isinstance(found, int) or isinstance(found, bool) or found < least:
+        raise InputError(f"{file}: {key} is {found!r}, expected a whole number, {least} or more")
+    return found
+
+
+def _oversubscription(file: Path, content: Mapping[str, Any]) -> float:
+    found = content.get("oversubscription", 1.0)
+    if not isinstance(found, int | float) or not found >= 1:
+        raise InputError(f"{file}: oversubscription is {found!r}, expected 1 (none) or more")
+    return float(found)
+
+
+def _models(file: Path, content: Mapping[str, Any]) -> Path | None:
+    """Beside the file that names them; a fabric without any says so."""
+    found, analytic = content.get("models"), content.get("analytic", False)
+    if isinstance(found, str) and found and not analytic:
+        return file.parent / found
+    if found is None and analytic is True:
+        return None
+    raise InputError(f"{file}: expected models = 'FILE.json' (fitted), or analytic = true where only a data sheet is known")
+
+
+def _published(file: Path, content: Mapping[str, Any]) -> tuple[Published, ...]:
+    found = content.get("published", [])
+    names = ("source", "license", "date")
+    if not isinstance(found, list) or not all(isinstance(one, dict) and all(one.get(name) for name in names) for one in found):
+        raise InputError(f"{file}: each [[published]] needs {', '.join(names)}")
+    return tuple(Published(*(str(one[name]) for name in names)) for one in found)
+
+
+def _tiers(file: Path, content: Mapping[str, Any]) -> tuple[LinkTier, ...]:
+    found = content.get("tiers")
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+        raise InputError(f"{file}: expected one [[tiers]] or more, from the inside out")
+    return tuple(_tier(file, one) for one in found)
+
+
+def _tier(file: Path, content: Mapping[str, Any]) -> LinkTier:
+    kind = content.get("kind")
+    if kind not in KINDS:
+        raise InputError(f"{file}: a tier's kind is {kind!r}, expected one of {', '.join(KINDS)}")
+    return LinkTier(
+        name=str(content.get("name", kind)),
+        kind=str(kind),
+        ranks=_count(file, content, "ranks", least=2),
+        bandwidth_bytes_per_s=_quantity(file, content, "bandwidth_bytes_per_s"),
+        latency_ns=_quantity(file, content, "latency_ns"),
+    )
+
+
+def _quantity(file: Path, content: Mapping[str, Any], key: str) -> Quantity:
+    found = content.get(key)
+    if not isinstance(found, dict) or not isinstance(found.get("value"), int | float) or not found.get("source"):
+        raise InputError(f"{file}: {key} needs a value and its source, as in {key} = {{ value = 1, source = '...' }}")
+    if not found["value"] > 0:
+        raise InputError(f"{file}: {key} is {found['value']}, expected more than nothing")
+    if not _LEAST <= found["value"] <= _MOST:
+        raise InputError(f"{file}: {key} is {found['value']}, expected {_LEAST:g} to {_MOST:g}")
+    return Quantity(float(found["value"]), str(found["source"]))
+
+
+def _check_shape(file: Path, limits: FabricLimits) -> None:
+    """Tiers nest, the innermost to the outermost, and the last joins all ranks."""
+    tiers = limits.tiers
+    if len({tier.name for tier in tiers}) < len(tiers):
+        raise InputError(f"{file}: two tiers have one name ({', '.join(tier.name for tier in tiers)})")
+    for inner, outer in pairwise(tiers):
+        if outer.ranks <= inner.ranks or outer.ranks % inner.ranks:
+            raise InputError(
+                f"{file}: tier {outer.name} joins {outer.ranks} ranks, expected a multiple of {inner.name}'s {inner.ranks}"
+            )
+    if tiers[-1].ranks != limits.ranks:
+        expected = f"{limits.nodes} nodes of {limits.gpus_per_node} GPUs, {limits.ranks} ranks"
+        raise InputError(f"{file}: its outermost tier {tiers[-1].name} joins {tiers[-1].ranks} ranks, expected {expected}")
+    networks = [tier for tier in tiers if tier.kind == NETWORK]
+    if networks != [tiers[-1]] * (limits.nodes > 1):
+        raise InputError(
+            f"{file}: {limits.nodes} nodes and {len(networks)} network tiers; expected one, outermost, where nodes are many"
+        )
+    if limits.nodes > 1 and (not 1 <= limits.rails <= limits.gpus_per_node):
+        raise InputError(f"{file}: rails is {limits.rails}, expected 1 to {limits.gpus_per_node} network cards of a node")
+    inner_ranks = [tier.ranks for tier in tiers if tier.kind != NETWORK]
+    if inner_ranks[-1:] not in ([limits.gpus_per_node], []) or (not inner_ranks and limits.gpus_per_node > 1):
+        raise InputError(f"{file}: no tier joins the {limits.gpus_per_node} GPUs of a node")

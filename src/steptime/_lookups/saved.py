@@ -1,0 +1,137 @@
+"""Lookup statistics as JSON: one small object per table. What a file holds is checked before it is believed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+from steptime._lookups.footprint import Footprint, grid
+from steptime._lookups.lengths import QUANTILES, Lengths
+from steptime._lookups.spectrum import HOTTEST, Spectrum
+from steptime._lookups.statistics import REUSE_BINS, Statistics
+from steptime._lookups.table import TableStatistics
+from steptime.errors import InputError
+
+SCHEMA_VERSION = 1
+
+_NUMBERS = ("dim", "rows", "batch", "lookups", "unique", "pooling_spread")
+_WHOLE = _NUMBERS[:-1]
+_LISTS = {"reuse": REUSE_BINS, "lengths": len(QUANTILES), "hottest": len(HOTTEST)}  # with so many entries each
+_ANY_LENGTH = ("spectrum_rows", "spectrum_lookups", "footprint")
+_FIELDS = {"schema_version", "table", *_NUMBERS, *_LISTS, *_ANY_LENGTH}
+
+
+def to_dict(statistics: TableStatistics) -> dict[str, Any]:
+    """Plain values; the windows of the footprint follow from the lookups (`footprint.grid`)."""
+    counted = statistics.counted
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "table": statistics.table,
+        "dim": statistics.dim,
+        "rows": counted.rows,
+        "batch": counted.batch,
+        "lookups": counted.lookups,
+        "unique": counted.unique,
+        "pooling_spread": counted.pooling_spread,
+        "reuse": list(counted.reuse),
+        "lengths": _short(statistics.lengths.quantiles),
+        "hottest": list(statistics.hottest),
+        "spectrum_rows": _short(statistics.spectrum.rows),
+        "spectrum_lookups": _short(statistics.spectrum.lookups),
+        "footprint": _short(statistics.footprint.rows),
+    }
+
+
+def _short(values: tuple[float, ...]) -> list[float]:
+    """Whole numbers without a point."""
+    return [int(value) if value == int(value) else value for value in values]
+
+
+def from_dict(values: Any, where: str = "Lookup statistics") -> TableStatistics:
+    """The statistics that `to_dict` gave; `where` is said in errors."""
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: {type(values).__name__} found; expected a JSON object of lookup statistics.")
+    version = values.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(f"{where}: schema_version is {version!r}; this release reads {SCHEMA_VERSION}.")
+    if set(values) != _FIELDS:
+        odd = sorted(set(values) ^ _FIELDS)[0]
+        raise InputError(f"{where}: {odd!r} is {'missing' if odd in _FIELDS else 'unknown'}; expected {sorted(_FIELDS)}.")
+    _check(values, where)
+    lookups = values["lookups"]
+    windows = tuple(grid(lookups).tolist())
+    if len(values["footprint"]) != len(windows) or len(values["spectrum_rows"]) != len(values["spectrum_lookups"]):
+        raise InputError(
+            f"{where}: {len(values['footprint'])} footprint entries and {len(values['spectrum_rows'])} and "
+            f"{len(values['spectrum_lookups'])} of the spectrum; expected {len(windows)}, and two lists of one length."
+        )
+    lists = {name: tuple(map(float, values[name])) for name in (*_LISTS, *_ANY_LENGTH)}
+    return TableStatistics(
+        table=values["table"],
+        dim=values["dim"],
+        counted=Statistics(
+            rows=values["rows"],
+            batch=values["batch"],
+            lookups=lookups,
+            unique=values["unique"],
+            pooling_spread=float(values["pooling_spread"]),
+            reuse=lists["reuse"],
+        ),
+        lengths=Lengths(lists["lengths"]),
+        hottest=tuple(map(int, lists["hottest"])),
+        spectrum=Spectrum(lists["spectrum_rows"], lists["spectrum_lookups"]),
+        footprint=Footprint(windows, lists["footprint"]),
+    )
+
+
+def _check(values: dict[str, Any], where: str) -> None:
+    if not isinstance(values["table"], str):
+        raise InputError(f"{where}: table is {values['table']!r}; expected a name.")
+    for name in _NUMBERS:
+        if not _is_number(values[name]) or (name in _WHOLE and not isinstance(values[name], int)):
+            raise InputError(f"{where}: {name} is {values[name]!r}; expected a number of 0 or more.")
+    for name in (*_LISTS, *_ANY_LENGTH):
+        entries = values[name]
+        if not isinstance(entries, list) or len(entries) != _LISTS.get(name, len(entries)):
+            raise InputError(f"{where}: {name} is not a list of {_LISTS.get(name, 'numbers')}; expected what steptime saved.")
+        bad = next((place for place, entry in enumerate(entries) if not _is_number(entry)), None)
+        if bad is not None:
+            raise InputError(f"{where}: {name}[{bad}] is {entries[bad]!r}; expected a number of 0 or more.")
+    if values["rows"] < 1 or values["batch"] < 1 or values["dim"] < 1 or values["unique"] > values["lookups"]:
+        raise InputError(
+            f"{where}: rows {values['rows']}, dim {values['dim']}, batch {values['batch']}, lookups {values['lookups']}, "
+            f"unique {values['unique']}; expected at least one row, element and sample, and no more distinct rows than lookups."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def save(path: Path, statistics: TableStatistics) -> None:
+    """Writes one table's statistics; compressed where the name ends in .gz."""
+    write_json(path, to_dict(statistics))
+
+
+def load(path: Path) -> TableStatistics:
+    """What `save` wrote."""
+    return from_dict(read_json(path), str(path))
+
+
+def write_json(path: Path, values: Any) -> None:
+    """The same values always give the same bytes."""
+    text = json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def read_json(path: Path) -> Any:
+    """Values of a file that may be anything."""
+    try:
+        raw = path.read_bytes()
+        return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error}); expected lookup statistics saved by steptime.") from None

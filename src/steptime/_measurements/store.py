@@ -1,0 +1,171 @@
+"""A folder of measurements: rows are appended as Parquet parts, whole or not at all, and read back as one table per set.
+
+DIR/<set>/<run>-<process>-<number>.parquet
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from steptime._measurements.recipe import Recipe
+from steptime._measurements.sets import MeasuredSet, measured_set
+from steptime._measurements.whole import whole
+from steptime.errors import InputError
+
+SCHEMA_VERSION = 1
+_VERSION_KEY = b"steptime_measurements"
+
+Row = Mapping[str, Any]
+
+
+def key_of(measured: MeasuredSet, row: Row) -> str:
+    """A digest of what was asked: 16 hexadecimal digits, the same on every machine."""
+    asked = json.dumps([row[name] for name in measured.case], separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(f"{measured.name}:{asked}".encode()).hexdigest()[:16]
+
+
+def spread_of(times_ns: Sequence[float]) -> float:
+    """(90th - 10th percentile) / median; 0 for a single repeat."""
+    low, middle, high = np.quantile(np.asarray(times_ns, dtype=np.float64), (0.1, 0.5, 0.9))
+    return float((high - low) / middle) if middle else 0.0
+
+
+class Store:
+    """Where one process of one run puts its rows."""
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        process: str,
+        *,
+        rank: int = 0,
+        clock_mhz: Callable[[], float | None] = lambda: None,  # the SM clock since it was last asked
+    ) -> None:
+        self.folder = folder
+        self.recipe = recipe
+        self.process = process
+        self.rank = rank
+        self.clock_mhz = clock_mhz
+        self._waiting: dict[str, list[dict[str, Any]]] = {}
+        self._parts: Counter[str] = Counter()
+
+    def done(self, name: str) -> Counter[str]:
+        """How many rows each key of a set already has in this folder, whoever measured them; trial rows only for a trial."""
+        found: Counter[str] = Counter()
+        for path in _parts_of(self.folder, name):
+            part = read_part(path, measured_set(name), ["key", "command"])
+            pairs = zip(part["key"].to_pylist(), part["command"].to_pylist(), strict=True)
+            found.update(key for key, command in pairs if _is_trial(self.recipe.command) or not _is_trial(command))
+        return found
+
+    def add(self, name: str, row: Row) -> None:
+        """Keeps a row until the next `flush`. `time_ns`, `spread`, `key` and the recipe are filled in from the rest."""
+        measured = measured_set(name)
+        times = [float(value) for value in row["times_ns"]]
+        full = {
+            "rank": self.rank,
+            "sm_clock_mhz": None,
+            **dict.fromkeys(measured.added),
+            "time_ns": float(np.median(times)),
+            "spread": spread_of(times),
+            **row,
+            "key": key_of(measured, row),
+            "process": self.process,
+            "times_ns": times,
+            **self.recipe.to_dict(),
+        }
+        expected, given = set(measured.schema.names), set(full)
+        if expected != given:
+            raise ValueError(f"{name}: missing columns {sorted(expected - given)}, unknown columns {sorted(given - expected)}")
+        self._waiting.setdefault(name, []).append(full)
+
+    def waiting(self) -> int:
+        """Rows that a crash now would lose."""
+        return sum(map(len, self._waiting.values()))
+
+    def flush(self) -> None:
+        """Writes what waits, one new part per set. A part appears under its name only when it is complete."""
+        clock = self.clock_mhz()
+        for name, rows in self._waiting.items():
+            if not rows:
+                continue
+            for row in rows:
+                row["sm_clock_mhz"] = clock if row["sm_clock_mhz"] is None else row["sm_clock_mhz"]
+            measured = measured_set(name)
+            path = self.folder / name / f"{self.recipe.run}-{self.process}-{self._parts[name]:04d}.parquet"
+            write_part(path, pa.Table.from_pylist(rows, schema=measured.schema))
+            self._parts[name] += 1
+            rows.clear()
+
+
+def _is_trial(command: str) -> bool:
+    """Whether a command measured with few repeats, to try things out: what it found does not stand for the real thing."""
+    return "--small" in command.split()
+
+
+def write_part(path: Path, table: pa.Table) -> None:
+    """One Parquet file, complete or absent."""
+    stamped = table.replace_schema_metadata({_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+    with whole(path) as unfinished:
+        pq.write_table(stamped, unfinished, compression="zstd", compression_level=9)
+
+
+def read_part(path: Path, measured: MeasuredSet, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of one file; one clear line when it is not what it should be."""
+    try:
+        schema = pq.read_schema(path)
+        version = (schema.metadata or {}).get(_VERSION_KEY, b"").decode()
+        if version != str(SCHEMA_VERSION):
+            raise InputError(f"{path}: measurements of version {version or 'none'}, this steptime reads {SCHEMA_VERSION}")
+        missing = [name for name in measured.schema.names if name not in schema.names and name not in measured.added]
+        if missing:
+            raise InputError(f"{path}: not a part of the set {measured.name}, column {missing[0]!r} is missing")
+        wanted = list(columns or measured.schema.names)
+        table = pq.read_table(path, columns=[name for name in wanted if name in schema.names])
+        for name in [name for name in wanted if name not in schema.names]:
+            table = table.append_column(measured.schema.field(name), pa.nulls(table.num_rows, measured.schema.field(name).type))
+        return table.select(wanted)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a readable Parquet file ({error}); measure it again or remove it") from error
+
+
+def read(folder: Path, name: str) -> pa.Table:
+    """Every row of a set in a folder, in the order of the parts' names; an empty table when there is none."""
+    measured = measured_set(name)
+    parts = [read_part(path, measured).cast(measured.schema) for path in _parts_of(folder, name)]
+    return pa.concat_tables(parts) if parts else measured.schema.empty_table()
+
+
+def merge(folders: Iterable[Path], name: str, target: Path) -> int:
+    """Writes the rows of a set from several folders into one file, without repeating any; how many there are."""
+    measured = measured_set(name)
+    tables = [read(folder, name) for folder in folders]
+    if target.exists():
+        tables.insert(0, read_part(target, measured).cast(measured.schema))
+    rows = pa.concat_tables(tables)
+    seen: set[tuple[Any, ...]] = set()
+    keep = []
+    for index, identity in enumerate(zip(*(rows[c].to_pylist() for c in ("key", "run", "process", "times_ns")), strict=True)):
+        hashable = (*identity[:3], tuple(identity[3]))
+        if hashable not in seen:
+            seen.add(hashable)
+            keep.append(index)
+    # One dictionary per column: rows from many parts carry one each, which Parquet would store again and again.
+    write_part(target, rows.take(keep).unify_dictionaries().combine_chunks())
+    return len(keep)
+
+
+def _parts_of(folder: Path, name: str) -> list[Path]:
+    """The part files of a set: those in its folder, or the one merged file of its name."""
+    merged = folder / f"{name}.parquet"
+    return [*([merged] if merged.exists() else []), *sorted((folder / name).glob("*.parquet"))]

@@ -1,0 +1,405 @@
+"""Measured collectives as columns, and the models fitted to them.
+
+`Points` come from the measured set, through `reduced`, or from any table of kinds, ranks, bytes and times. Which of them a fit
+may see goes by kind, ranks, bytes and splits alone, so that a message is on one side in all its dtypes and processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.collectives.curve import Curve, fit_curve
+from steptime._models.collectives.exchange import load_bytes, pair_bytes
+from steptime._models.collectives.message import KINDS, Floats, Message, Messages, Places
+from steptime._models.collectives.tier import TierModel, groups, ragged_parts, saved
+from steptime._models.error import gmae
+from steptime._models.kernels.rows import FIT, VALIDATION, split_of
+from steptime.errors import InputError
+
+Splits = tuple[tuple[int, ...], ...]
+Row = Mapping[str, Any]
+
+# Fewer sizes make no curve.
+_LEAST_SIZES = 3
+_FOLDS = 5
+# Kinds that move the same bytes by the same steps the other way round. Where rows are few and noisy, each serves the other's
+# curve as well: on loopback rows left out in turn, all_gather is off by 3.7, 4.0 and 4.4 % for 2, 4 and 8 ranks instead of 4.6,
+# 4.2 and 5.7, reduce_scatter by 3.1, 3.3 and 5.2 instead of 3.5, 5.2 and 5.4. Broadcast and reduce gain nothing.
+_MIRRORED = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
+_TURNS = 4
+# A run that has fewer than this of another's messages says less than that one, however steady it is.
+_ENOUGH = 0.5
+# How much less the repeats of another box must differ before a rank count comes from there.
+_STEADIER = 0.6
+# What idle peers may save (`TierModel.idle_power`), tried on the rows that are fitted.
+_USUAL_POWER = 0.25  # while other things are tried
+_IDLE_POWERS = tuple(round(0.05 * step, 2) for step in range(13))
+# What ragged parts cost is seen in so many exchanges of each sort, large enough to have parts; the curve follows in few rounds.
+_LEAST_RAGGED, _RAGGED_FROM, _RAGGED_ROUNDS = 10, 256, 3
+_PLAIN = {"mode": "stream", "beside": "none", "host_threads": "idle", "arrival": "together"}
+_SWEEP = "measure collectives"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Measured collectives as columns; `splits` where any exchange is uneven, `repeats` where `ns` was made from several."""
+
+    kind: Sequence[str]
+    ranks: Places
+    bytes: Floats
+    ns: Floats
+    splits: Sequence[Splits | None] | None = None
+    repeats: Sequence[tuple[float, ...]] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {len(column) for column in (self.kind, self.ranks, self.bytes, self.ns)}
+        lengths |= {len(column) for column in (self.splits, self.repeats) if column}
+        if len(lengths) > 1:
+            raise InputError(f"columns of collectives have {' and '.join(map(str, sorted(lengths)))} rows; expected as many")
+        unknown = sorted(set(self.kind) - set(KINDS))
+        if unknown:
+            raise InputError(f"collectives of kind {', '.join(unknown)}; expected {', '.join(KINDS)}")
+        if len(self) and not (np.min(self.ns) > 0 and np.all(np.isfinite(self.ns))):
+            raise InputError("a collective took no time, or no number; expected nanoseconds above 0")
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.kind)
+
+    @cached_property
+    def split(self) -> npt.NDArray[np.str_]:
+        """fit, validation or test, per row."""
+        return np.array([split_of(self.text(place)) for place in range(len(self))], dtype="U10")
+
+    @cached_property
+    def uneven(self) -> npt.NDArray[np.bool_]:
+        """Which exchanges have splits."""
+        return np.array([one is not None for one in self.splits or [None] * len(self)], dtype=np.bool_)
+
+    @cached_property
+    def messages(self) -> Messages:
+        """As questions."""
+        sizes = np.asarray(self.bytes, dtype=np.float64)
+        kinds = np.array([KINDS.index(kind) for kind in self.kind], dtype=np.intp)
+        load, pairs = sizes.copy(), sizes.copy()
+        for place in np.flatnonzero(self.uneven).tolist():
+            sent = self.sent(place)
+            load[place], pairs[place] = load_bytes(sent)[0], pair_bytes(sent)[0]
+        return Messages(kinds, np.asarray(self.ranks, dtype=np.intp), sizes, load, pairs)
+
+    def sent(self, place: int) -> Floats:
+        """The matrix of an uneven exchange, [1, senders, receivers]."""
+        assert self.splits is not None
+        return np.array([self.splits[place]], dtype=np.float64)
+
+    def take(self, places: npt.NDArray[Any]) -> Points:
+        """Some of them; `places` may be a mask."""
+        chosen = np.arange(len(self))[places].tolist()
+        return Points(
+            [self.kind[place] for place in chosen],
+            np.asarray(self.ranks)[chosen],
+            np.asarray(self.bytes)[chosen],
+            np.asarray(self.ns)[chosen],
+            None if self.splits is None else [self.splits[place] for place in chosen],
+            [self.repeats[place] for place in chosen] if self.repeats else (),
+        )
+
+    def of(self, *splits: str) -> Points:
+        """Those of some splits."""
+        return self.take(np.isin(self.split, splits))
+
+    def text(self, place: int) -> str:
+        """What was asked, the same for all dtypes."""
+        splits = None if self.splits is None else self.splits[place]
+        asked = [self.kind[place], int(self.ranks[place]), int(self.bytes[place])]
+        return json.dumps(asked if splits is None else [*asked, splits], separators=(",", ":"))
+
+
+# --- the measured set ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """One measured message with its repeats."""
+
+    message: Message
+    run: str
+    process: str
+    times_ns: tuple[float, ...]
+    reference_ns: tuple[float, ...] = ()  # of an all_reduce of 1 MiB in the block of each repeat; empty: not known
+    sweep: bool = True  # and not a few sizes that say how fast a box is today
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How repeats become one time: at a quantile, perhaps with each at the speed its block's reference has in the middle."""
+
+    quantile: float
+    corrected: bool = False
+
+    def __str__(self) -> str:
+        names = {0.0: "the fastest repeat", 0.25: "the lower quartile of repeats", 0.5: "the median of repeats"}
+        return names.get(self.quantile, f"quantile {self.quantile:g} of repeats") + (
+            ", each over its block's reference" if self.corrected else ""
+        )
+
+
+REDUCTIONS = tuple(Reduction(quantile, corrected) for corrected in (False, True) for quantile in (0.5, 0.25, 0.0))
+
+
+def swept(rows: Iterable[Row], fabric: str) -> list[Swept]:
+    """Rows of the set `collectives` on one fabric: queued calls on idle hosts, all ranks at once, nothing beside them."""
+    found = []
+    for row in rows:
+        plain = all(row[name] == value for name, value in _PLAIN.items())
+        if plain and row["fabric"] == fabric and row["collective"] in KINDS:
+            ranks, flat = row["ranks"], row["splits"]
+            splits = None if not flat else tuple(tuple(flat[start : start + ranks]) for start in range(0, len(flat), ranks))
+            found.append(
+                Swept(
+                    Message(row["collective"], ranks, row["bytes"], splits),
+                    row["run"],
+                    row["process"],
+                    tuple(row["times_ns"]),
+                    tuple(row["reference_ns"] or ()),
+                    _SWEEP in row["command"],
+                )
+            )
+    return found
+
+
+def steadiest(rows: Sequence[Swept]) -> list[Swept]:
+    """The sweep with the most messages, so that rank counts come from one box; for a count at which another one that has enough
+    messages is far steadier, that one.
+    """
+    runs: dict[int, dict[str, list[Swept]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.sweep:
+            runs[row.message.ranks][row.run].append(row)
+    sizes = Counter(row.run for row in rows if row.sweep)
+    found: list[Swept] = []
+    for per_run in runs.values():
+        most = max(map(len, per_run.values()))
+        enough = {run: some for run, some in per_run.items() if len(some) >= _ENOUGH * most}
+        main = max(enough, key=lambda run: (sizes[run], run))
+        best = min(enough, key=lambda run: (_unsteady(enough[run]), run))
+        found += enough[best if _unsteady(enough[best]) < _STEADIER * _unsteady(enough[main]) else main]
+    return found
+
+
+def _unsteady(rows: Sequence[Swept]) -> float:
+    return median(float(np.ptp(np.quantile(row.times_ns, [0.25, 0.75]))) / median(row.times_ns) for row in rows)
+
+
+def reduced(rows: Sequence[Swept], how: Reduction, *, joined: bool = True) -> Points:
+    """One time per message and run, or per row."""
+    rows = _joined(rows) if joined else rows
+    usual = _usual(rows) if how.corrected else {}
+    times = [_corrected(row, usual) for row in rows]
+    return Points(
+        [row.message.kind for row in rows],
+        np.array([row.message.ranks for row in rows], dtype=np.intp),
+        np.array([row.message.bytes for row in rows], dtype=np.float64),
+        np.array([float(np.quantile(some, how.quantile)) for some in times]),
+        [row.message.splits for row in rows],
+        times,
+    )
+
+
+def _joined(rows: Sequence[Swept]) -> list[Swept]:
+    """Rows of one message in one run as one, so that what was asked often does not count more than the rest."""
+    alike: dict[tuple[Message, str], list[Swept]] = defaultdict(list)
+    for row in rows:
+        alike[row.message, row.run].append(row)
+    found = []
+    for some in alike.values():
+        times = tuple(time for row in some for time in row.times_ns)
+        references = tuple(reference for row in some for reference in row.reference_ns)
+        found.append(replace(some[0], times_ns=times, reference_ns=references if len(references) == len(times) else ()))
+    return found
+
+
+def _usual(rows: Sequence[Swept]) -> dict[int, float]:
+    references: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        references[row.message.ranks] += row.reference_ns
+    return {ranks: median(some) for ranks, some in references.items() if some}
+
+
+def _corrected(row: Swept, usual: Mapping[int, float]) -> tuple[float, ...]:
+    if row.message.ranks not in usual or len(row.reference_ns) != len(row.times_ns):
+        return row.times_ns
+    return tuple(
+        time * usual[row.message.ranks] / reference for time, reference in zip(row.times_ns, row.reference_ns, strict=True)
+    )
+
+
+# --- fits ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FittedFabric:
+    """A fabric's model, the rows it comes from, and how repeats were reduced."""
+
+    model: TierModel
+    points: Points  # of all splits
+    reduction: Reduction
+    runs: frozenset[str] = frozenset()
+    tried: Mapping[Reduction, float] = field(default_factory=dict)  # GMAE on validation rows, fitted to fit rows
+
+
+def fit_fabric(rows: Sequence[Swept]) -> FittedFabric:
+    """From the steadiest sweeps of each rank count, with repeats reduced as does best on validation rows."""
+    chosen = steadiest(rows)
+    if not chosen:
+        raise InputError("no sweep of collectives on this fabric; measure one with `steptime measure collectives`")
+    tried = {how: _tried(reduced(chosen, how)) for how in REDUCTIONS}
+    best = min(REDUCTIONS, key=lambda how: tried[how])
+    points = reduced(chosen, best)
+    return FittedFabric(fit_points(points), points, best, frozenset(row.run for row in chosen), tried)
+
+
+def _tried(points: Points) -> float:
+    errors = unseen_logs(fit_curves(points.of(FIT), idle_power=_USUAL_POWER, ragged=0.0), points.of(VALIDATION))
+    if not errors:
+        return 0.0
+    off = np.abs(np.expm1(np.concatenate(list(errors.values()))))
+    return gmae(off)
+
+
+def fit_points(points: Points) -> TierModel:
+    """Curves through all rows but those for tests; the residuals are of curves that did not see a row's fifth."""
+    seen = points.of(FIT, VALIDATION)
+    found = fit_curves(seen)
+    errors: dict[str, list[float]] = defaultdict(list)
+    for fold in folded(seen):
+        try:
+            model = fit_curves(seen.take(~fold), idle_power=found.idle_power, ragged=found.ragged)
+        except InputError:  # too few rows for folds
+            continue
+        for kind, some in unseen_logs(model, seen.take(fold)).items():
+            errors[kind] += some.tolist()
+    ends = {kind: (float(np.quantile(some, 0.05)), float(np.quantile(some, 0.95))) for kind, some in errors.items()}
+    return replace(found, residuals=ends)
+
+
+def folded(points: Points) -> list[npt.NDArray[np.bool_]]:
+    """Fifths of the messages, by their digests and not by their splits."""
+    fold = np.array([_digest(f"fold {points.text(place)}") % _FOLDS for place in range(len(points))], dtype=np.intp)
+    return [fold == number for number in range(_FOLDS)]
+
+
+def _digest(text: str) -> int:
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
+
+
+def fit_curves(points: Points, *, idle_power: float | None = None, ragged: float | None = None) -> TierModel:
+    """One curve per kind and rank count with enough sizes, all rows seen; what exchanges differ by is tried unless given."""
+    if idle_power is None:
+        idle_power = _idle_power(points)
+    if ragged is None:
+        ragged = _ragged(points, idle_power)
+    columns: dict[tuple[str, int], tuple[Floats, Floats]] = {}
+    messages = points.messages
+    for kind, ranks, places in groups(messages):
+        own = messages.take(places)
+        sizes, times = own.bytes, points.ns[places]
+        if kind == "all_to_all":
+            sizes = own.load
+            times = times / saved(own) ** idle_power / np.exp(ragged * ragged_parts(own, ranks))
+        some = sizes >= 1
+        if ranks > 1 and len(np.unique(sizes[some])) >= _LEAST_SIZES:
+            columns[kind, ranks] = sizes[some], times[some]
+    curves = {pair: fit_curve(*own) for pair, own in columns.items()}
+    for (kind, ranks), own_columns in columns.items():
+        other = columns.get((_MIRRORED.get(kind, ""), ranks))
+        if other is not None and _gains(own_columns, other):
+            curves[kind, ranks] = _with_mirrored(own_columns, other)
+    if not curves:
+        raise InputError(f"no kind and rank count with {_LEAST_SIZES} sizes or more among {len(points)} measured collectives")
+    return TierModel(curves, idle_power, {}, ragged)
+
+
+def _with_mirrored(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> Curve:
+    """A curve through a kind's rows and those of its mirror image, at the distance that lies between them."""
+    apart = np.exp(np.median(np.log(other[1] / fit_curve(*own).ns(other[0]))))
+    return fit_curve(np.append(own[0], other[0]), np.append(own[1], other[1] / apart))
+
+
+def _gains(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> bool:
+    """Whether rows left out in turn are met more closely with the mirror image's rows than without."""
+    turn = np.empty(len(own[0]), dtype=np.intp)
+    turn[np.argsort(own[0], kind="stable")] = np.arange(len(turn)) % _TURNS
+    off = [0.0, 0.0]
+    for place in range(_TURNS):
+        left, kept = turn == place, turn != place
+        seen = own[0][kept], own[1][kept]
+        if len(np.unique(seen[0])) < _LEAST_SIZES:
+            return False
+        for number, curve in enumerate((fit_curve(*seen), _with_mirrored(seen, other))):
+            off[number] += float(np.abs(np.log(own[1][left] / curve.ns(own[0][left]))).sum())
+    return off[1] < off[0]
+
+
+def _exchanges(points: Points) -> Points:
+    return points.take(np.array([kind == "all_to_all" for kind in points.kind], dtype=np.bool_))
+
+
+def _idle_power(points: Points) -> float:
+    """As fits the uneven rows best; 0 without any, for nothing says that idle peers help."""
+    if not points.uneven.any():
+        return 0.0
+    exchanges = _exchanges(points)
+    off = {}
+    for power in _IDLE_POWERS:
+        try:
+            errors = unseen_logs(fit_curves(exchanges, idle_power=power, ragged=0.0), exchanges)
+        except InputError:
+            return 0.0
+        off[power] = float(np.mean(np.abs(errors["all_to_all"])))
+    return min(off, key=lambda power: off[power])
+
+
+def _ragged(points: Points, idle_power: float) -> float:
+    """How much more even exchanges with ragged parts take than those with whole ones; 0 where too few say."""
+    exchanges = _exchanges(points)
+    exchanges = exchanges.take(exchanges.bytes >= _RAGGED_FROM)
+    messages = exchanges.messages
+    ragged = np.zeros(len(exchanges), dtype=np.bool_)
+    for _, ranks, places in groups(messages):
+        ragged[places] = ragged_parts(messages.take(places), ranks)
+    whole = ~ragged & ~exchanges.uneven
+    if min(ragged.sum(), whole.sum()) < _LEAST_RAGGED:
+        return 0.0
+    found = 0.0
+    for _ in range(_RAGGED_ROUNDS):
+        try:
+            model = fit_curves(exchanges, idle_power=idle_power, ragged=found)
+        except InputError:
+            return 0.0
+        logs = unseen_logs(model, exchanges)["all_to_all"]
+        if len(logs) != len(exchanges):
+            return 0.0
+        found = max(found + float(np.median(logs[ragged]) - np.median(logs[whole])), 0.0)
+    return found
+
+
+def unseen_logs(model: TierModel, points: Points) -> dict[str, Floats]:
+    """ln(measured / fitted) by kind, of rows whose kind and rank count have a curve."""
+    known = np.array(
+        [(kind, int(ranks)) in model.curves for kind, ranks in zip(points.kind, points.ranks, strict=True)], dtype=np.bool_
+    )
+    asked = points.take(known)
+    logs = np.log(asked.ns / model.times(asked.messages).ns)
+    kinds = np.array(asked.kind)
+    return {str(kind): logs[kinds == kind] for kind in sorted(set(asked.kind))}

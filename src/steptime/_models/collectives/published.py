@@ -1,0 +1,145 @@
+"""The published curve as a baseline (Lin et al., TPDS): latency, a sigmoid of bus bandwidth, saturation; eight parameters.
+
+Its turning points come from the sweep as published; between its regions it jumps. An uneven exchange is fed to it by the most
+that a rank sends to or receives from others, without correcting for the chunk that ranks keep in the sweeps it was fitted to.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from steptime._models.collectives.exchange import RULES
+from steptime._models.collectives.fitting import Points
+from steptime._models.collectives.message import Floats, Messages
+from steptime._models.collectives.tier import CollectiveTimes, groups, moved_share
+from steptime.errors import InputError
+
+# As published: a slope of latency above this ends the latency region, looked for from this sample on; a bus bandwidth below
+# this share of the best begins the saturated region so many samples further.
+_SLOPE, _FIRST, _DEFAULT = 0.1, 5, 4
+_SATURATED, _FURTHER = 0.95, 2
+_LEAST_SAMPLES = 4
+_EVALUATIONS = 5_000  # of the second solver
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCurve:
+    """t0 up to x1, a sigmoid of log10 bus bandwidth up to x2 (both log2 of bytes), then the best bandwidth and t0 again."""
+
+    x1: float
+    x2: float
+    t0_ns: float
+    best: float  # bytes per nanosecond
+    sigmoid: tuple[float, float, float, float]  # A, x0, k, c
+    share: float  # of the bytes that cross a link
+
+    def ns(self, sizes: Floats) -> Floats:
+        """Of messages of so many bytes."""
+        places = np.log2(np.maximum(sizes, 1.0))
+        moved = sizes * self.share
+        transition = moved / 10 ** sigmoid(places, *self.sigmoid)
+        found: Floats = np.where(
+            places <= self.x1, self.t0_ns, np.where(places <= self.x2, transition, moved / self.best + self.t0_ns)
+        )
+        return found
+
+
+def sigmoid(places: Floats, height: float, middle: float, steep: float, base: float) -> Floats:
+    """Of log2 bytes."""
+    found: Floats = height / (1 + np.exp(-np.clip(steep * (places - middle), -50.0, 50.0))) + base
+    return found
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """Curves by kind and rank count."""
+
+    curves: Mapping[tuple[str, int], PublishedCurve]
+
+    def times(self, messages: Messages) -> CollectiveTimes:
+        """By the bytes alone: `as_published` says which those are for uneven exchanges. It says nothing of intervals."""
+        found = np.zeros(len(messages))
+        for kind, ranks, places in groups(messages):
+            if ranks > 1:
+                if (kind, ranks) not in self.curves:
+                    there = ", ".join(f"{name} of {count}" for name, count in sorted(self.curves)) or "none"
+                    raise InputError(f"no published curve for {kind} of {ranks} ranks; there are {there}")
+                found[places] = self.curves[kind, ranks].ns(messages.bytes[places])
+        return CollectiveTimes(found, found, found, np.ones(len(messages), dtype=np.bool_))
+
+
+def as_published(points: Points) -> Messages:
+    """The questions with the bytes of uneven exchanges by the published rule."""
+    sizes = points.messages.bytes.copy()
+    for place in np.flatnonzero(points.uneven).tolist():
+        sizes[place] = RULES["max of max"](points.sent(place))[0]
+    return replace(points.messages, bytes=sizes)
+
+
+def fit_published(points: Points) -> PublishedModel:
+    """From the even rows, put together by octaves as the doubling sweep that the published rules expect."""
+    even = points.take(~points.uneven)
+    curves = {}
+    for kind, ranks, places in groups(even.messages):
+        sizes, times = _doubling(even.messages.bytes[places], even.ns[places])
+        if ranks > 1 and len(sizes) >= _LEAST_SAMPLES:
+            curves[kind, ranks] = _fit(sizes, times, moved_share(kind, ranks))
+    return PublishedModel(curves)
+
+
+def _doubling(sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
+    """The geometric middle of each octave's sizes and the one of its times per byte."""
+    octaves = np.rint(np.log2(np.maximum(sizes, 1.0)))
+    found = []
+    for octave in np.unique(octaves):
+        some = octaves == octave
+        found.append(np.exp([np.log(np.maximum(sizes[some], 1.0)).mean(), np.log(times[some]).mean()]))
+    array = np.array(found)
+    return array[:, 0], array[:, 1]
+
+
+def _fit(sizes: Floats, times: Floats, share: float) -> PublishedCurve:
+    last = len(sizes) - 1
+    speed = sizes * share / times
+    slopes = np.abs((times[2:] - times[:-2]) / (2 * times[1:-1]))
+    rising = [place for place in range(_FIRST, last) if slopes[place - 1] > _SLOPE]
+    first = min((rising[0] if rising else _DEFAULT + 1) - 1, last - 1)
+    slow = [place for place in range(last, -1, -1) if speed[place] < _SATURATED * speed.max()]
+    second = min(max((slow[0] if slow else 0) + _FURTHER, first + 1), last)
+    places = np.log2(sizes)
+    return PublishedCurve(
+        x1=float(places[first]),
+        x2=float(places[second]),
+        t0_ns=float(times[max(first - 1, 0)]),
+        best=float(speed.max()),
+        sigmoid=_sigmoid(places[first : second + 1], np.log10(speed[first : second + 1])),
+        share=share,
+    )
+
+
+def _sigmoid(places: Floats, speeds: Floats) -> tuple[float, float, float, float]:
+    """By the published solver and start, then by another one; where both find nothing, the region's middle."""
+    try:
+        optimize: Any = import_module("scipy.optimize")
+    except ImportError as error:
+        raise InputError("fitting collectives needs SciPy: install steptime[fit]") from error
+    start = [float(places.max()), float(np.median(places)), 1.0, float(speeds.min())]
+    flat = (0.0, 0.0, 1.0, float(speeds.mean()))
+    if len(places) < len(start):
+        return flat
+    for settings in ({"method": "dogbox"}, {"method": "lm", "maxfev": _EVALUATIONS}):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optimize.OptimizeWarning)
+                found, _ = optimize.curve_fit(sigmoid, places, speeds, p0=start, **settings)
+        except RuntimeError:
+            continue
+        height, middle, steep, base = (float(value) for value in found)
+        return height, middle, steep, base
+    return flat

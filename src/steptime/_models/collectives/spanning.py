@@ -1,0 +1,164 @@
+"""Groups over several nodes, put together from the model of what joins a node's ranks and that of the network.
+
+The network's model is one of groups with a rank on each node. What stays in a node goes over the inner tier, what leaves goes
+over the node's cards; ranks that share a card share its bandwidth, and so do groups at once (`Placement.sharing`; of links
+within a node `sharing_inside`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._hardware.topology import Placement
+from steptime._models.collectives.analytic import AnalyticTier
+from steptime._models.collectives.message import KINDS, Messages
+from steptime._models.collectives.tier import CollectiveTimes, TierModel, moved_share
+
+# ln of how far a group over two nodes, put together from its tiers, may lie off beyond what the tiers say of themselves: the
+# bar that all_to_all of 8 and 16 ranks is held to on published two-node tables. Each doubling of nodes adds as much again.
+_SPANNING = 0.15
+# A kind that was not measured between nodes is answered by one that sends as many bytes through a card: ln of how far off. Of
+# published two-node tables, send_recv tells all_to_all to .10 to .13; .4 is the most that `tier` allows another kind.
+_STAND_IN = 0.4
+_STAND_INS: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": ("all_gather", "reduce_scatter", "send_recv", "all_to_all"),
+    "all_to_all": ("send_recv", "all_gather", "reduce_scatter", "all_reduce"),
+    "all_gather": ("reduce_scatter", "all_reduce", "send_recv", "all_to_all"),
+    "reduce_scatter": ("all_gather", "all_reduce", "send_recv", "all_to_all"),
+    "broadcast": ("reduce", "all_gather", "send_recv", "all_reduce", "all_to_all"),
+    "reduce": ("broadcast", "reduce_scatter", "send_recv", "all_reduce", "all_to_all"),
+    "send_recv": ("all_to_all", "all_gather", "all_reduce", "reduce_scatter"),
+    "barrier": ("all_reduce", "send_recv", "all_gather", "all_to_all"),
+}
+
+_BOTH_WAYS = ("all_gather", "reduce_scatter")
+
+Tier = TierModel | AnalyticTier
+"""What answers for the links of one tier."""
+
+
+def scaled(messages: Messages, by: float) -> Messages:
+    """As if there were so many times the bytes, and no more steps."""
+    return Messages(messages.kind, messages.ranks, messages.bytes * by, messages.load * by, messages.pairs * by)
+
+
+def _answered_by(network: Tier, kind: str) -> str:
+    """The kind whose measurements answer for this one: itself, or one that sends as many bytes through a card."""
+    if isinstance(network, AnalyticTier) or network.measured_ranks(kind):
+        return kind
+    return next((other for other in _STAND_INS[kind] if network.measured_ranks(other)), kind)
+
+
+def _widened(times: CollectiveTimes, by: npt.ArrayLike, inside: npt.NDArray[np.bool_]) -> CollectiveTimes:
+    factor = np.exp(np.asarray(by))
+    return CollectiveTimes(times.ns, times.low_ns / factor, times.high_ns * factor, inside)
+
+
+def _merged(
+    how: Callable[[npt.NDArray[np.float64], npt.NDArray[np.float64]], npt.NDArray[np.float64]], *parts: CollectiveTimes
+) -> CollectiveTimes:
+    found = parts[0]
+    for part in parts[1:]:
+        found = CollectiveTimes(
+            how(found.ns, part.ns),
+            how(found.low_ns, part.low_ns),
+            how(found.high_ns, part.high_ns),
+            found.inside & part.inside,
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Spanning:
+    """A group's place, and what joins it within a node and between nodes."""
+
+    placed: Placement
+    inner: Tier | None  # None where no node has two of its ranks
+    network: Tier
+
+    def times(self, messages: Messages) -> CollectiveTimes:
+        """How long collectives of this group take by themselves; all messages have its rank count."""
+        columns = [np.empty(len(messages)) for _ in range(3)]
+        inside = np.empty(len(messages), dtype=np.bool_)
+        for place in np.unique(messages.kind):
+            rows = np.flatnonzero(messages.kind == place)
+            found = self._of_kind(KINDS[place], messages.take(rows))
+            for column, values in zip(columns, (found.ns, found.low_ns, found.high_ns), strict=True):
+                column[rows] = values
+            inside[rows] = found.inside
+        growth = _SPANNING * max(1.0, float(np.log2(self.placed.nodes)))
+        return _widened(CollectiveTimes(columns[0], columns[1], columns[2], inside), growth, inside & self.placed.even)
+
+    def _of_kind(self, kind: str, messages: Messages) -> CollectiveTimes:
+        if kind == "all_to_all":
+            return self._all_to_all(messages)
+        if kind in ("all_reduce", "all_gather", "reduce_scatter"):
+            return _merged(np.minimum, self._hierarchical(kind, messages), self._ring(kind, messages))
+        if kind == "barrier":
+            return _merged(np.add, self._inside(kind, messages), self._across(kind, messages))
+        if kind == "send_recv":
+            # Of a ring, the steps between nodes; those within one are over before.
+            return self._across(kind, messages, ranks=2)
+        return self._passed_on(kind, messages, 1.0, 1 / self.placed.cards)
+
+    def _all_to_all(self, messages: Messages) -> CollectiveTimes:
+        """What stays in the node moves while the rest leaves it."""
+        placed = self.placed
+        leaving = (placed.ranks - placed.per_node) / placed.ranks * placed.per_node / placed.cards
+        of_all = (placed.nodes - 1) / placed.nodes  # of a buffer, in the network's own exchanges
+        return _merged(
+            np.maximum,
+            self._inside("all_to_all", messages, placed.per_node / placed.ranks),
+            self._across("all_to_all", messages, leaving / of_all),
+        )
+
+    def _hierarchical(self, kind: str, messages: Messages) -> CollectiveTimes:
+        """Within nodes, then across them over each card, then within nodes again."""
+        parts = [self._across(kind, messages, 1 / self.placed.cards)]
+        within = {"all_reduce": ("reduce_scatter", "all_gather")}.get(kind, (kind,))
+        if isinstance(self.inner, TierModel) and not any(self.inner.measured_ranks(one) for one in _BOTH_WAYS):
+            within = ("all_reduce",)  # it moves at least as much as either
+        return _merged(np.add, *parts, *(self._inside(one, messages) for one in within))
+
+    def _ring(self, kind: str, messages: Messages) -> CollectiveTimes:
+        """Rings through all ranks, one per card."""
+        placed = self.placed
+        passed = (placed.ranks - 1) / placed.ranks  # of the bytes of a ring, over each of its links
+        inner = passed / max(1 - 1 / placed.per_node, 0.5)
+        return self._passed_on(kind, messages, inner, passed / (1 - 1 / placed.nodes) / placed.cards)
+
+    def _passed_on(self, kind: str, messages: Messages, inner: float, outer: float) -> CollectiveTimes:
+        """A chain: as slow as its slower tier, for ranks pass on what they have meanwhile; the other adds its latency."""
+        slower = _merged(np.maximum, self._inside(kind, messages, inner), self._across(kind, messages, outer))
+        nothing = messages.take(np.zeros(1, dtype=np.intp)) if len(messages) else messages
+        start = _merged(np.minimum, self._inside(kind, nothing, 0.0), self._across(kind, nothing, 0.0))
+        return CollectiveTimes(
+            slower.ns + start.ns, slower.low_ns + start.low_ns, slower.high_ns + start.high_ns, slower.inside
+        )
+
+    def _inside(self, kind: str, messages: Messages, part: float = 1.0, ranks: int | None = None) -> CollectiveTimes:
+        if self.inner is None or self.placed.per_node == 1:
+            none = np.zeros(len(messages))
+            return CollectiveTimes(none, none, none, np.ones(len(messages), dtype=np.bool_))
+        count = self.placed.per_node if ranks is None else ranks
+        return self._ask(self.inner, kind, count, messages, part * self.placed.sharing_inside)
+
+    def _across(self, kind: str, messages: Messages, part: float = 1.0, ranks: int | None = None) -> CollectiveTimes:
+        count, part = self.placed.nodes if ranks is None else ranks, part * self.placed.sharing
+        other = _answered_by(self.network, kind)
+        if other == kind:
+            return self._ask(self.network, kind, count, messages, part)
+        moved = 0.0 if kind == "barrier" else moved_share(kind, count) / moved_share(other, count)
+        found = self._ask(self.network, other, count, messages, part * moved)
+        return _widened(found, _STAND_IN, np.zeros(len(messages), dtype=np.bool_))
+
+    def _ask(self, model: Tier, kind: str, ranks: int, messages: Messages, part: float) -> CollectiveTimes:
+        """So much of each message among so many; on links that other groups use meanwhile it is as if there were more."""
+        kinds = np.full(len(messages), KINDS.index(kind), dtype=np.intp)
+        counts = np.full(len(messages), ranks, dtype=np.intp)
+        asked = scaled(messages, part)
+        return model.times(Messages(kinds, counts, asked.bytes, asked.load, asked.pairs))

@@ -1,0 +1,259 @@
+"""`TierModel`: collectives within one tier of links (NVLink of a node, a network, loopback sockets), per kind and rank count.
+
+Rank counts that were not measured lie between or beyond those that were: what the smallest message takes is latency and goes
+with a power of the ranks, the rest moves bytes and goes with the ranks as (N-1)/N does; the interval grows with the distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite, log2
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.collectives.curve import Curve
+from steptime._models.collectives.message import KINDS, Floats, Messages, Places
+from steptime.errors import InputError
+
+SCHEMA_VERSION = 1
+
+# Over which power of the ranks the part that moves bytes is interpolated: 0: their logarithm, 1: (N-1)/N. Fit and validation
+# rows of 1 MiB or more, GMAE over all kinds, at most of one kind: 4 ranks of loopback from 2 and 8 are off by 4.9 (9.7) % with
+# 0.5, 4.7 (11.0) with 0.6, 5.6 (12.7) with 0.75, 5.5 (16.5) with 1; 8 of loopback from 2 and 4 by 8.0 (15.9), 7.7 (17.4),
+# 7.0 (19.3), 7.5 (22.1); 8 of public A100 and H100 tables by 3.8 to 6.6, 3.5 to 6.0, 3.6 to 5.2, 3.2 to 4.4.
+_MOVING_POWER = 0.6
+# The part that moves bytes is nowhere less than this of the latency, so that its logarithm says something.
+_LEAST_MOVING = 0.01
+# What an octave of ranks or bytes away from what was measured adds to either end of the interval, in ln of time. From the same
+# fits: 90 % of the errors lie in -.15 to .23 for 4 ranks between 2 and 8, in -.23 to .30 for 8 beyond 4, against about .1 for
+# measured counts; without the last four octaves of bytes in -.20 to .24, without the first four in -.25 to .08.
+_BETWEEN_RANKS, _BEYOND_RANKS, _BEYOND_BYTES = 0.12, 0.20, 0.05
+# Of kinds without rows to tell, the ends of the interval: the widest seen for 2 and 4 ranks of loopback.
+_UNKNOWN = (-0.3, 0.3)
+
+_BARRIER_BYTES = 4.0
+# Splits are added up and divided again, and even ones may come out that far from their buffer.
+_EVEN = 1e-12
+# Parts of an exchange that end within so many bytes are copied more slowly: on loopback by 6, 11 and 5 % for 2, 4 and 8 ranks.
+PART_BYTES = 32
+_STAND_INS: dict[str, tuple[str, float]] = {
+    "barrier": ("all_reduce", 0.1),
+    "all_gather": ("reduce_scatter", 0.1),
+    "reduce_scatter": ("all_gather", 0.1),
+    "reduce": ("broadcast", 0.4),
+    "broadcast": ("reduce", 0.4),
+}
+"""What answers for a kind that was not measured, and what that adds to the interval.
+
+A barrier is an all_reduce of four bytes. The others move the same bytes the other way round: on loopback, 90 % of all_gathers
+take -.14 to .16 (in ln) more than reduce_scatters, and of reduces -.13 to .55 more than broadcasts. Nothing stands in for an
+all_reduce (-.9 to .4 against a reduce_scatter and an all_gather), an all_to_all, or send and receive.
+"""
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """Nanoseconds of each message, the ends of a 90 % interval, and whether it lies within what was measured."""
+
+    ns: Floats
+    low_ns: Floats
+    high_ns: Floats
+    inside: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Law:
+    """What answers for one kind and rank count."""
+
+    curve: Curve
+    kind: str  # whose curve it is
+    measured: bool  # and not put together from other rank counts or kinds
+    wider: float  # of either end of the interval, in ln of time
+
+
+@dataclass(frozen=True)
+class TierModel:
+    """Fitted curves by kind and rank count, and how far they were off on rows they were not fitted to."""
+
+    curves: Mapping[tuple[str, int], Curve]
+    idle_power: float  # an uneven exchange takes (pairs / load) ** this of an even one of its load
+    residuals: Mapping[str, tuple[float, float]]  # kind -> 5th and 95th percentile of ln(measured / fitted)
+    ragged: float = 0.0  # ln of what an even exchange takes more whose parts are no multiples of `PART_BYTES`
+
+    def times(self, messages: Messages) -> CollectiveTimes:
+        """How long each takes by itself; a group of one rank takes no time."""
+        found, low, high = (np.zeros(len(messages)) for _ in range(3))
+        inside = np.ones(len(messages), dtype=np.bool_)
+        for kind, ranks, places in groups(messages):
+            if ranks <= 1:
+                continue
+            law = self._law(kind, ranks)
+            sizes = (messages.load if kind == "all_to_all" else messages.bytes)[places]
+            if kind == "barrier" and law.kind != kind:
+                sizes = np.full(len(sizes), _BARRIER_BYTES)
+            times = law.curve.ns(sizes)
+            if kind == "all_to_all":
+                times = times * self._exchange(messages.take(places), ranks)
+            away = _octaves_outside(law.curve, sizes)
+            ends = self.residuals.get(law.kind, _UNKNOWN)
+            wider = np.exp(law.wider + _BEYOND_BYTES * away)
+            found[places] = times
+            low[places] = times * (np.exp(min(ends[0], 0.0)) / wider)
+            high[places] = times * (np.exp(max(ends[1], 0.0)) * wider)
+            inside[places] = law.measured & (away == 0)
+        return CollectiveTimes(found, low, high, inside)
+
+    def _exchange(self, messages: Messages, ranks: int) -> Floats:
+        """What exchanges take of even ones of their load whose parts are whole."""
+        found = saved(messages) ** self.idle_power
+        return found * np.exp(self.ragged * ragged_parts(messages, ranks)) if self.ragged else found
+
+    def measured_ranks(self, kind: str) -> tuple[int, ...]:
+        """Which rank counts a kind has curves for, ascending."""
+        return tuple(sorted(ranks for own, ranks in self.curves if own == kind))
+
+    def _law(self, kind: str, ranks: int) -> _Law:
+        counts = self.measured_ranks(kind)
+        if not counts and kind in _STAND_INS and self.measured_ranks(_STAND_INS[kind][0]):
+            other, wider = _STAND_INS[kind]
+            law = self._law(other, ranks)
+            return _Law(law.curve, other, False, law.wider + wider)
+        if not counts:
+            raise InputError(f"no {kind} was measured on these links; there are {self._said()}")
+        if ranks in counts:
+            return _Law(self.curves[kind, ranks], kind, True, 0.0)
+        away = min(abs(log2(ranks / count)) for count in counts)
+        wider = away * (_BETWEEN_RANKS if counts[0] < ranks < counts[-1] else _BEYOND_RANKS)
+        return _Law(_other_ranks(kind, ranks, {count: self.curves[kind, count] for count in counts}), kind, False, wider)
+
+    def _said(self) -> str:
+        kinds = [kind for kind in KINDS if self.measured_ranks(kind)]
+        return ", ".join(f"{kind} ({', '.join(map(str, self.measured_ranks(kind)))} ranks)" for kind in kinds) or "none"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "idle_power": self.idle_power,
+            "ragged": round(self.ragged, 4),
+            "residuals": {kind: [round(end, 4) for end in ends] for kind, ends in sorted(self.residuals.items())},
+            "curves": [
+                {"kind": kind, "ranks": ranks, **curve.to_dict()} for (kind, ranks), curve in sorted(self.curves.items())
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> TierModel:
+        """What `to_dict` gave; `where` is said in errors."""
+        version = values.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise InputError(f"{where}: collectives of schema version {version!r}, expected {SCHEMA_VERSION}; fit them again")
+        try:
+            curves = {_key(one): Curve.from_dict(one) for one in values["curves"]}
+            residuals = {str(kind): (float(low), float(high)) for kind, (low, high) in values["residuals"].items()}
+            power, ragged = float(values["idle_power"]), float(values["ragged"])
+        except KeyError as error:
+            raise InputError(f"{where}: no {error.args[0]!r} in the fitted collectives") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"{where}: no fitted collectives ({error})") from error
+        if not all(map(isfinite, (power, ragged, *(end for ends in residuals.values() for end in ends)))):
+            raise InputError(f"{where}: no fitted collectives (idle_power, ragged and residuals must be finite)")
+        return cls(curves, power, residuals, ragged)
+
+
+def _key(values: Mapping[str, Any]) -> tuple[str, int]:
+    kind, ranks = values["kind"], values["ranks"]
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r}, expected one of {', '.join(KINDS)}")
+    if not isinstance(ranks, int) or ranks < 2:
+        raise ValueError(f"ranks {ranks!r} of {kind}, expected a count of 2 or more")
+    return kind, ranks
+
+
+def groups(messages: Messages) -> Iterator[tuple[str, int, Places]]:
+    """Kind, ranks and places of the messages that have them in common."""
+    if not len(messages):
+        return
+    codes = messages.ranks * len(KINDS) + messages.kind
+    # NumPy sorts short integers in one pass.
+    order = np.argsort(codes.astype(np.uint16) if codes.max() < 1 << 16 else codes, kind="stable")
+    ends = np.flatnonzero(np.diff(codes[order], append=-1)) + 1
+    for start, end in zip((0, *ends[:-1]), ends, strict=True):
+        ranks, kind = divmod(int(codes[order[start]]), len(KINDS))
+        yield KINDS[kind], ranks, order[start:end]
+
+
+def saved(messages: Messages) -> Floats:
+    """What pairs exchange over the load of the busiest rank: one is faster where its peers are idle. 1 where nothing moves."""
+    load, pairs = messages.load, messages.pairs
+    return np.divide(pairs, load, out=np.ones(len(messages)), where=(load > 0) & (pairs > 0))
+
+
+def ragged_parts(messages: Messages, ranks: int) -> npt.NDArray[np.bool_]:
+    """Which even exchanges of whole bytes have parts that end within `PART_BYTES`."""
+    sizes = messages.bytes
+    even = np.maximum(np.abs(messages.load - sizes), np.abs(messages.pairs - sizes)) <= _EVEN * sizes
+    found: npt.NDArray[np.bool_] = even & (sizes % 1 == 0) & (sizes % (PART_BYTES * ranks) != 0)
+    return found
+
+
+def _octaves_outside(curve: Curve, sizes: Floats) -> Floats:
+    """Of bytes, from the smallest or the largest that was measured; 0 between them."""
+    # Knots are rounded when stored, and a measured end must stay inside.
+    low, high = curve.smallest_bytes * 0.9999, curve.largest_bytes * 1.0001
+    if not sizes.size or (sizes.min() >= low and sizes.max() <= high):
+        return np.zeros(len(sizes))
+    found: Floats = np.abs(np.log2(np.maximum(sizes, 1.0) / np.clip(sizes, low, high)))
+    return found
+
+
+def _other_ranks(kind: str, ranks: int, measured: Mapping[int, Curve]) -> Curve:
+    """The curve of a rank count that was not measured."""
+    counts = sorted(measured)
+    if len(counts) == 1:
+        return _scaled(kind, ranks, counts[0], measured[counts[0]])
+    place = int(np.clip(np.searchsorted(counts, ranks), 1, len(counts) - 1))
+    few, many = counts[place - 1], counts[place]
+    return _mixed(ranks, (few, many), (measured[few], measured[many]))
+
+
+def _mixed(ranks: int, counts: tuple[int, int], curves: tuple[Curve, Curve]) -> Curve:
+    few, many = counts
+    knots = np.union1d(curves[0].knots, curves[1].knots)
+    # Where the two begin at other sizes, or stored knots differ in the last digit, knots lie close together.
+    knots = knots[np.diff(knots, prepend=-1.0) > 0.01]
+    times = [curve.ns(np.exp2(knots)) for curve in curves]
+    start = [float(curve.ns(1.0)) for curve in curves]
+    steps = np.log(ranks / few) / np.log(many / few)
+    latency = start[0] * max(start[1] / start[0], 1.0) ** steps
+    share = (_place(few) - _place(ranks)) / (_place(few) - _place(many))
+    moved = [np.maximum(time - own, _LEAST_MOVING * own) for time, own in zip(times, start, strict=True)]
+    ratio = moved[1] / moved[0]
+    if not few < ranks < many:
+        # With twice the ranks, the same bytes take at most twice as long and at least half; beyond is noise to some power.
+        ratio = np.clip(ratio, few / many, many / few)
+    nearer, further = (moved[1], share - 1.0) if ranks > many else (moved[0], share)
+    log_ns = np.log(latency + nearer * ratio**further)
+    return Curve(knots, np.maximum.accumulate(log_ns))
+
+
+def _place(ranks: int) -> float:
+    return float(np.power(float(ranks), -_MOVING_POWER))
+
+
+def _scaled(kind: str, ranks: int, count: int, curve: Curve) -> Curve:
+    """From one rank count: steps like those of a tree, and the bytes that a rank moves."""
+    start = float(curve.ns(1.0))
+    steps = 1.0 if kind == "send_recv" else log2(ranks) / log2(count)
+    moved = np.exp(curve.log_ns) - start
+    return Curve(curve.knots, np.log(start * steps + moved * moved_share(kind, ranks) / moved_share(kind, count)))
+
+
+def moved_share(kind: str, ranks: int) -> float:
+    """Bytes that a rank sends over those of its buffer, as nccl-tests has it for bus bandwidths."""
+    if kind in ("all_to_all", "all_gather", "reduce_scatter"):
+        return (ranks - 1) / ranks
+    return 2 * (ranks - 1) / ranks if kind == "all_reduce" else 1.0

@@ -1,0 +1,129 @@
+"""`HostModel`: what the CPU spends on every op and between ops, fitted on measured host costs; kept as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+import steptime
+from steptime._models.host.speed import HostCost, Speed
+from steptime.errors import InputError
+
+SCHEMA_VERSION = 1
+FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
+
+VIEW, ALLOCATION, LAUNCH, FOREACH, COLLECTIVE = "view", "allocation", "launch", "foreach", "collective"
+CLASSES = (VIEW, ALLOCATION, LAUNCH, FOREACH, COLLECTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """One op at speed 1, called from Python, without its launches: `cpu_ns`, and `per_tensor_ns` for each of a list.
+
+    `launches` is how many it usually makes; where a model of the device knows better, that counts.
+    """
+
+    cpu_ns: float
+    per_tensor_ns: float = 0.0
+    launches: float = 0.0
+    rows: int = 0  # measured ones behind it
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerCost:
+    """What a profiler adds: per op that begins and per launch, and by how much it stretches each kind of cost."""
+
+    per_op_ns: float
+    per_launch_ns: float
+    stretch: Mapping[str, float] = field(default_factory=dict)
+
+    def added_ns(self, ops: float, launches: float, speed: Speed) -> float:
+        """What a recording of so many ops and launches has too much on a host of this speed."""
+        return speed.time_ns(HostCost(ops * self.per_op_ns, launches * self.per_launch_ns))
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """Costs of one CPU with one software stack at speed 1: the fast state of the host they were measured on."""
+
+    recipe: Mapping[str, str]  # cpu, versions, date, command of the rows behind it
+    reference_cpu_ns: float  # what the reference calls of measured rows take at speed 1
+    reference_launch_ns: float
+    launch_ns: float  # one launch
+    binding_ns: float  # what calling an op from Python costs more than from within another op
+    ops: Mapping[str, OpCost]  # by name without overload: aten::mm
+    classes: Mapping[str, OpCost]  # for ops never seen
+    around: Mapping[str, HostCost]  # between ops and per mechanism: `kind op`, as measured rows name them
+    profilers: Mapping[str, ProfilerCost] = field(default_factory=dict)
+    first_call: float = 1.0  # how many times as long the first call of an op takes in each phase of a step
+    schema_version: int = SCHEMA_VERSION
+
+    def mechanism(self, kind: str, op: str) -> HostCost:
+        """The cost of a mechanism, or an error that says which one is missing."""
+        try:
+            return self.around[f"{kind} {op}"]
+        except KeyError:
+            raise InputError(f"the host model has no cost of {kind} {op!r}; fit it on rows that measured it") from None
+
+    def op(self, name: str) -> tuple[OpCost, bool]:
+        """The cost of an op, and whether it was ever measured; else that of its class."""
+        found = self.ops.get(name)
+        return (found, True) if found is not None else (self.classes[class_of(name)], False)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON; the same model gives the same bytes."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n")
+
+    @classmethod
+    def load(cls, path: Path) -> HostModel:
+        """Read what `save` wrote."""
+        try:
+            text = path.read_bytes()
+            version = msgspec.json.decode(text, type=_Version).schema_version
+            if version != SCHEMA_VERSION:
+                raise InputError(f"{path}: a host model of schema version {version}, expected {SCHEMA_VERSION}; fit it again")
+            return msgspec.json.decode(text, type=cls)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror}); expected a host model") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: not a host model ({error}); fit it again") from error
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+def shipped_host(name: str) -> HostModel:
+    """A host that comes with the package."""
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json"))) or "none"
+        raise InputError(f"no host is called {name!r}; there are {known}")
+    return HostModel.load(path)
+
+
+# Ops that make another view of the same memory, change its size, or only ask: none launches anything on contiguous tensors.
+_VIEWS = frozenset({
+    "alias", "as_strided", "broadcast_tensors", "chunk", "contiguous", "detach", "detach_", "diagonal", "expand", "expand_as",
+    "flatten", "is_coalesced", "lift_fresh", "movedim", "narrow", "permute", "real", "reshape", "reshape_as", "resize_",
+    "resize_as_", "result_type", "select", "set_", "slice", "sparse_dim", "split", "split_with_sizes", "squeeze", "t", "to",
+    "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "_indices", "_nnz", "_reshape_alias",
+    "_unsafe_view", "_values",
+})  # fmt: skip
+
+
+@cache
+def class_of(name: str) -> str:
+    """The class of an op by its name: its cost where the op itself was never measured."""
+    space, _, plain = name.rpartition("::")
+    if space in ("c10d", "nccl") or name.startswith(("nccl:", "record_param_comms")):
+        return COLLECTIVE
+    if plain.startswith("_foreach_") or plain.startswith("_fused_"):
+        return FOREACH
+    if plain.startswith(("empty", "new_empty")):
+        return ALLOCATION
+    return VIEW if plain in _VIEWS else LAUNCH

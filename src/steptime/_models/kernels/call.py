@@ -1,0 +1,172 @@
+"""`Call`: one op with its arguments, as the dispatcher sees it: what a sweep asks for, a trace records, a model answers.
+
+It is plain data: a JSON text gives the same call again on any machine, and nothing in it is ever executed but a named op.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from steptime._units import dtype_bytes
+from steptime.errors import InputError
+
+_SHAPES = 50_000
+
+
+@lru_cache(maxsize=_SHAPES)
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a row-major tensor, as PyTorch gives them: an axis of size 0 counts as one of size 1."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArg:
+    """A tensor argument. Contiguous unless strides are given; integers are drawn from 0 to `high` - 1 unless `values` says."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    strides: tuple[int, ...] | None = None
+    high: int = 0
+    device: str = "device"  # device | pinned | pageable
+    # normal | positive | unit (0..1) | mask (bool, half of it set) | offsets (0, k, 2k, ...: bags of k, `high` in all) |
+    # lower_row, lower_column (where the elements below the diagonal of a `high` x `high` square are, in order) |
+    # ordered (0, 1, 2, ...: as `arange` makes them, beginning again at `high`)
+    values: str = "normal"
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the elements take."""
+        return self.numel * dtype_bytes(self.dtype)
+
+    @property
+    def extent(self) -> int:
+        """Elements of storage from the first to the last one addressed."""
+        if self.numel == 0:
+            return 0
+        if self.strides is None:
+            return self.numel
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeArg:
+    """A dtype given as an argument."""
+
+    name: str
+
+
+# What an argument can be; a list of tensors is a tuple.
+Argument = TensorArg | DtypeArg | bool | int | float | str | None | tuple["Argument", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`op` is namespace::name.overload (`aten::addmm.default`). Keyword arguments are sorted by name.
+
+    `written` says which positional arguments a step has just written when it makes this call (the activation or its gradient,
+    never a parameter): in producer-warm measurements they are in cache.
+    """
+
+    op: str
+    args: tuple[Argument, ...] = ()
+    kwargs: tuple[tuple[str, Argument], ...] = ()
+    written: tuple[int, ...] = (0,)
+
+    def tensors(self) -> Iterator[TensorArg]:
+        """Every tensor argument, in order, those in lists included."""
+        for argument in (*self.args, *(value for _, value in self.kwargs)):
+            yield from _tensors_in(argument)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensor arguments on the device."""
+        return sum(tensor.nbytes for tensor in self.tensors() if tensor.device == "device")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first floating tensor, else of the first tensor, else empty."""
+        every = [tensor.dtype for tensor in self.tensors()]
+        return next((name for name in every if "float" in name), every[0] if every else "")
+
+    def to_json(self) -> str:
+        """Compact text; the same call always gives the same text."""
+        content: dict[str, Any] = {"op": self.op, "args": [_plain(value) for value in self.args]}
+        if self.kwargs:
+            content["kwargs"] = {name: _plain(value) for name, value in sorted(self.kwargs)}
+        if self.written != (0,):
+            content["written"] = list(self.written)
+        return json.dumps(content, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Call:
+        """The call that `to_json` gave."""
+        try:
+            content = json.loads(text)
+            return cls(
+                op=str(content["op"]),
+                args=tuple(_argument(value) for value in content["args"]),
+                kwargs=tuple(sorted((name, _argument(value)) for name, value in content.get("kwargs", {}).items())),
+                written=tuple(content.get("written", (0,))),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"not a call: {text[:80]!r} ({error})") from error
+
+
+def _tensors_in(argument: Argument) -> Iterator[TensorArg]:
+    if isinstance(argument, TensorArg):
+        yield argument
+    elif isinstance(argument, tuple):
+        for one in argument:
+            yield from _tensors_in(one)
+
+
+def _plain(value: Argument) -> Any:
+    if isinstance(value, TensorArg):
+        plain: dict[str, Any] = {"t": list(value.shape), "d": value.dtype}
+        if value.strides is not None:
+            plain["s"] = list(value.strides)
+        if value.high:
+            plain["high"] = value.high
+        if value.device != "device":
+            plain["on"] = value.device
+        if value.values != "normal":
+            plain["v"] = value.values
+        return plain
+    if isinstance(value, DtypeArg):
+        return {"dtype": value.name}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _argument(value: Any) -> Argument:
+    if isinstance(value, list):
+        return tuple(_argument(one) for one in value)
+    if not isinstance(value, dict):
+        plain: bool | int | float | str | None = value
+        return plain
+    if "dtype" in value:
+        return DtypeArg(str(value["dtype"]))
+    strides = value.get("s")
+    return TensorArg(
+        shape=tuple(value["t"]),
+        dtype=str(value["d"]),
+        strides=None if strides is None else tuple(strides),
+        high=int(value.get("high", 0)),
+        device=str(value.get("on", "device")),
+        values=str(value.get("v", "normal")),
+    )

@@ -1,0 +1,119 @@
+"""Copies on the device: plain ones, transposes made contiguous, slices, expansions, and conversions between dtypes."""
+
+from __future__ import annotations
+
+from steptime._models.kernels import Family
+from steptime._models.kernels.call import Call, DtypeArg, TensorArg
+from steptime._models.kernels.draw import (
+    FLOATS,
+    SEQUENCES,
+    USUAL_BYTES,
+    Rng,
+    activation_shape,
+    chance,
+    channels_last,
+    floating,
+    indices,
+    log_int,
+    mixture,
+    permuted,
+    pick,
+    size,
+    tokens,
+    transposed,
+    width,
+)
+from steptime._models.kernels.launches.copy import launches
+
+_MOST_ELEMENTS = USUAL_BYTES // 4
+
+
+def _plain(rng: Rng) -> Call:
+    x = TensorArg(activation_shape(rng), floating(rng))
+    if chance(rng, 0.5):
+        return Call("aten::clone.default", (x,))
+    return Call("aten::copy_.default", (x, x), written=(1,))
+
+
+def _matrix(rng: Rng) -> Call:
+    """A transposed matrix, or a batch of them, made contiguous."""
+    rows = tokens(rng)
+    columns = min(width(rng, 8), _MOST_ELEMENTS // rows)
+    source = transposed(TensorArg((rows, columns), floating(rng)))
+    if chance(rng, 0.3):
+        batch, left, right = log_int(rng, 2, 256), size(rng, 8, 512), size(rng, 8, 512)
+        source = transposed(TensorArg((batch, left, right), floating(rng)))
+    return Call("aten::copy_.default", (TensorArg(source.shape, source.dtype), source), written=(1,))
+
+
+def _heads(rng: Rng) -> Call:
+    """Heads moved in front of the sequence or back behind it."""
+    batch, sequence, heads, dim = log_int(rng, 1, 64), pick(rng, SEQUENCES), pick(rng, (4, 8, 12, 16)), pick(rng, (32, 64, 128))
+    stored = (batch, sequence, heads, dim) if chance(rng, 0.5) else (batch, heads, sequence, dim)
+    source = permuted(TensorArg(stored, floating(rng)), (0, 2, 1, 3))
+    return Call("aten::copy_.default", (TensorArg(source.shape, source.dtype), source), written=(1,))
+
+
+def _images(rng: Rng) -> Call:
+    """From channels first to channels last, or back."""
+    side, channels = pick(rng, (7, 14, 17, 28, 35, 56, 112, 224)), pick(rng, (3, 64, 128, 256, 512, 1024))
+    shape = (log_int(rng, 1, max(1, min(128, _MOST_ELEMENTS // (channels * side * side)))), channels, side, side)
+    first, last = TensorArg(shape, floating(rng)), channels_last(shape, floating(rng))
+    last = TensorArg(shape, first.dtype, last.strides)
+    return Call("aten::copy_.default", (last, first) if chance(rng, 0.5) else (first, last), written=(1,))
+
+
+def _part(rng: Rng) -> Call:
+    """A slice of the features out of wider rows, or into them."""
+    rows, features, parts = tokens(rng), width(rng, 8, 2048), pick(rng, (2, 3, 4))
+    rows = min(rows, _MOST_ELEMENTS // (parts * features))
+    dense = TensorArg((rows, features), floating(rng))
+    within = TensorArg(dense.shape, dense.dtype, (parts * features, 1))
+    return Call("aten::copy_.default", (dense, within) if chance(rng, 0.6) else (within, dense), written=(1,))
+
+
+def _expanded(rng: Rng) -> Call:
+    """A row or a column repeated."""
+    rows, columns = tokens(rng), width(rng, 8)
+    target = TensorArg((rows, min(columns, _MOST_ELEMENTS // rows)), floating(rng))
+    strides = pick(rng, ((0, 1), (1, 0), (0, 0)))
+    return Call("aten::copy_.default", (target, TensorArg(target.shape, target.dtype, strides)), written=(1,))
+
+
+def _converted(rng: Rng) -> Call:
+    """Autocast's conversions of activations, and of weights once per step."""
+    source, target = floating(rng), pick(rng, FLOATS)
+    if source == target:
+        target = "bfloat16" if source == "float32" else "float32"
+    shape = activation_shape(rng)
+    x = transposed(TensorArg(shape, source)) if len(shape) == 2 and chance(rng, 0.2) else TensorArg(shape, source)
+    if chance(rng, 0.6):
+        return Call("aten::_to_copy.default", (x,), (("dtype", DtypeArg(target)),))
+    return Call("aten::copy_.default", (TensorArg(x.shape, target), x), written=(1,))
+
+
+def _converted_integers(rng: Rng) -> Call:
+    count = log_int(rng, 64, 4_000_000)
+    mask = TensorArg((count,), "bool", values="mask")
+    source, target = pick(rng, ((indices((count,), 1000), "float32"), (mask, "float32"), (indices((count,), 1000), "int32")))
+    return Call("aten::_to_copy.default", (source,), (("dtype", DtypeArg(target)),))
+
+
+def _lists(rng: Rng) -> Call:
+    """Many tensors in one call: gradients into buckets, parameters into what is gathered."""
+    parts = tuple((log_int(rng, 16, 1_000_000),) for _ in range(log_int(rng, 2, 64)))
+    target, source = ("float32", pick(rng, ("float32", "bfloat16"))) if chance(rng, 0.7) else ("bfloat16", "float32")
+    lists = tuple(TensorArg(shape, target) for shape in parts), tuple(TensorArg(shape, source) for shape in parts)
+    return Call("aten::_foreach_copy_.default", lists, written=(1,))
+
+
+FAMILY = Family(
+    name="copy",
+    ops=("aten::copy_.default", "aten::clone.default", "aten::_to_copy.default", "aten::_foreach_copy_.default"),
+    sweep=mixture(
+        *((1.2, _plain), (1.2, _matrix), (1.2, _heads), (0.7, _images), (0.7, _part), (0.5, _expanded)),
+        *((1.8, _converted), (0.3, _converted_integers), (0.4, _lists)),
+    ),
+    weight=5.5,
+    rules=launches,
+)

@@ -1,0 +1,191 @@
+"""Element-wise arithmetic by operand count: one, two or three, with scalars, broadcasting, views and mixed dtypes."""
+
+from __future__ import annotations
+
+from steptime._models.kernels import Family
+from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.draw import (
+    HALVES,
+    Rng,
+    Shape,
+    activation_shape,
+    chance,
+    floating,
+    log_int,
+    mixture,
+    options,
+    permuted,
+    pick,
+)
+from steptime._models.kernels.launches.elementwise import launches
+
+# Op -> what its operand has to be.
+_ONE = {
+    "aten::neg.default": "normal",
+    "aten::abs.default": "normal",
+    "aten::exp.default": "normal",
+    "aten::log.default": "positive",
+    "aten::sqrt.default": "positive",
+    "aten::rsqrt.default": "positive",
+    "aten::reciprocal.default": "positive",
+    "aten::sin.default": "normal",
+    "aten::cos.default": "normal",
+    "aten::erf.default": "normal",
+    "aten::sqrt_.default": "positive",
+}
+_TWO = ("aten::add.Tensor", "aten::mul.Tensor", "aten::sub.Tensor", "aten::div.Tensor")
+_COMPARED = ("aten::eq.Tensor", "aten::ne.Tensor", "aten::lt.Tensor", "aten::gt.Tensor", "aten::ge.Scalar", "aten::eq.Scalar")
+# C++ passes numbers as such: data parallelism's reducer, sparse gradients, row-wise Adagrad.
+_NUMBERS = ("aten::mul.Scalar", "aten::div_.Scalar", "aten::gt.Scalar")
+_IN_PLACE = ("aten::add_.Tensor", "aten::mul_.Tensor", "aten::sub_.Tensor", "aten::div_.Tensor")
+_BETWEEN = ("aten::lerp.Scalar", "aten::lerp_.Scalar")
+_THREE = ("aten::addcmul.default", "aten::addcdiv.default", "aten::addcmul_.default", "aten::addcdiv_.default")
+
+
+def _broadcast(rng: Rng, shape: Shape) -> Shape:
+    """The shape of an operand that is repeated: over the rows, the features, the pixels, or all but one axis."""
+    if len(shape) == 1:
+        return pick(rng, ((), (1,)))
+    per_row = (*shape[:-1], 1)
+    per_feature = shape[-1:]
+    kept = int(rng.integers(len(shape)))
+    per_axis = tuple(length if axis == kept else 1 for axis, length in enumerate(shape))
+    return pick(rng, (per_row, per_feature, per_axis, (1, *shape[1:])))
+
+
+def _operand(rng: Rng, x: TensorArg) -> TensorArg:
+    """The other operand: mostly of the same shape and dtype, else broadcast, stored transposed, or of another dtype."""
+    kind = rng.random()
+    if kind < 0.55:
+        return TensorArg(x.shape, x.dtype, x.strides)
+    if kind < 0.8:
+        return TensorArg(_broadcast(rng, x.shape), x.dtype)
+    if kind < 0.9 and len(x.shape) > 1:
+        order = (*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2)
+        return permuted(TensorArg(tuple(x.shape[axis] for axis in order), x.dtype), order)
+    other = pick(rng, HALVES) if x.dtype == "float32" else "float32"
+    return TensorArg(x.shape, other)
+
+
+def _input(rng: Rng, values: str = "normal") -> TensorArg:
+    return TensorArg(activation_shape(rng), floating(rng), values=values)
+
+
+def _one(rng: Rng) -> Call:
+    op = pick(rng, tuple(_ONE))
+    return Call(op, (_input(rng, _ONE[op]),))
+
+
+def _power(rng: Rng) -> Call:
+    x = _input(rng)
+    if chance(rng, 0.7):
+        return Call("aten::pow.Tensor_Scalar", (x, pick(rng, (2, 2, 3, 0.5))))
+    return Call("aten::clamp.default", (x, -1.0, 1.0))
+
+
+def _two(rng: Rng) -> Call:
+    x = _input(rng)
+    op = pick(rng, _TWO, (0.45, 0.35, 0.08, 0.12))
+    scaled = options(alpha=pick(rng, (-0.01, 0.5))) if op == "aten::add.Tensor" and chance(rng, 0.1) else ()
+    return Call(op, (x, _operand(rng, x)), scaled, written=(0, 1))
+
+
+def _scalar(rng: Rng) -> Call:
+    """The other operand is a Python number, which the kernel gets as an argument."""
+    return Call(pick(rng, (*_TWO, *_IN_PLACE[:2], *_NUMBERS)), (_input(rng), pick(rng, (0.125, 0.5, 2.0, 1e-6))))
+
+
+def _in_place(rng: Rng) -> Call:
+    """Residuals, accumulated gradients and updates: the result takes the place of the first operand."""
+    x = _input(rng)
+    scaled = options(alpha=-0.01) if chance(rng, 0.15) else ()
+    op = pick(rng, _IN_PLACE, (0.6, 0.25, 0.05, 0.1))
+    return Call(op, (x, _operand(rng, x)), scaled if op == "aten::add_.Tensor" else (), written=(0, 1))
+
+
+def _three(rng: Rng) -> Call:
+    x = _input(rng)
+    same = TensorArg(x.shape, x.dtype)
+    second = TensorArg(_broadcast(rng, x.shape), x.dtype) if chance(rng, 0.2) else same
+    op = pick(rng, (*_THREE, *_BETWEEN))
+    if op in _BETWEEN:
+        return Call(op, (x, same, 0.1), written=(0, 1))
+    divided = TensorArg(second.shape, x.dtype, values="positive")
+    return Call(op, (x, same, divided if "div" in op else second), options(value=pick(rng, (1, -0.001))), written=(0, 1))
+
+
+def _masked(rng: Rng) -> Call:
+    """A boolean mask selects: causal masks, dropout by hand, clipped gradients."""
+    x = _input(rng)
+    shape = _broadcast(rng, x.shape) if chance(rng, 0.3) and len(x.shape) > 1 else x.shape
+    mask = TensorArg(shape, "bool", values="mask")
+    forms: tuple[tuple[str, tuple[Argument, ...], tuple[int, ...]], ...] = (
+        ("aten::masked_fill.Scalar", (x, mask, -10000.0), (0,)),
+        ("aten::masked_fill_.Scalar", (x, mask, 0.0), (0,)),
+        ("aten::where.self", (mask, x, TensorArg(x.shape, x.dtype)), (1,)),
+        ("aten::where.self", (mask, x, TensorArg((), x.dtype)), (1,)),
+        ("aten::mul.Tensor", (x, mask), (0,)),
+    )
+    op, arguments, written = pick(rng, forms)
+    return Call(op, arguments, written=written)
+
+
+def _compared(rng: Rng) -> Call:
+    op = pick(rng, _COMPARED)
+    whole = chance(rng, 0.5)
+    shape = activation_shape(rng)
+    x = TensorArg(shape, "int64", high=1000) if whole else TensorArg(shape, floating(rng))
+    return Call(op, (x, 0 if op.endswith("Scalar") else x))
+
+
+def _integers(rng: Rng) -> Call:
+    """Positions, offsets and masks are integers and booleans."""
+    x = TensorArg((log_int(rng, 256, 4_000_000),), pick(rng, ("int64", "int32")), high=100_000)
+    mask = TensorArg(x.shape, "bool", values="mask")
+    forms: tuple[tuple[str, tuple[Argument, ...]], ...] = (
+        ("aten::add.Tensor", (x, 1)),
+        ("aten::mul.Tensor", (x, x)),
+        ("aten::sub.Tensor", (x, x)),
+        ("aten::remainder.Scalar", (x, 1009)),
+        ("aten::bitwise_and.Tensor", (mask, mask)),
+        ("aten::logical_not.default", (mask,)),
+    )
+    op, arguments = pick(rng, forms)
+    return Call(op, arguments)
+
+
+def _row_wise_adagrad(rng: Rng) -> Call:
+    """Its steps after the mean of squares per row: accumulate, root, floor, and the update of the whole table."""
+    rows, dim = log_int(rng, 1000, 500_000), pick(rng, (16, 32, 64, 128))
+    state, table = TensorArg((rows,), values="positive"), TensorArg((min(rows, 40_000_000 // dim), dim))
+    root = TensorArg((table.shape[0], 1), values="positive")
+    forms: tuple[tuple[str, tuple[Argument, ...], tuple[int, ...]], ...] = (
+        ("aten::pow.Tensor_Scalar", (table, 2), (0,)),
+        ("aten::add_.Tensor", (state, TensorArg((rows,), values="positive")), (1,)),
+        ("aten::sqrt.default", (state,), (0,)),
+        ("aten::add_.Tensor", (state, 1e-8), (0,)),
+        ("aten::addcdiv_.default", (table, TensorArg(table.shape), root), (1, 2)),
+    )
+    op, arguments, written = pick(rng, forms)
+    return Call(op, arguments, options(value=-0.01) if op == "aten::addcdiv_.default" else (), written=written)
+
+
+FAMILY = Family(
+    name="elementwise",
+    ops=(
+        *_ONE,
+        *("aten::pow.Tensor_Scalar", "aten::clamp.default"),
+        *_TWO,
+        *_IN_PLACE,
+        *_COMPARED,
+        *_THREE,
+        *(*_BETWEEN, *_NUMBERS, "aten::masked_fill.Scalar", "aten::masked_fill_.Scalar", "aten::where.self"),
+        *("aten::remainder.Scalar", "aten::bitwise_and.Tensor", "aten::logical_not.default"),
+    ),
+    sweep=mixture(
+        *((2, _one), (0.6, _power), (3, _two), (1.2, _scalar), (2, _in_place), (1, _three)),
+        *((1, _masked), (0.5, _compared), (0.4, _integers), (0.4, _row_wise_adagrad)),
+    ),
+    weight=12.0,
+    rules=launches,
+)

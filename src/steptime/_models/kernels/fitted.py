@@ -1,0 +1,106 @@
+"""The kernel models of one device: a form per family, how far each was off, and the recipe; one file of arrays."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steptime._models.kernels import families, family_of
+from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.kernels.forms import Form, maker
+from steptime._models.kernels.question import Answer, Question
+from steptime._models.kernels.residuals import Residuals
+from steptime.errors import InputError
+
+_RESIDUALS = "residuals"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the models said to one question; `answer` is None where none of them can, and `why` says why not."""
+
+    family: str
+    answer: Answer | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class KernelModels:
+    """Fitted forms by name."""
+
+    forms: Mapping[str, Form]
+    residuals: Residuals
+    recipe: Mapping[str, Any]
+
+    def ask(self, questions: Sequence[Question]) -> list[Answered]:
+        """Every question, each by the form of its family."""
+        asked = [family_of(question.call.op) for question in questions]
+        found: list[Answered | None] = [None] * len(questions)
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, family in enumerate(asked):
+            form = families()[family].form if family else ""
+            if form in self.forms:
+                places[form].append(place)
+            else:
+                why = f"no family has {questions[place].call.op}" if not family else f"{family} is not fitted"
+                found[place] = Answered(family, None, why)
+        for form, some in places.items():
+            for place, (answer, why) in zip(some, _answers(self.forms[form], [questions[one] for one in some]), strict=True):
+                found[place] = Answered(asked[place], answer, why)
+        return [one for one in found if one is not None]
+
+    def save(self, file: Path) -> None:
+        """One compressed file of plain arrays."""
+        parts = {form: fitted.arrays() for form, fitted in self.forms.items()}
+        write_archive(file, self.recipe, parts | {_RESIDUALS: self.residuals.arrays()})
+
+    @classmethod
+    def load(cls, file: Path) -> KernelModels:
+        """The models that `save` wrote. Nothing in the file is executed."""
+        archive = Archive.open(file)
+        try:
+            residuals = Residuals.load(archive.part(_RESIDUALS))
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{file}: not the kernel models that this steptime reads ({error}); fit again") from error
+        return cls(Stored(archive, archive.parts - {_RESIDUALS}), residuals, archive.recipe)
+
+
+class Stored(Mapping[str, Form]):
+    """Forms in a file, each read when it is first asked."""
+
+    def __init__(self, archive: Archive, names: Iterable[str]) -> None:
+        self._archive, self._names = archive, tuple(sorted(names))
+        self._read: dict[str, Form] = {}
+
+    def __getitem__(self, name: str) -> Form:
+        """The form of that name."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._read:
+            try:
+                self._read[name] = maker(name).load(self._archive.part(name))
+            except (KeyError, ValueError, IndexError, ModuleNotFoundError) as error:
+                said = f"{self._archive.file}: not the {name} model that this steptime reads ({error}); fit again"
+                raise InputError(said) from error
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._names)
+
+
+def _answers(form: Form, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:
+    """All at once; where one cannot be answered, one by one."""
+    try:
+        return [(answer, "") for answer in form.answers(questions)]
+    except InputError as error:
+        if len(questions) == 1:
+            return [(None, str(error))]
+    return [_answers(form, [question])[0] for question in questions]

@@ -1,0 +1,266 @@
+"""What a pass of a convolution costs by the book, and the sizes that say how far off the book is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.kernels.forms.convolution.layer import DGRAD, FPROP, WGRAD, Layer
+from steptime._models.kernels.question import Question
+from steptime._units import dtype_bytes
+
+Floats = npt.NDArray[np.float64]
+
+_SMS = 132  # NVIDIA H200 datasheet
+_L2_BYTES = 50e6  # NVIDIA H200: what can still be in cache when a call begins
+# Flop per ns of one SM on large products, seen in the measured rows: 650, 325 and 49 TFLOP/s over 132 SMs.
+_HALF, _TF32, _FP32 = 4900.0, 2450.0, 370.0
+_BYTES_PER_NS = 3600.0  # read and write mixed, seen in the measured rows
+_LAUNCH_NS, _KERNEL_NS, _WAVE_NS = (
+    1500.0,
+    2000.0,
+    700.0,
+)  # seen in the smallest rows: a launch, a product's floor, a tile's start
+_MOVE_TILE, _MOVE_BYTES_PER_NS = 32, 3000.0  # cuDNN's layout kernels move squares of 32 x 32; rate seen in the measured rows
+_SPLIT_LEAST = 256  # how much of the inner length a split keeps at least, seen in the measured rows
+# Multiply-adds per ns of depthwise kernels, seen in the measured rows: channels first (ATen) and last (cuDNN).
+_DEPTHWISE, _DEPTHWISE_WEIGHT, _DEPTHWISE_LAST = 1000.0, 450.0, 3.0
+# A turn of ATen's depthwise gradient of a weight, alone and with every warp of an SM at work: seen in the measured rows.
+_TURN_LEAST_NS, _TURN_NS = 160.0, 370.0
+_WARPS = 64  # an SM's, CUDA programming guide, compute capability 9.0
+_DENSE_TILES = ((64, 64), (128, 64), (128, 128), (256, 64))
+_PRODUCT_TILES = ((64, 64), (128, 128), (128, 256))
+_SINGLE_TILES = ((32, 32, 0.55), (128, 32, 0.75), (256, 64, 0.9))  # and the part of the peak they reach
+_WAVE_TILES = ((64, 64), (128, 64), (128, 128), (256, 64), (32, 32), (256, 128))
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of a layer under the settings of a question."""
+
+    layer: Layer
+    name: str
+    question: Question
+
+
+@lru_cache(maxsize=1 << 16)
+def _numbers(layer: Layer, name: str) -> tuple[float, ...]:
+    return (
+        *(layer.batch, layer.inputs, layer.outputs, layer.groups, *layer.taps, *layer.image, *layer.result),
+        *(layer.stride[0] * layer.stride[1], layer.dilation[0] * layer.dilation[1], dtype_bytes(layer.dtype)),
+        *(layer.dtype == "bfloat16", layer.axes, layer.channels_last, name == FPROP, name == DGRAD, name == WGRAD),
+        *("image" in layer.written, "weight" in layer.written, "result" in layer.written, FPROP in layer.passes),
+    )
+
+
+class Columns:
+    """Sizes of many passes, a column each, and times by the book. Shapes are (passes,) throughout."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        """Reads the sizes of the passes."""
+        table = np.array([_numbers(one.layer, one.name) for one in passes], dtype=np.float64).reshape(-1, 23).T
+        self.batch, self.inputs, self.outputs, self.groups = table[:4]
+        self.tap_height, self.tap_width, self.image_height, self.image_width = table[4:8]
+        self.result_height, self.result_width, self.stride, self.dilation, self.element, self.bfloat16 = table[8:14]
+        self.axes = table[14]
+        self.last, self.fprop, self.dgrad, self.wgrad = (column > 0 for column in table[15:19])
+        self.written = [column > 0 for column in table[19:22]]
+        self.forward = table[22] > 0
+        asked = [(one.question.tf32, one.question.warm, one.question.share, one.question.others) for one in passes]
+        self.warm = np.array([warm for _, warm, _, _ in asked], dtype=bool)
+        self.share = np.array([share for _, _, share, _ in asked], dtype=np.float64)
+        self.others = np.array([("none", "idle", "same", "streaming").index(others) for *_, others in asked], dtype=np.float64)
+        self.half = self.element == 2
+        self.single = (self.element > 2) & ~np.array([tf32 for tf32, *_ in asked], dtype=bool)
+        self.sms = np.maximum(1.0, _SMS / self.share)
+        self.taps = self.tap_height * self.tap_width
+        self.area, self.result_area = self.image_height * self.image_width, self.result_height * self.result_width
+        self.pixels = self.batch * self.result_area
+        self.group_inputs, self.group_outputs = self.inputs / self.groups, self.outputs / self.groups
+        self.depthwise = (self.groups > 1) & (self.groups == self.inputs)
+        self.pointwise = (self.taps == 1) & (self.stride == 1)
+        self.macs = self.pixels * self.outputs * self.group_inputs * self.taps
+        self.tensors = [  # bytes of image, weight, result
+            self.batch * self.inputs * self.area * self.element,
+            self.outputs * self.group_inputs * self.taps * self.element,
+            self.pixels * self.outputs * self.element,
+        ]
+        self.nbytes = self.tensors[0] + self.tensors[1] + self.tensors[2]
+        # While the other parts do the same, each has its share of the memory's rate.
+        self.bytes_per_ns = _BYTES_PER_NS / np.where(self.others == 2, self.share, 1.0)
+        self.memory_ns = _KERNEL_NS + self.nbytes / self.bytes_per_ns
+
+    def sizes(self) -> tuple[Floats, Floats, Floats]:
+        """Rows, columns and inner length of a pass as a product, for one group."""
+        rows = np.where(self.fprop, self.pixels, np.where(self.dgrad, self.batch * self.area, self.group_outputs))
+        columns = np.where(
+            self.fprop, self.group_outputs, np.where(self.dgrad, self.group_inputs, self.group_inputs * self.taps)
+        )
+        forward, backward = self.group_inputs * self.taps, self.group_outputs * self.taps / self.stride
+        return rows, columns, np.where(self.fprop, forward, np.where(self.dgrad, backward, self.pixels))
+
+    def implicit_ns(self, tile: tuple[int, int], peak: Floats, pad: Floats) -> Floats:
+        """An implicit product: channels are padded to what a step of the kernel takes, tiles run in waves."""
+        rows, columns, _ = self.sizes()
+        forward, backward = (
+            _padded(self.group_inputs, pad) * self.taps,
+            _padded(self.group_outputs, pad) * self.taps / self.stride,
+        )
+        inner = np.where(self.fprop, forward, np.where(self.dgrad, backward, self.pixels))
+        return self._tiled_ns(rows, columns, inner, self.groups, tile, peak, self.wgrad)
+
+    def product_ns(self, tile: tuple[int, int], peak: Floats) -> Floats:
+        """A pointwise pass as a plain product: of the whole batch with channels last, else of each image."""
+        images = np.where(self.last, 1.0, self.batch)
+        places = np.where(self.last, self.pixels, self.result_area)
+        channels = np.where(self.dgrad, self.inputs, self.outputs)
+        inner = np.where(self.fprop, self.inputs, self.outputs)
+        rows = np.where(self.wgrad, self.inputs, np.where(self.last, channels, places))
+        columns = np.where(self.wgrad, self.outputs, np.where(self.last, places, channels))
+        inner = np.where(self.wgrad, np.where(self.last, self.pixels, _padded(self.result_area, 8)), _padded(inner, 8))
+        reduced = np.where(self.wgrad & ~self.last, self.batch * self.inputs * self.outputs * 4 / _MOVE_BYTES_PER_NS, 0.0)
+        times: Floats = (
+            self._tiled_ns(rows, columns, inner, images * self.groups, tile, peak, np.ones_like(self.wgrad)) + reduced
+        )
+        return times
+
+    def _tiled_ns(
+        self,
+        rows: Floats,
+        columns: Floats,
+        inner: Floats,
+        copies: Floats,
+        tile: tuple[int, int],
+        peak: Floats,
+        may_split: npt.NDArray[np.bool_],
+    ) -> Floats:
+        tiles = np.ceil(rows / tile[0]) * np.ceil(columns / tile[1]) * copies
+        parts = np.maximum(1.0, np.minimum(self.sms // tiles, inner // _SPLIT_LEAST))
+        parts = np.where(may_split & (tiles < self.sms), parts, 1.0)
+        step = 2 * tile[0] * tile[1] / peak  # ns that one tile takes for one of the inner length
+        reduced = np.where(parts > 1, _KERNEL_NS + 8 * parts * rows * columns / 4000.0, 0.0)
+        times: Floats = _KERNEL_NS + np.ceil(tiles * parts / self.sms) * (inner / parts * step + _WAVE_NS) + reduced
+        return times
+
+    def layout_ns(self) -> Floats:
+        """Bringing what a pass reads into the other order of memory and back what it writes; single taps need no moving."""
+        shapes = (
+            (self.batch, self.inputs, self.area),
+            (self.outputs, self.group_inputs, self.taps),
+            (self.batch, self.outputs, self.result_area),
+        )
+        total: Floats = np.zeros(self.batch.shape)
+        for place, (count, channels, places) in enumerate(shapes):
+            moved = count * _padded(channels, _MOVE_TILE) * _padded(places, _MOVE_TILE) * self.element
+            time = _LAUNCH_NS + 2 * moved / (_MOVE_BYTES_PER_NS / np.where(self.others == 2, self.share, 1.0))
+            total += np.where(self.taps > 1, time, 0.0) if place == 1 else time
+        return total
+
+    def depthwise_ns(self) -> Floats:
+        """A depthwise pass: a backward one visits every tap of every pixel of the image, strided or not."""
+        visited = self.batch * self.inputs * self.area * self.taps * np.maximum(1.0, self.outputs // self.inputs)
+        work = np.where(self.dgrad & (self.outputs >= self.inputs), visited, self.macs)
+        rate = np.where(self.wgrad, _DEPTHWISE_WEIGHT, _DEPTHWISE) * np.where(self.last, _DEPTHWISE_LAST, 1.0) / self.share
+        busy = np.where(self.wgrad & ~self.last, self.weight_gradient_ns(), work / rate)
+        times: Floats = _LAUNCH_NS + np.maximum(self.nbytes / self.bytes_per_ns, busy)
+        return times
+
+    def weight_gradient_ns(self) -> Floats:
+        """ATen's depthwise gradient of a weight: a block per weight, a warp per image and at most eight, a lane per pixel."""
+        warps = np.minimum(self.batch, 8.0)
+        turns = np.ceil(self.batch / warps) * np.ceil(self.result_area / 32)
+        waves = self.outputs * self.taps * warps / (self.sms * _WARPS)
+        times: Floats = turns * np.maximum(_TURN_LEAST_NS, _TURN_NS * waves)
+        return times
+
+    def hot_share(self) -> Floats:
+        """What part of a pass's bytes a step has just written, as far as it is read and fits the cache."""
+        read = (self.fprop | self.wgrad, self.fprop | self.dgrad, self.dgrad | self.wgrad)
+        hot = [
+            np.where(written & reads, np.minimum(nbytes, _L2_BYTES), 0.0)
+            for written, reads, nbytes in zip(self.written, read, self.tensors, strict=True)
+        ]
+        share: Floats = np.where(self.warm, hot[0] + hot[1] + hot[2], 0.0) / self.nbytes
+        return share
+
+
+def _padded(lengths: Floats, unit: Floats | int) -> Floats:
+    padded: Floats = np.ceil(lengths / unit) * unit
+    return padded
+
+
+def _alignment(lengths: Floats) -> Floats:
+    """The largest power of two that divides each, up to 64."""
+    whole = lengths.astype(np.int64)
+    powers: Floats = np.minimum(whole & -whole, 64).astype(np.float64)
+    return powers
+
+
+def table(columns: Columns) -> tuple[Floats, Floats]:
+    """Features, shape (passes, features), and the time by the book in ns, of which a model learns the ratio."""
+    times, base = _book(columns)
+    rows, width, inner = columns.sizes()
+    log = np.log
+    plain = [
+        *(log(rows), log(width), log(inner), log(columns.batch), log(columns.inputs), log(columns.outputs)),
+        *(
+            log(columns.group_inputs),
+            log(columns.group_outputs),
+            log(columns.groups),
+            log(columns.area),
+            log(columns.result_area),
+        ),
+        *(columns.tap_height, columns.tap_width, columns.taps, columns.stride, columns.dilation),
+        *(columns.image_height, columns.image_width, columns.result_width, columns.element, columns.bfloat16, columns.axes),
+        *(_alignment(columns.inputs), _alignment(columns.outputs), _alignment(columns.area), _alignment(columns.result_area)),
+        *(*(log(nbytes) for nbytes in columns.tensors), columns.hot_share(), log(inner / rows), log(rows * width)),
+        *(log(columns.macs), log(columns.nbytes), log(base), columns.share, columns.others),
+        *(width / _padded(width, 64), width / _padded(width, 128), rows / _padded(rows, 128)),
+    ]
+    flags = (
+        *(columns.single, columns.half, columns.last, columns.depthwise, columns.taps == 1, columns.pointwise, columns.warm),
+        *(columns.fprop, columns.dgrad, columns.wgrad, columns.last == columns.single, columns.forward),
+    )
+    waves = []
+    for high, wide in _WAVE_TILES:
+        count = np.ceil(rows / high) * np.ceil(width / wide) * columns.groups / columns.sms
+        waves += [log(count), np.where(count < 40, np.ceil(count) / count, 1.0), log(np.ceil(count) * inner)]
+    ratios = [*(log(time / base) for time in times), log(columns.weight_gradient_ns()), log(columns.outputs * columns.taps)]
+    return np.stack([*plain, *(flag.astype(np.float64) for flag in flags), *waves, *ratios], axis=1), base
+
+
+def crowd(columns: Columns, base: Floats) -> Floats:
+    """The few features that say what a part of a GPU and its company add, shape (passes, features)."""
+    flags = (columns.last, columns.single, columns.fprop, columns.dgrad, columns.wgrad, columns.depthwise, columns.warm)
+    sizes = (columns.share, columns.others, np.log(base), np.log(columns.memory_ns / base), np.log(columns.nbytes))
+    return np.stack([*sizes, *(flag.astype(np.float64) for flag in flags)], axis=1)
+
+
+def _book(columns: Columns) -> tuple[list[Floats], Floats]:
+    """Times of the ways cuDNN has, and the one it is likeliest to take."""
+    peak = np.where(columns.half, _HALF, np.where(columns.single, _FP32, _TF32))
+    pad = np.where(columns.half, 32.0, np.where(columns.single, 8.0, 16.0))
+    layout = columns.layout_ns()
+    to_last, to_first = np.where(columns.last, 0.0, layout), np.where(columns.last, layout, 0.0)
+    memory = columns.memory_ns
+    dense = [np.maximum(memory, columns.implicit_ns(tile, peak, pad)) + to_last for tile in _DENSE_TILES]
+    product = [np.maximum(memory, columns.product_ns(tile, peak)) for tile in _PRODUCT_TILES]
+    moved = np.where(columns.wgrad, to_last, to_first)
+    eight = np.full_like(pad, 8.0)
+    single = [
+        np.maximum(memory, columns.implicit_ns((high, wide), np.full_like(peak, part * _FP32), eight)) + moved
+        for high, wide, part in _SINGLE_TILES
+    ]
+    depthwise = columns.depthwise_ns()
+    least = np.minimum.reduce
+    tensor_cores = np.where(columns.pointwise, np.minimum(least(dense), least(product)), least(dense))
+    base = np.where(columns.single, least(single), tensor_cores)
+    base = np.where(columns.depthwise, depthwise, np.where(columns.groups > 1, np.minimum(base, depthwise), base))
+    bias = ~(columns.fprop | columns.dgrad | columns.wgrad)
+    touched = np.where(columns.forward, 2.0, 1.0) * columns.tensors[2]  # a forward one reads and writes the result
+    base = np.where(bias, _LAUNCH_NS + touched / columns.bytes_per_ns, base)
+    return [*dense, *product, *single, layout, memory, depthwise], base

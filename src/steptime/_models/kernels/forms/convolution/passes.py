@@ -1,0 +1,128 @@
+"""Which of the kernels that a convolution call launched belong to which of its passes; read off their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from steptime._models.kernels.forms.convolution.layer import BIAS, DGRAD, FPROP, WGRAD, Layer
+
+# What a kernel does within its pass.
+IN, OUT, BEFORE, TAIL, MAIN = "in", "out", "before", "tail", "main"
+
+# Parts of names, in lower case, in the order they are looked for.
+_BEFORE = ("memset", "init_device_workspace", "scalepacked", "scaletensor", "flip_filter", "kernel_helper")
+_TRANSFORMS = (
+    "tensortransformgeneric",
+    "generictranspose",
+    "converttensor",
+    "r2c",
+    "winogradforwarddata",
+    "winogradforwardfilter",
+)
+_TAILS = ("reduce_wgrad", "nhwc_reduce", "reducesplitk", "splitkreduce", "c2r", "winogradforwardoutput", "winogradwgradoutput")
+# Ways of doing a pass, told by parts of its kernels' names in lower case, in the order they are looked for: transforms, direct
+# sums, CUDA cores' implicit products, tensor cores' of three generations of code, plain products.
+_WAYS = (
+    ("winograd", "fft", "region_transform"),
+    ("direct",),
+    ("implicit_convolve", "common_engine", "alg0", "alg1", "dgrad_engine", "precomputed"),
+    ("sm90_xmma",),
+    ("cutlass_tensorop", "cutlass_implicit_gemm"),
+    ("nvjet", "cutlass_80", "xmma_gemm"),
+    ("sm80_xmma",),
+)
+_DIRECT = 1
+
+
+def role(name: str, channels_last: bool) -> str:
+    """What a kernel does: brings data in, does the work, reduces, brings data out."""
+    text = name.lower()
+    if "nchwtonhwc" in text or "nhwctonchw" in text:
+        return OUT if ("nchwtonhwc" in text) == channels_last else IN
+    if "addpadding" in text:
+        return IN
+    if "slicec" in text:
+        return OUT
+    if any(part in text for part in _BEFORE):
+        return BEFORE
+    if any(part in text for part in _TAILS):
+        return TAIL
+    return IN if any(part in text for part in (*_TRANSFORMS, "winogradwgraddata", "winogradwgraddelta")) else MAIN
+
+
+def split(names: Sequence[str], layer: Layer) -> dict[str, list[int]]:
+    """Pass -> places of its kernels in the call's list; a pass that launched nothing of its own is not there."""
+    places = list(range(len(names)))
+    found = {}
+    if BIAS in layer.passes and len(names) > 1 and _adds_bias(names[-1]):
+        found[BIAS] = [places.pop()]
+    if FPROP in layer.passes:
+        return {FPROP: places, **found}
+    both = DGRAD in layer.passes and WGRAD in layer.passes
+    if not both:
+        return {DGRAD if DGRAD in layer.passes else WGRAD: places, **found}
+    names = [names[place] for place in places]
+    inputs, weights = (_named(names, parts) for parts in (("dgrad", "backward_kernel"), ("wgrad", "grad_weight")))
+    if inputs and weights and max(weights) < min(inputs):  # ATen's own depthwise kernels
+        return {WGRAD: places[: min(inputs)], DGRAD: places[min(inputs) :], **found}
+    border = _border(names, [role(name, layer.channels_last) for name in names], inputs, weights)
+    return {DGRAD: places[:border], WGRAD: places[border:], **found}
+
+
+def _adds_bias(name: str) -> bool:
+    return "at::native" in name and ("elementwise" in name or "reduce_kernel" in name)
+
+
+def _named(names: Sequence[str], parts: tuple[str, ...]) -> list[int]:
+    return [
+        place
+        for place, name in enumerate(names)
+        if any(part in name.lower() for part in parts) and role(name, channels_last=False) != TAIL
+    ]
+
+
+def _border(names: Sequence[str], roles: Sequence[str], inputs: list[int], weights: list[int]) -> int:
+    """Where the gradient of the weight begins: after the input's work, its reductions and its way out."""
+    mains = [place for place, what in enumerate(roles) if what == MAIN]
+    transformed = [place for place, name in enumerate(names) if "c2r" in name or "winograd" in name.lower()]
+    if inputs:
+        border = max(inputs) + 1
+    elif weights:
+        earlier = [place for place in mains if place < min(weights)]
+        border = max(earlier) + 1 if earlier else min(weights)
+    elif transformed and roles[transformed[-1]] == TAIL:
+        border = next(place for place in transformed if roles[place] == TAIL) + 1
+    else:
+        border = mains[0] + 1 if mains else 1
+    ahead = [place for place in (*weights, *mains) if place >= border]
+    end = min(ahead, default=len(names))
+    while border < end and roles[border] in (TAIL, OUT):
+        border += 1
+    return border
+
+
+def short_name(name: str) -> str:
+    """A kernel's name cut to what tells code apart: no arguments, no template, no tile."""
+    text = name.removeprefix("void ")
+    if match := re.match(r"(sm\d+_xmma_[a-z]+)", text):
+        return match.group(1)
+    if match := re.match(r"(nvjet_sm\d+)", text):
+        return match.group(1)
+    if match := re.search(r"<(cutlass_\w+?)_\d+x\d+", text):
+        return match.group(1)
+    if text.startswith("_ZN"):
+        return "cutlass_implicit_gemm"
+    return re.sub(r"[<(].*", "", text.replace("(anonymous namespace)::", "")).split("::")[-1].strip()
+
+
+def way(short_names: Sequence[str], groups: int) -> int:
+    """Which way a pass went: one of `_WAYS` or none of them, and whether it was taken for one group after the other."""
+    text = " ".join(short_names).lower()
+    found = next((place for place, parts in enumerate(_WAYS) if any(part in text for part in parts)), len(_WAYS))
+    if groups == 1:
+        return found
+    mains = [name for name in short_names if role(name, channels_last=False) == MAIN]
+    if len(mains) > len(set(mains)):
+        return len(_WAYS) + 1 + found
+    return found if found == _DIRECT else len(_WAYS)  # the rest are few: one way

@@ -1,0 +1,117 @@
+"""What a launch has to do, as terms of about a nanosecond each: its time is a non-negative sum of them.
+
+Bytes by residency, elements, waves of blocks over the SMs at several occupancies, and what latency leaves beyond bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime._models.kernels.forms.launched.columns import PAIRS, SIZES, Columns, Numbers
+from steptime._models.kernels.forms.launched.parts import Parts
+from steptime._models.kernels.launches.facts import FACTS
+
+# Bytes per nanosecond of one H200: peak copy and write rates of the measured rows, and what warm reads reach.
+MEMORY_RATE, WRITE_RATE, CACHE_RATE = 4300.0, 4600.0, 9000.0
+# Bytes that stay in L2 until they are read again: warm times of the measured rows rise to cold ones from 0.6 to 1.6 of this.
+_CACHE_BYTES, _GONE = 40e6, 1.6
+# Blocks of one SM at a time that a kernel may reach.
+_RESIDENT = (1, 2, 4, 8, 16)
+_MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0)
+# Sizes where copies from the host change their way: seen in the measured rows.
+_STAGED_BYTES, _PAGED_BYTES, _SMALL_BYTES = 1.2e6, 1.3e6, (1_000, 30_000)
+
+_GRID = 7  # terms of a pair
+_PLAIN = 19 + len(_MULTIPLES) + 7 + 2
+TERMS = _PLAIN + _GRID * PAIRS
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes by where they are when a launch asks for them, each per launch."""
+
+    memory_bytes: Numbers
+    cache_bytes: Numbers
+    written_bytes: Numbers
+    cold_share: Numbers
+
+    def least_ns(self, parts: Parts) -> Numbers:
+        """What the bytes alone take."""
+        moved = self.memory_bytes / MEMORY_RATE * parts.memory + self.written_bytes / WRITE_RATE * parts.written
+        return moved + self.cache_bytes / CACHE_RATE * parts.cache
+
+
+def traffic(rows: Numbers, parts: Parts) -> Traffic:
+    """How much of what was written before is still in L2."""
+    cold, warm, hot, written, produced, since = rows[:, 1:7].T
+    cache_bytes = _CACHE_BYTES * parts.cache_bytes
+    stays_warm = np.where(warm > 0, np.clip(_GONE - (np.maximum(produced, warm) + written / 2) / cache_bytes, 0, 1), 0.0)
+    stays_hot = np.where(hot > 0, np.clip(_GONE - since / cache_bytes, 0, 1), 0.0)
+    kept = warm * stays_warm + hot * stays_hot
+    read = cold + warm + hot
+    return Traffic(read - kept, kept, written, np.divide(cold, read, out=np.zeros_like(read), where=read > 0))
+
+
+def terms(columns: Columns, rows: Numbers, moved: Traffic, parts: Parts) -> Numbers:
+    """Terms of every launch (launches x TERMS)."""
+    first = len(SIZES)
+    fact = {name: rows[:, first + place] for place, name in enumerate(FACTS)}
+    elements = rows[:, 0]
+    found = np.empty((len(rows), TERMS))
+    for place, term in enumerate(_plain(elements, fact, moved, parts)):
+        found[:, place] = term
+    grid = rows[:, columns.features :]
+    blocks, work = grid[:, :PAIRS], grid[:, PAIRS:]
+    waves = _waves(blocks, work * parts.blocks[:, None], parts.sms)
+    found[:, _PLAIN - 2 : _PLAIN] = waves[:, :2, -1] * moved.cold_share[:, None]
+    found[:, _PLAIN:] = waves.reshape(len(rows), TERMS - _PLAIN)
+    return found
+
+
+def _plain(elements: Numbers, fact: dict[str, Numbers], moved: Traffic, parts: Parts) -> list[Numbers]:
+    memory, kept, written = moved.memory_bytes, moved.cache_bytes, moved.written_bytes
+    least_ns, host = moved.least_ns(parts), fact["host_bytes"]
+    every = (memory * parts.memory + written * parts.written + kept * parts.cache) / MEMORY_RATE
+    fixed_ns, work = 1000.0 * parts.latency, parts.work / 1e4
+    return [
+        fixed_ns,
+        memory / MEMORY_RATE * parts.memory,
+        kept / CACHE_RATE * parts.cache,
+        written / WRITE_RATE * parts.written,
+        elements * work,
+        np.sqrt(memory * parts.memory + written * parts.written) / 10,
+        every * fact["sector_waste"],
+        elements * fact["casts"] * work,
+        fixed_ns * fact["tail"],
+        fact["rows"] * 1e3 * work,
+        fact["gathered_bytes"] / 5000 * parts.memory,
+        fact["reuse"] * parts.latency,
+        np.maximum(0, elements - 5e5) * work,
+        fact["items"] * 1e3 * work,
+        host / 50,
+        fact["pageable_bytes"] / 10,
+        fixed_ns * (fact["split"] > 1),
+        (fact["split"] - 1) * parts.latency,
+        fixed_ns * np.log2(1 + fact["block_height"]) / 10,
+        *(np.maximum(0, fact["chain_ns"] * multiple * parts.latency - least_ns) for multiple in _MULTIPLES),
+        np.maximum(0, host - _STAGED_BYTES) / 20,
+        1000.0 * (host > _PAGED_BYTES),
+        1000.0 * ((host > _SMALL_BYTES[0]) & (host < _SMALL_BYTES[1])),
+        fixed_ns * moved.cold_share,
+        fixed_ns * np.log2(1 + fact["footprint_bytes"] / 1e6) / 10,
+        10.0 * fact["tensors"] * parts.latency,
+        elements * np.minimum(1, fact["odd_share"]) * work,
+    ]
+
+
+def _waves(blocks: Numbers, work: Numbers, sms: Numbers) -> Numbers:
+    """Of every pair: even over all SMs, whole waves at several occupancies, and at least one block after the other."""
+    found = np.empty((*blocks.shape, _GRID))
+    across = sms[:, None]
+    found[:, :, 0] = blocks * work / across
+    for place, resident in enumerate(_RESIDENT, 1):
+        found[:, :, place] = np.ceil(blocks / (across * resident)) * work
+    found[:, :, _GRID - 1] = np.maximum(1, blocks / (4 * across)) * work
+    return found

@@ -1,0 +1,65 @@
+"""Calls behind traced ops, each distinct one made once: ops that differ in nothing but the identity of tensors share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from steptime._models.kernels.call import Argument, Call
+from steptime._models.kernels.from_ops.arguments import call_arguments
+from steptime._models.kernels.from_ops.overloads import Overload, overload_of
+from steptime._models.kernels.question import Question
+from steptime._program.program import Tensor, Value
+
+# Distinct calls that are kept; a step has some hundreds.
+_MOST = 1 << 16
+# PyTorch lets convolutions of float32 use TF32 unless told otherwise, and no matrix product.
+_TF32_BY_DEFAULT = ("aten::convolution.default", "aten::convolution_backward.default")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolved:
+    """A distinct call without what was written before it, which differs from one place in a step to another."""
+
+    overload: Overload
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    _questions: dict[tuple[tuple[int, ...], bool], Question] = field(default_factory=dict)
+
+    def question(self, written: tuple[int, ...], *, warm: bool) -> Question:
+        """What to ask about the call where these arguments are written just before a step makes it."""
+        found = self._questions.get((written, warm))
+        if found is None:
+            call = Call(self.overload.op, self.args, self.kwargs, written)
+            tf32 = call.op in _TF32_BY_DEFAULT and call.dtype == "float32"
+            found = self._questions[written, warm] = Question(call, tf32=tf32, warm=warm)
+        return found
+
+
+_kept: dict[object, Resolved | None] = {}
+
+
+def resolved(name: str, values: Sequence[Value], *, ordered: bool = False) -> Resolved | None:
+    """The call that an op with these arguments is; None where no known overload takes them.
+
+    `ordered` says that the index along a dimension counts.
+    """
+    key = (name, ordered, *map(_plain, values))
+    if key in _kept:
+        return _kept[key]
+    overload = overload_of(name, values)
+    found = None if overload is None else Resolved(overload, *call_arguments(overload, values, ordered=ordered))
+    if len(_kept) >= _MOST:
+        _kept.clear()
+    _kept[key] = found
+    return found
+
+
+def _plain(value: Value) -> object:
+    """What tells arguments of different calls apart, and no more."""
+    if value.__class__ is Tensor:
+        return value.shape, value.dtype, value.strides, value.device == "cpu"
+    if value.__class__ is tuple:
+        return tuple(map(_plain, value))
+    # 1, 1.0 and True are equal as keys.
+    return value.__class__, value

@@ -1,0 +1,56 @@
+"""Launches of transfers: one copy by a copy engine, whose path is the direction and the kind of host memory.
+
+A change of dtype happens on the side that the bytes leave (ATen): on the device it is a kernel before the copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steptime._models.kernels.call import Call
+from steptime._models.kernels.launches import HOT, Launch, Operand, fresh
+from steptime._models.kernels.launches.arguments import base_name, dtype_keyword, flag, keyword, tensor
+from steptime._models.kernels.launches.copies import copies
+from steptime._models.kernels.launches.names import MEMCPY
+from steptime.errors import InputError
+
+
+def launches(call: Call) -> list[Launch]:
+    """What a copy between host and device, or reading one number, launches."""
+    name = base_name(call.op)
+    if name == "_local_scalar_dense":
+        return [_number(tensor(call, 0))]
+    if name == "_to_copy":
+        source = tensor(call, 0)
+        place = str(keyword(call, "device", source.device))
+        target = replace(fresh(source.shape, dtype_keyword(call, source.dtype)), device=place)
+        return _between(call, target, source, bool(keyword(call, "non_blocking", False)))
+    if name != "copy_":
+        raise InputError(f"{call.op}: not an op of the family transfer")
+    return _between(call, tensor(call, 0), tensor(call, 1), flag(call, 2))
+
+
+def _number(number: Operand) -> Launch:
+    facts = {"host_bytes": float(number.item_bytes), "to_host": 1.0}
+    return Launch(MEMCPY, number.item_bytes, (number,), (), facts, ((1.0, 1.0),), "item")
+
+
+def _between(call: Call, target: Operand, source: Operand, asynchronous: bool) -> list[Launch]:
+    if (target.device == "device") == (source.device == "device"):
+        raise InputError(f"{call.op}: from {source.device} to {target.device} is no transfer between host and device")
+    to_host = target.device != "device"
+    memory = target.device if to_host else source.device
+    found = []
+    if source.dtype != target.dtype:
+        changed = fresh(source.shape, target.dtype)
+        found = copies(changed, source) if to_host else []
+        source = replace(changed, device=source.device, origin=HOT if to_host else source.origin)
+    nbytes = source.nbytes
+    facts = {
+        "host_bytes": float(nbytes),
+        "pageable_bytes": float(nbytes) if memory == "pageable" else 0.0,
+        "to_host": float(to_host),
+        "asynchronous": float(asynchronous),
+    }
+    path = f"{'to_host' if to_host else 'to_device'}-{memory}"
+    return [*found, Launch(MEMCPY, nbytes, (source,), (target,), facts, ((nbytes / 1024, 1.0),), path)]

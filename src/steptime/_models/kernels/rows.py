@@ -1,0 +1,85 @@
+"""Measured kernel rows as questions with their answers, and which of them a fit may see."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from steptime._models.kernels.call import Call
+from steptime._models.kernels.question import Question
+
+FIT, VALIDATION, TEST = "fit", "validation", "test"
+# Shares of the questions: what is left is test.
+_FIT, _VALIDATION = 0.70, 0.15
+
+_COLUMNS = ("family", "call", "cache", "tf32", "benchmark", "source", "share", "others", "time_ns", "times_ns", "spread")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured question."""
+
+    question: Question
+    family: str
+    source: str  # sweep | the workload whose step makes this call
+    split: str  # fit | validation | test
+    time_ns: float
+    times_ns: tuple[float, ...]
+    spread: float
+    kernel_names: tuple[str, ...]
+    kernel_ns: tuple[float, ...]
+
+
+@cache
+def split_of(call_text: str) -> str:
+    """On which side of the split a call lies: by its text alone, so that its cache states, settings and parts stay together."""
+    place = int(hashlib.sha256(call_text.encode()).hexdigest()[:8], 16) / 2**32
+    return FIT if place < _FIT else VALIDATION if place < _FIT + _VALIDATION else TEST
+
+
+def rows_of(table: pa.Table, *, families: Iterable[str] | None = None, shares: Sequence[int] | None = None) -> list[Row]:
+    """The rows of the measured set `kernels`, or those of some families and parts."""
+    wanted = None if families is None else set(families)
+    columns = (*_COLUMNS, "kernel_names", "kernel_ns")
+    found = []
+    for row in table.select(columns).to_pylist():
+        if (wanted is None or row["family"] in wanted) and (shares is None or row["share"] in shares):
+            found.append(_row(row))
+    return found
+
+
+@cache
+def _call(text: str) -> Call:
+    return Call.from_json(text)
+
+
+def _row(row: dict[str, Any]) -> Row:
+    question = Question(
+        call=_call(row["call"]),
+        tf32=bool(row["tf32"]),
+        benchmark=bool(row["benchmark"]),
+        warm=row["cache"] == "warm",
+        share=int(row["share"]),
+        others=str(row["others"]),
+    )
+    return Row(
+        question=question,
+        family=str(row["family"]),
+        source=str(row["source"]),
+        split=split_of(row["call"]),
+        time_ns=float(row["time_ns"]),
+        times_ns=tuple(row["times_ns"]),
+        spread=float(row["spread"]),
+        kernel_names=tuple(row["kernel_names"]),
+        kernel_ns=tuple(row["kernel_ns"]),
+    )
+
+
+def of(rows: Sequence[Row], split: str) -> list[Row]:
+    """The rows of one split."""
+    return [row for row in rows if row.split == split]

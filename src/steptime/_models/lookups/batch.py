@@ -1,0 +1,133 @@
+"""`Lookups`: many lookups of one implementation and direction as columns, over a pool of tables they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._lookups.columns import Floats, Places, TableColumns
+from steptime._lookups.table import TableStatistics
+from steptime._models.kernels.question import OTHERS
+from steptime._models.lookups.question import ITEM_BYTES, OPTIMIZERS, Lookup
+
+Flags = npt.NDArray[np.bool_]
+DTYPES = tuple(ITEM_BYTES)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Tables with the type of their rows: what a table costs by itself is computed once, however many plans place it."""
+
+    tables: TableColumns
+    dtype: Places  # [tables] place in `DTYPES`
+
+    def __len__(self) -> int:
+        """How many tables there are."""
+        return len(self.tables)
+
+    @property
+    def item(self) -> Floats:
+        """Bytes of an element."""
+        return np.array([float(size) for size in ITEM_BYTES.values()])[self.dtype]
+
+    @property
+    def row_bytes(self) -> Floats:
+        """Bytes of a row."""
+        return self.tables.dim * self.item
+
+    def take(self, places: npt.NDArray[Any]) -> Pool:
+        """Some of the tables."""
+        return Pool(self.tables.take(places), self.dtype[places])
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Lookups, one launch sequence each. Those of one call are of one implementation and direction."""
+
+    implementation: str
+    direction: str
+    pool: Pool
+    member: Places  # tables of all lookups, lookup by lookup: places in the pool
+    starts: Places  # [lookups + 1] where each lookup's begin and the last one's end
+    optimizer: Places  # [lookups] place in `question.OPTIMIZERS`
+    dtype: Places  # [lookups] place in `DTYPES`
+    weighted: Flags  # [lookups]
+    warm: Flags  # [lookups]
+    share: Floats  # [lookups]
+    others: Places  # [lookups] place in `OTHERS`
+
+    def __len__(self) -> int:
+        """How many lookups there are."""
+        return len(self.starts) - 1
+
+    @property
+    def counts(self) -> Places:
+        """Tables of each lookup."""
+        return np.diff(self.starts)
+
+    @property
+    def lookup(self) -> Places:
+        """Of each member, which lookup it belongs to."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def sums(self, values: Floats) -> Floats:
+        """Values of the pool's tables summed over each lookup's tables, of which there is at least one."""
+        return self.member_sums(values[self.member])
+
+    def maxima(self, values: Floats) -> Floats:
+        """Of values of the pool's tables the largest of each lookup's tables."""
+        return self.member_maxima(values[self.member])
+
+    def member_sums(self, values: Floats) -> Floats:
+        """Values of members, lookup by lookup, summed over each lookup."""
+        found: Floats = np.add.reduceat(values, self.starts[:-1], axis=0)
+        return found
+
+    def member_maxima(self, values: Floats) -> Floats:
+        """Of values of members the largest of each lookup."""
+        found: Floats = np.maximum.reduceat(values, self.starts[:-1], axis=0)
+        return found
+
+    def take(self, places: npt.NDArray[Any]) -> Lookups:
+        """Some of the lookups, over the same pool; `places` may be a mask."""
+        chosen = np.arange(len(self))[places]
+        counts = self.counts[chosen]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        within = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+        member = self.member[np.repeat(self.starts[:-1][chosen], counts) + within]
+        own = ("optimizer", "dtype", "weighted", "warm", "share", "others")
+        return Lookups(
+            self.implementation, self.direction, self.pool, member, starts, *(getattr(self, name)[chosen] for name in own)
+        )
+
+    @classmethod
+    def of(cls, lookups: Sequence[Lookup]) -> Lookups:
+        """From questions of one implementation and direction. Tables that are the same object share a place in the pool."""
+        places: dict[tuple[int, str], int] = {}
+        tables: list[tuple[TableStatistics, int]] = []
+        member: list[int] = []
+        for one in lookups:
+            for table in one.tables:
+                key = (id(table), one.dtype)
+                if key not in places:
+                    places[key] = len(tables)
+                    tables.append((table, DTYPES.index(one.dtype)))
+                member.append(places[key])
+        pool = Pool(TableColumns.of([table for table, _ in tables]), np.array([dtype for _, dtype in tables], dtype=np.intp))
+        return cls(
+            implementation=lookups[0].implementation,
+            direction=lookups[0].direction,
+            pool=pool,
+            member=np.array(member, dtype=np.intp),
+            starts=np.concatenate([[0], np.cumsum([len(one.tables) for one in lookups])]).astype(np.intp),
+            optimizer=np.array([OPTIMIZERS.index(one.optimizer) for one in lookups], dtype=np.intp),
+            dtype=np.array([DTYPES.index(one.dtype) for one in lookups], dtype=np.intp),
+            weighted=np.array([one.weighted for one in lookups], dtype=np.bool_),
+            warm=np.array([one.warm for one in lookups], dtype=np.bool_),
+            share=np.array([float(one.share) for one in lookups]),
+            others=np.array([OTHERS.index(one.others) for one in lookups], dtype=np.intp),
+        )

@@ -1,0 +1,132 @@
+"""The lookup models of one device: a form per implementation and direction, how far each was off, and the recipe; one file."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steptime._models.estimate import Estimate, Source
+from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.kernels.question import LaunchTime
+from steptime._models.kernels.residuals import Residuals
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.forms import FORMS, LookupForm, maker
+from steptime._models.lookups.question import Lookup
+from steptime.errors import InputError
+
+Kind = tuple[str, str]
+"""Implementation and direction."""
+
+_RESIDUALS = "residuals"
+# A lookup of tables beyond what was measured: its time is known to a factor.
+_OUTSIDE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LookupEstimate:
+    """The device time of one lookup: in all, and launch by launch."""
+
+    estimate: Estimate
+    launches: tuple[LaunchTime, ...]
+
+
+@dataclass(frozen=True)
+class LookupModels:
+    """Fitted forms by implementation and direction."""
+
+    forms: Mapping[Kind, LookupForm]
+    residuals: Residuals
+    recipe: Mapping[str, Any]
+
+    def form(self, implementation: str, direction: str) -> LookupForm:
+        """The model of one implementation and direction."""
+        found = self.forms.get((implementation, direction))
+        if found is None:
+            known = ", ".join(" ".join(kind) for kind in self.forms)
+            raise InputError(f"lookups of {implementation} {direction} have no fitted model; there are {known}")
+        return found
+
+    def estimates(self, lookups: Sequence[Lookup]) -> list[LookupEstimate]:
+        """How long each takes; those of one implementation and direction are asked together."""
+        places: dict[Kind, list[int]] = defaultdict(list)
+        for place, one in enumerate(lookups):
+            places[one.implementation, one.direction].append(place)
+        found: dict[int, LookupEstimate] = {}
+        for kind, some in places.items():
+            times = self.form(*kind).times(Lookups.of([lookups[place] for place in some]))
+            for row, place in enumerate(some):
+                launches = [
+                    LaunchTime(part, ns / number)
+                    for part, number, ns in zip(times.parts, times.number[row], times.ns[row], strict=True)
+                    for _ in range(round(number))
+                ]
+                total = float(times.ns[row].sum())
+                found[place] = LookupEstimate(
+                    self._estimate(kind, total, bool(times.inside[row]), lookups[place].share), tuple(launches)
+                )
+        return [found[place] for place in range(len(lookups))]
+
+    def _estimate(self, kind: Kind, time_ns: float, inside: bool, share: int) -> Estimate:
+        quantiles = self.residuals.of_answer(group_of(kind), time_ns, share)
+        low, high = (time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
+        if not inside:
+            low, high = low / _OUTSIDE, high * _OUTSIDE
+        return Estimate(time_ns, min(low, time_ns), max(high, time_ns), Source.FITTED, inside)
+
+    def save(self, file: Path) -> None:
+        """One compressed file of plain arrays."""
+        parts = {group_of(kind): form.arrays() for kind, form in self.forms.items()}
+        write_archive(file, self.recipe, parts | {_RESIDUALS: self.residuals.arrays()})
+
+    @classmethod
+    def load(cls, file: Path) -> LookupModels:
+        """The models that `save` wrote. Nothing in the file is executed."""
+        archive = Archive.open(file)
+        try:
+            residuals = Residuals.load(archive.part(_RESIDUALS))
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{file}: not the lookup models that this steptime reads ({error}); fit again") from error
+        return cls(StoredForms(archive), residuals, archive.recipe)
+
+
+class StoredForms(Mapping[Kind, LookupForm]):
+    """Forms in a file, each read when it is first asked."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._kinds = tuple(kind for kind in FORMS if group_of(kind) in archive.parts)
+        self._read: dict[Kind, LookupForm] = {}
+
+    def __getitem__(self, kind: Kind) -> LookupForm:
+        """The form of an implementation and direction."""
+        if kind not in self._kinds:
+            raise KeyError(kind)
+        if kind not in self._read:
+            try:
+                self._read[kind] = maker(FORMS[kind]).load(self._archive.part(group_of(kind)))
+            except (KeyError, ValueError, IndexError, TypeError) as error:
+                said = f"{self._archive.file}: not the {group_of(kind)} model that this steptime reads ({error}); fit again"
+                raise InputError(said) from error
+        return self._read[kind]
+
+    def __iter__(self) -> Iterator[Kind]:
+        """Those that are there."""
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._kinds)
+
+
+def group_of(kind: Kind) -> str:
+    """What an implementation and direction are called in files and tables."""
+    return f"{kind[0]} {kind[1]}"
+
+
+def lookups_file(folder: Path, name: str) -> Path:
+    """Where the lookup models of a device are kept."""
+    return folder / f"{name}-lookups.npz"

@@ -1,0 +1,151 @@
+"""From measured lookups to the lookup models of a device, and the same forms fitted to some of the rows only.
+
+The latter answer what a fit to all of them cannot: whether a form knows tables, counts of tables and distributions that it has
+never seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from steptime import __version__
+from steptime._lookups.columns import Floats
+from steptime._models.kernels.residuals import Residuals
+from steptime._models.kernels.residuals import group_of as residual_group
+from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.fitted import Kind, LookupModels, group_of
+from steptime._models.lookups.forms import FORMS, LookupForm, maker
+from steptime._models.lookups.rows import MeasuredLookups
+from steptime.errors import InputError
+
+# What a recipe takes over from the rows.
+_RECIPE = ("device", "driver", "torch", "cuda", "triton")
+# Held-out tests are of these: the others have too few rows.
+_MANY = ("table_batched", "embedding_bag")
+
+MOST_TABLES_FITTED = 20
+"""Of the test on unseen table counts: a lookup with more is not fitted to."""
+
+_SKEWED = 0.75
+"""Of the test on unseen distributions: lookups beyond this quantile of skew are not fitted to."""
+
+
+def fit_lookups(
+    table: pa.Table,
+    measured: Mapping[Kind, MeasuredLookups],
+    seed: int = 0,
+    *,
+    said: Callable[[str], None] = lambda _: None,
+    executor: Executor | None = None,
+) -> LookupModels:
+    """Fits every form to its rows, side by side where there is an executor; `test` rows are never looked at."""
+    seen = {kind: one.of(FIT, VALIDATION) for kind, one in measured.items() if kind in FORMS}
+    if not seen:
+        raise InputError("no lookup rows to fit; `steptime measure lookups` makes some")
+    for kind, one in seen.items():
+        said(f"{group_of(kind)}: {len(one):,} rows")
+        if not (one.split == FIT).any():
+            raise InputError(f"no row of {group_of(kind)} is of the split {FIT}: measure more of them, or leave them out")
+    if not any((one.split == VALIDATION).any() for one in seen.values()):
+        raise InputError(f"no lookup row is of the split {VALIDATION}, which intervals come from; measure more lookups")
+    forms = _fit_all(seen, seed, executor)
+    groups: list[str] = []
+    predicted, actual = [], []
+    for kind, form in forms.items():
+        asked = seen[kind].of(VALIDATION)
+        groups += [residual_group(group_of(kind), round(share)) for share in asked.lookups.share.tolist()]
+        predicted.append(form.times(asked.lookups).time_ns)
+        actual.append(asked.time_ns)
+    residuals = Residuals.of(groups, np.concatenate(predicted), np.concatenate(actual))
+    return LookupModels(forms, residuals, _recipe(table, seen, seed))
+
+
+def fit_held_out(
+    measured: Mapping[Kind, MeasuredLookups], seed: int = 0, *, executor: Executor | None = None
+) -> dict[str, dict[Kind, LookupForm]]:
+    """For every test of `HELD_OUT` the forms that saw none of the lookups it is on."""
+    tests = {
+        f"{test}/{group_of(kind)}": (kind, one.take(~unseen))
+        for test, chosen in HELD_OUT.items()
+        for kind, one in measured.items()
+        if kind[0] in _MANY and (unseen := chosen(one)).any()
+    }
+    kinds = {name: kind for name, (kind, _) in tests.items()}
+    rows = {name: one.of(FIT) for name, (_, one) in tests.items()}
+    each = map if executor is None else executor.map
+    forms = each(_fit, [FORMS[kinds[name]] for name in rows], list(rows.values()), [seed] * len(rows))
+    found: dict[str, dict[Kind, LookupForm]] = {test: {} for test in HELD_OUT}
+    for name, form in zip(rows, forms, strict=True):
+        found[name.partition("/")[0]][kinds[name]] = form
+    return found
+
+
+def _fit_all(seen: Mapping[Kind, MeasuredLookups], seed: int, executor: Executor | None) -> dict[Kind, LookupForm]:
+    kinds = sorted(seen, key=lambda kind: -len(seen[kind]))
+    each = map if executor is None else executor.map
+    forms = each(_fit, [FORMS[kind] for kind in kinds], [seen[kind] for kind in kinds], [seed] * len(kinds))
+    return dict(zip(kinds, forms, strict=True))
+
+
+def _fit(form: str, rows: MeasuredLookups, seed: int) -> LookupForm:
+    return maker(form).fit(rows, seed)
+
+
+def skew_of(lookups: Lookups) -> Floats:
+    """How skewed lookups are: ln of how much oftener two lookups of a table meet in a row than were all rows alike, [lookups].
+
+    Of many tables the mean, each by its lookups. A uniform stream has 0, whatever its batch.
+    """
+    tables = lookups.pool.tables
+    counts = tables.bin_lookups / np.maximum(tables.bin_rows, 1e-9)
+    pairs = (tables.bin_rows * counts * np.maximum(counts - 1, 0.0)).sum(axis=1)
+    number = tables.lookups
+    meeting = pairs / np.maximum(number * (number - 1), 1.0) * tables.rows
+    own = np.log(np.maximum(meeting, 1.0))
+    return lookups.sums(own * number) / np.maximum(lookups.sums(number), 1.0)
+
+
+def _many_tables(measured: MeasuredLookups) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = measured.lookups.counts > MOST_TABLES_FITTED
+    return found
+
+
+def _most_skewed(measured: MeasuredLookups) -> npt.NDArray[np.bool_]:
+    skew = skew_of(measured.lookups)
+    found: npt.NDArray[np.bool_] = skew > np.quantile(skew, _SKEWED)
+    return found
+
+
+def _in_series(measured: MeasuredLookups) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = measured.series != ""
+    return found
+
+
+HELD_OUT: dict[str, Callable[[MeasuredLookups], npt.NDArray[np.bool_]]] = {
+    "table counts": _many_tables,
+    "distributions": _most_skewed,
+    "series": _in_series,
+}
+"""Tests on lookups unlike those a form was fitted to: which lookups it does not see."""
+
+
+def _recipe(table: pa.Table, seen: Mapping[Kind, MeasuredLookups], seed: int) -> dict[str, Any]:
+    said = {name: sorted({str(value) for value in table[name].unique().to_pylist()}) for name in _RECIPE}
+    dates = sorted(str(date) for date in table["date"].unique().to_pylist())
+    rows = Counter(str(split) for one in seen.values() for split in one.split)
+    return {
+        **said,
+        "measured": [dates[0], dates[-1]],
+        "rows": {name: rows[name] for name in sorted(rows) if name != TEST},
+        "seed": seed,
+        "steptime": __version__,
+        "command": "steptime fit",
+    }

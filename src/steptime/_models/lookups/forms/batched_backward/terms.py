@@ -1,0 +1,171 @@
+"""Physical terms of each part, ns up to a factor, and the features that corrections of all parts read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime._lookups.columns import Floats
+from steptime._models.lookups.forms.batched_backward.sizes import CHUNK, COUNTED, SMALL_SORT, Sizes
+
+SMS = 132.0
+# Lookups from which more of them cost more each, as more blocks, caches, memory are needed (set by hand).
+_KNOTS = (3e4, 2.5e5, 1e6, 4e6)
+# Warps of the update that run on one multiprocessor at a time, SGD and row-wise Adagrad: where there are more than 12 or 8
+# times 132 programs, the median jumps by half or more (warm fit and validation rows of the whole GPU, first and second level).
+_RESIDENT = (12.0, 8.0)
+# Bytes of rows and gradients that the second-level cache keeps from one access to the next: some more than half of its 50 MB
+# (set by hand).
+_KEPT = 30e6
+# Rows of 16-bit elements shorter than so many bytes take as long as such rows to update: 0.11 to 0.13 ns from 32 to 256 bytes
+# (fit and validation rows of the whole GPU with more than 1,500 programs).
+_SHORT, _FLOAT = 256.0, 4.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of one part: what does not depend on how many multiprocessors there are, and what is divided among them."""
+
+    fixed: Floats  # [lookups, terms]
+    divided: Floats  # [lookups, terms] among all
+    reduced: Floats  # [lookups, terms] among those of the lookup's part of the GPU
+
+    @property
+    def whole(self) -> Floats:
+        """On a whole GPU, [lookups, terms]."""
+        return np.concatenate([self.fixed, self.divided], axis=1)
+
+
+def terms_of(sizes: Sizes, share: Floats) -> list[Terms]:
+    """In the order of `PARTS`; each lookup has one of so many equal parts of the GPU."""
+    first, later = (_update(sizes), 0), (_levels(sizes), 1)
+    rest = [(part(sizes), None) for part in (_linearize, _prepare, _passes, _gather)]
+    found = []
+    for (fixed, divided), level in (*rest, first, later):
+        columns = np.stack(divided, axis=1)
+        among = [_among(sizes, columns, level, parts) for parts in (np.ones_like(share), share)]
+        found.append(Terms(np.stack(fixed, axis=1), *among))
+    return found
+
+
+def _among(sizes: Sizes, divided: Floats, level: int | None, share: Floats) -> Floats:
+    """Terms where all multiprocessors are so many times as many as there are; `level` is the update's whose waves count."""
+    scaled = divided * share[:, None]
+    if level is None:
+        return scaled
+    return np.concatenate([scaled, np.stack(_by_optimizer(sizes, _waves(_full(sizes, level) * share)), axis=1)], axis=1)
+
+
+def _linearize(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+    one, cold, lookups = np.ones_like(sizes.lookups), sizes.cold, sizes.lookups
+    bags = sizes.batch * sizes.tables
+    fixed = [one * 1e3, cold * 1e3, sizes.longest * 1e2, sizes.longest * 1e2 * cold]
+    beyond = [np.maximum(lookups - knot, 0.0) / 200 for knot in _KNOTS[2:]]
+    return fixed, [sizes.steps / 10, sizes.steps / 10 * cold, lookups / 500, lookups / 200 * cold, bags / 10, *beyond]
+
+
+def _knots(lookups: Floats) -> list[Floats]:
+    return [lookups / 100, *(np.maximum(lookups - knot, 0.0) / 100 for knot in _KNOTS)]
+
+
+def _prepare(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+    one, small = np.ones_like(sizes.lookups), sizes.small_sort
+    longer = 1 + sizes.long_keys
+    return [one * 1e3, (1 - small) * longer * 1e3, sizes.cold * 1e3], [longer * knot for knot in _knots(sizes.lookups)]
+
+
+def _passes(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+    one, small = np.ones_like(sizes.lookups), sizes.small_sort
+    # Twice the passes over 16 bytes an entry instead of 12; no measured row has such keys.
+    longer = 1 + 1.7 * sizes.long_keys
+    fixed = [one * 1e3, small * sizes.lookups, (1 - small) * longer * 1e3]
+    fixed.append((1 - small) * longer * 1e3 * np.log(np.maximum(sizes.lookups / SMALL_SORT, 1.0)))
+    return fixed, [longer * (1 - small) * knot for knot in _knots(sizes.lookups)]
+
+
+def _gather(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+    one, lookups, weighted = np.ones_like(sizes.lookups), sizes.lookups, sizes.weighted
+    fixed = [one * 1e3, weighted * 1e3, 1e3 * np.log(np.maximum(lookups / 1e3, 1.0))]
+    beyond = [np.maximum(lookups - knot, 0.0) / 1e3 for knot in _KNOTS[2:]]
+    divided = [lookups / 1e3, sizes.info_sectors / 1e3, sizes.far_sectors / 1e3, *beyond]
+    return fixed, [*divided, *(weighted * term for term in divided)]
+
+
+def _by_optimizer(sizes: Sizes, terms: list[Floats]) -> list[Floats]:
+    """Adagrad does what SGD does and more, so that what was fitted to one says something of the other."""
+    return [*terms, *(term * sizes.adagrad for term in terms)]
+
+
+def _update(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+    one, cold, several = np.ones_like(sizes.lookups), sizes.cold, sizes.wide / 64
+    fixed = _by_optimizer(sizes, [one * 1e3, cold * 1e3, np.where(several > 1, 1e3, 0.0), sizes.weighted * 1e3])
+    ended, ended_bytes = sizes.ended[:, 0], sizes.ended_bytes[:, 0]
+    padded = np.ceil(sizes.lookups / CHUNK) * CHUNK * sizes.stride
+    work = [
+        padded / 1e3, sizes.elements / 1e3, ended / 1e2, ended_bytes / 2e3, sizes.entries[:, 1] / 100,
+        sizes.entry_elements[:, 1] / 500, sizes.lookups / 200,
+    ]  # fmt: skip
+    touched = sizes.row_bytes + sizes.gradient_bytes
+    short = np.where(sizes.item < _FLOAT, np.maximum(1 - ended_bytes / np.maximum(ended, 1e-9) / _SHORT, 0.0), 0.0)
+    memory = [
+        ended * short / 100, ended_bytes * np.maximum(1 - _KEPT / np.maximum(touched, 1.0), 0.0) / 2e3, sizes.far / 1e3,
+        sizes.gradient_bytes * cold / 3e3, sizes.row_bytes * cold / 3e3,
+    ]  # fmt: skip
+    return fixed, [*_by_optimizer(sizes, work), *memory]
+
+
+def _full(sizes: Sizes, level: int) -> Floats:
+    """Programs of a level over those that run at once."""
+    resident = np.where(sizes.adagrad > 0, _RESIDENT[1], _RESIDENT[0])
+    full: Floats = sizes.programs[:, level] * (sizes.wide / 64) / (SMS * resident)
+    return full
+
+
+def _waves(full: Floats) -> list[Floats]:
+    """One wave of programs after another: whole ones at first, which get out of step later."""
+    return [full * 1e3, np.maximum(full - 1, 0.0) * 1e3, *(np.where(full > wave, 1e3, 0.0) for wave in (1.0, 2.0, 3.0))]
+
+
+def _levels(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+    live, programs = sizes.live[:, 1:], sizes.programs[:, 1:]
+    several = sizes.wide / 64
+    filled = np.minimum(sizes.count[:, 1:] / CHUNK, 1.0) * live
+    inside = live[:, : COUNTED - 1]
+    entries = sizes.entries[:, 1:] * inside
+    met = -np.expm1(-entries)  # whether anything is left to do
+    full = np.minimum(entries / np.maximum(sizes.count[:, 1:COUNTED], 1.0), 1.0) * inside
+    levels = [live.sum(1), filled.sum(1), met.sum(1), full.sum(1), live.sum(1) * sizes.cold]
+    fixed = [
+        *levels,
+        np.where(several > 1, live.sum(1), 0.0),
+        filled.sum(1) * sizes.stride / 64,
+        met.sum(1) * sizes.stride / 64,
+    ]
+    work = [
+        (programs.sum(1) * sizes.wide) / 30,
+        (sizes.entry_elements[:, 1:] * inside).sum(1) / 1e3, entries.sum(1) / 100,
+        (sizes.ended_bytes[:, 1:] * inside).sum(1) / 2e3, (sizes.ended[:, 1:] * inside).sum(1) / 100,
+    ]  # fmt: skip
+    return _by_optimizer(sizes, [term * 1e3 for term in fixed]), _by_optimizer(sizes, work)
+
+
+def features_of(sizes: Sizes) -> Floats:
+    """[lookups, features], the same for all parts."""
+    lookups, log = sizes.lookups, np.log
+    second = sizes.count[:, 1]
+    columns = [
+        log(lookups), log(sizes.batch + 1), log(sizes.batch * sizes.tables + 1), log(sizes.unique),
+        sizes.unique / lookups, sizes.stride, sizes.wide / sizes.stride, sizes.widest,
+        sizes.elements / lookups / (4 * sizes.stride), sizes.elements / lookups, sizes.adagrad, sizes.item, sizes.weighted,
+        sizes.cold, log(sizes.elements), log(sizes.row_bytes), log(sizes.gradient_bytes + 1), log(sizes.own_gradient + 1),
+        sizes.far / sizes.elements, log(sizes.row_bytes + sizes.gradient_bytes), log(sizes.quads + 1),
+        log(sizes.programs[:, 0]), _full(sizes, 0), _full(sizes, 1), _full(sizes, 2), sizes.levels,
+        log(sizes.steps + 1), log(sizes.longest + 1), log(sizes.hottest + 1), sizes.hottest / lookups,
+        log(lookups) / log(16.0) % 1.0, lookups / np.maximum(sizes.batch * sizes.tables, 1.0),
+        *(sizes.entries[:, level] / lookups for level in range(1, COUNTED)),
+        *(sizes.ended[:, level] / lookups for level in range(COUNTED)),
+        log(sizes.ended_bytes[:, 0] + 1), log(sizes.ended_bytes[:, 1] + 1), log(sizes.entry_elements[:, 1] + 1),
+        sizes.entries[:, 1] / np.maximum(second, 1.0), sizes.info_sectors / lookups, sizes.far_sectors / lookups,
+    ]  # fmt: skip
+    return np.stack(columns, axis=1)

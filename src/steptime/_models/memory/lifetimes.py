@@ -1,0 +1,168 @@
+"""When the storages of a step live, and what they are for, read from the arguments of its ops.
+
+An execution trace names a storage by the address of its memory, which later storages take over: every op that returns a storage
+it was not given starts a new life of that name. A life ends with the last op that takes the storage; what autograd saves is
+taken by the backward op, so activations last until then. A storage that is taken before anything in the step returned it was
+there before the step and stays: parameters, optimiser state, gradient buckets, inputs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from steptime._models.memory.kinds import Kind
+from steptime._models.memory.scratch import scratch
+from steptime._models.memory.tensors import Extent, extents
+from steptime._models.memory.wrapped import without_wrappers
+from steptime._program.program import Phase, Program
+
+BEFORE = -1
+# They return parts of a sparse tensor, whose own storages a trace does not name.
+_PARTS_OF_SPARSE = frozenset(("aten::_values", "aten::_indices", "aten::values", "aten::indices"))
+_BUCKET_OP = "c10d::allreduce_"
+_AUTOGRAD_NODE = "autograd::engine::evaluate_function"
+_EMPTY = "aten::empty"
+_COLLECTIVE_OPS = ("c10d::", "record_param_comms")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Memory that ops share; rows are those of `Program.ops`."""
+
+    nbytes: int
+    born: int  # the op that makes it; -1: before the step
+    dies: int  # the last op that takes it; the number of ops: it is there when the step ends
+    kind: Kind
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is there before the step and after it."""
+        return self.born == BEFORE
+
+
+@dataclass(slots=True)
+class _Life:
+    born: int
+    born_in: Phase
+    dies: int = 0
+    nbytes: int = 0
+    phases: int = 0  # a bit for each
+    fractions: bool = False
+    collective: bool = False
+    reduced: bool = False
+
+    def storage(self, ops: int) -> Storage:
+        optimizer, backward = self._taken_in(Phase.OPTIMIZER), self._taken_in(Phase.BACKWARD)
+        if self.born == BEFORE:
+            return Storage(self.nbytes, BEFORE, ops, self._kept_kind(optimizer=optimizer, backward=backward))
+        # A gradient is dropped where the next step begins, not where the optimiser has read it.
+        if backward and optimizer:
+            return Storage(self.nbytes, self.born, ops, Kind.GRADIENTS)
+        kind = Kind.COMMUNICATION if self.collective else Kind.TEMPORARIES
+        if not self.collective and backward and self.born_in is Phase.FORWARD:
+            kind = Kind.ACTIVATIONS
+        return Storage(self.nbytes, self.born, self.dies, kind)
+
+    def _kept_kind(self, *, optimizer: bool, backward: bool) -> Kind:
+        if self.reduced:
+            return Kind.COMMUNICATION
+        # The optimiser takes indices as well, where gradients are sparse.
+        if not optimizer or not self.fractions:
+            return Kind.INPUTS
+        if self._taken_in(Phase.FORWARD):
+            return Kind.PARAMETERS
+        return Kind.GRADIENTS if backward else Kind.OPTIMIZER_STATE
+
+    def _taken_in(self, phase: Phase) -> bool:
+        return bool(self.phases >> phase & 1)
+
+
+def storages(program: Program) -> tuple[Storage, ...]:
+    """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
+    taken, made, wrapped = without_wrappers(program, *extents(program))
+    last = _last_rows(program.ops.parent.tolist())
+    births = _births(program, taken, made)
+    node = _nodes(program)
+    phases = [Phase(phase) for phase in program.ops.phase.tolist()]
+    collective = [name.startswith(_COLLECTIVE_OPS) for name in program.names]
+    reduces = [name == _BUCKET_OP for name in program.names]
+    lives: dict[tuple[int, int], _Life] = {}
+    for row, (number, phase) in enumerate(zip(program.ops.name.tolist(), phases, strict=True)):
+        for given, tensors in ((True, taken[row]), (False, made[row])):
+            for name, nbytes, fractions in tensors:
+                born = _life_of(births.get(name, ()), row if given else last[row], before=row if given else None)
+                life = lives.get((name, born))
+                if life is None:
+                    life = lives[name, born] = _Life(born, phases[born] if born != BEFORE else Phase.OTHER)
+                life.nbytes = 0 if (name, born) in wrapped else max(life.nbytes, nbytes)
+                life.dies = max(life.dies, last[node[row]] if given and born < node[row] else last[row])
+                life.phases |= 1 << phase
+                life.fractions |= fractions
+                life.collective |= collective[number]
+                life.reduced |= reduces[number]
+    for life in lives.values():
+        _outlast(life, program, last)
+    return (*(life.storage(len(phases)) for life in lives.values()), *_scratch(program, last))
+
+
+def _outlast(life: _Life, program: Program, last: Sequence[int]) -> None:
+    """Memory that an op asks for and no op takes is for kernels that the op around launches itself, and goes when that ends."""
+    if life.born == BEFORE or life.dies > last[life.born] or not program.names[program.ops.name[life.born]].startswith(_EMPTY):
+        return
+    around = int(program.ops.parent[life.born])
+    life.dies = last[around] if around >= 0 else life.dies
+
+
+def _scratch(program: Program, last: Sequence[int]) -> Iterator[Storage]:
+    """What ops take for themselves while they run."""
+    for row, dies, nbytes in scratch(program, last):
+        if nbytes:
+            yield Storage(nbytes, row, dies, Kind.TEMPORARIES)
+
+
+def _last_rows(parents: Sequence[int]) -> list[int]:
+    """Per op, the last op inside it, or itself."""
+    last = list(range(len(parents)))
+    for row in range(len(parents) - 1, -1, -1):
+        if parents[row] >= 0:
+            last[parents[row]] = max(last[parents[row]], last[row])
+    return last
+
+
+def _nodes(program: Program) -> list[int]:
+    """Per op, the autograd node around it, or itself: a node keeps what it saved and what it is given until it is done."""
+    nodes = {number for number, name in enumerate(program.names) if name.startswith(_AUTOGRAD_NODE)}
+    found = list(range(len(program.ops.name)))
+    for row, (number, parent) in enumerate(zip(program.ops.name.tolist(), program.ops.parent.tolist(), strict=True)):
+        if parent >= 0 and number not in nodes and (found[parent] != parent or program.ops.name[parent] in nodes):
+            found[row] = found[parent]
+    return found
+
+
+def _births(program: Program, taken: Sequence[Sequence[Extent]], made: Sequence[Sequence[Extent]]) -> dict[int, list[int]]:
+    """Per name, the rows of the ops that made a storage of it, ascending; of nested ops the innermost counts."""
+    parents, names = program.ops.parent.tolist(), program.ops.name.tolist()
+    views = {row for row, name in enumerate(program.names) if name in _PARTS_OF_SPARSE}
+    inside: dict[int, set[int]] = {}
+    found: dict[int, list[int]] = defaultdict(list)
+    for row in range(len(parents) - 1, -1, -1):
+        below = inside.pop(row, set())
+        if made[row] and names[row] not in views:
+            new = {each[0] for each in made[row]}.difference((each[0] for each in taken[row]), below)
+            for name in new:
+                found[name].append(row)
+            below |= new
+        if below and parents[row] >= 0:
+            inside.setdefault(parents[row], set()).update(below)
+    return {name: rows[::-1] for name, rows in found.items()}
+
+
+def _life_of(births: Sequence[int], row: int, before: int | None) -> int:
+    """The birth of the life that an op at that row sees. What an op takes was there `before` it made anything."""
+    place = bisect_right(births, row) - 1
+    if place >= 0 and births[place] == before:
+        place -= 1
+    return births[place] if place >= 0 else BEFORE

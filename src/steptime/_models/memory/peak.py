@@ -1,0 +1,162 @@
+"""`peak_memory`: how much device memory a step takes at most, as PyTorch's allocator counts it, and what fills it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from steptime._models.memory.allocator import Block, CachingAllocator
+from steptime._models.memory.kinds import Kind
+from steptime._models.memory.lifetimes import BEFORE, Storage, storages
+from steptime._models.memory.process import process_bytes
+from steptime._program.program import Phase, Program
+
+# PyTorch hands cuBLAS 32 MiB on Hopper and Blackwell, once per thread that multiplies (parseChosenWorkspaceSize in
+# aten/src/ATen/cuda/CublasHandlePool.cpp), and cuBLASLt, which adds biases, 1 MiB (getCUDABlasLtWorkspaceSize there).
+WORKSPACE_BYTES = 32 << 20
+BIAS_WORKSPACE_BYTES = 1 << 20
+_PRODUCTS = (
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation", "aten::addmv", "aten::mv", "aten::dot",
+)  # fmt: skip
+_WITH_BIAS = ("aten::addmm", "aten::_addmm_activation")
+_SETTLING = (Kind.OPTIMIZER_STATE, Kind.COMMUNICATION)
+# The first step makes optimiser state and workspaces, the second finds its blocks cut by them, the third is like all others.
+_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Bytes of one rank."""
+
+    allocated: int  # at most, with the gradient buckets of the first step still held in the second
+    steady_allocated: int  # at most, if they are not
+    reserved: int
+    steady_reserved: int
+    parts: Mapping[Kind, int]  # of `steady_allocated`, at that moment; they add up to it
+
+    def device_bytes(self, ranks: int, share: int = 1) -> int:
+        """What the process of one of so many ranks takes of its device in all, its context and NCCL included: does it fit?"""
+        return self.reserved + process_bytes(ranks, share)
+
+
+def peak_memory(
+    program: Program,
+    *,
+    outside_bytes: Sequence[int] = (),
+    parameters: Sequence[int] = (),
+    optimizer_state: Sequence[int] = (),
+    batches: int = 1,
+) -> PeakMemory:
+    """The peak of a program of one step.
+
+    Bytes of allocations that no op names: `parameters` and `optimizer_state`, as tables of a kernel that is no op and their
+    state, and others in `outside_bytes`, as further batches. `batches` says how many input batches like that of the step lie on
+    the device. Data-parallel training rebuilds its gradient buckets after the first step, and the collectives of that step may
+    still hold the former ones: `allocated` counts both.
+    """
+    found = storages(program)
+    passing = [storage for storage in found if not storage.stays]
+    unnamed = ((Kind.PARAMETERS, parameters), (Kind.OPTIMIZER_STATE, optimizer_state), (Kind.INPUTS, outside_bytes))
+    before = [Storage(nbytes, BEFORE, BEFORE, kind) for kind, sizes in unnamed for nbytes in sizes]
+    for storage in found:
+        if storage.stays and storage.kind not in _SETTLING:
+            before += [storage] * (batches if storage.kind is Kind.INPUTS else 1)
+    settling = _settling(program, found)
+    buckets = [storage for storage in found if storage.stays and storage.kind is Kind.COMMUNICATION]
+    steady = _Replay(passing, settling, buckets)
+    steady.run(before, hold_former=False)
+    first = steady
+    if buckets:
+        first = _Replay(passing, settling, buckets)
+        first.run(before, hold_former=True)
+    there = [*before, *buckets, *(storage for _, storage in settling)]
+    there += [storage for storage in passing if storage.born <= steady.moment <= storage.dies]
+    most = steady.allocator.most_allocated
+    return PeakMemory(
+        allocated=first.allocator.most_allocated,
+        steady_allocated=most,
+        reserved=first.allocator.reserved,
+        steady_reserved=steady.allocator.reserved,
+        parts=_parts(there, most),
+    )
+
+
+class _Replay:
+    """Some steps of one program on one allocator."""
+
+    def __init__(self, passing: Sequence[Storage], settling: Sequence[tuple[int, Storage]], buckets: Sequence[Storage]) -> None:
+        self.allocator = CachingAllocator()
+        self.moment = -1  # the op at which it is most
+        self._passing, self._buckets = passing, buckets
+        self._born: dict[int, list[int]] = defaultdict(list)
+        self._dying: dict[int, list[int]] = defaultdict(list)
+        for number, storage in enumerate(passing):
+            self._born[storage.born].append(number)
+            self._dying[storage.dies].append(number)
+        self._settling: dict[int, list[Storage]] = defaultdict(list)
+        for row, storage in settling:
+            self._settling[row].append(storage)
+        self._rows = sorted({*self._born, *self._dying, *self._settling})
+
+    def run(self, before: Iterable[Storage], *, hold_former: bool) -> None:
+        """From what is there before the first step; every step frees what it makes.
+
+        Gradient buckets are made anew for the second step: `hold_former` says whether the former ones are still there.
+        """
+        for storage in before:
+            self.allocator.take(storage.nbytes)
+        former = [self.allocator.take(bucket.nbytes) for bucket in self._buckets]
+        for step in range(_STEPS):
+            if step == 1:
+                for block in [] if hold_former else former:
+                    self.allocator.give_back(block)
+                for bucket in self._buckets:
+                    self.allocator.take(bucket.nbytes)
+            self._step(self._settling if step == 0 else {})
+
+    def _step(self, settling: Mapping[int, Sequence[Storage]]) -> None:
+        allocator, passing = self.allocator, self._passing
+        held: dict[int, Block] = {}
+        most = allocator.most_allocated
+        for row in self._rows:
+            for storage in settling.get(row, ()):
+                allocator.take(storage.nbytes)
+            for number in self._born.get(row, ()):
+                held[number] = allocator.take(passing[number].nbytes)
+            if allocator.most_allocated > most:
+                most, self.moment = allocator.most_allocated, row
+            for number in self._dying.get(row, ()):
+                allocator.give_back(held.pop(number))
+
+
+def _settling(program: Program, found: Iterable[Storage]) -> list[tuple[int, Storage]]:
+    """What the first step makes and keeps, with the op before which it does: a workspace where a thread first multiplies, the
+    optimiser's state where it first steps."""
+    made = [
+        (row, Storage(nbytes, BEFORE, BEFORE, Kind.WORKSPACES))
+        for names, nbytes in ((_PRODUCTS, WORKSPACE_BYTES), (_WITH_BIAS, BIAS_WORKSPACE_BYTES))
+        for row in _first_of_threads(program, names)
+    ]
+    optimizer = (program.ops.phase == Phase.OPTIMIZER).nonzero()[0]
+    first = int(optimizer[0]) if len(optimizer) else len(program.ops.name)
+    return made + [(first, storage) for storage in found if storage.stays and storage.kind is Kind.OPTIMIZER_STATE]
+
+
+def _parts(there: Iterable[Storage], allocated: int) -> dict[Kind, int]:
+    """Bytes by kind; what blocks are larger than that is rounding."""
+    found = dict.fromkeys(Kind, 0)
+    for storage in there:
+        found[storage.kind] += storage.nbytes
+    found[Kind.ROUNDING] = allocated - sum(found.values())
+    return found
+
+
+def _first_of_threads(program: Program, names: Sequence[str]) -> list[int]:
+    """Per thread that calls one of these ops the first that it does: each thread has its own handle, with its own workspace."""
+    wanted = {row for row, name in enumerate(program.names) if name in names}
+    first: dict[int, int] = {}
+    for row, (name, thread) in enumerate(zip(program.ops.name.tolist(), program.ops.thread.tolist(), strict=True)):
+        if name in wanted:
+            first.setdefault(thread, row)
+    return list(first.values())

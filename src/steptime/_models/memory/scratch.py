@@ -1,0 +1,150 @@
+"""What ops take from the allocator for themselves while they run, of which no argument tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from steptime._models.memory.tensors import item_bytes
+from steptime._program.program import Program, Signature, Tensor
+
+_COALESCE, _CONVOLUTION_BACKWARD = "aten::_coalesce", "aten::convolution_backward"
+_TENSORS_OF_CONVOLUTION = 3
+_POSITION_BYTES = 8
+# Reductions of PyTorch (aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig): threads of a block, elements that a thread adds
+# at least and at most, columns that a thread takes at once; sums of shorter floats are kept in 32 bits.
+_BLOCK_THREADS, _WARP = 512, 32
+_LEAST_VALUES, _MOST_VALUES = 16, 256
+_COLUMNS_AT_ONCE = 4
+_ACCUMULATED_BYTES = 4
+# Of the device the sums run on: an H100 and an H200 have these; where one has fewer, its sums take less.
+_SMS, _THREADS_OF_SM = 132, 2048
+
+
+def scratch(program: Program, last: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """From which op to which, and how many bytes; `last` is the last op inside each."""
+    asked = {number: _SCRATCH[name] for number, name in enumerate(program.names) if name in _SCRATCH}
+    special = {number: name for number, name in enumerate(program.names) if name in (_COALESCE, _CONVOLUTION_BACKWARD)}
+    signatures = program.ops.signature.tolist()
+    for row, number in enumerate(program.ops.name.tolist()):
+        if signatures[row] < 0:
+            continue
+        signature = program.signatures[signatures[row]]
+        if number in asked:
+            yield row, last[row], asked[number](signature)
+        elif special.get(number) == _COALESCE:
+            yield from _coalesce(program, row, last[row])
+        elif number in special:
+            yield from _convolution_backward(signature, row, last[row])
+
+
+def _coalesce(program: Program, row: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """A sort of the rows of a sparse gradient and of their positions, which takes another copy of both (as `_sort`); it ends
+    before the summed rows are made (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, _coalesce_sparse_cuda)."""
+    count, end = 0, last
+    for inside in range(row + 1, last + 1):
+        name, number = program.names[program.ops.name[inside]], int(program.ops.signature[inside])
+        if name == "aten::_nnz" and number >= 0:
+            count = next((value for value in program.signatures[number].outputs if isinstance(value, int)), 0)
+        if name == "aten::resize_":
+            end = inside - 1
+            break
+    if count:
+        yield row, end, 2 * _POSITION_BYTES * count
+
+
+def _sort(signature: Signature) -> int:
+    """Positions of 64 bits to sort along, and room for another copy of keys and positions, which a radix sort goes back and
+    forth between (aten/src/ATen/native/cuda/Sort.cpp, cub::DeviceRadixSort)."""
+    keys = _first(signature.inputs)
+    return (2 * _POSITION_BYTES + item_bytes(keys)) * keys.numel if keys is not None else 0
+
+
+def _sum(signature: Signature) -> int:
+    """What blocks hand to one another where several add up one output. Only columns matter: there every lane has its own."""
+    source, result = _first(signature.inputs), _first(signature.outputs)
+    if source is None or result is None or not result.numel or not source.shape:
+        return 0
+    reduced = signature.inputs[1] if len(signature.inputs) > 1 else None
+    dims = {dim % len(source.shape) for dim in reduced if isinstance(dim, int)} if isinstance(reduced, tuple) else set()
+    if not dims or len(source.shape) - 1 in dims:
+        return 0
+    return column_sum_bytes(source.numel // result.numel, result.numel)
+
+
+def column_sum_bytes(rows: int, columns: int) -> int:
+    """What a sum over the rows of a matrix takes, whose rows lie one after the other."""
+    at_once = math.gcd(_COLUMNS_AT_ONCE, columns)
+    threads = _BLOCK_THREADS // at_once
+    wide = min(_power_of_two(columns // at_once), threads)
+    high = min(_power_of_two(rows), threads, threads // min(wide, _WARP))
+    wide = min(wide, threads // high)
+    if rows < min(high * _LEAST_VALUES, _MOST_VALUES):
+        return 0
+    values = -(-rows // high)
+    blocks = -(-(columns // at_once) // wide)
+    fitting = _SMS * (_THREADS_OF_SM // (wide * high))
+    if values < _MOST_VALUES or blocks > fitting:
+        return 0
+    parts = max(min(-(-fitting // blocks), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
+    return _ACCUMULATED_BYTES * columns * parts * wide * at_once if parts > 1 else 0
+
+
+def _convolution(signature: Signature) -> int:
+    """cuDNN's kernels want channels last: where they come first, it works on copies. Seen on an H200 (cuDNN 9.19, fp32 and
+    bf16): of image, filter and result where the filter is wider than a pixel, of the image where it is not but skips pixels."""
+    found = _channels_first(signature.inputs[:2], signature.outputs[:1])
+    if found is None:
+        return 0
+    image, filters, result = found
+    if math.prod(filters.shape[2:]) > 1:
+        return _nbytes(image) + _nbytes(filters) + _nbytes(result)
+    return _nbytes(image) if image.shape[2:] != result.shape[2:] else 0
+
+
+def _convolution_backward(signature: Signature, row: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """The gradient of the image on copies as above, then that of the filter, which is added up in parts: seen were 2 to 4 more
+    filters of 32 bits."""
+    found = _channels_first(signature.inputs[1:3], signature.inputs[:1])
+    if found is None:
+        return
+    image, filters, result = found
+    both = _nbytes(image) + _nbytes(result)
+    wide = math.prod(filters.shape[2:]) > 1
+    yield row, row, both + (_nbytes(filters) if wide else 0)
+    yield last, last, both + 2 * _ACCUMULATED_BYTES * filters.numel
+
+
+def _channels_first(given: Sequence[object], result: Sequence[object]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Image, filter and result of a convolution, if channels come before pixels."""
+    found = [value for value in (*given, *result) if isinstance(value, Tensor)]
+    if (
+        len(found) != _TENSORS_OF_CONVOLUTION
+        or len(found[0].shape) <= 2
+        or found[0].strides is None
+        or found[0].strides[1] == 1
+    ):
+        return None
+    return found[0], found[1], found[2]
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel * item_bytes(tensor)
+
+
+def _power_of_two(count: int) -> int:
+    """The largest that is not above."""
+    return 1 << (count.bit_length() - 1)
+
+
+def _first(values: tuple[object, ...]) -> Tensor | None:
+    """The first tensor on a device."""
+    found = next((value for value in values if isinstance(value, Tensor)), None)
+    return found if found is not None and (found.device or "").startswith("cuda") else None
+
+
+_SCRATCH: dict[str, Callable[[Signature], int]] = {
+    "aten::sort": _sort,
+    "aten::sum": _sum,
+    "aten::cudnn_convolution": _convolution,
+}

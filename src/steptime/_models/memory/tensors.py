@@ -1,0 +1,55 @@
+"""What memory the arguments of ops name: per op, the storages on the device that it takes and returns, how far into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import mul
+
+from steptime._program.program import Program, Tensor, Value
+
+# The name of a storage, bytes from its begin to the end of a tensor in it, and whether that holds fractions.
+Extent = tuple[int, int, bool]
+
+_ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+_UNKNOWN_ITEM_BYTES = 4
+_WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
+
+
+def extents(program: Program) -> tuple[list[Sequence[Extent]], list[Sequence[Extent]]]:
+    """Per op what it takes, and per op what it returns. Ops called alike share the answer."""
+    inputs = [_found(each.inputs) for each in program.signatures]
+    outputs = [_found(each.outputs) for each in program.signatures]
+    rows = program.ops.signature.tolist()
+    return [inputs[row] if row >= 0 else () for row in rows], [outputs[row] if row >= 0 else () for row in rows]
+
+
+def extent_bytes(tensor: Tensor) -> int:
+    """From the begin of the storage to the end of the tensor."""
+    if 0 in tensor.shape:
+        return 0
+    if tensor.strides is None or len(tensor.strides) != len(tensor.shape):
+        return (tensor.offset + tensor.numel) * item_bytes(tensor)
+    # The last element lies at the sum of (size - 1) * stride.
+    last: int = sum(map(mul, tensor.shape, tensor.strides)) - sum(tensor.strides)
+    return (tensor.offset + 1 + last) * item_bytes(tensor)
+
+
+def item_bytes(tensor: Tensor) -> int:
+    """Of one element."""
+    return _ITEM_BYTES.get(tensor.dtype, _UNKNOWN_ITEM_BYTES)
+
+
+def _found(values: tuple[Value, ...]) -> list[Extent]:
+    found: list[Extent] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.storage is not None and value.device is not None and value.device.startswith("cuda"):
+                nbytes = extent_bytes(value)
+                if nbytes:
+                    found.append((value.storage, nbytes, value.dtype not in _WHOLE))
+        elif isinstance(value, tuple):
+            found += _found(value)
+    return found

@@ -1,0 +1,136 @@
+"""What each launch of a call has to do, wherever it runs: operations, and bytes from memory, from the cache and from the host.
+
+For times that are carried from one device to another. Families that go by rules say it launch by launch; of products,
+convolutions and attention the whole call is known, and each launch has its share of it by its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steptime._models.kernels import families
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.forms.launched.columns import Columns
+from steptime._models.kernels.forms.launched.parts import Parts
+from steptime._models.kernels.forms.launched.terms import traffic
+from steptime._models.kernels.forms.matmul.product import OPERATIONS, of_questions
+from steptime._models.kernels.launches import Launch
+from steptime._models.kernels.question import LaunchTime, Question
+from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of
+from steptime.errors import InputError
+
+_SIZES_ONLY = Columns(())
+_PRODUCTS = tuple(f"aten::{name}" for name in OPERATIONS)
+# Of attention by kernels that both architectures run alike, forward and backward.
+EFFICIENT_FLOP_PER_S = 172e12
+# What attention in half precision reaches in the largest measured rows of an H200, by kind and direction.
+_H200_ATTENTION = {
+    "flash": {"forward": 356e12, "backward": 304e12},
+    "cudnn": {"forward": 554e12, "backward": 422e12},
+    "efficient": {"forward": EFFICIENT_FLOP_PER_S, "backward": EFFICIENT_FLOP_PER_S},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """(m x k) times (k x n), `batch` of them; a launch may do a `share` of it."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one launch does."""
+
+    flop: float = 0.0
+    product: Product | None = None  # what the operations are, where they are a matrix product
+    precision: str = "float32"
+    flop_per_s: float = 0.0  # that such a kernel reaches, where that is known and no peak
+    memory_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    host_bytes: float = 0.0
+
+
+def works_of(question: Question, family: str, launches: Sequence[LaunchTime], cache: float) -> list[Work]:
+    """Of every launch, on a device whose cache is `cache` times the one that the launches were timed on."""
+    rules = families()[family].rules if family else None
+    if rules is not None:
+        try:
+            by_rule = rules(question.call)
+        except InputError:
+            by_rule = []
+        if len(by_rule) == len(launches):
+            return _by_rule(question, by_rule, cache)
+    return _shared(question, launches)
+
+
+def _by_rule(question: Question, launches: Sequence[Launch], cache: float) -> list[Work]:
+    if not launches:
+        return []
+    rows = np.asarray(_SIZES_ONLY.rows(question.call, launches, question.warm), dtype=np.float64)
+    same = np.ones(len(launches))
+    moved = traffic(rows, Parts(same, same, same, same, same, same, same, cache * same))
+    return [
+        Work(
+            memory_bytes=float(memory + written),
+            cache_bytes=float(kept),
+            host_bytes=float(launch.facts.get("host_bytes", 0.0)),
+        )
+        for launch, memory, written, kept in zip(
+            launches, moved.memory_bytes, moved.written_bytes, moved.cache_bytes, strict=True
+        )
+    ]
+
+
+def _shared(question: Question, launches: Sequence[LaunchTime]) -> list[Work]:
+    """The call's work, in proportion to the times of its launches."""
+    call = question.call
+    kind, direction = attention_of(call)
+    kept = float(_written_bytes(call)) if question.warm else 0.0
+    total = Work(
+        flop=flop_of(call),
+        product=_product(question) if base_of(call.op) in _PRODUCTS else None,
+        precision=precision_of(call, question.tf32),
+        flop_per_s=_H200_ATTENTION[kind][direction] if kind and call.dtype != "float32" else 0.0,
+        memory_bytes=max(moved_bytes(call) - kept, 0.0),
+        cache_bytes=kept,
+    )
+    time_ns = sum(launch.time_ns for launch in launches)
+    shares = [launch.time_ns / time_ns if time_ns else 0.0 for launch in launches]
+    return [
+        replace(
+            total,
+            flop=total.flop * share,
+            product=None if total.product is None else replace(total.product, share=share),
+            memory_bytes=total.memory_bytes * share,
+            cache_bytes=total.cache_bytes * share,
+        )
+        for share in shares
+    ]
+
+
+def _product(question: Question) -> Product | None:
+    try:
+        found = of_questions([question])
+    except InputError:
+        return None
+    return Product(int(found.m[0]), int(found.n[0]), int(found.k[0]), int(found.batch[0]))
+
+
+def _written_bytes(call: Call) -> int:
+    given = [call.args[place] for place in call.written if place < len(call.args)]
+    return sum(one.nbytes for one in given if isinstance(one, TensorArg) and one.device == "device")
+
+
+def attention_of(call: Call) -> tuple[str, str]:
+    """Kind and direction of attention in one kernel, or nothing."""
+    base = base_of(call.op)
+    kind = next((kind for kind in _H200_ATTENTION if f"{kind}_attention" in base), "")
+    return kind, ("" if not kind else "backward" if base.endswith("backward") else "forward")

@@ -1,0 +1,158 @@
+"""`Device`: a GPU or a part of one, its limits on paper and its fitted models of kernels and lookups, or another device's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from steptime._hardware.device import FOLDER, DeviceLimits, read_device
+from steptime._models.estimate import Estimate, Source
+from steptime._models.kernels.fitted import Answered, KernelModels
+from steptime._models.kernels.from_ops import WARM_WITHIN_BYTES
+from steptime._models.kernels.question import LaunchTime, Question
+from steptime._models.kernels.work import flop_of, moved_bytes, precision_of
+from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
+from steptime._models.lookups.question import Lookup
+from steptime._platforms.analytic.device import Transfer
+from steptime.errors import InputError
+
+# Of a kernel that does next to nothing, on an H200: the shortest of the measured rows.
+_FLOOR_NS = 1_000.0
+# An op without a model: its time is known to a factor.
+_FALLBACK_FACTOR = 4.0
+
+_Asked = TypeVar("_Asked", Question, Lookup)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEstimate:
+    """The device time of one call: in all, and launch by launch. `why` says what keeps it from being a fitted one."""
+
+    estimate: Estimate
+    launches: tuple[LaunchTime, ...]
+    family: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Answers how long a call takes on this device."""
+
+    limits: DeviceLimits
+    models: KernelModels
+    lookups: LookupModels | Path | None = None  # or where they lie: few ask, and then they are read
+    transfer: Transfer | None = None  # where the models are another device's
+    _known: dict[Question, KernelEstimate] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls, name: str | Path) -> Device:
+        """A shipped device by its name, or one of the user's by the path of its TOML file."""
+        limits = read_device(name)
+        # A user's models lie beside the file that describes the device.
+        folder = Path(name).resolve().parent if str(name).endswith(".toml") else FOLDER
+        transfer = None if limits.transfer is None else Transfer(_fitted_on(folder, limits), limits, limits.transfer)
+        if transfer is not None and not (folder / f"{limits.models}.npz").is_file():
+            folder = FOLDER
+        return cls(limits, _models(folder / f"{limits.models}.npz"), lookups_file(folder, limits.models), transfer)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that may be touched between writing something and reading it from the cache: of a part, its share of them."""
+        scale = 1.0 if self.transfer is None else self.transfer.cache
+        return int(WARM_WITHIN_BYTES * scale) // self.limits.share
+
+    def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:
+        """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""
+        placed = [self._placed(question) for question in questions]
+        new = list(dict.fromkeys(question for question in placed if question not in self._known))
+        for question, answered in zip(new, self.models.ask(new), strict=True):
+            self._known[question] = self._estimate(question, answered)
+        found = [self._known[question] for question in placed]
+        if strict:
+            self._refuse(placed, found)
+        return found
+
+    def lookup_estimates(self, lookups: Sequence[Lookup], *, strict: bool = False) -> list[LookupEstimate]:
+        """What each lookup takes here. One beyond what was measured has a wide interval, or raises if `strict`."""
+        placed = [self._placed(lookup) for lookup in lookups]
+        found = self._lookup_models().estimates(placed)
+        if self.transfer is not None:
+            found = self.transfer.lookups(placed, found)
+        if strict:
+            self._refuse_lookups(lookups, found)
+        return found
+
+    def _lookup_models(self) -> LookupModels:
+        if isinstance(self.lookups, LookupModels):
+            return self.lookups
+        if self.lookups is None or not self.lookups.is_file():
+            missing = "" if self.lookups is None else f" ({self.lookups} is not there)"
+            raise InputError(f"{self.limits.name} has no fitted lookup models{missing}; `steptime fit` writes them")
+        return _read_lookups(self.lookups)
+
+    def _refuse_lookups(self, lookups: Sequence[Lookup], found: Sequence[LookupEstimate]) -> None:
+        for place, (lookup, one) in enumerate(zip(lookups, found, strict=True)):
+            if not one.estimate.inside:
+                tables = f"table {lookup.tables[0].table}" if len(lookup.tables) == 1 else f"{len(lookup.tables)} tables"
+                raise InputError(
+                    f"lookup {place} ({lookup.implementation} {lookup.direction} of {tables}) is beyond what was measured on "
+                    f"{self.limits.name}; drop --strict for an estimate with a wide interval"
+                )
+
+    def _placed(self, question: _Asked) -> _Asked:
+        """The question on this part of the device, beside parts that do the same unless it says otherwise."""
+        others = "none" if self.limits.share == 1 else question.others if question.others != "none" else "same"
+        return replace(question, share=self.limits.share, others=others)
+
+    def _estimate(self, question: Question, answered: Answered) -> KernelEstimate:
+        answer = answered.answer
+        if answer is None:
+            return self._fallback(question, answered)
+        quantiles = self.models.residuals.of_answer(answered.family, answer.time_ns, self.limits.share)
+        low, high = (answer.time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
+        estimate = Estimate(answer.time_ns, min(low, answer.time_ns), max(high, answer.time_ns), Source.FITTED, answer.inside)
+        if self.transfer is None:
+            return KernelEstimate(estimate, answer.launches, answered.family)
+        launches = self.transfer.launches(question, answered.family, answer.launches)
+        there = self.transfer.estimate(estimate, sum(launch.time_ns for launch in launches))
+        return KernelEstimate(there, launches, answered.family, f"carried over from {self.limits.models}")
+
+    def _fallback(self, question: Question, answered: Answered) -> KernelEstimate:
+        call = question.call
+        time_ns = _FLOOR_NS + self.limits.roofline_ns(flop_of(call), moved_bytes(call), precision_of(call, question.tf32))
+        estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
+        return KernelEstimate(estimate, (LaunchTime("roofline", time_ns),), answered.family, answered.why)
+
+    def _refuse(self, questions: Sequence[Question], found: Sequence[KernelEstimate]) -> None:
+        total_ns = sum(one.estimate.time_ns for one in found)
+        for question, one in zip(questions, found, strict=True):
+            if one.estimate.source is Source.FALLBACK:
+                op = question.call.op
+                of_op_ns = sum(b.estimate.time_ns for a, b in zip(questions, found, strict=True) if a.call.op == op)
+                share = f"{of_op_ns / total_ns:.1%} of the device time" if total_ns else "no device time"
+                raise InputError(
+                    f"{op} has no fitted model on {self.limits.name} ({one.why}); it is {share}; drop --strict for a roofline"
+                )
+
+
+def _fitted_on(folder: Path, limits: DeviceLimits) -> DeviceLimits:
+    """The device whose models answer: beside a user's file, or a shipped one."""
+    own = folder / f"{limits.models}.toml"
+    found = read_device(str(own) if own.is_file() else limits.models)
+    if found.analytic:
+        raise InputError(f"{limits.name} takes the models of {found.name}, which has none of its own")
+    return found
+
+
+@cache
+def _models(file: Path) -> KernelModels:
+    return KernelModels.load(file)
+
+
+@cache
+def _read_lookups(file: Path) -> LookupModels:
+    return LookupModels.load(file)

@@ -1,0 +1,137 @@
+"""`Fabric`: the links between ranks, on paper and fitted, and how long collectives of any group over them take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from steptime._hardware.fabric import FabricLimits, read_fabric
+from steptime._hardware.topology import Placement, first_ranks, place, place_together
+from steptime._models.collectives.analytic import AnalyticTier
+from steptime._models.collectives.message import Message, Messages
+from steptime._models.collectives.spanning import Spanning, Tier, scaled
+from steptime._models.collectives.tier import CollectiveTimes, TierModel
+from steptime._models.estimate import Estimate, Source
+from steptime.errors import InputError
+
+MODELS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Answers how long a collective takes by itself, from the last rank's arrival to the end."""
+
+    limits: FabricLimits
+    tiers: Mapping[str, Tier]  # by the tier's name
+
+    @classmethod
+    def load(cls, name: str | Path) -> Fabric:
+        """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
+        limits = read_fabric(name)
+        if limits.models is None:
+            return cls(limits, {tier.name: _analytic(limits, tier.name) for tier in limits.tiers})
+        return cls(limits, read_models(limits.models))
+
+    @property
+    def source(self) -> Source:
+        """Of its estimates."""
+        return Source.ANALYTIC if self.limits.models is None else Source.FITTED
+
+    def tier(self, name: str) -> Tier:
+        """What answers for one of its tiers."""
+        if name not in self.tiers:
+            there = ", ".join(f"{tier.name} ({tier.kind})" for tier in self.limits.tiers if tier.name in self.tiers) or "none"
+            raise InputError(f"fabric {self.limits.name} has no tier {name!r} that was measured; there are {there}")
+        return self.tiers[name]
+
+    def knows(self, kind: str) -> bool:
+        """Whether every tier answers for this kind; one from a data sheet answers for all."""
+        return all(isinstance(tier, AnalyticTier) or bool(tier.measured_ranks(kind)) for tier in self.tiers.values())
+
+    def estimates(
+        self, messages: Sequence[Message], ranks: Sequence[int] | None = None, beside: Sequence[Sequence[int]] = ()
+    ) -> list[Estimate]:
+        """What each takes, among these ranks of the fabric, or among its first ones; `beside` as in `times`."""
+        found, source = self.times(Messages.of(messages), ranks, beside), self.source
+        columns = (found.ns.tolist(), found.low_ns.tolist(), found.high_ns.tolist(), found.inside.tolist())
+        return [Estimate(ns, low, high, source, inside) for ns, low, high, inside in zip(*columns, strict=True)]
+
+    def times(
+        self, messages: Messages, ranks: Sequence[int] | None = None, beside: Sequence[Sequence[int]] = ()
+    ) -> CollectiveTimes:
+        """The same as columns; `beside` are groups that run their own meanwhile and share links with this one."""
+        if ranks is not None:
+            placed = place_together(self.limits, [ranks, *beside])[0]
+            _check_count(messages, len(ranks))
+            return self._placed(messages, placed)
+        if beside:
+            raise InputError("groups beside need to know which ranks this one has")
+        counts: list[int] = np.flatnonzero(np.bincount(messages.ranks)).tolist()
+        return self._many(messages, {count: place(self.limits, first_ranks(self.limits, count)) for count in counts})
+
+    def _many(self, messages: Messages, placed: Mapping[int, Placement]) -> CollectiveTimes:
+        """Groups of several sizes. Where one tier answers for all of them it is asked once."""
+        tiers = {one.tier.name for one in placed.values()}
+        if len(tiers) == 1 and not any(one.spans_nodes for one in placed.values()):
+            return self.tier(tiers.pop()).times(messages)
+        columns = [np.zeros(len(messages)) for _ in range(3)]
+        inside = np.ones(len(messages), dtype=np.bool_)
+        for count, one in placed.items():
+            rows = np.flatnonzero(messages.ranks == count)
+            found = self._placed(messages.take(rows), one)
+            for column, values in zip(columns, (found.ns, found.low_ns, found.high_ns), strict=True):
+                column[rows] = values
+            inside[rows] = found.inside
+        return CollectiveTimes(columns[0], columns[1], columns[2], inside)
+
+    def _placed(self, messages: Messages, placed: Placement) -> CollectiveTimes:
+        if placed.ranks == 1:
+            none = np.zeros(len(messages))
+            return CollectiveTimes(none, none, none, np.ones(len(messages), dtype=np.bool_))
+        if not placed.spans_nodes:
+            slowed = messages if placed.sharing == 1 else scaled(messages, placed.sharing)
+            return self.tier(placed.tier.name).times(slowed)
+        inner = None if placed.inside is None else self.tier(placed.inside.name)
+        return Spanning(placed, inner, self.tier(placed.tier.name)).times(messages)
+
+
+def _check_count(messages: Messages, ranks: int) -> None:
+    other = np.flatnonzero(messages.ranks != ranks)
+    if len(other):
+        raise InputError(f"collective {other[0]} is of {messages.ranks[other[0]]} ranks, its group has {ranks}")
+
+
+def _analytic(limits: FabricLimits, name: str) -> AnalyticTier:
+    tier = next(tier for tier in limits.tiers if tier.name == name)
+    # A network that carries less than its cards is crowded by the groups on it (`topology`), not slower for each.
+    return AnalyticTier(tier.bandwidth_bytes_per_s.value, tier.latency_ns.value)
+
+
+def write_models(file: Path, tiers: Mapping[str, TierModel]) -> None:
+    """The fitted models of a fabric's tiers, beside its TOML file."""
+    content = {"schema_version": MODELS_VERSION, "tiers": {name: model.to_dict() for name, model in tiers.items()}}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+@cache
+def read_models(file: Path) -> Mapping[str, TierModel]:
+    """What `write_models` wrote."""
+    if not file.is_file():
+        raise InputError(f"{file}: the fitted models of this fabric are not there; `steptime fit` writes them")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{file}: not readable as JSON ({error})") from error
+    if (
+        not isinstance(content, dict)
+        or content.get("schema_version") != MODELS_VERSION
+        or not isinstance(content.get("tiers"), dict)
+    ):
+        raise InputError(f"{file}: no fitted models of a fabric of version {MODELS_VERSION}")
+    return {str(name): TierModel.from_dict(values, f"{file}, tier {name}") for name, values in content["tiers"].items()}

@@ -1,0 +1,280 @@
+"""A fabric of the user's: from what nccl-tests printed, from rows of `steptime measure collectives`, or from a data sheet."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steptime._hardware.device import Quantity
+from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
+from steptime._measurements.nccl_tests import Point, read_nccl_tests
+from steptime._measurements.store import read
+from steptime._models.collectives.fitting import Points, fit_curves, fit_fabric, folded, swept
+from steptime._models.collectives.message import Floats
+from steptime._models.collectives.tier import TierModel, moved_share
+from steptime._platforms.fabric import write_models
+from steptime._platforms.fabric_fitting import described, tier_points
+from steptime.errors import InputError
+
+_SET = "collectives"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# More than any machine has; what is counted rank by rank stays small.
+MOST_RANKS = 1 << 17
+# Rows of ranks that share a GPU went over sockets of one box, and so did those without any GPU (gloo).
+_SOCKETS, _SWITCH = "loopback", "nvswitch"
+# What a command line says in words of its trade: GB/s and us.
+_GB_PER_S, _US = 1e9, 1e3
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows of one kind on one tier, each predicted by curves through the other four fifths of the messages, if between them."""
+
+    tier: str
+    kind: str
+    ranks: tuple[int, ...]
+    measured_ns: Floats
+    predicted_ns: Floats
+
+    @property
+    def errors(self) -> Floats:
+        """Relative, signed."""
+        return self.predicted_ns / self.measured_ns - 1
+
+
+@dataclass(frozen=True)
+class OwnFabric:
+    """A fabric that is ready to be written, how far its curves lie off, and what could not be used."""
+
+    limits: FabricLimits
+    models: Mapping[str, TierModel] = field(default_factory=dict)  # none of a data sheet
+    left_out: Sequence[LeftOut] = ()
+    rows: int = 0
+    warnings: Sequence[str] = ()
+
+    def write(self, folder: Path) -> Path:
+        """Its TOML file, with its models beside it; `Fabric.load` takes the path."""
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder}: is a file; expected a folder for the fabric")
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.limits.models is not None:
+            write_models(folder / self.limits.models.name, self.models)
+        file = folder / f"{self.limits.name}.toml"
+        file.write_text(fabric_toml(self.limits), encoding="utf-8")
+        return file
+
+
+@dataclass(frozen=True, slots=True)
+class DataSheet:
+    """What one rank has in one direction, and what the smallest message takes between two; beyond a node, through its card."""
+
+    ranks: int
+    bandwidth_gb_per_s: float
+    latency_us: float
+    gpus_per_node: int | None = None
+    network_gb_per_s: float | None = None
+    network_us: float | None = None
+
+
+def from_nccl_tests(
+    name: str, files: Sequence[Path], *, links: str | None = None, gpus_per_node: int | None = None
+) -> OwnFabric:
+    """From text or JSON. `gpus_per_node`: where the output names too few hosts, or ran on fewer GPUs than there are."""
+    checked_name(name)
+    found = [read_nccl_tests(file) for file in files]
+    points = [_on_nodes(point, gpus_per_node) for one in found for point in one.points]
+    limits = _grown(described(name, points, links or _SWITCH), gpus_per_node)
+    damaged = sum(one.skipped for one in found)
+    warnings = [f"{damaged} rows were damaged or of no collective that is modelled, and left out"] if damaged else []
+    return _fitted(limits, tier_points(limits, points), warnings)
+
+
+def from_measured(
+    name: str, folder: Path, *, of: str | None = None, links: str | None = None, gpus_per_node: int | None = None
+) -> OwnFabric:
+    """From the rows of one of the fabrics in a folder; `of` says which where there are several."""
+    checked_name(name)
+    rows = read(folder, _SET).to_pylist() if folder.is_dir() else []
+    there = sorted({str(row["fabric"]) for row in rows})
+    if not there:
+        raise InputError(f"{folder}: no rows of `steptime measure collectives` are in it; of nccl-tests, give the files")
+    if of is None and len(there) > 1:
+        raise InputError(f"{folder}: rows of the fabrics {', '.join(there)}; say which one with --of")
+    if of is not None and of not in there:
+        raise InputError(f"{folder}: no rows of fabric {of!r}; there are {', '.join(there)}")
+    chosen = [row for row in rows if row["fabric"] == (of or there[0])]
+    points = fit_fabric(swept(chosen, of or there[0])).points
+    usual = _SOCKETS if any(row["share"] > 1 or not row["device"] for row in chosen) else _SWITCH
+    limits = _grown(described(name, _as_timed(points, chosen), links or usual), gpus_per_node)
+    limits = replace(limits, published=(_recipe(chosen),))
+    return _fitted(limits, {limits.tiers[0].name: points}, [])
+
+
+def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) -> OwnFabric:
+    """Labelled analytic: its estimates have wide intervals."""
+    checked_name(name)
+    per_node = sheet.ranks if sheet.gpus_per_node is None else sheet.gpus_per_node
+    checks = (
+        (2 <= sheet.ranks <= MOST_RANKS, f"--ranks {sheet.ranks}: a fabric joins 2 to {MOST_RANKS:,}"),
+        (1 <= per_node <= sheet.ranks, f"--gpus-per-node {per_node}: expected 1 to the {sheet.ranks} ranks"),
+        (per_node < 1 or sheet.ranks % per_node == 0, f"--ranks {sheet.ranks}: expected whole nodes of {per_node} GPUs"),
+    )
+    for holds, said in checks:
+        if not holds:
+            raise InputError(said)
+    nodes = sheet.ranks // per_node
+    tiers = []
+    if per_node > 1:
+        numbers = _positive("--bandwidth", sheet.bandwidth_gb_per_s), _positive("--latency", sheet.latency_us)
+        tiers.append(_on_paper("node", links or _SWITCH, per_node, *numbers))
+    if nodes > 1:
+        if sheet.network_gb_per_s is None or sheet.network_us is None:
+            raise InputError(
+                f"{nodes} nodes of {per_node}: give --network-bandwidth (GB/s of a card) and --network-latency (us)"
+            )
+        numbers = _positive("--network-bandwidth", sheet.network_gb_per_s), _positive("--network-latency", sheet.network_us)
+        tiers.append(_on_paper(NETWORK, NETWORK, sheet.ranks, *numbers))
+    title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, as on paper; nothing was measured"
+    rails = per_node if nodes > 1 else 0
+    return OwnFabric(FabricLimits(name, title, per_node, nodes, rails, 1.0, tuple(tiers), None))
+
+
+def checked_name(name: str) -> str:
+    """A name that can be a file's."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"--name {name!r}: expected letters, digits, '.', '_', '+' and '-', for files are called so")
+    return name
+
+
+def _on_paper(name: str, kind: str, ranks: int, gb_per_s: float, us: float) -> LinkTier:
+    said = f"given to `steptime fabric` as on paper, {date.today().isoformat()}"
+    return LinkTier(name, kind, ranks, Quantity(gb_per_s * _GB_PER_S, said), Quantity(us * _US, said))
+
+
+def _positive(option: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise InputError(f"{option} {value:g}: expected a number above 0")
+    return value
+
+
+def _on_nodes(point: Point, gpus_per_node: int | None) -> Point:
+    """At least as many nodes as so many GPUs each take."""
+    if gpus_per_node is None:
+        return point
+    if gpus_per_node < 1:
+        raise InputError(f"--gpus-per-node {gpus_per_node}: expected 1 or more")
+    return replace(point, nodes=max(point.nodes, -(-point.ranks // gpus_per_node)))
+
+
+def _grown(limits: FabricLimits, gpus_per_node: int | None) -> FabricLimits:
+    """With all GPUs of its nodes, where fewer were timed; each with a card."""
+    if gpus_per_node is None or gpus_per_node == limits.gpus_per_node:
+        return limits
+    if gpus_per_node < limits.gpus_per_node:
+        raise InputError(f"--gpus-per-node {gpus_per_node}: {limits.gpus_per_node} ranks of one node were timed")
+    if limits.gpus_per_node == 1:
+        raise InputError(f"--gpus-per-node {gpus_per_node}: nothing was timed within a node; add a run on a single one")
+    ranks = {tier.name: gpus_per_node * (limits.nodes if tier.kind == NETWORK else 1) for tier in limits.tiers}
+    return replace(
+        limits,
+        title=limits.title.replace(f"of {limits.gpus_per_node}", f"of {gpus_per_node} ({limits.gpus_per_node} timed)", 1),
+        gpus_per_node=gpus_per_node,
+        rails=gpus_per_node if limits.nodes > 1 else 0,
+        tiers=tuple(replace(tier, ranks=ranks[tier.name]) for tier in limits.tiers),
+    )
+
+
+def _as_timed(points: Points, rows: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """Even ones, as `described` takes them."""
+    device, nccl = str(rows[0]["device"]), str(rows[0]["nccl"])
+    columns = zip(points.kind, points.ranks.tolist(), points.bytes.tolist(), points.ns.tolist(), points.uneven, strict=True)
+    return [Point(kind, ranks, 1, int(size), ns, nccl, device) for kind, ranks, size, ns, uneven in columns if not uneven]
+
+
+def _recipe(rows: Sequence[Mapping[str, Any]]) -> Published:
+    versions = ", ".join(sorted({str(row["nccl"]) for row in rows if row["nccl"]})) or "not said"
+    dates = sorted({str(row["date"])[:10] for row in rows})
+    return Published(
+        f"`steptime measure collectives`, NCCL {versions}", "your own", " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    )
+
+
+def _fitted(limits: FabricLimits, points: Mapping[str, Points], warnings: Sequence[str]) -> OwnFabric:
+    """Curves through all rows; intervals and errors from curves that did not see a row's fifth of the messages."""
+    models, left_out, said = {}, [], list(warnings)
+    for tier, some in points.items():
+        model = fit_curves(some)
+        own = _left_out(tier, some, model)
+        logs = {one.kind: -np.log1p(one.errors) for one in own}
+        ends = {kind: (float(np.quantile(one, 0.05)), float(np.quantile(one, 0.95))) for kind, one in logs.items()}
+        models[tier] = replace(model, residuals=ends)
+        left_out += own
+        unused = sorted({f"{kind} of {ranks} ranks" for kind, ranks in zip(some.kind, some.ranks.tolist(), strict=True)
+                         if (kind, ranks) not in model.curves})  # fmt: skip
+        if unused:
+            said.append(f"tier {tier}: too few sizes for a curve of {', '.join(unused)}")
+    missing = [tier.name for tier in limits.tiers if tier.name not in models]
+    if missing:
+        raise InputError(f"fabric {limits.name}: nothing timed tells of its tier {missing[0]}")
+    tiers = tuple(_as_fitted(tier, models[tier.name]) for tier in limits.tiers)
+    return OwnFabric(replace(limits, tiers=tiers), models, left_out, sum(map(len, points.values())), said)
+
+
+def _as_fitted(tier: LinkTier, model: TierModel) -> LinkTier:
+    """Its numbers from the curves, which a row far off does not move: the most that a kind's largest message reaches, and the
+    least that a smallest one of the fewest ranks takes.
+    """
+    rates = {
+        pair: curve.largest_bytes * moved_share(*pair) / float(curve.ns(curve.largest_bytes))
+        for pair, curve in model.curves.items()
+    }
+    best = max(rates, key=lambda pair: rates[pair])
+    fewest = min(ranks for _, ranks in model.curves)
+    starts = {pair: float(curve.ns(curve.smallest_bytes)) for pair, curve in model.curves.items() if pair[1] == fewest}
+    first = min(starts, key=lambda pair: starts[pair])
+    return replace(
+        tier,
+        bandwidth_bytes_per_s=Quantity(
+            float(f"{1e9 * rates[best]:.3g}"),
+            f"fitted: {best[0]} of {model.curves[best].largest_bytes:.0f} bytes, {best[1]} ranks",
+        ),
+        latency_ns=Quantity(
+            float(f"{starts[first]:.3g}"),
+            f"fitted: {first[0]} of {model.curves[first].smallest_bytes:.0f} bytes, {first[1]} ranks",
+        ),
+    )
+
+
+def _left_out(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
+    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for fold in folded(points):
+        try:
+            without = fit_curves(points.take(~fold), idle_power=model.idle_power, ragged=model.ragged)
+        except InputError:  # too few rows to leave any out
+            continue
+        some = points.take(fold)
+        known = [(kind, ranks) in without.curves for kind, ranks in zip(some.kind, some.ranks.tolist(), strict=True)]
+        some = some.take(np.array(known, dtype=np.bool_))
+        answered = without.times(some.messages)
+        columns = (some.kind, some.ranks.tolist(), some.ns.tolist(), answered.ns.tolist(), answered.inside.tolist())
+        for kind, ranks, measured, predicted, inside in zip(*columns, strict=True):
+            if inside:  # and not the largest or smallest of all, of which the others know little
+                found[kind].append((int(ranks), measured, predicted))
+    return [
+        LeftOut(
+            tier,
+            kind,
+            tuple(sorted({ranks for ranks, _, _ in rows})),
+            np.array([measured for _, measured, _ in rows]),
+            np.array([predicted for _, _, predicted in rows]),
+        )
+        for kind, rows in found.items()
+    ]

@@ -1,0 +1,253 @@
+"""`Platform`: ranks on devices, a host and a fabric under one name, `<ranks>x<device>-<fabric>`; any part can be swapped.
+
+The names that come with the package follow from its devices and fabrics: a fabric named after a device joins such devices
+(`8xh200-nvlink` has the fabric `h200-nvlink`), and loopback joins the parts of one (`4xh200-quarter-loopback`). A user's
+platform is a TOML file with `ranks`, `device`, `host` and `fabric`, each a shipped name or the path of a file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from steptime._hardware.device import DeviceLimits, device_names, read_device
+from steptime._hardware.fabric import FabricLimits, fabric_names, read_fabric
+from steptime._models.host.model import FOLDER as HOSTS
+from steptime._models.host.model import HostModel, shipped_host
+from steptime._platforms.device import Device
+from steptime._platforms.fabric import Fabric
+from steptime.errors import InputError
+
+SCHEMA_VERSION = 1
+
+_NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
+_LOOPBACK = "loopback"
+_PARTS = ("device", "host", "fabric")
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformParts:
+    """What a platform is made of: names of shipped parts, or paths of a user's. One rank needs no fabric."""
+
+    name: str
+    ranks: int
+    device: str
+    host: str
+    fabric: str | None = None
+
+    def swapped(
+        self, *, ranks: int | None = None, device: str | None = None, host: str | None = None, fabric: str | None = None
+    ) -> PlatformParts:
+        """The same with other parts; its name follows what it is made of."""
+        chosen = (self.ranks if ranks is None else ranks, device or self.device, fabric or self.fabric)
+        if chosen == (self.ranks, self.device, self.fabric):
+            return replace(self, host=host or self.host)
+        return PlatformParts(_named(*chosen), chosen[0], chosen[1], host or self.host, chosen[2] if chosen[0] > 1 else None)
+
+    def limits(self) -> tuple[DeviceLimits, FabricLimits | None]:
+        """What is on paper of its device and fabric, if so many ranks can be on them."""
+        device = read_device(self.device)
+        fabric = None if self.fabric is None else read_fabric(self.fabric)
+        if self.ranks < 1:
+            raise InputError(f"platform {self.name}: {self.ranks} ranks, expected 1 or more")
+        if self.ranks > 1 and fabric is None:
+            there = ", ".join(fabric_names())
+            raise InputError(f"platform {self.name}: {self.ranks} ranks and no fabric between them; there are {there}")
+        if fabric is not None and self.ranks > fabric.ranks:
+            raise InputError(f"platform {self.name}: {self.ranks} ranks, fabric {fabric.name} joins {fabric.ranks}")
+        if 1 < device.share < self.ranks:
+            raise InputError(f"platform {self.name}: {self.ranks} ranks, {device.name} is one of {device.share} parts of a GPU")
+        return device, fabric
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Ranks, each on a device like this with a host like this, joined by a fabric; None where there is one rank."""
+
+    parts: PlatformParts
+    device: Device
+    host: HostModel
+    fabric: Fabric | None
+
+    @property
+    def name(self) -> str:
+        """`<ranks>x<device>-<fabric>`, or what its file says."""
+        return self.parts.name
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.parts.ranks
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        ranks: int | None = None,
+        device: str | None = None,
+        host: str | None = None,
+        fabric: str | None = None,
+    ) -> Platform:
+        """A platform by its name or the path of its TOML file; parts that are given replace its own."""
+        return cls.of(platform_parts(name).swapped(ranks=ranks, device=device, host=host, fabric=fabric))
+
+    @classmethod
+    def of(cls, parts: PlatformParts) -> Platform:
+        """From the names of its parts."""
+        parts.limits()
+        fabric = None if parts.fabric is None else Fabric.load(parts.fabric)
+        return cls(parts, Device.load(parts.device), load_host(parts.host), fabric)
+
+
+def host_names() -> list[str]:
+    """The hosts that come with the package."""
+    return sorted(file.stem for file in HOSTS.glob("*.json"))
+
+
+def load_host(name: str) -> HostModel:
+    """A shipped host by its name, or one of the user's by the path of its JSON file."""
+    return HostModel.load(Path(name)) if name.endswith(".json") else shipped_host(name)
+
+
+def shipped_platforms() -> list[PlatformParts]:
+    """Those whose device, host and fabric come with the package: usual rank counts, measured devices and whole ones first."""
+    devices = sorted((read_device(name) for name in device_names()), key=lambda one: (one.analytic, one.share))
+    fabrics = [read_fabric(name) for name in fabric_names()]
+    found = [_parts(1, device.name, None) for device in devices if device.share == 1]
+    for device in devices:
+        for fabric in fabrics:
+            if _joins(fabric, device):
+                counts = (device.share,) if device.share > 1 else _usual_counts(fabric)
+                found += [_parts(ranks, device.name, fabric.name) for ranks in counts]
+    return found
+
+
+def fabrics_without_device() -> list[str]:
+    """Shipped fabrics between devices of which no models come with the package."""
+    devices = [read_device(name) for name in device_names()]
+    return [name for name in fabric_names() if not any(_joins(read_fabric(name), device) for device in devices)]
+
+
+def platform_parts(name: str) -> PlatformParts:
+    """What a platform of this name, or in this TOML file, is made of."""
+    if name.endswith(".toml"):
+        return _read(Path(name))
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise _unknown(name, "names read <ranks>x<device>-<fabric>")
+    ranks, rest = int(found[1]), found[2]
+    device = next((one for one in sorted(device_names(), key=len, reverse=True) if f"{rest}-".startswith(f"{one}-")), None)
+    if device is None:
+        raise _unknown(name, _without_models(rest))
+    word = rest.removeprefix(device).removeprefix("-")
+    if not word:
+        if ranks != 1:
+            raise _unknown(name, f"{ranks} ranks need a fabric, as in {ranks}x{device}-FABRIC")
+        return _parts(1, device, None)
+    limits = read_device(device)
+    fabric = next((one for one in (f"{limits.whole}-{word}", word) if one in fabric_names()), None)
+    if fabric is None:
+        raise _unknown(name, f"no fabric is called {limits.whole}-{word} or {word}")
+    parts = _parts(ranks, device, fabric)
+    parts.limits()
+    return parts
+
+
+def is_fabric(name: str) -> bool:
+    """Whether a name or a TOML file is a fabric's, and no platform's."""
+    if not name.endswith(".toml"):
+        return name in fabric_names()
+    try:
+        return "tiers" in tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return False
+
+
+def platform_toml(parts: PlatformParts) -> str:
+    """The text of a platform's file; `platform_parts` reads it back. Paths of parts are taken from where the file lies."""
+    values: dict[str, int | str | None] = {"schema_version": SCHEMA_VERSION, "name": parts.name, "ranks": parts.ranks}
+    values |= {key: getattr(parts, key) for key in _PARTS}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value is not None)
+
+
+def _read(file: Path) -> PlatformParts:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); expected a platform's TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: not readable as TOML ({error})") from error
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"{file}: platform of version {content.get('schema_version')}, this steptime reads {SCHEMA_VERSION}")
+    ranks = content.get("ranks")
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise InputError(f"{file}: ranks is {ranks!r}, expected a whole number, 1 or more")
+    device, fabric = _part(file, content, "device"), None if "fabric" not in content else _part(file, content, "fabric")
+    host = _part(file, content, "host") if "host" in content else _usual_host(device)
+    return PlatformParts(str(content.get("name", file.stem)), ranks, device, host, fabric)
+
+
+def _part(file: Path, content: Mapping[str, Any], key: str) -> str:
+    """A shipped name as it is, a path from where the platform's file lies."""
+    found = content.get(key)
+    if not isinstance(found, str) or not found:
+        raise InputError(f"{file}: {key} is {found!r}, expected a shipped name or the path of a file")
+    return str(file.parent / found) if found.endswith((".toml", ".json")) else found
+
+
+def _parts(ranks: int, device: str, fabric: str | None) -> PlatformParts:
+    return PlatformParts(_named(ranks, device, fabric), ranks, device, _usual_host(device), fabric if ranks > 1 else None)
+
+
+def _named(ranks: int, device: str, fabric: str | None) -> str:
+    """Without what the fabric's name says of the device already; of paths, the file's name."""
+    device, whole = Path(device).name.removesuffix(".toml"), read_device(device).whole
+    if fabric is None or ranks == 1:
+        return f"{ranks}x{device}"
+    return f"{ranks}x{device}-{Path(fabric).name.removesuffix('.toml').removeprefix(f'{whole}-')}"
+
+
+def _usual_host(device: str) -> str:
+    """The host such devices were measured in, or else any; its speed is what `calibrate` is for."""
+    names = host_names()
+    if not names:
+        raise InputError("no host comes with this package; `steptime fit` writes one")
+    return next((name for name in names if name.endswith(f"-{read_device(device).models}")), names[0])
+
+
+def _joins(fabric: FabricLimits, device: DeviceLimits) -> bool:
+    """Whether devices like this are on such a fabric: parts of one on loopback, whole ones on those named after them."""
+    if fabric.tiers[0].kind == _LOOPBACK:
+        return device.share > 1
+    return device.share == 1 and fabric.name.startswith(f"{device.name}-")
+
+
+def _usual_counts(fabric: FabricLimits) -> list[int]:
+    """Powers of two and all ranks; of several nodes, those that one node does not have."""
+    least = 2 if fabric.nodes == 1 else fabric.gpus_per_node + 1
+    powers = {1 << power for power in range(1, fabric.ranks.bit_length())}
+    return sorted(count for count in powers | {fabric.ranks} if least <= count <= fabric.ranks)
+
+
+def _without_models(rest: str) -> str:
+    """Why there is no device at the start of what follows the ranks."""
+    word = rest.split("-", 1)[0]
+    fabrics = [name for name in fabrics_without_device() if name.startswith(f"{word}-")]
+    if fabrics:
+        return f"no models of device {word} come with the package yet, only its fabrics {', '.join(fabrics)}"
+    return f"no device is called {word}"
+
+
+def _unknown(name: str, why: str) -> InputError:
+    there = [parts.name for parts in shipped_platforms()]
+    alike = [one for one in there if one.split("x")[0] == name.split("x", maxsplit=1)[0]]
+    meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
+    asked = f"; did you mean {meant[0]}?" if meant else ";"
+    return InputError(f"no platform {name!r}: {why}{asked} There are {', '.join(there)}, or give the path of a .toml file")

@@ -1,0 +1,3 @@
+from steptime._program.formats.chakra.reader import FORMAT
+
+__all__ = ["FORMAT"]

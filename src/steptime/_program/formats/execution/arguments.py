@@ -1,0 +1,212 @@
+"""Arguments in an execution trace: parallel lists of values, shapes, types and strides become a `Signature`, or a `Comm`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from steptime._program.collectives import collective_kind
+from steptime._program.execution import Comm
+from steptime._program.program import Signature, Tensor, Value
+from steptime._units import dtype_bytes, dtype_name
+
+# Deeper lists than this come from damage, not from PyTorch; what lies below is left out.
+_DEEPEST = 16
+_INT64 = 2**63
+# No message is larger; what claims to be comes from damage.
+_MOST_BYTES = 2**50
+
+# Begins the name of a group that is known by its address alone.
+ADDRESS = "@"
+
+
+def integer(value: Any, default: int = -1) -> int:
+    """A whole number that fits a column, or the default for anything else."""
+    return value if type(value) is int and -_INT64 <= value < _INT64 else default
+
+
+def text(value: Any) -> str:
+    """A string, or nothing."""
+    return value if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The parallel lists behind one side of a node."""
+
+    values: Sequence[Any]
+    shapes: Sequence[Any]
+    types: Sequence[Any]
+    strides: Sequence[Any] | None
+
+    @classmethod
+    def of(cls, values: Any, shapes: Any, types: Any, strides: Any) -> Arguments:
+        """Lists of one length, whatever was recorded."""
+        known = values if isinstance(values, list) else []
+        count = len(known)
+        return cls(known, _padded(shapes, count), _padded(types, count), _padded(strides, count) if strides else None)
+
+    def parsed(self) -> tuple[Value, ...]:
+        """The arguments as values with tensors in them."""
+        strides = self.strides or [None] * len(self.values)
+        return tuple(_value(*each) for each in zip(self.values, self.shapes, self.types, strides, strict=True))
+
+
+def _padded(values: Any, count: int) -> Sequence[Any]:
+    known = values if isinstance(values, list) else []
+    return known if len(known) == count else [*known[:count], *[None] * (count - len(known))]
+
+
+def _value(value: Any, shape: Any, kind: Any, strides: Any, depth: int = 0) -> Value:
+    name = text(kind)
+    if name.startswith("Tensor("):
+        return _tensor(value, shape, name, strides)
+    if isinstance(value, list):
+        if depth >= _DEEPEST:
+            return None
+        count = len(value)
+        kinds = _padded(_element_types(name), count)
+        columns = zip(value, _padded(shape, count), kinds, _padded(strides, count), strict=True)
+        return tuple(_value(*each, depth + 1) for each in columns)
+    if isinstance(value, dict) or value == "<None>":
+        return None
+    scalar: Value = value
+    return scalar
+
+
+def _tensor(value: Any, shape: Any, kind: str, strides: Any) -> Value:
+    dtype = _dtype(kind)
+    if dtype is None:
+        return None
+    # The oldest traces hold the id alone.
+    parts = value if isinstance(value, list) else [value]
+    id, storage, offset, numel, _, device = _padded(parts, 6)
+    sizes = _sizes(shape)
+    return Tensor(
+        sizes if sizes is not None else (integer(numel, 0),),
+        dtype,
+        _sizes(strides),
+        integer(id, 0),
+        integer(storage, 0) or None,
+        integer(offset, 0),
+        text(device) or None,
+    )
+
+
+@lru_cache(maxsize=256)
+def _dtype(kind: str) -> str | None:
+    """The dtype in `Tensor(...)`; None for a tensor that is not defined."""
+    name = dtype_name(kind)
+    return None if name.startswith("nullptr") else name
+
+
+def _sizes(values: Any) -> tuple[int, ...] | None:
+    if not isinstance(values, list) or any(type(size) is not int or not -_INT64 <= size < _INT64 for size in values):
+        return None
+    return tuple(values)
+
+
+@lru_cache(maxsize=4096)
+def _element_types(kind: str) -> list[str]:
+    begin = kind.find("[")
+    if begin < 0 or not kind.endswith("]"):
+        return []
+    parts, depth, start = [], 0, begin + 1
+    for at in range(begin + 1, len(kind)):
+        letter = kind[at]
+        if letter in "[(<":
+            depth += 1
+        elif depth and letter in "])>":
+            depth -= 1
+        elif depth == 0 and letter in ",]":
+            parts.append(kind[start:at])
+            start = at + 1
+    return parts if parts != [""] else []
+
+
+def comm(inputs: Arguments, signature: Signature, attrs: Mapping[str, Any]) -> Comm | None:
+    """What a `record_param_comms` node says: tensors, sequence, group, rank, name, splits, then rank pattern and group size.
+
+    The name is the last string argument, so that one rule serves groups given as number, as name, and as name and description.
+    """
+    at = max((i for i, kind in enumerate(inputs.types) if kind == "String"), default=-1)
+    if at < 3 or not isinstance(inputs.values[at], str):
+        return _comm_from_attributes(signature, attrs)
+    values = signature.inputs
+    sequence = values[at - 3]
+    name = text(attrs.get("collective_name")) or inputs.values[at]
+    found = Comm(
+        name=name,
+        kind=collective_kind(name),
+        group=_group(values[at - 2]),
+        rank=integer(values[at - 1]),
+        sequence=integer(sequence[0] if isinstance(sequence, tuple) and sequence else sequence),
+        in_splits=_splits(values, at + 1),
+        out_splits=_splits(values, at + 2),
+    )
+    return _with_tensors(found, signature, attrs, at - 3)
+
+
+def _group(value: Value) -> str:
+    if isinstance(value, tuple) and value:
+        return _group(value[0])
+    # Before groups had names their address was recorded, which differs between ranks; waits record 0.
+    return f"{ADDRESS}{value}" if type(value) is int and value else "" if value in (0, None) else str(value)
+
+
+def _comm_from_attributes(signature: Signature, attrs: Mapping[str, Any]) -> Comm | None:
+    name = text(attrs.get("collective_name"))
+    if not name:
+        return None
+    found = Comm(name=name, kind=collective_kind(name), group=str(attrs.get("pg_name", "")))
+    return _with_tensors(found, signature, attrs, len(signature.inputs))
+
+
+def _with_tensors(found: Comm, signature: Signature, attrs: Mapping[str, Any], count: int) -> Comm:
+    inputs, outputs = _tensors(signature.inputs[:count]), _tensors(signature.outputs)
+    dtype = next((tensor.dtype for tensor in (*inputs, *outputs)), dtype_name(text(attrs.get("dtype"))))
+    return replace(
+        found,
+        inputs=inputs,
+        outputs=outputs,
+        bytes_in=_bytes(inputs) or _counted(attrs.get("in_msg_nelems"), dtype),
+        bytes_out=_bytes(outputs) or _counted(attrs.get("out_msg_nelems"), dtype),
+        dtype=dtype,
+    )
+
+
+def _tensors(values: Sequence[Value]) -> tuple[Tensor, ...]:
+    flat: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            flat.append(value)
+        elif isinstance(value, tuple):
+            flat.extend(_tensors(value))
+    return tuple(flat)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return min(_MOST_BYTES, sum(max(0, tensor.numel) * dtype_bytes(tensor.dtype) for tensor in tensors))
+
+
+def _counted(elements: Any, dtype: str) -> int:
+    return min(_MOST_BYTES, max(0, integer(elements, 0)) * dtype_bytes(dtype))
+
+
+def _splits(values: Sequence[Value], at: int) -> tuple[int, ...]:
+    splits = values[at] if at < len(values) else ()
+    return tuple(integer(split, 0) for split in splits) if isinstance(splits, tuple) else ()
+
+
+def rank_pattern(inputs: Arguments, attrs: Mapping[str, Any]) -> tuple[int, int, int]:
+    """First global rank, stride and size of the group, as recorded after the splits; -1 for what is not."""
+    at = max((i for i, kind in enumerate(inputs.types) if kind == "String"), default=len(inputs.types))
+    tail = [integer(value) for value in inputs.values[at + 3 :]]
+    start, stride, size = tail[:3] if len(tail) >= 3 else (-1, -1, tail[-1] if tail else -1)
+    return (
+        integer(attrs.get("global_rank_start"), start),
+        integer(attrs.get("global_rank_stride"), stride),
+        integer(attrs.get("pg_size"), size),
+    )

@@ -1,0 +1,273 @@
+"""PyTorch execution traces, every schema: 1.0.0 and 1.0.1 (flat nodes) and 1.0.2-chakra to 1.1.1-chakra (nested nodes).
+
+What the versions add: 1.0.2 nests arguments and moves the rest into `attrs`; 1.0.3 describes process groups beside naming them;
+1.0.4 adds the kernel backend; 1.1.0 attributes of collectives; 1.1.1 strides. Each node says by its own form how to read it.
+The writer appends node by node, so a recording that was killed is a JSON text cut short: its whole nodes are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from steptime._program.collectives import WAIT
+from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node, enclosing
+from steptime._program.formats import Format, Progress
+from steptime._program.formats.execution.arguments import ADDRESS, Arguments, comm, integer, rank_pattern, text
+from steptime._program.formats.files import TolerantReader, TraceFile, open_stream
+from steptime._program.formats.kineto.event_stream import TOO_DEEP_AT_MOST, value_end
+from steptime._program.from_ops import to_program
+from steptime._program.program import Signature
+from steptime.errors import TraceError
+
+__all__ = ["FORMAT", "is_execution_trace", "read", "to_program"]
+
+_KNOWN = re.compile(r"1\.0\.[0-4]|1\.1\.[01]")
+_NODE_BEGIN = re.compile(rb'\{\s*"(?:id|name)"\s*:')
+_BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
+_GROUPS_NODE = "process_group:init"
+# No job is larger; what claims to be comes from damage.
+_MOST_RANKS = 1_000_000
+
+Pattern = tuple[int, int, int]  # first global rank, stride, size
+
+
+def is_execution_trace(document: Any) -> bool:
+    """Whether a parsed JSON document is an execution trace."""
+    return isinstance(document, dict) and isinstance(document.get("schema"), str) and isinstance(document.get("nodes"), list)
+
+
+def read(data: bytes, source: str) -> ExecutionTrace:
+    """Read one execution trace from the bytes of its JSON text."""
+    document, warnings = _parse(data, source)
+    if not is_execution_trace(document):
+        raise TraceError(f'{source}: not an execution trace; expected a JSON object with a text "schema" and a list "nodes"')
+    schema = document["schema"]
+    if not _KNOWN.match(schema):
+        warnings.append(f"schema {schema} is not known; it is read like the newest known one, 1.1.1")
+    raw: list[tuple[Node, Pattern]] = []
+    skipped = 0
+    for each in document["nodes"]:
+        node = _node(each)
+        if node is None:
+            skipped += 1
+        else:
+            raw.append(node)
+    if not raw:
+        raise TraceError(f"{source}: an execution trace of schema {schema} with no readable node; record it again")
+    if skipped:
+        warnings.append(f"{skipped} nodes have no usable id or name and are left out")
+    return _assemble(schema, raw, source, warnings)
+
+
+def _parse(data: bytes, source: str) -> tuple[Any, list[str]]:
+    try:
+        return msgspec.json.decode(data), []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    document = data.decode("utf-8", errors="replace")
+    warnings = ["the text is not UTF-8; characters were replaced"] if "\ufffd" in document else []
+    document = _BARE_NOT_A_NUMBER.sub(r'\1"\2"', document)
+    try:
+        return msgspec.json.decode(document), warnings
+    except (msgspec.DecodeError, RecursionError) as error:
+        reason = str(error)
+    nodes, gaps = _recover(document.encode())
+    schema = re.search(r'"schema"\s*:\s*"([^"]*)"', document)
+    if schema is None or '"nodes"' not in document or not nodes:
+        raise TraceError(f"{source}: not an execution trace, or too damaged to read ({reason}); record it again")
+    warnings.append(f"the text is damaged or cut short ({reason}); {len(nodes)} whole nodes were read, {gaps} places were not")
+    return {"schema": schema.group(1), "nodes": nodes}, warnings
+
+
+def _recover(document: bytes) -> tuple[list[Any], int]:
+    nodes: list[Any] = []
+    gaps = too_deep = 0
+    at = max(0, document.find(b'"nodes"'))
+    while begin := _NODE_BEGIN.search(document, at):
+        node = None
+        at = begin.start() + 1
+        try:
+            end = value_end(document, begin.start())
+            if end is not None:
+                at = end
+                node = msgspec.json.decode(document[begin.start() : end])
+        except msgspec.DecodeError:
+            node = None  # a number beyond every float
+        except RecursionError:
+            too_deep += 1
+            if too_deep > TOO_DEEP_AT_MOST:
+                return nodes, gaps + 1
+        gaps += node is None
+        # Attributes look like nodes from outside; only a node has both.
+        if isinstance(node, dict) and "id" in node and "name" in node:
+            nodes.append(node)
+    return nodes, gaps
+
+
+def _node(raw: Any) -> tuple[Node, Pattern] | None:
+    if not isinstance(raw, dict) or integer(raw.get("id")) < 0 or not isinstance(raw.get("name"), str):
+        return None
+    attrs = _attributes(raw.get("attrs"))
+    fields = {**raw, **attrs} if attrs else raw
+    inputs, outputs = _side(raw, "input"), _side(raw, "output")
+    signature = Signature(inputs.parsed(), outputs.parsed())
+    name = raw["name"]
+    is_comm = name == COMM_NODE
+    node = Node(
+        id=raw["id"],
+        name=name,
+        parent=_parent(raw),
+        rf_id=integer(fields.get("rf_id")),
+        seq_id=integer(fields.get("seq_id")),
+        tid=integer(fields.get("tid"), 0),
+        fw_tid=integer(fields.get("fw_tid"), 0),
+        signature=signature,
+        comm=comm(inputs, signature, attrs) if is_comm else None,
+    )
+    return node, rank_pattern(inputs, attrs) if is_comm else (-1, -1, -1)
+
+
+def _attributes(attrs: Any) -> dict[str, Any]:
+    if not isinstance(attrs, list):
+        return {}
+    return {each["name"]: each.get("value") for each in attrs if isinstance(each, dict) and isinstance(each.get("name"), str)}
+
+
+def _parent(raw: Mapping[str, Any]) -> int:
+    parent = raw.get("ctrl_deps", raw.get("parent"))
+    if isinstance(parent, list):
+        parent = parent[0] if parent else None
+    return integer(parent, 0)
+
+
+def _side(raw: Mapping[str, Any], side: str) -> Arguments:
+    nested = raw.get(f"{side}s")
+    if isinstance(nested, dict):
+        return Arguments.of(nested.get("values"), nested.get("shapes"), nested.get("types"), nested.get("strides"))
+    return Arguments.of(nested, raw.get(f"{side}_shapes"), raw.get(f"{side}_types"), raw.get(f"{side}_strides"))
+
+
+def _assemble(schema: str, raw: Sequence[tuple[Node, Pattern]], source: str, warnings: list[str]) -> ExecutionTrace:
+    patterns = {id(node): pattern for node, pattern in raw}
+    nodes, parents, messages = enclosing([node for node, _ in raw])
+    groups, unread = _configured_groups(nodes)
+    warnings += [*messages, *unread]
+    names = _names_of_addresses(nodes)
+    if len(names) > 1:
+        warnings.append(f"{len(names)} process groups are known by address only; they are numbered in order of first use")
+    for node in nodes:
+        if node.comm and node.comm.kind != WAIT:
+            _add_group(groups, names.get(node.comm.group, node.comm.group), patterns[id(node)], node.comm)
+    named = tuple(_renamed(node, names) for node in nodes)
+    nodes, parents = _without_markers(named, parents)
+    size = _world_size(groups)
+    rank = _rank([node.comm for node in nodes if node.comm], groups, size)
+    return ExecutionTrace(schema, nodes, parents, groups, rank, size, source, tuple(f"{source}: {each}" for each in warnings))
+
+
+def _configured_groups(nodes: Sequence[Node]) -> tuple[dict[str, Group], list[str]]:
+    groups: dict[str, Group] = {}
+    for node in nodes:
+        if _GROUPS_NODE not in node.name or not node.signature.inputs:
+            continue
+        try:
+            entries = msgspec.json.decode(text(node.signature.inputs[0]))
+        except (msgspec.DecodeError, RecursionError) as error:
+            return groups, [f"the process groups in node {node.id} cannot be read ({error}); the collectives tell them"]
+        for entry in entries if isinstance(entries, list) else []:
+            if isinstance(entry, dict) and "pg_name" in entry:
+                ranks = entry.get("ranks")
+                known = tuple(sorted({rank for rank in ranks if _plausible(rank)})) if isinstance(ranks, list) else ()
+                size = max(_size(entry.get("group_size")), len(known))
+                name = str(entry["pg_name"])
+                # An empty list of ranks stands for everybody.
+                groups[name] = Group(name, text(entry.get("pg_desc")), known or _range(0, 1, size), size)
+    return groups, []
+
+
+def _plausible(rank: Any) -> bool:
+    return 0 <= integer(rank) < _MOST_RANKS
+
+
+def _size(value: Any) -> int:
+    size = integer(value, 0)
+    return size if 0 < size <= _MOST_RANKS else 0
+
+
+def _range(start: int, stride: int, size: int) -> tuple[int, ...]:
+    # Irregular groups are recorded with stride -1.
+    regular = size > 0 and start >= 0 and (stride > 0 or size == 1)
+    last = start + max(1, stride) * (size - 1)
+    return tuple(range(start, last + 1, max(1, stride))) if regular and _plausible(last) else ()
+
+
+def _names_of_addresses(nodes: Sequence[Node]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for node in nodes:
+        if node.comm and node.comm.group.startswith(ADDRESS) and node.comm.kind != WAIT:
+            names.setdefault(node.comm.group, f"pg{len(names)}")
+    return names
+
+
+def _add_group(groups: dict[str, Group], name: str, pattern: Pattern, comm: Comm) -> None:
+    start, stride, size = pattern[0], pattern[1], _size(pattern[2])
+    known = groups.get(name, Group(name))
+    ranks = known.ranks or _range(start, stride, size)
+    peers = max(len(comm.in_splits), len(comm.out_splits))
+    groups[name] = replace(known, ranks=ranks, size=max(known.size, len(ranks), size, peers))
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    if node.comm is None or not node.comm.group.startswith(ADDRESS):
+        return node
+    return replace(node, comm=replace(node.comm, group=names.get(node.comm.group, "")))
+
+
+def _without_markers(nodes: Sequence[Node], parents: Sequence[int]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    place: dict[int, int] = {}
+    for row, node in enumerate(nodes):
+        if not node.marker:
+            place[row] = len(place)
+    return tuple(nodes[row] for row in place), tuple(place.get(parents[row], -1) for row in place)
+
+
+def _rank(comms: Sequence[Comm], groups: Mapping[str, Group], world_size: int | None) -> int | None:
+    votes: dict[int, int] = {}
+    for each in comms:
+        group = groups.get(each.group, Group(each.group))
+        # Without a list of ranks, a group says who we are only if it is everybody.
+        everybody = not group.ranks and each.kind != WAIT and (len(groups) == 1 or 0 < group.size == world_size)
+        members = range(each.rank + 1) if everybody else group.ranks
+        if each.caller is not None and each.caller < len(members):
+            rank = members[each.caller]
+            votes[rank] = votes.get(rank, 0) + 1
+    return max(sorted(votes), key=votes.__getitem__) if votes else None
+
+
+def _world_size(groups: Mapping[str, Group]) -> int | None:
+    sizes = [max(group.size, max(group.ranks, default=-1) + 1) for group in groups.values()]
+    return max(sizes, default=0) or None
+
+
+def _recognises(head: bytes, _name: str) -> bool:
+    # Kineto writes "schemaVersion"; a document whose keys were sorted has its schema behind the nodes.
+    return b'"nodes"' in head and b'"traceEvents"' not in head and (b'"schema"' in head or b'"fw_parent"' in head)
+
+
+def _read_file(file: TraceFile, progress: Progress | None) -> ExecutionTrace:
+    with open_stream(file) as stream:
+        reader = TolerantReader(stream)
+        data = reader.read_all(progress)
+    trace = read(data, str(file))
+    if reader.damage is None:
+        return trace
+    message = f"{file}: the compressed data is damaged ({reader.damage}); what came before was read"
+    return replace(trace, warnings=(message, *trace.warnings))
+
+
+FORMAT = Format("execution_trace", _recognises, _read_file)

@@ -1,0 +1,223 @@
+"""`Program`: what one rank issues, as the CUDA API sees it.
+
+Data goes one way through three tables. An *op* (a row of `Ops`) is what the framework calls; it makes *calls* (rows of
+`Calls`: launches, waits, synchronisations) on a host thread; a launching call enqueues *work* (rows of `Works`: kernels,
+copies, memsets, collectives) on a stream. Times are nanoseconds since `Program.origin_ns`, or -1 where the program never ran
+(captured, built, or read from an execution trace alone).
+
+The tables are columns, not objects: a trace of a hundred thousand events must load in a second and simulate in another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import numpy as np
+
+from steptime._program.table import IntColumn, KindColumn, SmallColumn, Table
+
+NEVER = -1
+# No job is larger; what claims to be comes from damage.
+MOST_RANKS = 2**18
+
+
+class Phase(IntEnum):
+    """Which part of a training step an op belongs to."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+
+
+class CallKind(IntEnum):
+    """What a host call does to the device or to another thread."""
+
+    LAUNCH = 0  # enqueues one or more works (kernel, copy, memset, graph); blocks while the launch queue is full
+    BLOCKING_COPY = 1  # enqueues a copy and returns when it has finished
+    STREAM_WAIT = 2  # later work on `stream` starts after the work in `awaits`
+    EVENT_SYNC = 3  # the host blocks until the work in `awaits` has finished
+    STREAM_SYNC = 4  # the host blocks until everything enqueued on `stream` so far has finished
+    DEVICE_SYNC = 5  # the host blocks until everything enqueued on every stream so far has finished
+    HOST = 6  # costs host time only (marks a place another thread or a step boundary refers to)
+    STEP_BEGIN = 7  # zero-cost mark: the host enters step `step`
+    STEP_END = 8  # zero-cost mark: the host leaves step `step`
+
+
+class WorkKind(IntEnum):
+    """What a piece of device work is."""
+
+    KERNEL = 0
+    COPY = 1
+    MEMSET = 2
+    COLLECTIVE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor argument: shape, dtype and, where the source records them, strides and identity."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+    id: int | None = None
+    storage: int | None = None
+    offset: int = 0
+    device: str | None = None
+
+    @property
+    def numel(self) -> int:
+        """How many elements the shape holds."""
+        return math.prod(self.shape)
+
+
+Scalar = str | int | float | bool | None
+Value = Tensor | Scalar | tuple["Value", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The arguments of one op call. Ops that were called alike share one signature."""
+
+    inputs: tuple[Value, ...] = ()
+    outputs: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A host thread: its operating-system id and what it is for (`main`, `backward`, `other`)."""
+
+    tid: int
+    role: str = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An in-order device queue, as numbered by the source."""
+
+    id: int
+    device: int = 0
+    queue: int | None = None  # streams of one hardware queue start work in the order it was enqueued; None: a queue of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective call: who takes part, the how-manieth of its group it is, and what it moves.
+
+    `sequence` counts the collectives of one group on this rank from 0; ranks meet where group and sequence agree. What was
+    launched before the first step counts backwards from -1. Point-to-point calls are groups of two.
+    """
+
+    kind: str  # all_reduce, all_to_all, all_gather, reduce_scatter, broadcast, reduce, send, recv, barrier, unknown
+    group: str
+    ranks: tuple[int, ...]  # global ranks, sorted; empty = not known
+    sequence: int
+    bytes_in: int = 0
+    bytes_out: int = 0
+    dtype: str = ""
+    in_splits: tuple[int, ...] = ()
+    out_splits: tuple[int, ...] = ()
+    root: int | None = None  # source of a broadcast, destination of a reduce or of a send
+
+
+@dataclass(frozen=True, eq=False)
+class Ops(Table):
+    """Framework ops, in order of start."""
+
+    name: SmallColumn  # index into Program.names
+    thread: SmallColumn  # index into Program.threads
+    start_ns: IntColumn
+    end_ns: IntColumn
+    parent: SmallColumn  # enclosing op, or -1
+    step: SmallColumn  # step number, or -1 outside every step
+    phase: KindColumn  # Phase
+    sequence: IntColumn  # autograd sequence number that ties forward to backward, or -1
+    signature: SmallColumn  # index into Program.signatures, or -1
+    node: IntColumn  # id of the execution-trace node behind it, or -1
+
+    TYPES: ClassVar[Mapping[str, type[np.generic]]] = {
+        "name": np.int32, "thread": np.int32, "start_ns": np.int64, "end_ns": np.int64, "parent": np.int32,
+        "step": np.int32, "phase": np.int8, "sequence": np.int64, "signature": np.int32, "node": np.int64,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Calls(Table):
+    """Host calls that touch the device, another thread or a step boundary, per thread in order of start."""
+
+    kind: KindColumn  # CallKind
+    api: SmallColumn  # index into Program.names
+    thread: SmallColumn
+    op: SmallColumn  # innermost op around it, or -1
+    step: SmallColumn
+    start_ns: IntColumn
+    end_ns: IntColumn
+    stream: SmallColumn  # STREAM_WAIT, STREAM_SYNC: index into Program.streams; else -1
+    awaits: SmallColumn  # STREAM_WAIT, EVENT_SYNC: index of the last work waited for, or -1 (nothing to wait for)
+    after: SmallColumn  # call on another thread that hands over to this one, or -1
+
+    TYPES: ClassVar[Mapping[str, type[np.generic]]] = {
+        "kind": np.int8, "api": np.int32, "thread": np.int32, "op": np.int32, "step": np.int32,
+        "start_ns": np.int64, "end_ns": np.int64, "stream": np.int32, "awaits": np.int32, "after": np.int32,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Works(Table):
+    """Device work. Within one stream, rows are in execution order; `call` is -1 for what was launched before the window."""
+
+    kind: KindColumn  # WorkKind
+    name: SmallColumn
+    stream: SmallColumn  # index into Program.streams
+    call: SmallColumn  # launching call, or -1: backlog from before the window
+    step: SmallColumn
+    start_ns: IntColumn
+    end_ns: IntColumn
+    bytes: IntColumn  # copies and memsets; else 0
+    collective: SmallColumn  # index into Program.collectives, or -1
+
+    TYPES: ClassVar[Mapping[str, type[np.generic]]] = {
+        "kind": np.int8, "name": np.int32, "stream": np.int32, "call": np.int32, "step": np.int32,
+        "start_ns": np.int64, "end_ns": np.int64, "bytes": np.int64, "collective": np.int32,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank issues in one or more consecutive steps."""
+
+    rank: int
+    world_size: int
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    streams: tuple[Stream, ...]
+    ops: Ops
+    calls: Calls
+    works: Works
+    collectives: tuple[Collective, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+    steps: tuple[int, ...] = ()  # step numbers, in order
+    origin_ns: int = 0  # absolute time of the program's zero
+    device_name: str = ""
+    source: str = ""  # where it came from, for messages
+    warnings: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the program carries times from a real run."""
+        return bool(len(self.works)) and bool((self.works.start_ns >= 0).any())
+
+    @property
+    def hardware_queues(self) -> IntColumn:
+        """Per stream the number of its hardware queue: 0 and up where streams share one, below 0 for a queue of its own."""
+        numbers = [-1 - i if s.queue is None else s.queue for i, s in enumerate(self.streams)]
+        return np.array(numbers, dtype=np.int64)
+
+    def with_warnings(self, *messages: str) -> Program:
+        """The same program with more warnings."""
+        return replace(self, warnings=(*self.warnings, *messages))

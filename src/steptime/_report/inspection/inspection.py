@@ -1,0 +1,204 @@
+"""What is in a workload's files, what is missing, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime._program.launch_queue import held_up, unstarted
+from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.workload import Workload
+from steptime._sim.core.steps import step_times_ns
+from steptime._sim.recorded.timing import Recorded, recorded
+from steptime._units import ms
+
+_SYNCHRONISING = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC, CallKind.BLOCKING_COPY)
+
+
+@dataclass(frozen=True)
+class RankInspection:
+    """One rank's trace."""
+
+    rank: int
+    source: str
+    device: str
+    rank_from: str  # trace, file name, assumed
+    steps: int
+    threads: tuple[str, ...]  # roles
+    streams: int
+    ops: int
+    ops_with_shapes: int
+    calls: int
+    synchronisations: int
+    stream_waits: int
+    stream_waits_unresolved: int
+    kernels: int
+    copies: int
+    memsets: int
+    collectives: int
+    unlaunched: int  # device events whose launch is not in the trace
+    backlog: int  # device events enqueued before the window
+    queue_most: int  # most launches outstanding at once
+    queue_full: bool
+    clock_offset_ns: int  # what was taken off its clock to agree with the other ranks
+
+
+@dataclass(frozen=True)
+class GroupInspection:
+    """The collectives of one kind in one group, over all ranks at hand."""
+
+    group: str
+    ranks: tuple[int, ...]
+    kind: str
+    count: int  # per rank
+    bytes_in: int  # per rank, all of them
+
+
+@dataclass(frozen=True)
+class StepInspection:
+    """One step that all ranks recorded."""
+
+    step: int
+    recorded_ms: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something missing, and what it costs."""
+
+    what: str
+    cost: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `steptime inspect` says."""
+
+    name: str
+    files: tuple[dict[str, str], ...]  # file, format
+    world_size: int
+    ranks: tuple[RankInspection, ...]
+    absent: tuple[int, ...]
+    steps: tuple[StepInspection, ...]
+    groups: tuple[GroupInspection, ...]
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...]
+
+
+def inspect_workload(workload: Workload) -> Inspection:
+    """Look at everything, change nothing."""
+    inputs = recorded(workload) if all(p.recorded for p in workload.programs) else None
+    offsets = _clock_offsets(workload, inputs)
+    ranks = tuple(_rank(program, offsets[program.rank]) for program in workload.programs)
+    shared = inputs is not None and set.intersection(*(set(p.steps) for p in workload.programs))
+    steps = tuple(StepInspection(s, ms(ns)) for s, ns in step_times_ns(inputs).items()) if inputs and shared else ()
+    return Inspection(
+        name=workload.name,
+        files=tuple(dict(file) for file in workload.meta.get("files", ())),
+        world_size=workload.world_size,
+        ranks=ranks,
+        absent=workload.absent,
+        steps=steps,
+        groups=_groups(workload),
+        findings=tuple(_findings(workload, ranks, steps)),
+        warnings=workload.warnings,
+    )
+
+
+def _clock_offsets(workload: Workload, inputs: Recorded | None) -> dict[int, int]:
+    if inputs is None:
+        return dict.fromkeys(workload.ranks, 0)
+    pairs = zip(workload.programs, inputs.offsets_ns, strict=True)
+    return {program.rank: program.origin_ns - inputs.origin_ns - offset for program, offset in pairs}
+
+
+def _rank(program: Program, clock_offset_ns: int) -> RankInspection:
+    calls, works = program.calls, program.works
+    kinds = np.bincount(works.kind, minlength=len(WorkKind))
+    waits = calls.kind == CallKind.STREAM_WAIT
+    unrecorded = [i for i, thread in enumerate(program.threads) if thread.role == "unrecorded"]
+    most = int(unstarted(program).max(initial=0)) if program.recorded else 0
+    return RankInspection(
+        rank=program.rank,
+        source=program.source,
+        device=program.device_name,
+        rank_from=_rank_from(program),
+        steps=len(program.steps),
+        threads=tuple(t.role for t in program.threads if t.role != "unrecorded"),
+        streams=len(program.streams),
+        ops=len(program.ops),
+        ops_with_shapes=int((program.ops.signature >= 0).sum()),
+        calls=len(calls),
+        synchronisations=int(np.isin(calls.kind, _SYNCHRONISING).sum()),
+        stream_waits=int(waits.sum()),
+        stream_waits_unresolved=int((waits & (calls.awaits < 0)).sum()),
+        kernels=int(kinds[WorkKind.KERNEL]),
+        copies=int(kinds[WorkKind.COPY]),
+        memsets=int(kinds[WorkKind.MEMSET]),
+        collectives=int(kinds[WorkKind.COLLECTIVE]),
+        unlaunched=int(np.isin(calls.thread, unrecorded).sum()),
+        backlog=int((works.call < 0).sum()),
+        queue_most=most,
+        queue_full=program.recorded and bool(held_up(program).any()),
+        clock_offset_ns=clock_offset_ns,
+    )
+
+
+def _rank_from(program: Program) -> str:
+    if not program.meta.get("rank_known", True):
+        return "assumed"
+    return "trace" if program.meta.get("rank_said", True) else "file name"
+
+
+def _groups(workload: Workload) -> tuple[GroupInspection, ...]:
+    """Collectives by group, members and kind, without backlog; the counts are those of the rank that has most."""
+    counts: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
+    for program in workload.programs:
+        own: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
+        works = program.works
+        for index in works.collective[(works.collective >= 0) & (works.call >= 0)].tolist():
+            collective = program.collectives[index]
+            entry = own.setdefault((collective.group, collective.ranks, collective.kind), [0, 0])
+            entry[0] += 1
+            entry[1] += collective.bytes_in
+        for key, entry in own.items():
+            counts[key] = max(counts.get(key, entry), entry)
+    return tuple(GroupInspection(*key, *counts[key]) for key in sorted(counts))
+
+
+def _findings(workload: Workload, ranks: tuple[RankInspection, ...], steps: tuple[StepInspection, ...]) -> Iterator[Finding]:
+    if workload.absent:
+        cost = "replay takes their arrivals at collectives as recorded, predict leaves waiting for them out"
+        yield Finding(f"{len(workload.absent)} of {workload.world_size} ranks have no trace", cost)
+    if not all(p.recorded for p in workload.programs):
+        yield Finding("no device times", "the files can be inspected, but neither replayed nor predicted as recorded")
+    elif not steps:
+        yield Finding("no step that all ranks recorded", "there is nothing to compare a replay with")
+    elif len(steps) == 1:
+        yield Finding("one recorded step only", "how much steps differ is not known")
+    yield from _counted(
+        ranks, "unlaunched", "device events have no launch in the trace", "they start when they were seen to start"
+    )
+    backlog = "replay takes it as given, predict starts from empty queues"
+    yield from _counted(ranks, "backlog", "device events were enqueued before the window", backlog)
+    unresolved = "stream waits have nothing in the trace to wait for"
+    yield from _counted(ranks, "stream_waits_unresolved", unresolved, "they hold nothing back")
+    shapes, ops = sum(r.ops_with_shapes for r in ranks), sum(r.ops for r in ranks)
+    if shapes < ops:
+        cost = "replay does not need them; predicting other devices or batch sizes will (record_shapes=True)"
+        yield Finding(f"{ops - shapes:,} of {ops:,} ops have no shapes", cost)
+    late = [r.rank for r in ranks if r.clock_offset_ns]
+    if late:
+        yield Finding(f"clocks disagreed ({_listed(late)})", "they were aligned at the ends of collectives")
+
+
+def _counted(ranks: tuple[RankInspection, ...], field: str, what: str, cost: str) -> Iterator[Finding]:
+    found = {r.rank: int(getattr(r, field)) for r in ranks if getattr(r, field)}
+    if found:
+        yield Finding(f"{sum(found.values()):,} {what} ({_listed(list(found))})", cost)
+
+
+def _listed(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} " + ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -1,0 +1,99 @@
+"""The machine-readable form of every answer: stable keys, same bytes for the same input, never NaN."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from steptime._report.inspection.inspection import Inspection
+from steptime._report.replayed import ReplayReport
+from steptime._sim.prediction import Iterations, Prediction
+from steptime._units import ms
+
+# Changes when a key is removed or changes its meaning; new keys may appear without.
+SCHEMA_VERSION = 1
+
+# Milliseconds to the nanosecond; shares as exact as anyone needs.
+_DIGITS = 6
+
+Document = dict[str, Any]
+
+
+def dumps(document: Document) -> str:
+    """The document as JSON text, with a line end."""
+    return json.dumps(_rounded(document), indent=2, allow_nan=False) + "\n"
+
+
+def prediction_document(prediction: Prediction) -> Document:
+    """What `predict --json` writes; `iterations` is there where lookups of iterations were given."""
+    path = prediction.critical_path
+    iterations = {} if prediction.iterations is None else {"iterations": iterations_document(prediction.iterations)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "step_time_ms": prediction.step_time_ms,
+        "platform": prediction.platform,
+        "interval_ms": list(prediction.interval_ms),
+        "first_step_ms": prediction.first_step_ms,
+        "bound_by": prediction.bound_by,
+        "ranks": [asdict(rank) for rank in prediction.ranks],
+        "breakdown": dict(prediction.breakdown),
+        "critical_path": {
+            "length_ms": path.length_ms,
+            "kinds": [asdict(kind) for kind in path.kinds],
+            "ranks": [asdict(rank) for rank in path.ranks],
+            "top": [asdict(entry) for entry in path.top],
+        },
+        "straggler": None if prediction.straggler is None else asdict(prediction.straggler),
+        "memory": dict(prediction.memory),
+        "coverage": dict(prediction.coverage),
+        "warnings": list(prediction.warnings),
+        **iterations,
+    }
+
+
+def iterations_document(iterations: Iterations) -> Document:
+    """How the step time is distributed over iterations, and which rank's lookups make the slowest one slow."""
+    return {
+        "count": len(iterations.step_ms),
+        "mean_ms": iterations.mean_ms,
+        "std_ms": iterations.std_ms,
+        "p10_ms": iterations.quantile_ms(0.1),
+        "p50_ms": iterations.quantile_ms(0.5),
+        "p90_ms": iterations.quantile_ms(0.9),
+        "min_ms": min(iterations.step_ms),
+        "max_ms": max(iterations.step_ms),
+        "per_iteration_ms": list(iterations.step_ms),
+        "slowest": iterations.slowest,
+        "slowest_by_rank_ms": {str(rank): more for rank, more in iterations.alone_ms.items()},
+    }
+
+
+def replay_document(report: ReplayReport) -> Document:
+    """What `replay --json` writes: the keys of `predict` and the comparison."""
+    steps = [
+        {"step": s.step, "predicted_ms": ms(s.predicted_ns), "measured_ms": ms(s.measured_ns), "error": s.error}
+        for s in report.steps
+    ]
+    return {
+        **prediction_document(report.prediction),
+        "steps": steps,
+        "measured_step_ms": report.measured_step_ms,
+        "error": report.error,
+        "unprofiled": None if report.unprofiled is None else asdict(report.unprofiled),
+    }
+
+
+def inspection_document(inspection: Inspection) -> Document:
+    """What `inspect --json` writes."""
+    return {"schema_version": SCHEMA_VERSION, **asdict(inspection)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

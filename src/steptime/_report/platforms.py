@@ -1,0 +1,345 @@
+"""Platforms and their parts, every number with its source: as text and as JSON with stable keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from steptime._hardware.device import DeviceLimits, Quantity, TransferBasis, read_device
+from steptime._models.collectives.message import KINDS, Messages
+from steptime._models.estimate import Source
+from steptime._models.host.model import HostModel
+from steptime._models.lookups.fitted import LookupModels
+from steptime._platforms.coverage import Fitted, Origin, fitted, origins
+from steptime._platforms.device import Device
+from steptime._platforms.fabric import Fabric
+from steptime._platforms.platform import Platform, PlatformParts
+from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._report.layout import Paragraph, literal, print_body, print_line, print_section, print_title
+
+_EXAMPLES_BYTES = (1 << 20, 64 << 20)
+_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
+_BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_LIMITS = {
+    "sms": "multiprocessors",
+    "memory_bytes": "memory",
+    "bandwidth_bytes_per_s": "memory bandwidth",
+    "cache_bytes": "last-level cache",
+    "clock_hz": "clock",
+    "host_bandwidth_bytes_per_s": "link to the host",
+}
+_RECIPE = ("device", "cpu", "driver", "torch", "cuda", "cudnn", "nccl", "triton")
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------------
+
+
+def platforms_document(shipped: Sequence[PlatformParts], without_device: Sequence[str]) -> Document:
+    """What `platforms --json` writes."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "platforms": [{**asdict(parts), "kernels": _kernels(parts), "collectives": _origins(parts)} for parts in shipped],
+        "fabrics_without_device": list(without_device),
+        "warnings": [],
+    }
+
+
+def platform_document(platform: Platform) -> Document:
+    """What `platforms NAME --json` writes: all that the text has, and every cost of the host."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": platform.name,
+        "ranks": platform.ranks,
+        "device": _device_document(platform.device),
+        "host": {"name": platform.parts.host, "source": _host_source(platform.host), **msgspec.to_builtins(platform.host)},
+        "fabric": None if platform.fabric is None else _fabric_document(platform.fabric, platform.ranks),
+        "warnings": [],
+    }
+
+
+def fabric_document(fabric: Fabric) -> Document:
+    """What `platforms FABRIC --json` writes."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **_fabric_document(fabric, fabric.limits.ranks),
+        "warnings": [],
+    }
+
+
+def _device_document(device: Device) -> Document:
+    limits = device.limits
+    return {
+        "name": limits.name,
+        "title": limits.title,
+        "source": _source(limits).value,
+        "transfer": None if limits.transfer is None else {"from": limits.models, **asdict(limits.transfer)},
+        "share": limits.share,
+        "limits": {name: asdict(one) for name, one in _limits(limits)},
+        "models": {name: dict(recipe) for name, recipe in _recipes(device)},
+    }
+
+
+def _fabric_document(fabric: Fabric, ranks: int) -> Document:
+    limits = fabric.limits
+    found = origins(fabric, ranks)
+    return {
+        "name": limits.name,
+        "title": limits.title,
+        "source": fabric.source.value,
+        "gpus_per_node": limits.gpus_per_node,
+        "nodes": limits.nodes,
+        "rails": limits.rails,
+        "oversubscription": limits.oversubscription,
+        "tiers": [asdict(tier) for tier in limits.tiers],
+        "fitted": [asdict(one) for one in fitted(fabric)],
+        "ranks": ranks,
+        "collectives": {kind: origin.value for kind, origin in found.items()},
+        "estimates_us": {
+            kind: {_bytes(size): _example_ns(fabric, kind, ranks, size) / 1e3 for size in _EXAMPLES_BYTES}
+            for kind, origin in found.items()
+            if origin is not Origin.NONE
+        },
+        "published": [asdict(one) for one in limits.published],
+    }
+
+
+def _origins(parts: PlatformParts) -> dict[str, str]:
+    if parts.fabric is None:
+        return {}
+    return {kind: origin.value for kind, origin in origins(Fabric.load(parts.fabric), parts.ranks).items()}
+
+
+# --- text ------------------------------------------------------------------------------------------------------------------
+
+
+def print_platforms(console: Console, shipped: Sequence[PlatformParts], without_device: Sequence[str]) -> None:
+    """A line for each."""
+    print_title(console, Text().append("steptime platforms", style="bold").append(" · those that come with the package"))
+    rows = [
+        (
+            *(parts.name, parts.device, parts.fabric or "-"),
+            *(_kernels(parts), _usually(_origins(parts))),
+        )
+        for parts in shipped
+    ]
+    console.print()
+    print_body(console, _table(("platform", "device", "fabric", "kernels", "wire"), rows))
+    print_line(console, "Analytic", "kernels of a device that nobody ran: another device's models, scaled by data sheets")
+    if without_device:
+        print_line(
+            console, "No device", f"for the fabrics {', '.join(without_device)}: no models of theirs are shipped", spaced=False
+        )
+    print_line(
+        console, "More", "steptime platforms NAME, of a platform or a fabric; other rank counts are named alike", spaced=False
+    )
+
+
+def print_platform(console: Console, platform: Platform) -> None:
+    """Its three parts."""
+    title = Text().append("steptime platforms", style="bold").append(" · ", style="dim").append_text(literal(platform.name))
+    print_title(console, title.append(f" · {platform.ranks} rank{'s' * (platform.ranks > 1)}"))
+    _print_device(console, platform.device)
+    _print_host(console, platform.parts.host, platform.host)
+    if platform.fabric is None:
+        print_section(console, "Fabric", "none: one rank exchanges nothing")
+    else:
+        _print_fabric(console, platform.fabric, platform.ranks)
+
+
+def print_fabric(console: Console, fabric: Fabric) -> None:
+    """A fabric without a platform, with all of its ranks."""
+    title = Text().append("steptime platforms", style="bold").append(" · ", style="dim").append("fabric ")
+    print_title(console, title.append_text(literal(fabric.limits.name)).append(f" · {fabric.limits.ranks} ranks"))
+    _print_fabric(console, fabric, fabric.limits.ranks)
+
+
+def _print_device(console: Console, device: Device) -> None:
+    print_section(console, "Device", f"{device.limits.name}: {device.limits.title}")
+    if device.limits.share > 1:
+        print_body(console, Paragraph(literal(f"Numbers are of the whole device, {device.limits.share} times this part.")))
+    if device.limits.transfer is not None:
+        said = f"Analytic: the models of {device.limits.models}, scaled by limits; {device.limits.transfer.basis}."
+        print_body(console, Paragraph(literal(said)))
+    rows = [(_LIMITS.get(name) or _said_of(name), _limit(name, one.value), one.source) for name, one in _limits(device.limits)]
+    rows += [(f"models of {name}", _rows_said(recipe), _recipe_said(recipe)) for name, recipe in _recipes(device)]
+    print_body(console, _table(("", "", "source"), rows, right=(1,)))
+
+
+def _print_host(console: Console, name: str, host: HostModel) -> None:
+    print_section(console, "Host", f"{name}: {host.recipe.get('cpu', 'CPU not said')}")
+    numbers = [
+        ("a launch", _ns(host.launch_ns)),
+        ("a call from Python", _ns(host.binding_ns)),
+        ("first call in a phase", f"{host.first_call:.2f} x"),
+        ("reference, CPU", _ns(host.reference_cpu_ns)),
+        ("reference, launch", _ns(host.reference_launch_ns)),
+        *((f"other ops: {kind}", _ns(cost.cpu_ns or cost.per_tensor_ns)) for kind, cost in sorted(host.classes.items())),
+        ("ops by name", str(len(host.ops))),
+        ("costs around ops", str(len(host.around))),
+    ]
+    print_body(console, Paragraph(literal(f"All of it: {_host_source(host)}. Every op and mechanism with its cost: --json")))
+    print_body(console, _table(("at the fast speed of the host", ""), numbers, right=(1,)))
+
+
+def _print_fabric(console: Console, fabric: Fabric, ranks: int) -> None:
+    limits = fabric.limits
+    print_section(console, "Fabric", f"{limits.name}: {limits.title}")
+    nodes = f"{limits.nodes} node{'s' * (limits.nodes > 1)} of {limits.gpus_per_node} ranks"
+    network = f", {limits.rails} network cards each, oversubscription {limits.oversubscription:g}" if limits.nodes > 1 else ""
+    analytic = "" if limits.models is not None else "; analytic: nothing was measured, intervals are a factor of 2 either way"
+    print_body(console, Paragraph(literal(f"{nodes}{network}{analytic}")))
+    rows = []
+    for tier in limits.tiers:
+        said = f"{tier.name} ({tier.kind}, {tier.ranks} ranks)"
+        bandwidth, latency = tier.bandwidth_bytes_per_s, tier.latency_ns
+        rows.append((said, f"{_si(bandwidth.value)}B/s", bandwidth.source))
+        rows.append(("", _ns(latency.value), latency.source))
+    print_body(console, _table(("tier, of one rank one way", "", "source"), rows, right=(1,)))
+    _print_fitted(console, fitted(fabric))
+    _print_collectives(console, fabric, ranks)
+    for one in limits.published:
+        print_line(console, "Rows", f"{one.source} ({one.license}; {one.date})", spaced=False)
+
+
+def _print_fitted(console: Console, found: Sequence[Fitted]) -> None:
+    if not found:
+        return
+    rows = [
+        (
+            one.kind,
+            one.tier,
+            ", ".join(map(str, one.ranks)),
+            f"{_bytes(one.bytes[0])} to {_bytes(one.bytes[1])}",
+            "" if one.off is None else f"{100 * one.off[0]:+.0f} to {100 * one.off[1]:+.0f} %",
+        )
+        for one in found
+    ]
+    print_section(console, "Fitted", "off: measured over fitted, nine of ten rows")
+    print_body(console, _table(("kind", "tier", "ranks", "bytes", "off"), rows))
+
+
+def _print_collectives(console: Console, fabric: Fabric, ranks: int) -> None:
+    rows = [
+        (kind, origin.value, *(_example(fabric, kind, ranks, size, origin) for size in _EXAMPLES_BYTES))
+        for kind, origin in origins(fabric, ranks).items()
+    ]
+    print_section(console, f"Collectives of {ranks} ranks", "by themselves, with 90 % intervals")
+    print_body(console, _table(("kind", "where from", *map(_bytes, _EXAMPLES_BYTES)), rows, right=(2, 3)))
+
+
+def _example(fabric: Fabric, kind: str, ranks: int, size: int, origin: Origin) -> str:
+    if origin is Origin.NONE:
+        return ""
+    found = fabric.times(Messages.even(kind, [ranks], [float(size)]))
+    return f"{_ns(found.ns[0])} ({_ns(found.low_ns[0])} to {_ns(found.high_ns[0])})"
+
+
+def _example_ns(fabric: Fabric, kind: str, ranks: int, size: int) -> float:
+    return float(fabric.times(Messages.even(kind, [ranks], [float(size)])).ns[0])
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Table:
+    """Only the last column may break into lines."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim", pad_edge=False)
+    for place, head in enumerate(heads):
+        last = place == len(heads) - 1
+        table.add_column(head, justify="right" if place in right else "left", no_wrap=not last, overflow="fold")
+    for row in rows:
+        table.add_row(*(literal(cell) for cell in row))
+    return table
+
+
+# --- words -----------------------------------------------------------------------------------------------------------------
+
+
+def _limits(limits: DeviceLimits) -> list[tuple[str, Quantity]]:
+    peaks = [(f"peak_flop_per_s.{precision}", one) for precision, one in limits.peak_flop_per_s.items()]
+    named = [(name, found) for name in _LIMITS if isinstance(found := getattr(limits, name), Quantity)]
+    return [*named, *peaks, *_transfer_quantities(limits.transfer)]
+
+
+def _transfer_quantities(transfer: TransferBasis | None) -> list[tuple[str, Quantity]]:
+    if transfer is None:
+        return []
+    attention = [(f"attention_flop_per_s.{direction}", one) for direction, one in transfer.attention_flop_per_s.items()]
+    return [*attention, ("interval_factor", transfer.interval_factor)]
+
+
+def _kernels(parts: PlatformParts) -> str:
+    return str(_source(read_device(parts.device)).value)
+
+
+def _source(limits: DeviceLimits) -> Source:
+    return Source.ANALYTIC if limits.analytic else Source.FITTED
+
+
+def _recipes(device: Device) -> list[tuple[str, Mapping[str, Any]]]:
+    found: list[tuple[str, Mapping[str, Any]]] = [("kernels", device.models.recipe)]
+    lookups = device.lookups
+    if isinstance(lookups, Path) and lookups.is_file():
+        lookups = LookupModels.load(lookups)
+    return [*found, ("lookups", lookups.recipe)] if isinstance(lookups, LookupModels) else found
+
+
+def _rows_said(recipe: Mapping[str, Any]) -> str:
+    rows = recipe.get("rows")
+    return f"{sum(rows.values()):,} rows" if isinstance(rows, dict) and rows else ""
+
+
+def _recipe_said(recipe: Mapping[str, Any]) -> str:
+    """Device, versions and dates."""
+    said = [f"{'' if name in ('device', 'cpu') else f'{name} '}{_listed(recipe[name])}" for name in _RECIPE if recipe.get(name)]
+    measured = recipe.get("measured") or recipe.get("date")
+    return ", ".join([*said, *([f"measured {_listed(measured)}"] if measured else [])])
+
+
+def _host_source(host: HostModel) -> str:
+    return f"{_recipe_said(host.recipe)}, by `{host.recipe.get('command', 'a command not said')}`"
+
+
+def _listed(value: Any) -> str:
+    return " to ".join(dict.fromkeys(map(str, value))) if isinstance(value, list) else str(value)
+
+
+def _usually(found: Mapping[str, str]) -> str:
+    """Where the four usual kinds come from."""
+    return ", ".join(dict.fromkeys(found[kind] for kind in KINDS[:4] if kind in found)) or "-"
+
+
+def _said_of(name: str) -> str:
+    kind, _, which = name.partition(".")
+    if kind == "interval_factor":
+        return "interval, either way"
+    return f"attention {which}" if kind == "attention_flop_per_s" else f"peak of {which}"
+
+
+def _limit(name: str, value: float) -> str:
+    if name == "sms":
+        return f"{value:g}"
+    if name == "interval_factor":
+        return f"{value:g} x"
+    unit = {"memory_bytes": "B", "cache_bytes": "B", "clock_hz": "Hz"}.get(name)
+    return f"{_si(value)}{unit or ('B/s' if name.endswith('bytes_per_s') else 'FLOP/s')}"
+
+
+def _si(value: float) -> str:
+    scale, prefix = next((one for one in _SCALES if value >= one[0]), _SCALES[-1])
+    return f"{value / scale:.4g} {prefix}"
+
+
+def _ns(value: float) -> str:
+    scale, unit = next((one for one in _TIMES if value >= one[0]), _TIMES[-1])
+    return f"{value / scale:.3g} {unit}" if value < 1e3 * scale or unit == "s" else f"{value / scale:,.0f} {unit}"
+
+
+def _bytes(value: float) -> str:
+    scale, unit = next((one for one in _BINARY if value >= one[0] * 0.999), (1, "B"))
+    return f"{value / scale:.3g} {unit}"

@@ -1,0 +1,87 @@
+"""What `steptime shard --json` writes: stable keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._shard.explain.explain import Explained
+from steptime._shard.plan.files import Given
+from steptime._shard.search.search import Option, Searched
+from steptime._shard.task.task import Task
+from steptime._units import ms
+
+
+def shard_document(found: Searched, why: Explained, platform: str) -> Document:
+    """The best plan, its runners-up, the usual rules, and why."""
+    best_rule = found.best_rule
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "task": found.task.model.name,
+        "platform": platform,
+        "tables": len(found.task.tables),
+        "batch": found.task.model.batch,
+        "best": _option(found.best, why),
+        "alternatives": [_option(option, why) for option in found.options[1:]],
+        "rules": {name: None if option is None else ms(option.step_ns) for name, option in found.rules.items()},
+        "best_rule": None if best_rule is None else best_rule[0],
+        "gain": None if why.gain is None else _gain(why),
+        "bound": why.bound,
+        "bound_by": why.bound_by,
+        "ranks": [_rank(rank) for rank in map(asdict, why.ranks)],
+        "reasons": [_reason(reason) for reason in map(asdict, why.reasons)],
+        "analytic_ms": ms(why.analytic_ns),
+        "searched_plans": found.searched_plans,
+        "seconds": found.seconds,
+        "warnings": [*found.notes, *why.doubts, *why.warnings],
+    }
+
+
+def evaluated_document(task: Task, plans: Sequence[Given]) -> Document:
+    """What `--evaluate` writes: the given plans, fastest first."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "task": task.model.name,
+        "plans": [
+            {
+                "name": one.name, "plan": one.plan.to_dict(), "kinds": one.plan.kinds(), "step_time_ms": ms(one.step_ns),
+                "fits": one.fits, "fullest_rank": one.fullest_rank, "fullest_bytes": one.fullest_bytes,
+            }
+            for one in plans
+        ],
+        "warnings": list(task.notes),
+    }  # fmt: skip
+
+
+def _option(option: Option, why: Explained) -> dict[str, Any]:
+    step = ms(option.step_ns)
+    return {
+        "plan": option.plan.to_dict(),
+        "kinds": option.plan.kinds(),
+        "step_time_ms": step,
+        "interval_ms": [factor * step for factor in why.interval],
+        "strategy": option.by,
+    }
+
+
+def _gain(why: Explained) -> dict[str, Any]:
+    assert why.gain is not None
+    return {
+        "over": why.gain.rule,
+        "share": why.gain.share,
+        "interval": list(why.gain.interval),
+        "larger_than_uncertainty": why.gain.sure,
+    }
+
+
+def _rank(values: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("_ns", "_ms"): ms(value) if key.endswith("_ns") else value for key, value in values.items()}
+
+
+def _reason(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key.replace("_ns", "_ms"): ms(value) if key.endswith("_ns") and value is not None else value
+        for key, value in values.items()
+    }

@@ -1,0 +1,163 @@
+"""A sharding as one page: a single file without a script and without a network, with a bar of every rank's load."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from steptime import __version__
+from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
+from steptime._report.html.sections import warning_list
+from steptime._report.layout import time_ms
+from steptime._report.shard.text import gain_words
+from steptime._report.sizes import size_words
+from steptime._shard.explain.explain import Explained
+from steptime._shard.explain.plan import RankLoad
+from steptime._shard.search.search import Option, Searched
+from steptime._units import ms
+from steptime.errors import InputError
+
+# Class of the style sheet and words: what a rank's bar is made of.
+_PARTS = (
+    ("embedding", "lookups forward"),
+    ("optimizer", "lookups backward"),
+    ("communication", "exchange"),
+    ("idle", "waiting for peers"),
+)
+
+
+def shard_page(found: Searched, why: Explained, platform: str) -> str:
+    """The page as text, the same for the same answer but for the seconds it took."""
+    style = resources.files("steptime._report").joinpath("page", "style.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
+    name = found.task.model.name
+    head = join(
+        (
+            Markup('<meta charset="utf-8">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            Markup('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
+            tag("title", f"{name} · sharding · steptime"),
+            Markup(f"<style>{style}</style>"),
+        )
+    )
+    body = join(
+        (
+            tag("header", tag("p", "steptime shard", class_="brand"), tag("h1", name)),
+            tag("main", *_sections(found, why, platform)),
+            tag("footer", f"steptime {__version__}"),
+        )
+    )
+    return f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}</body>\n</html>\n'
+
+
+def write_shard_page(file: Path, found: Searched, why: Explained, platform: str) -> None:
+    """Write the page to a file."""
+    try:
+        file.write_text(shard_page(found, why, platform), encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror or error}); check the folder and permissions") from error
+
+
+def _sections(found: Searched, why: Explained, platform: str) -> list[Markup]:
+    return [
+        tag("section", *_summary(found, why, platform), id="summary", aria_label="Summary"),
+        _section("Ranks", "ms per step; memory with state, activations and buffers", _legend(), _ranks(why.ranks)),
+        _section("Why the large tables are where they are", "and what moving them would cost", _reasons(why)),
+        _section("Other plans", "predicted steps", _others(found, why)),
+        _section("The plan", "table by table", _plan(found.best, found)),
+    ]
+
+
+def _section(title: str, note: str, *content: Markup) -> Markup:
+    return tag("section", tag("h2", f"{title} ", tag("small", note)), *content)
+
+
+def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
+    step = ms(found.best.step_ns)
+    low, high = (factor * step for factor in why.interval)
+    facts = {
+        "Platform": platform,
+        "Ranks": str(found.task.ranks),
+        "Tables": str(len(found.task.tables)),
+        "Batch": f"{found.task.model.batch:,}",
+        "Nine of ten measured steps within": f"{time_ms(low)} to {time_ms(high)} ms",
+        "Searched": f"{found.searched_plans:,} plans",
+        "Gain": gain_words(why),
+    }
+    said = [*found.notes, *why.doubts, *why.warnings]
+    regime, colon, evidence = why.bound_by.partition(":")
+    return [
+        tag("p", tag("strong", time_ms(step)), tag("span", "ms per step", class_="unit"), class_="step"),
+        tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound"),
+        tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts"),
+        warning_list(said),
+    ]
+
+
+def _legend() -> Markup:
+    return tag("p", *(tag("span", swatch(f"family {style}"), name) for style, name in _PARTS), class_="legend")
+
+
+def _times(one: RankLoad) -> tuple[float, ...]:
+    return tuple(map(ms, (one.forward_ns, one.backward_ns, one.exchange_ns, one.waiting_ns)))
+
+
+def _ranks(ranks: Sequence[RankLoad]) -> Markup:
+    longest = max((sum(_times(one)) for one in ranks), default=1.0) or 1.0
+    rows = []
+    for one in ranks:
+        times = _times(one)
+        label = f"rank {one.rank}: " + ", ".join(
+            f"{name} {time_ms(value)} ms" for (_, name), value in zip(_PARTS, times, strict=True)
+        )
+        picture = bar([(value / longest, f"family {style}") for (style, _), value in zip(_PARTS, times, strict=True)], label)
+        memory = f"{size_words(one.used_bytes)} ({one.used_bytes / one.limit_bytes:.0%})"
+        rows.append((str(one.rank), picture, str(one.shards), str(one.columns), *map(time_ms, times), memory))
+    heads = ("Rank", "", "shards", "columns", *(name for _, name in _PARTS), "memory")
+    return table("What every rank does, milliseconds per step", heads, rows, words=(0, 1))
+
+
+def _reasons(why: Explained) -> Markup:
+    rows = [
+        (one.table, one.kind, ", ".join(map(str, one.ranks[:8])), time_ms(ms(one.load_ns)), one.said) for one in why.reasons
+    ]
+    return table("The largest tables", ("Table", "kind", "ranks", "lookups, ms", "why"), rows, words=(0, 1, 2, 4))
+
+
+def _others(found: Searched, why: Explained) -> Markup:
+    best = found.best.step_ns
+    runners = [(f"runner-up {place}", one) for place, one in enumerate(found.options[1:], 1)]
+    ruled = [(f"rule {name}", one) for name, one in found.rules.items() if one is not None]
+    longest = max((one.step_ns for _, one in (*runners, *ruled)), default=best)
+    rows = [
+        (
+            name,
+            time_ms(ms(one.step_ns)),
+            f"{100 * (one.step_ns / best - 1):+.1f} %",
+            " to ".join(time_ms(factor * ms(one.step_ns)) for factor in why.interval),
+            bar([(one.step_ns / longest, "family matmul")], f"{name}: {time_ms(ms(one.step_ns))} ms"),
+        )
+        for name, one in sorted((("best", found.best), *runners, *ruled), key=lambda item: item[1].step_ns)
+    ]
+    return table("Plans by predicted step", ("Plan", "step, ms", "above the best", "interval, ms", ""), rows, words=(0, 4))
+
+
+def _plan(option: Option, found: Searched) -> Markup:
+    tables = {one.name: one for one in found.task.tables}
+    rows = [
+        (
+            name,
+            f"{tables[name].rows:,}",
+            str(tables[name].dim),
+            f"{tables[name].pooling_factor:g}",
+            placed.kind,
+            ", ".join(map(str, placed.ranks)),
+        )
+        for name, placed in option.plan.placed.items()
+    ]
+    return table("The plan", ("Table", "rows", "dim", "pooling factor", "kind", "ranks"), rows, words=(0, 4, 5))

@@ -1,0 +1,175 @@
+"""What `steptime shard` says to people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from steptime._report.layout import between_ms, literal, print_line, print_numbers, print_section, print_title, time_ms
+from steptime._report.sizes import size_words
+from steptime._report.text import RANKS_SHOWN, print_warnings
+from steptime._shard.explain.explain import Explained, Reason
+from steptime._shard.explain.plan import RankLoad
+from steptime._shard.plan.files import Given
+from steptime._shard.plan.kinds import MixedPlan
+from steptime._shard.search.search import Searched
+from steptime._shard.task.task import Task
+from steptime._units import ms
+
+_HEADS = (
+    "rank",
+    "\nshards",
+    "\ncolumns",
+    "lookups\nforward",
+    "lookups\nbackward",
+    "\nexchange",
+    "waiting\nfor peers",
+    "memory",
+    "of its\nlimit",
+)
+_WHY_HEADS = ("table", "kind", "ranks", "lookups\nms", "best other\nrank", "step would\nbe longer by")
+# Tables of a plan that are listed one by one.
+_TABLES_SHOWN = 60
+
+
+def print_shard(
+    console: Console, found: Searched, why: Explained, platform: str, page: Path | None, torchrec: Path | None
+) -> None:
+    """The best plan and why it is."""
+    _header(console, found.task, platform)
+    low, high = (factor * ms(found.best.step_ns) for factor in why.interval)
+    line = Text().append("Best plan  ", style="bold").append(f"{time_ms(ms(found.best.step_ns))} ms", style="bold green")
+    beside = f"nine of ten measured steps expected within: {between_ms(low, high)} ms; found by {found.best.by} among "
+    line.append(f"   {beside}{found.searched_plans:,} plans in {found.seconds:.1f} s", style="dim")
+    print_title(console, line)
+    _gain(console, why)
+    print_section(console, "Plan", "table: ranks of its shards")
+    _plan(console, found.best.plan)
+    print_section(console, "Ranks", "ms per step; memory with state, activations and buffers")
+    print_numbers(console, _HEADS, _ranks(why.ranks))
+    print_section(console, "Why", "the largest tables, and what moving them would cost")
+    print_numbers(console, _WHY_HEADS, [_why(reason) for reason in why.reasons])
+    print_section(console, "Runners-up", "ms per step, and what that is above the best")
+    print_numbers(console, ("plan", "step", "more", "found by"), _others(found))
+    print_section(console, "Usual rules", "ms per step, and what that is above the best")
+    print_numbers(console, ("rule", "step", "more"), _rules(found))
+    print_warnings(console, [*found.notes, *why.doubts, *why.warnings])
+    if why.analytic_ns:
+        said = (
+            f"{time_ms(ms(why.analytic_ns))} ms of the step are tables that every rank has a part of; no such step was measured"
+        )
+        print_line(console, "Analytic", said, spaced=False)
+    print_line(console, "Bound by", why.bound_by, style="bold")
+    for title, file in (("Page", page), ("TorchRec", torchrec)):
+        if file is not None:
+            print_line(console, title, str(file), spaced=False)
+    console.print()
+
+
+def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence[Given]) -> None:
+    """Given plans, fastest first."""
+    _header(console, task, platform)
+    print_section(console, "Plans", "ms per step")
+    best = plans[0].step_ns
+    rows = [
+        (
+            one.name,
+            time_ms(ms(one.step_ns)),
+            _more(one.step_ns, best),
+            size_words(one.fullest_bytes),
+            "yes" if one.fits else "no",
+        )
+        for one in plans
+    ]
+    print_numbers(console, ("plan", "step", "more", "fullest\nrank", "fits"), rows)
+    print_warnings(console, task.notes)
+    console.print()
+
+
+def gain_words(why: Explained) -> str:
+    """What the search gained, and whether that can be told from errors of the models."""
+    if why.gain is None:
+        return "no usual rule finds a plan that fits"
+    gain = why.gain
+    if gain.share <= 1e-6:
+        return f"none: the rule {gain.rule} makes as fast a plan"
+    low, high = gain.interval
+    # 2.6 of 4.0 % on average (docs/sharding.md): the best of many plans is also the one that errors flatter most.
+    sure = "larger than its uncertainty (of the gains predicted for 80 measured tasks, two thirds came true)"
+    sure = sure if gain.sure else "within its uncertainty: either plan may be the faster one"
+    return f"{gain.share:.1%} over the best usual rule ({gain.rule}); nine of ten draws {low:.1%} to {high:.1%}: {sure}"
+
+
+def _header(console: Console, task: Task, platform: str) -> None:
+    line = Text().append("steptime shard", style="bold")
+    for part in (task.model.name, f"{len(task.tables)} tables", f"{task.ranks} ranks", f"batch {task.model.batch:,}", platform):
+        line.append(" · ", style="dim").append_text(literal(part))
+    print_title(console, line)
+
+
+def _gain(console: Console, why: Explained) -> None:
+    print_line(console, "Gain", gain_words(why), spaced=False)
+
+
+def _plan(console: Console, plan: MixedPlan) -> None:
+    if len(plan.placed) > _TABLES_SHOWN:
+        divided = {name: placed for name, placed in plan.placed.items() if len(placed.ranks) > 1}
+        said = ", ".join(f"{name} {_ranks_words(placed.ranks)}" for name, placed in list(divided.items())[:_TABLES_SHOWN])
+        print_line(console, "Tables", f"{len(plan.placed)}, in --json or --html; divided: {said or 'none'}", spaced=False)
+        return
+    for rank in range(plan.ranks):
+        held = [
+            name if len(placed.ranks) == 1 else f"{name} ({placed.kind}, 1 of {len(placed.ranks)})"
+            for name, placed in plan.placed.items()
+            if rank in placed.ranks
+        ]
+        print_line(console, f"  rank {rank}", ", ".join(held) or "nothing", spaced=False)
+
+
+def _ranks(ranks: Sequence[RankLoad]) -> list[list[str]]:
+    if len(ranks) <= RANKS_SHOWN:
+        return [[str(one.rank), *_cells(one)] for one in ranks]
+    ordered = sorted(ranks, key=lambda one: one.forward_ns + one.backward_ns)
+    middle = ordered[len(ordered) // 2]
+    return [[name, *_cells(one)] for name, one in (("least", ordered[0]), ("median", middle), ("most", ordered[-1]))]
+
+
+def _cells(one: RankLoad) -> list[str]:
+    times = (one.forward_ns, one.backward_ns, one.exchange_ns, one.waiting_ns)
+    memory = (size_words(one.used_bytes), f"{one.used_bytes / one.limit_bytes:.0%}")
+    return [str(one.shards), str(one.columns), *(time_ms(ms(value)) for value in times), *memory]
+
+
+def _why(reason: Reason) -> tuple[str, ...]:
+    begin = (reason.table, reason.kind, _ranks_words(reason.ranks), time_ms(ms(reason.load_ns)))
+    if reason.elsewhere is None or reason.moved_ns is None:
+        return (*begin, "none", reason.said)
+    return (*begin, str(reason.elsewhere), f"{ms(reason.moved_ns):.3f} ms")
+
+
+def _ranks_words(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks"
+
+
+def _others(found: Searched) -> list[tuple[str, ...]]:
+    best = found.best.step_ns
+    return [
+        (str(place), time_ms(ms(one.step_ns)), _more(one.step_ns, best), one.by)
+        for place, one in enumerate(found.options[1:], 2)
+    ]
+
+
+def _rules(found: Searched) -> list[tuple[str, ...]]:
+    best = found.best.step_ns
+    there = sorted(found.rules.items(), key=lambda item: item[1].step_ns if item[1] is not None else float("inf"))
+    return [
+        (name, "no room", "") if one is None else (name, time_ms(ms(one.step_ns)), _more(one.step_ns, best))
+        for name, one in there
+    ]
+
+
+def _more(step: float, best: float) -> str:
+    return f"{100 * (step / best - 1):+.1f} %"

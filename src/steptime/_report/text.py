@@ -1,0 +1,258 @@
+"""Answers for people: what was read, the step time, where it goes, why, and what to doubt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from steptime._program.program import Program
+from steptime._program.workload import Workload
+from steptime._report.layout import (
+    between_ms,
+    body_width,
+    grid,
+    literal,
+    percent,
+    print_line,
+    print_numbers,
+    print_section,
+    print_title,
+    signed_percent,
+    time_ms,
+    width_of,
+)
+from steptime._report.replayed import ReplayReport
+from steptime._report.sizes import size_words
+from steptime._sim.explain.activity import RankSummary
+from steptime._sim.explain.bound import family_words
+from steptime._sim.explain.path_summary import PathSummary
+from steptime._sim.prediction import Iterations, Prediction
+from steptime._units import ms
+
+# More ranks than this are shown by their extremes.
+RANKS_SHOWN = 16
+# Entries of the critical path that are shown.
+PATH_SHOWN = 8
+# Replay error from which a step stands out: the most that any case may have.
+LARGE_ERROR = 0.03
+
+OUT_OF_RANGE = "out_of_range"
+_WORTH_SAYING = 0.005
+
+_NAME_AT_LEAST = 8  # columns that a name on the critical path gets
+_BAR_AT_MOST = 40
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+_NUMBERS = re.compile(r"\d+")
+
+_RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
+    ("step", lambda r: r.step_ms),
+    ("device\nbusy", lambda r: r.device_busy_ms),
+    ("\ncompute", lambda r: r.compute_ms),
+    ("commu-\nnication", lambda r: r.communication_ms),
+    ("exposed\ncomm.", lambda r: r.exposed_communication_ms),
+    ("waiting\nfor peers", lambda r: r.waiting_ms),
+    ("device\nidle", lambda r: r.idle_ms),
+    ("idle for\nthe host", lambda r: r.host_bound_fraction * r.step_ms),
+    ("host\nblocked", lambda r: r.host_blocked_ms),
+)
+
+
+def print_prediction(console: Console, workload: Workload, prediction: Prediction) -> None:
+    """The report of `steptime predict`."""
+    print_header(console, "predict", workload)
+    said = "range with the recorded steps" if prediction.platform is None else "nine of ten measured steps expected within"
+    beside = [f"{said}: {between_ms(*prediction.interval_ms)} ms"]
+    if prediction.platform is not None:
+        beside.insert(0, f"on {prediction.platform}")
+    if prediction.memory.get("fits") is False:
+        beside.insert(0, "DOES NOT FIT in memory")
+    if prediction.first_step_ms is not None:
+        beside.append(f"a single step from empty queues: {time_ms(prediction.first_step_ms)} ms")
+    _step_time(console, prediction.step_time_ms, beside)
+    if prediction.iterations is not None:
+        _iterations(console, prediction.iterations, prediction.step_time_ms)
+    _explanation(console, prediction, "not known: ranks are missing" if workload.absent else "none")
+
+
+def print_replay(console: Console, workload: Workload, report: ReplayReport) -> None:
+    """The report of `steptime replay`."""
+    print_header(console, "replay", workload)
+    measured = f"recorded {time_ms(report.measured_step_ms)} ms, error {signed_percent(report.error)}"
+    _step_time(console, report.prediction.step_time_ms, [measured])
+    print_section(console, "Steps", "ms; from the end of the step before to the end of its last work on any rank")
+    rows = []
+    for step in report.steps:
+        error = Text(signed_percent(step.error), style="bold red" if abs(step.error) > LARGE_ERROR else "")
+        rows.append((str(step.step), time_ms(ms(step.predicted_ns)), time_ms(ms(step.measured_ns)), error))
+    print_numbers(console, ("step", "replayed", "recorded", "error"), rows)
+    if report.unprofiled is not None:
+        seen = report.unprofiled
+        said = (
+            f"{time_ms(seen.step_ms)} ms measured without a profiler ({between_ms(seen.low_ms, seen.high_ms)}); "
+            f"this recording repeats every {time_ms(seen.as_recorded_ms)} ms ({signed_percent(seen.as_recorded_error)}), "
+            f"{time_ms(seen.deflated_ms)} ms ({signed_percent(seen.deflated_error)}) with the published cost of profiling "
+            "taken out"
+        )
+        print_line(console, "Unprofiled", said)
+    _explanation(console, report.prediction, "none")
+
+
+def print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    """Every warning once; those that differ in numbers only, as one."""
+    if not warnings:
+        return
+    alike: dict[str, list[str]] = {}
+    for warning in warnings:
+        alike.setdefault(_NUMBERS.sub("#", warning), []).append(warning)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="yellow")
+    table.add_column(overflow="fold")
+    for found in alike.values():
+        more = Text(f" (and {len(found) - 1} more like this)", style="dim") if len(found) > 1 else Text()
+        table.add_row("!", literal(found[0]) + more)
+    print_section(console, "Warnings", "", table)
+
+
+def print_header(console: Console, command: str, workload: Workload) -> None:
+    """One line: what was read."""
+    programs = workload.programs
+    devices = list(dict.fromkeys(p.device_name for p in programs if p.device_name))
+    steps = sorted({len(p.steps) for p in programs})
+    parts = [
+        workload.name,
+        f"{len(workload.running)} of {workload.world_size} ranks" if workload.world_size > 1 else "1 rank",
+        ", ".join(devices[:2]) + (", ..." if len(devices) > 2 else ""),
+        *_recorded(programs, steps[-1]),
+    ]
+    line = Text().append(f"steptime {command}", style="bold")
+    for part in parts:
+        if part:
+            line.append(" · ", style="dim").append_text(literal(part))
+    print_title(console, line)
+
+
+def _recorded(programs: Sequence[Program], steps: int) -> tuple[str, ...]:
+    """How much was recorded, or that it never ran."""
+    if not any(program.recorded for program in programs):
+        return ("never run", f"{sum(len(program.ops) for program in programs):,} ops")
+    return (f"{steps} step{'s' if steps != 1 else ''}", f"{sum(len(program.works) for program in programs):,} device events")
+
+
+def _step_time(console: Console, step_ms: float, beside: Sequence[str]) -> None:
+    line = Text().append("Step time  ", style="bold").append(f"{time_ms(step_ms)} ms", style="bold green")
+    print_title(console, line.append("   " + "; ".join(beside), style="dim"))
+
+
+def _iterations(console: Console, iterations: Iterations, recorded_ms: float) -> None:
+    """How the step time is distributed, and whose lookups make the slowest iteration."""
+    times = iterations.step_ms
+    said = f"ms per step with the lookups of {len(times)} iterations; the recorded step stands for the mean iteration"
+    print_section(console, "Iterations", said)
+    levels = [iterations.quantile_ms(level) for level in (0.1, 0.5, 0.9)]
+    shown = (iterations.mean_ms, iterations.std_ms, min(times), *levels, max(times))
+    heads = ("mean", "standard\ndeviation", "smallest", "quantile\n10 %", "quantile\n50 %", "quantile\n90 %", "largest")
+    print_numbers(console, heads, [[time_ms(value) for value in shown]])
+    if time_ms(max(times) - min(times)) == time_ms(0.0):
+        print_line(console, "Lookups", "hidden behind other work: their rows make no step longer or shorter", spaced=False)
+        return
+    rank, alone_ms = max(iterations.alone_ms.items(), key=lambda item: item[1])
+    line = f"iteration {iterations.slowest}: {time_ms(max(*times, recorded_ms) - recorded_ms)} ms longer than the recorded step"
+    if alone_ms > 0:
+        line += f"; with the lookups of rank {rank} alone {time_ms(alone_ms)} ms longer"
+    print_line(console, "Slowest", line, spaced=False)
+
+
+def _explanation(console: Console, prediction: Prediction, nobody: str) -> None:
+    print_section(console, "Ranks", "ms per step")
+    print_numbers(console, ("rank", *(name for name, _ in _RANK_COLUMNS)), list(_ranks(prediction.ranks)))
+    what = "ms per step, mean over ranks; communication behind computation is not counted"
+    print_section(console, "Device busy with", what, _breakdown(console, prediction.breakdown))
+    path = prediction.critical_path
+    print_section(console, "Critical path", _path_line(path), _path(console, path))
+    straggler = prediction.straggler
+    if straggler is not None:
+        said = f"rank {straggler.rank}: the others together wait {time_ms(straggler.caused_ms)} ms per step for it, "
+        print_line(console, "Straggler", said + f"{percent(straggler.share)} of all waiting for peers")
+    elif len(prediction.ranks) > 1:
+        print_line(console, "Straggler", nobody)
+    print_line(console, "Coverage", f"device time is {_sources(prediction.coverage)}", spaced=len(prediction.ranks) < 2)
+    if prediction.memory["peak_bytes"] is not None:
+        print_line(console, "Memory", _memory(prediction.memory), spaced=False)
+    print_warnings(console, prediction.warnings)
+    print_line(console, "Bound by", prediction.bound_by, style="bold")
+
+
+def _sources(coverage: Mapping[str, float]) -> str:
+    """Where durations come from; what is beyond the fitted range is a part of these."""
+    said = ", ".join(f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE)
+    outside = coverage.get(OUT_OF_RANGE, 0.0)
+    return f"{said}; {percent(outside)} of it beyond the fitted range" if outside >= _WORTH_SAYING else said
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    """The rank that needs most: in all, as the allocator counts, and what fills it."""
+    most = max(memory["ranks"], key=lambda one: int(one["peak_bytes"]))
+    parts = sorted(most["parts"].items(), key=lambda part: -part[1])
+    filled = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in parts[:4])
+    which = f"rank {most['rank']} " if len(memory["ranks"]) > 1 else ""
+    return (
+        f"{which}{size_words(most['peak_bytes'])} of {size_words(memory['capacity_bytes'])}: allocated "
+        f"{size_words(most['allocated_bytes'])}, reserved {size_words(most['reserved_bytes'])}; {filled}"
+    )
+
+
+def _ranks(ranks: Sequence[RankSummary]) -> Iterator[list[str]]:
+    if len(ranks) <= RANKS_SHOWN:
+        for rank in ranks:
+            yield [str(rank.rank), *(time_ms(value(rank)) for _, value in _RANK_COLUMNS)]
+        return
+    for label, summary in (("least", min), ("median", median), ("most", max)):
+        yield [label, *(time_ms(summary([value(r) for r in ranks])) for _, value in _RANK_COLUMNS)]
+
+
+def _breakdown(console: Console, breakdown: Mapping[str, float]) -> Table:
+    total = sum(breakdown.values()) or 1.0
+    fine = console.encoding.lower().startswith("utf")
+    rows = []
+    for family, busy_ms in breakdown.items():
+        name = "communication, exposed" if family == "communication" else family_words(family)
+        rows.append((literal(name), Text(time_ms(busy_ms)), Text(percent(busy_ms / total), style="dim")))
+    room = max(min(_BAR_AT_MOST, body_width(console) - width_of(rows)), 0)
+    table = grid("left", "right", "right", "left")
+    for row, busy_ms in zip(rows, breakdown.values(), strict=True):
+        table.add_row(*row, Text(_bar(room * busy_ms / total, fine=fine), style="cyan"))
+    return table
+
+
+def _bar(columns: float, *, fine: bool) -> str:
+    """A bar so long, to an eighth of a character where the terminal can draw it."""
+    if not fine:
+        return "#" * round(columns)
+    full, eighths = divmod(round(8 * columns), 8)
+    return "█" * full + _EIGHTHS[eighths]
+
+
+def _path_line(path: PathSummary) -> str:
+    kinds = ", ".join(f"{k.kind} {percent(k.share)}" for k in path.kinds if k.share >= 0.005)
+    ranks = ", ".join(f"{percent(r.share)} on rank {r.rank}" for r in path.ranks[:4] if r.share >= 0.005)
+    return f"{time_ms(path.length_ms)} ms per step: {kinds}" + (f"; {ranks}" if len(path.ranks) > 1 else "")
+
+
+def _path(console: Console, path: PathSummary) -> Table:
+    rows = []
+    for entry in path.top[:PATH_SHOWN]:
+        dim = Text(entry.kind, "dim"), Text(percent(entry.share), "dim"), Text(f"{entry.count} x", "dim")
+        rows.append((dim[0], Text(time_ms(entry.ms)), *dim[1:]))
+    room = max(body_width(console) - width_of(rows), _NAME_AT_LEAST)
+    table = grid("left", "left", "right", "right", "right")
+    for (kind, *numbers), entry in zip(rows, path.top, strict=False):
+        name = literal(entry.name)
+        name.truncate(room, overflow="ellipsis")
+        table.add_row(kind, name, *numbers)
+    return table

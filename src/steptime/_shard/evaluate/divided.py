@@ -1,0 +1,64 @@
+"""`DividedEvaluator`: plans of one division of a task's tables, evaluated: slices as tables of their own, the rest added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._platforms.platform import Platform
+from steptime._shard.evaluate.evaluator import Evaluation, Evaluator, Plans
+from steptime._shard.evaluate.kinds_analytic import everywhere_ns
+from steptime._shard.plan.kind_names import EVERYWHERE
+from steptime._shard.plan.kinds import Division
+from steptime._sim.modelled.step import UNCALIBRATED, Calibration
+from steptime.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class DividedEvaluator:
+    """Evaluates plans of the shards of one division."""
+
+    model: Dlrm  # its tables are the shards
+    evaluator: Evaluator
+    added_ns: float  # to every step, analytic: tables that every rank has a part of
+
+    @classmethod
+    def of(
+        cls,
+        model: Dlrm,
+        division: Division,
+        platform: Platform,
+        ranks: int,
+        calibration: Calibration = UNCALIBRATED,
+        *,
+        exact: bool = False,
+    ) -> DividedEvaluator:
+        """Of a model whose tables are divided so; `exact` as `Evaluator` has it."""
+        check_shards(division)
+        shards = replace(model, tables=division.shard_tables(model.tables))
+        evaluator = Evaluator.of(shards, platform, ranks, calibration=calibration, exact=exact)
+        return cls(shards, evaluator, analytic_ns(model, division, platform, ranks))
+
+    def evaluate(self, plans: Plans) -> Evaluation:
+        """The plans, [plans, shards], with what is added."""
+        found = self.evaluator.evaluate(np.atleast_2d(plans))
+        return replace(found, step_ns=found.step_ns + self.added_ns)
+
+
+def check_shards(division: Division) -> None:
+    """Refuses a division that leaves no shard to place: such a step is not modelled."""
+    if not any(division.slices):
+        raise InputError(
+            "every table is row-wise or data-parallel: such a step is not evaluated; leave one table table_wise or column_wise"
+        )
+
+
+def analytic_ns(model: Dlrm, division: Division, platform: Platform, ranks: int) -> float:
+    """What tables cost that every rank has a part of."""
+    every = division.everywhere()
+    return sum(
+        everywhere_ns(model, [model.tables[place] for place, own in every.items() if own == kind], kind, platform, ranks)
+        for kind in EVERYWHERE
+    )

@@ -1,0 +1,108 @@
+"""What the lookup models of a device say of any subsets of a model's tables: of the ranks of plans, each distinct one once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.table_lookups import table_lookups
+from steptime._lookups.columns import TableColumns
+from steptime._models.kernels.question import OTHERS
+from steptime._models.lookups.batch import DTYPES, Lookups, Pool
+from steptime._models.lookups.fitted import LookupModels
+from steptime._models.lookups.question import BACKWARD, OPTIMIZERS, TABLE_BATCHED, Lookup
+from steptime._platforms.device import Device
+from steptime.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Setting = tuple[str, str]
+"""Direction, and what the other parts of the GPU do (`models.kernels.question.OTHERS`)."""
+
+_DTYPE = "float32"
+
+
+@dataclass(frozen=True, eq=False)
+class ExactLookups:
+    """What the lookup models of a device say of subsets of a model's tables."""
+
+    model: Dlrm
+    device: Device
+    pool: Pool
+    settings: tuple[Setting, ...]
+
+    @classmethod
+    def of(cls, model: Dlrm, device: Device, settings: Sequence[Setting]) -> ExactLookups:
+        """Of table-batched lookups of a model."""
+        known = [table_lookups(table, model.batch) for table in model.tables]
+        pool = Pool(TableColumns.of(known), np.full(len(known), DTYPES.index(_DTYPE), dtype=np.intp))
+        return cls(model, device, pool, tuple(settings))
+
+    def times(self, rank_of: npt.NDArray[np.integer], ranks: int) -> dict[Setting, Floats]:
+        """Per setting [plans, ranks], ns; 0 where a rank has no table."""
+        chosen = (rank_of[:, None, :] == np.arange(ranks)[None, :, None]).reshape(-1, rank_of.shape[1])
+        distinct, place = np.unique(chosen, axis=0, return_inverse=True)
+        some = distinct.any(axis=1)
+        found = {}
+        for one in self.settings:
+            each = np.zeros(len(distinct))
+            each[some] = self.of_subsets(distinct[some], *one)
+            found[one] = each[place.reshape(-1)].reshape(len(rank_of), ranks)
+        return found
+
+    def of_subsets(self, chosen: Flags, direction: str, others: str) -> Floats:
+        """Of subsets, [subsets, tables], none of them empty; ns."""
+        if self.device.transfer is not None:
+            return self._carried_over(chosen, direction, others)
+        count, share = len(chosen), self.device.limits.share
+        lookups = Lookups(
+            TABLE_BATCHED,
+            direction,
+            self.pool,
+            member=np.nonzero(chosen)[1],
+            starts=np.append(0, np.cumsum(chosen.sum(axis=1))),
+            optimizer=np.full(count, OPTIMIZERS.index(self._optimizer(direction)), dtype=np.intp),
+            dtype=np.full(count, DTYPES.index(_DTYPE), dtype=np.intp),
+            weighted=np.zeros(count, dtype=np.bool_),
+            warm=np.zeros(count, dtype=np.bool_),
+            share=np.full(count, float(share)),
+            others=np.full(count, OTHERS.index(others if share > 1 else "none"), dtype=np.intp),
+        )
+        return _models(self.device).form(TABLE_BATCHED, direction).times(lookups).time_ns
+
+    def _carried_over(self, chosen: Flags, direction: str, others: str) -> Floats:
+        """On a device whose models are another's: question by question."""
+        known = [table_lookups(table, self.model.batch) for table in self.model.tables]
+        asked = [
+            Lookup(
+                TABLE_BATCHED,
+                direction,
+                tuple(known[at] for at in np.flatnonzero(one)),
+                self._optimizer(direction),
+                others=others,
+            )
+            for one in chosen
+        ]
+        return np.array([one.estimate.time_ns for one in self.device.lookup_estimates(asked)])
+
+    def _optimizer(self, direction: str) -> str:
+        return self.model.optimizer if direction == BACKWARD else "none"
+
+
+def _models(device: Device) -> LookupModels:
+    if isinstance(device.lookups, LookupModels):
+        return device.lookups
+    if device.lookups is None:
+        raise InputError(f"{device.limits.name} has no fitted lookup models; `steptime fit` writes them")
+    return _read(device.lookups)
+
+
+@cache
+def _read(file: Path) -> LookupModels:
+    return LookupModels.load(file)

@@ -1,0 +1,83 @@
+"""How long the exchanges of looked-up rows take under many plans: every rank sends its tables' columns to all, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._models.collectives.flows import BUFFERED_BYTES, ends_ns
+from steptime._models.collectives.message import KINDS, Messages
+from steptime._platforms.fabric import Fabric
+from steptime._shard.evaluate.stages import Ends
+from steptime._sim.modelled.step import UNCALIBRATED, Calibration
+
+Floats = npt.NDArray[np.float64]
+
+_FLOAT_BYTES = 4
+_ALL_TO_ALL = "all_to_all"
+# Sizes of even exchanges that the fabric's model is asked about once, from bytes to gigabytes; lines between them.
+_SIZES = np.concatenate([[0.0], np.geomspace(256.0, 1.1e11, 480)])
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanges:
+    """The exchanges of one model among the first ranks of a fabric."""
+
+    fabric: Fabric
+    ranks: int
+    column_bytes: Floats  # [tables] that a rank sends to one other for a table of its own
+    even_ns: Floats | None  # of even exchanges of `_SIZES`; None where nobody measured ranks that come one by one
+    factor: float  # by which all exchanges take longer, as somebody calibrated
+
+    @classmethod
+    def of(
+        cls, model: Dlrm, fabric: Fabric, ranks: int, calibration: Calibration = UNCALIBRATED, *, one_by_one: bool = True
+    ) -> Exchanges:
+        """Rows are exchanged as 32-bit floats, every rank's part of the batch."""
+        sent = np.array([float(_FLOAT_BYTES * (model.batch // ranks) * table.dim) for table in model.tables])
+        # As an even plan's: others move as much in all.
+        alone = fabric.times(messages(np.full((1, ranks), sent.sum() / ranks), ranks), range(ranks)).ns[0]
+        factor = calibration.wire_factor(_ALL_TO_ALL, float(sent.sum()), float(alone))
+        even = None
+        if one_by_one and fabric.limits.name in BUFFERED_BYTES:
+            even = fabric.times(messages(np.repeat(_SIZES[:, None] / ranks, ranks, axis=1), ranks), range(ranks)).ns
+        return cls(fabric, ranks, sent, even, factor)
+
+    def times(self, sent: Floats) -> Floats:
+        """Of one exchange reached together, [plans], ns; `sent` are bytes from each rank to any other, [plans, ranks]."""
+        return self.factor * self.fabric.times(messages(sent, self.ranks), range(self.ranks)).ns
+
+    def ends(self, sent: Floats) -> Ends:
+        """Of plans that send so much from each rank to any other, [plans, ranks]: forward first, then back."""
+        if self.even_ns is None:
+            at_once = np.repeat(self.times(sent)[:, None], self.ranks, axis=1)
+            return lambda _number, _arrivals_ns: at_once
+        forward = np.repeat(sent.T[:, None], self.ranks, axis=1)
+        back = forward.swapaxes(0, 1)
+        buffered = BUFFERED_BYTES[self.fabric.limits.name]
+
+        def one_by_one(number: int, arrivals_ns: Floats) -> Floats:
+            arrivals = arrivals_ns.T / self.factor
+            return self.factor * ends_ns(back if number else forward, arrivals, buffered, self._even).T
+
+        return one_by_one
+
+    def _even(self, size_bytes: Floats) -> Floats:
+        assert self.even_ns is not None
+        return np.interp(size_bytes, _SIZES, self.even_ns)
+
+
+def messages(sent: Floats, ranks: int) -> Messages:
+    """Exchanges as columns, as `Messages.of` makes them one by one from splits."""
+    total = sent.sum(axis=1)
+    # Bytes that a rank sends and receives, its own part left out, over what it would of an even exchange of one byte.
+    busiest = ((ranks - 2) * sent + total[:, None]).max(axis=1) / 2 * (ranks / max(ranks - 1, 1))
+    pairs = np.sqrt((sent**2).mean(axis=1)) * ranks
+    even = np.ptp(sent, axis=1) == 0
+    load = np.where(even, total, busiest)
+    kind = np.full(len(sent), KINDS.index(_ALL_TO_ALL), dtype=np.intp)
+    counts = np.full(len(sent), ranks, dtype=np.intp)
+    return Messages(kind, counts, ranks * sent.max(axis=1), load, np.where(even, total, pairs))

@@ -1,0 +1,47 @@
+"""The step that stands for all plans of a model: built, asked and played once, under a plan that gives every rank tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._platforms.platform import Platform
+from steptime._shard.evaluate.stages import BACKWARD, FORWARD, Stages
+from steptime._sim.modelled.step import Calibration, modelled
+
+# On more ranks the tables of the step that stands for all are alike, so that all ranks run one program.
+_MOST_PROGRAMS = 8
+
+
+def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibration) -> Stages:
+    """The stages of a model's step on so many ranks."""
+    like = model if ranks <= min(_MOST_PROGRAMS, len(model.tables)) else _alike(model, ranks)
+    built = dlrm_workload(like, ranks, {table.name: place % ranks for place, table in enumerate(like.tables)})
+    step = modelled(built.workload, platform, lookups=built.lookups)
+    found, _ = step.steady(calibration)
+    # A rank whose tables look nothing up has nothing to update either.
+    most = max(len({FORWARD, BACKWARD} & set(one.groups)) for one in step.programs)
+    place = next(at for at, one in enumerate(step.programs) if len({FORWARD, BACKWARD} & set(one.groups)) == most)
+    one = step.programs[place]
+    own = one.program.collectives
+    alone = [
+        estimate.time_ns
+        * calibration.wire_factor(collective.kind, max(collective.bytes_in, collective.bytes_out), estimate.time_ns)
+        for estimate, collective in zip(one.estimates[len(one.estimates) - len(own) :], own, strict=True)
+        if collective.kind == "all_to_all"
+    ]
+    return Stages.of(one, found.timeline.cohorts[place], alone, float(found.period_ns[0]))
+
+
+def _alike(model: Dlrm, ranks: int) -> Dlrm:
+    """As many tables on every rank, all like the one in the middle, with as many columns in all but for rounding."""
+    each = max(1, round(len(model.tables) / ranks))
+    dims = np.array([table.dim for table in model.tables])
+    dim = int(dims[0]) if model.interaction == "dot" else max(1, round(float(dims.sum()) / (each * ranks)))
+    looked_up = [table for table in model.tables if table.pooling_factor > 0] or model.tables
+    lookups = sorted(looked_up, key=lambda table: table.pooling_factor * table.dim)
+    middle = replace(lookups[len(lookups) // 2], dim=dim)
+    return replace(model, tables=tuple(replace(middle, name=f"like{place}") for place in range(each * ranks)))

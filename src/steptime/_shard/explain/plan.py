@@ -1,0 +1,87 @@
+"""`Evaluated`: one plan on its platform: what its ranks do and hold, and how sure its step is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._platforms.platform import Platform
+from steptime._shard.evaluate.divided import DividedEvaluator
+from steptime._shard.evaluate.evaluator import Evaluation
+from steptime._shard.plan.kinds import MixedPlan
+from steptime._shard.task.memory import memory_of, rank_limit
+from steptime._shard.task.task import Task
+from steptime._sim.modelled.prediction import predict_on
+from steptime._sim.modelled.step import UNCALIBRATED, Calibration
+
+# Of what is put together from pieces and was never measured, either way.
+_ANALYTIC_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """What one rank has to do and to hold under a plan."""
+
+    rank: int
+    shards: int
+    columns: int
+    lookups: float  # a step
+    forward_ns: float
+    backward_ns: float
+    exchange_ns: float
+    waiting_ns: float
+    used_bytes: int
+    limit_bytes: int
+
+
+class Evaluated:
+    """One plan on its platform, with its shards' model."""
+
+    def __init__(self, task: Task, platform: Platform, plan: MixedPlan, calibration: Calibration = UNCALIBRATED) -> None:
+        self.task, self.platform, self.plan, self._calibration = task, platform, plan, calibration
+        self.division, owners = plan.divided(task.tables)
+        self.rank_of = np.array(owners, dtype=np.intp)
+        self._divided = DividedEvaluator.of(task.model, self.division, platform, task.ranks, calibration)
+        self.model, self.added_ns = self._divided.model, self._divided.added_ns
+
+    def evaluate(self, plans: npt.NDArray[np.intp]) -> Evaluation:
+        """Other plans of the same shards."""
+        return self._divided.evaluate(plans)
+
+    def loads(self) -> list[RankLoad]:
+        """What every rank does."""
+        found, task = self.evaluate(self.rank_of[None, :]), self.task
+        limit, outside = rank_limit(self.platform.device.limits, task.ranks, task.constraints.memory_bytes)
+        memory = memory_of(task.model, self.division, task.ranks, limit, outside)
+        used = memory.used(self.rank_of, task.ranks)
+        shards = self.model.tables
+        return [
+            RankLoad(
+                rank=rank,
+                shards=int((self.rank_of == rank).sum()),
+                columns=sum(shards[place].dim for place in np.flatnonzero(self.rank_of == rank)),
+                lookups=sum(task.model.batch * shards[place].pooling_factor for place in np.flatnonzero(self.rank_of == rank)),
+                forward_ns=float(found.forward_ns[0, rank]),
+                backward_ns=float(found.backward_ns[0, rank]),
+                exchange_ns=float(found.exchange_ns[0, rank]),
+                waiting_ns=float(found.waiting_ns[0, rank]),
+                used_bytes=int(used[rank]),
+                limit_bytes=memory.limit,
+            )
+            for rank in range(task.ranks)
+        ]
+
+    def interval(self) -> tuple[tuple[float, float], str, tuple[str, ...]]:
+        """As factors of the step, what bounds it in words, and what to doubt."""
+        names = [table.name for table in self.model.tables]
+        plan = dict(zip(names, self.rank_of.tolist(), strict=True))
+        built = dlrm_workload(self.model, self.task.ranks, plan)
+        found = predict_on(built.workload, self.platform, lookups=built.lookups, calibration=self._calibration)
+        step = found.step_time_ms * 1e6
+        low, high = (edge * 1e6 for edge in found.interval_ms)
+        whole = step + self.added_ns
+        factors = ((low + self.added_ns / _ANALYTIC_FACTOR) / whole, (high + self.added_ns * _ANALYTIC_FACTOR) / whole)
+        return factors, found.bound_by, found.warnings

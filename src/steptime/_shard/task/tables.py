@@ -1,0 +1,167 @@
+"""Tasks from lists of tables alone: a CSV, or the tables of a TorchRec `EmbeddingBagCollection`. What they leave open is said.
+
+The dense layers, the batch and often the lookups are not in such lists. The layers are those of the DLRM that Meta published
+for Criteo's data (facebookresearch/dlrm, bench/dlrm_s_criteo_kaggle.sh: 13-512-256-64-16 and 512-256-1), whose vectors stand
+side by side here, for dims may differ. A pooling factor is 1, as TorchRec's planner takes it (POOLING_FACTOR in
+torchrec/distributed/planner/constants.py), and rows are looked up evenly, which is what costs most. What that could cost is
+found by asking again with lookups spread as those of production tables are (docs/lookups.md).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from steptime._build.config_values import Values
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._lookups.generators import MOST_ROWS, Generator
+from steptime._lookups.populations import PRODUCTION_2021
+from steptime._shard.task.task import Doubt, Task
+from steptime.errors import InputError
+
+SAMPLES_PER_RANK = 2048
+_DENSE_FEATURES, _BOTTOM, _TOP = 13, (512, 256, 64, 16), (512, 256, 1)
+_POOLING = 1.0
+
+_REQUIRED = ("name", "rows", "dim")
+_SKEW = {"kind": str, "alpha": float, "shift": float, "lengths": str, "locality": float}
+_COLUMNS = (*_REQUIRED, "pooling_factor", *_SKEW)
+# Of torchrec.modules.embedding_configs.EmbeddingBagConfig (1.8.0), and the pooling factor, which is ours.
+_BAG_KEYS = (
+    "name", "num_embeddings", "embedding_dim", "feature_names", "data_type", "pooling", "pooling_factor", "weight_init_max",
+    "weight_init_min", "num_embeddings_post_pruning", "init_fn", "need_pos", "input_dim", "total_num_buckets",
+    "use_virtual_table", "virtual_table_eviction_policy", "enable_embedding_update",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A table and what its list left open."""
+
+    table: Table
+    no_pooling: bool
+    no_skew: bool
+
+
+def listed_tables(text: str, where: str, ranks: int, batch: int | None) -> Task:
+    """The task of a CSV with a head: name, rows, dim, and perhaps pooling_factor, kind, alpha, shift, lengths, locality."""
+    rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+    if len(rows) < 2:
+        raise InputError(f"{where}: {len(rows)} lines; expected a head ({', '.join(_COLUMNS)}) and a line for every table")
+    head = [name.strip() for name in rows[0]]
+    for name in head:
+        if name not in _COLUMNS or head.count(name) > 1:
+            near = get_close_matches(name, _COLUMNS, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(_COLUMNS)}, each once"
+            raise InputError(f"{where}: column {name!r}; {meant}")
+    missing = next((name for name in _REQUIRED if name not in head), None)
+    if missing is not None:
+        raise InputError(f"{where}: no column {missing!r}; expected {', '.join(_REQUIRED)} and perhaps more")
+    listed: list[_Listed] = []
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(head):
+            raise InputError(f"{where}, line {number}: {len(row)} values; expected {len(head)}, as in its head")
+        cells = {name: cell.strip() for name, cell in zip(head, row, strict=True) if cell.strip()}
+        listed.append(_of_cells(cells, len(listed), f"{where}, line {number}"))
+    return _task(listed, where, ranks, batch, ())
+
+
+def _of_cells(cells: Mapping[str, str], place: int, where: str) -> _Listed:
+    values: dict[str, Any] = dict(cells)
+    kinds = {"rows": int, "dim": int, "pooling_factor": float, **_SKEW}
+    for name, kind in kinds.items():
+        if name in cells:
+            try:
+                values[name] = kind(cells[name].replace("_", ""))
+            except ValueError:
+                raise InputError(f"{where}: {name} is {cells[name]!r}; expected a number") from None
+    return _listed(Values(values, where), {key: values[key] for key in _SKEW if key in values}, place)
+
+
+def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, ranks: int, batch: int | None) -> Task:
+    """The task of an EmbeddingBagCollection's tables: name, num_embeddings, embedding_dim, feature_names."""
+    listed, notes = [], []
+    for place, table in enumerate(tables):
+        at = f"{where}, tables[{place}]"
+        given = Values(table, at)
+        given.only(_BAG_KEYS)
+        given.required(("name", "num_embeddings", "embedding_dim"))
+        values = {"name": table["name"], "rows": table["num_embeddings"], "dim": table["embedding_dim"]}
+        features = table.get("feature_names") or [table["name"]]
+        if not isinstance(features, list):
+            raise given.wrong("feature_names", "a list of names")
+        if "pooling_factor" in table:
+            values["pooling_factor"] = table["pooling_factor"]
+        one = _listed(Values(values, at), {}, place)
+        if len(features) > 1:
+            more = replace(one.table.generator, pooling=one.table.pooling_factor * len(features))
+            one = replace(one, table=replace(one.table, generator=more))
+            notes.append(
+                f"table {one.table.name!r} serves {len(features)} features: their lookups are counted, their vectors as one, "
+                f"so that what it sends is {len(features)} times what is predicted"
+            )
+        if table.get("data_type", "FP32") not in ("FP32", "DataType.FP32"):
+            notes.append(
+                f"table {one.table.name!r} has data_type {table['data_type']}: taken as fp32, with more bytes than it has"
+            )
+        listed.append(one)
+    return _task(listed, where, ranks, batch, tuple(notes))
+
+
+def _listed(given: Values, skew: dict[str, Any], place: int) -> _Listed:
+    given.required(_REQUIRED)
+    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1)
+    if dim % 4:
+        raise given.wrong("dim", "a multiple of 4, as table-batched lookups have it")
+    pooling = given.number("pooling_factor", 0.0) if "pooling_factor" in given.values else _POOLING
+    try:
+        generator = Generator(rows=rows, pooling=pooling, seed=place, **skew)
+    except InputError as error:
+        raise InputError(f"{given.where}: {str(error).partition(': ')[2]}") from None
+    return _Listed(Table(name, dim, generator), "pooling_factor" not in given.values, "kind" not in skew)
+
+
+def _task(listed: Sequence[_Listed], where: str, ranks: int, batch: int | None, notes: tuple[str, ...]) -> Task:
+    tables = tuple(one.table for one in listed)
+    samples = SAMPLES_PER_RANK * ranks if batch is None else batch
+    model = Dlrm(Path(where).stem, samples, _DENSE_FEATURES, _BOTTOM, _TOP, tables, interaction="cat")
+    layers = f"dense layers {_DENSE_FEATURES}-{'-'.join(map(str, _BOTTOM))} and {'-'.join(map(str, _TOP))}"
+    said = [f"{layers}, optimizer sgd: not in the list, taken from Meta's DLRM for Criteo; a config (.toml) says your own"]
+    if batch is None:
+        said.append(f"a batch of {samples} ({SAMPLES_PER_RANK} samples a rank): not in the list; give yours with --batch")
+    return Task(model, ranks, notes=(*said, *notes), doubts=tuple(_doubts(listed, model)))
+
+
+def _doubts(listed: Sequence[_Listed], model: Dlrm) -> list[Doubt]:
+    open_ones = [one for one in listed if one.no_pooling or one.no_skew]
+    if not open_ones:
+        return []
+    no_pooling = sum(one.no_pooling for one in listed)
+    no_skew = sum(one.no_skew for one in listed)
+    parts = (
+        [f"{no_pooling} tables without a pooling factor are taken to have {_POOLING:g} lookup a sample"] if no_pooling else []
+    )
+    parts += [f"{no_skew} tables without a skew are taken to be looked up evenly"] if no_skew else []
+    said = f"{' and '.join(parts)} (first: {open_ones[0].table.name!r})"
+    tables = tuple(_otherwise(one, place) for place, one in enumerate(listed))
+    return [Doubt(said, "spread as those of production tables are", replace(model, tables=tables))]
+
+
+def _otherwise(one: _Listed, place: int) -> Table:
+    """The table with what was left open drawn from a population."""
+    if not (one.no_pooling or one.no_skew):
+        return one.table
+    draws = Random(place)
+    drawn = PRODUCTION_2021.table([draws.random() for _ in range(4)])
+    found = one.table.generator
+    if one.no_pooling:
+        found = replace(found, pooling=drawn.pooling)
+    if one.no_skew:
+        found = replace(found, kind=drawn.kind, alpha=drawn.alpha, shift=drawn.shift)
+    return replace(one.table, generator=found)

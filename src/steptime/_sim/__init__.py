@@ -1,0 +1,24 @@
+"""Plays the programs of all ranks: when everything starts and ends, how long a step takes, and why."""
+
+from steptime._program.launch_queue import QUEUE_DEPTH
+from steptime._sim.core.simulate import simulate
+from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.timeline import CohortTimeline, Timeline
+from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
+from steptime._sim.explain.critical_path import PathSegment, critical_path
+from steptime._units import LONG_AGO
+
+__all__ = [
+    "LONG_AGO",
+    "QUEUE_DEPTH",
+    "Cohort",
+    "CohortTimeline",
+    "Nanoseconds",
+    "PathSegment",
+    "Steady",
+    "Timeline",
+    "Timing",
+    "critical_path",
+    "simulate",
+    "steady",
+]

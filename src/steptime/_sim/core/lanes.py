@@ -1,0 +1,151 @@
+"""Plays a stretch of one lane for all ranks and scenarios at once: the max-plus recurrence of the simulator.
+
+Along a lane, with `before` the least distance to the node before and `own` the node's own time,
+
+    end[i] = max(end[i - 1] + before[i], waited[i]) + own[i],    waited[i] = max over edges of (end[source] + lag).
+
+With P the running sum of before + own this is end[i] = P[i] + max(end[-1], max over j <= i of (waited[j] + own[j] - P[j])):
+sums and running maxima only, so a stretch needs a handful of array operations whatever its length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._sim.core.compile import FROM_START, EdgeKind, LaneGraph
+from steptime._sim.core.timing import Nanoseconds, Timing
+from steptime._units import LONG_AGO
+
+Rows = npt.NDArray[np.int64]
+
+# From this many ranks x scenarios on, node by node over rows that stay in the cache beats passes over the whole stretch.
+WIDE = 384
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Edges of one kind into a stretch, at most one per node."""
+
+    kind: EdgeKind
+    node: Rows | None  # place in the stretch; None: every node has one
+    source: Rows | slice
+    table_row: Rows | slice  # whose timing gives the lag
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Nodes `first` to `stop` (row numbers) of one lane, with the edges into them."""
+
+    host: bool
+    first: int
+    stop: int
+    opens_lane: bool  # holds the first node of its lane
+    half: int  # row of the last node's first half where only that half is played, else -1
+    table_row: Rows | slice
+    layers: tuple[Layer, ...]
+
+
+def stretch(graph: LaneGraph, lane: int, first: int, stop: int, half: int) -> Stretch:
+    """Cut the nodes `first` to `stop` out of a lane."""
+    low, high = int(graph.edge_start[first]), int(graph.edge_start[stop])
+    node = np.repeat(np.arange(first, stop), np.diff(graph.edge_start[first : stop + 1])) - first
+    kind, source = graph.edge_kind[low:high], graph.edge_source[low:high]
+    table_row = graph.table_row[first:stop]
+    layers: list[Layer] = []
+    for each in EdgeKind:
+        chosen = np.flatnonzero(kind == each)
+        while len(chosen):
+            _, once = np.unique(node[chosen], return_index=True)
+            picked = chosen[once]
+            everywhere = len(picked) == stop - first
+            rows = graph.table_row[source[picked]] if each in FROM_START else table_row[node[picked]]
+            layers.append(Layer(each, None if everywhere else node[picked], _compact(source[picked]), _compact(rows)))
+            chosen = np.delete(chosen, once)
+    opens = first == graph.opening[lane] + 1
+    return Stretch(lane < graph.threads, first, stop, bool(opens), half, _compact(table_row), tuple(layers))
+
+
+def _compact(rows: Rows) -> Rows | slice:
+    """The rows as a slice where they are consecutive, so that reading them copies nothing."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def play(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, *, continued: bool) -> None:
+    """Write the ends of a stretch into `ends` (row, rank, scenario). `continued`: the stream ran work before the window."""
+    if ends[0].size >= WIDE:
+        _play_wide(part, graph, timing, ends, continued)
+    else:
+        _play_narrow(part, timing, ends, continued)
+    if part.half >= 0:
+        ends[part.half] = ends[part.stop - 1]
+
+
+def _play_narrow(part: Stretch, timing: Timing, ends: Nanoseconds, continued: bool) -> None:
+    before = (timing.gap_ns if part.host else timing.spacing_ns)[part.table_row]
+    own = (timing.call_ns if part.host else timing.duration_ns)[part.table_row]
+    if part.opens_lane and not part.host and not continued:
+        before = before.copy()
+        before[0] = 0
+    if part.half >= 0:
+        own = own.copy()
+        own[-1] = 0
+    total = np.cumsum(before + own, axis=0)
+    front, out = ends[part.first - 1], ends[part.first : part.stop]
+    if not part.layers:
+        np.add(total, front, out=out)
+        return
+    waited = np.full(out.shape, LONG_AGO, dtype=np.int64)
+    for layer in part.layers:
+        reached = ends[layer.source] + _lag(layer.kind, timing, layer.table_row)
+        if layer.node is None:
+            np.maximum(waited, reached, out=waited)
+        else:
+            waited[layer.node] = np.maximum(waited[layer.node], reached)
+    waited += own - total
+    np.maximum.accumulate(waited, axis=0, out=waited)
+    np.maximum(waited, front, out=waited)
+    np.add(waited, total, out=out)
+
+
+def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, continued: bool) -> None:
+    before = timing.gap_ns if part.host else timing.spacing_ns
+    own = timing.call_ns if part.host else timing.duration_ns
+    starts = graph.edge_start[part.first : part.stop + 1].tolist()
+    reached = np.empty_like(ends[0])
+    for i, row in enumerate(graph.table_row[part.first : part.stop].tolist()):
+        end = ends[part.first + i]
+        if i == 0 and part.opens_lane and not part.host and not continued:
+            end[...] = ends[part.first - 1]
+        else:
+            np.add(ends[part.first + i - 1], before[row], out=end)
+        for edge in range(starts[i], starts[i + 1]):
+            kind = int(graph.edge_kind[edge])
+            source = ends[int(graph.edge_source[edge])]
+            if kind in (EdgeKind.ARRIVAL, EdgeKind.QUEUE_ARRIVAL):
+                np.maximum(end, source, out=end)
+            else:
+                lagging = int(graph.table_row[graph.edge_source[edge]]) if kind in FROM_START else row
+                np.add(source, _lag(kind, timing, lagging), out=reached)
+                np.maximum(end, reached, out=end)
+        if part.half < 0 or part.first + i < part.stop - 1:
+            np.add(end, own[row], out=end)
+
+
+def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | int:
+    """How long after its source an edge lets the node's own time begin. The row is the node's; from a start, the source's."""
+    if kind == EdgeKind.LAUNCH:
+        return timing.latency_ns[row]
+    if kind == EdgeKind.WAIT:
+        return timing.release_ns[row]
+    if kind == EdgeKind.HAND_OVER:
+        return timing.gap_ns[row]
+    if kind == EdgeKind.SYNC:
+        return timing.return_ns[row] - timing.call_ns[row]
+    if kind in FROM_START:
+        return -timing.duration_ns[row]
+    return 0

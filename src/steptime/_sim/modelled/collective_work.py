@@ -1,0 +1,169 @@
+"""How long the collectives of a workload take by themselves, by the models of a fabric: from the last arrival to the end.
+
+An uneven exchange is known by what every rank sends: ranks that meet say it together, each for itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.collectives.message import KINDS, Message
+from steptime._models.estimate import Estimate, Source
+from steptime._platforms.fabric import Fabric
+from steptime._program.program import Collective, Program
+from steptime._program.workload import Workload
+
+Column = npt.NDArray[np.float64]
+
+# What takes about as long as another kind of as many bytes, where a fabric's tables lack it: a broadcast and a reduce move what
+# an all_gather and a reduce_scatter do, a barrier is an all_reduce of next to nothing, nothing moves more than an all_reduce.
+_ALIKE: Mapping[str, tuple[str, ...]] = {
+    "broadcast": ("broadcast", "all_gather", "all_reduce"),
+    "reduce": ("reduce", "reduce_scatter", "all_reduce"),
+    "scatter": ("broadcast", "all_gather", "all_reduce"),
+    "gather": ("broadcast", "all_gather", "all_reduce"),
+    "send": ("send_recv", "all_to_all", "all_reduce"),
+    "recv": ("send_recv", "all_to_all", "all_reduce"),
+    "barrier": ("barrier", "all_reduce"),
+    "unknown": ("all_reduce",),
+}
+_BARRIER_BYTES = 4
+# A kind that stands for another: known to a factor.
+_STAND_IN_FACTOR = 2.0
+NOTHING = Estimate(0.0, 0.0, 0.0, Source.ANALYTIC, inside=True)
+
+
+@dataclass(frozen=True)
+class CollectiveWork:
+    """By rank that owns a program, the estimate of each of its collectives."""
+
+    estimates: Mapping[int, tuple[Estimate, ...]]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """What is known of a meeting: the call of one rank, who is there, and of an exchange what each of them calls."""
+
+    collective: Collective
+    members: tuple[int, ...]
+    calls: tuple[Collective | None, ...] = ()
+
+
+def collective_work(workload: Workload, fabric: Fabric | None) -> CollectiveWork:
+    """The collectives of all programs. Ranks that share a program take as long as its owner does: meshes are regular."""
+    asker = _Asker(workload, fabric)
+    found = {program.rank: asker.estimates(program) for program in workload.programs}
+    return CollectiveWork(found, tuple(asker.warnings))
+
+
+class _Asker:
+    """Asks a fabric about the collectives of a workload's programs, one lot of equal groups at a time."""
+
+    def __init__(self, workload: Workload, fabric: Fabric | None) -> None:
+        self._workload, self._fabric = workload, fabric
+        self._calls = {
+            program.rank: {(each.group, each.sequence): each for each in program.collectives if each.kind == "all_to_all"}
+            for program in workload.programs
+        }
+        self._known: dict[tuple[str, tuple[int, ...], Message], Estimate] = {}
+        self.warnings: list[str] = []
+
+    def estimates(self, program: Program) -> tuple[Estimate, ...]:
+        """Of every collective of a program; one of a single rank takes nothing."""
+        found = [NOTHING] * len(program.collectives)
+        lots: dict[tuple[str, tuple[int, ...]], list[tuple[int, Message, bool]]] = defaultdict(list)
+        for place, collective in enumerate(program.collectives):
+            members = self._workload.members(program.rank, collective)
+            if len(members) > 1:
+                kind, stand_in = self._kind(collective.kind)
+                message = _message(self._met(collective, members), kind)
+                lots[collective.group, members].append((place, message, stand_in))
+        for (group, members), asked in lots.items():
+            answers = self._answers(group, members, [message for _, message, _ in asked])
+            self._say_beyond(members, answers)
+            for place, message, stand_in in asked:
+                found[place] = _widened(answers[message]) if stand_in else answers[message]
+        return tuple(found)
+
+    def _met(self, collective: Collective, members: tuple[int, ...]) -> _Met:
+        if collective.kind != "all_to_all":
+            return _Met(collective, members)
+        owners = self._workload.owners or tuple(range(self._workload.world_size))
+        key = (collective.group, collective.sequence)
+        return _Met(collective, members, tuple(self._calls.get(owners[member], {}).get(key) for member in members))
+
+    def _answers(self, group: str, members: tuple[int, ...], messages: Sequence[Message]) -> dict[Message, Estimate]:
+        assert self._fabric is not None, "ranks that meet have a fabric: `Platform` sees to it"
+        new = [message for message in dict.fromkeys(messages) if (group, members, message) not in self._known]
+        if new:
+            beside = [some for some in self._workload.groups.get(group, ()) if some != members and len(some) > 1]
+            for message, answer in zip(new, self._fabric.estimates(new, members, beside), strict=True):
+                self._known[group, members, message] = answer
+        return {message: self._known[group, members, message] for message in messages}
+
+    def _say_beyond(self, members: tuple[int, ...], answers: Mapping[Message, Estimate]) -> None:
+        assert self._fabric is not None
+        name = self._fabric.limits.name
+        beyond = sorted({message.kind for message, answer in answers.items() if not answer.inside})
+        if not beyond:
+            return
+        if self._fabric.source is Source.ANALYTIC:
+            said = f"fabric {name} is from a data sheet: its collectives are known to a factor"
+        else:
+            said = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
+        self.warnings += [said] if said not in self.warnings else []
+
+    def _kind(self, kind: str) -> tuple[str, bool]:
+        """The kind to ask for, and whether it stands for another."""
+        assert self._fabric is not None
+        if kind in ("send", "recv") and self._fabric.knows("send_recv"):
+            return "send_recv", False
+        for one in _ALIKE.get(kind, (kind, "all_reduce")):
+            if one in KINDS and self._fabric.knows(one):
+                if one != kind:
+                    said = f"fabric {self._fabric.limits.name} was never measured on {kind}; {one} stands for it"
+                    self.warnings += [said] if said not in self.warnings else []
+                return one, one != kind
+        return "all_reduce", True
+
+
+def _widened(given: Estimate) -> Estimate:
+    """Of a kind that stands for another."""
+    low_ns, high_ns = given.low_ns / _STAND_IN_FACTOR, given.high_ns * _STAND_IN_FACTOR
+    return replace(given, low_ns=low_ns, high_ns=high_ns, source=Source.FALLBACK, inside=False)
+
+
+def _message(met: _Met, kind: str) -> Message:
+    collective, ranks = met.collective, len(met.members)
+    if kind == "all_to_all" and collective.kind == "all_to_all":
+        sent = _sent(met)
+        if np.ptp(sent * (1.0 - np.eye(ranks)) + np.eye(ranks) * sent.mean()) > 0:
+            whole = tuple(tuple(round(size) for size in row) for row in sent.tolist())
+            return Message(kind, ranks, max(map(sum, whole)), whole)
+    nbytes = _BARRIER_BYTES if collective.kind == "barrier" else max(collective.bytes_in, collective.bytes_out)
+    return Message(kind, ranks, nbytes)
+
+
+def _sent(met: _Met) -> Column:
+    """Bytes from rank to rank, [sender, receiver]; of ranks that say nothing, what those that receive from it say."""
+    ranks = len(met.members)
+    sent = np.full((ranks, ranks), np.nan)
+    known = [(place, call) for place, call in enumerate(met.calls) if call is not None]
+    for place, collective in known:
+        sent[place] = _parts(collective.in_splits, collective.bytes_in, ranks)
+    for place, collective in known:
+        taken = _parts(collective.out_splits, collective.bytes_out, ranks)
+        sent[:, place] = np.where(np.isnan(sent[:, place]), taken, sent[:, place])
+    return np.where(np.isnan(sent), np.nanmean(sent) if np.isfinite(sent).any() else 0.0, sent)
+
+
+def _parts(splits: Iterable[int], total: int, ranks: int) -> Column:
+    given = tuple(splits)
+    parts = np.array(given, dtype=np.float64) if len(given) == ranks else np.ones(ranks)
+    return parts * (total / max(float(parts.sum()), 1.0))

@@ -1,0 +1,193 @@
+"""What the ops of a program launch on a device and how long each launch takes there, by the device's models.
+
+Compute asks the kernel models and lookups the lookup models; an op of which neither knows anything moves its tensors at the
+speed of memory, as a labelled fallback. Nothing that launches is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime._build.dlrm.step_lookups import RankLookups
+from steptime._models.estimate import Estimate, Source
+from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
+from steptime._models.kernels.from_ops.arguments import on_device, tensors_in
+from steptime._models.kernels.question import LaunchTime, Question
+from steptime._models.kernels.work import precision_of
+from steptime._platforms.device import Device, KernelEstimate
+from steptime._program.one_step import OneStep, RecordedKernel
+from steptime._program.program import Program, Signature
+from steptime._sim.modelled.lookup_work import LookupWork, lookup_questions
+from steptime._units import dtype_bytes
+from steptime.errors import InputError
+
+# An op without a model: as of calls without a model, its time is known to a factor.
+_FALLBACK_FACTOR = 4.0
+_FALLBACK_FLOOR_NS = 2_000.0
+# Matrix products of these are cuBLAS's persistent kernels on Hopper, of which `overlap` knows that they bear company badly.
+_PERSISTENT_PRECISIONS = ("bfloat16", "float16")
+_MATRIX_PRODUCT, _PERSISTENT = "gemm", "nvjet gemm"
+
+
+@dataclass(frozen=True, slots=True)
+class OpWork:
+    """The launches of one op. `group` says which estimates err together: those of one model about one size."""
+
+    op: int
+    launches: tuple[LaunchTime, ...]
+    estimate: Estimate  # of all launches together
+    group: str
+    read_back: int = -1  # place of the launch of which the host waits for the end, to read a value
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """All launches of a program but its collectives, in order of their ops."""
+
+    works: tuple[OpWork, ...]
+    warnings: tuple[str, ...] = ()
+
+    def launches(self, ops: int) -> list[float]:
+        """How many launches each op makes itself."""
+        counts = np.zeros(ops)
+        for work in self.works:
+            counts[work.op] += len(work.launches)
+        found: list[float] = counts.tolist()
+        return found
+
+
+def device_work(
+    steps: Sequence[OneStep], device: Device, lookups: Mapping[int, RankLookups] | None = None, *, strict: bool = False
+) -> list[DeviceWork]:
+    """The launches of each program on a device; `lookups` say what ranks look up. All programs ask together.
+
+    Kernels that were recorded of ops that no model knows (compiled ones, a user's own) keep their recorded time.
+    """
+    programs = [each.program for each in steps]
+    issued = [questions_of(program, cached_bytes=device.cached_bytes) for program in programs]
+    asked = [work.question for works in issued for work in works if work.question is not None]
+    answers = iter(device.estimates(asked, strict=strict))
+    tables = [
+        lookup_questions(program, [work for work in works if work.kind == LOOKUP], (lookups or {}).get(program.rank))
+        for program, works in zip(programs, issued, strict=True)
+    ]
+    every = [lookup for one in tables for lookup in one.asked]
+    looked_up = iter(device.lookup_estimates(every, strict=strict) if every else ())
+    found = []
+    for step, works, rank_tables in zip(steps, issued, tables, strict=True):
+        program = step.program
+        compute = [_compute(work, next(answers)) for work in works if work.kind == COMPUTE]
+        kept = _kept(step, {work.op for work in works if work.kind != UNKNOWN}, device)
+        known = {work.op for work in kept}
+        unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN and work.op not in known]
+        if strict and unknown:
+            raise InputError(
+                f"{program.names[int(program.ops.name[unknown[0].op])]} has no model on {device.limits.name} (rank "
+                f"{program.rank}, {len(unknown)} such calls); drop --strict to take it as moving its tensors once"
+            )
+        tables_work = rank_tables.work([next(looked_up) for _ in rank_tables.asked], device)
+        found.append(_together(program, compute + kept, unknown, tables_work, _said(step, kept)))
+    return found
+
+
+# A profiler makes kernels a few percent longer than they are, seldom shorter.
+_SAME_DEVICE = (0.9, 1.02)
+# Of kernels recorded on another device nothing more is known than how long they took there.
+_OTHER_DEVICE = (1.0 / _FALLBACK_FACTOR, _FALLBACK_FACTOR)
+
+
+def _kept(step: OneStep, answered: set[int], device: Device) -> list[OpWork]:
+    """Recorded kernels of ops that nothing answers, nor anything around them: measured on this device, else a guess."""
+    here = device.limits.whole.split("-", maxsplit=1)[0].upper() in step.program.device_name.upper()
+    low, high = _SAME_DEVICE if here else _OTHER_DEVICE
+    source = Source.MEASURED if here else Source.FALLBACK
+    parents = step.program.ops.parent
+    by_op: dict[int, list[RecordedKernel]] = defaultdict(list)
+    for kernel in step.kernels:
+        at = kernel.op
+        while at >= 0 and (kernel.outside or at not in answered):
+            at = int(parents[at])
+        if at < 0 <= kernel.op:
+            by_op[kernel.op].append(kernel)
+    found = []
+    for op, kernels in sorted(by_op.items()):
+        time_ns = float(sum(kernel.time_ns for kernel in kernels))
+        launches = tuple(LaunchTime(kernel.name, float(kernel.time_ns)) for kernel in kernels)
+        estimate = Estimate(time_ns, low * time_ns, high * time_ns, source, inside=here)
+        # One recording, one profiler: they err together.
+        found.append(OpWork(op, launches, estimate, "recorded"))
+    return found
+
+
+def _said(step: OneStep, kept: Sequence[OpWork]) -> list[str]:
+    if not kept:
+        return []
+    program = step.program
+    names = Counter(program.names[int(program.ops.name[work.op])] for work in kept)
+    most = ", ".join(f"{name} ({count})" for name, count in names.most_common(3))
+    where = f" on {program.device_name}" if program.device_name else ""
+    return [f"kernels of ops without a model keep the time they were recorded with{where}: {most}"]
+
+
+def _together(
+    program: Program, compute: list[OpWork], unknown: list[OpWork], lookups: LookupWork, said: Sequence[str]
+) -> DeviceWork:
+    tables = [
+        OpWork(one.op, one.launches, one.estimate, f"lookup {one.direction}", one.read_back)
+        for one in lookups.ops
+        if one.launches
+    ]
+    warnings = [*lookups.warnings, *said]
+    if unknown:
+        names = Counter(program.names[int(program.ops.name[work.op])] for work in unknown)
+        most = ", ".join(f"{name} ({count})" for name, count in names.most_common(5))
+        warnings.append(f"no model knows {most}: taken as moving their tensors once at the speed of memory")
+    return DeviceWork(tuple(sorted([*compute, *unknown, *tables], key=lambda work: work.op)), tuple(warnings))
+
+
+def _compute(work: IssuedWork, answer: KernelEstimate) -> OpWork:
+    question = work.question
+    assert question is not None
+    launches = tuple(LaunchTime(_named(launch, question), launch.time_ns * work.moved) for launch in answer.launches)
+    given, moved = answer.estimate, work.moved
+    estimate = Estimate(given.time_ns * moved, given.low_ns * moved, given.high_ns * moved, given.source, given.inside)
+    read_back = len(launches) - 1 if _reads_back(work.name) else -1
+    group = f"{answer.family} {_size_class(given.time_ns)} {question.call.op}"
+    return OpWork(work.op, launches, estimate, group, read_back)
+
+
+def _named(launch: LaunchTime, question: Question) -> str:
+    if launch.kernel == _MATRIX_PRODUCT and precision_of(question.call, question.tf32) in _PERSISTENT_PRECISIONS:
+        return _PERSISTENT
+    return launch.kernel
+
+
+def _size_class(time_ns: float) -> int:
+    """Calls within a factor of two err alike."""
+    return int(np.log2(max(time_ns, 1.0)))
+
+
+def _reads_back(name: str) -> bool:
+    """Whether the host waits until the value is there."""
+    return name in ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+
+
+def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:
+    nbytes = sum(_nbytes(signature) for signature in _signatures(program, work.op))
+    time_ns = _FALLBACK_FLOOR_NS + device.limits.roofline_ns(0.0, float(nbytes), "float32")
+    estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
+    return OpWork(work.op, (LaunchTime(work.name, time_ns),), estimate, f"unknown {work.name}")
+
+
+def _signatures(program: Program, op: int) -> Sequence[Signature]:
+    number = int(program.ops.signature[op])
+    return (program.signatures[number],) if number >= 0 else ()
+
+
+def _nbytes(signature: Signature) -> int:
+    tensors = [*tensors_in(signature.inputs), *tensors_in(signature.outputs)]
+    return sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors if on_device(tensor))

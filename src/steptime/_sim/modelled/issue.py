@@ -1,0 +1,338 @@
+"""From ops to what the CUDA API sees: the calls that the host makes for a program, the works they enqueue, and when.
+
+The host's pieces of time (`host_columns`) are gone through in order. A piece's CPU work is the gap before its launches, between
+them and after them; what is left over is the gap before the next call of the same thread. Compute goes to one stream, the
+collectives of each group to one of their own: their stream waits for what compute has enqueued so far, and compute waits for a
+collective where `tensor_waits` finds that somebody needs it. FSDP gathers parameters ahead of compute: what happens within its
+`all_gather` has streams of its own and waits for the copy out of the gather before, as recorded steps show
+(examples/gpt_fsdp2_small). The main thread sleeps while the backward thread works.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.estimate import Estimate
+from steptime._models.host.columns import HostColumns, Piece
+from steptime._models.host.speed import Speed
+from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, WorkKind, Works
+from steptime._program.tensor_waits import tensor_waits
+from steptime._sim.core.timing import Timing
+from steptime._sim.modelled.device_work import DeviceWork, OpWork
+from steptime._sim.modelled.dispatch import Dispatch
+from steptime._units import LONG_AGO
+
+Floats = npt.NDArray[np.float64]
+
+_COMPUTE = 0
+_LAUNCH, _WAIT, _HOST = "cudaLaunchKernel", "cudaStreamWaitEvent", "host"
+# Pieces that launch what the ops within them do; all others are CPU work before them.
+_LAUNCHING = frozenset((
+    Piece.OP, Piece.OWN_LAUNCHES, Piece.OPTIMIZER_STEP, Piece.ZERO_GRAD, Piece.DDP_GRADIENT, Piece.DDP_BUCKET, Piece.DDP_COPY,
+    Piece.COLLECTIVE,
+))  # fmt: skip
+# FSDP's frame around a gather with its copy in, "FSDP::all_gather" or "FSDP::all_gather (name)", and around its copy out.
+_GATHER = re.compile(r"FSDP::all_gather(?: .*)?")
+_COPY_OUT = "FSDP::all_gather_copy_out"
+_AHEAD = "ahead"  # the stream of copies in
+_COPIES, _MEMSETS = ("Memcpy", "copy"), ("Memset", "memset")
+
+
+@dataclass(frozen=True, eq=False)
+class Issued:
+    """A program with its calls and works, and what each of them costs, host time at speed 1."""
+
+    program: Program
+    gap_cpu_ns: Floats  # per call
+    call_cpu_ns: Floats  # per call: of a piece measured with its launches as a whole, nothing
+    call_launch_ns: Floats  # per call
+    estimate: tuple[int, ...]  # per work: place in `estimates`
+    share: Floats  # per work: of its estimate, how much it is
+    estimates: tuple[Estimate, ...]
+    groups: tuple[str, ...]  # per estimate: which err together
+    warnings: tuple[str, ...] = ()
+
+    def timing(self, speed: Speed, dispatch: Dispatch, factors: Floats | None = None) -> Timing:
+        """With the host at this speed; `factors` (estimate, scenario) multiply durations."""
+        return _timing(self, speed, dispatch, factors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """One work to be enqueued; `collective` is its place in Program.collectives or -1."""
+
+    op: int
+    kernel: str
+    estimate: int
+    share: float
+    collective: int = -1
+    blocking: bool = False
+    ahead: bool = False  # within a gather that goes ahead of compute
+
+
+class _Issuer:
+    def __init__(self, program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> None:
+        self._program, self._host = program, host
+        self._names: dict[str, int] = {name: row for row, name in enumerate(program.names)}
+        self._calls: list[tuple[int, ...]] = []
+        self._works: list[tuple[int, ...]] = []
+        self._gap: list[float] = []
+        self._launch_ns: list[float] = []
+        self._estimate: list[int] = []
+        self._share: list[float] = []
+        self._pending: dict[int, float] = defaultdict(float)  # per thread: CPU work since its last call
+        self._last = -1  # the call before, of any thread
+        self._last_op: dict[int, int] = {}  # per thread: the op it spent time on last
+        self._compute_work = -1
+        self._ahead_work = -1
+        self._copied_out = -1  # the last copy out of a gather, or what came before the step's first gather
+        self._frames = self._framed()
+        self._work_of: dict[int, int] = {}  # collective -> its work
+        self._waited: set[int] = set()
+        self._streams: dict[str, int] = {}
+        self._estimates: list[Estimate] = [work.estimate for work in device.works] + list(wire)
+        self._groups = [work.group for work in device.works]
+        self._groups += [f"collective {each.kind}" for each in program.collectives]
+        self._launches = self._by_piece(device.works)
+        self._needs = self._by_need()
+        roles = [thread.role for thread in program.threads]
+        self._main = roles.index("main") if "main" in roles else 0
+        self._turns = {row for row, role in enumerate(roles) if role in ("main", "backward")}
+
+    def _framed(self) -> dict[int, bool]:
+        """Rows of ops within FSDP's frames: whether they are of a gather (else of its copy out)."""
+        names = self._program.names
+        marked = {row: bool(_GATHER.fullmatch(name)) for row, name in enumerate(names) if name.startswith("FSDP::all_gather")}
+        if not marked:
+            return {}
+        found: dict[int, bool] = {}
+        for row, (name, parent) in enumerate(
+            zip(self._program.ops.name.tolist(), self._program.ops.parent.tolist(), strict=True)
+        ):
+            if name in marked:
+                found[row] = marked[name]
+            elif parent in found:
+                found[row] = found[parent]
+        return found
+
+    def _by_piece(self, works: Sequence[OpWork]) -> dict[int, list[_Launch]]:
+        """Per piece, what is enqueued in it: works of the op it stands for and of all ops within."""
+        covering: dict[int, int] = {}
+        for place, (piece, row) in enumerate(zip(self._host.piece.tolist(), self._host.op.tolist(), strict=True)):
+            if Piece(piece) in _LAUNCHING:
+                covering[row] = place
+        found: dict[int, list[_Launch]] = defaultdict(list)
+        for number, work in enumerate(works):
+            total = sum(launch.time_ns for launch in work.launches)
+            piece = self._covering(work.op, covering)
+            for place, launch in enumerate(work.launches):
+                share = launch.time_ns / total if total else 1.0 / len(work.launches)
+                back, ahead = place == work.read_back, self._frames.get(work.op, False)
+                found[piece].append(_Launch(work.op, launch.kernel, number, share, blocking=back, ahead=ahead))
+        program = self._program
+        for row in np.flatnonzero(program.works.kind == WorkKind.COLLECTIVE).tolist():
+            op, collective = int(program.calls.op[program.works.call[row]]), int(program.works.collective[row])
+            name = program.names[int(program.works.name[row])]
+            one = _Launch(op, name, len(works) + collective, 1.0, collective, ahead=self._frames.get(op, False))
+            found[self._covering(op, covering)].append(one)
+        for launches in found.values():
+            launches.sort(key=lambda launch: launch.op)
+        return found
+
+    def _covering(self, op: int, covering: Mapping[int, int]) -> int:
+        """The piece within which an op launches; where the host model has none, the last before it."""
+        at = op
+        while at >= 0:
+            if at in covering:
+                return covering[at]
+            at = int(self._program.ops.parent[at])
+        before = np.flatnonzero(self._host.op <= op)
+        return int(before[-1]) if len(before) else 0
+
+    def _by_need(self) -> list[tuple[int, int]]:
+        """(op, collective): from this op on compute waits for the collective, in order of ops."""
+        waits = tensor_waits(self._program)
+        return sorted((wait.needed_by, wait.collective) for wait in waits if wait.needed_by >= 0)
+
+    def issue(self) -> None:
+        """Everything, in order."""
+        host = self._host
+        step, needs = -1, 0
+        columns = zip(
+            host.op.tolist(), host.thread.tolist(), host.step.tolist(), host.before_ns.tolist(), host.between_ns.tolist(),
+            host.after_ns.tolist(), host.launch_ns.tolist(), strict=True,
+        )  # fmt: skip
+        for place, (op, thread, now, before, between, after, launch_ns) in enumerate(columns):
+            if now != step:
+                self._enter(now, step)
+                step = now
+            launches = self._launches.get(place, ())
+            needs = self._wait(thread, step, needs, op)
+            self._turn(thread, step)
+            self._pending[thread] += before
+            self._last_op[thread] = op
+            each = launch_ns / len(launches) if launches else 0.0
+            for number, launch in enumerate(launches):
+                if number:
+                    self._pending[thread] += between / (len(launches) - 1)
+                needs = self._wait(thread, step, needs, launch.op)
+                self._enqueue(thread, step, launch, each)
+            self._pending[thread] += after + (between if len(launches) < 2 else 0.0) + (0.0 if launches else launch_ns)
+        for op, collective in self._needs[needs:]:
+            self._await(self._main, step, op, collective)
+        self._enter(-1, step)
+
+    def _enter(self, step: int, left: int) -> None:
+        """The mark of a step's end and the next one's beginning, on the main thread."""
+        self._turn(self._main, left if left >= 0 else step)
+        if left >= 0:
+            self._call(CallKind.STEP_END, "ProfilerStep", self._main, -1, left)
+        if step >= 0:
+            self._copied_out = self._compute_work
+            self._call(CallKind.STEP_BEGIN, "ProfilerStep", self._main, -1, step)
+
+    def _turn(self, thread: int, step: int) -> None:
+        """Ends the turn of the thread before: what it still has to do comes before the other begins."""
+        previous = self._calls[self._last][2] if self._last >= 0 else thread
+        if previous == thread or not {previous, thread} <= self._turns:
+            return
+        if self._pending[previous]:
+            self._call(CallKind.HOST, _HOST, previous, self._last_op.get(previous, -1), step)
+        # The other thread's next call names the last one of this thread.
+
+    def _wait(self, thread: int, step: int, needs: int, op: int) -> int:
+        """Makes compute wait for all collectives that ops up to this one need; how many of `_needs` are done."""
+        while needs < len(self._needs) and self._needs[needs][0] <= op:
+            self._await(thread, step, *self._needs[needs])
+            needs += 1
+        return needs
+
+    def _await(self, thread: int, step: int, op: int, collective: int) -> None:
+        if collective in self._work_of and collective not in self._waited:
+            self._waited.add(collective)
+            self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, step, stream=_COMPUTE, awaits=self._work_of[collective])
+
+    def _enqueue(self, thread: int, step: int, launch: _Launch, launch_ns: float) -> None:
+        if launch.collective >= 0:
+            stream = self._stream(f"{self._program.collectives[launch.collective].group} {launch.ahead}")
+            before = self._ahead_work if launch.ahead and self._ahead_work >= 0 else self._compute_work
+            self._order(thread, step, launch.op, stream, before)
+            kind, nbytes = WorkKind.COLLECTIVE, 0
+        else:
+            stream, nbytes = _COMPUTE, 0
+            if launch.ahead:
+                stream = self._stream(_AHEAD)
+                self._order(thread, step, launch.op, stream, self._copied_out if self._copied_out >= 0 else self._compute_work)
+            kind = (
+                WorkKind.COPY if launch.kernel in _COPIES else WorkKind.MEMSET if launch.kernel in _MEMSETS else WorkKind.KERNEL
+            )
+        blocks = CallKind.BLOCKING_COPY if launch.blocking else CallKind.LAUNCH
+        call = self._call(blocks, _LAUNCH, thread, launch.op, step, launch_ns=launch_ns)
+        row = len(self._works)
+        self._works.append((kind, self._name(launch.kernel), stream, call, step, NEVER, NEVER, nbytes, launch.collective))
+        self._estimate.append(launch.estimate)
+        self._share.append(launch.share)
+        if launch.collective >= 0:
+            self._work_of[launch.collective] = row
+        elif launch.ahead:
+            self._ahead_work = row
+        else:
+            self._compute_work = row
+            if not self._frames.get(launch.op, True):
+                self._copied_out = row
+
+    def _stream(self, name: str) -> int:
+        return self._streams.setdefault(name, 1 + len(self._streams))
+
+    def _order(self, thread: int, step: int, op: int, stream: int, before: int) -> None:
+        """Makes a stream wait for a work that was enqueued before."""
+        if before >= 0:
+            self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, step, stream=stream, awaits=before)
+
+    def _call(
+        self,
+        kind: CallKind,
+        api: str,
+        thread: int,
+        op: int,
+        step: int,
+        *,
+        stream: int = -1,
+        awaits: int = -1,
+        launch_ns: float = 0.0,
+    ) -> int:
+        previous = self._calls[self._last][2] if self._last >= 0 else thread
+        handed = previous != thread and {previous, thread} <= self._turns
+        self._calls.append(
+            (kind, self._name(api), thread, op, step, NEVER, NEVER, stream, awaits, self._last if handed else -1)
+        )
+        self._gap.append(self._pending[thread])
+        self._pending[thread] = 0.0
+        self._launch_ns.append(launch_ns)
+        self._last = len(self._calls) - 1
+        return self._last
+
+    def _name(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def issued(self, warnings: Sequence[str]) -> Issued:
+        """What was issued, as tables."""
+        program = replace(
+            self._program,
+            names=tuple(self._names),
+            streams=tuple(Stream(number) for number in range(1 + len(self._streams))),
+            calls=Calls.from_columns(dict(zip(Calls.TYPES, zip(*self._calls, strict=True), strict=True))),
+            works=Works.from_columns(
+                dict(zip(Works.TYPES, zip(*self._works, strict=True), strict=True)) if self._works else {}
+            ),
+        )
+        return Issued(
+            program=program,
+            gap_cpu_ns=np.array(self._gap),
+            call_cpu_ns=np.zeros(len(self._gap)),
+            call_launch_ns=np.array(self._launch_ns),
+            estimate=tuple(self._estimate),
+            share=np.array(self._share),
+            estimates=tuple(self._estimates),
+            groups=tuple(self._groups),
+            warnings=tuple(warnings),
+        )
+
+
+def issued(program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> Issued:
+    """The calls and works of a program: `host` its pieces of host time, `device` its launches, `wire` its collectives."""
+    issuer = _Issuer(program, host, device, wire)
+    issuer.issue()
+    return issuer.issued((*host.warnings, *device.warnings))
+
+
+def _timing(issued: Issued, speed: Speed, dispatch: Dispatch, factors: Floats | None) -> Timing:
+    program = issued.program
+    calls, works = len(program.calls), len(program.works)
+    times = np.array([one.time_ns for one in issued.estimates])
+    each = times[:, None] * (np.ones((len(times), 1)) if factors is None else factors)
+    duration = each[np.array(issued.estimate, dtype=np.int64)] * issued.share[:, None]
+    collective = program.works.kind == WorkKind.COLLECTIVE
+    return Timing(
+        gap_ns=_axes(issued.gap_cpu_ns * speed.cpu),
+        call_ns=_axes(issued.call_cpu_ns * speed.cpu + issued.call_launch_ns * speed.launch),
+        return_ns=_axes(np.full(calls, dispatch.return_ns)),
+        latency_ns=_axes(np.full(works, dispatch.latency_ns)),
+        spacing_ns=_axes(np.full(works, dispatch.spacing_ns)),
+        release_ns=_axes(np.full(works, dispatch.release_ns)),
+        duration_ns=np.rint(duration).astype(np.int64)[:, None, :],
+        waits=collective.copy(),
+        absent_ns=_axes(np.full(works, LONG_AGO)),
+        thread_start_ns=np.zeros((len(program.threads), 1, 1), dtype=np.int64),
+        stream_start_ns=np.zeros((len(program.streams), 1, 1), dtype=np.int64),
+    )
+
+
+def _axes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    return np.rint(values.astype(np.float64)).astype(np.int64).reshape(-1, 1, 1)

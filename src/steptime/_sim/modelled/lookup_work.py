@@ -1,0 +1,213 @@
+"""What the lookup ops of a program launch, from the statistics of what its rank looks up, or of what its shapes leave open.
+
+Statistics come table by table in the order in which the program looks them up. Where nobody gave any, rows are taken as drawn
+evenly, which is what costs most for a table of that size, and that is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from steptime._build.dlrm.step_lookups import RankLookups
+from steptime._lookups.generators import Generator
+from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.steps import StepLookups
+from steptime._lookups.table import TableStatistics
+from steptime._models.estimate import Estimate, Source
+from steptime._models.kernels.from_ops import IssuedWork
+from steptime._models.kernels.from_ops.arguments import tensors_in
+from steptime._models.kernels.question import LaunchTime
+from steptime._models.lookups.fitted import LookupEstimate
+from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup
+from steptime._platforms.device import Device
+from steptime._program.program import Phase, Program, Tensor
+from steptime._units import dtype_bytes
+from steptime.errors import InputError
+
+# What an optimiser's ops on a sparse gradient launch, by the names the lookup models have for it. What else updates the rows
+# (`update`) is made of ops on dense tensors, which are asked for as such.
+_UPDATES = {"aten::add_": ("add",), "aten::coalesce": ("sort", "unique", "coalesce")}
+_UPDATE_LAUNCHES = frozenset(("update", *(kernel for kernels in _UPDATES.values() for kernel in kernels)))
+# Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it.
+_READ_BACK_AFTER = "unique"
+_BACKWARD = re.compile("backward", re.IGNORECASE)
+# A lookup of which not even the sizes are known: its time is known to a factor.
+_FALLBACK_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOp:
+    """The launches of one lookup op."""
+
+    op: int
+    direction: str
+    launches: tuple[LaunchTime, ...]
+    estimate: Estimate
+    read_back: int = -1  # place of the launch of which the host waits for the end
+
+
+@dataclass(frozen=True, slots=True)
+class LookupWork:
+    """All lookups of a program."""
+
+    ops: tuple[LookupOp, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of the program's ops by what they do; an update belongs to the backward pass."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    update: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankQuestions:
+    """What the lookups of one program ask, so that those of all ranks are asked at once."""
+
+    program: Program
+    issued: tuple[IssuedWork, ...] = ()
+    rows: _Rows = field(default_factory=lambda: _Rows((), (), ()))
+    given: RankLookups | None = None
+    asked: tuple[Lookup, ...] = ()  # forward, then backward
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def lookups(self) -> int:
+        """How many forward ops look up all tables once."""
+        assert self.given is not None
+        return 1 if self.given.implementation == TABLE_BATCHED else len(self.given.steps.tables)
+
+    def work(self, answers: Sequence[LookupEstimate], device: Device) -> LookupWork:
+        """The launches, from the answers to `asked`."""
+        if not self.issued:
+            return LookupWork()
+        if self.given is None:
+            return _unknown(self.program, self.issued, device)
+        found = _answered(self.program, self.rows, self.lookups, answers)
+        beyond = any(not one.estimate.inside for one in found)
+        said = f"rank {self.program.rank}: lookups beyond what was measured on {device.limits.name} are extrapolated"
+        return LookupWork(tuple(found), (*self.warnings, said) if beyond else self.warnings)
+
+
+def lookup_questions(program: Program, issued: Sequence[IssuedWork], given: RankLookups | None) -> RankQuestions:
+    """What to ask about a program's lookup ops, `issued`; `given` says what its rank looks up."""
+    if not issued:
+        return RankQuestions(program)
+    rows = _rows(program, issued)
+    warnings: tuple[str, ...] = ()
+    if given is None:
+        given = _from_shapes(program, rows)
+        if given is None:
+            return RankQuestions(program, tuple(issued), rows)
+        warnings = (
+            f"rank {program.rank}: what its {len(given.steps.tables)} tables are asked for is not known, taken as rows drawn "
+            "evenly; skewed lookups are faster: give statistics with --lookups",
+        )
+    # The first iteration's statistics stand for a step.
+    asked = (*given.questions(FORWARD)[0], *given.questions(BACKWARD)[0])
+    found = RankQuestions(program, tuple(issued), rows, given, asked, warnings)
+    if len(rows.forward) % found.lookups:
+        raise InputError(
+            f"{program.source or f'rank {program.rank}'}: {len(rows.forward)} lookups in a step, statistics of "
+            f"{len(given.steps.tables)} tables looked up {'together' if found.lookups == 1 else 'one by one'}; "
+            "give those of the same tables"
+        )
+    return found
+
+
+def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
+    update = [work.op for work in issued if program.ops.phase[work.op] == Phase.OPTIMIZER]
+    backward = [work.op for work in issued if _BACKWARD.search(work.name) and work.op not in update]
+    forward = [work.op for work in issued if not _BACKWARD.search(work.name) and work.op not in update]
+    return _Rows(tuple(forward), tuple(backward), tuple(update))
+
+
+def _answered(program: Program, rows: _Rows, expected: int, answers: Sequence[LookupEstimate]) -> list[LookupOp]:
+    ahead, back = answers[: len(answers) // 2], answers[len(answers) // 2 :]
+    found = [
+        LookupOp(op, FORWARD, ahead[place % expected].launches, ahead[place % expected].estimate)
+        for place, op in enumerate(rows.forward)
+    ]
+    for op, table in zip(rows.backward, _tables_backward(program, rows, expected), strict=True):
+        before = tuple(one for one in back[table].launches if not rows.update or one.kernel not in _UPDATE_LAUNCHES)
+        found.append(_part(op, back[table], before))
+    # An optimiser goes through its tables in the order in which they were made.
+    of_name: Counter[str] = Counter()
+    for op in rows.update:
+        name = program.names[int(program.ops.name[op])]
+        table = of_name[name] % expected
+        of_name[name] += 1
+        kernels = _UPDATES.get(name, ())
+        found.append(_part(op, back[table], tuple(one for one in back[table].launches if one.kernel in kernels)))
+    return found
+
+
+def _part(op: int, answer: LookupEstimate, launches: tuple[LaunchTime, ...]) -> LookupOp:
+    """Some of the launches of a backward pass with its update."""
+    given = answer.estimate
+    share = sum(one.time_ns for one in launches) / given.time_ns if given.time_ns else 0.0
+    estimate = Estimate(given.time_ns * share, given.low_ns * share, given.high_ns * share, given.source, given.inside)
+    counted = [place for place, one in enumerate(launches) if one.kernel == _READ_BACK_AFTER]
+    return LookupOp(op, BACKWARD, launches, estimate, counted[-1] if counted else -1)
+
+
+def _tables_backward(program: Program, rows: _Rows, expected: int) -> list[int]:
+    """Which table each backward lookup is of: the one whose indices it was given; by order where that does not tell."""
+    places = {storage: place % expected for place, op in enumerate(rows.forward) for storage in _index_storages(program, op)}
+    found = []
+    for place, op in enumerate(rows.backward):
+        known = [places[storage] for storage in _index_storages(program, op) if storage in places]
+        # Without identities: autograd goes back in the order in which it came.
+        found.append(known[0] if known else (expected - 1 - place) % expected)
+    return found
+
+
+def _index_storages(program: Program, op: int) -> list[int]:
+    return [
+        tensor.storage for tensor in _tensors(program, op) if tensor.dtype in ("int64", "int32") and tensor.storage is not None
+    ]
+
+
+def _tensors(program: Program, op: int) -> list[Tensor]:
+    number = int(program.ops.signature[op])
+    return list(tensors_in(program.signatures[number].inputs)) if number >= 0 else []
+
+
+def _from_shapes(program: Program, rows: _Rows) -> RankLookups | None:
+    """Of `nn.EmbeddingBag`, whose weights and indices are arguments: evenly drawn rows. None where sizes are not recorded."""
+    tables: list[TableStatistics] = []
+    for op in rows.forward:
+        tensors = _tensors(program, op)
+        weights = [tensor for tensor in tensors if len(tensor.shape) == 2]
+        vectors = [tensor for tensor in tensors if len(tensor.shape) == 1 and tensor.dtype in ("int64", "int32")]
+        if not weights or len(vectors) < 2 or not vectors[1].numel:
+            return None
+        (count, dim), indices, batch = weights[0].shape, vectors[0].numel, vectors[1].numel
+        generator = Generator(rows=count, pooling=indices / batch)
+        tables.append(expected_statistics(generator, batch, dim, f"table{len(tables)}"))
+    return RankLookups(EMBEDDING_BAG, "sgd", StepLookups((tuple(tables),))) if tables else None
+
+
+def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> LookupWork:
+    """Lookups of which the tables are not known: what they were given and what they make, moved once."""
+    found = []
+    for work in issued:
+        number = int(program.ops.signature[work.op])
+        signature = program.signatures[number] if number >= 0 else None
+        every = [] if signature is None else [*tensors_in(signature.inputs), *tensors_in(signature.outputs)]
+        nbytes = sum(
+            tensor.numel * dtype_bytes(tensor.dtype) for tensor in every if len(tensor.shape) == 1 or tensor in every[-1:]
+        )
+        time_ns = 5_000.0 + device.limits.roofline_ns(0.0, float(nbytes), "float32")
+        estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
+        direction = BACKWARD if _BACKWARD.search(work.name) else FORWARD
+        found.append(LookupOp(work.op, direction, (LaunchTime(work.name, time_ns),), estimate))
+    names = ", ".join(sorted({work.name for work in issued}))
+    said = f"rank {program.rank}: the tables behind {names} are not recorded; give what is looked up with --lookups"
+    return LookupWork(tuple(found), (said,))

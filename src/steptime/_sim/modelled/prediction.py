@@ -1,0 +1,87 @@
+"""`predict_on`: how long a step takes on a platform, how sure that is and why it is not faster, from models alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from steptime._build.configured import UnnamedMemory
+from steptime._build.dlrm.step_lookups import WorkloadLookups
+from steptime._platforms.platform import Platform
+from steptime._program.workload import Workload
+from steptime._sim.explain.activity import Window
+from steptime._sim.modelled.interval import interval_ns
+from steptime._sim.modelled.memory import does_not_fit, memory_of
+from steptime._sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
+from steptime._sim.prediction import Prediction, explain
+from steptime._units import ms
+
+_WORTH_SAYING = 0.001
+# Standard deviation of the logarithm of a host nobody measured: the A100 boxes of public steps are 1.5 to 1.75 times as slow as
+# the one that was (docs/devices.md).
+_UNKNOWN_HOST = 0.35
+# Above this share the caveat is worth a line of its own.
+_MUCH_OUT_OF_RANGE = 0.05
+
+
+def predict_on(
+    workload: Workload,
+    platform: Platform,
+    *,
+    lookups: WorkloadLookups | None = None,
+    unnamed: Mapping[int, UnnamedMemory] | None = None,
+    calibration: Calibration = UNCALIBRATED,
+    strict: bool = False,
+) -> Prediction:
+    """Predict the steady-state step of a workload on a platform; `lookups` say what its ranks look up in their tables.
+
+    `unnamed` is memory that no op names (`Configured` has it). `strict`: an op without a model is an error instead of a
+    labelled fallback.
+    """
+    step = modelled(workload, platform, lookups=lookups, strict=strict)
+    memory = memory_of(workload, platform, lookups=lookups, unnamed=unnamed)
+    found = prediction_of(step, calibration)
+    return replace(found, memory=memory, warnings=(*does_not_fit(memory), *found.warnings))
+
+
+def prediction_of(step: ModelledStep, calibration: Calibration = UNCALIBRATED) -> Prediction:
+    """The prediction of a step whose models were asked."""
+    if step.platform.device.limits.analytic and calibration is UNCALIBRATED:
+        calibration = replace(calibration, host_error=_UNKNOWN_HOST)
+    found, settling = step.steady(calibration)
+    steps = max(1, *(len(one.program.steps) for one in step.programs))
+    low, high = interval_ns(step, found, calibration)
+    warnings = [*step.warnings, *_caveats(step)]
+    if not found.converged:
+        warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
+    if settling is not None and not settling.settled:
+        warnings.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
+    said = explain(
+        found.timeline,
+        Window(steps),
+        step_ns=float(found.period_ns[0]),
+        interval_ms=(ms(low), ms(high)),
+        first_step_ms=ms(found.first_ns[0]),
+        warnings=warnings,
+    )
+    return replace(said, platform=step.platform.name, coverage=step.coverage)
+
+
+def _caveats(step: ModelledStep) -> list[str]:
+    """What a reader should know before trusting the number."""
+    found = []
+    limits = step.platform.device.limits
+    if limits.analytic:
+        found.append(
+            f"nobody here ran {limits.name}: kernels are scaled from {limits.models} by data sheets, its host is taken as "
+            f"{step.platform.parts.host}, whatever box it is in"
+        )
+    outside = step.coverage["out_of_range"]
+    if outside > _MUCH_OUT_OF_RANGE:
+        found.append(f"{outside:.0%} of the device time is beyond what the models were fitted on; the interval is wider for it")
+    fallback = step.coverage.get("fallback", 0.0)
+    if fallback >= _WORTH_SAYING:
+        found.append(
+            f"{fallback:.1%} of the device time has no model and is a labelled guess; --strict names the first such op"
+        )
+    return found

@@ -1,0 +1,201 @@
+"""A step on a platform it never ran on: the workload's programs with durations from the platform's models, played together.
+
+`ModelledStep` holds what does not depend on how fast the host and the wire are today (`Calibration`), so that the same step
+under another calibration, and the samples of an interval, ask no model again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._build.dlrm.step_lookups import WorkloadLookups
+from steptime._models.collectives.overlap import Overlap
+from steptime._models.estimate import Source
+from steptime._models.host.columns import host_columns
+from steptime._models.host.speed import STEP, Speed
+from steptime._platforms.platform import Platform
+from steptime._program.one_step import one_step
+from steptime._program.program import Collective
+from steptime._program.workload import Workload
+from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.timing import Cohort, Timing
+from steptime._sim.laws.overlap import Beside
+from steptime._sim.laws.settling import Settling, steady_settled
+from steptime._sim.modelled.collective_work import collective_work
+from steptime._sim.modelled.device_work import device_work
+from steptime._sim.modelled.dispatch import Dispatch, dispatch_of
+from steptime._sim.modelled.issue import Issued, issued
+from steptime.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+
+
+# What is added to a collective that takes next to nothing says nothing of how many times as long it takes.
+LEAST_NS, LEAST_FACTOR = 1_000.0, 0.1
+# Above so many ranks, those that do the same are played as one.
+MOST_PLAYED = 64
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What about a minute on the machine itself says: how fast its host is in steps, and its wire, per kind of collective."""
+
+    speed: Speed = STEP
+    wire: Mapping[str, float] = field(default_factory=dict)  # kind -> how many times as long as the fabric's models say
+    # Standard deviations of the logarithm of what is left unknown. Uncalibrated: between the boxes that steps were measured on,
+    # hosts differ by 10 % (1.8 to 2.9 times a burst's time, 2.2 taken) and wires by 9 % (0.93 to 1.29 of the models).
+    host_error: float = 0.15
+    wire_error: float = 0.10
+    # Kind -> ((bytes, factor), ...), ascending: where sizes were calibrated, in place of the kind's mean; between them as their
+    # logarithms say, beyond them as at the end.
+    wire_sizes: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    wire_extra_ns: float = 0.0  # of every collective: what the machine adds to each call just now
+
+    def wire_factor(self, kind: str, nbytes: float, alone_ns: float) -> float:
+        """How many times as long as by the fabric's models a collective of so many bytes takes."""
+        factor = self.wire.get(kind, 1.0)
+        known = self.wire_sizes.get(kind)
+        if known:
+            sizes, factors = np.log(np.array(known)).T
+            factor = float(np.exp(np.interp(np.log(max(nbytes, 1.0)), sizes, factors)))
+        return max(factor + self.wire_extra_ns / max(alone_ns, LEAST_NS), LEAST_FACTOR)
+
+
+UNCALIBRATED = Calibration()
+
+
+@dataclass(frozen=True, eq=False)
+class ModelledStep:
+    """A workload's programs as issued on a platform."""
+
+    workload: Workload
+    platform: Platform
+    programs: tuple[Issued, ...]  # in the order of the workload's
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """What lies between launches and kernels."""
+        return dispatch_of(self.platform.device.limits.share)
+
+    def cohorts(self, calibration: Calibration = UNCALIBRATED) -> list[Cohort]:
+        """With all durations as the models say, one scenario."""
+        return [
+            self._cohort(one, one.timing(calibration.speed, self.dispatch, self._wire(one, calibration)))
+            for one in self.programs
+        ]
+
+    def _cohort(self, one: Issued, timing: Timing) -> Cohort:
+        ranks = self.played.get(one.program.rank, ())
+        present = frozenset(rank for some in self.played.values() for rank in some)
+        if not self.workload.groups and len(present) == self.workload.world_size:
+            return Cohort(one.program, ranks, timing)
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+        def met(rank: int, collective: Collective) -> tuple[int, ...]:
+            members = self.workload.members(rank, collective)
+            return known.setdefault(members, tuple(member for member in members if member in present))
+
+        members = tuple(tuple(met(rank, collective) for collective in one.program.collectives) for rank in ranks)
+        return Cohort(one.program, ranks, timing, members)
+
+    @cached_property
+    def played(self) -> Mapping[int, tuple[int, ...]]:
+        """Per rank that owns a program, the ranks that are played: of very many that do the same and meet alike, one."""
+        workload = self.workload
+        every = {program.rank: workload.run_by(program.rank) for program in workload.programs}
+        if workload.world_size <= MOST_PLAYED or not alike(workload):
+            return every
+        return {owner: ranks[:1] for owner, ranks in every.items()}
+
+    def _wire(self, one: Issued, calibration: Calibration) -> Floats:
+        kinds = one.program.collectives
+        compute = len(one.estimates) - len(kinds)
+        factors = [
+            calibration.wire_factor(collective.kind, max(collective.bytes_in, collective.bytes_out), estimate.time_ns)
+            for collective, estimate in zip(kinds, one.estimates[compute:], strict=True)
+        ]
+        return np.array([1.0] * compute + factors)[:, None]
+
+    def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
+        """The steady state; collectives and the kernels beside them slow each other where that was measured."""
+        cohorts = self.cohorts(calibration)
+        fabric = self.platform.fabric
+        law = Overlap() if fabric is None else Overlap.load(fabric.limits.name)
+        if not law.measured:
+            return steady(cohorts), None
+        return steady_settled(cohorts, Beside.of(cohorts, law, share=self.platform.device.limits.share).rates)
+
+    @property
+    def coverage(self) -> dict[str, float]:
+        """Source -> share of the device time of all ranks, collectives included; `out of range` is a part of these."""
+        times: dict[str, float] = {source.value: 0.0 for source in Source}
+        outside = 0.0
+        for one in self.programs:
+            count = len(self.workload.run_by(one.program.rank))
+            for estimate in one.estimates:
+                times[estimate.source.value] += count * estimate.time_ns
+                outside += 0.0 if estimate.inside else count * estimate.time_ns
+        total = sum(times.values()) or 1.0
+        found = {source: float(time / total) for source, time in times.items() if time}
+        return {**found, "out_of_range": float(outside / total)}
+
+
+def modelled(
+    workload: Workload, platform: Platform, *, lookups: WorkloadLookups | None = None, strict: bool = False
+) -> ModelledStep:
+    """The workload on a platform; `lookups` say what its ranks look up. `strict`: an op without a model is an error."""
+    steps = [one_step(program) for program in workload.programs]
+    workload = _everybody(replace(workload, programs=tuple(each.program for each in steps)))
+    _check_ranks(workload, platform)
+    wire = collective_work(workload, platform.fabric)
+    programs, warnings = [], [*workload.warnings, *wire.warnings]
+    devices = device_work(steps, platform.device, None if lookups is None else lookups.ranks, strict=strict)
+    for program, device in zip(workload.programs, devices, strict=True):
+        host = host_columns(program, platform.host, device.launches(len(program.ops)))
+        one = issued(program, host, device, wire.estimates[program.rank])
+        warnings += one.warnings
+        programs.append(one)
+    return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
+
+
+def alike(workload: Workload) -> bool:
+    """Whether ranks that share a program meet ranks of the same programs at every collective: then one stands for all."""
+    owners = workload.owners
+    if not owners:
+        return False
+    for program in workload.programs:
+        for group in {collective.group for collective in program.collectives}:
+            some = workload.groups.get(group, ())
+            met = {
+                tuple(sorted(owners[member] for member in members))
+                for members in some
+                if program.rank in map(owners.__getitem__, members)
+            }
+            if len(met) > 1:
+                return False
+    return True
+
+
+def _everybody(workload: Workload) -> Workload:
+    """Ranks without a program are taken to do what the first one does, and that is said."""
+    if not workload.absent:
+        return workload
+    first = workload.programs[0].rank
+    present = set(workload.ranks)
+    owners = tuple(rank if rank in present else first for rank in range(workload.world_size))
+    said = f"ranks without a program ({len(workload.absent)} of {workload.world_size}) are taken to do what rank {first} does"
+    return replace(workload, owners=owners, warnings=(*workload.warnings, said))
+
+
+def _check_ranks(workload: Workload, platform: Platform) -> None:
+    if workload.world_size > platform.ranks:
+        raise InputError(
+            f"{workload.name or 'the workload'} has {workload.world_size} ranks, platform {platform.name} {platform.ranks}; "
+            f"choose one with {workload.world_size} or more, as `steptime platforms` lists them, or fewer ranks of a config"
+        )

@@ -1,0 +1,130 @@
+"""`Prediction`: the answer people read. How long a step takes, what every rank does meanwhile, and why it is not faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from steptime._program.workload import Workload
+from steptime._sim.core.repeatable import repeatable
+from steptime._sim.core.steady import steady
+from steptime._sim.core.steps import step_times_ns
+from steptime._sim.core.timeline import Timeline
+from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
+from steptime._sim.explain.bound import bound_by
+from steptime._sim.explain.critical_path import critical_path
+from steptime._sim.explain.path_summary import PathSummary, summarise_path
+from steptime._sim.explain.straggler import Straggler, Waiting, waiting
+from steptime._sim.recorded.timing import recorded
+from steptime._units import ms
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """The step time over iterations that look up other rows. The recorded step stands for the mean iteration."""
+
+    step_ms: tuple[float, ...]  # [iterations]
+    slowest: int  # iteration, counted from 0
+    alone_ms: Mapping[
+        int, float
+    ]  # rank -> by what the step is longer where its lookups alone are those of the slowest iteration
+
+    @property
+    def mean_ms(self) -> float:
+        """The mean of all iterations."""
+        return float(np.mean(self.step_ms))
+
+    @property
+    def std_ms(self) -> float:
+        """The standard deviation of these iterations, none of which is left out for an estimate of others."""
+        return float(np.std(self.step_ms))
+
+    def quantile_ms(self, level: float) -> float:
+        """What this share of iterations does not exceed, between neighbours in proportion."""
+        return float(np.quantile(self.step_ms, level))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted step."""
+
+    step_time_ms: float
+    # Holds nine of ten measured steps; as recorded: the span of the prediction and the recorded steps after the first.
+    interval_ms: tuple[float, float]
+    ranks: tuple[RankSummary, ...]
+    breakdown: Mapping[str, float]  # family -> device busy time, mean over ranks; sums to the mean busy time
+    critical_path: PathSummary
+    straggler: Straggler | None
+    bound_by: str
+    timeline: Timeline  # what it was read from
+    first_step_ms: float | None = None  # a single step from empty queues
+    coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
+    # As `predict --json` has it; nothing is known of the memory of a prediction as recorded.
+    memory: Mapping[str, Any] = field(default_factory=lambda: {"peak_bytes": None})
+    warnings: tuple[str, ...] = ()
+    iterations: Iterations | None = None  # where it was asked how iterations differ: `lookup_scenarios`
+    platform: str | None = None  # None: as recorded
+
+
+def predict(workload: Workload) -> Prediction:
+    """Predict the steady-state step with the run's own durations, as recorded; on a platform: `modelled.prediction`."""
+    inputs = recorded(workload)
+    found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
+    steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))
+    warnings = list(workload.warnings)
+    if workload.absent:
+        warnings.append(
+            f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is left out; "
+            "with them the step can only be longer"
+        )
+    if steps == 1:
+        warnings.append(
+            "one step was recorded: how much host time lies between steps is not known and taken as none, and ranks begin "
+            "together even if they did not; record three or more"
+        )
+    if not found.converged:
+        warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
+    taken = [ms(period) for period in step_times_ns(inputs).values()]
+    taken = taken[1:] or taken  # the first counts from the host's start and waits for what was launched before the recording
+    period_ms = ms(found.period_ns[0])
+    return explain(
+        found.timeline,
+        Window(steps),
+        step_ns=float(found.period_ns[0]),
+        interval_ms=(min(*taken, period_ms), max(*taken, period_ms)),
+        complete=not workload.absent,
+        first_step_ms=ms(found.first_ns[0]),
+        warnings=warnings,
+    )
+
+
+def explain(
+    timeline: Timeline,
+    window: Window,
+    *,
+    step_ns: float,
+    interval_ms: tuple[float, float],
+    complete: bool = True,
+    first_step_ms: float | None = None,
+    warnings: Sequence[str] = (),
+) -> Prediction:
+    """Read the answers out of a timeline. Not `complete`: ranks are left out of it, and nobody can say who waits for whom."""
+    seen: Activity = activity(timeline, window)
+    since_ns = int(timeline.end_ns[0]) - round(step_ns * window.steps)
+    path = summarise_path(critical_path(timeline), timeline, window.steps, since_ns)
+    waited = waiting(timeline, steps=window.steps, step_ns=step_ns) if complete else Waiting(None, 0.0)
+    return Prediction(
+        step_time_ms=ms(step_ns),
+        interval_ms=interval_ms,
+        ranks=seen.ranks,
+        breakdown=seen.breakdown,
+        critical_path=path,
+        straggler=waited.straggler,
+        bound_by=bound_by(seen, path, waited),
+        timeline=timeline,
+        first_step_ms=first_step_ms,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )

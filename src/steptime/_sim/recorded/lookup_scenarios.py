@@ -1,0 +1,213 @@
+"""A step's time over iterations: the recorded run with a scenario for what its ranks look up in each iteration.
+
+The recorded step stands for the mean iteration. A rank's lookup work (forward; backward with the update of the rows) takes its
+recorded duration times what the models estimate for the iteration over the mean of their estimates: models say how iterations
+differ, the recording says how long lookups take. All else stays as recorded. Every scenario is a steady state of its own, as if
+its iteration came again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
+from steptime._models.kernels.from_ops import LOOKUP, questions_of
+from steptime._models.kernels.from_ops.names import Role, role_of
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED, Lookup
+from steptime._platforms.device import Device
+from steptime._program.program import Phase, Program, WorkKind
+from steptime._program.workload import Workload
+from steptime._sim.core.repeatable import repeatable
+from steptime._sim.core.steady import steady
+from steptime._sim.core.timing import Cohort
+from steptime._sim.prediction import Iterations, Prediction, predict
+from steptime._sim.recorded.timing import Recorded, recorded
+from steptime._units import ms
+from steptime.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+Factors = Mapping[int, Mapping[str, Floats]]
+"""Rank and direction -> by what its lookups' durations are multiplied, scenario by scenario."""
+
+# Scenarios that are played together: many enough that numpy's own work outweighs the interpreter's (64 take 1.4 times as long
+# as one on examples/h200_mps4_dlrm), few enough that the times of a large job fit in memory.
+SCENARIOS_AT_ONCE = 64
+# `nn.Embedding` has ops that other models than lookups answer too: they are lookups where a rank's statistics say so.
+_ROW_OPS = frozenset(("aten::embedding", "aten::embedding_backward", "aten::embedding_dense_backward"))
+_ROW_IMPLEMENTATIONS = ("embedding_dense", "embedding_sparse")
+
+
+def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Device) -> Prediction:
+    """The prediction of a recorded run, and the distribution of its step time over iterations that look up other rows."""
+    prediction = predict(workload)
+    inputs = repeatable(recorded(workload))
+    works, warnings = _works(workload, inputs, lookups)
+    factors, unlike = _factors(lookups, sorted(works), device)
+    found = _Played(inputs, works)
+    step_ms = found.step_ms(factors, lookups.iterations)
+    slowest = int(np.argmax(step_ms))
+    alone = found.step_ms(_one_by_one(factors, slowest), len(works))
+    more = {rank: float(one) - prediction.step_time_ms for rank, one in zip(sorted(works), alone, strict=True)}
+    if unlike:
+        warnings.append(f"{unlike}; how much iterations differ is extrapolated")
+    if not found.settled:
+        warnings.append("with the lookups of some iterations the step had not settled; its time is a mean over windows")
+    return replace(
+        prediction,
+        iterations=Iterations(tuple(step_ms.tolist()), slowest, more),
+        warnings=tuple(dict.fromkeys((*prediction.warnings, *warnings))),
+    )
+
+
+@dataclass(frozen=True)
+class LookupWorks:
+    """The device work of a rank's lookups."""
+
+    rows: Mapping[str, Rows]  # direction -> rows of the program's works
+    forward_per_step: float  # lookups, not works
+
+
+def lookup_works(program: Program, implementation: str = "") -> LookupWorks:
+    """What a program's lookup ops launch, by direction; the implementation says which ops beside the evident ones are lookups.
+
+    The update of rows from a sparse gradient belongs to the backward pass, as it does in the measured lookups. An optimiser's
+    pass over all rows of a dense gradient is left as recorded: it does not depend on what was looked up.
+    """
+    ops, works = program.ops, program.works
+    names = [program.names[name] for name in ops.name.tolist()]
+    outermost = {work.op for work in questions_of(program) if work.kind == LOOKUP}
+    if implementation in _ROW_IMPLEMENTATIONS:
+        outermost |= {row for row, name in enumerate(names) if name in _ROW_OPS}
+    direction = np.full(len(ops), -1, dtype=np.int8)  # place in DIRECTIONS, or -1
+    forward = 0
+    for row, (name, parent, phase) in enumerate(zip(names, ops.parent.tolist(), ops.phase.tolist(), strict=True)):
+        if parent >= 0 and direction[parent] >= 0:
+            direction[row] = direction[parent]
+        elif row in outermost:
+            direction[row] = _direction(name, phase)
+            forward += direction[row] == DIRECTIONS.index(FORWARD) and ops.step[row] in program.steps
+    of_call = np.append(_taken(direction, program.calls.op), np.int8(-1))  # one more, so that -1 is no call
+    of_work = np.where(works.kind == WorkKind.COLLECTIVE, -1, of_call[works.call])
+    rows = {name: np.flatnonzero(of_work == place) for place, name in enumerate(DIRECTIONS)}
+    return LookupWorks(rows, forward / max(len(program.steps), 1))
+
+
+def _taken(direction: npt.NDArray[np.int8], ops: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
+    """Per call the direction of its op; -1 where it has none."""
+    return np.append(direction, np.int8(-1))[ops]
+
+
+def _direction(name: str, phase: int) -> int:
+    """The place in `DIRECTIONS`. An op without a lookup's name is one for its sparse gradient, which forward has not."""
+    if role_of(name) == Role.LOOKUP or name in _ROW_OPS:
+        backward = "backward" in name.lower() or phase == Phase.OPTIMIZER
+        return DIRECTIONS.index(BACKWARD if backward else FORWARD)
+    return DIRECTIONS.index(BACKWARD) if phase in (Phase.BACKWARD, Phase.OPTIMIZER) else -1
+
+
+def _works(workload: Workload, inputs: Recorded, lookups: WorkloadLookups) -> tuple[dict[int, LookupWorks], list[str]]:
+    """Of every rank with statistics and a trace the work of its lookups, and what to warn of."""
+    unknown = sorted(rank for rank in lookups.ranks if rank >= workload.world_size)
+    if unknown:
+        raise InputError(f"lookups are given for rank {unknown[0]}; the job has ranks 0 to {workload.world_size - 1}")
+    found, warnings = {}, []
+    for cohort in inputs.cohorts:
+        program = cohort.program
+        given = lookups.ranks.get(program.rank)
+        one = lookup_works(program, given.implementation if given else "")
+        some = any(len(rows) for rows in one.rows.values())
+        if given is None:
+            if some:
+                warnings.append(
+                    f"rank {program.rank} has lookups in its trace and no statistics; they take their recorded time"
+                )
+            continue
+        if not some:
+            where = program.source or f"rank {program.rank}"
+            raise InputError(f"{where}: no lookup op launches device work here, but rank {program.rank} has lookup statistics")
+        warnings += _differences(program.rank, one, given)
+        found[program.rank] = one
+    if not found:
+        raise InputError(f"lookups are given for ranks {sorted(lookups.ranks)}; none of them has a trace here")
+    without = sorted(set(lookups.ranks) - set(found))
+    if without:
+        warnings.append(f"lookups of ranks without a trace are left out (rank {', '.join(map(str, without))})")
+    return found, warnings
+
+
+def _differences(rank: int, works: LookupWorks, given: RankLookups) -> list[str]:
+    """A word where the trace and the statistics do not speak of the same number of lookups."""
+    expected = 1 if given.implementation == TABLE_BATCHED else len(given.steps.tables)
+    if works.forward_per_step in (0, expected):
+        return []
+    return [
+        f"rank {rank} looks up {works.forward_per_step:g} times forward in a recorded step, its statistics say {expected}; "
+        "all its lookups are scaled alike"
+    ]
+
+
+def _factors(lookups: WorkloadLookups, ranks: Sequence[int], device: Device) -> tuple[Factors, str]:
+    """Estimates over their mean, and a word where some are beyond what was measured. All are asked at once."""
+    asked: list[Lookup] = []
+    starts: list[int] = []
+    for rank in ranks:
+        for direction in DIRECTIONS:
+            for iteration in lookups.ranks[rank].questions(direction):
+                starts.append(len(asked))
+                asked += iteration
+    answers = [answer.estimate for answer in device.lookup_estimates(asked)]
+    # (rank, direction, iteration): what one iteration asks follows itself.
+    summed = np.add.reduceat(np.array([one.time_ns for one in answers]), starts)
+    times = summed.reshape(len(ranks), len(DIRECTIONS), lookups.iterations)
+    ratios = times / times.mean(axis=2, keepdims=True)
+    outside = sum(not one.inside for one in answers)
+    said = f"{outside} of {len(answers)} estimated lookups are beyond what was measured on {device.limits.name}"
+    found = {rank: dict(zip(DIRECTIONS, of_rank, strict=True)) for rank, of_rank in zip(ranks, ratios, strict=True)}
+    return found, said if outside else ""
+
+
+def _one_by_one(factors: Factors, iteration: int) -> Factors:
+    """A scenario for each rank: this rank alone looks up what it does in an iteration, the others as recorded."""
+    count = len(factors)
+    return {
+        rank: {
+            direction: np.where(np.arange(count) == place, values[iteration], 1.0)
+            for direction, values in factors[rank].items()
+        }
+        for place, rank in enumerate(sorted(factors))
+    }
+
+
+class _Played:
+    """Plays scenarios of a recorded run, many at a time; `settled` says whether all so far came to repeat themselves."""
+
+    def __init__(self, inputs: Recorded, works: Mapping[int, LookupWorks]) -> None:
+        self._inputs, self._works = inputs, works
+        self.settled = True
+
+    def step_ms(self, factors: Factors, scenarios: int) -> Floats:
+        """The step time of each scenario."""
+        periods = []
+        for start in range(0, scenarios, SCENARIOS_AT_ONCE):
+            some = slice(start, min(start + SCENARIOS_AT_ONCE, scenarios))
+            cohorts = [self._scaled(cohort, factors, some) for cohort in self._inputs.cohorts]
+            found = steady(cohorts, queue_depth=self._inputs.queue_depth)
+            self.settled &= found.converged
+            periods.append(np.broadcast_to(found.period_ns, some.stop - some.start))
+        return np.array([ms(period) for period in np.concatenate(periods).tolist()])
+
+    def _scaled(self, cohort: Cohort, factors: Factors, some: slice) -> Cohort:
+        rank = cohort.program.rank
+        if rank not in factors:
+            return cohort
+        recorded_ns = cohort.timing.duration_ns
+        duration = np.repeat(recorded_ns, some.stop - some.start, axis=2)
+        for direction, values in factors[rank].items():
+            rows = self._works[rank].rows[direction]
+            duration[rows] = np.rint(recorded_ns[rows] * values[some])
+        return replace(cohort, timing=replace(cohort.timing, duration_ns=duration))

@@ -1,0 +1,260 @@
+"""Recorded programs -> timings: what the run itself took, with everything that was waiting taken out.
+
+Kept as recorded: host work between calls, launch costs, kernel durations. One typical value per trace and kind of work: the
+distance from a launch to its start on an idle stream, from one kernel to the next on a busy one, and from what a stream waited
+for to what it runs next. Never kept: how long a synchronising call blocked, how long a launch was held up by a full queue,
+how long a collective waited for its peers, how long work queued behind other work. Those come out of the simulation or they
+are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._program.launch_queue import held_up, queue_depth
+from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.workload import Workload
+from steptime._sim.core.edges import Order, stream_waits, synchronisations
+from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
+from steptime._sim.recorded.meetings import Meetings, recorded_meetings
+from steptime._units import LONG_AGO, NS_PER_S
+from steptime.errors import InputError
+
+Column = npt.NDArray[np.int64]
+
+# Distances beyond this are no dispatch cost of the device: something unrecorded happened, and the typical distance is used.
+DISPATCH_AT_MOST_NS = 20_000
+# Traces of one run begin within minutes of each other; without collectives in common, clocks further apart cannot be aligned.
+CLOCKS_APART_AT_MOST_NS = 24 * 3600 * NS_PER_S
+# A launch this close before the stream is free did not wait for the stream.
+CAUSE_MARGIN_NS = 500
+# Used where a trace holds no case to learn from (1-2 us in every trace of a recent GPU seen so far).
+DEFAULT_LATENCY_NS = 1_500
+DEFAULT_SPACING_NS = 1_000
+DEFAULT_RELEASE_NS = 1_500
+DEFAULT_RETURN_NS = 5_000
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One cohort per rank, ready to be simulated, on the common clock of all ranks."""
+
+    cohorts: tuple[Cohort, ...]
+    queue_depth: int
+    origin_ns: int  # absolute time of the common zero
+    offsets_ns: tuple[int, ...]  # per rank: what was added to its own times
+
+
+def _check(program: Program) -> None:
+    """A program that was only half recorded has no timings: what is missing would silently count as nothing."""
+    calls, where = program.calls, program.source or f"rank {program.rank}"
+    if not program.recorded:
+        told = next((f" ({w.removeprefix(f'{where}: ')})" for w in program.warnings), "")
+        raise InputError(f"{where}: holds no device times; a Kineto trace of the run is needed{told}")
+    untimed = int((calls.start_ns < 0).sum()) + int((program.works.start_ns < 0).sum())
+    if untimed:
+        total = len(calls) + len(program.works)
+        raise InputError(
+            f"{where}: {untimed} of {total} host calls and device events hold no times; give a Kineto trace of the run"
+        )
+    for kind, what in ((CallKind.STEP_BEGIN, "begins"), (CallKind.STEP_END, "ends")):
+        unmarked = sorted(set(program.steps) - set(calls.step[calls.kind == kind].tolist()))
+        if unmarked or not program.steps:
+            which = f"where step {unmarked[0]} {what}" if unmarked else "where its steps begin and end"
+            raise InputError(f"{where}: does not say {which}; give a Kineto trace of the run")
+
+
+def _check_clocks(workload: Workload, offsets_ns: Sequence[int]) -> None:
+    early, late = int(np.argmin(offsets_ns)), int(np.argmax(offsets_ns))
+    apart_ns = offsets_ns[late] - offsets_ns[early]
+    if apart_ns > CLOCKS_APART_AT_MOST_NS:
+        first, second = workload.programs[early].source, workload.programs[late].source
+        raise InputError(
+            f"{second}: begins {apart_ns / NS_PER_S:.0f} s after {first}, and no collective ties them; are they of one run?"
+        )
+
+
+def recorded(workload: Workload) -> Recorded:
+    """The timings of every rank as recorded."""
+    for program in workload.programs:
+        _check(program)
+    origin = min(p.origin_ns for p in workload.programs)
+    meetings = recorded_meetings(workload)
+    offsets = tuple(p.origin_ns - origin - meetings.clock_ns[p.rank] for p in workload.programs)
+    _check_clocks(workload, offsets)
+    depth = max(queue_depth(p) for p in workload.programs)
+    cohorts = tuple(
+        Cohort(p, (p.rank,), _Extract(p, offset, meetings, depth).timing())
+        for p, offset in zip(workload.programs, offsets, strict=True)
+    )
+    return Recorded(cohorts, depth, origin, offsets)
+
+
+class _Extract:
+    """Takes one program's durations apart."""
+
+    def __init__(self, program: Program, offset_ns: int, meetings: Meetings, depth: int) -> None:
+        self.program, self.offset, self.meetings, self.depth = program, offset_ns, meetings, depth
+        self.calls, self.works = program.calls, program.works
+        self.order = Order.of(program)
+        self.awaited_end = self._awaited_ends()
+
+    def timing(self) -> Timing:
+        gap = self._gaps()
+        call, back = self._calls()
+        latency, spacing, release = self._dispatch(call)
+        duration, waits, absent = self._durations()
+        return Timing(
+            gap_ns=_axes(gap),
+            call_ns=_axes(call),
+            return_ns=_axes(back),
+            latency_ns=_axes(latency),
+            spacing_ns=_axes(spacing),
+            release_ns=_axes(release),
+            duration_ns=_axes(duration),
+            waits=waits,
+            absent_ns=_axes(absent),
+            thread_start_ns=_axes(self._thread_starts()),
+            stream_start_ns=_axes(self._stream_starts()),
+        )
+
+    def _previous(self) -> Column:
+        """Per call, the call before it on its thread, or -1."""
+        previous = np.full(len(self.calls), -1, dtype=np.int64)
+        for thread in range(len(self.program.threads)):
+            rows = np.flatnonzero(self.calls.thread == thread)
+            previous[rows[1:]] = rows[:-1]
+        return previous
+
+    def _gaps(self) -> Column:
+        calls, previous = self.calls, self._previous()
+        after = calls.after.astype(np.int64)
+        since = np.where(previous >= 0, calls.end_ns[previous], calls.start_ns)
+        handed = np.where(after >= 0, calls.end_ns[after], LONG_AGO)
+        first = (previous < 0) & (after >= 0)
+        since = np.where(first, handed, np.maximum(since, handed))
+        return np.maximum(calls.start_ns - since, 0)
+
+    def _thread_starts(self) -> Column:
+        starts = np.zeros(len(self.program.threads), dtype=np.int64)
+        for thread in range(len(starts)):
+            rows = np.flatnonzero(self.calls.thread == thread)
+            if len(rows) and self.calls.after[rows[0]] < 0:
+                starts[thread] = self.calls.start_ns[rows[0]] + self.offset
+            else:
+                starts[thread] = LONG_AGO
+        return starts
+
+    def _stream_starts(self) -> Column:
+        starts = np.full(len(self.program.streams), LONG_AGO, dtype=np.int64)
+        for stream in range(len(starts)):
+            rows = self.order.stream_works[stream]
+            if len(rows) and self.works.call[rows[0]] < 0:
+                starts[stream] = self.works.start_ns[rows[0]] + self.offset
+        return starts
+
+    def _awaited_ends(self) -> Column:
+        """Per call, the recorded end of what a synchronisation waited for, or LONG_AGO."""
+        ends = np.full(len(self.calls), LONG_AGO, dtype=np.int64)
+        for call, _, work in synchronisations(self.program, self.order):
+            if work >= 0:
+                ends[call] = max(ends[call], self.works.end_ns[work])
+        copies = np.flatnonzero(self.works.call >= 0)
+        copies = copies[self.calls.kind[self.works.call[copies]] == CallKind.BLOCKING_COPY]
+        ends[self.works.call[copies]] = self.works.end_ns[copies]
+        return ends
+
+    def _calls(self) -> tuple[Column, Column]:
+        """The cost of every call when nothing holds it up, and how long a synchronisation takes to return once it may."""
+        calls = self.calls
+        duration = calls.end_ns - calls.start_ns
+        cost = duration.copy()
+        launching = calls.kind == CallKind.LAUNCH
+        blocked_launch = held_up(self.program, self.depth)
+        usual = launching & ~blocked_launch
+        cost[blocked_launch] = np.minimum(duration, self._typical(duration, usual))[blocked_launch]
+        blocked = self.awaited_end > calls.start_ns
+        back = np.clip(calls.end_ns - self.awaited_end, 0, None)
+        typical = int(np.median(back[blocked])) if blocked.any() else DEFAULT_RETURN_NS
+        synchronising = np.isin(calls.kind, (CallKind.STREAM_SYNC, CallKind.EVENT_SYNC, CallKind.DEVICE_SYNC))
+        free = synchronising & ~blocked
+        unblocked = int(np.median(duration[free])) if free.any() else DEFAULT_RETURN_NS
+        cost[synchronising & blocked] = np.minimum(duration, unblocked)[synchronising & blocked]
+        copying = calls.kind == CallKind.BLOCKING_COPY
+        cost[copying] = np.minimum(duration, self._typical(duration, usual))[copying]
+        return cost, np.full(len(calls), typical, dtype=np.int64)
+
+    def _typical(self, duration: Column, usual: npt.NDArray[np.bool_]) -> Column:
+        """Per call, the median duration of usual calls of the same kind."""
+        typical = np.full(len(duration), DEFAULT_RETURN_NS, dtype=np.int64)
+        if usual.any():
+            typical[:] = int(np.median(duration[usual]))
+        for api in np.unique(self.calls.api):
+            same = self.calls.api == api
+            if (same & usual).any():
+                typical[same] = int(np.median(duration[same & usual]))
+        return typical
+
+    def _dispatch(self, cost: Column) -> tuple[Column, Column, Column]:
+        """How soon work starts after its launch on an idle stream, after the work before it on a busy one, after a wait."""
+        works, calls = self.works, self.calls
+        launched = works.call >= 0
+        call = np.maximum(works.call, 0)
+        copying = launched & (calls.kind[call] == CallKind.BLOCKING_COPY) if len(calls) else launched
+        issued = np.where(copying, calls.start_ns[call] + cost[call], calls.end_ns[call]) if len(calls) else works.start_ns
+        previous = np.full(len(works), LONG_AGO, dtype=np.int64)
+        for rows in self.order.stream_works:
+            previous[rows[1:]] = works.end_ns[rows[:-1]]
+        awaited = np.full(len(works), LONG_AGO, dtype=np.int64)
+        for work, source, later in stream_waits(self.program, self.order):
+            if not later:
+                awaited[work] = max(awaited[work], works.end_ns[source])
+        since_launch, since_previous = works.start_ns - issued, works.start_ns - previous
+        since_awaited = works.start_ns - awaited
+        ready = np.maximum(previous, awaited)
+        by_launch = launched & (issued + CAUSE_MARGIN_NS > ready) & (since_launch <= DISPATCH_AT_MOST_NS)
+        by_stream = (
+            launched & (previous > np.maximum(issued + CAUSE_MARGIN_NS, awaited)) & (since_previous <= DISPATCH_AT_MOST_NS)
+        )
+        latency = _by_kind(since_launch, by_launch, works.kind, DEFAULT_LATENCY_NS)
+        latency[copying] += cost[call[copying]]  # a blocking copy's latency counts from the beginning of its call
+        spacing = _by_kind(since_previous, by_stream, works.kind, DEFAULT_SPACING_NS)
+        backlog = ~launched
+        spacing[backlog] = np.where(previous[backlog] > LONG_AGO, since_previous[backlog], 0)
+        by_wait = launched & (awaited > np.maximum(issued + CAUSE_MARGIN_NS, previous)) & (since_awaited <= DISPATCH_AT_MOST_NS)
+        release = _by_kind(since_awaited, by_wait, works.kind, DEFAULT_RELEASE_NS)
+        return latency, spacing, release
+
+    def _durations(self) -> tuple[Column, npt.NDArray[np.bool_], Column]:
+        works = self.works
+        duration = works.end_ns - works.start_ns
+        waits = np.zeros(len(works), dtype=bool)
+        absent = np.full(len(works), LONG_AGO, dtype=np.int64)
+        for row in np.flatnonzero((works.kind == WorkKind.COLLECTIVE) & (works.call >= 0)).tolist():
+            moving, waited, peers = self.meetings.of(self.program, row)
+            duration[row], waits[row] = moving, waited
+            if peers is not None:
+                absent[row] = peers + self.offset
+        return duration, waits, absent
+
+
+def _by_kind(values: Column, usual: npt.NDArray[np.bool_], kind: npt.NDArray[np.int8], default: int) -> Column:
+    """The mean of usual values per kind of work, for every row: means, because a step adds them up."""
+    typical = np.full(len(values), _mean(values[usual], default), dtype=np.int64)
+    for one in np.unique(kind):
+        same = kind == one
+        if (same & usual).sum() >= 5:
+            typical[same] = _mean(values[same & usual], default)
+    return typical
+
+
+def _mean(values: Column, default: int) -> int:
+    return round(float(values.mean())) if len(values) else default
+
+
+def _axes(values: Sequence[int] | Column) -> Nanoseconds:
+    return np.ascontiguousarray(values, dtype=np.int64).reshape(-1, 1, 1)

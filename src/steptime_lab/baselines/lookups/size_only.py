@@ -1,0 +1,59 @@
+"""Trees on sizes: rows, dim, pooling, batch and tables, without anything that says which rows are looked up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._lookups.columns import Floats
+from steptime._models.kernels.forms import Arrays
+from steptime._models.lookups.batch import Lookups
+from steptime._models.lookups.correction import Correction, named, part
+from steptime._models.lookups.forms import LookupTimes
+from steptime._models.lookups.rows import MeasuredLookups
+from steptime_lab.baselines.lookups.conditions import Seen, told
+
+
+@dataclass(frozen=True)
+class SizeOnly:
+    """Trees of ln(time)."""
+
+    trees: Correction
+    seen: Seen
+
+    def times(self, lookups: Lookups) -> LookupTimes:
+        """The whole lookup as one part."""
+        return self.seen.times(lookups, self.trees.factors(_features(lookups)))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What `load` makes the same from."""
+        return {**named("trees", self.trees.arrays()), **named("seen", self.seen.arrays())}
+
+
+def fit(measured: MeasuredLookups, seed: int) -> SizeOnly:
+    """As many trees as the models' corrections have."""
+    rows = measured.of("fit")
+    trees = Correction.fit(_features(rows.lookups), np.ones(len(rows)), rows.time_ns, seed)
+    return SizeOnly(trees, Seen.of(rows))
+
+
+def load(arrays: Arrays) -> SizeOnly:
+    """The form that `arrays` were taken from."""
+    return SizeOnly(Correction.load(part(arrays, "trees")), Seen.load(part(arrays, "seen")))
+
+
+def _features(lookups: Lookups) -> Floats:
+    """Sums, means and extremes over tables."""
+    pool = lookups.pool
+    tables = pool.tables
+    moved = tables.lookups * pool.row_bytes
+    sums = lookups.sums(np.column_stack([tables.lookups, moved, tables.rows * pool.row_bytes, tables.dim, tables.rows]))
+    most = lookups.maxima(np.column_stack([tables.batch, tables.pooling, tables.dim, tables.rows, moved]))
+    least = -lookups.maxima(-np.column_stack([tables.pooling, tables.dim, tables.rows]))
+    means = lookups.sums(np.column_stack([tables.pooling, np.log(tables.rows), tables.pooling * moved])) / np.column_stack(
+        [lookups.counts, lookups.counts, np.maximum(sums[:, 1], 1e-9)]
+    )
+    return np.column_stack([sums, most, least, means, lookups.counts, lookups.dtype, told(lookups)])

@@ -1,0 +1,40 @@
+"""`steptime fit`"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steptime.errors import InputError
+
+
+def fit(
+    measurements: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="What `steptime measure` wrote; the shipped rows if none.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the models go.")] = Path("fitted"),
+    name: Annotated[str, typer.Option("--name", help="What the device is called; its limits are NAME.toml.")] = "h200",
+    host: Annotated[str, typer.Option("--host", help="What the host is called.")] = "xeon-h200",
+    only: Annotated[
+        str, typer.Option("--only", help="Of kernels, lookups, host, fabrics and baselines, those to fit.")
+    ] = "kernels,lookups,host,fabrics,baselines",
+    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn while fitting.")] = 0,
+) -> None:
+    """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""
+    from steptime_lab.fit.models import WHAT, Names, fit_and_write
+    from steptime_lab.measurements.shipped import FOLDER
+
+    chosen = [word for word in only.split(",") if word]
+    unknown = sorted(set(chosen) - set(WHAT))
+    if unknown or not chosen:
+        raise InputError(f"--only {only}: {', '.join(unknown) or 'nothing'} is none of {', '.join(WHAT)}")
+    if measurements is not None and not measurements.is_dir():
+        raise InputError(f"{measurements}: no folder of measurements; `steptime measure` writes one")
+    for file in fit_and_write(
+        measurements or FOLDER, out, Names(name, host), chosen, seed, said=lambda line: print(line, file=sys.stderr, flush=True)
+    ):
+        print(file)

@@ -1,0 +1,12 @@
+"""`steptime measure`"""
+
+from __future__ import annotations
+
+import typer
+
+from steptime._cli.calibrate import run_measuring
+
+
+def measure(context: typer.Context) -> None:
+    """Measure kernels, lookups, host, collectives, steps or sharding on the GPUs of this machine."""
+    run_measuring(context.args)

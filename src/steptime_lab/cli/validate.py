@@ -1,0 +1,72 @@
+"""`steptime validate`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steptime._cli.options import Json
+from steptime._cli.output import stdout
+from steptime.errors import InputError
+
+
+def validate(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="SET", help="kernels, lookups, collectives, waiting, device-time, host, memory, steps or sharding."
+        ),
+    ] = "kernels",
+    device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
+    host: Annotated[str, typer.Option("--host", help="Whose costs.")] = "xeon-h200",
+    fabric: Annotated[str, typer.Option("--fabric", help="Whose collectives.")] = "loopback",
+    models: Annotated[
+        Path | None, typer.Option("--models", metavar="DIR", help="What `steptime fit` wrote; the shipped ones if none.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Parts of parts as well: precisions of every family, ranks by regime.")
+    ] = False,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="SOURCE", help="steps: from their trace (default), config or recorded host.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="steps: whose error it is, part by part.")] = False,
+    bars: Annotated[
+        str | None,
+        typer.Option(
+            "--bars", metavar="FILE", help="steps: fail where errors pass these bars; `shipped` for the shipped ones."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
+    from steptime._report.json import dumps
+    from steptime_lab.report.validation import print_validation, validation_document
+    from steptime_lab.validate.shipped import SETS, Models, validated
+
+    if what not in SETS:
+        raise InputError(f"validate what? {what!r} is none of {', '.join(SETS)}")
+    if what == "steps":
+        from steptime_lab.cli.validate_steps import validate_steps_command
+
+        if models is not None:
+            raise InputError("validate steps asks the shipped models; drop --models")
+        validate_steps_command(source or "trace", explain=explain, bars=bars, full=full, json=json)
+        return
+    if source is not None or explain or bars is not None:
+        raise InputError(f"--from, --explain and --bars are for steps; drop them, or validate steps instead of {what}")
+    if what == "sharding":
+        from steptime_lab.cli.validate_sharding import validate_sharding_command
+
+        if models is not None:
+            raise InputError("validate sharding asks the shipped models; drop --models")
+        validate_sharding_command(full=full, json=json)
+        return
+    found = validated(what, Models(device, host, models, fabric))
+    if json:
+        print(dumps(validation_document(found)), end="")
+        return
+    with stdout() as console:
+        print_validation(console, found, full=full)
+        console.print()

@@ -1,0 +1,16 @@
+"""`steptime validate sharding`"""
+
+from __future__ import annotations
+
+
+def validate_sharding_command(*, full: bool, json: bool) -> None:
+    """The shipped sharding tasks."""
+    from steptime._report.json import dumps
+    from steptime_lab.validate.sharding.report import sharding_document, sharding_lines
+    from steptime_lab.validate.sharding.sharding import validate_sharding
+
+    found = validate_sharding()
+    if json:
+        print(dumps(sharding_document(found)), end="")
+        return
+    print("\n".join(sharding_lines(found, full=full)))

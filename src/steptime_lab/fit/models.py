@@ -1,0 +1,136 @@
+"""From a folder of measurements to files of fitted models, with the baselines they will be compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from steptime._hardware.fabric import fabric_names, read_fabric
+from steptime._measurements.store import read
+from steptime._models.host.fit import fit as fit_host
+from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.kernels.fitted import Stored
+from steptime._models.kernels.fitting import fit_kernels
+from steptime._models.kernels.forms import Form, maker
+from steptime._models.kernels.rows import TEST, rows_of
+from steptime._platforms.fabric import write_models
+from steptime._platforms.fabric_fitting import fit_measured
+from steptime._program.load import load
+from steptime.errors import InputError
+from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
+
+WHAT = ("kernels", "lookups", "host", "fabrics", "baselines")
+BASELINES = ("roofline", "published")
+
+Said = Callable[[str], None]
+
+# The box whose rows are shipped.
+HOST = "xeon-h200"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the fitted device and the fitted host are called."""
+
+    device: str = "h200"
+    host: str = HOST
+
+
+def fit_and_write(folder: Path, out: Path, names: Names, what: Sequence[str], seed: int, *, said: Said) -> list[Path]:
+    """Fits what is asked and gives the files written."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for one in WHAT:
+        if one in what:
+            begun = time.monotonic()
+            said(f"fitting {one}")
+            written += _FITS[one](folder, out, names.host if one == "host" else names.device, seed, said)
+            said(f"{one}: {time.monotonic() - begun:.0f} s")
+    return written
+
+
+def _kernels(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
+    table = read(folder, "kernels")
+    # The two forms with most rows take nearly all the time, about as long as each other.
+    with ProcessPoolExecutor(max_workers=2) as executor:
+        models = fit_kernels(table, seed, said=said, executor=executor)
+    file = out / f"{name}.npz"
+    models.save(file)
+    return [file]
+
+
+def _lookups(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
+    return [fit_and_write_lookups(folder, out, name, seed, said)]
+
+
+def _baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
+    """What the fitted models are compared with: other forms, and the lookups' own forms shown some of the rows only."""
+    asked = {"kernels": _kernel_baselines, "lookups": fit_and_write_lookup_baselines}
+    found = [fit(folder, out, name, seed, said) for what, fit in asked.items() if read(folder, what).num_rows]
+    if not found:
+        raise InputError(f"{folder}: no kernel or lookup rows to fit; `steptime measure kernels` makes some")
+    return found
+
+
+def _kernel_baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+    table = read(folder, "kernels")
+    rows = [row for row in rows_of(table) if row.split != TEST]
+    parts = {}
+    for form in BASELINES:
+        said(f"{form}: {len(rows):,} rows")
+        parts[form] = maker(form).fit(rows, seed).arrays()
+    file = baselines_file(out, name)
+    write_archive(file, {"seed": seed}, parts)
+    return file
+
+
+def baselines_file(folder: Path, name: str) -> Path:
+    """Where the baselines of a device are kept."""
+    return folder / f"{name}-baselines.npz"
+
+
+def read_baselines(file: Path) -> dict[str, Form]:
+    """The baselines that `fit_and_write` wrote."""
+    archive = Archive.open(file)
+    return dict(Stored(archive, archive.parts))
+
+
+def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001
+    """Of the rows of one rank alone and of what full traces beside them tell; nothing is drawn."""
+    table = read(folder, "host")
+    if not table.num_rows:
+        raise InputError(f"{folder}: no host rows to fit; `steptime measure host` makes some")
+    traces = sorted((folder / "traces").glob("*.kineto.json.gz"))
+    said(f"host: {table.num_rows:,} rows, {len(traces)} traces")
+    programs = [program for trace in traces for program in load([trace]).programs]
+    file = out / f"{name}.json"
+    fit_host(table.to_pylist(), programs).save(file)
+    return [file]
+
+
+def _fabrics(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001
+    """Of every fabric that has a description; nothing is drawn."""
+    rows = read(folder, "collectives").to_pylist()
+    if not rows:
+        raise InputError(f"{folder}: no rows of collectives to fit; `steptime measure collectives` makes some")
+    written = []
+    for fabric in sorted({row["fabric"] for row in rows} & set(fabric_names())):
+        tiers, fitted = fit_measured(read_fabric(fabric), rows)
+        said(f"{fabric}: {len(fitted.points):,} messages, each by {fitted.reduction}")
+        written.append(out / f"{fabric}.json")
+        write_models(written[-1], tiers)
+    if not written:
+        raise InputError(f"{folder}: no described fabric among its collectives; `steptime fabric {folder}` describes one")
+    return written
+
+
+_FITS: dict[str, Callable[[Path, Path, str, int, Said], list[Path]]] = {
+    "kernels": _kernels,
+    "lookups": _lookups,
+    "host": _host,
+    "fabrics": _fabrics,
+    "baselines": _baselines,
+}

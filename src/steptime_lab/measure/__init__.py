@@ -1,0 +1,1 @@
+"""Sweeps on a real GPU, real training steps of several ranks, and the calibration of a box."""

@@ -1,0 +1,18 @@
+"""`python -m steptime_lab.measure JOB ...`: the measuring commands where only torch, numpy and pyarrow are installed."""
+
+from __future__ import annotations
+
+import sys
+
+from steptime._calibrate.harness.command import fail, main
+from steptime.errors import SteptimeError
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SteptimeError as error:
+        sys.exit(fail(error))
+    except OSError as error:
+        sys.exit(fail(f"{error.filename or 'output'}: {error.strerror or error}"))
+    except KeyboardInterrupt:
+        sys.exit(130)

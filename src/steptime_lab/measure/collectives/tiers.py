@@ -1,0 +1,112 @@
+"""The sweep: which cases, in the order of their worth. A run may end anywhere in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from steptime._calibrate.collectives.cases import BUCKET, MAIN, OTHERS, Case, fitting
+from steptime._calibrate.collectives.splits import WANTED, largest_sent_bytes, uneven
+from steptime._units import MIB, NS_PER_MS
+
+_KIB = 1024
+_DOUBLING = tuple(4 << power for power in range(27))  # 4 B to 256 MiB
+# Where a curve bends, and the buckets of small models.
+_ESSENTIAL = (MIB, 64 * _KIB, 8 * MIB, 256 * _KIB, 16 * _KIB, 4 * _KIB, 4 * MIB, 2 * MIB, 512 * _KIB, 32 * _KIB, 128 * _KIB,
+              16 * MIB, int(1.2 * MIB), int(2.6 * MIB), 1 * _KIB, 4, 64 * MIB)  # fmt: skip
+_COARSE = (64 * _KIB, MIB, 8 * MIB, 4 * _KIB, 512 * _KIB)
+_CROWDED = (MIB, 16 * MIB, 64 * _KIB)
+_SKEWS_NS = (0.2 * NS_PER_MS, 1.0 * NS_PER_MS, 5.0 * NS_PER_MS)
+
+
+def tiers(ranks: int, *, dense: bool, seed: int, only: Sequence[str] = ()) -> list[list[Case]]:
+    """Every case of a place, in lists of falling worth; the first is what every place should have. No case is in two."""
+    uneven_cases = WANTED.get(ranks, 60) // (1 if dense else 4)
+    found = [
+        essential(ranks, seed),
+        _uneven(ranks, uneven_cases, seed),
+        _plain(MAIN, ranks, _grid((1.3, 1.6) if dense else (1.3,), 64 * MIB)),
+        _plain(OTHERS, ranks, _grid((1.4,) if dense else (), 16 * MIB)),
+        [*_crowded(ranks, (64 * _KIB, MIB, 8 * MIB, 64 * MIB)), *_skewed(ranks, (4 * _KIB, 64 * _KIB, MIB, 8 * MIB), seed)],
+        [*_single(ranks), *_half_precision(ranks)],
+        [*_plain(MAIN, ranks, [128 * MIB, 256 * MIB]), *_plain(OTHERS, ranks, [s for s in _DOUBLING if s > 16 * MIB])],
+    ]
+    first_in = {case: number for number, tier in reversed(list(enumerate(found))) for case in tier}
+    return [
+        [case for case in dict.fromkeys(tier) if first_in[case] == number and (not only or case.collective in only)]
+        for number, tier in enumerate(found)
+    ]
+
+
+def essential(ranks: int, seed: int) -> list[Case]:
+    """A few of each kind: sizes of the main collectives, company, busy hosts, late ranks, uneven splits, other collectives."""
+    main = _plain(MAIN, ranks, _ESSENTIAL)
+    # One circumstance at a time.
+    crowded = [case for case in _crowded(ranks, _CROWDED) if case.beside == "none" or case.host_threads == "idle"]
+    late = [case for case in _skewed(ranks, (64 * _KIB, MIB), seed) if case.skew_ns == 1.0 * NS_PER_MS]
+    return [BUCKET, *main[:16], *crowded, *late, *_uneven(ranks, 12, seed), *main[16:], *_plain(OTHERS, ranks, _COARSE)]
+
+
+def few(ranks: int, *, seed: int, only: Sequence[str] = ()) -> list[list[Case]]:
+    """A handful of cases of each kind, small."""
+    sizes = [4, 4 * _KIB, 100 * _KIB]
+    found = [
+        *_plain((*MAIN, *OTHERS), ranks, sizes),
+        *[case for case in _uneven(ranks, 40, seed) if case.size_bytes < 256 * _KIB][:4],
+        *(Case(name, fitting(name, 64 * _KIB, ranks), beside=beside) for name in MAIN for beside in ("gemm", "copy")),
+        *(Case(name, fitting(name, 64 * _KIB, ranks), host_threads="busy") for name in MAIN),
+        *(Case(name, fitting(name, 64 * _KIB, ranks), skew_ns=1.0 * NS_PER_MS, late_rank=ranks - 1) for name in MAIN),
+        Case("all_reduce", 4, mode="single"),
+        Case("barrier", 0, mode="single"),
+        Case("all_reduce", 4 * _KIB, dtype="bfloat16"),
+    ]
+    return [list(dict.fromkeys(case for case in found if not only or case.collective in only))]
+
+
+def _grid(between: Sequence[float], largest: int) -> list[int]:
+    """Doubling sizes up to the largest, and sizes between them where bandwidth begins to matter."""
+    doubling = [size for size in _DOUBLING if size <= largest]
+    return [*doubling, *(int(size * factor) for size in doubling for factor in between if _KIB <= size < largest)]
+
+
+def _plain(names: Iterable[str], ranks: int, sizes: Iterable[int]) -> list[Case]:
+    # Two ranks in a ring are a pair.
+    wanted = [name for name in names if not (name == "send_recv_ring" and ranks == 2)]
+    return [Case(name, fitting(name, size, ranks)) for size in sizes for name in wanted]
+
+
+def _uneven(ranks: int, count: int, seed: int) -> list[Case]:
+    return [Case("all_to_all", largest_sent_bytes(matrix, ranks), splits=matrix) for matrix in uneven(ranks, count, seed)]
+
+
+def _crowded(ranks: int, sizes: Iterable[int]) -> list[Case]:
+    """Beside compute, and with host threads busy; then both."""
+    pairs = [(name, fitting(name, size, ranks)) for size in sizes for name in MAIN]
+    return [
+        *(Case(name, size, beside=beside) for name, size in pairs for beside in ("gemm", "copy")),
+        *(Case(name, size, host_threads="busy") for name, size in pairs),
+        *(Case(name, size, beside="gemm", host_threads="busy") for name, size in pairs if size <= 8 * MIB),
+    ]
+
+
+def _skewed(ranks: int, sizes: Iterable[int], seed: int) -> list[Case]:
+    draw = random.Random(seed)
+    return [
+        Case(name, fitting(name, size, ranks), skew_ns=skew, late_rank=draw.choice((0, draw.randrange(ranks))))
+        for size in sizes
+        for name in MAIN
+        for skew in _SKEWS_NS
+    ]
+
+
+def _single(ranks: int) -> list[Case]:
+    """What a host that waits for it sees, where latency matters."""
+    sizes = [4, 256, 4 * _KIB, 16 * _KIB, 64 * _KIB, 256 * _KIB, MIB]
+    cases = [Case(case.collective, case.size_bytes, mode="single") for case in _plain((*MAIN, *OTHERS), ranks, sizes)]
+    return [*cases, Case("barrier", 0, mode="single")]
+
+
+def _half_precision(ranks: int) -> list[Case]:
+    names = ("all_reduce", "reduce_scatter", "all_to_all")
+    sizes = (4 * _KIB, 64 * _KIB, 512 * _KIB, 4 * MIB, 16 * MIB)
+    return [Case(name, fitting(name, size, ranks), dtype="bfloat16") for name in names for size in sizes]

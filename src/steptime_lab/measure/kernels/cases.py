@@ -1,0 +1,174 @@
+"""Which calls are measured, in which order: the shapes of the workloads first, then the families' sweeps, shuffled."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from steptime._calibrate.ops.calls import read_calls
+from steptime._measurements.sets.kernels import SET
+from steptime._measurements.store import key_of
+from steptime._models.kernels import Family, families, family_of
+from steptime._models.kernels.call import Call
+
+# Calls of a sweep on a whole GPU; each gives a cold and, nearly always, a warm row.
+FULL = 16_000
+SMALL = 60
+# On parts of a GPU: a subset of the full sweep, so that a part and the whole can be compared call by call.
+FULL_PART = 1_700
+SMALL_PART = 16
+# How many of those are shapes of the workloads, at most.
+_PART_OF_WORKLOADS = 0.3
+
+_PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "_addmm_activation", "mv", "addmv", "dot", "linear")
+)
+_CONVOLUTIONS = frozenset(
+    f"aten::{name}" for name in ("convolution", "convolution_backward", "_convolution", "cudnn_convolution", "conv1d", "conv2d")
+)
+
+_COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
+
+SWEEP = "sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A call and the settings it is run under."""
+
+    call: Call
+    text: str
+    family: str
+    source: str
+    tf32: bool = False
+    benchmark: bool = False
+    warm: bool = True  # whether it is run with its input just written, too
+
+    def key(self, cache: str, share: int, others: str) -> str:
+        """The key of its row in the set."""
+        return key_of(SET, {**self.asked(), "cache": cache, "share": share, "others": others})
+
+    def asked(self) -> dict[str, str | bool]:
+        """The columns of its rows that do not depend on cache or device."""
+        return {
+            "family": self.family,
+            "op": self.call.op,
+            "call": self.text,
+            "tf32": self.tf32,
+            "benchmark": self.benchmark,
+            "source": self.source,
+        }
+
+
+def draw_of(text: str, what: str) -> float:
+    """A number from 0 to 1 that depends on nothing but the text and what it is drawn for."""
+    return int.from_bytes(hashlib.sha256(f"{what}:{text}".encode()).digest()[:6], "big") / 2**48
+
+
+def sweep_cases(chosen: Iterable[Family], count: int, seed: int) -> list[Case]:
+    """So many calls over the families by their weights, none twice, in the families' order."""
+    every = list(chosen)
+    total = sum(family.weight for family in every)
+    found: dict[str, Case] = {}
+    for family in every:
+        each = max(1, round(count * family.weight / total))
+        random = np.random.default_rng([seed, zlib.crc32(family.name.encode())])
+        for call in family.sweep(random, each):
+            text = call.to_json()
+            warm = draw_of(text, "warm") < family.warm
+            found.setdefault(text, Case(call, text, family.name, SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
+    return list(found.values())
+
+
+def workload_cases(file: Path, chosen: Iterable[str] | None = None) -> list[Case]:
+    """The calls of recorded steps, none twice; a call of several workloads belongs to the first. None without the file."""
+    if not file.exists():
+        return []
+    allowed = None if chosen is None else set(chosen)
+    found: dict[str, Case] = {}
+    for name, calls in read_calls(file).items():
+        for call in calls:
+            text, family = call.to_json(), _family_of(call)
+            if allowed is None or family in allowed:
+                # As PyTorch sets it unless told otherwise.
+                tf32 = _base(call) in _CONVOLUTIONS and call.dtype == "float32"
+                found.setdefault(text, Case(call, text, family, name, tf32=tf32))
+    return list(found.values())
+
+
+def shuffled(cases: Sequence[Case], seed: int) -> list[Case]:
+    """In an order that depends on the calls and the seed only: a longer list keeps the order of a shorter one."""
+    return sorted(cases, key=lambda case: draw_of(case.text, f"order {seed}"))
+
+
+def whole_gpu_cases(file: Path, only: Sequence[str], seed: int, *, small: bool, smallest: bool = False) -> list[Case]:
+    """Everything a whole GPU is asked. `smallest`: single precision and few bytes, for a CPU."""
+    every = _families(only)
+    if not small:
+        workloads = shuffled(workload_cases(file, only or None), seed)
+        return _unique([*workloads, *shuffled(sweep_cases(every, FULL, seed), seed)])
+    found = [*workload_cases(file, only or None)[:6]]
+    each = max(2, -(-SMALL // max(1, len(every))))
+    for family in every:
+        drawn = sweep_cases([family], 8 * each if smallest else each, seed)
+        # A slow machine: few bytes, and in the precision that every CPU has.
+        order = sorted(drawn, key=lambda case: (case.call.dtype != "float32", case.call.nbytes))
+        found += (order if smallest else shuffled(drawn, seed))[:each]
+    return _unique(shuffled(found, seed))
+
+
+def part_cases(file: Path, only: Sequence[str], seed: int, *, largest_bytes: int, small: bool) -> list[Case]:
+    """What a part of a GPU is asked: calls of the whole GPU's sweep that fit it."""
+    count = SMALL_PART if small else FULL_PART
+    fitting = [case for case in workload_cases(file, only or None) if case.call.nbytes <= largest_bytes]
+    workloads = shuffled(fitting, seed)[: int(_PART_OF_WORKLOADS * count)]
+    sweep = [case for case in sweep_cases(_families(only), FULL, seed) if case.call.nbytes <= largest_bytes]
+    # By shares within each family, so that a family of few small calls is not crowded out.
+    wanted = (count - len(workloads)) / max(1, len(sweep))
+    chosen: list[Case] = []
+    for family in dict.fromkeys(case.family for case in sweep):
+        own = shuffled([case for case in sweep if case.family == family], seed)
+        chosen += own[: max(1, round(wanted * len(own)))]
+    return _unique(shuffled([*workloads, *chosen], seed))
+
+
+def benchmark_cases(only: Sequence[str], seed: int, count: int, largest_bytes: int) -> list[Case]:
+    """Convolutions of the sweep for which cuDNN may try its algorithms; each costs a search."""
+    found = [
+        Case(case.call, case.text, case.family, case.source, tf32=case.tf32, benchmark=True)
+        for case in shuffled(sweep_cases(_families(only), FULL, seed), seed)
+        if _base(case.call) in _CONVOLUTIONS and case.call.nbytes <= largest_bytes
+    ]
+    return found[:count]
+
+
+def _families(only: Sequence[str]) -> list[Family]:
+    return [family for family in families().values() if not only or family.name in only]
+
+
+def _unique(cases: Iterable[Case]) -> list[Case]:
+    found: dict[tuple[str, bool], Case] = {}
+    for case in cases:
+        found.setdefault((case.text, case.tf32), case)
+    return list(found.values())
+
+
+def _tf32_of_sweep(call: Call, text: str) -> bool:
+    """Half of the products and convolutions of fp32 may use TF32."""
+    return call.dtype == "float32" and _base(call) in _PRODUCTS | _CONVOLUTIONS and draw_of(text, "tf32") < 0.5
+
+
+def _family_of(call: Call) -> str:
+    """As the families' ops say; a copy that leaves or reaches the host is a transfer."""
+    if _base(call) in _COPIES and any(tensor.device != "device" for tensor in call.tensors()):
+        return "transfer"
+    return family_of(call.op) or "other"
+
+
+def _base(call: Call) -> str:
+    return call.op.partition(".")[0]

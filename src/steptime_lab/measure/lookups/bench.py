@@ -1,0 +1,204 @@
+"""Runs lookups in batches under one profile each: forward and backward, caches cold, and for some of them warm."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from steptime._calibrate.harness.budget import Progress
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.setting import LostContextError, Setting
+from steptime._calibrate.ops.profile import MarkersError, Segment, profile_on
+from steptime_lab.measure.lookups.cases import Case
+from steptime_lab.measure.lookups.clock import event_times_ns
+from steptime_lab.measure.lookups.memory import Memory
+from steptime_lab.measure.lookups.prepared import Prepared, held_bytes
+from steptime_lab.measure.lookups.rows import row_of
+
+FORWARD, BACKWARD = "forward", "backward"
+COLD, WARM = "cold", "warm"
+
+# Cases per profile: about a second, so that little is lost with a process.
+_BATCH = 60
+# What the prepared cases of one batch may hold, of all device memory, over the ranks that share it.
+_HELD_SHARE = 0.1
+_CPU_HELD_BYTES = 1 << 28
+# Blocks that the allocator keeps beyond this share of a rank's memory are given back between batches.
+_KEPT_SHARE = 0.75
+
+_REPEATS, _WARM_REPEATS = 3, 2
+_WARM_CASES = 0.6  # share of cases that are measured warm too, but for those that always are
+_EVENT_CASES = 0.02  # share of cases that are timed with events too
+_LONG_ENOUGH_NS = 20_000
+
+
+@dataclass
+class _Ready:
+    """A case with what its repeats did so far."""
+
+    prepared: Prepared
+    segments: dict[tuple[str, str], list[Segment]] = field(default_factory=dict)
+    failed: bool = False
+
+    @property
+    def warm(self) -> bool:
+        return self.prepared.case.warm or self.prepared.case.draw("warm") < _WARM_CASES
+
+
+class Bench:
+    """Measures batches of cases on one rank."""
+
+    def __init__(self, group: Group, session: Session, memory: Memory, progress: Progress) -> None:
+        self.group, self._session, self._memory, self._progress = group, session, memory, progress
+        self._cuda = group.device.type == "cuda"
+        self._total_bytes = torch.cuda.mem_get_info(group.device)[1] if self._cuda else 0
+        self._warned: set[str] = set()
+
+    def alone(self) -> Bench:
+        """The same, not waiting for other ranks."""
+        return Bench(replace(self.group, ranks=1), self._session, self._memory, self._progress)
+
+    def batches(self, cases: Sequence[Case]) -> Iterator[list[Case]]:
+        """Cut by count and by the bytes that prepared cases hold: the same on every rank."""
+        limit = _HELD_SHARE * self._total_bytes / self.group.share if self._cuda else _CPU_HELD_BYTES
+        batch: list[Case] = []
+        held = 0
+        for case in cases:
+            own = held_bytes(case)
+            if batch and (len(batch) >= _BATCH or held + own > limit):
+                yield batch
+                batch, held = [], 0
+            batch.append(case)
+            held += own
+        if batch:
+            yield batch
+
+    def measure(self, batch: Sequence[Case], setting: Setting) -> list[dict[str, Any]]:
+        """The rows of a batch: two or four for every case that runs."""
+        ready = [one for one in map(self._prepare, batch) if one is not None]
+        self.group.barrier()
+        gc.collect()
+        gc.disable()
+        try:
+            self._profile(ready, setting)
+        except MarkersError as error:
+            self._progress.skip("the profile lost records", len(ready))
+            self._session.warn(f"a batch of {len(ready)} lookups is dropped: {error}")
+            return []
+        finally:
+            gc.enable()
+        rows = [row for one in ready for row in self._rows(one, setting)]
+        ready.clear()
+        self._tidy()
+        return rows
+
+    def try_out(self, cases: Sequence[Case]) -> None:
+        """Runs cases unrecorded: kernels are compiled and libraries loaded at their first use."""
+        for case in cases:
+            one = self._prepare(case)
+            if one is not None:
+                self._issue(one, COLD, lambda _: None)
+        self.group.synchronize()
+
+    def _prepare(self, case: Case) -> _Ready | None:
+        try:
+            return _Ready(Prepared(case, self._memory))
+        except Exception as error:  # torch's, Triton's and our own have no other ancestor in common
+            self._say(case, error)
+            return None
+
+    def _profile(self, ready: Sequence[_Ready], setting: Setting) -> None:
+        random = np.random.default_rng([setting.seed, len(ready)])
+        owners: list[tuple[_Ready, str, str] | None] = []
+        with profile_on(self.group.device) as profile:
+            for repeat in range(_REPEATS):
+                for index in random.permutation(len(ready)):
+                    one = ready[index]
+                    owners += self._issue(one, COLD, profile.mark)
+                    if one.warm and repeat < _WARM_REPEATS:
+                        owners += self._issue(one, WARM, profile.mark)
+        for segment, owner in zip(profile.segments(), owners, strict=True):
+            if owner is not None:
+                owner[0].segments.setdefault(owner[1:], []).append(segment)
+
+    def _issue(self, one: _Ready, cache: str, mark: Callable[[str], None]) -> list[tuple[_Ready, str, str] | None]:
+        """One forward and one backward run; says for every segment it marked whose it is (nobody's: what was between them)."""
+        owners: list[tuple[_Ready, str, str] | None] = []
+        if one.failed:
+            return owners
+        try:
+            mark("between")
+            owners.append(None)
+            self._between(one, cache, first=True)
+            mark(FORWARD)
+            owners.append((one, FORWARD, cache))
+            out = one.prepared.forward()
+            mark("between")
+            owners.append(None)
+            self._between(one, cache, first=False)
+            mark(BACKWARD)
+            owners.append((one, BACKWARD, cache))
+            one.prepared.backward(out)
+        except Exception as error:
+            # What was launched of it is not a whole run.
+            owners[-1] = None
+            one.failed = True
+            self._say(one.prepared.case, error)
+        return owners
+
+    def _between(self, one: _Ready, cache: str, *, first: bool) -> None:
+        if cache == COLD:
+            self._memory.flush()
+        elif first:
+            one.prepared.forward()
+
+    def _rows(self, one: _Ready, setting: Setting) -> list[dict[str, Any]]:
+        case = one.prepared.case
+        found = [
+            row_of(one.prepared, direction, cache, segments, share=setting.share, others=setting.others)
+            for (direction, cache), segments in one.segments.items()
+        ]
+        rows = [row for row in found if row is not None]
+        if one.failed or not rows:
+            if not one.failed:
+                self._progress.skip("launches nothing on the device")
+            return []
+        self._progress.step()
+        if case.draw("events") < _EVENT_CASES and case.optimizer != "adagrad":
+            self._add_events(one, rows)
+        return rows
+
+    def _add_events(self, one: _Ready, rows: Sequence[dict[str, Any]]) -> None:
+        try:
+            found = event_times_ns(one.prepared, self._memory.flush, cuda=self._cuda)
+        except Exception as error:
+            self._say(one.prepared.case, error)
+            return
+        for row in rows:
+            if row["cache"] == COLD and (not self._cuda or float(np.median(row["times_ns"])) >= _LONG_ENOUGH_NS):
+                row["event_ns"] = found[row["direction"] == BACKWARD]
+
+    def _say(self, case: Case, error: Exception) -> None:
+        try:
+            self.group.synchronize()
+        except RuntimeError as lost:
+            raise LostContextError(f"the CUDA context was lost in {case}: {error}") from lost
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            self._progress.skip("out of memory")
+            return
+        self._progress.skip("failed")
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        if reason not in self._warned:
+            self._warned.add(reason)
+            self._session.warn(f"a lookup of {len(case.dims)} tables ({case.implementation}) failed: {reason}")
+
+    def _tidy(self) -> None:
+        if self._cuda and torch.cuda.memory_reserved() > _KEPT_SHARE * self._total_bytes / self.group.share:
+            torch.cuda.empty_cache()

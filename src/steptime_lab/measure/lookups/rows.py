@@ -1,0 +1,31 @@
+"""From what the device did in every repeat of a lookup to one row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from steptime._calibrate.ops.profile import Segment
+from steptime_lab.measure.kernels.rows import told_by
+from steptime_lab.measure.lookups.prepared import Prepared
+
+
+def row_of(
+    prepared: Prepared, direction: str, cache: str, repeats: Sequence[Segment], *, share: int, others: str
+) -> dict[str, Any] | None:
+    """The row of a lookup in one direction and cache state; nothing where nothing was launched."""
+    told = told_by(repeats)
+    if told is None:
+        return None
+    case, every = prepared.case, prepared.statistics
+    return {
+        **case.asked(direction, cache, share, others),
+        "tables": len(case.dims),
+        "series": case.series,
+        "pooling": [one.pooling for one in every],
+        "pooling_spread": [one.pooling_spread for one in every],
+        "lookups": [one.lookups for one in every],
+        "unique": [one.unique for one in every],
+        "reuse": [list(one.reuse) for one in every],
+        **told,
+    }

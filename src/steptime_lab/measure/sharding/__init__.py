@@ -1,0 +1,269 @@
+"""`measure sharding`: the plans of one task after another, interleaved in blocks, so that their differences are paired."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steptime._calibrate.collectives.fabrics import FABRIC, fabric_of
+from steptime._calibrate.harness.collector import no_collector
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
+from steptime._calibrate.harness.session import Session
+from steptime._measurements.store import read
+from steptime_lab.measure.sharding.plans import Given, read_plans
+from steptime_lab.measure.sharding.summary import summary
+from steptime_lab.measure.steps.attempts import Attempts, free
+from steptime_lab.measure.steps.daemon import Daemon
+from steptime_lab.measure.steps.flight import Flight
+from steptime_lab.measure.steps.rows import asked, key_of_case, lookups_json
+from steptime_lab.measure.steps.timed import calibrate
+from steptime_lab.measure.steps.timing import steps_for, time_once
+
+if TYPE_CHECKING:
+    from steptime._build.dlrm.model import Dlrm
+    from steptime_lab.workloads.case import Case, Step
+
+BLOCKS = 8
+_SMALL_BLOCKS, _SMALL_TASKS, _SMALL_BATCH = 2, 2, 32
+# One task in so many is timed again in another group of processes.
+_REPEATED = 5
+_RESTARTS = 4
+_TASK_S = 120.0
+# What is timed of a plan in a block; 2,240 of them take four minutes.
+_TIMED_S = 0.06
+_LEAST_STEPS = 5
+_WARM_UP = 2
+# Before each timing: the tables and the caches of another plan's turn are gone after one step.
+_WARM_UP_IN_BLOCK = 1
+# A task has to end before the time does: about what one takes.
+_NEED_S = 8.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the plans are timed."""
+
+    layout: Layout
+    share: int
+    fabric: str
+
+
+def run(session: Session, options: Options) -> None:
+    """Times every task under its plans, then a fifth of them again in other processes; ends with what was found, in a line."""
+    ranks = max(options.ranks)
+    share = ranks if options.share_gpu else 1
+    place = Place(Layout(ranks, options.share_gpu, options.device), share, fabric_of(ranks, share, options.device))
+    with Daemon(session, options) as daemon:
+        skipped: set[str] = set()
+        for turn in range(2):
+            _run_turn(session, options, place, daemon, turn, skipped)
+    print(summary(timed_at(place, options, read(session.folder, "sharding").to_pylist())), file=sys.stderr, flush=True)
+
+
+def timed_at(place: Place, options: Options, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of the tasks of these options at a place: plans of one task on other ranks or wires are no rivals."""
+    asked_now = {(task.name, task.batch) for task in known_tasks(options)}
+    where = (place.layout.ranks, place.share, place.fabric)
+    return [
+        row for row in rows if (row["ranks"], row["share"], row["fabric"]) == where and (row["task"], row["batch"]) in asked_now
+    ]
+
+
+def names(options: Options) -> list[str]:
+    """What `--only` may name: tasks."""
+    return [task.name for task in known_tasks(options)]
+
+
+def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, turn: int, skipped: set[str]) -> None:
+    """Goes through the tasks that are due; after one that ended its ranks, with a fresh group and without it."""
+    flight = Flight(session.folder, "sharding")
+    for start in range(1 + _RESTARTS):
+        lost = flight.take()
+        if lost:
+            session.warn(f"sharding: {lost} was in flight when its ranks ended; its task is skipped this time")
+            skipped.add(lost.partition("/")[0])
+        names = [name for name in due(session, options, place, turn) if name not in skipped]
+        if not names or session.budget.left_s() <= 0:
+            return
+        told = {"small": options.small, "seed": options.seed, "plans": given_plans(options)}
+        plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, calibrate=start == 0, **told)
+        settings = {FABRIC: place.fabric}
+        limit_s = session.budget.left_s() + _TASK_S
+        try:
+            running = daemon.environment(place.layout.ranks)
+            run_ranks("sharding", place.layout, plan, limit_s=limit_s, environment=settings, daemon=running)
+            return
+        except RanksError as error:
+            session.warn(str(error))
+            daemon.renew()
+        except KeyboardInterrupt:
+            # The task did nothing wrong: the next run begins with it.
+            flight.end()
+            raise
+
+
+def due(session: Session, options: Options, place: Place, turn: int) -> list[str]:
+    """Names of the tasks of which a plan was not timed in every block often enough."""
+    done = session.store.done("sharding")
+    given = given_plans(options)
+    tasks = tasks_of(small=options.small, only=options.only or tuple(given))
+    blocks = range(_SMALL_BLOCKS if options.small else BLOCKS)
+    found = []
+    for task in tasks[::_REPEATED] if turn else tasks:
+        cases = [case for case, _ in plans_of(task, max(options.ranks), given)]
+        keys = [
+            key_of_case(case, place.share, place.fabric, name="sharding", block=block) for case in cases for block in blocks
+        ]
+        if any(done[key] <= turn for key in keys):
+            found.append(task.name)
+    return found
+
+
+def tasks_of(*, small: bool, only: Sequence[str]) -> list[Dlrm]:
+    """The tasks to time: the studied ones, or those that `only` names of these and of the further ones."""
+    from steptime._shard.task.drawn import further_tasks, sharding_tasks
+
+    if small:
+        return [task for task in map(_smaller, sharding_tasks()[:_SMALL_TASKS]) if not only or task.name in only]
+    return [task for task in (*sharding_tasks(), *further_tasks()) if task.name in only] if only else list(sharding_tasks())
+
+
+def known_tasks(options: Options) -> list[Dlrm]:
+    """All that can be named."""
+    from steptime._shard.task.drawn import further_tasks
+
+    studied = tasks_of(small=options.small, only=())
+    return studied if options.small else [*studied, *further_tasks()]
+
+
+def _smaller(task: Dlrm) -> Dlrm:
+    """The same task on a few rows and samples."""
+    tables = [
+        replace(table, generator=replace(table.generator, rows=64 * (1 + at), pooling=3.0))
+        for at, table in enumerate(task.tables)
+    ]
+    return replace(task, batch=_SMALL_BATCH, tables=tuple(tables))
+
+
+def given_plans(options: Options) -> Given:
+    """The plans of the file that the options name; a task that there is not, or a plan that does not fit one, says so."""
+    if options.plans is None:
+        return {}
+    return read_plans(options.plans, known_tasks(options), max(options.ranks))
+
+
+def plans_of(task: Dlrm, ranks: int, given: Given | None = None) -> list[tuple[Case, str]]:
+    """A case per distinct plan of the rules and of those given, and the names of the others that make the same one."""
+    from steptime._shard.rules import rules
+    from steptime_lab.workloads.cases import dlrm_case
+
+    found: dict[str, Case] = {}
+    others: dict[str, list[str]] = {}
+    made = [dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule) for rule in rules()]
+    for name, placed in (given or {}).get(task.name, {}).items():
+        named = replace(made[0], name=f"{task.name}-{name}-r{ranks}", rule=name)
+        made.append(replace(named, plan={table.name: placed[table.name] for table in task.tables}))
+    for case in made:
+        plan, rule = json.dumps(case.plan), case.rule
+        if plan in found:
+            others[plan].append(rule)
+        else:
+            found[plan], others[plan] = case, []
+    return [(case, ",".join(others[plan])) for plan, case in found.items()]
+
+
+def order_of(task: str, block: int, plans: int, *seeds: int) -> list[int]:
+    """In which order a block times the plans: drawn anew for every block, the same on every rank."""
+    drawn = np.random.default_rng([*seeds, zlib.crc32(task.encode()), block])
+    return [int(at) for at in drawn.permutation(plans)]
+
+
+def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
+    """One rank's part in every task."""
+    tasks = tasks_of(small=plan["small"], only=plan["tasks"])
+    flight = Flight(session.folder, "sharding")
+    attempts = Attempts(group, session, flight, session.progress("sharding", len(tasks)), case_s=_TASK_S)
+    with no_collector():
+        if plan["calibrate"]:
+            calibrate(group, session)
+        for task in tasks:
+            if not attempts.time_left(0.0 if plan["small"] else _NEED_S):
+                break
+            rows = _task(attempts, task, plan)
+            if rows is not None:
+                attempts.progress.step()
+            if group.rank == 0:
+                for row in rows or ():
+                    session.store.add("sharding", row)
+                session.store.flush()
+    attempts.close()
+
+
+def _task(attempts: Attempts, task: Dlrm, plan: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of one task. Its plans stay built throughout: they share their tables, and switching takes nothing."""
+    group = attempts.group
+    built: list[tuple[Case, str, Step]] = []
+    for case, aliases in plans_of(task, group.ranks, plan.get("plans")):
+        step = attempts.attempt(f"{task.name}/{case.rule}", partial(_built, case, group))
+        if step is not None:
+            built.append((case, aliases, step))
+        del step
+    rows = attempts.attempt(task.name, lambda: blocks_of(task.name, built, group, plan)) if built else None
+    for _, _, step in built:
+        step.close()
+    built.clear()
+    free(group)
+    return rows
+
+
+def _built(case: Case, group: Group) -> Step:
+    from steptime_lab.workloads.case import build
+
+    step = build(case, group, group.device)
+    for _ in range(_WARM_UP):
+        step()
+    group.synchronize()
+    return step
+
+
+def blocks_of(
+    task: str, built: Sequence[tuple[Case, str, Step]], group: Group, plan: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Every plan once in every block."""
+    seconds = 0.0 if plan["small"] else _TIMED_S
+    counts = [steps_for(seconds, time_once(step, group, _WARM_UP), _LEAST_STEPS) for _, _, step in built]
+    # What tables look up does not depend on the plan: one row of a task has it for all.
+    lookups = _lookups(built, group)
+    rows = []
+    for block in range(_SMALL_BLOCKS if plan["small"] else BLOCKS):
+        for turn, at in enumerate(order_of(task, block, len(built), plan["seed"], plan["turn"])):
+            case, aliases, step = built[at]
+            for _ in range(_WARM_UP_IN_BLOCK):
+                step()
+            time_ns = 1e9 * time_once(step, group, counts[at])
+            rows.append({
+                **asked(case, group.share, plan["fabric"]),
+                "block": block,
+                "turn": turn,
+                "aliases": aliases,
+                "steps_per_time": counts[at],
+                "allocated_bytes": None,
+                "reserved_bytes": None,
+                "lookups": lookups if block == turn == 0 else None,
+                "times_ns": [time_ns],
+            })  # fmt: skip
+    return rows
+
+
+def _lookups(built: Sequence[tuple[Case, str, Step]], group: Group) -> str | None:
+    case, _, step = built[0]
+    return lookups_json(case, step, group)

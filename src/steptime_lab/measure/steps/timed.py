@@ -1,0 +1,188 @@
+"""Step times, memory and lookup statistics, in processes that never profile.
+
+Off the GPU-bound regime times drift by 5 % and more within seconds. So cases are timed several at a time, in rounds: each
+once in every round, in random order, and the repeats of a case lie seconds apart.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steptime._calibrate.harness.collector import no_collector
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.patience import patience
+from steptime._calibrate.harness.session import Session
+from steptime_lab.measure.steps.attempts import Attempts, free, reason_of
+from steptime_lab.measure.steps.state import wire_ns
+from steptime_lab.measure.steps.timing import FULL, SMALL, Pace
+from steptime_lab.measure.steps.trial import Trial, built, repeated, tried_alone
+
+if TYPE_CHECKING:
+    from steptime_lab.workloads.case import Case
+
+# How many are timed together: cases with tables share these; of other models each takes all its memory for itself, and on
+# several ranks their steps are long and bound by GPU or wire.
+_WITH_TABLES, _WITHOUT_TABLES = 12, 2
+# A case that is built beside others leaves so much of the device's memory free: activations come and go.
+_ROOM = 0.15
+# Where time runs out, so many rounds are enough.
+_LEAST_ROUNDS = 3
+# What a case takes before its step time is known: with tables; without, and more for each rank on its GPU (an H200).
+_TABLES_S, _DENSE_S, _DENSE_RANK_S = 1.0, 1.5, 1.0
+# Building it again, beside others, takes about this part of that.
+_AGAIN = 0.3
+# A calibration takes no longer than the first, as a rule, and hangs after the second.
+_CALIBRATION_S, _CALIBRATION_HANGS_S = 5.0, 60.0
+_PROBE_S = 30.0
+
+
+def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None:
+    """Times the cases; a calibration of the same machine comes before them, or before and after them."""
+    group, session = attempts.group, attempts.session
+    pace = SMALL if plan["small"] else FULL
+    with no_collector():
+        if plan["calibrate"]:
+            calibrate(group, session)
+        attempts.reserve_s = _CALIBRATION_S if plan["calibrate"] > 1 else 0.0
+        settled = False
+        for together in chunks(cases, group.ranks):
+            trials, enough = _tried(attempts, together, pace, settled=settled)
+            settled = settled or bool(trials)
+            while trials:
+                trials = _timed(attempts, trials, pace, (plan["seed"], plan["turn"]))
+            if not enough:
+                break
+        if plan["calibrate"] > 1:
+            calibrate(group, session)
+
+
+def chunks(cases: Sequence[Case], ranks: int) -> Iterator[list[Case]]:
+    """Neighbours that are timed together."""
+    waiting: list[Case] = []
+    for case in cases:
+        if waiting and ((case.plan is None) != (waiting[0].plan is None) or len(waiting) == _most(waiting[0], ranks)):
+            yield waiting
+            waiting = []
+        waiting.append(case)
+    if waiting:
+        yield waiting
+
+
+def _most(case: Case, ranks: int) -> int:
+    if case.plan is not None:
+        return _WITH_TABLES
+    return _WITHOUT_TABLES if ranks == 1 else 1
+
+
+def order_of(names: Sequence[str], turn: int, *seeds: int) -> list[int]:
+    """In which order a round times its cases: drawn anew for every round, the same on every rank."""
+    drawn = np.random.default_rng([*seeds, zlib.crc32("+".join(names).encode()), turn])
+    return [int(at) for at in drawn.permutation(len(names))]
+
+
+def _tried(attempts: Attempts, cases: Sequence[Case], pace: Pace, *, settled: bool) -> tuple[list[Trial], bool]:
+    """Each case by itself: as many as there is time for to go through all their rounds; whether that is all of them."""
+    group, alone = attempts.group, len(cases) == 1
+    trials: list[Trial] = []
+    promised_s = 0.0
+    for case in cases:
+        if not attempts.time_left(promised_s + _before_s(case, group)):
+            return trials, False
+        settle_s = 0.0 if settled or trials else pace.settle_s
+        trial = attempts.attempt(case.name, partial(tried_alone, case, group, pace, settle_s=settle_s, keep=alone))
+        if trial is None:
+            continue
+        promised_s += pace.cost_s(trial.step_s, hot=alone) + (0.0 if alone else _AGAIN * _before_s(case, group))
+        if not attempts.time_left(promised_s):
+            trial.close()
+            free(group)
+            return trials, False
+        trials.append(trial)
+    return trials, True
+
+
+def _before_s(case: Case, group: Group) -> float:
+    """About what a case takes before its rounds."""
+    return _TABLES_S if case.plan is not None else _DENSE_S + _DENSE_RANK_S * group.share
+
+
+def _timed(attempts: Attempts, trials: Sequence[Trial], pace: Pace, seeds: Sequence[int]) -> list[Trial]:
+    """Rows of the trials that fit into memory together; those that do not are left for the next time."""
+    group, store = attempts.group, attempts.session.store
+    held, left = _held(attempts, trials)
+    _rounds(attempts, held, pace, seeds)
+    for trial in held:
+        trial.close()
+        if trial.failed:
+            continue
+        attempts.progress.step()
+        if group.rank == 0:
+            store.add("steps", trial.row(pace))
+    store.flush()
+    free(group)
+    return left
+
+
+def _held(attempts: Attempts, trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
+    """Builds the trials beside one another; those that are built, and those for which there was no room."""
+    group = attempts.group
+    held: list[Trial] = []
+    for at, trial in enumerate(trials):
+        if trial.step is None:
+            if held and not _room(group):
+                return held, list(trials[at:])
+            # It ran alone: what fails beside others has no room.
+            trial.step = attempts.attempt(trial.case.name, partial(built, trial.case, group), count=not held)
+            if trial.step is None and held:
+                return held, list(trials[at:])
+        if trial.step is not None:
+            held.append(trial)
+    return held, []
+
+
+def _room(group: Group) -> bool:
+    """Whether another case may be built; every rank hears the same."""
+    if not group.device_name.startswith("cuda"):
+        return True
+    import torch
+
+    free_bytes, all_bytes = torch.cuda.mem_get_info()
+    return min(group.gather(free_bytes / all_bytes)) > _ROOM
+
+
+def _rounds(attempts: Attempts, held: Sequence[Trial], pace: Pace, seeds: Sequence[int]) -> None:
+    """Every case once in every round; one that fails takes no further part."""
+    group, alone = attempts.group, len(held) == 1
+    names = [trial.case.name for trial in held]
+    for turn in range(max((pace.rounds_of(trial.step_s) for trial in held), default=0)):
+        if turn >= _LEAST_ROUNDS and not attempts.time_left(0.0):
+            return
+        with patience(_PROBE_S, "the all_reduce before a round", attempts.session):
+            wire = wire_ns(group)
+        for at in order_of(names, turn, *seeds):
+            trial = held[at]
+            if trial.failed or turn >= pace.rounds_of(trial.step_s):
+                continue
+            hot = alone and (turn > 0 or trial.kept)
+            found = attempts.attempt(names[at], partial(repeated, trial, group, pace, turn, hot=hot))
+            trial.keep(found, wire)
+
+
+def calibrate(group: Group, session: Session) -> None:
+    """A short calibration of host and fabric by the group that times, so that factors can be fitted to this very run."""
+    from steptime._calibrate.calibrate import sample
+
+    with patience(_CALIBRATION_HANGS_S, "the calibration", session):
+        failed = ""
+        try:
+            sample(group, session)
+        except Exception as error:
+            failed = reason_of(error)
+        if not group.all_agree(not failed):
+            session.warn(f"the calibration failed ({failed or 'on another rank'}); the steps are timed without it")
+    session.store.flush()

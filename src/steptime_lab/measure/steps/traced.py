@@ -1,0 +1,119 @@
+"""Execution traces of the cases, one per distinct program, and the op calls the workloads make; in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptime._calibrate.harness.collector import no_collector
+from steptime._calibrate.harness.group import Group
+from steptime._measurements.whole import write_whole
+from steptime_lab.measure.steps.attempts import Attempts, free
+from steptime_lab.measure.steps.programs import digest, owners, parse, stripped, write_packed
+
+if TYPE_CHECKING:
+    from steptime_lab.workloads.case import Case, Step
+
+_WARM_UP = 2
+
+
+def programs_file(folder: Path, case: str) -> Path:
+    """Says whose execution trace stands for which rank; written when they are all there."""
+    return folder / "traces" / f"{case}.programs.json"
+
+
+def trace_file(folder: Path, case: str, rank: int) -> Path:
+    """The execution trace of a rank."""
+    return folder / "traces" / f"{case}.rank{rank}.et.json.gz"
+
+
+def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None:
+    """Records every case; of the first of each kind also the op calls it makes."""
+    called = set(plan["called"])
+    with no_collector():
+        for case in cases:
+            if not attempts.time_left():
+                break
+            kind = kind_of(case)
+            call = partial(_record, case, attempts, calls_of="" if kind in called else kind)
+            if attempts.attempt(case.name, call) is not None:
+                attempts.progress.step()
+                called.add(kind)
+
+
+def kind_of(case: Case) -> str:
+    """Cases of one kind make the same ops, at other sizes."""
+    return "-".join(filter(None, (case.workload, case.config.get("lookup"), case.precision)))
+
+
+def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
+    from steptime_lab.workloads.case import build
+
+    group, folder = attempts.group, attempts.session.folder
+    step = build(case, group, group.device)
+    try:
+        for _ in range(_WARM_UP):
+            step()
+        group.barrier()
+        document = stripped(observed(step, group))
+        owner = owners(group.gather_text(digest(document)))
+        if owner[group.rank] == group.rank:
+            write_packed(trace_file(folder, case.name, group.rank), document)
+        if calls_of:
+            record_op_calls(calls_of, step, attempts)
+        # Only after every file is in its place: this one says that the case is done.
+        if group.all_agree(True) and group.rank == 0:
+            _write_programs(programs_file(folder, case.name), {"ranks": case.ranks, "programs": owner})
+    finally:
+        step.close()
+        del step
+        free(group)
+    return True
+
+
+def _write_programs(file: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all: a file that is there says that the case is done."""
+    write_whole(file, json.dumps(content))
+
+
+def observed(step: Step, group: Group) -> dict[str, Any]:
+    """The execution trace of one step."""
+    from torch.profiler import ExecutionTraceObserver
+
+    with tempfile.TemporaryDirectory(prefix="steptime") as folder:
+        file = Path(folder) / "et.json"
+        observer = ExecutionTraceObserver()
+        observer.register_callback(str(file))
+        try:
+            observer.start()
+            step()
+            group.synchronize()
+        finally:
+            observer.stop()
+            observer.unregister_callback()
+        return parse(file.read_text(encoding="utf-8", errors="replace"))
+
+
+def record_op_calls(kind: str, step: Step, attempts: Attempts) -> None:
+    """Adds the distinct op calls of a step to those that `measure kernels` and `measure host` ask.
+
+    Every rank records, though rank 0 alone keeps its calls: what fails then fails on all of them, and none waits for another.
+    """
+    from steptime._calibrate.ops.calls import FILE_NAME, write_calls
+    from steptime_lab.measure.kernels.record import record_calls
+
+    calls = record_calls(step)
+    attempts.group.synchronize()
+    if attempts.group.rank == 0:
+        write_calls(attempts.session.folder / FILE_NAME, kind, calls)
+
+
+def recorded_kinds(folder: Path) -> list[str]:
+    """The kinds of cases whose op calls are kept already."""
+    from steptime._calibrate.ops.calls import FILE_NAME, read_calls
+
+    return sorted(read_calls(folder / FILE_NAME)) if (folder / FILE_NAME).exists() else []

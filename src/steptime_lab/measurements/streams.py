@@ -1,0 +1,165 @@
+"""Statistics of the index streams that measured lookups drew, by stream: drawn anew once, and kept in a file beside the rows.
+
+A row of the set `lookups` names its streams by generator, seed and batch. Millions of lookups take minutes to draw again, and
+what models read of them is small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from steptime._lookups.columns import WINDOWS, TableColumns
+from steptime._lookups.generators import Generator
+from steptime._lookups.lengths import QUANTILES
+from steptime._lookups.spectrum import HOTTEST
+from steptime._lookups.statistics import REUSE_BINS
+from steptime._lookups.table import table_statistics
+from steptime._measurements.whole import whole
+from steptime.errors import InputError
+
+FILE_NAME = "lookup_streams.parquet"
+
+Stream = tuple[str, int]
+"""JSON of a generator, and samples in the batch."""
+
+# Locality is a share, in steps that no model can tell apart.
+_STEPS = 255
+# A task's worth of lookups: processes get some of these at a time.
+_TASK = 4_000_000
+
+_KEYS = pa.field("stream", pa.binary(8))
+_SCHEMA = pa.schema(
+    [
+        _KEYS,
+        pa.field("rows", pa.int64()),
+        pa.field("batch", pa.int32()),
+        pa.field("spread", pa.float32()),
+        pa.field("lengths", pa.list_(pa.float32(), len(QUANTILES))),
+        pa.field("hottest", pa.list_(pa.int32(), len(HOTTEST))),
+        pa.field("bin_rows", pa.list_(pa.int32(), REUSE_BINS)),
+        pa.field("bin_lookups", pa.list_(pa.int32(), REUSE_BINS)),
+        pa.field("locality", pa.list_(pa.uint8(), len(WINDOWS))),
+    ]
+)
+
+
+class Streams:
+    """Statistics by stream."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self._places = {key: place for place, key in enumerate(table["stream"].to_pylist())}
+        self._columns = _columns(table)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._places)
+
+    def missing(self, streams: Iterable[Stream]) -> list[Stream]:
+        """Those that are not here, each once."""
+        return [stream for stream in dict.fromkeys(streams) if key_of(stream) not in self._places]
+
+    def columns(self, streams: Sequence[Stream], dims: Sequence[int]) -> TableColumns:
+        """Statistics of tables with rows of so many elements."""
+        found = self._columns.take(np.array([self._places[key_of(stream)] for stream in streams], dtype=np.intp))
+        found.dim[:] = dims
+        return found
+
+    def with_more(self, more: pa.Table) -> Streams:
+        """These and others."""
+        return Streams(pa.concat_tables([self.table, more]))
+
+    def save(self, file: Path) -> None:
+        """Sorted, so that the same streams give the same bytes."""
+        with whole(file) as unfinished:
+            pq.write_table(
+                self.table.sort_by("stream"), unfinished, compression="zstd", compression_level=19, row_group_size=1 << 20
+            )
+
+    @classmethod
+    def load(cls, file: Path) -> Streams:
+        """What `save` wrote; none where there is no file."""
+        if not file.exists():
+            return cls(_SCHEMA.empty_table())
+        try:
+            table = pq.read_table(file)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{file}: not a readable Parquet file ({error}); remove it, and it is made anew") from error
+        if table.schema.names != _SCHEMA.names:
+            raise InputError(f"{file}: has the columns {table.schema.names}; remove it, and it is made anew")
+        return cls(table)
+
+
+def key_of(stream: Stream) -> bytes:
+    """Of a stream, the same everywhere."""
+    return hashlib.sha256(f"{stream[0]} {stream[1]}".encode()).digest()[:8]
+
+
+def streams_of(lookups: pa.Table) -> list[Stream]:
+    """The streams of measured lookups, each once."""
+    rows = zip(lookups["generators"].to_pylist(), lookups["batch"].to_pylist(), strict=True)
+    return list(dict.fromkeys((text, batch) for texts, batch in rows for text in texts))
+
+
+def summarised(streams: Sequence[Stream], executor: Executor | None = None) -> pa.Table:
+    """Draws streams and counts what they look up, side by side where there is an executor."""
+    tasks = _tasks(streams)
+    parts = map(_summarised, tasks) if executor is None else executor.map(_summarised, tasks)
+    return pa.concat_tables([_SCHEMA.empty_table(), *parts])
+
+
+def _tasks(streams: Sequence[Stream]) -> list[list[Stream]]:
+    """Heavy ones first, few of them at a time."""
+    sized = sorted(((float(json.loads(text)["pooling"]) * batch, text, batch) for text, batch in streams), reverse=True)
+    tasks: list[list[Stream]] = []
+    size = float(_TASK)
+    for lookups, text, batch in sized:
+        if size + lookups > _TASK:
+            tasks.append([])
+            size = 0.0
+        tasks[-1].append((text, batch))
+        size += lookups + 20_000  # what a stream of few lookups takes as well
+    return tasks
+
+
+def _summarised(streams: Sequence[Stream]) -> pa.Table:
+    tables = []
+    for text, batch in streams:
+        generator = Generator.from_dict(json.loads(text))
+        bags = generator.bags(batch)
+        tables.append(table_statistics(bags.indices, bags.offsets, generator.rows))
+    columns = TableColumns.of(tables)
+    keys = pa.array([key_of(stream) for stream in streams], pa.binary(8))
+    values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name) for name in _SCHEMA.names if name != _KEYS.name}
+    values["locality"] = np.rint(values["locality"] * _STEPS)
+    arrays = [keys if field.name == _KEYS.name else _array(values[field.name], field.type) for field in _SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=_SCHEMA)
+
+
+def _array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array(values).cast(kind)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()).cast(kind.value_type), kind.list_size)
+
+
+def _columns(table: pa.Table) -> TableColumns:
+    def column(name: str) -> npt.NDArray[np.float64]:
+        found = table[name].combine_chunks()
+        if not pa.types.is_fixed_size_list(found.type):
+            return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.float64)
+        return np.asarray(found.values.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(-1, found.type.list_size)
+
+    names = ("rows", "batch", "spread", "lengths", "hottest", "bin_rows", "bin_lookups")
+    return TableColumns(
+        dim=np.ones(table.num_rows), locality=column("locality") / _STEPS, **{name: column(name) for name in names}
+    )

@@ -1,0 +1,259 @@
+"""Models of collectives against messages they were never fitted to, beside a line and the published curve on the same rows.
+
+Besides the test rows, which are few per kind and rank count, every row is asked once of a model that was fitted without its
+fifth of the messages; rank counts are left out wholly; and uneven exchanges go by every rule that turns them into even ones.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.collectives.exchange import RULES
+from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, folded, reduced
+from steptime._models.collectives.line import fit_line
+from steptime._models.collectives.message import KINDS, Floats, Messages
+from steptime._models.collectives.published import as_published, fit_published
+from steptime._models.collectives.tier import TierModel
+from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime.errors import InputError
+from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
+
+Flags = npt.NDArray[np.bool_]
+
+# Where tables of different sites begin to agree; below, latency differs by up to 6 times.
+LARGE_BYTES = 1 << 20
+_LINE, _PUBLISHED = "line", "published"
+_LOAD_AND_PAIRS = "load and pairs"
+_SEVERAL = "rank counts were measured in several runs on different boxes: those left out say more about boxes than about ranks"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Points with what a model and the baselines said."""
+
+    points: Points
+    cases: Sequence[Case]
+    beside: Mapping[str, Sequence[Case]]
+
+    def part(self, places: Flags) -> Part:
+        """Some of them."""
+        some = np.flatnonzero(places).tolist()
+        return Part(
+            summary([self.cases[place] for place in some]),
+            {name: summary([cases[place] for place in some]) for name, cases in self.beside.items()},
+        )
+
+
+def validate_collectives(
+    fabric: str, fitted: FittedFabric, *, elsewhere: Sequence[Swept] = (), split: str = TEST
+) -> Validation:
+    """The rows of the split on one fabric; `elsewhere` are all its rows, of which those of other runs are asked as well."""
+    points = _answerable(fitted.model, fitted.points)
+    tested = points.of(split)
+    if not len(tested):
+        raise InputError(f"{fabric}: no collectives of the split {split} that the model answers")
+    asked = _asked(tested, fitted.model, points.of(FIT, VALIDATION), _noise(tested, fitted.reduction.quantile))
+    fifths = _in_fifths(points, fitted)
+    parts = {label: asked.part(places) for label, places in _labels(tested)}
+    parts |= {f"{label}, in fifths": fifths.part(places) for label, places in _labels(points) if "MiB" not in label}
+    uneven, facts = _uneven(points, fitted.model)
+    parts |= uneven | _left_out(points) | _other_boxes(elsewhere, fitted)
+    return Validation(
+        name=f"collectives {fabric}",
+        title=f"collectives on {fabric}, wait-free, {split} rows",
+        cases=asked.cases,
+        whole=asked.part(np.ones(len(tested), dtype=np.bool_)),
+        parts=parts,
+        facts=facts,
+        notes=(
+            f"a message's time is {fitted.reduction}, chosen on validation rows",
+            "noise floor: half of what every other repeat of a message differs from the rest, both reduced like all of them",
+            "in fifths: every message asked of a model fitted without its fifth of the messages",
+            *([_SEVERAL] if len(fitted.runs) > 1 else []),
+            "rank counts left out: all rows of them from 1 MiB; rules: all uneven exchanges, with the curve of the even ones",
+        ),
+    )
+
+
+def _answerable(model: TierModel, points: Points) -> Points:
+    return points.take(np.array([pair in model.curves for pair in zip(points.kind, points.ranks.tolist(), strict=True)], bool))
+
+
+def _noise(points: Points, quantile: float) -> list[tuple[float, ...]]:
+    """Per row, about how far off its own time is: half of what two halves of the repeats differ by."""
+    found: list[tuple[float, ...]] = []
+    for times in points.repeats or [()] * len(points):
+        if len(times) < 4:
+            found.append(repeat_errors(times)[:1])
+            continue
+        halves = [float(np.quantile(times[start::2], quantile)) for start in (0, 1)]
+        found.append(((halves[0] / halves[1] - 1) / 2,))
+    return found
+
+
+def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple[float, ...]]) -> Asked:
+    cases = _cases(points, model, noise)
+    line, published = fit_line(seen), fit_published(seen)
+    beside = {_LINE: _others(cases, line.times(points.messages).ns)}
+    if all(pair in published.curves for pair in zip(points.kind, points.ranks.tolist(), strict=True)):
+        beside[_PUBLISHED] = _others(cases, published.times(as_published(points)).ns)
+    return Asked(points, cases, beside)
+
+
+def _cases(points: Points, model: TierModel, noise: Sequence[tuple[float, ...]] | None = None) -> list[Case]:
+    times = model.times(points.messages)
+    known = bool(model.residuals)
+    covered = (times.low_ns <= points.ns) & (points.ns <= times.high_ns)
+    return [
+        Case(
+            _name(points, place),
+            float(times.ns[place]),
+            float(points.ns[place]),
+            covered=bool(covered[place]) if known else None,
+            repeat_errors=noise[place] if noise else (),
+        )
+        for place in range(len(points))
+    ]
+
+
+def _name(points: Points, place: int) -> str:
+    uneven = "uneven " if points.uneven[place] else ""
+    return f"{uneven}{points.kind[place]} of {points.ranks[place]} ranks, {points.bytes[place]:,.0f} bytes"
+
+
+def _others(cases: Sequence[Case], predicted: Floats) -> list[Case]:
+    return [
+        replace(case, predicted=float(time), covered=None, repeat_errors=())
+        for case, time in zip(cases, predicted, strict=True)
+    ]
+
+
+def _labels(points: Points) -> Iterator[tuple[str, Flags]]:
+    """Parts of the points by kind, then by rank count, then by size; none that is empty."""
+    kinds, ranks = np.array(points.kind), np.asarray(points.ranks)
+    large = points.bytes >= LARGE_BYTES
+    for kind in KINDS:
+        for label, own in _evenness(kind, (kinds == kind), points.uneven):
+            some = [(label, own)]
+            some += [(f"{label}, {count} ranks", own & (ranks == count)) for count in np.unique(ranks).tolist()]
+            some += [(f"{label} below 1 MiB", own & ~large), (f"{label} from 1 MiB", own & large)]
+            yield from ((name, places) for name, places in some if places.any())
+
+
+def _evenness(kind: str, own: Flags, uneven: Flags) -> list[tuple[str, Flags]]:
+    if kind != "all_to_all":
+        return [(kind, own)]
+    return [("all_to_all even", own & ~uneven), ("all_to_all uneven", own & uneven)]
+
+
+def _in_fifths(points: Points, fitted: FittedFabric) -> Asked:
+    """Every row once, by models and baselines that did not see its fifth."""
+    cases: dict[int, Case] = {}
+    beside: dict[str, dict[int, Case]] = {}
+    for own in folded(points):
+        seen = points.take(~own)
+        model = replace(
+            fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged), residuals=fitted.model.residuals
+        )
+        tested = points.take(own)
+        found = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
+        places = np.flatnonzero(own).tolist()
+        cases |= dict(zip(places, found.cases, strict=True))
+        for name, some in found.beside.items():
+            beside.setdefault(name, {}).update(zip(places, some, strict=True))
+    return Asked(
+        points,
+        [cases[place] for place in range(len(points))],
+        {name: [some[place] for place in range(len(points))] for name, some in beside.items() if len(some) == len(points)},
+    )
+
+
+# --- uneven exchanges ------------------------------------------------------------------------------------------------------
+
+
+def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Part], dict[str, float]]:
+    """Every uneven exchange by every rule, all with one curve: that of the even ones."""
+    even = points.take(~points.uneven & np.array([kind == "all_to_all" for kind in points.kind]))
+    if not len(even) or not points.uneven.any():
+        return {}, {}
+    curves = replace(fit_curves(even, idle_power=0.0, ragged=model.ragged), residuals={})
+    asked = _answerable(curves, points.take(points.uneven))
+    found = {f"uneven by {rule}": summary(_by_rule(asked, curves, rule)) for rule in RULES}
+    best = summary(_cases(asked, replace(curves, idle_power=model.idle_power)))
+    others = {rule: one.gmae for rule, one in found.items()}
+    nearest = min(others, key=lambda rule: others[rule])
+    facts = {
+        "uneven_exchanges_asked_by_every_rule": float(best.rows),
+        f"times_the_error_{nearest} against {_LOAD_AND_PAIRS}".replace(" ", "_"): others[nearest] / best.gmae,
+        "times_the_error_uneven_by_max_of_max_as_published_against_load_and_pairs": others["uneven by max of max"] / best.gmae,
+    }
+    parts = {name: Part(one) for name, one in found.items()} | {f"uneven by {_LOAD_AND_PAIRS}": Part(best)}
+    for count in sorted(set(asked.ranks.tolist())):
+        own = asked.take(asked.ranks == count)
+        cases = _cases(own, replace(curves, idle_power=model.idle_power))
+        beside = {rule: summary(_by_rule(own, curves, rule)) for rule in RULES}
+        parts[f"uneven by {_LOAD_AND_PAIRS}, {count} ranks"] = Part(summary(cases), beside)
+    return parts, facts
+
+
+def _by_rule(points: Points, curves: TierModel, rule: str) -> list[Case]:
+    sizes = np.array([RULES[rule](points.sent(place))[0] for place in range(len(points))])
+    asked = Messages(points.messages.kind, points.messages.ranks, sizes, sizes, sizes)
+    return _others(_cases(points, curves), curves.times(asked).ns)
+
+
+# --- rank counts and boxes -------------------------------------------------------------------------------------------------
+
+
+def _left_out(points: Points) -> dict[str, Part]:
+    """Large even messages of a rank count by models that saw the others, or those below it where it is the largest."""
+    even = points.take(~points.uneven & (points.bytes >= LARGE_BYTES))
+    seen = points.take(~points.uneven)
+    counts = sorted(set(points.ranks.tolist()))
+    parts: dict[str, Part] = {}
+    for count in counts[1:] if len(counts) > 2 else []:
+        others = [other for other in counts if other != count]
+        model = fit_curves(seen.take(np.isin(seen.ranks, others)), idle_power=0.0)
+        asked = even.take(even.ranks == count)
+        known = np.array([len(model.measured_ranks(kind)) > 1 for kind in asked.kind], dtype=np.bool_)
+        cases = _cases(asked.take(known), model)
+        if not cases:
+            continue
+        label = f"{count} ranks from {' and '.join(map(str, others))}"
+        parts[label] = Part(summary(cases))
+        kinds = np.array(asked.kind)[known]
+        for kind in [kind for kind in KINDS if (kinds == kind).any()]:
+            parts[f"{kind}, {label}"] = Part(summary([case for case, own in zip(cases, kinds == kind, strict=True) if own]))
+    return parts
+
+
+def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Part]:
+    """Rows of other runs, each process's times over what its all_reduce of 1 MiB says of its speed, and as they are."""
+    own = set(fitted.runs)
+    speeds: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    others = [row for row in rows if row.run not in own]
+    for row in others:
+        said = row.reference_ns or (
+            row.times_ns if row.message.kind == "all_reduce" and row.message.bytes == LARGE_BYTES else ()
+        )
+        if said:
+            speeds[row.run, row.process, row.message.ranks] += said
+    chosen = [row for row in others if (row.run, row.process, row.message.ranks) in speeds]
+    chosen = [row for row in chosen if (row.message.kind, row.message.ranks) in fitted.model.curves]
+    if not chosen:
+        return {}
+    usual = fitted.model.times(Messages.even("all_reduce", [row.message.ranks for row in chosen], float(LARGE_BYTES))).ns
+    quantile = fitted.reduction.quantile
+    speed = np.array([float(np.quantile(speeds[row.run, row.process, row.message.ranks], quantile)) for row in chosen])
+    points = reduced(chosen, fitted.reduction, joined=False)
+    as_is = _cases(points, replace(fitted.model, residuals={}))
+    scaled = _others(as_is, np.array([case.predicted for case in as_is]) * speed / usual)
+    return {
+        "other runs and boxes": Part(summary(as_is)),
+        "other runs and boxes, each at the speed of its all_reduce of 1 MiB": Part(summary(scaled)),
+    }

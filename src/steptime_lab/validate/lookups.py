@@ -1,0 +1,296 @@
+"""Lookup models against measured lookups they were never fitted to, and the same forms on lookups unlike any they saw."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.kernels.question import OTHERS
+from steptime._models.kernels.rows import TEST
+from steptime._models.lookups.batch import DTYPES
+from steptime._models.lookups.fitted import Kind, LookupModels, group_of
+from steptime._models.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of
+from steptime._models.lookups.forms import LookupForm
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS
+from steptime._models.lookups.rows import MeasuredLookups
+from steptime.errors import InputError
+from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
+
+Flags = npt.NDArray[np.bool_]
+Forms = Mapping[Kind, LookupForm]
+
+# Upper ends of ranges.
+_TABLES = (1, 5, MOST_TABLES_FITTED, 60)
+_DIMS = (16, 64, 128, 1024)
+_WHOLE = "whole GPU"
+_QUARTERS = ("least skewed quarter", "second quarter", "third quarter", "most skewed quarter")
+# Series in which times differ by less say little about which order is right.
+_APART = 2.0
+# Lookups of a series are alike but for what chance does to bag lengths; one row of one series is not.
+_ALIKE = 1.05
+# A series of fewer has no rank correlation to speak of.
+_LEAST = 4
+_COMPANY = {"idle": "idle parts", "same": "parts that do the same", "streaming": "parts that stream memory"}
+_NAMES = {
+    "table counts": f"{MOST_TABLES_FITTED + 1} to 60 tables unseen",
+    "distributions": "most skewed quarter unseen",
+    "series": "series unseen",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Measured lookups of one kind with what the models said."""
+
+    measured: MeasuredLookups
+    cases: list[Case]
+    beside: Mapping[str, list[Case]]  # by baseline
+
+    def part(self, places: Sequence[int]) -> tuple[list[Case], dict[str, list[Case]]]:
+        """Some of them."""
+        return [self.cases[place] for place in places], {
+            name: [some[place] for place in places] for name, some in self.beside.items()
+        }
+
+
+def validate_lookups(
+    measured: Mapping[Kind, MeasuredLookups],
+    models: LookupModels,
+    baselines: Mapping[str, Forms],
+    held_out: Mapping[str, Forms],
+    *,
+    split: str = TEST,
+) -> Validation:
+    """Every row of the split, on a whole GPU and on parts; then the tests on unseen lookups, each with forms of its own."""
+    asked = {
+        kind: _asked(kind, one.of(split), models, {name: forms[kind] for name, forms in baselines.items() if kind in forms})
+        for kind, one in measured.items()
+        if kind in models.forms and (one.split == split).any()
+    }
+    if not asked:
+        raise InputError(f"no lookups of the split {split} that these models answer")
+    places: dict[str, dict[Kind, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for kind, one in asked.items():
+        for place, labels in enumerate(_labels(kind, one.measured)):
+            for label in labels:
+                places[label][kind].append(place)
+    parts = {
+        label: _joined([asked[kind].part(some) for kind, some in places[label].items()])
+        for label in sorted(places, key=_order)
+        if label != _WHOLE
+    }
+    facts: dict[str, float] = {}
+    for test, forms in held_out.items():
+        unseen = {kind: measured[kind].take(HELD_OUT[test](measured[kind])) for kind in forms if kind in measured}
+        found_parts, found_facts = _unseen(test, unseen, forms, split)
+        parts |= found_parts
+        facts |= found_facts
+    if _WHOLE not in places:
+        raise InputError("these models answer no lookup of a whole GPU; fit them to lookups that were measured on one")
+    return Validation(
+        name="lookups",
+        title=f"device time of embedding lookups, {split} rows",
+        cases=[case for one in asked.values() for case in one.cases],
+        whole=_joined([asked[kind].part(some) for kind, some in places[_WHOLE].items()]),
+        parts=parts,
+        facts=facts,
+        notes=(
+            "noise floor: one repeat against the mean of the others; a median of three repeats has about half of it",
+            "'unseen' are forms fitted without such lookups, asked about those of the test rows; series: about all of them",
+        ),
+    )
+
+
+def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baselines: Mapping[str, LookupForm]) -> Asked:
+    predicted = models.form(*kind).times(measured.lookups).time_ns.tolist()
+    cases = []
+    for place, time_ns in enumerate(predicted):
+        actual = float(measured.time_ns[place])
+        quantiles = models.residuals.of_answer(group_of(kind), time_ns, round(float(measured.lookups.share[place])))
+        covered = bool(quantiles[0] <= math.log(actual / time_ns) <= quantiles[-1])
+        repeats = repeat_errors(measured.times_ns[place])
+        cases.append(Case(_name(kind, measured, place), time_ns, actual, float(measured.spread[place]), covered, repeats))
+    beside = {name: _others(cases, form, measured) for name, form in baselines.items()}
+    return Asked(measured, cases, beside)
+
+
+def _others(cases: Sequence[Case], form: LookupForm, measured: MeasuredLookups) -> list[Case]:
+    predicted = form.times(measured.lookups).time_ns.tolist()
+    return [
+        replace(case, predicted=time_ns, covered=None, repeat_errors=()) for case, time_ns in zip(cases, predicted, strict=True)
+    ]
+
+
+def _name(kind: Kind, measured: MeasuredLookups, place: int) -> str:
+    """Enough to find the row again."""
+    lookups = measured.lookups
+    own = lookups.member[lookups.starts[place] : lookups.starts[place + 1]]
+    tables = lookups.pool.tables
+    dims = sorted({int(dim) for dim in tables.dim[own]})
+    update = OPTIMIZERS[lookups.optimizer[place]]
+    said = [
+        group_of(kind),
+        f"{len(own)} tables" if len(own) > 1 else f"{int(tables.rows[own[0]]):,} rows",
+        f"dim {dims[0]}" + (f"-{dims[-1]}" if len(dims) > 1 else ""),
+        f"batch {int(tables.batch[own[0]])}",
+        f"{tables.lookups[own].sum():,.0f} lookups",
+        DTYPES[lookups.dtype[place]],
+        *([update] if update != "none" else []),
+        "warm" if lookups.warm[place] else "cold",
+    ]
+    return " ".join(said)
+
+
+def _joined(found: Sequence[tuple[list[Case], dict[str, list[Case]]]]) -> Part:
+    """One part of the cases of several kinds, with the baselines that every one of them has."""
+    common = [name for name in found[0][1] if all(name in beside for _, beside in found)]
+    others = {name: summary([case for _, beside in found for case in beside[name]]) for name in common}
+    return Part(summary([case for cases, _ in found for case in cases]), others)
+
+
+def _labels(kind: Kind, measured: MeasuredLookups) -> list[list[str]]:
+    """Of every lookup, the parts it belongs to; what has a comma in its name is a part of a part."""
+    lookups, direction = measured.lookups, kind[1]
+    quarters = np.searchsorted(np.quantile(skew_of(lookups), (0.25, 0.5, 0.75)), skew_of(lookups))
+    widest = lookups.maxima(lookups.pool.tables.dim)
+    found = []
+    for place in range(len(measured)):
+        share = round(float(lookups.share[place]))
+        if share > 1:
+            found.append([f"1/{share} of the GPU beside {_COMPANY[OTHERS[lookups.others[place]]]}"])
+            continue
+        labels = [
+            f"{direction}, {_QUARTERS[quarters[place]]} of streams",
+            f"{direction}, {_range(lookups.counts[place], _TABLES)} tables",
+            f"{direction}, widest table of dim {_range(widest[place], _DIMS)}",
+            f"{direction}, {DTYPES[lookups.dtype[place]]}",
+        ]
+        if direction == BACKWARD:
+            labels.append(f"{direction}, {OPTIMIZERS[lookups.optimizer[place]]}")
+        found.append([_WHOLE, direction, group_of(kind), *labels])
+    return found
+
+
+def _range(value: float, ends: Sequence[int]) -> str:
+    """Which of the ranges up to these ends a number lies in."""
+    place = bisect_left(ends[:-1], value)
+    low = ends[place - 1] + 1 if place else 1
+    return f"{low} to {ends[place]}" if low < ends[place] else str(low)
+
+
+def _order(label: str) -> tuple[int, str, int, str]:
+    """Directions, then kinds, parts of the GPU, and parts of parts by their numbers."""
+    quarter = next((place for place, name in enumerate(_QUARTERS) if name in label), -1)
+    number = re.search(r"\d+", label.partition(",")[2])
+    kind = label.rpartition(" ")[2] in DIRECTIONS
+    rank = 0 if label in DIRECTIONS else 1 if kind else 2 if "," not in label else 3
+    size = quarter if quarter >= 0 else int(number[0]) if number else 0
+    stem = re.sub(r"[\d/]+", "", label.partition(",")[2]) if quarter < 0 and rank == 3 else ""
+    return rank, label.partition(",")[0] + stem, size, label
+
+
+def _whole(measured: MeasuredLookups) -> Flags:
+    found: Flags = measured.lookups.share == 1
+    return found
+
+
+def _unseen(
+    test: str, unseen: Mapping[Kind, MeasuredLookups], forms: Forms, split: str
+) -> tuple[dict[str, Part], dict[str, float]]:
+    """Errors by direction; of series the rank correlations as well, over all splits, since the forms saw none of them."""
+    parts: dict[str, Part] = {}
+    facts: dict[str, float] = {}
+    for direction in DIRECTIONS:
+        cases: list[Case] = []
+        ranks = Ranks()
+        for kind, one in unseen.items():
+            if kind[1] != direction:
+                continue
+            whole = one.take(_whole(one) & ((one.split == split) | (test == "series")))
+            if not len(whole):
+                continue
+            predicted = forms[kind].times(whole.lookups).time_ns
+            cases += [
+                Case(_name(kind, whole, place), float(predicted[place]), float(whole.time_ns[place]))
+                for place in range(len(whole))
+            ]
+            if test == "series":
+                ranks += ranks_of(whole, predicted)
+        if cases:
+            parts[f"{direction}: {_NAMES[test]}"] = Part(summary(cases))
+        facts |= ranks.facts(direction)
+    return parts, facts
+
+
+def _series(measured: MeasuredLookups) -> list[list[int]]:
+    """Places of every series, caches and optimisers apart, whose times differ by a factor of `_APART` or more."""
+    groups: dict[tuple[str, bool, int], list[int]] = defaultdict(list)
+    lookups = measured.lookups
+    number = lookups.sums(lookups.pool.tables.lookups)
+    for place, name in enumerate(measured.series.tolist()):
+        groups[name, bool(lookups.warm[place]), int(lookups.optimizer[place])].append(place)
+    found = []
+    for places in groups.values():
+        times, sizes = measured.time_ns[places], number[places]
+        alike = sizes.max() <= _ALIKE * sizes.min()
+        if len(places) >= _LEAST and alike and times.max() >= _APART * times.min():
+            found.append(places)
+    return found
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How well the order within series is told: by series, and pair by pair where times differ by a factor of `_APART`."""
+
+    correlations: tuple[float, ...] = ()
+    pairs: int = 0
+    right: int = 0
+
+    def __add__(self, other: Ranks) -> Ranks:
+        """Of both lots of series."""
+        return Ranks(self.correlations + other.correlations, self.pairs + other.pairs, self.right + other.right)
+
+    def facts(self, direction: str) -> dict[str, float]:
+        """Named numbers; none without series."""
+        if not self.correlations:
+            return {}
+        return {
+            f"rank_correlation_{direction}": float(np.mean(self.correlations)),
+            f"rank_correlation_{direction}_of_the_worst_series": min(self.correlations),
+            f"pairs_of_a_series_{_APART:.0f}x_apart_in_the_right_order_{direction}": self.right / self.pairs,
+            f"series_{direction}": float(len(self.correlations)),
+        }
+
+
+def ranks_of(measured: MeasuredLookups, predicted: npt.NDArray[np.float64]) -> Ranks:
+    """Of predictions of measured lookups."""
+    found = Ranks()
+    for places in _series(measured):
+        times, said = measured.time_ns[places], predicted[places]
+        apart = times[:, None] >= _APART * times[None, :]
+        right = apart & (said[:, None] > said[None, :])
+        found += Ranks((rank_correlation(times, said),), int(apart.sum()), int(right.sum()))
+    return found
+
+
+def rank_correlation(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
+    """Spearman's, ties sharing their ranks; 0 where all of one side are equal."""
+    ranks = [_ranks(values) for values in (one, other)]
+    spreads = [float(own.std()) for own in ranks]
+    if min(spreads) == 0:
+        return 0.0
+    return float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean() / (spreads[0] * spreads[1]))
+
+
+def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    found: npt.NDArray[np.float64] = (last - (counts - 1) / 2.0)[places]
+    return found

@@ -1,0 +1,208 @@
+"""Peak memory of whole steps from their execution traces, against what PyTorch's allocator counted.
+
+A case that the set `memory` has was alone in its process, or everything of the cases before was let go of first; of the others
+the set `steps` tells, whose processes still held a few MiB of earlier cases.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._models.memory.peak import PeakMemory, peak_memory
+from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, read_programs
+from steptime_lab.measurements.shipped import FOLDER, shipped
+from steptime_lab.validate.device_time import program_of
+from steptime_lab.validate.summary import Case, Part, Validation, summary
+
+Row = Mapping[str, Any]  # of the set steps
+
+_COLUMNS = ("workload", "name", "config", "ranks", "plan", "allocated_bytes", "reserved_bytes")
+_ALONE_COLUMNS = ("name", "rank", "ranks", "share", "allocated_bytes", "reserved_bytes", "left_bytes")
+_LOT = 16  # cases, as many as lie side by side in the file
+# How many input batches every measured step keeps on the device (steptime_lab.workloads.training.BATCHES, which needs torch).
+_BATCHES = 4
+_FLOAT_BYTES = 4
+_ALLOCATED_BAR, _RESERVED_BAR = 0.05, 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the allocator counted on one rank; `reserved` is not known where an earlier case kept segments alive."""
+
+    allocated: int
+    reserved: int | None
+    alone: bool  # of the set `memory`
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank of a case: predicted and measured."""
+
+    name: str
+    workload: str
+    ranks: int
+    peak: PeakMemory
+    measured: Measured
+
+    @property
+    def allocated_case(self) -> Case:
+        """Allocated bytes; covered: between the steady step and the one that still holds its former buckets, to 2 %."""
+        low, high = 0.98 * self.peak.steady_allocated, 1.02 * self.peak.allocated
+        return Case(self.name, self.peak.allocated, self.measured.allocated, covered=low <= self.measured.allocated <= high)
+
+    @property
+    def steady_case(self) -> Case:
+        """Allocated bytes, if no former bucket were held."""
+        return Case(self.name, self.peak.steady_allocated, self.measured.allocated)
+
+    @property
+    def reserved_cases(self) -> tuple[Case, Case] | None:
+        """Reserved bytes, and if no former bucket were held; None where they are not known."""
+        if self.measured.reserved is None:
+            return None
+        predicted = (self.peak.reserved, self.peak.steady_reserved)
+        return Case(self.name, predicted[0], self.measured.reserved), Case(self.name, predicted[1], self.measured.reserved)
+
+
+def validate_memory(names: Iterable[str] | None = None) -> Validation:
+    """Allocated and reserved bytes of every rank of every shipped step, or of the cases of some names."""
+    return validation_of(rank_memories(names))
+
+
+def rank_memories(names: Iterable[str] | None = None, *, said: Callable[[str], None] = lambda _: None) -> list[RankMemory]:
+    """Every rank of the shipped cases whose memory was measured. Traces are read in lots, of which one is in memory."""
+    rows, alone = (
+        _steps(None if names is None else set(names)),
+        measured_alone(shipped("memory").select(_ALONE_COLUMNS).to_pylist()),
+    )
+    every = sorted(rows)
+    found: list[RankMemory] = []
+    with _no_collector():
+        for first in range(0, len(every), _LOT):
+            for case in read_programs(FOLDER / FILE_NAME, every[first : first + _LOT]):
+                found += case_memories(case, rows[case.name], alone)
+            said(f"{min(first + _LOT, len(every))} of {len(every)} cases")
+    return found
+
+
+def case_memories(case: CasePrograms, row: Row, alone: Mapping[tuple[str, int], Measured]) -> list[RankMemory]:
+    """Every rank of a case; `row` is one of `steps`."""
+    peaks: dict[tuple[int, int], PeakMemory] = {}
+    found = []
+    for rank, owner in enumerate(case.owners):
+        weights, state = unnamed_bytes(row, rank)
+        if (owner, weights) not in peaks:
+            peaks[owner, weights] = peak_memory(
+                program_of(case, owner),
+                parameters=[weights] if weights else [],
+                optimizer_state=[state] if state else [],
+                batches=_BATCHES,
+            )
+        crowded = Measured(row["allocated_bytes"][rank], row["reserved_bytes"][rank], alone=False)
+        measured = alone.get((case.name, rank), crowded)
+        name = f"{case.name} rank {rank}"
+        found.append(RankMemory(name, row["workload"], row["ranks"], peaks[owner, weights], measured))
+    return found
+
+
+def measured_alone(rows: Iterable[Row]) -> dict[tuple[str, int], Measured]:
+    """Of the set `memory`, by case and rank; of several rows the one before which least was left."""
+    best: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        key = (row["name"], row["rank"])
+        if row["share"] == row["ranks"] and (key not in best or row["left_bytes"] < best[key]["left_bytes"]):
+            best[key] = row
+    return {key: Measured(row["allocated_bytes"], row["reserved_bytes"], alone=True) for key, row in best.items()}
+
+
+def unnamed_bytes(row: Row, rank: int) -> tuple[int, int]:
+    """Tables that one kernel looks up together, and their optimiser state: they are no argument of any op."""
+    if row["workload"] != "dlrm":
+        return 0, 0
+    model = Dlrm.from_dict(json.loads(row["config"]))
+    if model.lookup != "table_batched":
+        return 0, 0
+    plan = json.loads(row["plan"]) if row["plan"] else {}
+    mine = [table for table in model.tables if plan.get(table.name, 0) == rank]
+    state = sum(_FLOAT_BYTES * table.rows for table in mine) if model.optimizer == "rowwise_adagrad" else 0
+    return sum(_FLOAT_BYTES * table.rows * table.dim for table in mine), state
+
+
+def validation_of(found: Sequence[RankMemory]) -> Validation:
+    """By workload and ranks, allocated; reserved beside, whose errors have a bar of their own."""
+    groups = _parts(found)
+    parts = {name: _part(chosen) for name, chosen in groups}
+    reserved = {f"{name}, reserved": _reserved(chosen) for name, chosen in (("all", list(found)), *groups)}
+    return Validation(
+        name="memory",
+        title="peak memory of whole steps, from execution traces",
+        cases=[each.allocated_case for each in found],
+        whole=_part(found),
+        parts={**parts, **{name: part for name, part in reserved.items() if part is not None}},
+        facts=_facts(found),
+        notes=(
+            "bytes of one rank, over its first dozen steps",
+            "data-parallel ranks: predicted with the gradient buckets of the first step still held; steady: without; which"
+            " of them depends on when NCCL's watchdog next looks, every 100 ms",
+            "not from the trace: the four input batches that every measured step keeps, and tables that no op names",
+            "reserved is left out where a block of an earlier case of the process kept segments alive",
+        ),
+    )
+
+
+def _part(found: Sequence[RankMemory]) -> Part:
+    return Part(summary([each.allocated_case for each in found]), {"steady": summary([each.steady_case for each in found])})
+
+
+def _reserved(found: Sequence[RankMemory]) -> Part | None:
+    pairs = [cases for cases in (each.reserved_cases for each in found) if cases is not None]
+    return Part(summary([first for first, _ in pairs]), {"steady": summary([one for _, one in pairs])}) if pairs else None
+
+
+def _parts(found: Sequence[RankMemory]) -> list[tuple[str, list[RankMemory]]]:
+    groups: dict[tuple[str, int], list[RankMemory]] = defaultdict(list)
+    for each in found:
+        groups[each.workload, each.ranks].append(each)
+    return [(f"{workload}, {ranks} rank{'s' * (ranks > 1)}", groups[workload, ranks]) for workload, ranks in sorted(groups)]
+
+
+def _facts(found: Sequence[RankMemory]) -> dict[str, float]:
+    within = [abs(each.allocated_case.error) <= _ALLOCATED_BAR for each in found]
+    nearest = [min(abs(each.allocated_case.error), abs(each.steady_case.error)) <= _ALLOCATED_BAR for each in found]
+    pairs = [cases for cases in (each.reserved_cases for each in found) if cases is not None]
+    reserved = [abs(first.error) <= _RESERVED_BAR for first, _ in pairs]
+    either = [min(abs(first.error), abs(steady.error)) <= _RESERVED_BAR for first, steady in pairs]
+    return {
+        "allocated_within_5_percent": sum(within) / len(found),
+        "allocated_or_steady_within_5_percent": sum(nearest) / len(found),
+        "reserved_within_10_percent": sum(reserved) / max(1, len(pairs)),
+        "reserved_or_steady_within_10_percent": sum(either) / max(1, len(pairs)),
+        "alone_in_process": sum(each.measured.alone for each in found) / len(found),
+    }
+
+
+def _steps(names: set[str] | None) -> dict[str, Row]:
+    """By case, the newest row that has memory."""
+    rows = shipped("steps").select([*_COLUMNS, "run"]).to_pylist()
+    ordered = sorted(rows, key=lambda row: str(row["run"]))
+    return {row["name"]: row for row in ordered if row["allocated_bytes"] and (names is None or row["name"] in names)}
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Reading hundreds of thousands of nodes takes twice as long where Python looks for cycles among them, of which there are
+    none."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

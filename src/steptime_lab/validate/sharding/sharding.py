@@ -1,0 +1,167 @@
+"""Picks among sharding plans against measured ones: the shipped tasks, each with its plans timed in the same blocks.
+
+No constant of the prediction was fitted on these tasks. That ranks reach and leave exchanges one by one and slow each other's
+lookups (`sharding.evaluation_laws`) was seen in profiles of 14 of the first 40 and measured on tables and exchanges of none.
+Beside it: a rule drawn at random, every rule by itself, sums of table costs, what planners use, and the prediction with parts
+of it left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._platforms.platform import Platform
+from steptime._shard.evaluate.evaluator import Evaluation
+from steptime.errors import InputError
+from steptime_lab.validate.sharding.estimates import OURS, chance_pick, estimates, rule_picks
+from steptime_lab.validate.sharding.given import GivenPlan, given_plans
+from steptime_lab.validate.sharding.measured import MeasuredTask, shipped_tasks
+from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, score
+from steptime_lab.validate.steps.cases import platform_name
+from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
+
+Floats = npt.NDArray[np.float64]
+
+WORKERS = 2
+CHANCE = "random pick"
+HEAVY, ORDINARY, EQUAL, UNEQUAL = "heavy", "ordinary", "equal tables", "unequal tables"
+FIRST, FURTHER = "first tasks", "further tasks"
+
+
+@dataclass(frozen=True, eq=False)
+class TaskOutcome:
+    """A task with its plans judged and estimated."""
+
+    judged: Judged
+    found: Evaluation
+    estimates: Mapping[str, Floats]  # way -> [plans]
+
+    @property
+    def task(self) -> MeasuredTask:
+        """As measured."""
+        return self.judged.task
+
+
+@dataclass(frozen=True)
+class ShardingPart:
+    """Some of the tasks: what ours reaches, what all others do, and what the data allow."""
+
+    ours: Score
+    others: Mapping[str, Score]
+    ceiling: Ceiling
+
+    @property
+    def best_rule(self) -> tuple[str, Score]:
+        """The fixed rule with the least mean regret."""
+        rules = {name: one for name, one in self.others.items() if one.spearman is None and name != CHANCE}
+        name = min(rules, key=lambda rule: rules[rule].mean_regret)
+        return name, rules[name]
+
+
+@dataclass(frozen=True)
+class ShardingValidation:
+    """What `steptime validate sharding` found."""
+
+    outcomes: tuple[TaskOutcome, ...]
+    whole: ShardingPart
+    parts: Mapping[str, ShardingPart]
+    steps: Validation  # predicted step times of all plans against measured ones
+    given: tuple[GivenPlan, ...] = ()  # plans that were searched for and timed beside the rules'
+
+
+def validate_sharding(
+    names: Sequence[str] | None = None,
+    *,
+    executor: Executor | None = None,
+    said: Callable[[int, int], None] = lambda _done, _all: None,
+) -> ShardingValidation:
+    """The shipped tasks, or those of some names, by two processes unless an executor is given; `said` hears how far it is."""
+    tasks, beside = shipped_tasks(_platform(1).host, names)
+    if not tasks:
+        raise InputError("no shipped sharding task has such a name; `sharding` in the measurements names them")
+    outcomes = []
+    own = ProcessPoolExecutor(max_workers=WORKERS) if executor is None else nullcontext(executor)
+    with own as running:
+        for outcome in running.map(outcome_of, tasks):
+            outcomes.append(outcome)
+            said(len(outcomes), len(tasks))
+    return validation_of(outcomes, given_plans(beside, _platform(beside[0].ranks)) if beside else ())
+
+
+def outcome_of(task: MeasuredTask) -> TaskOutcome:
+    """One task."""
+    found, made = estimates(task, _platform(task.ranks))
+    return TaskOutcome(Judged.of(task), found, made)
+
+
+@cache
+def _platform(ranks: int) -> Platform:
+    return Platform.load(platform_name(ranks))
+
+
+def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = ()) -> ShardingValidation:
+    """All tasks and their parts; `given` are plans that were timed beside the rules'."""
+    groups: dict[str, Callable[[MeasuredTask], bool]] = {
+        FIRST: lambda task: not task.further,
+        FURTHER: lambda task: task.further,
+        HEAVY: lambda task: task.heavy,
+        ORDINARY: lambda task: not task.heavy,
+        EQUAL: lambda task: task.equal,
+        UNEQUAL: lambda task: not task.equal,
+    }
+    some = {name: [one for one in outcomes if belongs(one.task)] for name, belongs in groups.items()}
+    parts = {name: part_of(chosen) for name, chosen in some.items() if chosen}
+    return ShardingValidation(tuple(outcomes), part_of(outcomes), parts, _steps(outcomes, some), tuple(given))
+
+
+def part_of(outcomes: Sequence[TaskOutcome]) -> ShardingPart:
+    """What every way to pick reaches on some tasks."""
+    judged = [one.judged for one in outcomes]
+    made = {
+        way: score(judged, [picked(one.estimates[way]) for one in outcomes], [one.estimates[way] for one in outcomes])
+        for way in outcomes[0].estimates
+    }
+    rules = {
+        rule: score(judged, [rule_picks(one.task)[rule] for one in outcomes])
+        for rule in outcomes[0].task.rules
+        if all(rule in one.task.rules for one in outcomes)
+    }
+    chance = score(judged, [chance_pick(one.task) for one in outcomes])
+    ours = made.pop(OURS)
+    return ShardingPart(ours, {CHANCE: chance, **rules, **made}, ceiling([one.task for one in outcomes]))
+
+
+def _steps(outcomes: Sequence[TaskOutcome], groups: Mapping[str, Sequence[TaskOutcome]]) -> Validation:
+    cases = {one.task.name: _cases(one) for one in outcomes}
+    every = [case for some in cases.values() for case in some]
+    parts = {
+        name: Part(summary([case for one in some for case in cases[one.task.name]])) for name, some in groups.items() if some
+    }
+    return Validation("sharding", "steps of sharding plans, never run", every, Part(summary(every)), parts)
+
+
+def _cases(one: TaskOutcome) -> list[Case]:
+    task = one.task
+    names = {place: rule for rule, place in reversed(list(task.rules.items()))}
+    return [
+        Case(
+            name=f"{task.name} {names[place]}",
+            predicted=float(one.found.step_ns[place]),
+            measured=float(task.measured_ns[place]),
+            spread=_spread(task.paired[place]),
+            repeat_errors=repeat_errors(task.times_ns[place].tolist()),
+        )
+        for place in range(len(task.rank_of))
+    ]
+
+
+def _spread(values: Floats) -> float:
+    low, high = np.quantile(values, (0.1, 0.9))
+    return float((high - low) / np.median(values))

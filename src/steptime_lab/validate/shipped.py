@@ -1,0 +1,145 @@
+"""Validations of the shipped sets, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from steptime._hardware.device import FOLDER, read_device
+from steptime._hardware.fabric import read_fabric
+from steptime._models.collectives.fitting import swept
+from steptime._models.host.model import HostModel, shipped_host
+from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.forms import Form
+from steptime._models.lookups.fitted import LookupModels, lookups_file
+from steptime._platforms.fabric import Fabric, read_models
+from steptime._platforms.fabric_fitting import fit_measured
+from steptime.errors import InputError
+from steptime_lab.fit.lookups import lookup_baselines_file, read_lookup_baselines, read_lookups
+from steptime_lab.fit.models import HOST, baselines_file, read_baselines
+from steptime_lab.measurements.shipped import BASELINES, shipped
+from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
+from steptime_lab.validate.collectives import validate_collectives
+from steptime_lab.validate.device_time import device_times, validation_of
+from steptime_lab.validate.host import shipped_cases, validate_host
+from steptime_lab.validate.kernels import validate_kernels
+from steptime_lab.validate.lookups import validate_lookups
+from steptime_lab.validate.memory import validate_memory
+from steptime_lab.validate.sharding.sharding import validate_sharding
+from steptime_lab.validate.steps.steps import validate_steps
+from steptime_lab.validate.summary import Validation
+from steptime_lab.validate.waiting import step_cases, waits
+from steptime_lab.validate.waiting import validation_of as waiting_validation
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Which models are validated: a device's, a host's and a fabric's, in a folder of `steptime fit` or the shipped ones."""
+
+    device: str = "h200"
+    host: str = HOST
+    folder: Path | None = None
+    fabric: str = "loopback"
+
+    def kernels(self) -> KernelModels:
+        """The kernel models of the device, of which a part has none of its own."""
+        return KernelModels.load((self.folder or FOLDER) / f"{self.measured()}.npz")
+
+    def measured(self) -> str:
+        """Whose models the device has: one on paper alone has none that its measurements could be held against."""
+        limits = read_device(self.device)
+        if limits.analytic:
+            raise InputError(
+                f"device {self.device} is on paper alone, scaled from {limits.models}: no rows of it are shipped; "
+                "docs/devices.md has its error on public measurements"
+            )
+        return limits.models
+
+    def baselines(self) -> dict[str, Form]:
+        """The baselines beside them, where they were fitted."""
+        file = baselines_file(self.folder or BASELINES, read_device(self.device).models)
+        return read_baselines(file) if file.exists() else {}
+
+    def costs(self) -> HostModel:
+        """The host's."""
+        return shipped_host(self.host) if self.folder is None else HostModel.load(self.folder / f"{self.host}.json")
+
+
+def validated(what: str, models: Models) -> Validation:
+    """One of the sets against models."""
+    return SETS[what](models)
+
+
+def _kernels(models: Models) -> Validation:
+    return validate_kernels(shipped("kernels"), models.kernels(), models.baselines(), shipped("step_kernels"))
+
+
+def _lookups(models: Models) -> Validation:
+    folder, name = models.folder or FOLDER, models.measured()
+    file = lookup_baselines_file(models.folder or BASELINES, name)
+    baselines, held_out = read_lookup_baselines(file) if file.exists() else ({}, {})
+    _, measured = read_lookups(MEASUREMENTS)
+    return validate_lookups(measured, LookupModels.load(lookups_file(folder, name)), baselines, held_out)
+
+
+def _collectives(models: Models) -> Validation:
+    """Fitted anew, since most of what is asked is asked of models that did not see some of the rows."""
+    if models.folder is not None:
+        raise InputError("validate collectives fits the shipped rows itself, to leave some of them out; drop --models")
+    rows = shipped("collectives").to_pylist()
+    measured = sorted({row["fabric"] for row in rows})
+    if models.fabric not in measured:
+        raise InputError(f"no rows of the fabric {models.fabric!r} are shipped; there are {', '.join(measured)}")
+    _, fitted = fit_measured(read_fabric(models.fabric), rows)
+    return validate_collectives(models.fabric, fitted, elsewhere=swept(rows, models.fabric))
+
+
+def _waiting(models: Models) -> Validation:
+    limits = read_fabric(models.fabric)
+    fabric = (
+        Fabric.load(models.fabric)
+        if models.folder is None
+        else Fabric(limits, read_models(models.folder / f"{limits.name}.json"))
+    )
+    return waiting_validation(waits(step_cases(), fabric))
+
+
+def _device_time(models: Models) -> Validation:
+    return validation_of(device_times(models.kernels().ask))
+
+
+def _host(models: Models) -> Validation:
+    costs = models.costs()
+    return validate_host(costs, shipped_cases(costs))
+
+
+def _memory(models: Models) -> Validation:
+    if models.folder is not None:
+        raise InputError("validate memory replays an allocator and asks no fitted models; drop --models")
+    return validate_memory()
+
+
+def _steps(models: Models) -> Validation:
+    if models.folder is not None:
+        raise InputError("validate steps asks the shipped models; drop --models")
+    return validate_steps().validation
+
+
+def _sharding(models: Models) -> Validation:
+    if models.folder is not None:
+        raise InputError("validate sharding asks the shipped models; drop --models")
+    return validate_sharding().steps
+
+
+SETS: dict[str, Callable[[Models], Validation]] = {
+    "kernels": _kernels,
+    "lookups": _lookups,
+    "collectives": _collectives,
+    "waiting": _waiting,
+    "device-time": _device_time,
+    "host": _host,
+    "memory": _memory,
+    "steps": _steps,
+    "sharding": _sharding,
+}

@@ -1,0 +1,184 @@
+"""One shipped step predicted for all its visits: the step, its interval, the baselines beside, and what its ranks do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._platforms.platform import Platform
+from steptime._sim.core.timing import Cohort
+from steptime._sim.explain.activity import Window, activity
+from steptime._sim.modelled.interval import interval_ns
+from steptime._sim.modelled.step import Calibration, ModelledStep, modelled
+from steptime._units import NS_PER_MS
+from steptime_lab.validate.steps.cases import StepCase, Visit, platform_name
+from steptime_lab.validate.steps.explain import Split, split
+from steptime_lab.validate.steps.measured import with_measured_host
+from steptime_lab.validate.steps.sources import RECORDED, Build
+
+Floats = npt.NDArray[np.float64]
+
+WORKERS = 2
+KERNEL_SUM, STREAM_MAX, HOST_ALONE = "kernel sum", "max of streams", "host alone"
+
+
+@dataclass(frozen=True)
+class VisitOutcome:
+    """A visit and what was predicted for it."""
+
+    visit: Visit
+    predicted_ns: float
+    interval_ns: tuple[float, float]
+    baselines_ns: Mapping[str, float]
+    split: Split | None = None
+
+    @property
+    def error(self) -> float:
+        """Relative, signed."""
+        return self.predicted_ns / self.visit.measured_ns - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """What one rank does in a step, predicted at the calibration of the run that profiled it, and as profiled."""
+
+    compute_ns: float
+    exposed_ns: float
+    profiled_compute_ns: float
+    profiled_exposed_ns: float
+
+
+@dataclass(frozen=True)
+class CaseOutcome:
+    """A case with its visits predicted."""
+
+    name: str
+    workload: str
+    ranks: int
+    regime: str
+    visits: tuple[VisitOutcome, ...]
+    by_rank: tuple[RankOutcome, ...]
+    fallback: float  # share of the predicted device time that no model knows
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def measured_ns(self) -> float:
+        """The median of the visits."""
+        return median(one.visit.measured_ns for one in self.visits)
+
+    @property
+    def predicted_ns(self) -> float:
+        """The median of the visits."""
+        return median(one.predicted_ns for one in self.visits)
+
+    @property
+    def spread(self) -> float:
+        """Of the repeats of a visit, in the middle of the visits."""
+        return median(one.visit.spread for one in self.visits)
+
+    @property
+    def error(self) -> float:
+        """Relative, signed."""
+        return self.predicted_ns / self.measured_ns - 1
+
+
+def predict_cases(
+    cases: Sequence[tuple[StepCase, Build]], source: str, *, explain: bool = False, executor: Executor | None = None
+) -> Iterator[CaseOutcome]:
+    """Every case with what makes its workload, in the order given; by two processes unless an executor is given."""
+    own = ProcessPoolExecutor(max_workers=WORKERS) if executor is None else nullcontext(executor)
+    with own as running:
+        told = partial(predict_case, recorded=source == RECORDED, explain=explain)
+        yield from running.map(told, *zip(*cases, strict=True))
+
+
+def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explain: bool = False) -> CaseOutcome:
+    """A case; `recorded`: with the host times of its profile.
+
+    `explain` splits the error of one visit, if possible on the machine that was profiled.
+    """
+    workload, lookups = build(case)
+    step = modelled(workload, _platform(platform_name(case.ranks)), lookups=lookups)
+    if recorded:
+        step = with_measured_host(step, case)
+    with_host = with_measured_host(step, case) if explain else None
+    told = _told(case.visits, str(case.profile[0]["machine"]))
+    visits = [_visit(step, case, visit, with_host if visit is told else None) for visit in case.visits]
+    return CaseOutcome(
+        name=case.name,
+        workload=case.workload,
+        ranks=case.ranks,
+        regime=case.regime,
+        visits=tuple(visits),
+        by_rank=_by_rank(step, case),
+        fallback=step.coverage.get("fallback", 0.0),
+        warnings=step.warnings,
+    )
+
+
+@cache
+def _platform(name: str) -> Platform:
+    return Platform.load(name)
+
+
+def _told(visits: Sequence[Visit], machine: str) -> Visit:
+    return next((visit for visit in visits if visit.machine == machine), visits[0])
+
+
+def _visit(step: ModelledStep, case: StepCase, visit: Visit, recorded: ModelledStep | None) -> VisitOutcome:
+    found, _ = step.steady(visit.calibration)
+    predicted = float(found.period_ns[0])
+    return VisitOutcome(
+        visit=visit,
+        predicted_ns=predicted,
+        interval_ns=interval_ns(step, found, visit.calibration),
+        baselines_ns=baselines_ns(step.cohorts(visit.calibration)),
+        split=None if recorded is None else split(step, recorded, found, case, visit),
+    )
+
+
+def baselines_ns(cohorts: Iterable[Cohort]) -> dict[str, float]:
+    """Forms that simulate nothing, each of the rank that takes longest; kernels and collectives alone on the device."""
+    found: dict[str, float] = {KERNEL_SUM: 0.0, STREAM_MAX: 0.0, HOST_ALONE: 0.0}
+    for cohort in cohorts:
+        timing = cohort.timing
+        compute = float(timing.duration_ns[~timing.waits].sum(axis=0).max(initial=0))
+        wire = float(timing.duration_ns[timing.waits].sum(axis=0).max(initial=0))
+        host = float((timing.gap_ns + timing.call_ns).sum(axis=0).max())
+        for name, time_ns in ((KERNEL_SUM, compute + wire), (STREAM_MAX, max(compute, wire)), (HOST_ALONE, host)):
+            found[name] = max(found[name], time_ns)
+    return found
+
+
+def _by_rank(step: ModelledStep, case: StepCase) -> tuple[RankOutcome, ...]:
+    found, _ = step.steady(Calibration(case.reference.speed, case.reference.wire))
+    seen = activity(found.timeline, Window(1)).ranks
+    ranks = []
+    for summary, row in zip(seen, case.profile, strict=True):
+        collective = np.array(["nccl" in name.lower() for name in row["kernel"]], dtype=bool)
+        took = np.array([float(np.median(times)) if times else 0.0 for times in row["kernel_ns"]])
+        start = np.asarray(row["start_ns"], dtype=np.float64)
+        ranks.append(
+            RankOutcome(
+                compute_ns=summary.compute_ms * NS_PER_MS,
+                exposed_ns=summary.exposed_communication_ms * NS_PER_MS,
+                profiled_compute_ns=float(took[~collective].sum()),
+                profiled_exposed_ns=_covered(start, took) - _covered(start[~collective], took[~collective]),
+            )
+        )
+    return tuple(ranks)
+
+
+def _covered(start: Floats, took: Floats) -> float:
+    """Time during which at least one of these runs."""
+    order = np.argsort(start)
+    begin, end = start[order], (start + took)[order]
+    reached = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
+    return float(np.maximum(end - np.maximum(begin, reached), 0.0).sum())

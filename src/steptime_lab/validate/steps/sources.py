@@ -1,0 +1,71 @@
+"""Where the workload of a shipped step comes from: its execution trace, or its config alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
+from steptime._build.dlrm.table_lookups import table_lookups
+from steptime._build.dlrm.workload import dlrm_workload, owned_tables
+from steptime._lookups.steps import StepLookups
+from steptime._program.workload import Workload
+from steptime.errors import InputError
+from steptime_lab.measurements.shipped import shipped_programs
+from steptime_lab.validate.device_time import program_of
+from steptime_lab.validate.steps.cases import DLRM, StepCase
+
+TRACE, CONFIG, RECORDED = "trace", "config", "recorded"
+SOURCES = (TRACE, CONFIG, RECORDED)
+Given = tuple[Workload, WorkloadLookups | None]
+Build = Callable[[StepCase], Given]
+
+
+def from_trace(case: StepCase) -> Given:
+    """The execution traces of its ranks; what a DLRM looks up is expected of its generators, never counted."""
+    shipped = shipped_programs(case.name)
+    programs = tuple(program_of(shipped, owner) for owner in sorted(shipped.traces))
+    everybody = (tuple(range(case.ranks)),)
+    groups = {collective.group: everybody for program in programs for collective in program.collectives}
+    workload = Workload(programs, case.ranks, name=case.name, owners=tuple(shipped.owners), groups=groups)
+    return workload, _lookups(case)
+
+
+def from_config(case: StepCase) -> Given:
+    """A DLRM that nobody ran: its config and its plan."""
+    if case.workload != DLRM:
+        raise InputError(f"{case.name}: no config builds a {case.workload}; its step is captured where torch is installed")
+    built = dlrm_workload(_model(case), case.ranks, json.loads(case.plan))
+    return built.workload, built.lookups
+
+
+def builder(case: StepCase, source: str, captured: Mapping[str, Build]) -> Build | None:
+    """What makes the workload of a case; None where nothing can.
+
+    `captured`, by workload, captures a step that no config builds. A recorded step has the ops of its trace; its host costs
+    are its own.
+    """
+    if source != CONFIG:
+        return from_trace
+    return from_config if case.workload == DLRM else captured.get(case.workload)
+
+
+def _model(case: StepCase) -> Dlrm:
+    return Dlrm.from_dict(json.loads(case.config))
+
+
+def _lookups(case: StepCase) -> WorkloadLookups | None:
+    if case.workload != DLRM:
+        return None
+    model = _model(case)
+    owned = owned_tables(model, case.ranks, json.loads(case.plan) or {table.name: 0 for table in model.tables})
+    return WorkloadLookups(
+        {
+            rank: RankLookups(
+                model.lookup, model.optimizer, StepLookups((tuple(table_lookups(table, case.batch) for table in tables),))
+            )
+            for rank, tables in enumerate(owned)
+            if tables
+        }
+    )

@@ -1,0 +1,211 @@
+"""Predicted training steps against measured ones: all shipped steps, each visit with the calibration of its own machine.
+
+By case: the median of the visits against the median of their predictions. A step comes from its execution trace, from its
+config alone, or from its trace with the host times of its profile. Models of kernels, lookups, collectives and the host were
+fitted to microbenchmarks. Three things were seen in steps, these among them: gaps between kernels (`modelled.dispatch`), how
+collectives and kernels beside them slow each other (`collectives.overlap`), and how far visits lie apart, which widens the
+intervals (`modelled.calibrated`). With host times of profiles, what a profiler adds is estimated on the other cases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from steptime._models.error import gmae
+from steptime.errors import InputError
+from steptime_lab.validate.steps.cases import DLRM, GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, shipped_steps
+from steptime_lab.validate.steps.predict import CaseOutcome, RankOutcome, VisitOutcome, predict_cases
+from steptime_lab.validate.steps.sources import CONFIG, RECORDED, SOURCES, TRACE, Build, builder
+from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
+
+REGIMES = (GPU_BOUND, HOST_BOUND, WIRE_BOUND, MIXED)
+TRANSFORMERS, CONVNETS = ("bert", "gpt2", "xlnet"), ("inception_v3", "resnet50")
+# Cases whose repeats disagree by more say little about the largest error.
+STEADY_SPREAD = 0.05
+BY_VISIT = "by visit"
+_TITLES = {
+    TRACE: "from execution traces",
+    RECORDED: "from execution traces with the host times of a profile",
+    CONFIG: "from configs, never run",
+}
+# Warnings that are shown: one per program, and many say the same.
+_MOST_WARNINGS = 5
+
+_NO_BUILDER = "no config builds it, and capturing it needs torch and its library (transformers, torchvision)"
+
+Belongs = Callable[[CaseOutcome], bool]
+
+
+@dataclass(frozen=True)
+class StepValidation:
+    """The usual figures, and what they are made of."""
+
+    validation: Validation
+    outcomes: tuple[CaseOutcome, ...]
+
+
+def validate_steps(
+    source: str = TRACE,
+    names: Iterable[str] | None = None,
+    *,
+    explain: bool = False,
+    captured: Mapping[str, Build] | None = None,
+    executor: Executor | None = None,
+    said: Callable[[int, int], None] = lambda _done, _all: None,
+) -> StepValidation:
+    """The shipped steps, or those of some names, by two processes unless an executor is given; `said` hears how far it is.
+
+    `captured`, by workload, captures a step that no config builds; from configs, others are left out, which is said.
+    """
+    if source not in SOURCES:
+        raise InputError(f"steps from {source!r}? there are {', '.join(SOURCES)}")
+    every = shipped_steps(names, inflated=explain or source == RECORDED)
+    made = [(case, builder(case, source, captured or {})) for case in every]
+    cases = [(case, build) for case, build in made if build is not None]
+    if not cases:
+        raise InputError(f"no shipped step of these names can be predicted from its {source}; choose among `steps`' names")
+    outcomes = []
+    said(0, len(cases))
+    for outcome in predict_cases(cases, source, explain=explain, executor=executor):
+        outcomes.append(outcome)
+        said(len(outcomes), len(cases))
+    left_out = Counter(case.workload for case, build in made if build is None)
+    lines = [f"left out: {count} cases of {name}: {_NO_BUILDER}" for name, count in sorted(left_out.items())]
+    return StepValidation(validation_of(outcomes, source, lines), tuple(outcomes))
+
+
+def validation_of(outcomes: Sequence[CaseOutcome], source: str = TRACE, warnings: Sequence[str] = ()) -> Validation:
+    """All cases, every part of them, baselines beside, and what else was compared."""
+    parts = {name: [one for one in outcomes if belongs(one)] for name, belongs in _groups(outcomes).items()}
+    by_case = {name: _part(some, _by_case) for name, some in parts.items() if some}
+    by_visit = {f"{name}, {BY_VISIT}": _part(some, _by_visit) for name, some in parts.items() if some}
+    return Validation(
+        name="steps",
+        title=f"training steps {_TITLES[source]}, after same-machine calibration",
+        cases=[case for one in outcomes for case in _by_case(one)],
+        whole=_part(outcomes, _by_case),
+        parts={**by_case, BY_VISIT: _part(outcomes, _by_visit), **by_visit},
+        facts=_facts(outcomes),
+        notes=(
+            "a case is the median of its visits: processes that timed the same step, each predicted with its own calibration",
+            "regimes by profile: device computes 95 % or more of the step; collectives exposed for more than 40 %; computes "
+            "less than 60 %; mixed",
+        ),
+        warnings=(*warnings, *_warnings(outcomes)),
+    )
+
+
+def _groups(outcomes: Sequence[CaseOutcome]) -> dict[str, Belongs]:
+    """Parts by name: workloads and ranks, regimes, and the groups that bars are set for."""
+    groups: dict[str, Belongs] = {}
+    for workload, ranks in sorted({(one.workload, one.ranks) for one in outcomes}):
+        name = f"{workload} {ranks} rank{'s' * (ranks > 1)}"
+        groups[name] = lambda one, key=(workload, ranks): (one.workload, one.ranks) == key  # type: ignore[misc]
+    for regime in REGIMES:
+        groups[regime] = lambda one, regime=regime: one.regime == regime  # type: ignore[misc]
+    groups["DLRM 2 and 4 ranks"] = _dlrm
+    groups["DLRM 2 and 4 ranks steady"] = lambda one: _dlrm(one) and one.spread < STEADY_SPREAD
+    groups["Transformers"] = lambda one: one.workload in TRANSFORMERS
+    for regime in REGIMES:
+        groups[f"Transformers {regime}"] = lambda one, regime=regime: one.workload in TRANSFORMERS and one.regime == regime  # type: ignore[misc]
+    groups["convnets"] = lambda one: one.workload in CONVNETS
+    return groups
+
+
+def _dlrm(one: CaseOutcome) -> bool:
+    return one.workload == DLRM and one.ranks in (2, 4)
+
+
+def _part(outcomes: Sequence[CaseOutcome], cases_of: Callable[[CaseOutcome, str | None], list[Case]]) -> Part:
+    baselines = list(outcomes[0].visits[0].baselines_ns)
+    return Part(
+        summary([case for one in outcomes for case in cases_of(one, None)]),
+        {name: summary([case for one in outcomes for case in cases_of(one, name)]) for name in baselines},
+    )
+
+
+def _by_case(one: CaseOutcome, baseline: str | None = None) -> list[Case]:
+    low, high = (median(visit.interval_ns[end] for visit in one.visits) for end in (0, 1))
+    return [
+        Case(
+            name=one.name,
+            predicted=median(_predicted_ns(visit, baseline) for visit in one.visits),
+            measured=one.measured_ns,
+            spread=one.spread,
+            covered=None if baseline else low <= one.measured_ns <= high,
+            repeat_errors=tuple(error for visit in one.visits for error in repeat_errors(visit.visit.times_ns)),
+        )
+    ]
+
+
+def _by_visit(one: CaseOutcome, baseline: str | None = None) -> list[Case]:
+    return [
+        Case(
+            name=f"{one.name} ({visit.visit.process})",
+            predicted=_predicted_ns(visit, baseline),
+            measured=visit.visit.measured_ns,
+            spread=visit.visit.spread,
+            covered=None if baseline else visit.interval_ns[0] <= visit.visit.measured_ns <= visit.interval_ns[1],
+            repeat_errors=repeat_errors(visit.visit.times_ns),
+        )
+        for visit in one.visits
+    ]
+
+
+def _predicted_ns(visit: VisitOutcome, baseline: str | None) -> float:
+    return visit.predicted_ns if baseline is None else visit.baselines_ns[baseline]
+
+
+def _facts(outcomes: Sequence[CaseOutcome]) -> dict[str, float]:
+    """Noise between processes; device compute, exposed communication and imbalance of ranks, predicted and profiled."""
+    pairs, same_machine = between_visits(outcomes), between_visits(outcomes, same_machine=True)
+    ranks = [rank for one in outcomes for rank in one.by_rank]
+    several = [one for one in outcomes if one.ranks > 1]
+    facts = {
+        "noise_floor_between_processes": gmae(pairs),
+        "noise_floor_between_processes_of_one_machine": gmae(same_machine),
+        "device_compute_of_a_rank_geomean": gmae([rank.compute_ns / rank.profiled_compute_ns - 1 for rank in ranks]),
+        "of_no_model": float(np.mean([one.fallback for one in outcomes])),
+    }
+    if several:
+        facts["exposed_communication_predicted"] = _exposed(several, lambda rank: rank.exposed_ns)
+        facts["exposed_communication_profiled"] = _exposed(several, lambda rank: rank.profiled_exposed_ns)
+        predicted, profiled = ([imbalance(times) for times in _compute(several, place)] for place in (0, 1))
+        facts["imbalance_predicted"], facts["imbalance_profiled"] = float(np.mean(predicted)), float(np.mean(profiled))
+        facts["imbalance_error"] = float(np.mean(np.abs(np.subtract(predicted, profiled))))
+    return {name: value for name, value in facts.items() if np.isfinite(value)}
+
+
+def _exposed(outcomes: Sequence[CaseOutcome], time_ns: Callable[[RankOutcome], float]) -> float:
+    """Mean over ranks and cases, as a share of the measured step."""
+    return float(np.mean([time_ns(rank) / one.measured_ns for one in outcomes for rank in one.by_rank]))
+
+
+def _compute(outcomes: Sequence[CaseOutcome], place: int) -> list[list[float]]:
+    return [[(rank.compute_ns, rank.profiled_compute_ns)[place] for rank in one.by_rank] for one in outcomes]
+
+
+def imbalance(times_ns: Sequence[float]) -> float:
+    """How much more than the mean the rank computes that computes longest, as a fraction."""
+    return max(times_ns) / max(float(np.mean(times_ns)), 1.0) - 1.0
+
+
+def between_visits(outcomes: Iterable[CaseOutcome], *, same_machine: bool = False) -> list[float]:
+    """What one visit measured against another of the same step, both ways: nobody predicts better without calibration."""
+    return [
+        one.visit.measured_ns / other.visit.measured_ns - 1.0
+        for outcome in outcomes for one in outcome.visits for other in outcome.visits
+        if one.visit.process != other.visit.process and (not same_machine or one.visit.machine == other.visit.machine)
+    ]  # fmt: skip
+
+
+def _warnings(outcomes: Sequence[CaseOutcome]) -> list[str]:
+    """Those of most cases first."""
+    counts = Counter(warning for one in outcomes for warning in one.warnings)
+    return sorted(counts, key=lambda warning: (-counts[warning], warning))[:_MOST_WARNINGS]

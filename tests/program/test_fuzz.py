@@ -1,0 +1,81 @@
+"""Thousands of damaged traces: each gives finite, non-negative step times or one clear line, and nothing else.
+
+The cases are the same on every run. A seed that fails: `outcome` of the files of `case(seed)` in a folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tests.program.mutations import BYTES, VALUES, Change, case, cut, damage, outcome
+from tests.program.small_traces import EXAMPLE, RANKS, shipped, small_kineto
+
+from steptime._program.load import load
+from steptime.errors import SteptimeError
+
+BATCHES, BATCH = 44, 50
+WHOLE_TRACES = 50
+CUTS = 40
+
+
+def written(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_damaged_traces_give_step_times_or_one_clear_line(tmp_path: Path, batch: int) -> None:
+    found = []
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        folder = written(tmp_path / str(seed), case(seed))
+        try:
+            found.append(outcome([folder]))
+        except Exception as error:
+            raise AssertionError(f"case {seed}: {type(error).__name__}: {error}") from error
+    # Damage that always ends in an error, or never does, would test little.
+    assert BATCH // 5 < found.count("result") < BATCH
+
+
+@pytest.mark.parametrize("seed", range(WHOLE_TRACES))
+def test_damaged_traces_of_full_size_give_step_times_or_one_clear_line(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    kind, many = rng.choice((("kineto", "traceEvents"), ("kineto", "traceEvents"), ("et", "nodes")))
+    names = [f"rank{rank}.{each}.json.gz" for rank in range(2) for each in ("kineto", "et")]
+    files = {name: (EXAMPLE / name).read_bytes() for name in names}
+    files[f"rank0.{kind}.json.gz"] = gzip.compress(damage(rng, shipped(f"rank0.{kind}"), many), 1, mtime=0)
+    outcome([written(tmp_path / "job", files)])
+
+
+@pytest.mark.parametrize("seed", range(CUTS))
+def test_a_trace_that_lost_its_end_never_passes_for_a_whole_one(tmp_path: Path, seed: int) -> None:
+    data = cut(random.Random(seed), small_kineto(seed % RANKS).rstrip().removesuffix(b"}").rstrip())
+    path = written(tmp_path / "cut", {"rank0.json": data}) / "rank0.json"
+    try:
+        warnings = load([path]).warnings
+    except SteptimeError:
+        return
+    assert any("breaks off" in w or "not readable" in w or "not valid JSON" in w for w in warnings), (len(data), warnings)
+
+
+def test_every_kind_of_damage_changes_something() -> None:
+    data = small_kineto(0)
+    for mutate in BYTES:
+        assert any(mutate(random.Random(seed), data) != data for seed in range(3)), mutate
+    for change in VALUES:
+        assert any(_changes(change, seed) for seed in range(10)), change
+
+
+def _changes(change: Change, seed: int) -> bool:
+    document, before = json.loads(small_kineto(0)), json.loads(small_kineto(0))
+    change(random.Random(seed), document, "traceEvents")
+    return bool(document != before)
+
+
+def test_the_same_seed_is_the_same_damage() -> None:
+    assert [case(seed) for seed in range(20)] == [case(seed) for seed in range(20)]

@@ -1,0 +1,78 @@
+"""Laws of what ops take for themselves, and sizes that were seen on an H200."""
+
+from __future__ import annotations
+
+import pytest
+from tests.models.test_issued import SPARSE, Trace, gpu
+
+from steptime._models.memory.lifetimes import storages
+from steptime._models.memory.scratch import column_sum_bytes
+from steptime._program.program import Tensor
+
+MIB = 1 << 20
+
+
+def scratch(trace: Trace) -> list[tuple[int, int, int]]:
+    """Bytes, begin and end of what comes after the storages that arguments name, counted from the first op that was added."""
+    program = trace.program()
+    sides = [side for one in program.signatures for side in (one.inputs, one.outputs)]
+    named = {value.storage for side in sides for value in side if isinstance(value, Tensor) and value.device}
+    return [(each.nbytes, each.born - 1, each.dies - 1) for each in storages(program)[len(named) :]]
+
+
+def test_a_sort_takes_positions_and_a_second_copy_while_it_runs() -> None:
+    trace = Trace()
+    trace.op("aten::sort", gpu([100], 3, "int"), outputs=(gpu([100], 5, "int"), gpu([100], 6, "long int")))
+    assert scratch(trace) == [(100 * (8 + 8 + 4), 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "nbytes"),
+    [
+        (8192, 768, 48 * MIB),  # seen: the bias of a BERT on 16 sentences
+        (16, 768, 0),  # one block adds it all
+    ],
+)
+def test_a_sum_over_rows_takes_what_its_blocks_hand_to_one_another(rows: int, columns: int, nbytes: int) -> None:
+    assert column_sum_bytes(rows, columns) == nbytes
+    trace = Trace()
+    trace.op("aten::sum", gpu([rows, columns], 3), [0], True, outputs=(gpu([1, columns], 4),))
+    assert [found[0] for found in scratch(trace)] == [nbytes] * (nbytes > 0)
+
+
+def test_a_sum_along_rows_takes_next_to_nothing() -> None:
+    trace = Trace()
+    trace.op("aten::sum", gpu([8192, 768], 3), [1], True, outputs=(gpu([8192, 1], 4),))
+    trace.op("aten::sum", gpu([8192, 768], 3), [-1], True, outputs=(gpu([8192, 1], 5),))
+    assert scratch(trace) == []
+
+
+def test_a_wide_filter_works_on_copies_with_channels_last() -> None:
+    trace = Trace()
+    image, filters, result = gpu([64, 64, 56, 56], 3), gpu([64, 64, 3, 3], 4), gpu([64, 64, 56, 56], 5)
+    trace.op("aten::cudnn_convolution", image, filters, outputs=(result,))
+    assert scratch(trace) == [(4 * (2 * 64 * 64 * 56 * 56 + 64 * 64 * 9), 0, 0)]
+
+
+def test_a_filter_of_one_pixel_that_skips_none_needs_no_copy() -> None:
+    trace = Trace()
+    trace.op("aten::cudnn_convolution", gpu([64, 64, 56, 56], 3), gpu([256, 64, 1, 1], 4), outputs=(gpu([64, 256, 56, 56], 5),))
+    assert scratch(trace) == []
+
+
+def test_backward_of_a_convolution_makes_one_gradient_after_the_other() -> None:
+    trace = Trace()
+    given = gpu([8, 4, 7, 7], 3), gpu([8, 2, 7, 7], 4), gpu([4, 2, 3, 3], 5)
+    trace.op("aten::convolution_backward", *given, outputs=(gpu([8, 2, 7, 7], 6), gpu([4, 2, 3, 3], 7)))
+    both = 4 * (8 * 4 * 49 + 8 * 2 * 49)
+    assert scratch(trace) == [(both + 4 * 72, 0, 0), (both + 8 * 72, 0, 0)]
+
+
+def test_summing_a_sparse_gradient_sorts_its_rows_and_is_done_before_the_sums_are_made() -> None:
+    trace = Trace()
+    outer = trace.op("aten::_coalesce", SPARSE, outputs=(SPARSE,))
+    trace.op("aten::_nnz", outputs=(1000,), inside=outer)
+    trace.op("aten::empty", outputs=(gpu([1000], 3, "long int"),), inside=outer)
+    trace.op("aten::resize_", gpu([1000], 3, "long int"), outputs=(gpu([10], 3, "long int"),), inside=outer)
+    trace.op("aten::empty", outputs=(gpu([10, 16], 4),), inside=outer)
+    assert scratch(trace) == [(16 * 1000, 0, 2)]

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from steptime._platforms.platform import Platform
+from steptime._shard.evaluate.evaluator import BOUNDS, HOST, Evaluator
+from steptime._shard.evaluate.exact import ExactLookups
+from steptime._shard.evaluate.exchange import Exchanges, messages
+from steptime._shard.evaluate.laws import ALONE, AS_PLAYED, BUSY, Laws
+from steptime._shard.evaluate.lookups import LookupCurves
+from steptime._shard.task.drawn import sharding_tasks, step_tasks
+from steptime.errors import InputError
+
+QUARTERS = "4xh200-quarter-loopback"
+
+
+@cache
+def platform() -> Platform:
+    return Platform.load(QUARTERS)
+
+
+@cache
+def evaluator(number: int = 0, laws: Laws = AS_PLAYED, *, exact: bool = False) -> Evaluator:
+    return Evaluator.of(sharding_tasks()[number], platform(), 4, laws=laws, exact=exact)
+
+
+def plans_of(count: int, tables: int, seed: int = 3, ranks: int = 4) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    return np.random.default_rng(seed).integers(0, ranks, (count, tables))
+
+
+@pytest.mark.parametrize("number", [0, 1, 22, 30])
+def test_plans_evaluated_together_take_as_long_as_plans_played_one_by_one(number: int) -> None:
+    one = evaluator(number)
+    plans = plans_of(6, len(one.model.tables))
+    together, played = one.evaluate(plans), one.simulate(plans)
+    off = np.abs(together.step_ns / played.step_ns - 1)
+    assert np.median(off) < 0.01 and off.max() < 0.03
+    np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.002)
+    np.testing.assert_allclose(together.waiting_ns, played.waiting_ns, atol=0.03 * played.step_ns.max())
+    assert together.nbytes.tolist() == played.nbytes.tolist()
+    assert together.bound.tolist() == played.bound.tolist()
+
+
+def test_a_step_that_its_host_binds_takes_as_long_as_the_host_does() -> None:
+    small = step_tasks(4)[0].with_batch(64)
+    one = Evaluator.of(small, Platform.load("4xh200-nvlink"), 4)
+    plans = plans_of(3, len(small.tables))
+    together, played = one.evaluate(plans), one.simulate(plans)
+    np.testing.assert_allclose(together.step_ns, played.step_ns, rtol=0.03)
+    assert {BOUNDS[place] for place in together.bound} == {HOST}
+
+
+def test_curves_through_some_subsets_say_what_the_models_say_of_others() -> None:
+    model, device = sharding_tasks()[7], platform().device
+    settings = [("forward", "idle"), ("backward", "idle")]
+    plans = plans_of(50, len(model.tables))
+    curves, exact = (maker(model, device) for maker in (
+        lambda model, device: LookupCurves.fit(model, device, 4, settings),
+        lambda model, device: ExactLookups.of(model, device, settings),
+    ))  # fmt: skip
+    for setting, times in curves.times(plans, 4).items():
+        asked = exact.times(plans, 4)[setting]
+        some = asked > 0
+        off = np.abs(times[some] / asked[some] - 1)
+        assert np.median(off) < 0.015 and np.quantile(off, 0.95) < 0.05
+        assert (times[~some] == 0).all()
+
+
+def test_the_order_of_ranks_does_not_matter() -> None:
+    one = evaluator(2, Laws())
+    plans = plans_of(5, len(one.model.tables))
+    turned = one.evaluate((plans + 1) % 4)
+    np.testing.assert_allclose(turned.step_ns, one.evaluate(plans).step_ns, rtol=1e-9)
+    np.testing.assert_allclose(np.roll(one.evaluate(plans).forward_ns, 1, axis=1), turned.forward_ns, rtol=1e-9)
+
+
+def test_plans_do_not_depend_on_which_others_are_evaluated_with_them() -> None:
+    one = evaluator(2, Laws())
+    plans = plans_of(5000, len(one.model.tables))
+    whole = one.evaluate(plans)
+    assert len(whole) == 5000
+    np.testing.assert_allclose(one.evaluate(plans[4321]).step_ns, whole.step_ns[4321:4322], rtol=1e-9)
+    assert len(whole.take([1, 2])) == 2
+
+
+def test_everything_on_one_rank_takes_longer_than_any_split() -> None:
+    one = evaluator(0, Laws())
+    tables = len(one.model.tables)
+    found = one.evaluate(np.concatenate([np.zeros((1, tables), dtype=np.int64), plans_of(20, tables)]))
+    assert found.step_ns[0] > found.step_ns[1:].max()
+    assert found.forward_ns[0, 1:].tolist() == [0.0, 0.0, 0.0] and found.nbytes[0, 1:].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_sharing_a_memory_is_never_faster_than_a_gpu_for_each_rank() -> None:
+    plans = plans_of(20, len(sharding_tasks()[1].tables))
+    shared, alone, busy = (evaluator(1, laws, exact=True).evaluate(plans) for laws in (Laws(), Laws(ALONE), Laws(BUSY)))
+    assert (shared.step_ns >= alone.step_ns).all()
+    assert (busy.step_ns >= alone.step_ns).all()
+
+
+def test_columns_of_exchanges_say_what_splits_say_one_by_one() -> None:
+    from steptime._models.collectives.message import Message, Messages
+
+    sent = np.array([[4096.0, 0.0, 8192.0, 1024.0], [512.0, 512.0, 512.0, 512.0]])
+    splits = [tuple(tuple(int(size) for _ in row) for size in row) for row in sent]
+    single = Messages.of([Message("all_to_all", 4, max(sum(row) for row in one), one) for one in splits])
+    found = messages(sent, 4)
+    for name in ("bytes", "load", "pairs"):
+        np.testing.assert_allclose(getattr(found, name), getattr(single, name), rtol=1e-9)
+
+
+def test_ranks_that_leave_exchanges_one_by_one_are_never_later() -> None:
+    plans = plans_of(20, len(sharding_tasks()[0].tables))
+    at_once, one_by_one = (evaluator(0, Laws(BUSY, one_by_one=one)).evaluate(plans) for one in (False, True))
+    assert np.ptp(one_by_one.exchange_ns, axis=1).min() > 0 == np.ptp(at_once.exchange_ns, axis=1).max()
+    assert (one_by_one.step_ns <= 1.001 * at_once.step_ns).all()
+    assert one_by_one.step_ns.mean() < 0.99 * at_once.step_ns.mean()
+
+
+def test_ranks_leave_at_once_where_nobody_measured_how_they_do() -> None:
+    links = Platform.load("4xh200-nvlink").fabric
+    assert links is not None
+    one = Exchanges.of(sharding_tasks()[0], links, 4)
+    sent, arrivals = np.array([[1e6, 2e6, 3e6, 4e6]]), np.array([[0.0, 1e6, 0.0, 0.0]])
+    for number in range(2):
+        assert one.ends(sent)(number, arrivals).tolist() == [one.times(sent).tolist() * 4]
+
+
+def test_one_rank_exchanges_nothing_and_waits_for_nobody() -> None:
+    model = sharding_tasks()[0]
+    one = Evaluator.of(model, Platform.load("1xh200"), 1)
+    plans = np.zeros((1, len(model.tables)), dtype=np.int64)
+    found = one.evaluate(plans)
+    assert found.exchange_ns.tolist() == [[0.0]] and found.waiting_ns.tolist() == [[0.0]]
+    np.testing.assert_allclose(found.step_ns, one.simulate(plans).step_ns, rtol=0.01)
+
+
+def test_tables_looked_up_one_by_one_are_played() -> None:
+    model = next(task for task in step_tasks(2) if task.lookup == "embedding_bag")
+    one = Evaluator.of(model, Platform.load("2xh200-half-loopback"), 2)
+    plans = plans_of(1, len(model.tables), ranks=2)
+    assert one.evaluate(plans).step_ns.tolist() == one.simulate(plans).step_ns.tolist()
+
+
+@pytest.mark.parametrize(
+    ("plans", "said"),
+    [
+        (np.zeros((1, 3), dtype=np.int64), "one for each of"),
+        (np.full((1, 12), 4), "expected 0 to 3"),
+        (np.zeros((1, 12)), "expected whole numbers"),
+    ],
+)
+def test_plans_of_other_tables_or_ranks_are_refused(plans: np.ndarray[tuple[int, int], np.dtype[np.int64]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        evaluator(0).evaluate(plans)
+
+
+def test_more_ranks_than_the_platform_has_are_refused() -> None:
+    with pytest.raises(InputError, match="platform 4xh200-quarter-loopback has 4"):
+        Evaluator.of(sharding_tasks()[0], platform(), 8)
+
+
+def test_the_second_step_takes_as_long_as_any_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = evaluator(1, Laws())
+    plans = plans_of(50, len(one.model.tables))
+    second = one.evaluate(plans).step_ns
+    monkeypatch.setattr("steptime._shard.evaluate.stages._STEPS", 6)
+    np.testing.assert_allclose(one.evaluate(plans).step_ns, second, rtol=1e-9)

@@ -1,0 +1,107 @@
+"""Why a plan is as fast as it is: on the real evaluation, small."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tests.shard.additive import model_of
+
+from steptime._platforms.platform import Platform
+from steptime._report.shard.document import evaluated_document, shard_document
+from steptime._report.shard.html import shard_page
+from steptime._shard.evaluate.kinds_analytic import everywhere_ns
+from steptime._shard.explain.explain import Explained, explain
+from steptime._shard.plan.files import evaluated
+from steptime._shard.plan.kind_names import DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE
+from steptime._shard.plan.kinds import MixedPlan
+from steptime._shard.search.search import Searched, search
+from steptime._shard.search.state import Budget
+from steptime._shard.task.task import Constraints, Task
+
+PLATFORM = Platform.load("4xh200-quarter-loopback")
+TASK = Task(model_of(9, batch=8192), 4, Constraints(kinds=(TABLE_WISE,), pinned={"t000": 2}))
+
+
+@cache
+def answered() -> tuple[Searched, Explained]:
+    found = search(TASK, PLATFORM, Budget(600))
+    return found, explain(found, PLATFORM)
+
+
+def test_moving_a_large_table_makes_the_best_step_no_shorter() -> None:
+    _, why = answered()
+    moved = [reason.moved_ns for reason in why.reasons if reason.moved_ns is not None]
+    assert moved
+    assert min(moved) >= 0
+
+
+def test_a_pinned_table_says_so() -> None:
+    _, why = answered()
+    reason = next(reason for reason in why.reasons if reason.table == "t000")
+    assert (reason.ranks, reason.elsewhere, reason.said) == ((2,), None, "pinned by the task")
+
+
+def test_ranks_hold_every_column_once() -> None:
+    found, why = answered()
+    assert sum(rank.columns for rank in why.ranks) == sum(table.dim for table in found.task.tables)
+    assert sum(rank.shards for rank in why.ranks) == len(found.task.tables)
+    assert all(rank.used_bytes <= rank.limit_bytes for rank in why.ranks)
+
+
+def test_the_interval_holds_the_step_and_the_gain_its_share() -> None:
+    _, why = answered()
+    assert why.interval[0] <= 1 <= why.interval[1]
+    assert why.gain is not None
+    assert why.gain.interval[0] <= why.gain.share <= why.gain.interval[1]
+
+
+def test_the_document_has_the_stable_keys() -> None:
+    found, why = answered()
+    document = shard_document(found, why, PLATFORM.name)
+    assert {"schema_version", "warnings", "best", "alternatives", "rules", "searched_plans", "seconds"} <= set(document)
+    assert set(document["best"]) >= {"plan", "step_time_ms", "interval_ms"}
+    assert document["best"]["plan"]["t000"] == [2]
+    assert document["rules"]["naive"] >= document["best"]["step_time_ms"]
+
+
+def test_given_plans_come_fastest_first_with_the_searched_steps() -> None:
+    found, _ = answered()
+    naive = found.rules["naive"]
+    assert naive is not None
+    plans = evaluated(TASK, PLATFORM, {"naive": naive.plan, "best": found.best.plan})
+    assert [plan.name for plan in plans] == ["best", "naive"]
+    assert plans[0].step_ns == pytest.approx(found.best.step_ns)
+    assert plans[1].step_ns == pytest.approx(naive.step_ns)
+    assert evaluated_document(TASK, plans)["plans"][0]["name"] == "best"
+
+
+def test_the_page_escapes_names_and_needs_no_network() -> None:
+    found, why = answered()
+    text = shard_page(found, why, "<script>alert(1)</script>")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "http://" not in text
+    assert "https://" not in text
+    assert text.count("<svg") >= len(why.ranks)
+
+
+def test_parts_on_every_rank_are_added_and_labelled() -> None:
+    model, table = TASK.model, TASK.tables[1]
+    values = {one.name: 0 if one.name != table.name else {"kind": ROW_WISE} for one in TASK.tables}
+    plan = MixedPlan.from_dict({**values, "t000": 2}, TASK.tables, 4)
+    (found,) = evaluated(TASK, PLATFORM, {"row": plan})
+    assert found.step_ns > everywhere_ns(model, [table], ROW_WISE, PLATFORM, 4) > 0
+
+
+def test_copies_of_a_large_table_cost_more_than_its_rows_divided() -> None:
+    table = max(TASK.tables, key=lambda one: one.rows * one.dim)
+    rows, copies = (everywhere_ns(TASK.model, [table], kind, PLATFORM, 4) for kind in (ROW_WISE, DATA_PARALLEL))
+    assert rows < copies
+
+
+def test_kinds_on_every_rank_are_chosen_only_where_allowed() -> None:
+    allowed = Task(TASK.model, 4, Constraints(kinds=KINDS))
+    found = search(allowed, PLATFORM, Budget(400))
+    whole = search(Task(TASK.model, 4, Constraints(kinds=(TABLE_WISE,))), PLATFORM, Budget(400))
+    assert found.best.step_ns <= 1.001 * whole.best.step_ns

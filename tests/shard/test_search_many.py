@@ -1,0 +1,36 @@
+"""Many tasks on several processes and on a cluster."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import dask
+from distributed import Client, LocalCluster
+from tests.shard.additive import model_of
+
+from steptime._platforms.platform import Platform
+from steptime._shard.search.search import search, search_many
+from steptime._shard.search.state import Budget
+from steptime._shard.task.task import Task
+
+PLATFORM = Platform.load("4xh200-quarter-loopback")
+TASKS = [Task(model_of(6, seed=seed, batch=8192), 4) for seed in range(2)]
+
+
+def test_processes_find_what_one_does() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        found = search_many(TASKS, PLATFORM, executor, Budget(60))
+    assert [one.options for one in found] == [search(task, PLATFORM, Budget(60)).options for task in TASKS]
+
+
+def test_a_dask_cluster_finds_what_one_does(tmp_path: Path) -> None:
+    # A worker process of its own, on any free port of this machine alone; what it leaves behind is the test's.
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path)}),
+        LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]
+        Client(cluster) as client,  # type: ignore[no-untyped-call]
+    ):
+        found = search_many(TASKS, PLATFORM, client.get_executor(), Budget(60))
+    assert [one.options for one in found] == [search(task, PLATFORM, Budget(60)).options for task in TASKS]

@@ -1,0 +1,145 @@
+"""Tasks from files: what is read, what is taken for granted and said, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steptime._shard.plan.kind_names import COLUMN_WISE, ROW_WISE, TABLE_WISE
+from steptime._shard.task.files import Asked, read_task
+from steptime._shard.task.task import Task
+from steptime.errors import InputError
+
+CONFIG = """
+batch = 1024
+dense_features = 8
+bottom = [16]
+top = [16, 1]
+interaction = "cat"
+[[tables]]
+name = "user"
+rows = 1000
+dim = 32
+pooling_factor = 3.5
+skew = { kind = "zipf" }
+[[tables]]
+name = "item"
+rows = 2000
+dim = 16
+pooling_factor = 20
+skew = { kind = "uniform" }
+"""
+CSV = "name,rows,dim,pooling_factor,kind,alpha\nuser,1000,32,3.5,zipf,1.1\nitem,2_000,16,20,uniform,\n"
+
+
+def task(tmp_path: Path, text: str, name: str = "task.toml", **asked: int) -> Task:
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    return read_task(file, Asked(4, **asked))
+
+
+def test_a_config_without_ranks_takes_the_platforms_and_says_nothing(tmp_path: Path) -> None:
+    found = task(tmp_path, CONFIG)
+    assert (found.ranks, found.notes, found.doubts) == (4, (), ())
+    assert found.allowed(0) == (TABLE_WISE, COLUMN_WISE)
+
+
+def test_constraints_are_read(tmp_path: Path) -> None:
+    more = '[constraints]\nmemory_bytes = 1_000_000_000\nkinds = ["table_wise"]\n'
+    found = task(tmp_path, CONFIG + more + '[constraints.pinned]\nuser = 2\n[constraints.kinds_of]\nitem = ["row_wise"]\n')
+    assert found.constraints.memory_bytes == 1_000_000_000
+    assert found.allowed(0) == (TABLE_WISE,)
+    assert found.allowed(1) == (ROW_WISE,)
+    assert found.constraints.pinned == {"user": 2}
+
+
+def test_a_json_config_is_the_same_task(tmp_path: Path) -> None:
+    import tomllib
+
+    assert task(tmp_path, json.dumps(tomllib.loads(CONFIG)), "task.json").model == task(tmp_path, CONFIG).model
+
+
+def test_ranks_and_batch_of_the_command_line_go_first(tmp_path: Path) -> None:
+    found = task(tmp_path, "ranks = 2\n" + CONFIG, ranks=8, batch=4096)
+    assert (found.ranks, found.model.batch) == (8, 4096)
+
+
+def test_a_rule_that_is_left_aside_is_said(tmp_path: Path) -> None:
+    for found in (task(tmp_path, 'rule = "naive"\n' + CONFIG), task(tmp_path, 'rule = "naive"\n' + CONFIG, ranks=2)):
+        (note,) = found.notes
+        assert "left aside" in note
+
+
+def test_a_csv_says_what_it_left_open(tmp_path: Path) -> None:
+    found = task(tmp_path, CSV, "tables.csv")
+    assert [(table.name, table.rows, table.dim, table.pooling_factor) for table in found.tables] == [
+        ("user", 1000, 32, 3.5),
+        ("item", 2000, 16, 20.0),
+    ]
+    assert any("dense layers" in note for note in found.notes)
+    assert any("--batch" in note for note in found.notes)
+    assert not found.doubts
+
+
+def test_missing_statistics_are_named_with_what_would_be_otherwise(tmp_path: Path) -> None:
+    found = task(tmp_path, "name,rows,dim,pooling_factor\nuser,1000,32,\nitem,2000,16,20\n", "tables.csv")
+    (doubt,) = found.doubts
+    assert "1 tables without a pooling factor" in doubt.said
+    assert "2 tables without a skew" in doubt.said
+    assert "'user'" in doubt.said
+    assert found.tables[0].pooling_factor == 1.0
+    other = {table.name: table for table in doubt.model.tables}
+    assert other["item"].pooling_factor == 20.0
+    assert other["item"].generator.kind == "zipf"
+
+
+def test_an_embedding_bag_collection_is_a_task(tmp_path: Path) -> None:
+    tables = [
+        {"name": "t1", "num_embeddings": 1000, "embedding_dim": 64, "feature_names": ["f1"]},
+        {"name": "t2", "num_embeddings": 500, "embedding_dim": 32, "feature_names": ["f2", "f3"], "data_type": "FP16"},
+    ]
+    for values in (tables, {"tables": tables}):
+        found = task(tmp_path, json.dumps(values), "ebc.json")
+        assert [(table.rows, table.dim, table.pooling_factor) for table in found.tables] == [(1000, 64, 1.0), (500, 32, 2.0)]
+        assert any("'t2' serves 2 features" in note for note in found.notes)
+        assert any("'t2' has data_type FP16" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "name,rows,dim\na,10,16\na,10,16\n", "table 'a' is there twice"),
+        ("t.csv", "name,rows,dim\na,0,16\n", "line 2: rows is 0"),
+        ("t.csv", "name,rows,dim\na,10,6\n", "dim is 6; expected a multiple of 4"),
+        ("t.csv", "name,rows,dim\na,ten,16\n", "rows is 'ten'"),
+        ("t.csv", "name,rows,dim\na,10\n", "line 2: 2 values; expected 3"),
+        ("t.csv", "name,rows,width\na,10,16\n", "column 'width'"),
+        ("t.csv", "name,rows\na,10\n", "no column 'dim'"),
+        ("t.csv", "name,rows,dim,alpha\na,10,16,-1\n", "alpha is -1"),
+        ("t.csv", "name,rows,dim\n", "expected a head"),
+        ("t.json", "{}", "no list of tables"),
+        ("t.json", "{", "cannot be read as JSON"),
+        ("t.json", '[{"name": "a", "num_embeddings": 0, "embedding_dim": 16}]', "rows is 0"),
+        ("t.json", '[{"name": "a", "num_embeddings": 9, "embedding_dims": 16}]', "did you mean 'embedding_dim'"),
+        ("t.yaml", "a: 1", "expected a .toml or .json"),
+        ("t.toml", CONFIG + "[constraints]\nmemory = 3\n", "did you mean 'memory_bytes'"),
+        ("t.toml", CONFIG + '[constraints]\nkinds = ["diagonal"]\n', "expected a list of table_wise"),
+        ("t.toml", CONFIG + "[constraints.pinned]\nuser = 9\n", "'user' is pinned to rank 9; expected 0 to 3"),
+        ("t.toml", CONFIG + "[constraints.pinned]\nusers = 1\n", "'users' is no table"),
+        ("t.toml", CONFIG.replace("1024", "1022"), "a batch of 1022 cannot be split evenly over 4 ranks"),
+        ("t.toml", CONFIG.replace("1000", "0"), "rows is 0"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_where(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        task(tmp_path, text, name)
+    assert "\n" not in str(raised.value)
+
+
+def test_dot_interactions_keep_tables_whole(tmp_path: Path) -> None:
+    dot = CONFIG.replace('"cat"', '"dot"').replace("bottom = [16]", "bottom = [32]").replace("dim = 16", "dim = 32")
+    assert task(tmp_path, dot).allowed(0) == (TABLE_WISE,)
+    with pytest.raises(InputError, match="modelled for whole tables"):
+        task(tmp_path, dot + '[constraints]\nkinds = ["row_wise"]\n')
