@@ -64,15 +64,15 @@ $(BIN)/python $(TORCHREC_BIN)/python: %/bin/python:
 
 # The interpreter is an order-only prerequisite: it is a link whose age says nothing.
 $(READY): pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels]" -e "./lab[torch]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,lab,gpu-kernels]"
 	@touch $@
 
 $(BENCH_READY): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,measure,gpu-kernels,bench]" -e "./lab[torch]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,lab,gpu-kernels,bench]"
 	@touch $@
 
 # TorchRec by itself: its wheel asks for fbgemm-gpu, the build for GPUs; what else it imports is in the extra.
 $(TORCHREC_READY): pyproject.toml constraints.txt | $(TORCHREC_BIN)/python
-	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torchrec]" -e ./lab pytest hypothesis
+	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torchrec]" pytest hypothesis
 	$(TORCHREC_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps torchrec
 	@touch $@

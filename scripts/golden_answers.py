@@ -56,6 +56,7 @@ def record(folder: Path) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         seconds[name] = round(time.perf_counter() - started, 2)
         (folder / f"{name}.json").write_text(done.stdout if done.returncode == 0 else json.dumps({"failed": done.stderr}))
+        print(f"{name:22s} {seconds[name]:6.1f} s  exit {done.returncode}", flush=True)
     (folder / "seconds.txt").write_text(json.dumps(seconds, indent=1))
 
 
@@ -80,10 +81,11 @@ def compare(before: Path, after: Path) -> int:
     for file in sorted(before.glob("*.json")):
         lines = list(differences(json.loads(file.read_text()), json.loads((after / file.name).read_text())))
         changed += bool(lines)
-        for _line in sorted(lines)[:12]:
-            pass
+        for line in sorted(lines)[:12]:
+            print(f"{file.stem}{line}")
         if len(lines) > 12:
-            pass
+            print(f"{file.stem}: and {len(lines) - 12} more")
+    print(f"{changed} commands answer differently")
     return int(changed > 0)
 
 

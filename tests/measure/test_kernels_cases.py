@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from steptime._calibrate.ops.calls import write_calls
-from steptime._models.kernels import families
 from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.family import families
 from steptime_lab.measure.kernels import cases
 from steptime_lab.measure.kernels.cases import Case, part_cases, shuffled, sweep_cases, whole_gpu_cases, workload_cases
 

@@ -13,8 +13,8 @@ from steptime._lookups.generators import Generator
 from steptime._lookups.statistics import statistics_of
 from steptime._measurements.sets import measured_set, measured_sets
 from steptime._measurements.store import key_of, spread_of
-from steptime._models.kernels import families, family_of
 from steptime._models.kernels.call import Call
+from steptime._models.kernels.family import families, family_of
 from steptime._shard.task.drawn import further_tasks, sharding_tasks
 from steptime_lab.measure.steps.rows import key_of_case
 from steptime_lab.measure.tables import noise_lines, noises

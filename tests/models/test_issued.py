@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from steptime._models.kernels import families
 from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.family import families
 from steptime._models.kernels.from_ops import IssuedWork, questions_of
 from steptime._models.kernels.from_ops.declared import DECLARED
 from steptime._models.kernels.from_ops.overloads import overload_of, overloads_of

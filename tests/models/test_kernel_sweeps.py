@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime._models.kernels import families, family_of
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime._models.kernels.family import families, family_of
 
 torch = pytest.importorskip("torch", reason="sweeps are checked against torch's own shape rules")
 

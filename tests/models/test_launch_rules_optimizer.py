@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._models.kernels import families, family_of
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime._models.kernels.family import families, family_of
 from steptime._models.kernels.launches import transfer
 from steptime._models.kernels.launches.chunks import CHUNK, packed
 from steptime._models.kernels.launches.names import MEMCPY, OVER_LISTS, STRIDED, UNROLLED, VECTORIZED

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._models.kernels import families
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg, contiguous
+from steptime._models.kernels.family import families
 from steptime._models.kernels.forms.launched.table import launches_of
 from steptime._models.kernels.launches import fresh
 from steptime._models.kernels.launches.copies import copies

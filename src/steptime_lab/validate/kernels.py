@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from steptime._models.kernels import families
+from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.forms import Form
 from steptime._models.kernels.rows import TEST, Row, rows_of

@@ -8,8 +8,8 @@ from functools import cache
 
 import pyarrow as pa
 
-from steptime._models.kernels import family_of
 from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.family import family_of
 from steptime._models.kernels.fitted import Answered
 from steptime._models.kernels.from_ops.overloads import overloads_of
 from steptime._models.kernels.launches.names import short_name

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steptime._models.kernels import families, family_of
 from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.kernels.family import families, family_of
 from steptime._models.kernels.forms import Form, maker
 from steptime._models.kernels.question import Answer, Question
 from steptime._models.kernels.residuals import Residuals

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from steptime import __version__
-from steptime._models.kernels import families
+from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms import Form, maker
 from steptime._models.kernels.residuals import Residuals, group_of

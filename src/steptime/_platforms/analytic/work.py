@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime._models.kernels import families
 from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.family import families
 from steptime._models.kernels.forms.launched.columns import Columns
 from steptime._models.kernels.forms.launched.parts import Parts
 from steptime._models.kernels.forms.launched.terms import traffic

@@ -11,8 +11,8 @@ from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._calibrate.ops.calls import FILE_NAME, avoid_tried, avoided, forget_tried, read_calls
-from steptime._models.kernels import families
 from steptime._models.kernels.call import Call
+from steptime._models.kernels.family import families
 
 if TYPE_CHECKING:
     from steptime._calibrate.harness.setting import Setting

@@ -13,8 +13,8 @@ import numpy as np
 from steptime._calibrate.ops.calls import read_calls
 from steptime._measurements.sets.kernels import SET
 from steptime._measurements.store import key_of
-from steptime._models.kernels import Family, families, family_of
 from steptime._models.kernels.call import Call
+from steptime._models.kernels.family import Family, families, family_of
 
 # Calls of a sweep on a whole GPU; each gives a cold and, nearly always, a warm row.
 FULL = 16_000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.draw import Rng, activation_shape, chance, channels_last, floating, mixture, options, pick
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.activation import launches
 
 # Op -> arguments after the input; the shares are those of the models that are trained most.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import (
     FLOATS,
@@ -25,6 +24,7 @@ from steptime._models.kernels.draw import (
     pick,
     size,
 )
+from steptime._models.kernels.family import Family
 
 # About 3 ms forward on an H200: half precision at some 400 TFLOP/s, single precision far below.
 _MOST_FLOP = {"float32": 60e9, "bfloat16": 6e11, "float16": 6e11}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import (
     USUAL_BYTES,
@@ -21,6 +20,7 @@ from steptime._models.kernels.draw import (
     pick,
     size,
 )
+from steptime._models.kernels.family import Family
 
 # About 3 ms on an H200 at half of what matrix products reach.
 _MOST_FLOP = {"float32": 60e9, "bfloat16": 6e11, "float16": 6e11}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg
 from steptime._models.kernels.draw import (
     FLOATS,
@@ -23,6 +22,7 @@ from steptime._models.kernels.draw import (
     transposed,
     width,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.copy import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4

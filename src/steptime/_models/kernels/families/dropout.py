@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import Rng, activation_shape, floating, mixture, pick
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.dropout import launches
 
 _RATES = (0.1, 0.1, 0.2, 0.3, 0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.draw import (
     HALVES,
@@ -17,6 +16,7 @@ from steptime._models.kernels.draw import (
     permuted,
     pick,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.elementwise import launches
 
 # Op -> what its operand has to be.

@@ -5,7 +5,6 @@ Lookups with realistic index streams are a measured set of their own; here indic
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.draw import (
     SEQUENCES,
@@ -21,6 +20,7 @@ from steptime._models.kernels.draw import (
     pick,
     width,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.embedding import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime._models.kernels.draw import Rng, activation_shape, floating, log_int, mixture, options, pick
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.fill import launches
 
 # Op -> arguments after the tensor.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import (
     USUAL_BYTES,
@@ -18,6 +17,7 @@ from steptime._models.kernels.draw import (
     scalar,
     size,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.loss import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4

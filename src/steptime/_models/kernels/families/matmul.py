@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import (
     USUAL_BYTES,
@@ -28,6 +27,7 @@ from steptime._models.kernels.draw import (
     transposed,
     width,
 )
+from steptime._models.kernels.family import Family
 
 # About 3 ms on an H200: 50 TFLOP/s in single precision, 700 TFLOP/s in half.
 _MOST_FLOP = {"float32": 150e9, "bfloat16": 2e12, "float16": 2e12}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import (
     HALVES,
@@ -25,6 +24,7 @@ from steptime._models.kernels.draw import (
     tokens,
     width,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.norm import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4

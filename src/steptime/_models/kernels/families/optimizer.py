@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.draw import Rng, Shape, chance, floating, log_int, mixture, options, pick, scalar, size
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.optimizer import launches
 
 _MOST_BYTES = 400 << 20  # all lists of a call together

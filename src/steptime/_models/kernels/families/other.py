@@ -5,7 +5,6 @@ They launch what their siblings do; a few calls of each show that.
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime._models.kernels.draw import (
     Rng,
@@ -19,6 +18,7 @@ from steptime._models.kernels.draw import (
     scalar,
     size,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.other import launches
 
 _MOST_ELEMENTS = 16 << 20

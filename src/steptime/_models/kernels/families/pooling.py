@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import USUAL_BYTES, Rng, Shape, chance, channels_last, floating, log_int, mixture, pick, size
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.pooling import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime._models.kernels.draw import (
     USUAL_BYTES,
@@ -18,6 +17,7 @@ from steptime._models.kernels.draw import (
     tokens,
     width,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.reduction import launches
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.draw import (
     SEQUENCES,
@@ -19,6 +18,7 @@ from steptime._models.kernels.draw import (
     tokens,
     width,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.shape import launches
 
 _MOST_BYTES = 2 * USUAL_BYTES

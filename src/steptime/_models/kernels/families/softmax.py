@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg
 from steptime._models.kernels.draw import (
     SEQUENCES,
@@ -17,6 +16,7 @@ from steptime._models.kernels.draw import (
     pick,
     size,
 )
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.softmax import launches
 
 _MOST_ELEMENTS = USUAL_BYTES // 4

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels import Family
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import Rng, chance, log_int, mixture, pick
+from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches.transfer import launches
 
 _DTYPES = ("float32", "int64", "bfloat16", "uint8")

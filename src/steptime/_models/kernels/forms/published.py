@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels import family_of
 from steptime._models.kernels.call import Argument, TensorArg
+from steptime._models.kernels.family import family_of
 from steptime._models.kernels.forms import Arrays, text_array
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._models.kernels.rows import FIT, VALIDATION, Row

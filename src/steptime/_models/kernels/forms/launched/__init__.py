@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.error import GMAE_FLOOR
-from steptime._models.kernels import family_of
 from steptime._models.kernels.call import Call
+from steptime._models.kernels.family import family_of
 from steptime._models.kernels.forms import Arrays
 from steptime._models.kernels.forms.launched.fitting import fit_model
 from steptime._models.kernels.forms.launched.groups import groups_of

@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels import families, family_of
 from steptime._models.kernels.call import Call
+from steptime._models.kernels.family import families, family_of
 from steptime._models.kernels.forms.launched.columns import Columns, Numbers
 from steptime._models.kernels.forms.launched.groups import groups_of
 from steptime._models.kernels.forms.launched.parts import others_code
