@@ -9,6 +9,7 @@ import pytest
 from steptime._build.config import configured, read_config
 from steptime._build.dlrm.config import DlrmConfig
 from steptime._build.transformer.config import Transformer
+from steptime._shard.configs import configured_in
 from steptime.errors import InputError
 
 DLRM = """
@@ -40,7 +41,7 @@ def test_a_file_with_tables_is_a_dlrm_whether_it_says_so_or_not(tmp_path: Path) 
         found = read_config(written(tmp_path, text))
         assert isinstance(found, DlrmConfig)
         assert found.model.name == "mine"
-        assert configured(found).workload.name == "mine"
+        assert configured(found).name == "mine"
 
 
 def test_a_file_with_layers_is_a_transformer_whether_it_says_so_or_not(tmp_path: Path) -> None:
@@ -51,13 +52,16 @@ def test_a_file_with_layers_is_a_transformer_whether_it_says_so_or_not(tmp_path:
 
 
 def test_one_thing_of_a_transformer_changes_at_a_time(tmp_path: Path) -> None:
-    found = configured(read_config(written(tmp_path, TRANSFORMER)))
-    assert (found.batch, found.workload.world_size, found.lookups) == (8, 1, None)
-    assert found.with_batch(16).batch == 16
-    four = found.with_ranks(4)
-    assert (four.batch, four.workload.world_size) == (8, 4)
+    found = configured_in(written(tmp_path, TRANSFORMER))
+    assert (found.description.batch, found.world_size, found.lookups) == (8, 1, None)
+    assert found.varied(batch=16).description.batch == 16
+    four = found.varied(ranks=4)
+    assert (four.description.batch, four.world_size) == (8, 4)
+    assert len(four.varied(ranks=1).programs[0].ops) == len(found.programs[0].ops)
+    with pytest.raises(InputError, match="batch is 0; expected 1 or more"):
+        found.varied(batch=0)
     with pytest.raises(InputError, match="a transformer has none"):
-        found.with_ranks(4, {"a": 0})
+        configured(read_config(written(tmp_path, TRANSFORMER)), {"a": 0})
 
 
 @pytest.mark.parametrize(

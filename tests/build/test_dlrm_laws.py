@@ -7,17 +7,17 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime._build.configured import Configured
 from steptime._build.dlrm.model import INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
 from steptime._build.dlrm.program import top_width
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
 from steptime._program.program import Collective, Program
 from steptime._program.tensor_waits import needed_by_nobody, tensor_waits
+from steptime._program.workload import Workload
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[Dlrm, Configured]:
+def jobs(draw: st.DrawFn) -> tuple[Dlrm, Workload]:
     """A model with up to five tables on up to four ranks."""
     interaction = draw(st.sampled_from(INTERACTIONS))
     count, ranks = draw(st.integers(1, 5)), draw(st.integers(1, 4))
@@ -43,9 +43,9 @@ def jobs(draw: st.DrawFn) -> tuple[Dlrm, Configured]:
     return model, dlrm_workload(model, ranks, plan)
 
 
-def by_rank(found: Configured) -> list[Program]:
-    programs = {program.rank: program for program in found.workload.programs}
-    return [programs[owner] for owner in found.workload.owners or sorted(programs)]
+def by_rank(found: Workload) -> list[Program]:
+    programs = {program.rank: program for program in found.programs}
+    return [programs[owner] for owner in found.owners or sorted(programs)]
 
 
 def exchanges(program: Program) -> list[Collective]:
@@ -54,7 +54,7 @@ def exchanges(program: Program) -> list[Collective]:
 
 @settings(max_examples=25)
 @given(jobs())
-def test_ranks_meet_in_the_same_order_with_as_much_to_reduce(job: tuple[Dlrm, Configured]) -> None:
+def test_ranks_meet_in_the_same_order_with_as_much_to_reduce(job: tuple[Dlrm, Workload]) -> None:
     calls = [
         [(one.kind, one.sequence, one.bytes_in if one.kind == "all_reduce" else 0) for one in program.collectives]
         for program in by_rank(job[1])
@@ -65,7 +65,7 @@ def test_ranks_meet_in_the_same_order_with_as_much_to_reduce(job: tuple[Dlrm, Co
 
 @settings(max_examples=25)
 @given(jobs())
-def test_what_one_rank_sends_is_what_the_other_receives(job: tuple[Dlrm, Configured]) -> None:
+def test_what_one_rank_sends_is_what_the_other_receives(job: tuple[Dlrm, Workload]) -> None:
     programs = by_rank(job[1])
     for ours, one in enumerate(programs):
         for theirs, other in enumerate(programs):
@@ -75,7 +75,7 @@ def test_what_one_rank_sends_is_what_the_other_receives(job: tuple[Dlrm, Configu
 
 @settings(max_examples=25)
 @given(jobs())
-def test_gradients_go_back_the_way_the_rows_came(job: tuple[Dlrm, Configured]) -> None:
+def test_gradients_go_back_the_way_the_rows_came(job: tuple[Dlrm, Workload]) -> None:
     for program in by_rank(job[1]):
         for there, back in zip(exchanges(program)[::2], exchanges(program)[1::2], strict=True):
             assert (there.in_splits, there.out_splits) == (back.out_splits, back.in_splits)
@@ -83,26 +83,26 @@ def test_gradients_go_back_the_way_the_rows_came(job: tuple[Dlrm, Configured]) -
 
 @settings(max_examples=25)
 @given(jobs())
-def test_all_dense_parameters_are_reduced_once(job: tuple[Dlrm, Configured]) -> None:
+def test_all_dense_parameters_are_reduced_once(job: tuple[Dlrm, Workload]) -> None:
     model, found = job
     widths = (model.dense_features, *model.bottom), (top_width(model), *model.top)
     parameters = sum((before + 1) * after for some in widths for before, after in pairwise(some))
     for program in by_rank(found):
         reduced = sum(one.bytes_in for one in program.collectives if one.kind == "all_reduce")
-        assert reduced == (4 * parameters if found.workload.world_size > 1 else 0)
+        assert reduced == (4 * parameters if found.world_size > 1 else 0)
 
 
 @settings(max_examples=25)
 @given(jobs())
-def test_somebody_waits_for_every_collective(job: tuple[Dlrm, Configured]) -> None:
-    for program in job[1].workload.programs:
+def test_somebody_waits_for_every_collective(job: tuple[Dlrm, Workload]) -> None:
+    for program in job[1].programs:
         moving = {place for place, one in enumerate(program.collectives) if one.bytes_in or one.bytes_out}
         assert not moving & set(needed_by_nobody(tensor_waits(program)))
 
 
 @settings(max_examples=25)
 @given(jobs())
-def test_every_table_is_looked_up_by_one_rank_for_the_whole_batch(job: tuple[Dlrm, Configured]) -> None:
+def test_every_table_is_looked_up_by_one_rank_for_the_whole_batch(job: tuple[Dlrm, Workload]) -> None:
     model, found = job
     assert found.lookups is not None
     tables = [table for one in found.lookups.ranks.values() for table in one.steps.steps[0]]

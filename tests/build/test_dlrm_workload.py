@@ -25,7 +25,7 @@ def model(lookup: str = "table_batched", *, rows: tuple[int, ...] = (1000,) * 4)
 
 
 def test_ranks_that_do_the_same_share_a_program() -> None:
-    found = dlrm_workload(model(), 4).workload
+    found = dlrm_workload(model(), 4)
     assert found.ranks == (0,)
     assert found.owners == (0, 0, 0, 0)
     assert found.groups == {"0": ((0, 1, 2, 3),)}
@@ -34,7 +34,7 @@ def test_ranks_that_do_the_same_share_a_program() -> None:
 @pytest.mark.parametrize(("lookup", "distinct"), [("table_batched", 2), ("embedding_bag", 2)])
 def test_ranks_that_differ_have_their_own_program(lookup: str, distinct: int) -> None:
     # A table-batched lookup's ops do not tell the rows of its tables; what is looked up and held does.
-    found = dlrm_workload(model(lookup, rows=(1000, 1000, 1000, 2000)), 2, {"t0": 0, "t1": 0, "t2": 1, "t3": 1}).workload
+    found = dlrm_workload(model(lookup, rows=(1000, 1000, 1000, 2000)), 2, {"t0": 0, "t1": 0, "t2": 1, "t3": 1})
     assert len(found.programs) == distinct
     assert found.world_size == 2
 
@@ -51,7 +51,7 @@ def test_a_rank_without_tables_looks_up_nothing() -> None:
     assert found.lookups is not None
     assert set(found.lookups.ranks) == {1}
     assert set(found.unnamed) == {1}
-    assert found.workload.ranks == (0, 1)
+    assert found.ranks == (0, 1)
 
 
 def test_state_of_an_optimiser_counts_a_number_per_row() -> None:
@@ -63,36 +63,33 @@ def test_a_missing_plan_is_said_where_it_matters() -> None:
     assert dlrm_workload(model(), 1).warnings == ()
     dealt = dlrm_workload(model(), 2)
     assert "dealt round" in dealt.warnings[0]
-    assert dealt.workload.warnings == dealt.warnings
-    assert dealt.workload.meta["plan"] == {"t0": 0, "t1": 1, "t2": 0, "t3": 1}
+    assert dealt.meta["plan"] == {"t0": 0, "t1": 1, "t2": 0, "t3": 1}
 
 
 def test_lookups_grow_with_the_batch_and_a_plan_is_kept() -> None:
     plan = {"t0": 0, "t1": 1, "t2": 1, "t3": 1}
     found = dlrm_workload(model(), 2, plan)
-    larger = found.with_batch(128)
+    larger = dlrm_workload(model().with_batch(128), 2, plan)
     assert found.lookups is not None
     assert larger.lookups is not None
     before, after = (one.lookups.ranks[0].steps.steps[0][0] for one in (found, larger) if one.lookups is not None)
     assert (after.batch, after.lookups) == (2 * before.batch, 2 * before.lookups)
-    assert larger.workload.meta["plan"] == plan
+    assert larger.meta["plan"] == plan
     assert larger.warnings == ()
 
 
 def test_other_ranks_keep_the_global_batch_and_need_another_plan() -> None:
     found = dlrm_workload(model(), 2, {"t0": 0, "t1": 1, "t2": 1, "t3": 1})
-    four = found.with_ranks(4)
-    assert (four.workload.world_size, four.batch) == (4, found.batch)
+    four = dlrm_workload(model(), 4)
+    assert (four.world_size, four.description.batch) == (4, found.description.batch)
     assert "dealt round" in four.warnings[0]
-    placed = found.with_ranks(4, {"t0": 3, "t1": 2, "t2": 1, "t3": 0})
-    assert placed.warnings == ()
-    assert found.with_ranks(2).workload.meta["plan"] == found.workload.meta["plan"]
+    assert dlrm_workload(model(), 4, {"t0": 3, "t1": 2, "t2": 1, "t3": 0}).warnings == ()
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_a_batch_that_ranks_do_not_divide_is_refused(ranks: int) -> None:
     with pytest.raises(InputError, match="cannot be split evenly"):
-        dlrm_workload(model()).with_ranks(ranks)
+        dlrm_workload(model(), ranks)
 
 
 def test_counted_statistics_of_another_batch_are_scaled_and_that_is_said() -> None:
@@ -103,7 +100,7 @@ def test_counted_statistics_of_another_batch_are_scaled_and_that_is_said() -> No
     assert same.warnings == ()
     assert same.lookups is not None
     assert same.lookups.ranks[0].steps.steps[0][1] == replace(counted, table="t1")
-    other = same.with_batch(32)
+    other = dlrm_workload(replace(plain, tables=tables, batch=32))
     assert other.lookups is not None
     assert "4 tables (first: t0, counted over a batch of 64) are scaled to a batch of 32" in other.warnings[0]
     assert other.lookups.ranks[0].steps.steps[0][0].lookups == 64
@@ -126,7 +123,7 @@ def test_sizes_that_depend_on_what_was_drawn_are_near_those_recorded(name: str) 
     row = next(row for row in rows if row["name"] == name)
     built = dlrm_workload(
         Dlrm.from_dict(json.loads(row["config"])).with_batch(row["batch"]), row["ranks"], json.loads(row["plan"])
-    ).workload
+    )
     case = shipped_programs(name)
     owners = built.owners or tuple(range(row["ranks"]))
     programs = {program.rank: program for program in built.programs}

@@ -21,7 +21,7 @@ SOURCE = Path(steptime.__file__).parent.parent
 
 # What is said about each thing that can be wrong; `bad` has the arguments.
 BAD = (
-    "no such file", "no trace files", "empty", "not a Kineto", "no platform", "was never run", "--batch 64",
+    "no such file", "no trace files", "empty", "not a Kineto", "no platform", "was never run", "batch 64: a recording",
     "cannot be written", "cannot be read", "no device times", "Missing argument", "No such command", "No such option",
 )  # fmt: skip
 
@@ -102,7 +102,7 @@ def bad(tmp_path: Path) -> dict[str, list[str]]:
         "not a Kineto": ["inspect", str(nonsense)],
         "no platform": ["predict", traces, "--platform", "8xh200-nvlnk"],
         "was never run": ["predict", str(EXAMPLE / "rank0.et.json.gz")],
-        "--batch 64": ["predict", traces, "--batch", "64"],
+        "batch 64: a recording": ["predict", traces, "--batch", "64"],
         "cannot be written": ["replay", traces, "--trace", str(tmp_path / "no" / "t.json")],
         "cannot be read": ["replay", traces, "--measured", str(tmp_path / "no.json")],
         "no device times": ["replay", str(EXAMPLE / "rank0.et.json.gz")],

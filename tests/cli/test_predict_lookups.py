@@ -10,11 +10,11 @@ import pytest
 from tests.platforms.counting_lookups import counting_device
 from tests.sim.test_lookup_scenarios import drawn
 
-from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
 from steptime._cli.app import run
 from steptime._hardware.device import FOLDER
 from steptime._lookups.generators import Generator
 from steptime._lookups.steps import drawn_steps
+from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._models.lookups.fitted import lookups_file
 from steptime._platforms.device import Device
 

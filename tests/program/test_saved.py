@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.platforms.counting_lookups import steps_of
 
+from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._program.formats import saved
 from steptime._program.program import Calls, Collective, Ops, Program, Signature, Stream, Tensor, Thread, WorkKind, Works
 from steptime._program.table import Table
-from steptime._program.workload import Workload
+from steptime._program.workload import Description, UnnamedMemory, Workload
 from steptime.errors import InputError
 
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -130,6 +132,25 @@ def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(
     assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
 
 
+def test_a_workload_carries_its_lookups_unnamed_memory_and_description(tmp_path: Path) -> None:
+    carried = Workload(
+        (small(),),
+        2,
+        lookups=WorkloadLookups({0: RankLookups("table_batched", "sgd", steps_of((10, 5), (20, 5)))}),
+        unnamed={0: UnnamedMemory((1 << 33,), (4,))},
+        description=Description(batch=64, precision="fp32", parallelism={"data": 2}, parameters=12),
+    )
+    saved.write(carried, tmp_path / "w.json.gz")
+    assert saved.read(tmp_path / "w.json.gz") == carried
+
+
+def test_a_workload_saved_before_it_carried_lookups_is_read() -> None:
+    old = saved.read(Path(__file__).parent / "fixtures" / "workload_version_1.json.gz")
+    assert (old.name, old.world_size, len(old.programs)) == ("tiny", 2, 2)
+    assert (old.lookups, dict(old.unnamed), old.description) == (None, {}, Description())
+    assert all(len(program.ops) for program in old.programs)
+
+
 def small(rank: int = 0, **more: Any) -> Program:
     return Program(rank, 2, ("a",), (Thread(1),), (Stream(7),), Ops.empty(), Calls.empty(), Works.empty(), **more)
 
@@ -180,7 +201,7 @@ ONE_WORK = {name: [0] for name in Works.TYPES}
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({saved.KEY: 2}, "version 2, this steptime reads 1"),
+        ({saved.KEY: 9}, "version 9, this steptime reads 1 to 2"),
         ({saved.KEY: "x"}, "Expected `int`"),
         ({"extra": 1}, "unknown field `extra`"),
         ({"world_size": "two"}, "world_size"),

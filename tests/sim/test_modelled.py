@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime._build.configured import Configured
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
@@ -33,7 +32,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @cache
-def dlrm(ranks: int = 2, lookup: str = "table_batched", optimizer: str = "sgd") -> Configured:
+def dlrm(ranks: int = 2, lookup: str = "table_batched", optimizer: str = "sgd") -> Workload:
     tables = tuple(
         Table(f"t{place}", dim, Generator(rows=rows, pooling=pooling, kind="zipf", alpha=1.1))
         for place, (rows, dim, pooling) in enumerate(((50_000, 64, 20.0), (4_000, 32, 3.0), (900_000, 64, 8.0)))
@@ -50,7 +49,7 @@ def platform(name: str = "2xh200-half-loopback") -> Platform:
 @cache
 def step(lookup: str = "table_batched", optimizer: str = "sgd") -> ModelledStep:
     given = dlrm(2, lookup, optimizer)
-    return modelled(given.workload, platform(), lookups=given.lookups)
+    return modelled(given, platform())
 
 
 def period_ns(found: ModelledStep, calibration: Calibration = UNCALIBRATED) -> float:
@@ -71,8 +70,8 @@ def test_every_estimate_is_on_the_timeline_once(lookup: str) -> None:
 def test_the_host_spends_what_its_model_says(lookup: str, speed: Speed) -> None:
     given = dlrm(2, lookup)
     assert given.lookups is not None
-    devices = device_work([OneStep(program) for program in given.workload.programs], platform().device, given.lookups.ranks)
-    for one, program, device in zip(step(lookup).programs, given.workload.programs, devices, strict=True):
+    devices = device_work([OneStep(program) for program in given.programs], platform().device, given.lookups)
+    for one, program, device in zip(step(lookup).programs, given.programs, devices, strict=True):
         pieces = host_columns(program, platform().host, device.launches(len(program.ops))).time_ns(speed)
         timing = one.timing(speed, step(lookup).dispatch)
         assert timing.gap_ns.sum() + timing.call_ns.sum() == pytest.approx(pieces.sum(), abs=2 * len(one.program.calls))
@@ -92,11 +91,11 @@ def test_compute_waits_for_the_collective_it_needs() -> None:
 
 def test_what_needs_a_collective_is_launched_after_the_wait_for_it() -> None:
     given = configured_in(EXAMPLES / "configs" / "llama-8b.toml", batch=8)
-    (one,) = modelled(given.workload, Platform.load("8xh200-nvlink")).programs
+    (one,) = modelled(given, Platform.load("8xh200-nvlink")).programs
     calls, works = one.program.calls, one.program.works
     waits = np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.stream == 0))
     awaited = dict(zip(works.collective[calls.awaits[waits]].tolist(), waits.tolist(), strict=True))
-    needs = [each for each in tensor_waits(given.workload.programs[0]) if each.needed_by >= 0]
+    needs = [each for each in tensor_waits(given.programs[0]) if each.needed_by >= 0]
     assert needs
     for each in needs:
         users = works.call[(works.stream == 0) & (calls.op[works.call] >= each.needed_by)]
@@ -107,10 +106,8 @@ def test_ranks_with_tables_of_other_sizes_have_programs_of_their_own() -> None:
     tables = tuple(Table(name, 64, Generator(rows=rows, pooling=8.0)) for name, rows in (("big", 9_000_000), ("small", 900)))
     model = Dlrm("two", 512, 16, (64, 64), (128, 1), tables, interaction="cat")
     here, there = (dlrm_workload(model, 2, {"big": rank, "small": 1 - rank}) for rank in (0, 1))
-    peaks = [
-        memory_of(each.workload, platform(), lookups=each.lookups, unnamed=each.unnamed)["peak_bytes"] for each in (here, there)
-    ]
-    assert len(here.workload.programs) == 2
+    peaks = [memory_of(each, platform())["peak_bytes"] for each in (here, there)]
+    assert len(here.programs) == 2
     assert peaks[0] == peaks[1]
 
 
@@ -139,7 +136,7 @@ def test_coalescing_a_gradient_makes_the_host_wait() -> None:
 
 def test_a_prediction_lies_in_its_interval_and_is_the_same_again() -> None:
     given = dlrm()
-    one, two = (predict_on(given.workload, platform(), lookups=given.lookups) for _ in range(2))
+    one, two = (predict_on(given, platform()) for _ in range(2))
     assert one.interval_ms[0] < one.step_time_ms < one.interval_ms[1]
     assert (one.step_time_ms, one.interval_ms, one.warnings) == (two.step_time_ms, two.interval_ms, two.warnings)
     assert one.platform == "2xh200-half-loopback"
@@ -149,7 +146,7 @@ def test_more_doubt_about_the_host_widens_the_interval() -> None:
     given = dlrm()
     spans = []
     for error in (0.0, 0.3):
-        found = predict_on(given.workload, platform(), lookups=given.lookups, calibration=Calibration(host_error=error))
+        found = predict_on(given, platform(), calibration=Calibration(host_error=error))
         spans.append(found.interval_ms[1] - found.interval_ms[0])
     assert spans[1] > 1.5 * spans[0]
 
@@ -163,20 +160,20 @@ def test_coverage_counts_all_device_time() -> None:
 def test_one_rank_stands_for_all_that_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = configured_in(EXAMPLES / "configs" / "gpt2-ddp.toml", ranks=4, batch=8)
     there = Platform.load("8xh200-nvlink", ranks=4)
-    every = modelled(given.workload, there)
+    every = modelled(given, there)
     assert [len(cohort.ranks) for cohort in every.cohorts()] == [4]
     monkeypatch.setattr(modelled_step, "MOST_PLAYED", 2)
-    alone = modelled(given.workload, there)
+    alone = modelled(given, there)
     assert [len(cohort.ranks) for cohort in alone.cohorts()] == [1]
     assert period_ns(alone) == period_ns(every)
 
 
 def test_ranks_that_meet_others_are_played_each() -> None:
     given = dlrm(2)
-    assert not modelled_step.alike(given.workload)
+    assert not modelled_step.alike(given)
     uneven = Workload(
-        (renamed(given.workload.programs[0], 0), renamed(given.workload.programs[1], 1)), 4, owners=(0, 0, 1, 1),
-        groups={given.workload.programs[0].collectives[0].group: ((0, 1), (2, 3))},
+        (renamed(given.programs[0], 0), renamed(given.programs[1], 1)), 4, owners=(0, 0, 1, 1),
+        groups={given.programs[0].collectives[0].group: ((0, 1), (2, 3))},
     )  # fmt: skip
     assert modelled_step.alike(uneven)
     crossed = replace(uneven, owners=(0, 0, 0, 1))
@@ -196,18 +193,18 @@ def test_ranks_without_a_program_are_taken_to_do_the_same() -> None:
 
 def test_lookups_without_statistics_are_said_to_be_guessed() -> None:
     given = dlrm(2, "embedding_bag")
-    found = predict_on(given.workload, platform())
+    found = predict_on(replace(given, lookups=None), platform())
     assert any("taken as rows drawn evenly" in warning for warning in found.warnings)
-    unknown = predict_on(dlrm(2).workload, platform())
+    unknown = predict_on(replace(dlrm(2), lookups=None), platform())
     assert any("are not recorded; give what is looked up" in warning for warning in unknown.warnings)
     assert unknown.coverage["fallback"] > 0
 
 
 def test_strict_refuses_what_has_no_model() -> None:
     given = configured_in(EXAMPLES / "configs" / "gpt2.toml", batch=1)
-    program = given.workload.programs[0]
+    program = given.programs[0]
     names = tuple("made::up" if name == "aten::native_layer_norm" else name for name in program.names)
-    odd = replace(given.workload, programs=(replace(program, names=names),))
+    odd = replace(given, programs=(replace(program, names=names),))
     assert "aten::native_layer_norm" in program.names
     found = predict_on(odd, platform("1xh200"))
     assert any("made::up" in warning for warning in found.warnings)
@@ -217,23 +214,21 @@ def test_strict_refuses_what_has_no_model() -> None:
 
 def test_more_ranks_than_a_platform_has_are_refused() -> None:
     with pytest.raises(InputError, match="2 ranks, platform 1xh200 1; choose one with 2 or more"):
-        modelled(dlrm().workload, platform("1xh200"))
+        modelled(dlrm(), platform("1xh200"))
 
 
 def test_statistics_of_other_tables_are_refused() -> None:
     given, other = dlrm(2, "embedding_bag"), dlrm(1, "embedding_bag")
     with pytest.raises(InputError, match="give those of the same tables"):
-        modelled(given.workload, platform(), lookups=other.lookups)
+        modelled(replace(given, lookups=other.lookups), platform())
 
 
 def test_a_kind_that_a_fabric_was_never_measured_on_has_a_stand_in() -> None:
     given = dlrm(2)
-    program = given.workload.programs[0]
+    program = given.programs[0]
     kinds = tuple(replace(one, kind="broadcast") if one.kind == "all_reduce" else one for one in program.collectives)
-    programs = tuple(
-        replace(each, collectives=kinds if each is program else each.collectives) for each in given.workload.programs
-    )
-    odd = replace(given.workload, programs=programs)
-    found = modelled(odd, Platform.load("2xh200-nvlink"), lookups=given.lookups)
+    programs = tuple(replace(each, collectives=kinds if each is program else each.collectives) for each in given.programs)
+    odd = replace(given, programs=programs)
+    found = modelled(odd, Platform.load("2xh200-nvlink"))
     assert any("never measured on broadcast; all_gather stands for it" in warning for warning in found.warnings)
     assert found.coverage["fallback"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,15 +84,13 @@ def test_a_broken_calibration_is_one_clear_line(tmp_path: Path, changed: dict[st
 def test_memory_says_whether_a_step_fits() -> None:
     given = configured_in(EXAMPLES / "configs" / "llama-8b.toml")
     small = configured_in(EXAMPLES / "configs" / "dlrm_small.toml")
-    one = memory_of(small.workload, Platform.load("1xh200"), lookups=small.lookups, unnamed=small.unnamed)
+    one = memory_of(small, Platform.load("1xh200"))
     assert one["fits"]
     assert sum(one["ranks"][0]["parts"].values()) <= one["allocated_bytes"] <= one["reserved_bytes"] < one["peak_bytes"]
-    same = memory_of(small.workload, Platform.load("1xh200"), lookups=small.lookups)
+    same = memory_of(replace(small, unnamed={}), Platform.load("1xh200"))
     assert same["allocated_bytes"] == pytest.approx(one["allocated_bytes"], rel=0.02)
-    crowded = predict_on(
-        configured_in(EXAMPLES / "configs" / "llama-8b.toml", batch=256).workload, Platform.load("8xh200-nvlink")
-    )
-    assert given.workload.world_size == 8
+    crowded = predict_on(configured_in(EXAMPLES / "configs" / "llama-8b.toml", batch=256), Platform.load("8xh200-nvlink"))
+    assert given.world_size == 8
     assert not crowded.memory["fits"]
     assert "does not fit" in crowded.warnings[0]
 

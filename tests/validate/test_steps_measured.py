@@ -30,8 +30,7 @@ def one_case() -> StepCase:
 
 @pytest.fixture(name="step", scope="module")
 def one_step(case: StepCase) -> ModelledStep:
-    workload, lookups = from_trace(case)
-    return modelled(workload, Platform.load(platform_name(case.ranks)), lookups=lookups)
+    return modelled(from_trace(case), Platform.load(platform_name(case.ranks)))
 
 
 @pytest.fixture(name="steady", scope="module")
@@ -107,7 +106,7 @@ def test_means_of_splits_tell_bias_and_size_apart() -> None:
 
 
 def test_a_config_that_never_ran_is_predicted_as_its_trace_is(case: StepCase) -> None:
-    built, recorded = from_config(case)[0], from_trace(case)[0]
+    built, recorded = from_config(case), from_trace(case)
     assert built.world_size == recorded.world_size
     traced, configured = (predict_case(case, build) for build in (from_trace, from_config))
     assert configured.predicted_ns == pytest.approx(traced.predicted_ns, rel=0.02)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from steptime._build.config_values import Values, read_toml
-from steptime._build.configured import Configured
 from steptime._build.dlrm.model import KIND as DLRM
 from steptime._build.dlrm.config import DlrmConfig, dlrm_of
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import KIND as TRANSFORMER
 from steptime._build.transformer.config import Transformer, read_transformer
+from steptime._program.workload import Workload
 from steptime.errors import InputError
 
 Config = DlrmConfig | Transformer
@@ -28,23 +27,11 @@ def read_config(path: Path) -> Config:
     return dlrm_of(values, str(path), path.parent) if kind == DLRM else read_transformer(path)
 
 
-def configured(config: Config, plan: Mapping[str, int] | None = None) -> Configured:
+def configured(config: Config, plan: Mapping[str, int] | None = None) -> Workload:
     """The workload of a model; a plan says where a DLRM's tables go and goes before the config's own."""
     if isinstance(config, DlrmConfig):
         return config.workload(plan)
     if plan is not None:
         raise InputError(f"{config.title}: a plan of tables was given, and a {TRANSFORMER} has none; leave it out")
-    return Configured(build(config), _Rebuild(config), config.batch)
+    return build(config)
 
-
-@dataclass(frozen=True)
-class _Rebuild:
-    """Builds a Transformer again with one thing changed."""
-
-    config: Transformer
-
-    def __call__(
-        self, *, batch: int | None = None, ranks: int | None = None, plan: Mapping[str, int] | None = None
-    ) -> Configured:
-        changed = self.config if batch is None else self.config.with_batch(batch)
-        return configured(changed if ranks is None else changed.with_ranks(ranks), plan)

@@ -1,19 +1,40 @@
-"""`captured`: the workload of a training step that a text names, for any number of ranks."""
+"""`captured`: the workload of a training step, a function or the name of one, for any number of ranks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steptime._capture.script import bound, function_of
-from steptime._program.workload import Workload
+from steptime._program.workload import Description, Workload
 
 
-def captured(target: str, *, batch: int | None = None, ranks: int = 1) -> Workload:
-    """The workload of `package.module:function` or `file.py:function`; see `steptime._capture.script` for what it may take."""
+def captured(function: str | Callable[..., Any], *, batch: int | None = None, ranks: int = 1) -> Workload:
+    """The workload of a function, or of `package.module:function`; see `steptime._capture.script` for what it may take."""
+    made = _captured(function, batch, ranks)
+    return replace(made, description=Description(batch=batch), rebuild=CaptureAgain(function, batch, ranks))
+
+
+@dataclass(frozen=True)
+class CaptureAgain:
+    """Captures a function once more, with another batch or for other ranks."""
+
+    function: str | Callable[..., Any]
+    batch: int | None
+    ranks: int
+
+    def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
+        return captured(
+            self.function, batch=self.batch if batch is None else batch, ranks=self.ranks if ranks is None else ranks
+        )
+
+
+def _captured(given: str | Callable[..., Any], batch: int | None, ranks: int) -> Workload:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch's observer says on stderr when it begins and ends
-    function = function_of(target)
+    target = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__name__)
+    function = function_of(given) if isinstance(given, str) else given
     bound(function, target, batch=batch, rank=0, ranks=ranks)
     name = target.rpartition(":")[2]
     if ranks == 1:

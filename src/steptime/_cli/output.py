@@ -24,12 +24,12 @@ FILE_WIDTH = 100
 WIDTH_AT_LEAST = 60
 
 
-def read(traces: Sequence[Path]) -> Workload:
+def read(paths: Sequence[Path], *, batch: int | None = None, ranks: int | None = None) -> Workload:
     """The workload behind the arguments, with a progress line on long reads."""
-    from steptime._program.load import load
+    from steptime._api.read import read as read_workload
 
     with _progress() as progress:
-        return load(traces, progress=progress)
+        return read_workload(paths, batch=batch, ranks=ranks, progress=progress)
 
 
 @contextmanager

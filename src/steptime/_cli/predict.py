@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steptime._cli.options import Json, Trace
-from steptime._cli.output import print_end, stdout, write_trace
+from steptime._cli.output import print_end, read, stdout, write_trace
 
 if TYPE_CHECKING:
-    from steptime._cli.workload import Asked
     from steptime._platforms.platform import Platform
+    from steptime._program.workload import Workload
     from steptime._sim.prediction import Prediction
 
 DEVICE = "h200"
@@ -55,11 +56,10 @@ def predict(
     trace: Trace = None,
 ) -> None:
     """Predict the steady-state step time, say how sure that is, where the time goes and why."""
-    from steptime._cli.workload import asked
     from steptime._report.json import dumps, prediction_document
     from steptime._report.text import print_prediction
 
-    given = asked(workload, batch=batch, ranks=ranks)
+    given = read(workload, batch=batch, ranks=ranks)
     chosen = _platform(given, platform, device, host, fabric, lookups)
     if chosen is None:
         found = _recorded(given, lookups, device, strict=strict, calibration=calibration)
@@ -69,27 +69,27 @@ def predict(
     if html is not None:
         from steptime._report.html.page import write_page
 
-        write_page(html, found, given.workload)
+        write_page(html, found, given)
     if json:
         print(dumps(prediction_document(found)), end="")
         return
     with stdout() as console:
-        print_prediction(console, given.workload, found)
+        print_prediction(console, given, found)
         print_end(console, trace, html)
 
 
 def _platform(
-    given: Asked, name: str | None, device: str | None, host: str | None, fabric: str | None, lookups: Path | None
+    given: Workload, name: str | None, device: str | None, host: str | None, fabric: str | None, lookups: Path | None
 ) -> Platform | None:
     """The platform that was asked for; None: as recorded."""
     from steptime._platforms.platform import Platform, platform_parts
     from steptime.errors import InputError
 
-    ranks = given.workload.world_size
+    ranks = given.world_size
     if name is None:
-        if not given.traces or not any(program.recorded for program in given.workload.programs):
+        if not any(program.recorded for program in given.programs):
             raise InputError(
-                f"{given.workload.name or 'the workload'} was never run: give the machine to predict for, as in "
+                f"{given.name or 'the workload'} was never run: give the machine to predict for, as in "
                 f"--platform {_suggested(ranks)}"
             )
         for option, value in (("--host", host), ("--fabric", fabric)):
@@ -112,7 +112,9 @@ def _suggested(ranks: int) -> str:
     return f"{ranks}xh200-nvlink" if ranks <= most else "8xh200-nvlink --fabric FILE, a fabric of yours (`steptime fabric`)"
 
 
-def _recorded(given: Asked, lookups: Path | None, device: str | None, *, strict: bool, calibration: Path | None) -> Prediction:
+def _recorded(
+    given: Workload, lookups: Path | None, device: str | None, *, strict: bool, calibration: Path | None
+) -> Prediction:
     from steptime.errors import InputError
 
     for option, wanted in (("--strict", strict), ("--calibration", calibration is not None)):
@@ -121,20 +123,23 @@ def _recorded(given: Asked, lookups: Path | None, device: str | None, *, strict:
     if lookups is None:
         from steptime._sim.prediction import predict as predicted
 
-        return predicted(given.workload)
-    from steptime._build.dlrm.step_lookups import WorkloadLookups
+        return predicted(given)
+    from steptime._lookups.workload import WorkloadLookups
     from steptime._platforms.device import Device
     from steptime._sim.recorded.lookup_scenarios import predict_iterations
 
-    return predict_iterations(given.workload, WorkloadLookups.load(lookups), Device.load(device or DEVICE))
+    return predict_iterations(given, WorkloadLookups.load(lookups), Device.load(device or DEVICE))
 
 
-def _modelled(given: Asked, platform: Platform, lookups: Path | None, *, strict: bool, calibration: Path | None) -> Prediction:
-    from steptime._build.dlrm.step_lookups import WorkloadLookups
+def _modelled(
+    given: Workload, platform: Platform, lookups: Path | None, *, strict: bool, calibration: Path | None
+) -> Prediction:
+    from steptime._lookups.workload import WorkloadLookups
     from steptime._sim.modelled.calibrated import read_calibration
     from steptime._sim.modelled.prediction import predict_on
     from steptime._sim.modelled.step import UNCALIBRATED
 
-    looked_up = given.lookups if lookups is None else WorkloadLookups.load(lookups)
+    if lookups is not None:
+        given = replace(given, lookups=WorkloadLookups.load(lookups))
     speed = UNCALIBRATED if calibration is None else read_calibration(calibration, platform)
-    return predict_on(given.workload, platform, lookups=looked_up, unnamed=given.unnamed, calibration=speed, strict=strict)
+    return predict_on(given, platform, calibration=speed, strict=strict)

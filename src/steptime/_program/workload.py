@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from steptime._lookups.workload import WorkloadLookups
 from steptime._program.program import Collective, Program
 from steptime.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class UnnamedMemory:
+    """Allocations of a rank that no op of its program names: tables that one kernel looks up together, and their state."""
+
+    parameters: tuple[int, ...] = ()  # bytes
+    optimizer_state: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a workload trains, as far as it is known; a recording knows little of it."""
+
+    batch: int | None = None  # samples of all ranks in one step
+    sequence: int | None = None  # tokens of a sample
+    precision: str | None = None
+    parallelism: Mapping[str, int] | None = None  # kind -> how many ways it divides the job, where more than one
+    parameters: int | None = None  # of the whole model
+
+
+class Rebuild(Protocol):
+    """Makes the same job again with another global batch or on other ranks; None keeps what was."""
+
+    def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
+        """The changed job."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +53,10 @@ class Workload:
     meta: Mapping[str, Any] = field(default_factory=dict)
     owners: tuple[int, ...] = ()
     groups: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    lookups: WorkloadLookups | None = None  # what ranks look up in embedding tables
+    unnamed: Mapping[int, UnnamedMemory] = field(default_factory=dict)  # by rank; a rank without any is left out
+    description: Description = Description()
+    rebuild: Rebuild | None = field(default=None, repr=False, compare=False)  # None: nothing else can be made from its source
 
     def __post_init__(self) -> None:
         ranks = [program.rank for program in self.programs]
@@ -49,6 +80,14 @@ class Workload:
         """The ranks that run a program that is here, their own or another's."""
         return tuple(range(self.world_size)) if self.owners else self.ranks
 
+    def varied(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
+        """The same job with another global batch or on other ranks."""
+        if batch is None and ranks is None:
+            return self
+        if self.rebuild is None:
+            raise InputError(f"{self.name or 'the workload'}: {fixed(batch, ranks)}")
+        return self.rebuild(batch=batch, ranks=ranks)
+
     def run_by(self, owner: int) -> tuple[int, ...]:
         """The ranks that run the program of this one, itself first where it does."""
         if not self.owners:
@@ -65,3 +104,11 @@ class Workload:
         """Ranks of the job without a program here."""
         present = set(self.running)
         return tuple(rank for rank in range(self.world_size) if rank not in present)
+
+
+def fixed(batch: int | None, ranks: int | None) -> str:
+    """Why a recording cannot be had with another batch or on other ranks."""
+    asked_for = f"batch {batch}" if batch is not None else f"ranks {ranks}"
+    return (
+        f"{asked_for}: a recording or saved workload has the batch and the ranks it was made with; give a config or a function"
+    )

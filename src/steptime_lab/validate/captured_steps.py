@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
-    from steptime._build.dlrm.step_lookups import WorkloadLookups
     from steptime._program.workload import Workload
     from steptime_lab.validate.steps.cases import StepCase
 
@@ -27,7 +26,7 @@ _LIBRARIES = {
 _WARM_UP = 2
 
 
-def captured_steps() -> dict[str, Callable[[StepCase], tuple[Workload, WorkloadLookups | None]]]:
+def captured_steps() -> dict[str, Callable[[StepCase], Workload]]:
     """What captures the steps of a workload, for those whose libraries are here."""
     if find_spec("torch") is None:
         return {}
@@ -40,7 +39,7 @@ class _Group:
     ranks: int
 
 
-def captured_step(case: StepCase) -> tuple[Workload, WorkloadLookups | None]:
+def captured_step(case: StepCase) -> Workload:
     """The workload of a shipped case: the step that was measured, made again and never run. Its ranks all do the same."""
     # Its observer says in a warning that it ends.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -59,4 +58,4 @@ def captured_step(case: StepCase) -> tuple[Workload, WorkloadLookups | None]:
         rank = distributed.get_rank() if case.ranks > 1 else 0
         return build(known, _Group(rank, case.ranks), torch.device("cuda", 0))
 
-    return capture_ranks(step, ranks=case.ranks, distinct="one", name=case.name, warm_up=_WARM_UP), None
+    return capture_ranks(step, ranks=case.ranks, distinct="one", name=case.name, warm_up=_WARM_UP)

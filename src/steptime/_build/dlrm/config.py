@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from steptime._build.config_values import Values, read_toml
-from steptime._build.configured import Configured
 from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
 from steptime._build.dlrm.workload import dlrm_workload, owned_tables
 from steptime._build.dlrm.table_lookups import generator_like, of_reuse
@@ -18,6 +17,7 @@ from steptime._lookups import saved
 from steptime._lookups.generators import MOST_ROWS, Generator
 from steptime._lookups.statistics import REUSE_BINS
 from steptime._lookups.table import TableStatistics
+from steptime._program.workload import Workload
 
 _REQUIRED = ("batch", "dense_features", "bottom", "top", "tables")
 _KEYS = ("kind", "name", *_REQUIRED, "lookup", "optimizer", "interaction", "loss", "ranks", "plan", "rule")
@@ -44,7 +44,7 @@ class DlrmConfig:
     plan: Mapping[str, int] | None = None
     rule: str | None = None
 
-    def workload(self, plan: Mapping[str, int] | None = None) -> Configured:
+    def workload(self, plan: Mapping[str, int] | None = None) -> Workload:
         """The workload; a given plan goes before the config's own."""
         return dlrm_workload(self.model, self.ranks, self.plan if plan is None else plan)
 

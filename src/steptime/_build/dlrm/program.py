@@ -108,6 +108,13 @@ def top_width(model: Dlrm) -> int:
     return model.bottom[-1] + sum(table.dim for table in model.tables)
 
 
+def parameter_count(model: Dlrm) -> int:
+    """Weights and biases of both MLPs, and all rows of all tables."""
+    widths = (model.dense_features, *model.bottom), (top_width(model), *model.top)
+    dense = sum((before + 1) * after for mlp in widths for before, after in pairwise(mlp))
+    return dense + sum(table.rows * table.dim for table in model.tables)
+
+
 def _tables(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int) -> Tables:
     if not local:
         return NoTables(tape, model.batch)

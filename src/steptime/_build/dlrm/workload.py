@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from steptime._build.configured import Configured, UnnamedMemory
 from steptime._build.dlrm.model import KIND, Dlrm, Table
-from steptime._build.dlrm.program import rank_program, what_is_written
+from steptime._build.dlrm.program import parameter_count, rank_program, what_is_written
 from steptime._build.dlrm.tables import LocalTable
 from steptime._build.emit.ops import GROUP
-from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
 from steptime._build.dlrm.table_lookups import table_lookups
 from steptime.errors import InputError
 from steptime._program.program import Program
-from steptime._program.workload import Workload
+from steptime._program.workload import Description, UnnamedMemory, Workload
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
+from steptime._lookups.workload import RankLookups, WorkloadLookups
 
 _FLOAT_BYTES = 4
 
 
-def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Mapping[str, int] | None = None) -> Configured:
+def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Mapping[str, int] | None = None) -> Workload:
     """The step of every rank; ranks that do the same share a program. Without a plan, tables are dealt round in their order."""
     if ranks < 1 or model.batch < 1 or model.batch % ranks:
         raise InputError(
@@ -36,7 +35,7 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Mapping[str, int] | None = 
     known = {table.name: table_lookups(table, model.batch) for table in model.tables}
     found = [[known[table.name] for table in tables] for tables in owned]
     programs, owners = _programs(model, found)
-    workload = Workload(
+    return Workload(
         programs=programs,
         world_size=ranks,
         name=model.name,
@@ -44,14 +43,14 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Mapping[str, int] | None = 
         meta={KIND: model.to_dict(), "plan": dict(plan)},
         owners=() if len(programs) == ranks else owners,
         groups={} if len(programs) == ranks else {GROUP: (tuple(range(ranks)),)},
-    )
-    return Configured(
-        workload=workload,
-        rebuild=_Rebuild(model, ranks, plan),
-        batch=model.batch,
         lookups=_lookups(model, found),
         unnamed=_unnamed(model, owned),
-        warnings=tuple(warnings),
+        description=Description(
+            batch=model.batch,
+            precision="fp32",
+            parallelism={"data": ranks, "tables": ranks} if ranks > 1 else {},
+            parameters=parameter_count(model),
+        ),
     )
 
 
@@ -129,18 +128,3 @@ def _scaled(model: Dlrm) -> list[str]:
         f"scaled to a batch of {model.batch}: distinct rows are an estimate then"
     ]
 
-
-@dataclass(frozen=True)
-class _Rebuild:
-    """Builds a model again; a plan is kept while the ranks are."""
-
-    model: Dlrm
-    ranks: int
-    plan: Mapping[str, int]
-
-    def __call__(
-        self, *, batch: int | None = None, ranks: int | None = None, plan: Mapping[str, int] | None = None
-    ) -> Configured:
-        model = self.model if batch is None else self.model.with_batch(batch)
-        kept = self.plan if ranks in (None, self.ranks) else None
-        return dlrm_workload(model, self.ranks if ranks is None else ranks, kept if plan is None else plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from steptime._build.emit.ddp import Reducer
 from steptime._build.transformer.config import KIND, Parallelism, Transformer
@@ -12,9 +12,9 @@ from steptime._build.transformer.fsdp import FullySharded
 from steptime._build.transformer.model import Model
 from steptime._build.transformer.optimizer import Optimizer
 from steptime._build.transformer.tape import StepTape
-from steptime._build.transformer.weights import Unsharded
+from steptime._build.transformer.weights import Unsharded, Weights
 from steptime._program.program import Program, Tensor
-from steptime._program.workload import Workload
+from steptime._program.workload import Description, Workload
 
 
 def build(config: Transformer) -> Workload:
@@ -30,7 +30,26 @@ def build(config: Transformer) -> Workload:
         meta={KIND: config.to_dict()},
         owners=(0,) * everybody if everybody > 1 else (),
         groups=named if everybody > 1 else {},
+        description=_described(config),
     )
+
+
+def _described(config: Transformer) -> Description:
+    ways = asdict(config.parallel)
+    return Description(
+        batch=config.batch,
+        sequence=config.sequence,
+        precision=config.precision,
+        parallelism={kind: count for kind, count in ways.items() if count > 1},
+        parameters=_parameter_count(config),
+    )
+
+
+def _parameter_count(config: Transformer) -> int:
+    """Of the whole model, however ranks share it."""
+    tape = StepTape(GroupEmitter({}, world_size=1, source=config.title), "")
+    Weights(tape, replace(config, parallel=Parallelism()), Unsharded())
+    return sum(each.numel for each in tape.parameters)
 
 
 def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -5,18 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steptime._lookups.table import TableStatistics
+from steptime._lookups.workload import (
+    EMBEDDING_BAG,
+    IMPLEMENTATIONS,
+    ITEM_BYTES,
+    OPTIMIZERS,
+    TABLE_BATCHED,
+    RankLookups,
+)
 from steptime._models.kernels.question import OTHERS
 from steptime.errors import InputError
 
 FORWARD, BACKWARD = "forward", "backward"
 DIRECTIONS = (FORWARD, BACKWARD)
 
-TABLE_BATCHED, EMBEDDING_BAG = "table_batched", "embedding_bag"
-# `nn.EmbeddingBag` (sparse and dense gradients), `nn.Embedding` (the same), and all tables of a rank in one launch.
-IMPLEMENTATIONS = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense", "embedding_sparse", "embedding_dense")
-
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-OPTIMIZERS = ("none", "sgd", "adagrad", "rowwise_adagrad")
+__all__ = [
+    "BACKWARD",
+    "DIRECTIONS",
+    "EMBEDDING_BAG",
+    "FORWARD",
+    "IMPLEMENTATIONS",
+    "ITEM_BYTES",
+    "OPTIMIZERS",
+    "TABLE_BATCHED",
+    "Lookup",
+    "rank_questions",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +65,16 @@ class Lookup:
                 value = getattr(self, name)
                 said = [f"{table.table} (batch {table.batch})" for table in self.tables] if name == "tables" else repr(value)
                 raise InputError(f"Lookup: {name} is {said}; expected {expected}.")
+
+
+def rank_questions(lookups: RankLookups, direction: str) -> tuple[tuple[Lookup, ...], ...]:
+    """What a model is asked of every iteration of a rank: all tables at once where one launch looks them up, else each."""
+    optimizer = lookups.optimizer if direction == BACKWARD else "none"
+    together = lookups.implementation == TABLE_BATCHED
+    return tuple(
+        tuple(
+            Lookup(lookups.implementation, direction, tables, optimizer, lookups.dtype, weighted=lookups.weighted)
+            for tables in ([step] if together else [(table,) for table in step])
+        )
+        for step in lookups.steps.steps
+    )

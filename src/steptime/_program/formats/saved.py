@@ -9,13 +9,14 @@ import gzip
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from steptime._lookups.workload import WorkloadLookups
 from steptime._program.formats import Format, Progress
 from steptime._program.formats.files import TolerantReader, TraceFile, open_stream
 from steptime._program.program import (
@@ -36,10 +37,12 @@ from steptime._program.program import (
     Works,
 )
 from steptime._program.table import IntColumn, Table
-from steptime._program.workload import Workload
+from steptime._program.workload import Description, UnnamedMemory, Workload
 from steptime.errors import InputError
 
-VERSION = 1
+VERSION = 2
+# Version 1 had neither lookups, unnamed memory nor a description.
+_READABLE = range(1, VERSION + 1)
 KEY = "steptime_workload"
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -92,6 +95,9 @@ class _SavedWorkload(msgspec.Struct, forbid_unknown_fields=True):
     programs: list[_SavedProgram]
     owners: list[int] = []
     groups: dict[str, list[list[int]]] = {}
+    lookups: Any = None
+    unnamed: dict[str, UnnamedMemory] = {}
+    description: Description = Description()
 
 
 class _Version(msgspec.Struct):
@@ -155,6 +161,9 @@ def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> 
         "programs": [_saved(program) for program in programs],
         **({"owners": workload.owners} if workload.owners else {}),
         **({"groups": dict(workload.groups)} if workload.groups else {}),
+        **({"lookups": workload.lookups.to_dict()} if workload.lookups else {}),
+        **({"unnamed": {str(rank): asdict(memory) for rank, memory in workload.unnamed.items()}} if workload.unnamed else {}),
+        **({"description": asdict(workload.description)} if workload.description != Description() else {}),
     }
     try:
         data = msgspec.json.encode(document) + b"\n"
@@ -258,8 +267,8 @@ def decode(data: bytes, source: str) -> Workload:
     """The workload in the decompressed bytes of one file."""
     try:
         version = msgspec.json.decode(data, type=_Version).steptime_workload
-        if version != VERSION:
-            raise InputError(f"saved in version {version}, this steptime reads {VERSION}; use a matching steptime")
+        if version not in _READABLE:
+            raise InputError(f"saved in version {version}, this steptime reads 1 to {VERSION}; use a matching steptime")
         saved = msgspec.json.decode(data, type=_SavedWorkload)
         programs = tuple(_program(each) for each in saved.programs)
         if not max((p.world_size for p in programs), default=0) <= saved.world_size <= MOST_RANKS:
@@ -267,8 +276,18 @@ def decode(data: bytes, source: str) -> Workload:
         groups = {name: tuple(map(tuple, sides)) for name, sides in saved.groups.items()}
         if any(not 0 <= rank < saved.world_size for sides in groups.values() for side in sides for rank in side):
             raise ValueError(f"a group with ranks that a job of {saved.world_size} has not")
-        meta, owners = _restored(saved.meta), tuple(saved.owners)
-        return Workload(programs, saved.world_size, saved.name, tuple(saved.warnings), meta, owners, groups)
+        return Workload(
+            programs,
+            saved.world_size,
+            saved.name,
+            tuple(saved.warnings),
+            meta=_restored(saved.meta),
+            owners=tuple(saved.owners),
+            groups=groups,
+            lookups=None if saved.lookups is None else WorkloadLookups.from_dict(saved.lookups, "lookups"),
+            unnamed={int(rank): memory for rank, memory in saved.unnamed.items()},
+            description=saved.description,
+        )
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

@@ -33,7 +33,7 @@ class Simulated:
 def simulated(model: Dlrm, platform: Platform, ranks: int, plan: Sequence[int], calibration: Calibration) -> Simulated:
     """The step under one plan: the rank of every table of the model."""
     built = dlrm_workload(model, ranks, dict(zip((table.name for table in model.tables), plan, strict=True)))
-    step = modelled(built.workload, platform, lookups=built.lookups)
+    step = modelled(built, platform)
     found, _ = step.steady(calibration)
     rows: dict[int, tuple[float, float, float, float, float]] = {}
     for one, played in zip(step.programs, found.timeline.cohorts, strict=True):

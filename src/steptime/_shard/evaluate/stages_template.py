@@ -20,7 +20,7 @@ def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibrat
     """The stages of a model's step on so many ranks."""
     like = model if ranks <= min(_MOST_PROGRAMS, len(model.tables)) else _alike(model, ranks)
     built = dlrm_workload(like, ranks, {table.name: place % ranks for place, table in enumerate(like.tables)})
-    step = modelled(built.workload, platform, lookups=built.lookups)
+    step = modelled(built, platform)
     found, _ = step.steady(calibration)
     # A rank whose tables look nothing up has nothing to update either.
     most = max(len({FORWARD, BACKWARD} & set(one.groups)) for one in step.programs)

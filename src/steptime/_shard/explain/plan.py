@@ -79,7 +79,7 @@ class Evaluated:
         names = [table.name for table in self.model.tables]
         plan = dict(zip(names, self.rank_of.tolist(), strict=True))
         built = dlrm_workload(self.model, self.task.ranks, plan)
-        found = predict_on(built.workload, self.platform, lookups=built.lookups, calibration=self._calibration)
+        found = predict_on(built, self.platform, calibration=self._calibration)
         step = found.step_time_ms * 1e6
         low, high = (edge * 1e6 for edge in found.interval_ms)
         whole = step + self.added_ns

@@ -7,12 +7,12 @@ speed of memory, as a labelled fallback. Nothing that launches is left out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._build.dlrm.step_lookups import RankLookups
+from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.from_ops.arguments import on_device, tensors_in
@@ -61,7 +61,7 @@ class DeviceWork:
 
 
 def device_work(
-    steps: Sequence[OneStep], device: Device, lookups: Mapping[int, RankLookups] | None = None, *, strict: bool = False
+    steps: Sequence[OneStep], device: Device, lookups: WorkloadLookups | None = None, *, strict: bool = False
 ) -> list[DeviceWork]:
     """The launches of each program on a device; `lookups` say what ranks look up. All programs ask together.
 
@@ -71,8 +71,9 @@ def device_work(
     issued = [questions_of(program, cached_bytes=device.cached_bytes) for program in programs]
     asked = [work.question for works in issued for work in works if work.question is not None]
     answers = iter(device.estimates(asked, strict=strict))
+    ranks = {} if lookups is None else lookups.ranks
     tables = [
-        lookup_questions(program, [work for work in works if work.kind == LOOKUP], (lookups or {}).get(program.rank))
+        lookup_questions(program, [work for work in works if work.kind == LOOKUP], ranks.get(program.rank))
         for program, works in zip(programs, issued, strict=True)
     ]
     every = [lookup for one in tables for lookup in one.asked]

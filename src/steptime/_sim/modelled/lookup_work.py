@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from steptime._build.dlrm.step_lookups import RankLookups
 from steptime._lookups.generators import Generator
 from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
+from steptime._lookups.workload import RankLookups
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.from_ops.arguments import tensors_in
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.fitted import LookupEstimate
-from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup
+from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
 from steptime._platforms.device import Device
 from steptime._program.program import Phase, Program, Tensor
 from steptime._units import dtype_bytes
@@ -110,7 +110,7 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], given: Rank
             "evenly; skewed lookups are faster: give statistics with --lookups",
         )
     # The first iteration's statistics stand for a step.
-    asked = (*given.questions(FORWARD)[0], *given.questions(BACKWARD)[0])
+    asked = (*rank_questions(given, FORWARD)[0], *rank_questions(given, BACKWARD)[0])
     found = RankQuestions(program, tuple(issued), rows, given, asked, warnings)
     if len(rows.forward) % found.lookups:
         raise InputError(

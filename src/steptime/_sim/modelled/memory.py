@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steptime._build.configured import UnnamedMemory
-from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
-from steptime._models.lookups.question import ITEM_BYTES, TABLE_BATCHED
+from steptime._lookups.workload import ITEM_BYTES, TABLE_BATCHED, RankLookups
 from steptime._models.memory.peak import peak_memory
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import one_step
-from steptime._program.workload import Workload
+from steptime._program.workload import UnnamedMemory, Workload
 from steptime._units import GIB
 
 # Values of optimiser state per row of a table: row-wise Adagrad keeps one number for each, Adagrad one for each weight.
@@ -19,17 +17,11 @@ _STATE_PER_ROW, _STATE_PER_WEIGHT = ("rowwise_adagrad",), ("adagrad",)
 _STATE_BYTES = 4
 
 
-def memory_of(
-    workload: Workload,
-    platform: Platform,
-    *,
-    lookups: WorkloadLookups | None = None,
-    unnamed: Mapping[int, UnnamedMemory] | None = None,
-) -> dict[str, Any]:
+def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
     """As `predict --json` has it: the largest of all ranks, the device's memory, and each distinct rank's share of it.
 
-    Nothing is said of recordings without identities of tensors. `unnamed` are allocations that no op names; without it, the
-    tables that `lookups` say one kernel looks up.
+    Nothing is said of recordings without identities of tensors. Tables that one kernel looks up are no argument of any op: the
+    workload has their sizes as `unnamed`, or statistics of them.
     """
     limits = platform.device.limits
     # Parts of one GPU share its memory as well.
@@ -37,7 +29,7 @@ def memory_of(
     ranks: list[dict[str, Any]] = []
     for program in workload.programs:
         rank = program.rank
-        given = (unnamed or {}).get(rank) or _tables(None if lookups is None else lookups.ranks.get(rank))
+        given = workload.unnamed.get(rank) or _tables(None if workload.lookups is None else workload.lookups.ranks.get(rank))
         found = peak_memory(
             one_step(program).program,
             outside_bytes=program.meta.get("outside_bytes", ()),  # of a captured step, what no op names

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from steptime._build.configured import UnnamedMemory
-from steptime._build.dlrm.step_lookups import WorkloadLookups
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._sim.explain.activity import Window
@@ -28,18 +25,12 @@ def predict_on(
     workload: Workload,
     platform: Platform,
     *,
-    lookups: WorkloadLookups | None = None,
-    unnamed: Mapping[int, UnnamedMemory] | None = None,
     calibration: Calibration = UNCALIBRATED,
     strict: bool = False,
 ) -> Prediction:
-    """Predict the steady-state step of a workload on a platform; `lookups` say what its ranks look up in their tables.
-
-    `unnamed` is memory that no op names (`Configured` has it). `strict`: an op without a model is an error instead of a
-    labelled fallback.
-    """
-    step = modelled(workload, platform, lookups=lookups, strict=strict)
-    memory = memory_of(workload, platform, lookups=lookups, unnamed=unnamed)
+    """Predict the steady-state step of a workload on a platform; `strict`: an op without a model is an error, not a guess."""
+    step = modelled(workload, platform, strict=strict)
+    memory = memory_of(workload, platform)
     found = prediction_of(step, calibration)
     return replace(found, memory=memory, warnings=(*does_not_fit(memory), *found.warnings))
 

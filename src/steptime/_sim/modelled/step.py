@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from steptime._build.dlrm.step_lookups import WorkloadLookups
 from steptime._models.collectives.overlap import Overlap
 from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
@@ -146,16 +145,14 @@ class ModelledStep:
         return {**found, "out_of_range": float(outside / total)}
 
 
-def modelled(
-    workload: Workload, platform: Platform, *, lookups: WorkloadLookups | None = None, strict: bool = False
-) -> ModelledStep:
-    """The workload on a platform; `lookups` say what its ranks look up. `strict`: an op without a model is an error."""
+def modelled(workload: Workload, platform: Platform, *, strict: bool = False) -> ModelledStep:
+    """The workload on a platform. `strict`: an op without a model is an error."""
     steps = [one_step(program) for program in workload.programs]
     workload = _everybody(replace(workload, programs=tuple(each.program for each in steps)))
     _check_ranks(workload, platform)
     wire = collective_work(workload, platform.fabric)
     programs, warnings = [], [*workload.warnings, *wire.warnings]
-    devices = device_work(steps, platform.device, None if lookups is None else lookups.ranks, strict=strict)
+    devices = device_work(steps, platform.device, workload.lookups, strict=strict)
     for program, device in zip(workload.programs, devices, strict=True):
         host = host_columns(program, platform.host, device.launches(len(program.ops)))
         one = issued(program, host, device, wire.estimates[program.rank])

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
+from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._models.kernels.from_ops import LOOKUP, questions_of
 from steptime._models.kernels.from_ops.names import Role, role_of
-from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED, Lookup
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED, Lookup, rank_questions
 from steptime._platforms.device import Device
 from steptime._program.program import Phase, Program, WorkKind
 from steptime._program.workload import Workload
@@ -157,7 +157,7 @@ def _factors(lookups: WorkloadLookups, ranks: Sequence[int], device: Device) -> 
     starts: list[int] = []
     for rank in ranks:
         for direction in DIRECTIONS:
-            for iteration in lookups.ranks[rank].questions(direction):
+            for iteration in rank_questions(lookups.ranks[rank], direction):
                 starts.append(len(asked))
                 asked += iteration
     answers = [answer.estimate for answer in device.lookup_estimates(asked)]

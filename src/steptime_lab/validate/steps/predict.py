@@ -104,8 +104,7 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
 
     `explain` splits the error of one visit, if possible on the machine that was profiled.
     """
-    workload, lookups = build(case)
-    step = modelled(workload, _platform(platform_name(case.ranks)), lookups=lookups)
+    step = modelled(build(case), _platform(platform_name(case.ranks)))
     if recorded:
         step = with_measured_host(step, case)
     with_host = with_measured_host(step, case) if explain else None

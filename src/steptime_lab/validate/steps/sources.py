@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
 from steptime._build.dlrm.table_lookups import table_lookups
 from steptime._build.dlrm.workload import dlrm_workload, owned_tables
 from steptime._lookups.steps import StepLookups
+from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._program.workload import Workload
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped_programs
@@ -18,26 +18,24 @@ from steptime_lab.validate.steps.cases import DLRM, StepCase
 
 TRACE, CONFIG, RECORDED = "trace", "config", "recorded"
 SOURCES = (TRACE, CONFIG, RECORDED)
-Given = tuple[Workload, WorkloadLookups | None]
-Build = Callable[[StepCase], Given]
+Build = Callable[[StepCase], Workload]
 
 
-def from_trace(case: StepCase) -> Given:
+def from_trace(case: StepCase) -> Workload:
     """The execution traces of its ranks; what a DLRM looks up is expected of its generators, never counted."""
     shipped = shipped_programs(case.name)
     programs = tuple(program_of(shipped, owner) for owner in sorted(shipped.traces))
     everybody = (tuple(range(case.ranks)),)
     groups = {collective.group: everybody for program in programs for collective in program.collectives}
-    workload = Workload(programs, case.ranks, name=case.name, owners=tuple(shipped.owners), groups=groups)
-    return workload, _lookups(case)
+    owners = tuple(shipped.owners)
+    return Workload(programs, case.ranks, name=case.name, owners=owners, groups=groups, lookups=_lookups(case))
 
 
-def from_config(case: StepCase) -> Given:
+def from_config(case: StepCase) -> Workload:
     """A DLRM that nobody ran: its config and its plan."""
     if case.workload != DLRM:
         raise InputError(f"{case.name}: no config builds a {case.workload}; its step is captured where torch is installed")
-    built = dlrm_workload(_model(case), case.ranks, json.loads(case.plan))
-    return built.workload, built.lookups
+    return dlrm_workload(_model(case), case.ranks, json.loads(case.plan))
 
 
 def builder(case: StepCase, source: str, captured: Mapping[str, Build]) -> Build | None:

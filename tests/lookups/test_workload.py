@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from tests.platforms.counting_lookups import looked_up, steps_of
 
-from steptime._build.dlrm.step_lookups import RankLookups, WorkloadLookups
 from steptime._lookups.steps import StepLookups
+from steptime._lookups.workload import RankLookups, WorkloadLookups
+from steptime._models.lookups.question import rank_questions
 from steptime.errors import InputError
 
 TWO_TABLES = StepLookups(tuple((looked_up(n, 4, "a"), looked_up(2 * n, 8, "b")) for n in (10, 20, 30)))
@@ -38,9 +39,9 @@ BAD: dict[str, tuple[Change, str]] = {
     "truth": (lambda d: d["ranks"][1].update(rank=True), r"ranks\[1\]: rank is True"),
     "twice": (lambda d: d["ranks"][1].update(rank=0), r"ranks\[1\]: rank 0 is there twice"),
     "list": (lambda d: d["ranks"][1].update(dtype=["float32"]), r"rank 3: dtype is \['float32'\]; expected a name"),
-    "dtype": (lambda d: d["ranks"][1].update(dtype="int4"), "rank 3: Lookup: dtype is 'int4'; expected"),
-    "implementation": (lambda d: d["ranks"][1].update(implementation="magic"), "rank 3: Lookup: implementation is 'magic'"),
-    "optimizer": (lambda d: d["ranks"][0].update(optimizer="none"), "rank 0: Lookup: optimizer is 'none'"),
+    "dtype": (lambda d: d["ranks"][1].update(dtype="int4"), "rank 3: Lookups of a rank: dtype is 'int4'; expected"),
+    "implementation": (lambda d: d["ranks"][1].update(implementation="magic"), "rank: implementation is 'magic'"),
+    "optimizer": (lambda d: d["ranks"][0].update(optimizer="none"), "rank 0: Lookups of a rank: optimizer is 'none'"),
     "weighted": (lambda d: d["ranks"][1].update(weighted=1), "rank 3: weighted is 1; expected true or false"),
     "steps": (lambda d: d["ranks"][1].update(steps=[]), "rank 3: expected a JSON object with schema_version and steps"),
     "iterations": (lambda d: d["ranks"][1]["steps"]["steps"].pop(), "rank 3 has 2 iterations where rank 0 has 3"),
@@ -87,10 +88,10 @@ def test_a_file_that_holds_something_else_is_one_line(content: bytes, tmp_path: 
 
 
 def test_one_launch_is_asked_with_all_its_tables_and_bags_one_by_one() -> None:
-    together = RankLookups("table_batched", "rowwise_adagrad", TWO_TABLES).questions("backward")
+    together = rank_questions(RankLookups("table_batched", "rowwise_adagrad", TWO_TABLES), "backward")
     assert [[len(lookup.tables) for lookup in iteration] for iteration in together] == [[2], [2], [2]]
     assert {lookup.optimizer for iteration in together for lookup in iteration} == {"rowwise_adagrad"}
-    apart = LOOKUPS.ranks[3].questions("forward")
+    apart = rank_questions(LOOKUPS.ranks[3], "forward")
     assert [[lookup.tables[0].lookups for lookup in iteration] for iteration in apart] == [[10, 20], [20, 40], [30, 60]]
     assert {(lookup.optimizer, lookup.dtype, lookup.weighted) for one in apart for lookup in one} == {
         ("none", "bfloat16", True)

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steptime.errors import InputError
 from steptime._lookups.saved import read_json, write_json
 from steptime._lookups.steps import StepLookups
-from steptime._models.lookups.question import BACKWARD, DIRECTIONS, TABLE_BATCHED, Lookup
+from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
+
+TABLE_BATCHED, EMBEDDING_BAG = "table_batched", "embedding_bag"
+# `nn.EmbeddingBag` (sparse and dense gradients), `nn.Embedding` (the same), and all tables of a rank in one launch.
+IMPLEMENTATIONS = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense", "embedding_sparse", "embedding_dense")
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+OPTIMIZERS = ("none", "sgd", "adagrad", "rowwise_adagrad")
 
 _Made = TypeVar("_Made")
 _TEXTS = ("implementation", "optimizer", "dtype")
@@ -32,20 +37,14 @@ class RankLookups:
     def __post_init__(self) -> None:
         if not self.steps.tables:
             raise InputError("Lookups of a rank: no table; expected at least one.")
-        for direction in DIRECTIONS:
-            self._asked(0, direction)  # a question refuses what no model can know
-
-    def questions(self, direction: str) -> tuple[tuple[Lookup, ...], ...]:
-        """Of every iteration, what a model is asked: all tables at once where one launch looks them up, else each by itself."""
-        return tuple(self._asked(iteration, direction) for iteration in range(self.steps.iterations))
-
-    def _asked(self, iteration: int, direction: str) -> tuple[Lookup, ...]:
-        tables = self.steps.steps[iteration]
-        optimizer = self.optimizer if direction == BACKWARD else "none"
-        together = [tables] if self.implementation == TABLE_BATCHED else [(table,) for table in tables]
-        return tuple(
-            Lookup(self.implementation, direction, some, optimizer, self.dtype, weighted=self.weighted) for some in together
+        choices = (
+            ("implementation", self.implementation, IMPLEMENTATIONS),
+            ("optimizer", self.optimizer, OPTIMIZERS[1:]),
+            ("dtype", self.dtype, tuple(ITEM_BYTES)),
         )
+        for name, value, expected in choices:
+            if value not in expected:
+                raise InputError(f"Lookups of a rank: {name} is {value!r}; expected {expected}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,53 @@
+"""`read`: a workload from whatever describes one: recordings, a saved workload, a config, or a function that is captured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptime._program.load import Progress, load
+from steptime._program.workload import Workload, fixed
+from steptime.errors import InputError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Source: TypeAlias = str | Path | Sequence[str | Path] | Callable[..., Any] | Workload
+
+# A dotted module or the path of a Python file, a colon, the name of a function in it.
+_FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*")
+
+
+def read(source: Source, *, batch: int | None = None, ranks: int | None = None, progress: Progress | None = None) -> Workload:
+    """The workload behind a source.
+
+    `source` is the path of recordings (a file, folder or archive; a list of paths for several), of a saved workload or of a
+    config (`.toml`); a function as "module:function", "file.py:function" or the function itself, which is captured without a
+    GPU; or a workload, which is taken as it is. `batch` (global) and `ranks` change a config or a function. `progress` is told
+    the name and the bytes read so far of long recordings.
+    """
+    if isinstance(source, Workload):
+        return source.varied(batch=batch, ranks=ranks)
+    if callable(source):
+        return _captured(source, batch, ranks)
+    paths = [Path(source)] if isinstance(source, str | Path) else [Path(each) for each in source]
+    if not paths:
+        raise InputError("nothing to read: give a path, a config, module:function or a function")
+    text = str(paths[0])
+    if len(paths) == 1 and text.endswith(".toml"):
+        from steptime._shard.configs import configured_in
+
+        return configured_in(paths[0], batch=batch, ranks=ranks)
+    if len(paths) == 1 and _FUNCTION.fullmatch(text) and not paths[0].exists():
+        return _captured(text, batch, ranks)
+    if batch is not None or ranks is not None:
+        raise InputError(f"{text}: {fixed(batch, ranks)}")
+    return load(paths, progress=progress)
+
+
+def _captured(function: str | Callable[..., Any], batch: int | None, ranks: int | None) -> Workload:
+    from steptime._capture.command import captured
+
+    return captured(function, batch=batch, ranks=ranks or 1)
