@@ -20,9 +20,8 @@ from steptime._program.issued import Issued
 from steptime._program.load import load
 from steptime._program.program import CallKind, Phase, Program, WorkKind
 from steptime._program.tensor_waits import TensorWaits, needed_by_nobody, tensor_waits
-from steptime_lab.measurements.programs import FILE_NAME, read_programs
+from steptime_lab.measurements.programs import FILE_NAME, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped
-from steptime_lab.validate.device_time import program_of
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "h200_mps4_dlrm"
 LOT = 16  # cases, as many as lie side by side in the file

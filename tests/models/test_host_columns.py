@@ -14,12 +14,12 @@ from tests.models.test_host_model import ENGINE, program
 
 from steptime._models.host.columns import HostColumns, Piece, host_columns
 from steptime._models.host.model import ALLOCATION, COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, OpCost
-from steptime._models.host.predict import Part, host_time
 from steptime._models.host.speed import STEP, HostCost, Speed
 from steptime._program.formats.execution.reader import read
 from steptime._program.from_ops import to_program
 from steptime._program.program import Phase, Program
 from steptime.errors import InputError
+from steptime_lab.fit.host_time import Part, host_time
 from steptime_lab.measurements.shipped import shipped_programs
 
 # A host with costs of its own, so that sums over shipped programs stay when the shipped host is fitted again.

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._models.host.calibration import speed_of
-from steptime._models.host.fit import fit
 from steptime._models.host.model import COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, ProfilerCost, class_of, shipped_host
-from steptime._models.host.predict import Part, host_time
-from steptime._models.host.recorded import between_forward_ns, first_call
 from steptime._models.host.speed import STEP, HostCost, Speed
 from steptime._program.program import Calls, Ops, Phase, Program, Signature, Stream, Tensor, Thread, Works
 from steptime.errors import InputError
+from steptime_lab.fit.host import fit
+from steptime_lab.fit.host_recorded import between_forward_ns, first_call
+from steptime_lab.fit.host_time import Part, host_time
 from steptime_lab.measurements.shipped import shipped
 
 # What is true of the made-up host: nanoseconds at speed 1.

@@ -14,8 +14,8 @@ from tests.models.test_issued import Trace, gpu
 from steptime._models.kernels.fitted import Answered
 from steptime._models.kernels.from_ops import questions_of
 from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime_lab.fit.attribution import launched_by
 from steptime_lab.measurements.shipped import shipped, shipped_programs
-from steptime_lab.validate.attribution import launched_by
 from steptime_lab.validate.device_time import CaseTime, case_time, device_times, op_times, validation_of
 from steptime_lab.validate.measured_alone import MeasuredAlone
 

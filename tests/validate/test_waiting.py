@@ -13,23 +13,22 @@ from steptime._models.collectives.message import Message
 from steptime._platforms.fabric import Fabric
 from steptime._program.program import Collective
 from steptime.errors import InputError
-from steptime_lab.validate.waiting import (
-    StepCase,
+from steptime_lab.fit.waiting import (
+    ProfiledStep,
     StepCollective,
     Waited,
     beside_share,
-    case_factors,
     collectives_of,
     covered_share,
     kernels_beside,
     message_of,
+    profiled_steps,
     slowed_beside,
-    step_cases,
-    validation_of,
-    waiting_share,
     waits,
     waits_of,
 )
+from steptime_lab.measurements.shipped import FOLDER
+from steptime_lab.validate.waiting import case_factors, validation_of, waiting_share
 
 CASES = ("dlrm-t00-b2048-r4", "dlrm-t00-b4096-r2")
 
@@ -126,8 +125,8 @@ def test_what_runs_beside_slows_within_a_case_whatever_its_day() -> None:
 
 
 @cache
-def cases() -> tuple[StepCase, ...]:
-    return tuple(step_cases(CASES))
+def cases() -> tuple[ProfiledStep, ...]:
+    return tuple(profiled_steps(FOLDER, CASES))
 
 
 def test_in_real_steps_waiting_explains_what_each_rank_saw() -> None:

@@ -20,8 +20,8 @@ def fit(
     name: Annotated[str, typer.Option("--name", help="What the device is called; its limits are NAME.toml.")] = "h200",
     host: Annotated[str, typer.Option("--host", help="What the host is called.")] = "xeon-h200",
     only: Annotated[
-        str, typer.Option("--only", help="Of kernels, lookups, host, fabrics and baselines, those to fit.")
-    ] = "kernels,lookups,host,fabrics,baselines",
+        str, typer.Option("--only", help="Of kernels, lookups, host, fabrics, overlap and baselines, those to fit.")
+    ] = "kernels,lookups,host,fabrics,overlap,baselines",
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn while fitting.")] = 0,
 ) -> None:
     """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""

@@ -8,21 +8,25 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from steptime._hardware.device import read_device
 from steptime._hardware.fabric import fabric_names, read_fabric
 from steptime._measurements.store import read
-from steptime._models.host.fit import fit as fit_host
+from steptime._models.collectives.overlap import FILE as OVERLAP
 from steptime._models.kernels.archive import Archive, write_archive
 from steptime._models.kernels.fitted import Stored
 from steptime._models.kernels.fitting import fit_kernels
 from steptime._models.kernels.forms import Form, maker
-from steptime._models.kernels.rows import TEST, rows_of
-from steptime._platforms.fabric import write_models
+from steptime._models.kernels.rows import FIT, TEST, rows_of, split_of
+from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._platforms.fabric_fitting import fit_measured
 from steptime._program.load import load
 from steptime.errors import InputError
+from steptime_lab.fit.host import fit as fit_host
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
+from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
+from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
 
-WHAT = ("kernels", "lookups", "host", "fabrics", "baselines")
+WHAT = ("kernels", "lookups", "host", "fabrics", "overlap", "baselines")
 BASELINES = ("roofline", "published")
 
 Said = Callable[[str], None]
@@ -127,10 +131,32 @@ def _fabrics(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[
     return written
 
 
+def _overlap(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001
+    """What collectives and kernels beside them do to each other, on every described fabric; nothing is drawn."""
+    rows = [row for row in overlap_rows(folder) if row["fabric"] in fabric_names()]
+    steps = list(profiled_steps(folder))
+    waited = [one for one in waits(steps, _fitted_fabric(out)) if split_of(one.collective.case) == FIT] if steps else []
+    said(f"overlap: {len(rows):,} rows of collectives, {len(steps)} profiled steps")
+    overlaps = fit_overlaps(
+        rows, kernels_beside(steps), moving=round(slowed_beside(waited)[0], 3), sms=read_device(name).sms.value,
+        source=f"measured set collectives and profiled steps on parts of {read_device(name).title.split(',')[0]}",
+    )  # fmt: skip
+    file = out / OVERLAP.name
+    write_overlaps(file, overlaps, "steptime fit --only overlap")
+    return [file]
+
+
+def _fitted_fabric(out: Path) -> Fabric:
+    """The fabric of the profiled steps, with the models just fitted where there are any."""
+    limits, file = read_fabric(STEP_FABRIC), out / f"{STEP_FABRIC}.json"
+    return Fabric(limits, read_models(file)) if file.is_file() else Fabric.load(STEP_FABRIC)
+
+
 _FITS: dict[str, Callable[[Path, Path, str, int, Said], list[Path]]] = {
     "kernels": _kernels,
     "lookups": _lookups,
     "host": _host,
     "fabrics": _fabrics,
+    "overlap": _overlap,
     "baselines": _baselines,
 }

@@ -16,6 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from steptime._measurements.whole import whole
+from steptime._program.formats.execution.reader import read
+from steptime._program.from_ops import to_program
+from steptime._program.program import Program
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -52,6 +55,11 @@ class CasePrograms:
             path.write_bytes(gzip.compress(self.traces[owner].encode(), 9, mtime=0))
             written.append(path)
         return written
+
+
+def program_of(case: CasePrograms, owner: int) -> Program:
+    """The program that a rank of a shipped case runs."""
+    return to_program(read(case.traces[owner].encode(), case.name), rank=owner, world_size=len(case.owners))
 
 
 def pack(folders: Iterable[Path], target: Path) -> int:

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from steptime._models.collectives.exchange import RULES
 from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, folded, reduced
-from steptime._models.collectives.line import fit_line
 from steptime._models.collectives.message import KINDS, Floats, Messages
-from steptime._models.collectives.published import as_published, fit_published
 from steptime._models.collectives.tier import TierModel
 from steptime._models.kernels.rows import FIT, TEST, VALIDATION
 from steptime.errors import InputError
+from steptime_lab.baselines.collectives.line import fit_line
+from steptime_lab.baselines.collectives.published import as_published, fit_published
 from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]

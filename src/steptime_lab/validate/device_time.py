@@ -17,12 +17,10 @@ from steptime._models.kernels.fitted import Answered
 from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, LOOKUP, UNKNOWN, WARM_WITHIN_BYTES, IssuedWork, questions_of
 from steptime._models.kernels.launches.names import short_name
 from steptime._models.kernels.question import Question
-from steptime._program.formats.execution.reader import read
-from steptime._program.from_ops import to_program
 from steptime._program.program import Program
-from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, read_programs
+from steptime_lab.fit.attribution import launched_by
+from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped
-from steptime_lab.validate.attribution import launched_by
 from steptime_lab.validate.summary import Case, Part, Validation, summary
 
 Ask = Callable[[Sequence[Question]], Sequence[Answered]]
@@ -98,11 +96,6 @@ class CaseTime:
         """Of the sum, where it was answered."""
         answered = sum(op.answered_ns for op in self.ops.values())
         return self.predicted_ns / answered - 1 if answered else float("nan")
-
-
-def program_of(case: CasePrograms, owner: int) -> Program:
-    """The program that a rank of a shipped case runs."""
-    return to_program(read(case.traces[owner].encode(), case.name), rank=owner, world_size=len(case.owners))
 
 
 def device_times(

@@ -18,14 +18,14 @@ import numpy as np
 
 from steptime._models.error import gmae
 from steptime._models.host.calibration import speed_of
-from steptime._models.host.fit import CALIBRATION
 from steptime._models.host.model import LAUNCH, HostModel
-from steptime._models.host.predict import HostTime, Part, host_time
 from steptime._models.host.speed import STEP, HostCost, Speed
 from steptime._program.formats.execution.reader import read
 from steptime._program.from_ops import to_program
 from steptime._program.program import Collective
 from steptime.errors import InputError
+from steptime_lab.fit.host import CALIBRATION
+from steptime_lab.fit.host_time import HostTime, Part, host_time
 from steptime_lab.measurements.programs import CasePrograms
 from steptime_lab.measurements.shipped import shipped, shipped_programs
 from steptime_lab.validate.profiled import Profiled, profiled

@@ -16,9 +16,8 @@ from typing import Any
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.memory.peak import PeakMemory, peak_memory
-from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, read_programs
+from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped
-from steptime_lab.validate.device_time import program_of
 from steptime_lab.validate.summary import Case, Part, Validation, summary
 
 Row = Mapping[str, Any]  # of the set steps

@@ -18,6 +18,7 @@ from steptime._platforms.fabric_fitting import fit_measured
 from steptime.errors import InputError
 from steptime_lab.fit.lookups import lookup_baselines_file, read_lookup_baselines, read_lookups
 from steptime_lab.fit.models import HOST, baselines_file, read_baselines
+from steptime_lab.fit.waiting import profiled_steps, waits
 from steptime_lab.measurements.shipped import BASELINES, shipped
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime_lab.validate.collectives import validate_collectives
@@ -29,7 +30,6 @@ from steptime_lab.validate.memory import validate_memory
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
 from steptime_lab.validate.summary import Validation
-from steptime_lab.validate.waiting import step_cases, waits
 from steptime_lab.validate.waiting import validation_of as waiting_validation
 
 
@@ -102,7 +102,7 @@ def _waiting(models: Models) -> Validation:
         if models.folder is None
         else Fabric(limits, read_models(models.folder / f"{limits.name}.json"))
     )
-    return waiting_validation(waits(step_cases(), fabric))
+    return waiting_validation(waits(profiled_steps(MEASUREMENTS), fabric))
 
 
 def _device_time(models: Models) -> Validation:

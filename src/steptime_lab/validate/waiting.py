@@ -1,189 +1,20 @@
-"""Collectives of profiled steps on several ranks: how long each rank waited in them, and what they did to kernels beside them.
-
-A rank's NCCL kernel runs from its own arrival to the common end. The clocks of ranks do not agree; ends of collectives do,
-which all ranks leave together, and so a rank's clock is set by the ends of the other collectives of the step, never by that of
-the one in question. Then: time on a rank = (last arrival - own arrival) + wait-free time.
-"""
+"""Collectives of profiled steps on each rank: waiting and the fabric's estimate against what the rank's kernel took."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.message import KINDS, Message
-from steptime._models.collectives.overlap import KernelPairs, is_persistent
-from steptime._models.kernels.from_ops import questions_of
-from steptime._models.kernels.launches.names import short_name
-from steptime._platforms.fabric import Fabric
-from steptime._program.program import Collective, Program
 from steptime.errors import InputError
-from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, read_programs
-from steptime_lab.measurements.shipped import FOLDER, shipped
-from steptime_lab.validate.attribution import launched_by
-from steptime_lab.validate.device_time import program_of
+from steptime_lab.fit.waiting import Waited
 from steptime_lab.validate.summary import Case, Part, Validation, summary
 
 Floats = npt.NDArray[np.float64]
-Row = Mapping[str, Any]  # of the set step_kernels
 
-# Who broadcasts or sends leaves first.
-LEFT_TOGETHER = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
-_COLUMNS = ("workload", "name", "rank", "ranks", "fabric", "op", "kernel", "start_ns", "kernel_ns")
-_LOT = 16  # cases, as many as lie side by side in the file
-_COLLECTIVE_KERNELS = ("nccl", "void nccl")
-# A kernel counts as beside a collective from this share of its time on; as clear of all where it has nothing in common.
-_BESIDE = 0.95
-_FEWEST = 2  # calls on either side that a comparison needs
-_MOVES_BYTES = 1 << 20  # smaller messages are latency
 _WAITERS = 0.1  # the last to arrive tell nothing of waiting; those who waited so much of the time are shown apart
-_DISTURBED = 0.5  # in ln of time: something else happened to that collective
-_EVERY = 1e18
-
-
-@dataclass(frozen=True)
-class StepCollective:
-    """One collective of the last profiled step as all its ranks saw it, each by its own clock."""
-
-    case: str
-    workload: str
-    message: Message
-    start_ns: Floats  # [ranks]
-    ran_ns: Floats  # [ranks]
-    covered: float = 0.0  # of its time, what other kernels of the rank run as well; mean over ranks
-
-
-@dataclass(frozen=True)
-class Waited:
-    """One collective with clocks set."""
-
-    collective: StepCollective
-    waited_ns: Floats  # [ranks] until the last one arrived
-    free_ns: float  # from then to the last end
-    apart_ns: float  # between the first end and the last: what clocks and ranks disagree by
-    alone_ns: float  # the fabric's estimate
-
-    @property
-    def kind(self) -> str:
-        """Of the collective."""
-        return self.collective.message.kind
-
-    @property
-    def ranks(self) -> int:
-        """Of the collective."""
-        return self.collective.message.ranks
-
-
-@dataclass(frozen=True)
-class StepCase:
-    """The profiled steps of all ranks of a case, and their programs."""
-
-    name: str
-    workload: str
-    programs: Mapping[int, Program]  # by owner
-    owners: Sequence[int]
-    rows: Mapping[int, Row]  # by rank
-
-
-def step_cases(names: Iterable[str] | None = None) -> Iterator[StepCase]:
-    """The shipped cases on several ranks of which every rank was profiled, or those of some names."""
-    table = shipped("step_kernels").select(_COLUMNS)
-    wanted = None if names is None else set(names)
-    heads = zip(table["name"].to_pylist(), table["ranks"].to_pylist(), strict=True)
-    table = table.filter([ranks > 1 and (wanted is None or name in wanted) for name, ranks in heads])
-    profiled: dict[str, list[int]] = defaultdict(list)
-    for place, name in enumerate(table["name"].to_pylist()):
-        profiled[name].append(place)
-    every = sorted(profiled)
-    for first in range(0, len(every), _LOT):
-        for case in read_programs(FOLDER / FILE_NAME, every[first : first + _LOT]):
-            rows = {row["rank"]: row for row in table.take(profiled[case.name]).to_pylist()}
-            if len(rows) == len(case.owners):
-                yield step_case(case, rows)
-
-
-def step_case(case: CasePrograms, rows: Mapping[int, Row]) -> StepCase:
-    """One case, its traces read."""
-    programs = {owner: program_of(case, owner) for owner in set(case.owners)}
-    return StepCase(case.name, rows[0]["workload"], programs, case.owners, rows)
-
-
-def collectives_of(case: StepCase) -> list[StepCollective]:
-    """Its collectives in the order of their launches, which is that of the programs; none where the two do not agree."""
-    ranks = len(case.owners)
-    calls = [case.programs[owner].collectives for owner in case.owners]
-    seen = [_nccl(case.rows[rank]) for rank in range(ranks)]
-    if len({len(each) for each in (*calls, *seen)}) != 1:
-        return []
-    covered = [covered_share(case.rows[rank]) for rank in range(ranks)]
-    return [
-        StepCollective(
-            case.name,
-            case.workload,
-            message_of([own[place] for own in calls]),
-            np.array([seen[rank][place][0] for rank in range(ranks)]),
-            np.array([seen[rank][place][1] for rank in range(ranks)]),
-            float(np.mean([own[place] for own in covered])),
-        )
-        for place in range(len(calls[0]))
-    ]
-
-
-def _nccl(row: Row) -> list[tuple[float, float]]:
-    """Start and time of a row's collectives in its last step, of which starts are known."""
-    kernels = zip(row["kernel"], row["start_ns"], row["kernel_ns"], strict=True)
-    return [(float(start), float(times[-1])) for name, start, times in kernels if name.startswith(_COLLECTIVE_KERNELS)]
-
-
-def message_of(calls: Sequence[Collective]) -> Message:
-    """What the ranks ask for together; each rank says what it sends to whom."""
-    ranks, first = len(calls), calls[0]
-    if first.kind not in KINDS:
-        raise InputError(f"a step has a collective of kind {first.kind!r}, expected one of {', '.join(KINDS)}")
-    largest = max(max(call.bytes_in, call.bytes_out) for call in calls)
-    if first.kind != "all_to_all":
-        return Message(first.kind, ranks, largest)
-    splits = tuple(_sent(call, ranks) for call in calls)
-    return Message(first.kind, ranks, max(map(sum, splits)), splits)
-
-
-def _sent(call: Collective, ranks: int) -> tuple[int, ...]:
-    """Bytes to each rank; splits count elements."""
-    parts = call.in_splits if len(call.in_splits) == ranks else (1,) * ranks
-    total = max(sum(parts), 1)
-    return tuple(call.bytes_in * part // total for part in parts)
-
-
-def waits_of(collectives: Sequence[StepCollective], alone_ns: Sequence[float]) -> list[Waited]:
-    """Those of one step that ranks leave together, clocks set by the others; nothing where there are no others."""
-    places = [place for place, one in enumerate(collectives) if one.message.kind in LEFT_TOGETHER]
-    if len(places) < _FEWEST:
-        return []
-    start = np.array([collectives[place].start_ns for place in places])
-    ends = start + np.array([collectives[place].ran_ns for place in places])
-    ahead = ends - ends.mean(axis=1, keepdims=True)
-    found = []
-    for row, place in enumerate(places):
-        clock = np.median(np.delete(ahead, row, axis=0), axis=0)
-        arrived, left = start[row] - clock, ends[row] - clock
-        last = float(arrived.max())
-        free = max(float(left.max()) - last, 1.0)
-        found.append(Waited(collectives[place], last - arrived, free, float(np.ptp(left)), alone_ns[place]))
-    return found
-
-
-def waits(cases: Iterable[StepCase], fabric: Fabric) -> list[Waited]:
-    """All collectives of all cases."""
-    found = []
-    for case in cases:
-        collectives = collectives_of(case)
-        estimates = fabric.estimates([one.message for one in collectives])
-        found += waits_of(collectives, [estimate.time_ns for estimate in estimates])
-    return found
 
 
 def case_factors(waited: Sequence[Waited]) -> dict[tuple[str, str], float]:
@@ -192,28 +23,6 @@ def case_factors(waited: Sequence[Waited]) -> dict[tuple[str, str], float]:
     for one in waited:
         ratios[one.collective.case, one.kind].append(one.free_ns / one.alone_ns)
     return {key: float(np.median(some)) for key, some in ratios.items()}
-
-
-def slowed_beside(waited: Sequence[Waited]) -> tuple[float, float]:
-    """What all_reduces of a case take more, in ln, where kernels run beside them all the while, and its standard error.
-
-    Within cases, so that the wire's speed on a day plays no part.
-    """
-    cases: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in waited:
-        if one.kind == "all_reduce" and one.collective.message.bytes >= _MOVES_BYTES:
-            cases[one.collective.case].append((one.collective.covered, float(np.log(one.free_ns / one.alone_ns))))
-    known = [np.array(some) for some in cases.values() if len(some) >= _FEWEST]
-    if not known:
-        return 0.0, float("inf")
-    covered = np.concatenate([some[:, 0] - some[:, 0].mean() for some in known])
-    slower = np.concatenate([some[:, 1] - np.median(some[:, 1]) for some in known])
-    usual = np.abs(slower) < _DISTURBED
-    covered, slower = covered[usual], slower[usual]
-    weight = max(float((covered**2).sum()), 1e-9)
-    slope = float((covered * slower).sum()) / weight
-    left = float(((slower - slope * covered) ** 2).sum())
-    return slope, float(np.sqrt(left / max(len(slower) - 2, 1) / weight))
 
 
 def validation_of(waited: Sequence[Waited]) -> Validation:
@@ -268,78 +77,3 @@ def _cases(one: Waited, predicted_ns: Floats, least: float) -> list[Case]:
     times = zip(predicted_ns.tolist(), one.collective.ran_ns.tolist(), strict=True)
     enough = one.waited_ns >= least * one.collective.ran_ns
     return [Case(f"{name}, rank {rank}", said, ran) for rank, (said, ran) in enumerate(times) if enough[rank]]
-
-
-def kernels_beside(cases: Iterable[StepCase]) -> KernelPairs:
-    """The same kernel of the same call in the same case: the middle of those beside a collective, of those clear of any."""
-    times: dict[tuple[str, ...], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    shares: dict[str, int] = {}
-    for case in cases:
-        shares[case.name] = len(case.owners)
-        keys = {owner: _calls(program) for owner, program in case.programs.items()}
-        for rank, row in case.rows.items():
-            owner = case.owners[rank]
-            program, (works, texts) = case.programs[owner], keys[owner]
-            _gather(row, launched_by(program, works, row["op"]), texts, times, case.name)
-    kept = {key: pair for key, pair in times.items() if min(map(len, pair)) >= _FEWEST}
-    return KernelPairs(
-        np.array([np.median(clear) for clear, _ in kept.values()]),
-        np.array([np.median(beside) for _, beside in kept.values()]),
-        np.array([float(shares[key[0]]) for key in kept]),
-        np.array([is_persistent(key[2]) for key in kept], dtype=np.bool_),
-        np.full(len(kept), _EVERY),
-        np.array([" ".join(key) for key in kept], dtype=np.str_),
-        [key[1] for key in kept],
-    )
-
-
-def _calls(program: Program) -> tuple[list[Any], list[str]]:
-    works = questions_of(program)
-    return works, ["" if work.question is None else work.question.call.to_json() for work in works]
-
-
-def _gather(
-    row: Row, owners: Sequence[int], texts: Sequence[str], times: dict[tuple[str, ...], tuple[list[float], list[float]]],
-    case: str,
-) -> None:  # fmt: skip
-    common = beside_share(row)
-    seen: dict[int, int] = defaultdict(int)
-    for place, owner in enumerate(owners):
-        name, ran = row["kernel"][place], row["kernel_ns"][place]
-        if owner < 0 or not texts[owner] or not len(ran) or ran[-1] <= 0 or name.startswith(_COLLECTIVE_KERNELS):
-            continue
-        key = (case, texts[owner], short_name(name), str(seen[owner]))
-        seen[owner] += 1
-        if common[place] == 0:
-            times[key][0].append(float(ran[-1]))
-        elif common[place] >= _BESIDE:
-            times[key][1].append(float(ran[-1]))
-
-
-def beside_share(row: Row) -> Floats:
-    """Of each kernel's time in the last step, what collectives of the same rank ran as well."""
-    start, end, nccl = _times(row)
-    common = np.minimum(end[:, None], end[nccl]) - np.maximum(start[:, None], start[nccl])
-    found: Floats = np.maximum(common, 0.0).sum(axis=1) / np.maximum(end - start, 1.0)
-    return found
-
-
-def covered_share(row: Row) -> Floats:
-    """Of each collective's time in the last step, what other kernels of the same rank ran as well, each moment once."""
-    start, end, nccl = _times(row)
-    order = np.argsort(start[~nccl])
-    begin, until = start[~nccl][order], end[~nccl][order]
-    found = []
-    for first, last in zip(start[nccl], end[nccl], strict=True):
-        ends = np.maximum.accumulate(np.clip(until, first, last))
-        begins = np.maximum(np.clip(begin, first, last), np.concatenate([[first], ends[:-1]])[: len(ends)])
-        found.append(float(np.maximum(ends - begins, 0.0).sum()) / max(last - first, 1.0))
-    return np.array(found)
-
-
-def _times(row: Row) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Start and end of each kernel in the last step, and which are collectives."""
-    start = np.asarray(row["start_ns"], dtype=np.float64)
-    ran = np.array([float(times[-1]) if len(times) else 0.0 for times in row["kernel_ns"]])
-    nccl = np.array([name.startswith(_COLLECTIVE_KERNELS) for name in row["kernel"]], dtype=np.bool_)
-    return start, start + ran, nccl

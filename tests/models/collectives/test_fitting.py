@@ -20,11 +20,11 @@ from steptime._models.collectives.fitting import (
     swept,
     unseen_logs,
 )
-from steptime._models.collectives.line import fit_line
 from steptime._models.collectives.message import Message, Messages
-from steptime._models.collectives.published import as_published, fit_published
 from steptime._models.kernels.rows import FIT, TEST, VALIDATION
 from steptime.errors import InputError
+from steptime_lab.baselines.collectives.line import fit_line
+from steptime_lab.baselines.collectives.published import as_published, fit_published
 
 SIZES = [int(2 ** (place / 2)) // 64 * 64 for place in range(16, 52)]
 

@@ -12,34 +12,26 @@ import numpy as np
 import pytest
 
 from steptime._hardware.fabric import FOLDER
-from steptime._models.collectives.overlap import (
-    FILE,
-    NOT_MEASURED,
-    CollectivePairs,
-    KernelPairs,
-    Overlap,
-    busy_table,
-    fit_overlap,
-    is_persistent,
-    measured_pairs,
-    read_overlaps,
-    write_overlaps,
-)
+from steptime._models.collectives.overlap import FILE, NOT_MEASURED, Overlap, is_persistent, read_overlaps
 from steptime._models.kernels.rows import FIT, VALIDATION
 from steptime.errors import InputError
-from steptime_lab.measurements.shipped import shipped
+from steptime_lab.fit.overlap import (
+    CollectivePairs,
+    KernelPairs,
+    busy_table,
+    fit_overlap,
+    measured_pairs,
+    overlap_rows,
+    write_overlaps,
+)
+from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 
 LOOPBACK = Overlap.load("loopback")
-COLUMNS = (
-    "collective", "ranks", "bytes", "splits", "fabric", "share", "mode", "arrival", "beside", "host_threads", "beside_ns",
-    "beside_alone_ns", "times_ns", "run",
-)  # fmt: skip
 
 
 @cache
-def rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = shipped("collectives").select(COLUMNS).to_pylist()
-    return found
+def rows() -> list[Any]:
+    return overlap_rows(MEASUREMENTS)
 
 
 def test_fabrics_without_pairs_slow_nothing_and_say_so() -> None:
@@ -108,7 +100,7 @@ def test_parts_and_ranks_are_counts(share: float, ranks: int) -> None:
 
 def test_constants_come_back_from_pairs_that_they_made() -> None:
     truth = Overlap(
-        "here", held_sms=2.0, tail_ns=3000.0, tail_power=0.5, short_ns=2000.0, persistent={2: 1.5, 4: 1.8},
+        "here", sms=132.0, held_sms=2.0, tail_ns=3000.0, tail_power=0.5, short_ns=2000.0, persistent={2: 1.5, 4: 1.8},
         start_wait=0.6, persistent_start_wait=0.12, moving=0.05, busy={2: 1.0, 8: 1.4},
     )  # fmt: skip
     draw = np.random.default_rng(0)
@@ -125,7 +117,7 @@ def test_constants_come_back_from_pairs_that_they_made() -> None:
         np.where(busy, 0.0, 3e5), draw.random(count) < 0.5, busy, text,
     )  # fmt: skip
     collectives = replace(collectives, beside_ns=collectives.predicted_ns(truth))
-    found = fit_overlap(kernels, collectives, moving=0.05, source="here")
+    found = fit_overlap(kernels, collectives, moving=0.05, sms=132.0, source="here")
     assert found.held_sms == pytest.approx(2.0, abs=0.3)  # long kernels lose a little besides
     assert (found.start_wait, found.persistent_start_wait) == pytest.approx((0.6, 0.12))
     assert found.persistent == {2: 1.5, 4: 1.8}

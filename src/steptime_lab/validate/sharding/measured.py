@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.host.calibration import speed_of
-from steptime._models.host.fit import CALIBRATION
 from steptime._models.host.model import HostModel
 from steptime._models.host.speed import STEP
 from steptime._shard.rules import rules as sharding_rules
 from steptime._shard.task.drawn import further_tasks
 from steptime._sim.modelled.step import Calibration
+from steptime_lab.fit.host import CALIBRATION
 from steptime_lab.measurements.shipped import shipped
 from steptime_lab.validate.wire import factors, wires
 

@@ -14,12 +14,12 @@ from statistics import median
 from typing import Any
 
 from steptime._models.host.calibration import speed_of
-from steptime._models.host.fit import CALIBRATION
 from steptime._models.host.model import HostModel
 from steptime._models.host.speed import STEP
 from steptime._platforms.platform import Platform
 from steptime._sim.modelled.calibrated import HOST_ERROR, WIRE_ERROR
 from steptime._sim.modelled.step import Calibration
+from steptime_lab.fit.host import CALIBRATION
 from steptime_lab.measurements.shipped import shipped
 from steptime_lab.validate.host import step_speed, timed_by
 from steptime_lab.validate.profiled import Profiled, profiled

@@ -21,10 +21,9 @@ from steptime._program.program import CallKind, Program
 from steptime._sim.core.timing import Cohort
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.step import Calibration, ModelledStep
-from steptime_lab.validate.attribution import launched_by
+from steptime_lab.fit.attribution import launched_by
+from steptime_lab.fit.waiting import ProfiledStep, collectives_of, waits_of
 from steptime_lab.validate.steps.cases import StepCase
-from steptime_lab.validate.waiting import StepCase as ProfiledStep
-from steptime_lab.validate.waiting import collectives_of, waits_of
 
 Floats = npt.NDArray[np.float64]
 Row = Mapping[str, Any]  # of the set step_kernels

@@ -23,10 +23,10 @@ from steptime._models.host.model import (
     ProfilerCost,
     class_of,
 )
-from steptime._models.host.recorded import between_forward_ns, first_call
 from steptime._models.host.speed import HostCost
 from steptime._program.program import Program
 from steptime.errors import InputError
+from steptime_lab.fit.host_recorded import between_forward_ns, first_call
 
 Row = Mapping[str, Any]
 Times = npt.NDArray[np.float64]

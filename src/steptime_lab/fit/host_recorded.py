@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from steptime._models.host.model import HostModel, ProfilerCost
-from steptime._models.host.predict import host_time
 from steptime._program.program import Phase, Program
+from steptime_lab.fit.host_time import host_time
 
 # Calls of an op in one thread of one step before its later ones say what it usually takes; the second is still 10 % slower.
 _ENOUGH, _FIRST_LATER = 6, 2
