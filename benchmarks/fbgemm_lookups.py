@@ -20,7 +20,8 @@ from statistics import fmean, median
 import numpy as np
 
 from _cases import public_traces
-from steptime._hardware.device import DeviceLimits, Quantity
+from steptime._hardware.description import Quantity
+from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._lookups.generators import Generator
 from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.table import TableStatistics
@@ -35,6 +36,7 @@ _SHEET, _PAPER = "NVIDIA V100 data sheet, 2020, SXM2", "NVIDIA Tesla V100 GPU Ar
 V100 = DeviceLimits(
     name="v100",
     title="NVIDIA V100 SXM2",
+    whole="v100",
     share=1,
     models="",
     sms=Quantity(80, _PAPER),
@@ -42,6 +44,8 @@ V100 = DeviceLimits(
     bandwidth_bytes_per_s=Quantity(900e9, f"{_SHEET}: 900 GB/s"),
     cache_bytes=Quantity(6144 << 10, f"{_PAPER}: 6144 KB L2"),
     clock_hz=Quantity(1.53e9, f"{_PAPER}: boost clock 1530 MHz"),
+    threads_per_sm=Quantity(2048, f"{_PAPER}: compute capability 7.0"),
+    dispatch=reference_device().dispatch,
     peak_flop_per_s={"float32": Quantity(15.7e12, f"{_SHEET}: 15.7 TFLOPS")},
 )
 

@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from steptime._hardware.device import Quantity
+from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
 from steptime._hardware.topology import first_ranks
 from steptime._measurements.nccl_tests import Point, read_multi_node_table, read_profiled_table, read_single_node_table

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from tests.platforms.counting_lookups import counting_device, looked_up
 
-from steptime._hardware.device import FOLDER, Quantity, read_device
+from steptime._hardware.description import Quantity
+from steptime._hardware.device import FOLDER, read_device
 from steptime._models.estimate import Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.question import Lookup
 from steptime._platforms import Device, KernelEstimate
-from steptime._platforms.analytic.device import Transfer, book_ns
+from steptime._platforms.analytic.device import Transfer
 from steptime._platforms.analytic.products import product_ns
 from steptime._platforms.analytic.work import Product, Work, works_of
 from steptime.errors import InputError
@@ -103,21 +104,22 @@ def test_a_device_with_better_memory_is_never_slower() -> None:
 def test_what_is_in_the_cache_is_not_read_from_memory() -> None:
     both = (TensorArg((1 << 20,)), TensorArg((1 << 20,)))
     warm = Question(Call("aten::add.Tensor", both, written=(0, 1)), warm=True)
-    launch = (LaunchTime("vectorized_elementwise_kernel", 5e3),)
+    launch, reached = (LaunchTime("vectorized_elementwise_kernel", 5e3),), transfer("a100").reached
     (hot,), (cold,) = (
-        works_of(warm, "elementwise", launch, 1.0),
-        works_of(replace(warm, warm=False), "elementwise", launch, 1.0),
+        works_of(warm, "elementwise", launch, 1.0, reached),
+        works_of(replace(warm, warm=False), "elementwise", launch, 1.0, reached),
     )
     assert hot.cache_bytes == 2 * (4 << 20)
     assert hot.memory_bytes == 4 << 20  # the result
     assert (cold.cache_bytes, cold.memory_bytes) == (0, 3 * (4 << 20))
     # A cache of a tenth keeps none of it.
-    assert works_of(warm, "elementwise", launch, 0.1)[0].cache_bytes == 0
+    assert works_of(warm, "elementwise", launch, 0.1, reached)[0].cache_bytes == 0
 
 
 def test_copies_from_the_host_go_by_the_link() -> None:
     copied = Work(host_bytes=64e6)
-    assert book_ns(read_device("a100"), copied) > 1.9 * book_ns(read_device("h200"), copied)
+    way = transfer("a100")
+    assert way.book_ns(way.there, copied) > 1.9 * way.book_ns(way.here, copied)
 
 
 def test_whole_waves_never_end_before_divided_ones() -> None:

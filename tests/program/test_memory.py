@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.test_issued import Trace, gpu, on
 
+from steptime._hardware.device import reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
 from steptime._models.memory.kinds import Kind
 from steptime._models.memory.lifetimes import Storage, storages
@@ -29,9 +30,8 @@ def mib(count: int, storage: int) -> dict[str, Any]:
 
 def seen(trace: Trace) -> list[Storage]:
     """The storages of a trace, with ops counted from the first one that was added: a root comes before it."""
-    return [
-        replace(each, born=each.born - (each.born >= 0), dies=each.dies - 1) for each in storages(trace.program())
-    ]  # fmt: skip
+    lives = storages(trace.program(), reference_device())
+    return [replace(each, born=each.born - (each.born >= 0), dies=each.dies - 1) for each in lives]
 
 
 def lives(trace: Trace) -> list[tuple[int, int, Kind]]:
@@ -144,7 +144,7 @@ def test_a_gradient_lasts_until_the_next_step_drops_it() -> None:
 def test_only_memory_of_the_device_counts() -> None:
     trace = Trace()
     trace.op("aten::neg", on("cpu", [4], 3), outputs=(gpu([0], 5),))
-    assert storages(trace.program()) == ()
+    assert storages(trace.program(), reference_device()) == ()
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_products_with_a_bias_have_a_second_workspace() -> None:
 
 def test_more_batches_and_unnamed_memory_add_up() -> None:
     one = peak_memory(training().program())
-    sizes = {"parameters": [100 * MIB], "optimizer_state": [12 * MIB], "outside_bytes": [14 * MIB]}
+    sizes: dict[str, Any] = {"parameters": [100 * MIB], "optimizer_state": [12 * MIB], "outside_bytes": [14 * MIB]}
     more = peak_memory(training().program(), **sizes, batches=4)
     assert more.parts[Kind.INPUTS] == 4 * one.parts[Kind.INPUTS] + 14 * MIB
     assert more.parts[Kind.PARAMETERS] == one.parts[Kind.PARAMETERS] + 100 * MIB

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.models.test_issued import SPARSE, Trace, gpu
 
+from steptime._hardware.device import read_device, reference_device
 from steptime._models.memory.lifetimes import storages
 from steptime._models.memory.scratch import column_sum_bytes
 from steptime._program.program import Tensor
@@ -17,7 +18,7 @@ def scratch(trace: Trace) -> list[tuple[int, int, int]]:
     program = trace.program()
     sides = [side for one in program.signatures for side in (one.inputs, one.outputs)]
     named = {value.storage for side in sides for value in side if isinstance(value, Tensor) and value.device}
-    return [(each.nbytes, each.born - 1, each.dies - 1) for each in storages(program)[len(named) :]]
+    return [(each.nbytes, each.born - 1, each.dies - 1) for each in storages(program, reference_device())[len(named) :]]
 
 
 def test_a_sort_takes_positions_and_a_second_copy_while_it_runs() -> None:
@@ -34,7 +35,7 @@ def test_a_sort_takes_positions_and_a_second_copy_while_it_runs() -> None:
     ],
 )
 def test_a_sum_over_rows_takes_what_its_blocks_hand_to_one_another(rows: int, columns: int, nbytes: int) -> None:
-    assert column_sum_bytes(rows, columns) == nbytes
+    assert column_sum_bytes(rows, columns, reference_device()) == nbytes
     trace = Trace()
     trace.op("aten::sum", gpu([rows, columns], 3), [0], True, outputs=(gpu([1, columns], 4),))
     assert [found[0] for found in scratch(trace)] == [nbytes] * (nbytes > 0)
@@ -76,3 +77,8 @@ def test_summing_a_sparse_gradient_sorts_its_rows_and_is_done_before_the_sums_ar
     trace.op("aten::resize_", gpu([1000], 3, "long int"), outputs=(gpu([10], 3, "long int"),), inside=outer)
     trace.op("aten::empty", outputs=(gpu([10, 16], 4),), inside=outer)
     assert scratch(trace) == [(16 * 1000, 0, 2)]
+
+
+def test_sums_take_less_on_a_device_with_fewer_sms_and_nothing_of_no_rows() -> None:
+    assert 0 < column_sum_bytes(8192, 4096, read_device("a100")) < column_sum_bytes(8192, 4096, reference_device())
+    assert column_sum_bytes(0, 768, reference_device()) == 0

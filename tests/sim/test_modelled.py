@@ -59,7 +59,7 @@ def period_ns(found: ModelledStep, calibration: Calibration = UNCALIBRATED) -> f
 @pytest.mark.parametrize("lookup", ["table_batched", "embedding_bag"])
 def test_every_estimate_is_on_the_timeline_once(lookup: str) -> None:
     for one in step(lookup).programs:
-        timing = one.timing(STEP, step(lookup).dispatch)
+        timing = one.timing(STEP, platform().device.limits)
         estimated = sum(estimate.time_ns for estimate in one.estimates)
         assert timing.duration_ns.sum() == pytest.approx(estimated, rel=1e-3)
         assert len(one.program.works) == len(one.estimate)
@@ -73,7 +73,7 @@ def test_the_host_spends_what_its_model_says(lookup: str, speed: Speed) -> None:
     devices = device_work([OneStep(program) for program in given.programs], platform().device, given.lookups)
     for one, program, device in zip(step(lookup).programs, given.programs, devices, strict=True):
         pieces = host_columns(program, platform().host, device.launches(len(program.ops))).time_ns(speed)
-        timing = one.timing(speed, step(lookup).dispatch)
+        timing = one.timing(speed, platform().device.limits)
         assert timing.gap_ns.sum() + timing.call_ns.sum() == pytest.approx(pieces.sum(), abs=2 * len(one.program.calls))
 
 

@@ -6,14 +6,14 @@ its own (`transferred_from`), and what is known of going from one to the other (
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import steptime
+from steptime._hardware.description import FRACTION, RANGES, Quantity, is_file, quantity, read_toml
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -23,14 +23,9 @@ FOLDER = Path(steptime.__file__).parent / "data" / "devices"
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16")
 # Of attention.
 DIRECTIONS = ("forward", "backward")
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A number and where it comes from."""
-
-    value: float
-    source: str
+REFERENCE = "h200"
+_HOST_BANDWIDTH = "host_bandwidth_bytes_per_s"
+_MOST_SHARES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,34 @@ class TransferBasis:
     interval_factor: Quantity  # how far off, either way, nine of ten transferred times are, the other's own errors apart
     attention_flop_per_s: Mapping[str, Quantity]  # by direction, what fused attention reaches; none where it is the other's
     whole_waves: bool = False  # whether products run in whole rounds of tiles over the SMs
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What measured kernels reach of a device, as fractions of its data sheet where no unit is said."""
+
+    start_ns: Quantity  # of the shortest kernels
+    peak: Quantity  # of the largest products
+    bandwidth: Quantity  # of the largest element-wise kernels
+    host_bandwidth: Quantity  # of pinned copies
+    cache_bandwidth_bytes_per_s: Quantity  # that warm kernels read from the last level at most
+    attention_flop_per_s: Mapping[str, Mapping[str, Quantity]]  # in half precision, by kind and direction
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What lies between launches and kernels: how soon work starts after its launch, its neighbour or a wait."""
+
+    latency_ns: Quantity  # from the end of a launch to the start of its work on an idle stream
+    release_ns: Quantity  # from the end of work that a stream was told to await to the start of what waits
+    return_ns: Quantity  # from the end of what a synchronisation waits for to its return
+    # From the end of a work to the start of the next one of its stream that was launched long before, by the number of shares
+    # of the device: ranks that share it share the front end that hands out blocks.
+    spacing_ns: Mapping[int, Quantity]
+
+    def spacing_of(self, share: int) -> float:
+        """For ranks that have one of so many shares each: as the nearest that was measured."""
+        return self.spacing_ns[min(self.spacing_ns, key=lambda measured: abs(measured - share))].value
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +80,11 @@ class DeviceLimits:
     bandwidth_bytes_per_s: Quantity
     cache_bytes: Quantity  # of the last level
     clock_hz: Quantity
+    threads_per_sm: Quantity
+    dispatch: Dispatch
     peak_flop_per_s: Mapping[str, Quantity]  # by precision, dense
     host_bandwidth_bytes_per_s: Quantity | None = None  # to or from the host, one way
+    reached: Reached | None = None  # where kernels were measured
     transfer: TransferBasis | None = None  # where `models` are another device's
 
     @property
@@ -81,50 +107,35 @@ def read_device(name: str | Path) -> DeviceLimits:
     """A shipped device by its name, or one of the user's by the path of its TOML file."""
     name = str(name)
     file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not file.is_file():
+    if not is_file(file):
         raise InputError(f"no device {name!r}; there are {', '.join(device_names())}, or give the path of a .toml file")
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: not readable as TOML ({error})") from error
-    if content.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(f"{file}: device of version {content.get('schema_version')}, this steptime reads {SCHEMA_VERSION}")
+    content = read_toml(file, "device", SCHEMA_VERSION)
     whole = content.get("part_of")
-    if whole is None:
-        return _limits(file, content)
-    return _part(file, content, read_device(str(file.with_name(f"{whole}.toml"))))
+    return _limits(file, content) if whole is None else _share(file, content, whole)
 
 
-def _part(file: Path, content: Mapping[str, Any], whole: DeviceLimits) -> DeviceLimits:
-    """So much of the whole; rates and sizes stay the whole's, for parts share them."""
+@cache
+def reference_device() -> DeviceLimits:
+    """The device that is meant where none is named: the one whose models come with the package."""
+    return read_device(REFERENCE)
+
+
+def _share(file: Path, content: Mapping[str, Any], name: object) -> DeviceLimits:
+    """So much of a whole device; rates and sizes stay the whole's, for its shares have them together."""
     share = content.get("share")
-    if not isinstance(share, int) or share < 1:
+    if not isinstance(share, int) or isinstance(share, bool) or not 1 <= share <= _MOST_SHARES:
         raise InputError(f"{file}: share is {share!r}, expected how many equal parts the device is divided into")
-    if whole.analytic:
-        raise InputError(f"{file}: part of {whole.name}, of which nothing was measured; parts are of measured devices only")
-    return DeviceLimits(
-        name=str(content.get("name", file.stem)),
-        title=str(content.get("title", "")),
-        whole=whole.whole,
-        share=share,
-        models=whole.models,
-        sms=whole.sms,
-        memory_bytes=whole.memory_bytes,
-        bandwidth_bytes_per_s=whole.bandwidth_bytes_per_s,
-        cache_bytes=whole.cache_bytes,
-        clock_hz=whole.clock_hz,
-        peak_flop_per_s=whole.peak_flop_per_s,
-        host_bandwidth_bytes_per_s=whole.host_bandwidth_bytes_per_s,
-    )
-
-
-def _quantity(file: Path, place: Any, key: str) -> Quantity:
-    found = place.get(key) if isinstance(place, dict) else None
-    if not isinstance(found, dict) or not isinstance(found.get("value"), int | float) or not found.get("source"):
-        raise InputError(f"{file}: {key} needs a value and its source, as in {key} = {{ value = 1, source = '...' }}")
-    if not found["value"] > 0:
-        raise InputError(f"{file}: {key} is {found['value']}, expected more than nothing")
-    return Quantity(float(found["value"]), str(found["source"]))
+    whole_file = file.with_name(f"{name}.toml") if isinstance(name, str) and name and "\0" not in name else None
+    if whole_file is None or not is_file(whole_file):
+        raise InputError(f"{file}: part_of is {name!r}, expected the name of a device whose file lies beside it")
+    whole = read_toml(whole_file, "device", SCHEMA_VERSION)
+    if "part_of" in whole:
+        raise InputError(f"{file}: part_of is {name!r}, which is itself a share of a device; expected a whole one")
+    limits = _limits(whole_file, whole)
+    if limits.analytic:
+        raise InputError(f"{file}: part of {limits.name}, of which nothing was measured; parts are of measured devices only")
+    name = str(content.get("name", file.stem))
+    return replace(limits, name=name, title=str(content.get("title", "")), share=share)
 
 
 def _transfer(file: Path, content: Mapping[str, Any]) -> TransferBasis | None:
@@ -136,45 +147,89 @@ def _transfer(file: Path, content: Mapping[str, Any]) -> TransferBasis | None:
         )
     if "models" in content:
         raise InputError(f"{file}: models and transferred_from; a device has models of its own or another one's, not both")
-    given = content.get("transfer")
-    if not isinstance(given, dict) or not given.get("basis"):
+    basis = content.get("transfer")
+    if not isinstance(basis, Mapping) or not basis.get("basis"):
         raise InputError(
             f"{file}: transfer.basis is missing: what {content['transferred_from']} and this device have in common"
         )
-    factor = _quantity(file, given, "interval_factor")
-    if factor.value < 1:
-        raise InputError(f"{file}: interval_factor is {factor.value}, expected 1 or more: times lie that factor either way")
-    attention = given.get("attention_flop_per_s", {})
     return TransferBasis(
-        basis=str(given["basis"]),
-        whole_waves=bool(given.get("whole_waves", False)),
-        interval_factor=factor,
-        attention_flop_per_s={
-            direction: _quantity(file, attention, direction) for direction in DIRECTIONS if direction in attention
-        },
+        basis=str(basis["basis"]),
+        whole_waves=bool(basis.get("whole_waves", False)),
+        interval_factor=quantity(file, basis, "interval_factor"),
+        attention_flop_per_s=_rates(file, basis, "attention_flop_per_s", DIRECTIONS),
     )
 
 
+def _rates(file: Path, table: Mapping[str, Any], key: str, names: Sequence[str]) -> dict[str, Quantity]:
+    """Those of the named rates that a table has."""
+    rates = table.get(key, {})
+    if not isinstance(rates, Mapping):
+        raise InputError(f"{file}: {key} is {rates!r}, expected a table of {', '.join(names)}")
+    return {name: quantity(file, rates, name) for name in names if name in rates}
+
+
 def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
-    quantity = partial(_quantity, file)
     limits = content.get("limits")
-    peaks = limits.get("peak_flop_per_s", {}) if isinstance(limits, dict) else {}
+    if not isinstance(limits, Mapping):
+        raise InputError(f"{file}: limits is {limits!r}, expected a table [limits] of sms, memory_bytes and so on")
+    peaks = _rates(file, limits, "peak_flop_per_s", PRECISIONS)
     if "float32" not in peaks:
         raise InputError(f"{file}: limits.peak_flop_per_s.float32 is missing")
     name = str(content.get("name", file.stem))
-    host = "host_bandwidth_bytes_per_s"
+    transfer = _transfer(file, content)
     return DeviceLimits(
         name=name,
         title=str(content.get("title", "")),
         whole=name,
         share=1,
         models=str(content.get("transferred_from", content.get("models", file.stem))),
-        sms=quantity(limits, "sms"),
-        memory_bytes=quantity(limits, "memory_bytes"),
-        bandwidth_bytes_per_s=quantity(limits, "bandwidth_bytes_per_s"),
-        cache_bytes=quantity(limits, "cache_bytes"),
-        clock_hz=quantity(limits, "clock_hz"),
-        peak_flop_per_s={precision: quantity(peaks, precision) for precision in PRECISIONS if precision in peaks},
-        host_bandwidth_bytes_per_s=quantity(limits, host) if isinstance(limits, dict) and host in limits else None,
-        transfer=_transfer(file, content),
+        sms=quantity(file, limits, "sms"),
+        memory_bytes=quantity(file, limits, "memory_bytes"),
+        bandwidth_bytes_per_s=quantity(file, limits, "bandwidth_bytes_per_s"),
+        cache_bytes=quantity(file, limits, "cache_bytes"),
+        clock_hz=quantity(file, limits, "clock_hz"),
+        threads_per_sm=(
+            quantity(file, limits, "threads_per_sm") if "threads_per_sm" in limits else reference_device().threads_per_sm
+        ),
+        peak_flop_per_s=peaks,
+        host_bandwidth_bytes_per_s=quantity(file, limits, _HOST_BANDWIDTH) if _HOST_BANDWIDTH in limits else None,
+        reached=_reached(file, content),
+        dispatch=_dispatch(file, content),
+        transfer=transfer,
+    )
+
+
+def _reached(file: Path, content: Mapping[str, Any]) -> Reached | None:
+    """What was measured of it beyond its data sheet; of a device that nobody ran, nothing."""
+    table = content.get("reached")
+    if table is None:
+        return None
+    if not isinstance(table, Mapping):
+        raise InputError(f"{file}: reached is {table!r}, expected a table [reached] of what kernels reach")
+    attention = table.get("attention_flop_per_s")
+    if not isinstance(attention, Mapping):
+        raise InputError(f"{file}: reached.attention_flop_per_s is {attention!r}, expected a table by kind and direction")
+    return Reached(
+        start_ns=quantity(file, table, "start_ns"),
+        peak=quantity(file, table, "peak", FRACTION),
+        bandwidth=quantity(file, table, "bandwidth", FRACTION),
+        host_bandwidth=quantity(file, table, "host_bandwidth", FRACTION),
+        cache_bandwidth_bytes_per_s=quantity(file, table, "cache_bandwidth_bytes_per_s"),
+        attention_flop_per_s={str(kind): _rates(file, attention, kind, DIRECTIONS) for kind in attention},
+    )
+
+
+def _dispatch(file: Path, content: Mapping[str, Any]) -> Dispatch:
+    """Its own gaps between launches and kernels, or else those of the reference device."""
+    table = content.get("dispatch")
+    if table is None:
+        return reference_device().dispatch
+    spacing = table.get("spacing_ns") if isinstance(table, Mapping) else None
+    if not isinstance(spacing, Mapping) or "1" not in spacing or not all(share.isdecimal() for share in spacing):
+        raise InputError(f"{file}: dispatch.spacing_ns is {spacing!r}, expected a table by shares of the device, 1 among them")
+    return Dispatch(
+        latency_ns=quantity(file, table, "latency_ns"),
+        release_ns=quantity(file, table, "release_ns"),
+        return_ns=quantity(file, table, "return_ns"),
+        spacing_ns={int(share): quantity(file, spacing, share, RANGES["spacing_ns"]) for share in spacing},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import steptime
-from steptime._hardware.device import Quantity
+from steptime._hardware.description import Quantity, Range, count, is_file, quantity, read_toml
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
-# Bytes per second and nanoseconds. Beyond, times overflow; no link is anywhere near either end.
-_LEAST, _MOST = 1e-6, 1e18
+_OVERSUBSCRIPTION = Range(1, 1e4, "times (1: none)")
 FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
 
 NETWORK = "network"
@@ -83,21 +81,16 @@ def read_fabric(name: str | Path) -> FabricLimits:
     """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
     name = str(name)
     file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not file.is_file():
+    if not is_file(file):
         raise InputError(f"no fabric {name!r}; there are {', '.join(fabric_names())}, or give the path of a .toml file")
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: not readable as TOML ({error})") from error
-    if content.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(f"{file}: fabric of version {content.get('schema_version')}, this steptime reads {SCHEMA_VERSION}")
+    content = read_toml(file, "fabric", SCHEMA_VERSION)
     limits = FabricLimits(
         name=str(content.get("name", file.stem)),
         title=str(content.get("title", "")),
-        gpus_per_node=_count(file, content, "gpus_per_node"),
-        nodes=_count(file, content, "nodes", 1),
-        rails=_count(file, content, "rails", 0, least=0),
-        oversubscription=_oversubscription(file, content),
+        gpus_per_node=count(file, content, "gpus_per_node"),
+        nodes=count(file, content, "nodes", 1),
+        rails=count(file, content, "rails", 0, least=0),
+        oversubscription=_OVERSUBSCRIPTION.check(f"{file}: oversubscription", content.get("oversubscription", 1.0)),
         tiers=_tiers(file, content),
         models=_models(file, content),
         published=_published(file, content),
@@ -126,20 +119,6 @@ def fabric_toml(limits: FabricLimits) -> str:
 def _text(value: str) -> str:
     """TOML's basic strings are JSON's, but for what it does not escape."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _count(file: Path, content: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1) -> int:
-    found = content.get(key, default)
-    if not isinstance(found, int) or isinstance(found, bool) or found < least:
-        raise InputError(f"{file}: {key} is {found!r}, expected a whole number, {least} or more")
-    return found
-
-
-def _oversubscription(file: Path, content: Mapping[str, Any]) -> float:
-    found = content.get("oversubscription", 1.0)
-    if not isinstance(found, int | float) or not found >= 1:
-        raise InputError(f"{file}: oversubscription is {found!r}, expected 1 (none) or more")
-    return float(found)
 
 
 def _models(file: Path, content: Mapping[str, Any]) -> Path | None:
@@ -174,21 +153,10 @@ def _tier(file: Path, content: Mapping[str, Any]) -> LinkTier:
     return LinkTier(
         name=str(content.get("name", kind)),
         kind=str(kind),
-        ranks=_count(file, content, "ranks", least=2),
-        bandwidth_bytes_per_s=_quantity(file, content, "bandwidth_bytes_per_s"),
-        latency_ns=_quantity(file, content, "latency_ns"),
+        ranks=count(file, content, "ranks", least=2),
+        bandwidth_bytes_per_s=quantity(file, content, "bandwidth_bytes_per_s"),
+        latency_ns=quantity(file, content, "latency_ns"),
     )
-
-
-def _quantity(file: Path, content: Mapping[str, Any], key: str) -> Quantity:
-    found = content.get(key)
-    if not isinstance(found, dict) or not isinstance(found.get("value"), int | float) or not found.get("source"):
-        raise InputError(f"{file}: {key} needs a value and its source, as in {key} = {{ value = 1, source = '...' }}")
-    if not found["value"] > 0:
-        raise InputError(f"{file}: {key} is {found['value']}, expected more than nothing")
-    if not _LEAST <= found["value"] <= _MOST:
-        raise InputError(f"{file}: {key} is {found['value']}, expected {_LEAST:g} to {_MOST:g}")
-    return Quantity(float(found["value"]), str(found["source"]))
 
 
 def _check_shape(file: Path, limits: FabricLimits) -> None:

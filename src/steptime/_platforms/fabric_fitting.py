@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._hardware.device import Quantity
+from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published
 from steptime._hardware.topology import first_ranks, place
 from steptime._measurements.nccl_tests import Point

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._hardware.device import Quantity
+from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
 from steptime._measurements.store import read

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from steptime._hardware.device import DeviceLimits, Quantity, TransferBasis, read_device
+from steptime._hardware.description import Quantity
+from steptime._hardware.device import DeviceLimits, TransferBasis, read_device
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.estimate import Source
 from steptime._models.host.model import HostModel

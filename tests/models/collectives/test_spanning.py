@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from steptime._hardware.device import Quantity
+from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import FabricLimits, LinkTier
 from steptime._hardware.topology import first_ranks, place, place_together
 from steptime._models.collectives.analytic import AnalyticTier

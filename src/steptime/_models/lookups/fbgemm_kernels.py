@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._hardware.device import DeviceLimits, Quantity
+from steptime._hardware.description import Quantity
+from steptime._hardware.device import DeviceLimits
 from steptime._lookups.columns import Floats, TableColumns
 from steptime._lookups.lengths import QUANTILES
 from steptime._lookups.poisson import poisson_shares

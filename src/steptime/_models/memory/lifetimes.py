@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.kinds import Kind
 from steptime._models.memory.scratch import scratch
 from steptime._models.memory.tensors import Extent, extents
@@ -80,7 +81,7 @@ class _Life:
         return bool(self.phases >> phase & 1)
 
 
-def storages(program: Program) -> tuple[Storage, ...]:
+def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
     """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
     taken, made, wrapped = without_wrappers(program, *extents(program))
     last = _last_rows(program.ops.parent.tolist())
@@ -105,7 +106,7 @@ def storages(program: Program) -> tuple[Storage, ...]:
                 life.reduced |= reduces[number]
     for life in lives.values():
         _outlast(life, program, last)
-    return (*(life.storage(len(phases)) for life in lives.values()), *_scratch(program, last))
+    return (*(life.storage(len(phases)) for life in lives.values()), *_scratch(program, last, device))
 
 
 def _outlast(life: _Life, program: Program, last: Sequence[int]) -> None:
@@ -116,9 +117,9 @@ def _outlast(life: _Life, program: Program, last: Sequence[int]) -> None:
     life.dies = last[around] if around >= 0 else life.dies
 
 
-def _scratch(program: Program, last: Sequence[int]) -> Iterator[Storage]:
+def _scratch(program: Program, last: Sequence[int], device: DeviceLimits) -> Iterator[Storage]:
     """What ops take for themselves while they run."""
-    for row, dies, nbytes in scratch(program, last):
+    for row, dies, nbytes in scratch(program, last, device):
         if nbytes:
             yield Storage(nbytes, row, dies, Kind.TEMPORARIES)
 

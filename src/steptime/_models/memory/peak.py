@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
 from steptime._models.memory.kinds import Kind
 from steptime._models.memory.lifetimes import BEFORE, Storage, storages
@@ -47,15 +48,16 @@ def peak_memory(
     parameters: Sequence[int] = (),
     optimizer_state: Sequence[int] = (),
     batches: int = 1,
+    device: DeviceLimits | None = None,
 ) -> PeakMemory:
     """The peak of a program of one step.
 
     Bytes of allocations that no op names: `parameters` and `optimizer_state`, as tables of a kernel that is no op and their
     state, and others in `outside_bytes`, as further batches. `batches` says how many input batches like that of the step lie on
     the device. Data-parallel training rebuilds its gradient buckets after the first step, and the collectives of that step may
-    still hold the former ones: `allocated` counts both.
+    still hold the former ones: `allocated` counts both. `device` is the one it runs on, the reference device if none.
     """
-    found = storages(program)
+    found = storages(program, device or reference_device())
     passing = [storage for storage in found if not storage.stays]
     unnamed = ((Kind.PARAMETERS, parameters), (Kind.OPTIMIZER_STATE, optimizer_state), (Kind.INPUTS, outside_bytes))
     before = [Storage(nbytes, BEFORE, BEFORE, kind) for kind, sizes in unnamed for nbytes in sizes]

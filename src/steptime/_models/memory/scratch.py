@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.tensors import item_bytes
 from steptime._program.program import Program, Signature, Tensor
 
@@ -17,11 +18,9 @@ _BLOCK_THREADS, _WARP = 512, 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256
 _COLUMNS_AT_ONCE = 4
 _ACCUMULATED_BYTES = 4
-# Of the device the sums run on: an H100 and an H200 have these; where one has fewer, its sums take less.
-_SMS, _THREADS_OF_SM = 132, 2048
 
 
-def scratch(program: Program, last: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def scratch(program: Program, last: Sequence[int], device: DeviceLimits) -> Iterator[tuple[int, int, int]]:
     """From which op to which, and how many bytes; `last` is the last op inside each."""
     asked = {number: _SCRATCH[name] for number, name in enumerate(program.names) if name in _SCRATCH}
     special = {number: name for number, name in enumerate(program.names) if name in (_COALESCE, _CONVOLUTION_BACKWARD)}
@@ -31,7 +30,7 @@ def scratch(program: Program, last: Sequence[int]) -> Iterator[tuple[int, int, i
             continue
         signature = program.signatures[signatures[row]]
         if number in asked:
-            yield row, last[row], asked[number](signature)
+            yield row, last[row], asked[number](signature, device)
         elif special.get(number) == _COALESCE:
             yield from _coalesce(program, row, last[row])
         elif number in special:
@@ -53,14 +52,14 @@ def _coalesce(program: Program, row: int, last: int) -> Iterator[tuple[int, int,
         yield row, end, 2 * _POSITION_BYTES * count
 
 
-def _sort(signature: Signature) -> int:
+def _sort(signature: Signature, _: DeviceLimits) -> int:
     """Positions of 64 bits to sort along, and room for another copy of keys and positions, which a radix sort goes back and
     forth between (aten/src/ATen/native/cuda/Sort.cpp, cub::DeviceRadixSort)."""
     keys = _first(signature.inputs)
     return (2 * _POSITION_BYTES + item_bytes(keys)) * keys.numel if keys is not None else 0
 
 
-def _sum(signature: Signature) -> int:
+def _sum(signature: Signature, device: DeviceLimits) -> int:
     """What blocks hand to one another where several add up one output. Only columns matter: there every lane has its own."""
     source, result = _first(signature.inputs), _first(signature.outputs)
     if source is None or result is None or not result.numel or not source.shape:
@@ -69,11 +68,13 @@ def _sum(signature: Signature) -> int:
     dims = {dim % len(source.shape) for dim in reduced if isinstance(dim, int)} if isinstance(reduced, tuple) else set()
     if not dims or len(source.shape) - 1 in dims:
         return 0
-    return column_sum_bytes(source.numel // result.numel, result.numel)
+    return column_sum_bytes(source.numel // result.numel, result.numel, device)
 
 
-def column_sum_bytes(rows: int, columns: int) -> int:
-    """What a sum over the rows of a matrix takes, whose rows lie one after the other."""
+def column_sum_bytes(rows: int, columns: int, device: DeviceLimits) -> int:
+    """What a sum over the rows of a matrix takes, whose rows lie one after the other; less on a device with fewer SMs."""
+    if not rows:
+        return 0
     at_once = math.gcd(_COLUMNS_AT_ONCE, columns)
     threads = _BLOCK_THREADS // at_once
     wide = min(_power_of_two(columns // at_once), threads)
@@ -83,14 +84,14 @@ def column_sum_bytes(rows: int, columns: int) -> int:
         return 0
     values = -(-rows // high)
     blocks = -(-(columns // at_once) // wide)
-    fitting = _SMS * (_THREADS_OF_SM // (wide * high))
+    fitting = int(device.sms.value) * (int(device.threads_per_sm.value) // (wide * high))
     if values < _MOST_VALUES or blocks > fitting:
         return 0
     parts = max(min(-(-fitting // blocks), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
     return _ACCUMULATED_BYTES * columns * parts * wide * at_once if parts > 1 else 0
 
 
-def _convolution(signature: Signature) -> int:
+def _convolution(signature: Signature, _: DeviceLimits) -> int:
     """cuDNN's kernels want channels last: where they come first, it works on copies. Seen on an H200 (cuDNN 9.19, fp32 and
     bf16): of image, filter and result where the filter is wider than a pixel, of the image where it is not but skips pixels."""
     found = _channels_first(signature.inputs[:2], signature.outputs[:1])
@@ -143,7 +144,7 @@ def _first(values: tuple[object, ...]) -> Tensor | None:
     return found if found is not None and (found.device or "").startswith("cuda") else None
 
 
-_SCRATCH: dict[str, Callable[[Signature], int]] = {
+_SCRATCH: dict[str, Callable[[Signature, DeviceLimits], int]] = {
     "aten::sort": _sort,
     "aten::sum": _sum,
     "aten::cudnn_convolution": _convolution,

@@ -17,22 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from steptime._hardware.device import DeviceLimits, TransferBasis
+from steptime._hardware.device import DeviceLimits, Reached, TransferBasis, reference_device
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import Lookup
 from steptime._platforms.analytic.lookups import lookup_works
 from steptime._platforms.analytic.products import product_ns
-from steptime._platforms.analytic.work import EFFICIENT_FLOP_PER_S, Work, attention_of, works_of
-
-# Of the shortest kernels measured on an H200, at its clock.
-_START_NS, _START_HZ = 1_000.0, 1.98e9
-# What the largest measured products and element-wise kernels, and pinned copies, of an H200 reach of its data sheet.
-_PEAK_REACHED, _BANDWIDTH_REACHED, _LINK_REACHED = 0.8, 0.9, 0.85
-# What warm kernels of an H200 read from its L2 at most (`CACHE_RATE` of `models/kernels/forms/launched/terms`). L2 is reached
-# through the SMs, so elsewhere it goes with their number and clock.
-_CACHE_BYTES_PER_S, _CACHE_RATE = 9.0e12, 132 * 1.98e9
+from steptime._platforms.analytic.work import Work, attention_of, works_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,13 @@ class Transfer:
     here: DeviceLimits  # where the models were fitted
     there: DeviceLimits
     basis: TransferBasis
+
+    @cached_property
+    def reached(self) -> Reached:
+        """What kernels reach here, and so there; of the reference device where nobody said."""
+        reached = self.here.reached or reference_device().reached
+        assert reached is not None
+        return reached
 
     @cached_property
     def _slower(self) -> float:
@@ -55,7 +54,7 @@ class Transfer:
 
     def launches(self, question: Question, family: str, launches: Sequence[LaunchTime]) -> tuple[LaunchTime, ...]:
         """The launches of a call with their times there."""
-        here, there = (works_of(question, family, launches, cache) for cache in (1.0, self.cache))
+        here, there = (works_of(question, family, launches, cache, self.reached) for cache in (1.0, self.cache))
         reached = self._attention_flop_per_s(question)
         return tuple(
             replace(launch, time_ns=self._time_ns(launch.time_ns, work, replace(other, flop_per_s=reached or work.flop_per_s)))
@@ -68,7 +67,11 @@ class Transfer:
         found = self.basis.attention_flop_per_s.get(direction)
         if found is None or question.call.dtype == "float32":
             return 0.0
-        return found.value if kind in ("flash", "cudnn") else EFFICIENT_FLOP_PER_S / self._slower
+        return (
+            found.value
+            if kind in ("flash", "cudnn")
+            else self.reached.attention_flop_per_s[kind][direction].value / self._slower
+        )
 
     def lookups(self, lookups: Sequence[Lookup], known: Sequence[LookupEstimate]) -> list[LookupEstimate]:
         """How long each lookup takes there; its launches keep their proportions."""
@@ -91,26 +94,28 @@ class Transfer:
         return Estimate(time_ns, time_ns * math.exp(-low), time_ns * math.exp(high), Source.ANALYTIC, known.inside)
 
     def _time_ns(self, time_ns: float, here: Work, there: Work) -> float:
-        book = book_ns(self.here, here)
-        other = book_ns(self.there, there, whole_waves=self.basis.whole_waves)
+        book = self.book_ns(self.here, here)
+        other = self.book_ns(self.there, there, whole_waves=self.basis.whole_waves)
         if time_ns <= book:
             return time_ns * other / book
         return math.sqrt(other**2 + (time_ns**2 - book**2) * self._slower**2)
 
-
-def book_ns(limits: DeviceLimits, work: Work, *, whole_waves: bool = False) -> float:
-    """What a launch takes at the limits of a device."""
-    peak = (
-        work.flop_per_s or _PEAK_REACHED * limits.peak_flop_per_s.get(work.precision, limits.peak_flop_per_s["float32"]).value
-    )
-    cache = _CACHE_BYTES_PER_S * _rate(limits) / _CACHE_RATE
-    computing = 1e9 * work.flop / peak
-    if work.product is not None:
-        computing = product_ns(limits, work.product, peak, cache, whole_waves=whole_waves)
-    moving = work.memory_bytes / (_BANDWIDTH_REACHED * limits.bandwidth_bytes_per_s.value) + work.cache_bytes / cache
-    link = limits.host_bandwidth_bytes_per_s
-    crossing = 0.0 if link is None else work.host_bytes / (_LINK_REACHED * link.value)
-    return _START_NS * _START_HZ / limits.clock_hz.value + max(computing, 1e9 * moving, 1e9 * crossing)
+    def book_ns(self, limits: DeviceLimits, work: Work, *, whole_waves: bool = False) -> float:
+        """What a launch takes at the limits of a device, reached as far as kernels reach them here."""
+        reached = self.reached
+        peak = limits.peak_flop_per_s.get(work.precision, limits.peak_flop_per_s["float32"]).value
+        flop_per_s = work.flop_per_s or reached.peak.value * peak
+        # L2 is reached through the SMs, so elsewhere it goes with their number and clock.
+        cache = reached.cache_bandwidth_bytes_per_s.value * _rate(limits) / _rate(self.here)
+        computing = 1e9 * work.flop / flop_per_s
+        if work.product is not None:
+            computing = product_ns(limits, work.product, flop_per_s, cache, whole_waves=whole_waves)
+        bandwidth = reached.bandwidth.value * limits.bandwidth_bytes_per_s.value
+        moving = work.memory_bytes / bandwidth + work.cache_bytes / cache
+        link = limits.host_bandwidth_bytes_per_s
+        crossing = 0.0 if link is None else work.host_bytes / (reached.host_bandwidth.value * link.value)
+        start = reached.start_ns.value * self.here.clock_hz.value / limits.clock_hz.value
+        return start + max(computing, 1e9 * moving, 1e9 * crossing)
 
 
 def _rate(limits: DeviceLimits) -> float:

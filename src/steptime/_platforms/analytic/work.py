@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from steptime._hardware.device import Reached
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families
 from steptime._models.kernels.forms.launched.columns import Columns
@@ -24,14 +25,7 @@ from steptime.errors import InputError
 
 _SIZES_ONLY = Columns(())
 _PRODUCTS = tuple(f"aten::{name}" for name in OPERATIONS)
-# Of attention by kernels that both architectures run alike, forward and backward.
-EFFICIENT_FLOP_PER_S = 172e12
-# What attention in half precision reaches in the largest measured rows of an H200, by kind and direction.
-_H200_ATTENTION = {
-    "flash": {"forward": 356e12, "backward": 304e12},
-    "cudnn": {"forward": 554e12, "backward": 422e12},
-    "efficient": {"forward": EFFICIENT_FLOP_PER_S, "backward": EFFICIENT_FLOP_PER_S},
-}
+_ATTENTION = ("flash", "cudnn", "efficient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ class Work:
     host_bytes: float = 0.0
 
 
-def works_of(question: Question, family: str, launches: Sequence[LaunchTime], cache: float) -> list[Work]:
+def works_of(question: Question, family: str, launches: Sequence[LaunchTime], cache: float, reached: Reached) -> list[Work]:
     """Of every launch, on a device whose cache is `cache` times the one that the launches were timed on."""
     rules = families()[family].rules if family else None
     if rules is not None:
@@ -68,7 +62,7 @@ def works_of(question: Question, family: str, launches: Sequence[LaunchTime], ca
             by_rule = []
         if len(by_rule) == len(launches):
             return _by_rule(question, by_rule, cache)
-    return _shared(question, launches)
+    return _shared(question, launches, reached)
 
 
 def _by_rule(question: Question, launches: Sequence[Launch], cache: float) -> list[Work]:
@@ -89,7 +83,7 @@ def _by_rule(question: Question, launches: Sequence[Launch], cache: float) -> li
     ]
 
 
-def _shared(question: Question, launches: Sequence[LaunchTime]) -> list[Work]:
+def _shared(question: Question, launches: Sequence[LaunchTime], reached: Reached) -> list[Work]:
     """The call's work, in proportion to the times of its launches."""
     call = question.call
     kind, direction = attention_of(call)
@@ -98,7 +92,7 @@ def _shared(question: Question, launches: Sequence[LaunchTime]) -> list[Work]:
         flop=flop_of(call),
         product=_product(question) if base_of(call.op) in _PRODUCTS else None,
         precision=precision_of(call, question.tf32),
-        flop_per_s=_H200_ATTENTION[kind][direction] if kind and call.dtype != "float32" else 0.0,
+        flop_per_s=reached.attention_flop_per_s[kind][direction].value if kind and call.dtype != "float32" else 0.0,
         memory_bytes=max(moved_bytes(call) - kept, 0.0),
         cache_bytes=kept,
     )
@@ -132,5 +126,5 @@ def _written_bytes(call: Call) -> int:
 def attention_of(call: Call) -> tuple[str, str]:
     """Kind and direction of attention in one kernel, or nothing."""
     base = base_of(call.op)
-    kind = next((kind for kind in _H200_ATTENTION if f"{kind}_attention" in base), "")
+    kind = next((kind for kind in _ATTENTION if f"{kind}_attention" in base), "")
     return kind, ("" if not kind else "backward" if base.endswith("backward") else "forward")

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from steptime._hardware.device import DeviceLimits
 from steptime._models.estimate import Estimate
 from steptime._models.host.columns import HostColumns, Piece
 from steptime._models.host.speed import Speed
@@ -25,12 +26,14 @@ from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, W
 from steptime._program.tensor_waits import tensor_waits
 from steptime._sim.core.timing import Timing
 from steptime._sim.modelled.device_work import DeviceWork, OpWork
-from steptime._sim.modelled.dispatch import Dispatch
 from steptime._units import LONG_AGO
+from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
 _COMPUTE = 0
+# Twelve days of one launch or of the host between two calls. Thousands of them still add up within 64 bits.
+LONGEST_NS = 1e15
 _LAUNCH, _WAIT, _HOST = "cudaLaunchKernel", "cudaStreamWaitEvent", "host"
 # Pieces that launch what the ops within them do; all others are CPU work before them.
 _LAUNCHING = frozenset((
@@ -58,9 +61,9 @@ class Issued:
     groups: tuple[str, ...]  # per estimate: which err together
     warnings: tuple[str, ...] = ()
 
-    def timing(self, speed: Speed, dispatch: Dispatch, factors: Floats | None = None) -> Timing:
+    def timing(self, speed: Speed, device: DeviceLimits, factors: Floats | None = None) -> Timing:
         """With the host at this speed; `factors` (estimate, scenario) multiply durations."""
-        return _timing(self, speed, dispatch, factors)
+        return _timing(self, speed, device, factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,21 +315,27 @@ def issued(program: Program, host: HostColumns, device: DeviceWork, wire: Sequen
     return issuer.issued((*host.warnings, *device.warnings))
 
 
-def _timing(issued: Issued, speed: Speed, dispatch: Dispatch, factors: Floats | None) -> Timing:
-    program = issued.program
+def _timing(issued: Issued, speed: Speed, device: DeviceLimits, factors: Floats | None) -> Timing:
+    program, dispatch = issued.program, device.dispatch
     calls, works = len(program.calls), len(program.works)
     times = np.array([one.time_ns for one in issued.estimates])
     each = times[:, None] * (np.ones((len(times), 1)) if factors is None else factors)
     duration = each[np.array(issued.estimate, dtype=np.int64)] * issued.share[:, None]
     collective = program.works.kind == WorkKind.COLLECTIVE
+
+    def call_name(call: int) -> str:
+        return f"the host's {program.names[program.calls.api[call]]}"
+
     return Timing(
-        gap_ns=_axes(issued.gap_cpu_ns * speed.cpu),
-        call_ns=_axes(issued.call_cpu_ns * speed.cpu + issued.call_launch_ns * speed.launch),
-        return_ns=_axes(np.full(calls, dispatch.return_ns)),
-        latency_ns=_axes(np.full(works, dispatch.latency_ns)),
-        spacing_ns=_axes(np.full(works, dispatch.spacing_ns)),
-        release_ns=_axes(np.full(works, dispatch.release_ns)),
-        duration_ns=np.rint(duration).astype(np.int64)[:, None, :],
+        gap_ns=_whole_ns((issued.gap_cpu_ns * speed.cpu)[:, None], call_name)[:, :, None],
+        call_ns=_whole_ns((issued.call_cpu_ns * speed.cpu + issued.call_launch_ns * speed.launch)[:, None], call_name)[
+            :, :, None
+        ],
+        return_ns=_axes(np.full(calls, dispatch.return_ns.value)),
+        latency_ns=_axes(np.full(works, dispatch.latency_ns.value)),
+        spacing_ns=_axes(np.full(works, dispatch.spacing_of(device.share))),
+        release_ns=_axes(np.full(works, dispatch.release_ns.value)),
+        duration_ns=_whole_ns(duration, lambda work: program.names[program.works.name[work]])[:, None, :],
         waits=collective.copy(),
         absent_ns=_axes(np.full(works, LONG_AGO)),
         thread_start_ns=np.zeros((len(program.threads), 1, 1), dtype=np.int64),
@@ -336,3 +345,15 @@ def _timing(issued: Issued, speed: Speed, dispatch: Dispatch, factors: Floats | 
 
 def _axes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
     return np.rint(values.astype(np.float64)).astype(np.int64).reshape(-1, 1, 1)
+
+
+def _whole_ns(times_ns: Floats, name: Callable[[int], str]) -> npt.NDArray[np.int64]:
+    """Whole nanoseconds, by row and scenario; what would not fit into 64 bits once it is added up is refused by its name."""
+    beyond = np.flatnonzero(~(times_ns <= LONGEST_NS).all(axis=1))
+    if len(beyond):
+        row = int(beyond[0])
+        raise InputError(
+            f"{name(row)} would take {float(times_ns[row].max()):.3g} ns, more than {LONGEST_NS:.0e}: "
+            "a size of the workload, or a rate of the platform or of its calibration, is far off; check their units"
+        )
+    return np.rint(times_ns).astype(np.int64)

@@ -35,6 +35,7 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
             outside_bytes=program.meta.get("outside_bytes", ()),  # of a captured step, what no op names
             parameters=given.parameters,
             optimizer_state=given.optimizer_state,
+            device=limits,
         )
         ranks.append({
             "rank": rank,

@@ -27,7 +27,6 @@ from steptime._sim.laws.overlap import Beside
 from steptime._sim.laws.settling import Settling, steady_settled
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
-from steptime._sim.modelled.dispatch import Dispatch, dispatch_of
 from steptime._sim.modelled.issue import Issued, issued
 from steptime.errors import InputError
 
@@ -77,15 +76,10 @@ class ModelledStep:
     programs: tuple[Issued, ...]  # in the order of the workload's
     warnings: tuple[str, ...] = ()
 
-    @property
-    def dispatch(self) -> Dispatch:
-        """What lies between launches and kernels."""
-        return dispatch_of(self.platform.device.limits.share)
-
     def cohorts(self, calibration: Calibration = UNCALIBRATED) -> list[Cohort]:
         """With all durations as the models say, one scenario."""
         return [
-            self._cohort(one, one.timing(calibration.speed, self.dispatch, self._wire(one, calibration)))
+            self._cohort(one, one.timing(calibration.speed, self.platform.device.limits, self._wire(one, calibration)))
             for one in self.programs
         ]
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._hardware.device import DeviceLimits, Quantity
+from steptime._hardware.description import Quantity
+from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._lookups.generators import Generator
 from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.table import TableStatistics
@@ -39,6 +40,8 @@ V100 = DeviceLimits(
     bandwidth_bytes_per_s=Quantity(900e9, SHEET),
     cache_bytes=Quantity(6e6, SHEET),
     clock_hz=Quantity(1.53e9, SHEET),
+    threads_per_sm=Quantity(2048, SHEET),
+    dispatch=reference_device().dispatch,
     peak_flop_per_s={"float32": Quantity(15.7e12, SHEET)},
 )
 LARGE = FbgemmLookup("rowwise_adagrad", 40, 2048, 2_000_000, 4_000_000, 2560, 64)

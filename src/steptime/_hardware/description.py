@@ -1,0 +1,123 @@
+"""Reading descriptions of hardware: TOML and JSON files, and numbers that lie where such hardware can have them."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steptime.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number and where it comes from."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number can be: generous beyond anything built or planned, so that only slips of unit fall outside."""
+
+    least: float
+    most: float
+    unit: str
+
+    def check(self, where: str, value: object) -> float:
+        """The value as a float; `where` names the file and the key, or the option."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{where} is {_shown(value)}, expected a number of {self.unit}")
+        if not self.least <= value <= self.most:
+            raise InputError(f"{where} is {_shown(value)}, expected {self.least:g} to {self.most:g} {self.unit}")
+        return float(value)
+
+
+COUNT_OF_RANKS = Range(1, 1 << 17, "ranks")
+_BANDWIDTH = Range(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)")
+_PEAK = Range(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)")
+_TIME = Range(0, 1e9, "nanoseconds (5 us are 5e3)")
+RANGES: Mapping[str, Range] = {
+    "sms": Range(1, 1e4, "SMs"),
+    "threads_per_sm": Range(32, 1e5, "threads"),
+    "memory_bytes": Range(1e8, 1e14, "bytes (80 GB are 80e9)"),
+    "cache_bytes": Range(1e4, 1e11, "bytes (50 MB are 50e6)"),
+    "clock_hz": Range(1e7, 1e11, "hertz (1.98 GHz are 1.98e9)"),
+    "bandwidth_bytes_per_s": _BANDWIDTH,
+    "host_bandwidth_bytes_per_s": _BANDWIDTH,
+    "cache_bandwidth_bytes_per_s": _BANDWIDTH,
+    "latency_ns": Range(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
+    "interval_factor": Range(1, 1e3, "times either way"),
+    "start_ns": _TIME,
+    "release_ns": _TIME,
+    "return_ns": _TIME,
+    "spacing_ns": _TIME,
+}
+"""By key; every other key of a device is a peak rate."""
+
+FRACTION = Range(1e-3, 1.0, "of what the data sheet has")
+
+
+def quantity(file: Path, table: object, key: str, expected: Range | None = None) -> Quantity:
+    """A number of a table with its source, within its range."""
+    entry = table.get(key) if isinstance(table, Mapping) else None
+    if not isinstance(entry, Mapping) or "value" not in entry or not entry.get("source"):
+        raise InputError(f"{file}: {key} needs a value and its source, as in {key} = {{ value = 1, source = '...' }}")
+    value = (expected or RANGES.get(key, _PEAK)).check(f"{file}: {key}", entry["value"])
+    return Quantity(value, str(entry["source"]))
+
+
+def count(file: Path, table: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1) -> int:
+    """A whole number of a table, no larger than any machine."""
+    value = table.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= COUNT_OF_RANKS.most:
+        most = f"{COUNT_OF_RANKS.most:,.0f}"
+        raise InputError(f"{file}: {key} is {_shown(value)}, expected a whole number, {least} to {most}")
+    return value
+
+
+def read_toml(file: Path, what: str, version: int) -> Mapping[str, Any]:
+    """The content of a description of this version; `what` names it in errors."""
+    content: Mapping[str, Any] = _read(file, "TOML", tomllib.loads)
+    if content.get("schema_version") != version:
+        raise InputError(f"{file}: {what} of version {content.get('schema_version')}, this steptime reads {version}")
+    return content
+
+
+def read_json(file: Path, expected: str) -> Mapping[str, Any]:
+    """A JSON object; `expected` says in errors what the file should be."""
+    content = _read(file, "JSON", json.loads)
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: holds no JSON object; expected {expected}")
+    return content
+
+
+def is_file(file: Path) -> bool:
+    """Whether there is such a file; names that no file can have are of none."""
+    try:
+        return file.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _read(file: Path, kind: str, loads: Callable[[str], Any]) -> Any:
+    try:
+        return loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:  # damaged, not UTF-8, nested too deep, or numbers of thousands of digits
+        raise InputError(f"{file}: not readable as {kind} ({str(error).splitlines()[0]})") from error
+
+
+def _shown(value: object) -> str:
+    """A value in a message, however long."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**18:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return f"{value:g}" if math.isfinite(value) else str(value)
+    return repr(value)[:60]
