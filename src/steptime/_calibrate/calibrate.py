@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+import steptime
 from steptime._calibrate.harness.conditions import gpus
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
@@ -29,11 +30,11 @@ from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read, spread_of
 from steptime._measurements.whole import write_whole
-from steptime._models.host.model import FOLDER
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 FILE = "calibration.json"
+REFERENCE = Path(steptime.__file__).parent / "data" / "hosts" / "reference"
 SOURCE = "calibration"
 
 # Kind and op of what a sample asks, most wanted first; together about a second.
@@ -90,9 +91,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     _collectives(group, session, FABRIC_S)
 
 
-def calibration(
-    folder: Path, recipe: Mapping[str, Any], ranks: int, share: int, shipped: Path = FOLDER / "reference"
-) -> dict[str, Any]:
+def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int, shipped: Path = REFERENCE) -> dict[str, Any]:
     """What `calibration.json` holds, from the rows that the run of this recipe added to a folder."""
     host = [row for row in read(folder, "host").to_pylist() if row["run"] == recipe["run"] and row["source"] == SOURCE]
     fabric = [row for row in read(folder, "collectives").to_pylist() if row["run"] == recipe["run"]]
