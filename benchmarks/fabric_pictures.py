@@ -26,7 +26,7 @@ from steptime._hardware.topology import first_ranks
 from steptime._models.collectives.fitting import Points, fit_fabric, swept
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.tier import TierModel, saved
-from steptime._models.kernels.rows import TEST
+from steptime._models.engine.splits import TEST
 from steptime._platforms.fabric import Fabric
 from steptime._platforms.fabric_fitting import tier_points
 from steptime_lab.measurements.shipped import shipped

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from steptime._hardware.device import FOLDER
-from steptime._models.kernels.rows import FIT, VALIDATION
+from steptime._models.engine.splits import FIT, VALIDATION
 from steptime._models.lookups.fitted import Kind, LookupModels, lookups_file
 from steptime._models.lookups.fitting import HELD_OUT
 from steptime._models.lookups.forms import FORMS, LookupForm, maker

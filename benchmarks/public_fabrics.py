@@ -27,8 +27,8 @@ from steptime._measurements.nccl_tests import Point, read_multi_node_table, read
 from steptime._models.collectives.fitting import Points, fit_curves, unseen_logs
 from steptime._models.collectives.message import Messages
 from steptime._models.collectives.tier import TierModel
+from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.error import gmae
-from steptime._models.kernels.rows import FIT, TEST, VALIDATION
 from steptime._platforms.fabric import Fabric, write_models
 from steptime._platforms.fabric_fitting import fit_tiers, tier_points
 

@@ -9,16 +9,22 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+from steptime._hardware.device import read_device
+from steptime._models.engine.constants import constants_of
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.forms import attention, blend
-from steptime._models.kernels.forms.attention.features import table
+from steptime._models.kernels.forms import attention
+from steptime._models.kernels.forms.attention.features import AttentionConstants, table
 from steptime._models.kernels.forms.attention.heads import heads_of
 from steptime._models.kernels.forms.convolution.passes import short_name
 from steptime._models.kernels.question import Question
-from steptime._models.kernels.rows import Row, rows_of
 from steptime.errors import InputError
+from steptime_lab.fit.engine import blend
+from steptime_lab.fit.kernels import attention as fitting
+from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
+H200 = read_device("h200")
 _FLASH = "aten::_scaled_dot_product_flash_attention.default"
 
 
@@ -28,7 +34,9 @@ def _flash(batch: int = 8, length: int = 512, *, keys: int = 0, causal: bool = F
 
 
 def _book(call: Call, *, share: int = 1) -> float:
-    return float(table([heads_of(call)], [Question(call, share=share)])[1][0])
+    return float(
+        table([heads_of(call)], [Question(call, share=share)], constants_of(H200, "attention", AttentionConstants))[1][0]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,7 @@ def form(rows: list[Row]) -> Iterator[attention.Attention]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blend, "_STEPS", 100)
         patch.setitem(blend._TREES, "rounds", 60)
-        yield attention.fit(rows, seed=0)
+        yield fitting.fit(rows, 0, H200)
 
 
 def test_sizes_masks_and_direction_are_read_from_every_measured_op(rows: list[Row]) -> None:
@@ -95,10 +103,10 @@ def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: attention.A
 
 def test_a_form_survives_a_file_without_pickling(form: attention.Attention, rows: list[Row]) -> None:
     file = BytesIO()
-    np.savez(file, **form.arrays())  # type: ignore[arg-type]
+    np.savez(file, **pack(form))  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
-        loaded = attention.load(dict(kept))
+        loaded = unpack(attention.Attention, dict(kept))
     questions = [row.question for row in rows[:20]]
     assert loaded.answers(questions) == form.answers(questions)
 

@@ -9,15 +9,19 @@ from io import BytesIO
 import numpy as np
 import pytest
 
+from steptime._hardware.device import read_device
+from steptime._models.engine.constants import constants_of
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.forms import convolution
-from steptime._models.kernels.forms.blend import Training
-from steptime._models.kernels.forms.convolution.features import Columns, Pass, table
+from steptime._models.kernels.forms.convolution.features import Columns, ConvolutionConstants, Pass, table
 from steptime._models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
 from steptime._models.kernels.forms.convolution.passes import short_name, split, way
 from steptime._models.kernels.question import Question
-from steptime._models.kernels.rows import Row, rows_of
 from steptime.errors import InputError
+from steptime_lab.fit.engine.blend import Training
+from steptime_lab.fit.kernels import convolution as fitting
+from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
 _TRANSPOSE = "void cudnn::engines_precompiled::nchwToNhwcKernel<float>(float const*)"
@@ -36,6 +40,9 @@ def _backward(asked: tuple[bool, bool, bool] = (True, True, False)) -> Call:
     return Call(BACKWARD, (TensorArg((8, 128, 28, 28)), image, weight, (128,), *geometry, asked))
 
 
+DEVICE = constants_of(read_device("h200"), "convolution", ConvolutionConstants)
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
     found = [row for row in rows_of(shipped("kernels"), families=["convolution"]) if row.split != "test"]
@@ -46,8 +53,8 @@ def rows() -> list[Row]:
 def form(rows: list[Row]) -> Iterator[convolution.Convolution]:
     with pytest.MonkeyPatch.context() as patch:
         quick = {"rounds": 60, "training": Training(steps=60)}
-        patch.setattr(convolution, "_BLENDS", {name: {**settings, **quick} for name, settings in convolution._BLENDS.items()})
-        yield convolution.fit(rows, seed=0)
+        patch.setattr(fitting, "_BLENDS", {name: {**settings, **quick} for name, settings in fitting._BLENDS.items()})
+        yield fitting.fit(rows, 0, read_device("h200"))
 
 
 def test_a_layer_has_the_result_that_its_geometry_gives() -> None:
@@ -124,11 +131,11 @@ def test_every_measured_call_is_split_into_the_passes_it_asks_for(rows: list[Row
 @pytest.mark.parametrize("name", [FPROP, DGRAD, WGRAD])
 def test_the_book_grows_with_the_batch_and_with_fewer_sms(name: str) -> None:
     layers = [layer_of(_forward(batch)) for batch in (16, 64, 256)]
-    _, base = table(Columns([Pass(layer, name, Question(_forward())) for layer in layers]))
+    _, base = table(Columns([Pass(layer, name, Question(_forward())) for layer in layers], DEVICE))
     assert base[0] < base[1] < base[2]
     assert base[2] / base[1] == pytest.approx(4, rel=0.3)
     shared = Question(_forward(), share=4, others="same")
-    assert table(Columns([Pass(layers[2], name, shared)]))[1][0] > 2 * base[2]
+    assert table(Columns([Pass(layers[2], name, shared)], DEVICE))[1][0] > 2 * base[2]
 
 
 def test_fitted_rows_are_answered_closely(form: convolution.Convolution, rows: list[Row]) -> None:
@@ -155,10 +162,10 @@ def test_a_benchmarked_choice_was_never_measured(form: convolution.Convolution) 
 
 def test_a_form_survives_a_file_without_pickling(form: convolution.Convolution, rows: list[Row]) -> None:
     file = BytesIO()
-    np.savez(file, **form.arrays())  # type: ignore[arg-type]
+    np.savez(file, **pack(form))  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
-        loaded = convolution.load(dict(kept))
+        loaded = unpack(convolution.Convolution, dict(kept))
     questions = [row.question for row in rows[:20]]
     assert loaded.answers(questions) == form.answers(questions)
 

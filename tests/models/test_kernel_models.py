@@ -2,20 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.engine.archive import Archive, write_archive
+from steptime._models.engine.residuals import Residuals, size_of
+from steptime._models.engine.splits import FIT, TEST, VALIDATION, split_of
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._models.kernels.residuals import Residuals, size_of
-from steptime._models.kernels.rows import FIT, TEST, VALIDATION, split_of
 from steptime._models.kernels.work import flop_of, moved_bytes
 from steptime.errors import InputError
 
@@ -28,9 +27,6 @@ class Bytes:
             if not question.call.nbytes:
                 raise InputError(f"{question.call.op} has no bytes")
         return [Answer((LaunchTime("bytes", float(question.call.nbytes)),)) for question in questions]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return {}
 
 
 def asked(op: str, *shapes: tuple[int, ...], dtype: str = "float32") -> Question:
@@ -65,10 +61,10 @@ def test_residuals_hold_nine_of_ten_and_survive_a_file(tmp_path: Path) -> None:
     quantiles = residuals.of_answer("norm", 1e3)
     inside = (np.log(measured / 1e3) >= quantiles[0]) & (np.log(measured / 1e3) <= quantiles[-1])
     assert inside.mean() == pytest.approx(0.9, abs=0.01)
-    write_archive(tmp_path / "one.npz", {"seed": 3}, {"residuals": residuals.arrays()})
+    write_archive(tmp_path / "one.npz", {"seed": 3}, {"residuals": pack(residuals)})
     archive = Archive.open(tmp_path / "one.npz")
     assert archive.recipe == {"seed": 3}
-    again = Residuals.load(archive.part("residuals"))
+    again = unpack(Residuals, archive.part("residuals"))
     assert np.array_equal(again.of_answer("norm", 1e3), quantiles)
     assert np.array_equal(again.of_answer("a family without rows", 1e3), residuals.every)
 

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.forms import lists
 from steptime._models.kernels.forms.lists import Lists
 from steptime.errors import InputError
+from steptime_lab.fit.kernels.launch_lists import fit_lists
 
 _DICE = np.random.default_rng(0)
 _KINDS = ("a", "b", "c")
@@ -28,7 +30,7 @@ def _fitted(count: int = 300, dtype: type = np.float32) -> tuple[Lists, list[str
     places = _places(count, dtype)
     kernels = [_KERNELS[place % 7 % 3] for place in range(count)]
     times = [_DICE.uniform(1, 9, size=len(names)).tolist() for names in kernels]
-    return Lists.fit(kinds, places, kernels, times, _DICE.normal(size=count)), kinds, places
+    return fit_lists(kinds, places, kernels, times, _DICE.normal(size=count)), kinds, places
 
 
 @pytest.mark.parametrize("block", [1, 1000, 1 << 17])
@@ -54,7 +56,7 @@ def test_a_kind_that_was_not_measured_is_not_known() -> None:
 def test_of_calls_at_one_place_the_first_is_kept_with_a_level_for_each_state() -> None:
     places = np.array([[1.0], [1.0], [2.0], [1.0]], dtype=np.float32)
     kernels = [["cold"], ["warm"], ["other"], ["later"]]
-    fitted = Lists.fit(["a"] * 4, places, kernels, [[1.0]] * 4, np.array([0.5, 0.25, 2.0, 9.0]), [0, 1, 1, 0])
+    fitted = fit_lists(["a"] * 4, places, kernels, [[1.0]] * 4, np.array([0.5, 0.25, 2.0, 9.0]), [0, 1, 1, 0])
     assert len(fitted.which) == 2
     near = fitted.nearest(["a"] * 4, places[[0, 0, 2, 2]], [0, 1, 0, 1])
     levels, belief = near.twins()
@@ -77,7 +79,7 @@ def test_places_of_other_models_are_refused_in_one_line() -> None:
 
 
 def test_a_distant_list_is_hardly_believed() -> None:
-    fitted = Lists.fit(["a"], np.zeros((1, 1)), [["one"]], [[1.0]], np.ones(1))
+    fitted = fit_lists(["a"], np.zeros((1, 1)), [["one"]], [[1.0]], np.ones(1))
     belief = fitted.nearest(["a"] * 3, np.array([[0.0], [0.2], [3.0]])).twins()[1]
     assert belief[0] > belief[1] > 0.1
     assert belief[2] < 1e-4
@@ -85,7 +87,7 @@ def test_a_distant_list_is_hardly_believed() -> None:
 
 def test_lists_survive_a_file_that_holds_each_of_them_once() -> None:
     fitted, kinds, places = _fitted(3000)
-    arrays = fitted.arrays()
+    arrays = pack(fitted)
     assert sorted(arrays["kernels.lengths"].tolist()) == [1, 2, 4]
     assert arrays["names"].tolist() == ["clear", "move", "multiply", "reduce"]
     assert arrays["places"].dtype == arrays["levels"].dtype == arrays["shares"].dtype == np.float32
@@ -93,7 +95,7 @@ def test_lists_survive_a_file_that_holds_each_of_them_once() -> None:
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
-        loaded = Lists.load(dict(kept))
+        loaded = unpack(Lists, dict(kept))
     mine, its = fitted.nearest(kinds, places), loaded.nearest(kinds, places)
     assert np.array_equal(mine.found, its.found)
     assert np.array_equal(mine.twins()[0], its.twins()[0])
@@ -106,5 +108,5 @@ def test_lists_survive_a_file_that_holds_each_of_them_once() -> None:
 def test_one_long_list_costs_the_others_nothing() -> None:
     kernels = [["one"]] * 99 + [["one"] * 5000]
     times = [[1.0] * len(names) for names in kernels]
-    fitted = Lists.fit(["a"] * 100, np.arange(100.0)[:, None], kernels, times, np.zeros(100))
-    assert fitted.arrays()["shares"].size == 5099
+    fitted = fit_lists(["a"] * 100, np.arange(100.0)[:, None], kernels, times, np.zeros(100))
+    assert pack(fitted)["shares"].size == 5099

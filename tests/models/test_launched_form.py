@@ -7,22 +7,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from steptime._hardware.device import read_device
+from steptime._models.engine.constants import constants_of
+from steptime._models.engine.splits import TEST, VALIDATION
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.forms import launched
 from steptime._models.kernels.forms.launched import Launched
 from steptime._models.kernels.forms.launched.columns import Columns
 from steptime._models.kernels.forms.launched.parts import parts_of, start
 from steptime._models.kernels.forms.launched.table import launches_of
-from steptime._models.kernels.forms.launched.terms import TERMS, terms, traffic
+from steptime._models.kernels.forms.launched.terms import TERMS, LaunchConstants, terms, traffic
 from steptime._models.kernels.launches.facts import FACTS
 from steptime._models.kernels.question import Question
-from steptime._models.kernels.rows import TEST, VALIDATION, Row, rows_of
 from steptime.errors import InputError
+from steptime_lab.fit.kernels import launched as fitting
+from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
 pytest.importorskip("lightgbm")
 
 _EVERY = 4
+H200 = read_device("h200")
+DEVICE = constants_of(H200, "launched", LaunchConstants)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def rows() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def form(rows: list[Row]) -> Launched:
-    return launched.fit(rows, seed=0)
+    return fitting.fit(rows, 0, H200)
 
 
 def relu(elements: int, dtype: str = "float32") -> Question:
@@ -51,24 +57,24 @@ def test_rows_it_was_not_fitted_to_are_predicted_within_a_tenth(form: Launched, 
 
 
 def test_the_same_rows_and_seed_give_the_same_form(form: Launched, rows: list[Row]) -> None:
-    again = launched.fit(rows, seed=0).arrays()
-    own = form.arrays()
+    again = pack(fitting.fit(rows, 0, H200))
+    own = pack(form)
     assert own.keys() == again.keys()
     assert all(np.array_equal(own[name], again[name]) for name in own)
 
 
 def test_a_form_made_from_its_arrays_gives_the_same_answers(form: Launched, rows: list[Row]) -> None:
     questions = [row.question for row in rows[::5]]
-    arrays = form.arrays()
+    arrays = pack(form)
     assert all(array.dtype.kind in "fiuU" for array in arrays.values())
-    assert launched.load(arrays).answers(questions) == form.answers(questions)
+    assert unpack(Launched, arrays).answers(questions) == form.answers(questions)
 
 
 def test_answers_do_not_depend_on_what_is_asked_beside(form: Launched, rows: list[Row]) -> None:
     questions = [row.question for row in rows[::9]]
-    arrays = form.arrays()
-    together = launched.load(arrays).answers(questions + questions[:3])
-    alone = launched.load(arrays)
+    arrays = pack(form)
+    together = unpack(Launched, arrays).answers(questions + questions[:3])
+    alone = unpack(Launched, arrays)
     assert together[: len(questions)] == [alone.answers([question])[0] for question in questions]
     assert together[len(questions) :] == together[:3]
 
@@ -111,17 +117,17 @@ def test_settings_that_cannot_be_are_one_clear_line(form: Launched) -> None:
 
 
 def test_a_part_that_is_the_whole_scales_nothing() -> None:
-    parts = parts_of(np.ones(3), np.array([0, 1, 2]), start())
+    parts = parts_of(DEVICE.sms, np.ones(3), np.array([0, 1, 2]), start())
     assert np.array_equal(parts.memory, np.ones(3))
     assert np.array_equal(parts.sms, np.full(3, 132.0))
 
 
 def test_what_was_written_just_before_comes_from_cache_until_it_no_longer_fits() -> None:
     columns = Columns(tuple(FACTS))
-    parts = parts_of(np.ones(1), np.zeros(1, dtype=np.int64), start())
+    parts = parts_of(DEVICE.sms, np.ones(1), np.zeros(1, dtype=np.int64), start())
     for elements, kept in ((1 << 18, 1.0), (1 << 26, 0.0)):
         call = relu(elements).call
-        moved = traffic(np.asarray(columns.rows(call, launches_of(call), warm=True)), parts)
+        moved = traffic(np.asarray(columns.rows(call, launches_of(call), warm=True)), DEVICE, parts)
         assert moved.cache_bytes[0] == kept * 4 * elements
         assert moved.memory_bytes[0] == (1 - kept) * 4 * elements
 
@@ -130,7 +136,7 @@ def test_terms_are_never_negative_and_always_as_many(rows: list[Row]) -> None:
     columns = Columns(tuple(FACTS))
     for row in rows[::17]:
         numbers = np.asarray(columns.rows(row.question.call, launches_of(row.question.call), row.question.warm))
-        parts = parts_of(np.full(len(numbers), 4.0), np.full(len(numbers), 2), start())
-        found = terms(columns, numbers, traffic(numbers, parts), parts)
+        parts = parts_of(DEVICE.sms, np.full(len(numbers), 4.0), np.full(len(numbers), 2), start())
+        found = terms(columns, numbers, traffic(numbers, DEVICE, parts), DEVICE, parts)
         assert found.shape == (len(numbers), TERMS)
         assert (found >= 0).all()

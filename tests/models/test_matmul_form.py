@@ -10,19 +10,27 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from steptime._hardware.device import read_device
+from steptime._models.engine.constants import constants_of
+from steptime._models.engine.splits import FIT, TEST
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.forms.matmul import Matmul, Schedule, fit, load
+from steptime._models.kernels.forms.matmul import Matmul
 from steptime._models.kernels.forms.matmul import names as kernel_names
-from steptime._models.kernels.forms.matmul.features import SMS, inputs_of
+from steptime._models.kernels.forms.matmul.features import MatmulConstants, inputs_of
 from steptime._models.kernels.forms.matmul.group import GROUPS, TILES, groups_of, upright
 from steptime._models.kernels.forms.matmul.mixture import Mixture
 from steptime._models.kernels.forms.matmul.parts import COMPANY, FACTORS, NO_PARTS, Parts
 from steptime._models.kernels.forms.matmul.product import LAYOUTS, OPERATIONS, Products, of_columns, of_questions
 from steptime._models.kernels.question import Question
-from steptime._models.kernels.rows import FIT, TEST, Row, rows_of
 from steptime.errors import InputError
+from steptime_lab.fit.kernels.matmul import fit
+from steptime_lab.fit.kernels.matmul_training import Schedule
+from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
+H200 = read_device("h200")
+DEVICE = constants_of(H200, "matmul", MatmulConstants)
 SHORT = Schedule(epochs=4, batch=64, further=2, trees=20)
 
 
@@ -37,7 +45,7 @@ def rows() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def fitted(rows: list[Row]) -> Matmul:
-    return fit(rows, 0, SHORT)
+    return fit(rows, 0, H200, SHORT)
 
 
 def mm(m: int, k: int, n: int, dtype: str = "float32", **settings: object) -> Question:
@@ -62,11 +70,11 @@ def test_a_short_fit_already_beats_a_constant_rate_on_unseen_products(fitted: Ma
 
 def test_a_file_of_its_arrays_loads_the_same_form(fitted: Matmul, rows: list[Row]) -> None:
     file = io.BytesIO()
-    np.savez(file, **fitted.arrays())  # type: ignore[arg-type]
+    np.savez(file, **pack(fitted))  # type: ignore[arg-type]
     file.seek(0)
     questions = [row.question for row in rows[:200]]
     with np.load(file, allow_pickle=False) as arrays:
-        again = load(dict(arrays))
+        again = unpack(Matmul, dict(arrays))
     assert again.answers(questions) == fitted.answers(questions)
 
 
@@ -74,7 +82,7 @@ def test_rows_of_validation_and_test_change_nothing(rows: list[Row]) -> None:
     quick = Schedule(epochs=1, batch=1024, further=1, trees=2)
     whole = [row for row in rows if row.question.share == 1]
     seen = [row for row in whole if row.split == FIT]
-    first, second = fit(whole, 1, quick).arrays(), fit(seen, 1, quick).arrays()
+    first, second = pack(fit(whole, 1, H200, quick)), pack(fit(seen, 1, H200, quick))
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
@@ -229,18 +237,18 @@ def test_whole_gpus_have_all_of_everything() -> None:
     factors = parts.factors(share, others)
     assert np.array_equal(factors[:, 0], np.ones(len(FACTORS)))
     assert np.log(factors[0, 1:]) == pytest.approx([0.3 - np.log(2), 0.3 - np.log(4)])
-    assert inputs_of(of_columns({"m": [8], "n": [8], "k": [8]}), 0, parts).sms == SMS
+    assert inputs_of(of_columns({"m": [8], "n": [8], "k": [8]}), 0, parts, DEVICE).sms == DEVICE.sms
 
 
 def test_torch_and_numpy_give_the_same_times(fitted: Matmul, rows: list[Row]) -> None:
     torch = pytest.importorskip("torch")
-    from steptime._models.kernels.forms.matmul import training
+    from steptime_lab.fit.kernels import matmul_training as training
 
     whole = of_questions([row.question for row in rows if row.question.share == 1])
     for group, name in enumerate(GROUPS):
-        inputs = inputs_of(whole.take(groups_of(whole) == group), group, NO_PARTS)
+        inputs = inputs_of(whole.take(groups_of(whole) == group), group, NO_PARTS, DEVICE)
         prefix = f"{name}.whole."
-        network = {key.removeprefix(prefix): value for key, value in fitted.arrays().items() if key.startswith(prefix)}
+        network = {key.removeprefix(prefix): value for key, value in pack(fitted).items() if key.startswith(prefix)}
         tiles = TILES[group]
         along = [torch.tensor([float(getattr(tile, side)) for tile in tiles]) for side in ("along_n", "along_m")]
         own = {key: torch.tensor(value) for key, value in network.items()}

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from steptime._hardware import read_device
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.engine.residuals import Residuals
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import OTHERS
-from steptime._models.kernels.residuals import Residuals
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitted import LookupModels
 from steptime._models.lookups.forms import FORMS, LookupTimes, total_only

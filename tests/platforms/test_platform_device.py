@@ -10,11 +10,11 @@ import pytest
 
 from steptime._hardware import read_device
 from steptime._hardware.device import FOLDER
+from steptime._models.engine.residuals import Residuals
 from steptime._models.estimate import Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._models.kernels.residuals import Residuals
 from steptime._platforms import Device
 from steptime.errors import InputError
 

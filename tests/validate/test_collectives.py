@@ -9,7 +9,7 @@ import pytest
 from steptime._models.collectives.fitting import FittedFabric, Points, Reduction, Splits, Swept, fit_fabric, fit_points, swept
 from steptime._models.collectives.message import Message, Messages
 from steptime._models.collectives.tier import moved_share
-from steptime._models.kernels.rows import TEST
+from steptime._models.engine.splits import TEST
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped
 from steptime_lab.validate.collectives import validate_collectives

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from steptime._hardware import read_device
+from steptime._models.engine.residuals import Residuals
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._models.kernels.residuals import Residuals
 from steptime._platforms import Device
 from steptime._program.load import load
 from steptime._program.workload import Workload

@@ -61,6 +61,7 @@ RANGES: Mapping[str, Range] = {
 """By key; every other key of a device is a peak rate."""
 
 FRACTION = Range(1e-3, 1.0, "of what the data sheet has")
+FEATURE = Range(1e-6, 1e18, "the unit that its name says")
 
 
 def quantity(file: Path, table: object, key: str, expected: Range | None = None) -> Quantity:

@@ -7,13 +7,13 @@ its own (`transferred_from`), and what is known of going from one to the other (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import steptime
-from steptime._hardware.description import FRACTION, RANGES, Quantity, is_file, quantity, read_toml
+from steptime._hardware.description import FEATURE, FRACTION, RANGES, Quantity, is_file, quantity, read_toml
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -86,6 +86,8 @@ class DeviceLimits:
     host_bandwidth_bytes_per_s: Quantity | None = None  # to or from the host, one way
     reached: Reached | None = None  # where kernels were measured
     transfer: TransferBasis | None = None  # where `models` are another device's
+    # By form of model, what its features take for granted of the device beside its limits.
+    features: Mapping[str, Mapping[str, Quantity]] = field(default_factory=dict)
 
     @property
     def analytic(self) -> bool:
@@ -196,7 +198,15 @@ def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
         reached=_reached(file, content),
         dispatch=_dispatch(file, content),
         transfer=transfer,
+        features=_features(file, content),
     )
+
+
+def _features(file: Path, content: Mapping[str, Any]) -> dict[str, dict[str, Quantity]]:
+    tables = content.get("features", {})
+    if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
+        raise InputError(f"{file}: features is {tables!r}, expected a table for each form of model, as [features.launched]")
+    return {form: {name: quantity(file, table, name, FEATURE) for name in table} for form, table in tables.items()}
 
 
 def _reached(file: Path, content: Mapping[str, Any]) -> Reached | None:

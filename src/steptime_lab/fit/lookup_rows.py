@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from steptime._models.engine.splits import split_of
 from steptime._models.kernels.question import OTHERS
-from steptime._models.kernels.rows import split_of
 from steptime._models.lookups.batch import DTYPES, Lookups, Pool
 from steptime._models.lookups.question import OPTIMIZERS
 from steptime._models.lookups.rows import MeasuredLookups

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from steptime._measurements.store import read
-from steptime._models.kernels.archive import Archive, write_archive
-from steptime._models.kernels.rows import FIT, VALIDATION
+from steptime._models.engine.archive import Archive, write_archive
+from steptime._models.engine.splits import FIT, VALIDATION
 from steptime._models.lookups.fitted import Kind, group_of, lookups_file
 from steptime._models.lookups.fitting import HELD_OUT, fit_held_out, fit_lookups
 from steptime._models.lookups.forms import FORMS, LookupForm, LookupMaker, maker

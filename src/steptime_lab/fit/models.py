@@ -8,26 +8,26 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from steptime._hardware.device import read_device
+from steptime._hardware.device import DeviceLimits, device_names, read_device, reference_device
 from steptime._hardware.fabric import fabric_names, read_fabric
 from steptime._measurements.store import read
 from steptime._models.collectives.overlap import FILE as OVERLAP
-from steptime._models.kernels.archive import Archive, write_archive
-from steptime._models.kernels.fitted import Stored
-from steptime._models.kernels.fitting import fit_kernels
-from steptime._models.kernels.forms import Form, maker
-from steptime._models.kernels.rows import FIT, TEST, rows_of, split_of
+from steptime._models.engine.archive import Archive, write_archive
+from steptime._models.engine.splits import FIT, TEST, split_of
+from steptime._models.kernels.forms import Form
 from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._platforms.fabric_fitting import fit_measured
 from steptime._program.load import load
 from steptime.errors import InputError
+from steptime_lab.baselines.kernels import BASELINES, load_baselines
 from steptime_lab.fit.host import fit as fit_host
+from steptime_lab.fit.kernels.fitting import fit_kernels
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
 from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
+from steptime_lab.measurements.kernel_rows import rows_of
 
 WHAT = ("kernels", "lookups", "host", "fabrics", "overlap", "baselines")
-BASELINES = ("roofline", "published")
 
 Said = Callable[[str], None]
 
@@ -60,10 +60,19 @@ def _kernels(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[
     table = read(folder, "kernels")
     # The two forms with most rows take nearly all the time, about as long as each other.
     with ProcessPoolExecutor(max_workers=2) as executor:
-        models = fit_kernels(table, seed, said=said, executor=executor)
+        models = fit_kernels(table, _limits(out, name, said), seed, said=said, executor=executor)
     file = out / f"{name}.npz"
     models.save(file)
     return [file]
+
+
+def _limits(out: Path, name: str, said: Said) -> DeviceLimits:
+    """Of the device: a file beside the models, else the shipped one of that name, else those of the reference device."""
+    beside = out / f"{name}.toml"
+    if beside.is_file() or name in device_names():
+        return read_device(beside if beside.is_file() else name)
+    said(f"{name}: no {beside}, so features go by the limits of {reference_device().name}")
+    return reference_device()
 
 
 def _lookups(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
@@ -83,9 +92,9 @@ def _kernel_baselines(folder: Path, out: Path, name: str, seed: int, said: Said)
     table = read(folder, "kernels")
     rows = [row for row in rows_of(table) if row.split != TEST]
     parts = {}
-    for form in BASELINES:
+    for form, baseline in BASELINES.items():
         said(f"{form}: {len(rows):,} rows")
-        parts[form] = maker(form).fit(rows, seed).arrays()
+        parts[form] = baseline.fit(rows, seed).arrays()
     file = baselines_file(out, name)
     write_archive(file, {"seed": seed}, parts)
     return file
@@ -98,8 +107,7 @@ def baselines_file(folder: Path, name: str) -> Path:
 
 def read_baselines(file: Path) -> dict[str, Form]:
     """The baselines that `fit_and_write` wrote."""
-    archive = Archive.open(file)
-    return dict(Stored(archive, archive.parts))
+    return load_baselines(Archive.open(file))
 
 
 def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from steptime._measurements.store import read
 from steptime._models.collectives.overlap import SCHEMA_VERSION, Overlap
-from steptime._models.kernels.rows import FIT, split_of
+from steptime._models.engine.splits import FIT, split_of
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from steptime._models.collectives.exchange import RULES
 from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, folded, reduced
 from steptime._models.collectives.message import KINDS, Floats, Messages
 from steptime._models.collectives.tier import TierModel
-from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives.line import fit_line
 from steptime_lab.baselines.collectives.published import as_published, fit_published

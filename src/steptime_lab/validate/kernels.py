@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from steptime._models.engine.splits import TEST
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.forms import Form
-from steptime._models.kernels.rows import TEST, Row, rows_of
 from steptime._models.kernels.work import base_of, precision_of
 from steptime.errors import InputError
+from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.validate.summary import Case, Part, Summary, Validation, repeat_errors, summary
 
 # What ops are called where only the innermost one of a step is recorded.

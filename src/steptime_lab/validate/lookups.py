@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.engine.splits import TEST
 from steptime._models.kernels.question import OTHERS
-from steptime._models.kernels.rows import TEST
 from steptime._models.lookups.batch import DTYPES
 from steptime._models.lookups.fitted import Kind, LookupModels, group_of
 from steptime._models.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of

@@ -21,7 +21,7 @@ from steptime._models.collectives.fitting import (
     unseen_logs,
 )
 from steptime._models.collectives.message import Message, Messages
-from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives.line import fit_line
 from steptime_lab.baselines.collectives.published import as_published, fit_published

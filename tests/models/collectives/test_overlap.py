@@ -13,7 +13,7 @@ import pytest
 
 from steptime._hardware.fabric import FOLDER
 from steptime._models.collectives.overlap import FILE, NOT_MEASURED, Overlap, is_persistent, read_overlaps
-from steptime._models.kernels.rows import FIT, VALIDATION
+from steptime._models.engine.splits import FIT, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.fit.overlap import (
     CollectivePairs,

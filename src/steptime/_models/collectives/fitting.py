@@ -22,8 +22,8 @@ from steptime._models.collectives.curve import Curve, fit_curve
 from steptime._models.collectives.exchange import load_bytes, pair_bytes
 from steptime._models.collectives.message import KINDS, Floats, Message, Messages, Places
 from steptime._models.collectives.tier import TierModel, groups, ragged_parts, saved
+from steptime._models.engine.splits import FIT, VALIDATION, split_of
 from steptime._models.error import gmae
-from steptime._models.kernels.rows import FIT, VALIDATION, split_of
 from steptime.errors import InputError
 
 Splits = tuple[tuple[int, ...], ...]

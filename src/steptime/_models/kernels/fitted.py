@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steptime._models.kernels.archive import Archive, write_archive
+from steptime._models.engine.archive import Archive, StoredParts, write_archive
+from steptime._models.engine.residuals import Residuals
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.family import families, family_of
-from steptime._models.kernels.forms import Form, maker
+from steptime._models.kernels.forms import Form, load_form
 from steptime._models.kernels.question import Answer, Question
-from steptime._models.kernels.residuals import Residuals
 from steptime.errors import InputError
 
 _RESIDUALS = "residuals"
@@ -54,46 +55,19 @@ class KernelModels:
 
     def save(self, file: Path) -> None:
         """One compressed file of plain arrays."""
-        parts = {form: fitted.arrays() for form, fitted in self.forms.items()}
-        write_archive(file, self.recipe, parts | {_RESIDUALS: self.residuals.arrays()})
+        parts = {form: pack(fitted) for form, fitted in self.forms.items()}
+        write_archive(file, self.recipe, parts | {_RESIDUALS: pack(self.residuals)})
 
     @classmethod
     def load(cls, file: Path) -> KernelModels:
         """The models that `save` wrote. Nothing in the file is executed."""
         archive = Archive.open(file)
         try:
-            residuals = Residuals.load(archive.part(_RESIDUALS))
+            residuals = unpack(Residuals, archive.part(_RESIDUALS))
         except (KeyError, ValueError) as error:
             raise InputError(f"{file}: not the kernel models that this steptime reads ({error}); fit again") from error
-        return cls(Stored(archive, archive.parts - {_RESIDUALS}), residuals, archive.recipe)
-
-
-class Stored(Mapping[str, Form]):
-    """Forms in a file, each read when it is first asked."""
-
-    def __init__(self, archive: Archive, names: Iterable[str]) -> None:
-        self._archive, self._names = archive, tuple(sorted(names))
-        self._read: dict[str, Form] = {}
-
-    def __getitem__(self, name: str) -> Form:
-        """The form of that name."""
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._read:
-            try:
-                self._read[name] = maker(name).load(self._archive.part(name))
-            except (KeyError, ValueError, IndexError, ModuleNotFoundError) as error:
-                said = f"{self._archive.file}: not the {name} model that this steptime reads ({error}); fit again"
-                raise InputError(said) from error
-        return self._read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """The names."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._names)
+        names = {name: name for name in sorted(archive.parts - {_RESIDUALS})}
+        return cls(StoredParts(archive, names, load_form), residuals, archive.recipe)
 
 
 def _answers(form: Form, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.forms import Arrays
-from steptime._models.kernels.forms.trees import Trees
+from steptime._models.engine.stored import Arrays, pack, unpack
+from steptime._models.engine.trees import Trees
 
 # Chosen on validation rows of lookups: few trees, so that a plan of many tables is estimated in microseconds.
 _ROUNDS = 140
@@ -38,8 +38,10 @@ class Correction:
     @classmethod
     def fit(cls, features: Floats, physics: Floats, times: Floats, seed: int, **settings: Any) -> Correction:
         """From fitted rows. `settings` are LightGBM's, with `rounds`."""
+        from steptime_lab.fit.engine.trees import grow_trees
+
         target = np.log(times / physics)
-        trees = Trees.fit(features, target, seed=seed, **{"rounds": _ROUNDS, **_SETTINGS, **settings})
+        trees = grow_trees(features, target, seed=seed, **{"rounds": _ROUNDS, **_SETTINGS, **settings})
         return cls(trees, float(target.min()), float(target.max()))
 
     def factors(self, features: Floats) -> Floats:
@@ -48,12 +50,12 @@ class Correction:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
-        return {**self.trees.arrays(), "range": np.array([self.low, self.high])}
+        return {**pack(self.trees), "range": np.array([self.low, self.high])}
 
     @classmethod
     def load(cls, arrays: Arrays) -> Correction:
         """The correction that `arrays` were taken from."""
-        return cls(Trees.load(arrays), *(float(end) for end in arrays["range"]))
+        return cls(unpack(Trees, arrays), *(float(end) for end in arrays["range"]))
 
 
 def part(arrays: Arrays, name: str) -> dict[str, npt.NDArray[Any]]:

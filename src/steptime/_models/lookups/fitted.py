@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steptime._models.engine.archive import Archive, write_archive
+from steptime._models.engine.residuals import Residuals
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.estimate import Estimate, Source
-from steptime._models.kernels.archive import Archive, write_archive
 from steptime._models.kernels.question import LaunchTime
-from steptime._models.kernels.residuals import Residuals
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import FORMS, LookupForm, maker
 from steptime._models.lookups.question import Lookup
@@ -80,14 +81,14 @@ class LookupModels:
     def save(self, file: Path) -> None:
         """One compressed file of plain arrays."""
         parts = {group_of(kind): form.arrays() for kind, form in self.forms.items()}
-        write_archive(file, self.recipe, parts | {_RESIDUALS: self.residuals.arrays()})
+        write_archive(file, self.recipe, parts | {_RESIDUALS: pack(self.residuals)})
 
     @classmethod
     def load(cls, file: Path) -> LookupModels:
         """The models that `save` wrote. Nothing in the file is executed."""
         archive = Archive.open(file)
         try:
-            residuals = Residuals.load(archive.part(_RESIDUALS))
+            residuals = unpack(Residuals, archive.part(_RESIDUALS))
         except (KeyError, ValueError) as error:
             raise InputError(f"{file}: not the lookup models that this steptime reads ({error}); fit again") from error
         return cls(StoredForms(archive), residuals, archive.recipe)

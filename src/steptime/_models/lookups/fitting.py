@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from steptime import __version__
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.residuals import Residuals
-from steptime._models.kernels.residuals import group_of as residual_group
-from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._models.engine.residuals import Residuals
+from steptime._models.engine.residuals import group_of as residual_group
+from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitted import Kind, LookupModels, group_of
 from steptime._models.lookups.forms import FORMS, LookupForm, maker

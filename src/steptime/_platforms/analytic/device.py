@@ -54,7 +54,7 @@ class Transfer:
 
     def launches(self, question: Question, family: str, launches: Sequence[LaunchTime]) -> tuple[LaunchTime, ...]:
         """The launches of a call with their times there."""
-        here, there = (works_of(question, family, launches, cache, self.reached) for cache in (1.0, self.cache))
+        here, there = (works_of(question, family, launches, self.here, cache, self.reached) for cache in (1.0, self.cache))
         reached = self._attention_flop_per_s(question)
         return tuple(
             replace(launch, time_ns=self._time_ns(launch.time_ns, work, replace(other, flop_per_s=reached or work.flop_per_s)))

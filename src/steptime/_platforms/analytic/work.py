@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime._hardware.device import Reached
+from steptime._hardware.device import DeviceLimits, Reached
+from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families
 from steptime._models.kernels.forms.launched.columns import Columns
 from steptime._models.kernels.forms.launched.parts import Parts
-from steptime._models.kernels.forms.launched.terms import traffic
+from steptime._models.kernels.forms.launched.terms import LaunchConstants, traffic
 from steptime._models.kernels.forms.matmul.product import OPERATIONS, of_questions
 from steptime._models.kernels.launches import Launch
 from steptime._models.kernels.question import LaunchTime, Question
@@ -52,7 +53,9 @@ class Work:
     host_bytes: float = 0.0
 
 
-def works_of(question: Question, family: str, launches: Sequence[LaunchTime], cache: float, reached: Reached) -> list[Work]:
+def works_of(
+    question: Question, family: str, launches: Sequence[LaunchTime], timed_on: DeviceLimits, cache: float, reached: Reached
+) -> list[Work]:
     """Of every launch, on a device whose cache is `cache` times the one that the launches were timed on."""
     rules = families()[family].rules if family else None
     if rules is not None:
@@ -61,16 +64,17 @@ def works_of(question: Question, family: str, launches: Sequence[LaunchTime], ca
         except InputError:
             by_rule = []
         if len(by_rule) == len(launches):
-            return _by_rule(question, by_rule, cache)
+            return _by_rule(question, by_rule, timed_on, cache)
     return _shared(question, launches, reached)
 
 
-def _by_rule(question: Question, launches: Sequence[Launch], cache: float) -> list[Work]:
+def _by_rule(question: Question, launches: Sequence[Launch], timed_on: DeviceLimits, cache: float) -> list[Work]:
     if not launches:
         return []
     rows = np.asarray(_SIZES_ONLY.rows(question.call, launches, question.warm), dtype=np.float64)
     same = np.ones(len(launches))
-    moved = traffic(rows, Parts(same, same, same, same, same, same, same, cache * same))
+    device = constants_of(timed_on, "launched", LaunchConstants)
+    moved = traffic(rows, device, Parts(same, same, same, same, same, same, same, cache * same))
     return [
         Work(
             memory_bytes=float(memory + written),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats, Places
-from steptime._models.kernels.forms import Arrays
+from steptime._models.engine.stored import Arrays
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Flags, Lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from steptime._lookups.table import table_statistics
-from steptime._models.kernels.rows import FIT, TEST, VALIDATION
+from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitting import fit_lookups
 from steptime._models.lookups.question import Lookup

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels.forms import text_array
+from steptime._models.engine.stored import Floats, stored
 from steptime.errors import InputError
 
-Floats = npt.NDArray[np.float64]
 Reals = npt.NDArray[np.floating[Any]]  # kept as precisely as the places that lists are fitted to
 Ints = npt.NDArray[np.int_]
 
@@ -46,51 +46,23 @@ class Lists:
     """Measured lists with the share of the time that each kernel of them took, found by kind and then by distance."""
 
     kinds: npt.NDArray[np.str_]  # kind -> its name: what has to agree; sorted
-    bounds: Ints  # kind -> its first list, and behind the last kind the number of lists
     places: Reals  # where each list lies, shape (coordinates, lists)
     names: npt.NDArray[np.str_]  # kernel -> name
-    kernels: Ragged  # distinct list -> its kernels, in order
     which: npt.NDArray[np.int32]  # list -> distinct list
-    shares: Ragged  # list -> share of each kernel
     levels: Reals  # logarithm of the time over the time by the book, shape (lists, states)
+    kernels: npt.NDArray[np.int32]  # of the distinct lists, one behind the other
+    shares: Reals  # of every list, the share of each kernel in its time
+    bounds: Ints = field(metadata=stored(dtype=np.int32))  # kind -> its first list, then how many there are
+    kernel_counts: npt.NDArray[np.int32] = field(metadata=stored(key="kernels.lengths"))  # distinct list -> how many kernels
+    share_counts: npt.NDArray[np.int32] = field(metadata=stored(key="shares.lengths"))
 
-    @classmethod
-    def fit(
-        cls,
-        kinds: Sequence[str],
-        places: Reals,
-        kernels: Sequence[Sequence[str]],
-        times_ns: Sequence[Sequence[float]],
-        levels: Floats,
-        states: Sequence[int] | None = None,
-    ) -> Lists:
-        """Keeps the lists; of calls of one kind that lie at one place, the first, and the first level of each state."""
-        seen: dict[tuple[str, bytes], dict[int, int]] = {}  # where -> state -> row
-        for row, (kind, place) in enumerate(zip(kinds, places, strict=True)):
-            seen.setdefault((kind, place.tobytes()), {}).setdefault(states[row] if states is not None else 0, row)
-        firsts = {next(iter(by_state.values())): by_state for by_state in seen.values()}
-        kept = sorted(firsts, key=lambda row: (kinds[row], row))
-        count = 1 + max(states) if states is not None and len(states) else 1
-        # A list that was not measured in some state says what it does in the one that it was measured in.
-        chosen = np.array([[firsts[row].get(state, row) for state in range(count)] for row in kept], dtype=int).reshape(
-            -1, count
-        )
-        shares = [np.asarray(times_ns[row]) / sum(times_ns[row]) for row in kept]
-        lengths = np.array([len(times_ns[row]) for row in kept], dtype=np.int32)
-        held, bounds = (
-            np.unique([kinds[row] for row in kept], return_index=True) if kept else (text_array([]), np.zeros(0, int))
-        )
-        names, distinct, which = _distinct([tuple(kernels[row]) for row in kept])
-        return cls(
-            kinds=held.astype(np.str_),
-            bounds=np.append(bounds, len(kept)),
-            places=np.ascontiguousarray(places[kept].T),
-            names=names,
-            kernels=distinct,
-            which=which,
-            shares=Ragged.of(np.concatenate([*shares, np.zeros(0)]).astype(places.dtype), lengths),
-            levels=levels[chosen].astype(places.dtype),
-        )
+    @cached_property
+    def _kernels(self) -> Ragged:
+        return Ragged.of(self.kernels, self.kernel_counts)
+
+    @cached_property
+    def _shares(self) -> Ragged:
+        return Ragged.of(self.shares, self.share_counts)
 
     def nearest(self, kinds: Sequence[str], places: Reals, states: Sequence[int] | None = None) -> Near:
         """The list that lies nearest to each of the places among those of its kind."""
@@ -118,40 +90,10 @@ class Lists:
             if place < len(self.kinds) and self.kinds[place] == kind:
                 yield rows, int(self.bounds[place]), int(self.bounds[place + 1])
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same lists from."""
-        plain = {name: getattr(self, name) for name in ("kinds", "places", "names", "which", "levels")}
-        ragged = {"kernels": self.kernels, "shares": self.shares}
-        return {
-            **plain,
-            "bounds": self.bounds.astype(np.int32),
-            **{name: rows.values for name, rows in ragged.items()},
-            **{f"{name}.lengths": rows.lengths for name, rows in ragged.items()},
-        }
-
-    @classmethod
-    def load(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Lists:
-        """The lists that `arrays` were taken from."""
-        return cls(
-            kinds=arrays["kinds"],
-            bounds=arrays["bounds"].astype(int),
-            places=arrays["places"],
-            names=arrays["names"],
-            kernels=Ragged.of(arrays["kernels"], arrays["kernels.lengths"]),
-            which=arrays["which"],
-            shares=Ragged.of(arrays["shares"], arrays["shares.lengths"]),
-            levels=arrays["levels"],
-        )
-
-
-def _distinct(lists: Sequence[tuple[str, ...]]) -> tuple[npt.NDArray[np.str_], Ragged, npt.NDArray[np.int32]]:
-    """The names that occur, the distinct lists, and which of those each list is."""
-    seen: dict[tuple[str, ...], int] = {}
-    which = np.array([seen.setdefault(one, len(seen)) for one in lists], dtype=np.int32)
-    names = sorted({name for one in seen for name in one})
-    place_of = {name: place for place, name in enumerate(names)}
-    places = np.array([place_of[name] for one in seen for name in one], dtype=np.int32)
-    return text_array(names), Ragged.of(places, np.array([len(one) for one in seen], dtype=np.int32)), which
+    def launches(self, row: int) -> tuple[tuple[str, ...], Floats]:
+        """Names and shares of the kernels of one list."""
+        names = tuple(self.names[self._kernels.row(self.which[row])].tolist())
+        return names, self._shares.row(row).astype(np.float64)
 
 
 def _apart(asked: Reals, known: Reals) -> Reals:
@@ -179,9 +121,7 @@ class Near:
 
     def launches(self, call: int) -> tuple[tuple[str, ...], Floats]:
         """Names and shares of the list nearest to a call whose kind is known."""
-        near = self.found[call]
-        names = tuple(self.lists.names[self.lists.kernels.row(self.lists.which[near])].tolist())
-        return names, self.lists.shares.row(near).astype(np.float64)
+        return self.lists.launches(int(self.found[call]))
 
     def twins(self) -> tuple[Floats, Floats]:
         """What the nearest list of each call says, and how far to believe it: hardly, unless it lies at the very same place."""

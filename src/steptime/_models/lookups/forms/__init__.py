@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.forms import Arrays
+from steptime._models.engine.stored import Arrays
 from steptime._models.lookups.batch import Flags, Lookups
 from steptime._models.lookups.rows import MeasuredLookups
 

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.forms import Arrays
-from steptime._models.kernels.forms.trees import Trees
+from steptime._models.engine.stored import Arrays
+from steptime._models.engine.trees import Trees
 from steptime._models.lookups.batch import Flags
 from steptime._models.lookups.correction import Correction, named, part
 from steptime._models.lookups.forms.bag_parts import OneTable
-from steptime._models.lookups.physics import fit_terms
 
 # Fewer rows than these teach no factors (of terms) or no trees.
 _LEAST, _LEAST_TREES = 4, 60
@@ -183,6 +182,8 @@ def _joined(asked: Asked) -> Floats:
 
 def _factors(asked: Asked, terms: Floats, times: Floats) -> Floats:
     """Fitted to rows of which not most is one after the other, and to what of these is not."""
+    from steptime_lab.fit.engine.terms import fit_terms
+
     side = asked.serial < _MOSTLY * times
     if side.sum() < _LEAST:
         return np.ones(terms.shape[1])

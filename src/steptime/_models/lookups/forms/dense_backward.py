@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.forms import Arrays
+from steptime._models.engine.stored import Arrays
 from steptime._models.lookups.forms.bag_kernels import L2_BYTES, Columns, KernelSum, Kind, Sizes, first_match
 from steptime._models.lookups.forms.bag_parts import RATE, over
 from steptime._models.lookups.forms.bag_timed import FEW, Growth

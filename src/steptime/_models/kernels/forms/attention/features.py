@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from steptime._models.engine.stored import Floats
 from steptime._models.kernels.forms.attention.heads import CUDNN, EFFICIENT, FLASH, MATH, Heads
 from steptime._models.kernels.question import OTHERS, Question
 from steptime._units import dtype_bytes
 
-Floats = npt.NDArray[np.float64]
-
-_SMS = 132  # NVIDIA H200 datasheet
-_L2_BYTES = 50e6  # NVIDIA H200
-_BYTES_PER_NS = 3600.0  # read and write mixed, seen in the measured rows
 _LAUNCH_NS = 2000.0  # seen in the smallest rows
-# Flop per ns of one SM in the largest measured rows, by kind, direction and single precision.
-_RATES: dict[tuple[str, bool, bool], float] = {
-    (FLASH, False, False): 2700.0,
-    (FLASH, True, False): 2300.0,
-    (CUDNN, False, False): 4200.0,
-    (CUDNN, True, False): 3200.0,
-    (EFFICIENT, False, False): 1300.0,
-    (EFFICIENT, True, False): 1300.0,
-    (EFFICIENT, False, True): 300.0,
-    (EFFICIENT, True, True): 260.0,
-    (MATH, False, True): 300.0,
-}
 _TRIPS = 12.0  # how often the plain form reads or writes the scores, counted from its launches
+
+
+@dataclass(frozen=True)
+class AttentionConstants:
+    """Of the device: its size, what memory reaches, and flop per ns of one SM by kind of kernel and direction."""
+
+    sms: float
+    l2_bytes: float
+    bytes_per_ns: float  # read and write mixed
+    flash_forward: float
+    flash_backward: float
+    cudnn_forward: float
+    cudnn_backward: float
+    efficient_forward: float
+    efficient_backward: float
+    efficient_single_forward: float
+    efficient_single_backward: float
+    math_forward: float
+
+    def rate(self, heads: Heads, single: bool) -> float:
+        """Flop per ns of one SM in the largest measured calls of a kind."""
+        kind = f"{heads.kind}_single" if heads.kind == EFFICIENT and single else heads.kind
+        rate: float = getattr(self, f"{kind}_{'backward' if heads.backward else 'forward'}")
+        return rate
 
 
 def _tile(heads: Heads, single: bool) -> tuple[int, int]:
@@ -49,9 +57,9 @@ def _tile(heads: Heads, single: bool) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _numbers(heads: Heads) -> tuple[float, ...]:
+def _numbers(heads: Heads, device: AttentionConstants) -> tuple[float, ...]:
     single = dtype_bytes(heads.dtype) > 2
-    tile = (*_tile(heads, single), _RATES[heads.kind, heads.backward, single or heads.kind == MATH])
+    tile = (*_tile(heads, single), device.rate(heads, single))
     return (
         *(heads.batch, heads.heads, heads.queries, heads.keys, heads.dim, dtype_bytes(heads.dtype), heads.stride, heads.asked),
         *tile,
@@ -62,16 +70,16 @@ def _numbers(heads: Heads) -> tuple[float, ...]:
     )
 
 
-def table(calls: Sequence[Heads], questions: Sequence[Question]) -> tuple[Floats, Floats]:
+def table(calls: Sequence[Heads], questions: Sequence[Question], device: AttentionConstants) -> tuple[Floats, Floats]:
     """Features, shape (calls, features), and the time by the book in ns, of which a model learns the ratio."""
-    numbers = np.array([_numbers(heads) for heads in calls], dtype=np.float64).reshape(-1, 23).T
+    numbers = np.array([_numbers(heads, device) for heads in calls], dtype=np.float64).reshape(-1, 23).T
     batch, heads, queries, keys, dim, element, stride, asked, high, wide, rate = numbers[:11]
     causal, dropout, bias, spaced, backward, bfloat16 = numbers[11:17]
     kinds, (written_queries, written_keys) = numbers[17:21], numbers[21:]
     share = np.array([question.share for question in questions], dtype=np.float64)
     others = np.array([OTHERS.index(question.others) for question in questions], dtype=np.float64)
     warm = np.array([question.warm for question in questions], dtype=np.float64)
-    sms, bandwidth = np.maximum(1.0, _SMS / share), _BYTES_PER_NS / np.where(others == 2, share, 1.0)
+    sms, bandwidth = np.maximum(1.0, device.sms / share), device.bytes_per_ns / np.where(others == 2, share, 1.0)
     pairs, log = batch * heads, np.log
     # A backward block walks over queries and holds keys, and does five products where a forward one does two.
     held, walked = np.where(backward > 0, keys, queries), np.where(backward > 0, queries, keys)
@@ -91,7 +99,11 @@ def table(calls: Sequence[Heads], questions: Sequence[Question]) -> tuple[Floats
     scores = pairs * queries * keys * 4.0
     memory = (nbytes + np.where(kinds[3] > 0, _TRIPS * scores, 0.0)) / bandwidth
     base = _LAUNCH_NS * np.where(kinds[3] > 0, 12.0, 1.0) + np.maximum(compute, memory) + 1000.0 * backward
-    hot = warm * (written_queries * np.minimum(side, _L2_BYTES) + written_keys * np.minimum(other, _L2_BYTES)) / nbytes
+    hot = (
+        warm
+        * (written_queries * np.minimum(side, device.l2_bytes) + written_keys * np.minimum(other, device.l2_bytes))
+        / nbytes
+    )
     flop = 4 * pairs * queries * keys * dim * part
     columns = [
         *(log(base), log(batch), log(heads), log(queries), log(keys), dim, element, log(stride), stride / (heads * dim), asked),

@@ -9,33 +9,45 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.engine.stored import Floats
 from steptime._models.kernels.forms.convolution.layer import DGRAD, FPROP, WGRAD, Layer
 from steptime._models.kernels.question import Question
 from steptime._units import dtype_bytes
 
-Floats = npt.NDArray[np.float64]
-
-_SMS = 132  # NVIDIA H200 datasheet
-_L2_BYTES = 50e6  # NVIDIA H200: what can still be in cache when a call begins
-# Flop per ns of one SM on large products, seen in the measured rows: 650, 325 and 49 TFLOP/s over 132 SMs.
-_HALF, _TF32, _FP32 = 4900.0, 2450.0, 370.0
-_BYTES_PER_NS = 3600.0  # read and write mixed, seen in the measured rows
 _LAUNCH_NS, _KERNEL_NS, _WAVE_NS = (
     1500.0,
     2000.0,
     700.0,
 )  # seen in the smallest rows: a launch, a product's floor, a tile's start
-_MOVE_TILE, _MOVE_BYTES_PER_NS = 32, 3000.0  # cuDNN's layout kernels move squares of 32 x 32; rate seen in the measured rows
+_MOVE_TILE = 32  # cuDNN's layout kernels move squares of 32 x 32
 _SPLIT_LEAST = 256  # how much of the inner length a split keeps at least, seen in the measured rows
-# Multiply-adds per ns of depthwise kernels, seen in the measured rows: channels first (ATen) and last (cuDNN).
-_DEPTHWISE, _DEPTHWISE_WEIGHT, _DEPTHWISE_LAST = 1000.0, 450.0, 3.0
+# How much faster depthwise kernels are with channels last (cuDNN) than first (ATen), seen in the measured rows.
+_DEPTHWISE_LAST = 3.0
 # A turn of ATen's depthwise gradient of a weight, alone and with every warp of an SM at work: seen in the measured rows.
 _TURN_LEAST_NS, _TURN_NS = 160.0, 370.0
-_WARPS = 64  # an SM's, CUDA programming guide, compute capability 9.0
 _DENSE_TILES = ((64, 64), (128, 64), (128, 128), (256, 64))
 _PRODUCT_TILES = ((64, 64), (128, 128), (128, 256))
 _SINGLE_TILES = ((32, 32, 0.55), (128, 32, 0.75), (256, 64, 0.9))  # and the part of the peak they reach
 _WAVE_TILES = ((64, 64), (128, 64), (128, 128), (256, 64), (32, 32), (256, 128))
+
+
+@dataclass(frozen=True)
+class ConvolutionConstants:
+    """Of the device: its size, what memory reaches, and what its SMs do."""
+
+    sms: float
+    l2_bytes: float  # what can still be in cache when a call begins
+    warps_per_sm: float
+    bytes_per_ns: float  # read and write mixed
+    moved_bytes_per_ns: float  # by layout kernels
+    reduced_bytes_per_ns: float  # by sums over the splits of a product
+    # Flop per ns of one SM on large products.
+    half_flop_per_ns: float
+    tf32_flop_per_ns: float
+    single_flop_per_ns: float
+    # Multiply-adds per ns of depthwise kernels with channels first.
+    depthwise_per_ns: float
+    depthwise_weight_per_ns: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +72,9 @@ def _numbers(layer: Layer, name: str) -> tuple[float, ...]:
 class Columns:
     """Sizes of many passes, a column each, and times by the book. Shapes are (passes,) throughout."""
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
+    def __init__(self, passes: Sequence[Pass], device: ConvolutionConstants) -> None:
         """Reads the sizes of the passes."""
+        self.device = device
         table = np.array([_numbers(one.layer, one.name) for one in passes], dtype=np.float64).reshape(-1, 23).T
         self.batch, self.inputs, self.outputs, self.groups = table[:4]
         self.tap_height, self.tap_width, self.image_height, self.image_width = table[4:8]
@@ -76,7 +89,7 @@ class Columns:
         self.others = np.array([("none", "idle", "same", "streaming").index(others) for *_, others in asked], dtype=np.float64)
         self.half = self.element == 2
         self.single = (self.element > 2) & ~np.array([tf32 for tf32, *_ in asked], dtype=bool)
-        self.sms = np.maximum(1.0, _SMS / self.share)
+        self.sms = np.maximum(1.0, device.sms / self.share)
         self.taps = self.tap_height * self.tap_width
         self.area, self.result_area = self.image_height * self.image_width, self.result_height * self.result_width
         self.pixels = self.batch * self.result_area
@@ -91,7 +104,7 @@ class Columns:
         ]
         self.nbytes = self.tensors[0] + self.tensors[1] + self.tensors[2]
         # While the other parts do the same, each has its share of the memory's rate.
-        self.bytes_per_ns = _BYTES_PER_NS / np.where(self.others == 2, self.share, 1.0)
+        self.bytes_per_ns = device.bytes_per_ns / np.where(self.others == 2, self.share, 1.0)
         self.memory_ns = _KERNEL_NS + self.nbytes / self.bytes_per_ns
 
     def sizes(self) -> tuple[Floats, Floats, Floats]:
@@ -122,7 +135,9 @@ class Columns:
         rows = np.where(self.wgrad, self.inputs, np.where(self.last, channels, places))
         columns = np.where(self.wgrad, self.outputs, np.where(self.last, places, channels))
         inner = np.where(self.wgrad, np.where(self.last, self.pixels, _padded(self.result_area, 8)), _padded(inner, 8))
-        reduced = np.where(self.wgrad & ~self.last, self.batch * self.inputs * self.outputs * 4 / _MOVE_BYTES_PER_NS, 0.0)
+        reduced = np.where(
+            self.wgrad & ~self.last, self.batch * self.inputs * self.outputs * 4 / self.device.moved_bytes_per_ns, 0.0
+        )
         times: Floats = (
             self._tiled_ns(rows, columns, inner, images * self.groups, tile, peak, np.ones_like(self.wgrad)) + reduced
         )
@@ -142,7 +157,7 @@ class Columns:
         parts = np.maximum(1.0, np.minimum(self.sms // tiles, inner // _SPLIT_LEAST))
         parts = np.where(may_split & (tiles < self.sms), parts, 1.0)
         step = 2 * tile[0] * tile[1] / peak  # ns that one tile takes for one of the inner length
-        reduced = np.where(parts > 1, _KERNEL_NS + 8 * parts * rows * columns / 4000.0, 0.0)
+        reduced = np.where(parts > 1, _KERNEL_NS + 8 * parts * rows * columns / self.device.reduced_bytes_per_ns, 0.0)
         times: Floats = _KERNEL_NS + np.ceil(tiles * parts / self.sms) * (inner / parts * step + _WAVE_NS) + reduced
         return times
 
@@ -156,7 +171,7 @@ class Columns:
         total: Floats = np.zeros(self.batch.shape)
         for place, (count, channels, places) in enumerate(shapes):
             moved = count * _padded(channels, _MOVE_TILE) * _padded(places, _MOVE_TILE) * self.element
-            time = _LAUNCH_NS + 2 * moved / (_MOVE_BYTES_PER_NS / np.where(self.others == 2, self.share, 1.0))
+            time = _LAUNCH_NS + 2 * moved / (self.device.moved_bytes_per_ns / np.where(self.others == 2, self.share, 1.0))
             total += np.where(self.taps > 1, time, 0.0) if place == 1 else time
         return total
 
@@ -164,7 +179,11 @@ class Columns:
         """A depthwise pass: a backward one visits every tap of every pixel of the image, strided or not."""
         visited = self.batch * self.inputs * self.area * self.taps * np.maximum(1.0, self.outputs // self.inputs)
         work = np.where(self.dgrad & (self.outputs >= self.inputs), visited, self.macs)
-        rate = np.where(self.wgrad, _DEPTHWISE_WEIGHT, _DEPTHWISE) * np.where(self.last, _DEPTHWISE_LAST, 1.0) / self.share
+        rate = (
+            np.where(self.wgrad, self.device.depthwise_weight_per_ns, self.device.depthwise_per_ns)
+            * np.where(self.last, _DEPTHWISE_LAST, 1.0)
+            / self.share
+        )
         busy = np.where(self.wgrad & ~self.last, self.weight_gradient_ns(), work / rate)
         times: Floats = _LAUNCH_NS + np.maximum(self.nbytes / self.bytes_per_ns, busy)
         return times
@@ -173,7 +192,7 @@ class Columns:
         """ATen's depthwise gradient of a weight: a block per weight, a warp per image and at most eight, a lane per pixel."""
         warps = np.minimum(self.batch, 8.0)
         turns = np.ceil(self.batch / warps) * np.ceil(self.result_area / 32)
-        waves = self.outputs * self.taps * warps / (self.sms * _WARPS)
+        waves = self.outputs * self.taps * warps / (self.sms * self.device.warps_per_sm)
         times: Floats = turns * np.maximum(_TURN_LEAST_NS, _TURN_NS * waves)
         return times
 
@@ -181,7 +200,7 @@ class Columns:
         """What part of a pass's bytes a step has just written, as far as it is read and fits the cache."""
         read = (self.fprop | self.wgrad, self.fprop | self.dgrad, self.dgrad | self.wgrad)
         hot = [
-            np.where(written & reads, np.minimum(nbytes, _L2_BYTES), 0.0)
+            np.where(written & reads, np.minimum(nbytes, self.device.l2_bytes), 0.0)
             for written, reads, nbytes in zip(self.written, read, self.tensors, strict=True)
         ]
         share: Floats = np.where(self.warm, hot[0] + hot[1] + hot[2], 0.0) / self.nbytes
@@ -242,7 +261,9 @@ def crowd(columns: Columns, base: Floats) -> Floats:
 
 def _book(columns: Columns) -> tuple[list[Floats], Floats]:
     """Times of the ways cuDNN has, and the one it is likeliest to take."""
-    peak = np.where(columns.half, _HALF, np.where(columns.single, _FP32, _TF32))
+    device = columns.device
+    single_peak = device.single_flop_per_ns
+    peak = np.where(columns.half, device.half_flop_per_ns, np.where(columns.single, single_peak, device.tf32_flop_per_ns))
     pad = np.where(columns.half, 32.0, np.where(columns.single, 8.0, 16.0))
     layout = columns.layout_ns()
     to_last, to_first = np.where(columns.last, 0.0, layout), np.where(columns.last, layout, 0.0)
@@ -252,7 +273,7 @@ def _book(columns: Columns) -> tuple[list[Floats], Floats]:
     moved = np.where(columns.wgrad, to_last, to_first)
     eight = np.full_like(pad, 8.0)
     single = [
-        np.maximum(memory, columns.implicit_ns((high, wide), np.full_like(peak, part * _FP32), eight)) + moved
+        np.maximum(memory, columns.implicit_ns((high, wide), np.full_like(peak, part * single_peak), eight)) + moved
         for high, wide, part in _SINGLE_TILES
     ]
     depthwise = columns.depthwise_ns()

@@ -6,11 +6,6 @@ from collections.abc import Mapping
 
 from steptime._models.kernels.launches import Launch
 
-# Levels of a group, coarse to fine: least launches that make one, and how strongly it is drawn towards the level above,
-# both chosen on validation rows.
-LEAST = (1, 3, 6, 8, 10)
-PULL = (0.0, 0.3, 6.0, 6.0, 9.0)
-LEVELS = len(LEAST)
 # Levels that say what code runs; those below say what it computes, which changes the time of the same code only so much.
 CODE_LEVELS = 3
 # What launches of any name can have no part of; it also tells levels apart, by how many there are.
@@ -31,3 +26,8 @@ def groups_of(op: str, launch: Launch) -> tuple[str, ...]:
 def finest(names: tuple[str, ...], known: Mapping[str, int]) -> int:
     """The finest of the groups that is known; -1 where none is."""
     return next((known[name] for name in reversed(names) if name in known), -1)
+
+
+def coded(names: tuple[str, ...]) -> tuple[str, str, str]:
+    """Of the groups of a launch those whose mean error trees are told: its path, op and tag."""
+    return names[1], names[3], names[4]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels.forms import Arrays, text_array
+from steptime._models.engine.constants import reference_constants
+from steptime._models.engine.stored import stored
+from steptime._models.engine.trees import Trees
 from steptime._models.kernels.forms.launched.columns import PAIRS, Columns, Numbers
-from steptime._models.kernels.forms.launched.groups import CODE_LEVELS, finest
+from steptime._models.kernels.forms.launched.groups import CODE_LEVELS, coded, finest
 from steptime._models.kernels.forms.launched.parts import parts_of
-from steptime._models.kernels.forms.launched.terms import Traffic, terms, traffic
-from steptime._models.kernels.forms.launched.weights import Weights
-from steptime._models.kernels.forms.trees import Trees
+from steptime._models.kernels.forms.launched.terms import LaunchConstants, Traffic, terms, traffic
 
 # The most that trees may change a time, as a natural logarithm.
 MOST = 1.2
@@ -24,8 +23,6 @@ MOST = 1.2
 _MOST_APART = 2.0
 # What a launch costs beside its bytes where its kernel was never measured (the usual floor of a small cold one).
 _FLOOR_NS = 1000.0
-# The datasheet's memory bandwidth in bytes per nanosecond, and its L2: what is beyond that cannot be faster.
-_PEAK_RATE, _CACHE_BYTES = 4800.0, 50e6
 # Pairs of a grid that trees see.
 _SEEN_PAIRS = 3
 
@@ -48,95 +45,74 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Codes:
-    """How far launches of a path, an op, a tag are from the sum of terms on average: text as a number for the trees."""
-
-    values: Mapping[str, float]
-
-    def of(self, names: tuple[str, ...]) -> tuple[float, float, float]:
-        """The numbers of a launch by the names of its groups; 0 for what was never measured."""
-        found = self.values.get
-        return found(names[1], 0.0), found(names[3], 0.0), found(names[4], 0.0)
-
-
-@dataclass(frozen=True)
 class Model:
-    """All that is fitted."""
+    """All that is fitted: weights of terms per group of launches, scales of shares of a GPU, and trees."""
 
-    columns: Columns
-    weights: Weights
+    facts: tuple[str, ...]
+    groups: tuple[str, ...]
+    weights: Numbers  # groups x terms
+    least_ns: Numbers  # groups: nothing of its kernel runs shorter
     scales: Numbers
-    codes: Codes
-    trees: Trees
+    # How far launches of a path, an op, a tag are from the sum of terms on average: text as a number for the trees.
+    code_names: tuple[str, ...]
+    codes: Numbers
     uncorrected: frozenset[str]  # families whose validation rows the trees do not help
-    ranges: Mapping[str, tuple[float, float]]  # group of a path -> least and most elements measured
-    known: Mapping[str, int] = field(default_factory=dict)
+    range_names: tuple[str, ...]  # groups of a path
+    ranges: Numbers  # least and most elements measured of each
+    trees: Trees = field(metadata=stored(prefix="trees_"))
+    device: LaunchConstants = field(default_factory=partial(reference_constants, "launched", LaunchConstants))
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The numbers of a launch."""
+        return Columns(self.facts)
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.groups)}
+
+    @cached_property
+    def _codes(self) -> dict[str, float]:
+        return dict(zip(self.code_names, self.codes.tolist(), strict=True))
+
+    @cached_property
+    def _ranges(self) -> dict[str, tuple[float, float]]:
+        return {name: (low, high) for name, (low, high) in zip(self.range_names, self.ranges.tolist(), strict=True)}
 
     def group_of(self, names: tuple[str, ...]) -> tuple[int, int]:
         """The rows of the weights that a launch uses: of its own group, and of the same code."""
-        return finest(names, self.known), finest(names[:CODE_LEVELS], self.known)
+        return finest(names, self._rows), finest(names[:CODE_LEVELS], self._rows)
+
+    def codes_of(self, names: tuple[str, ...]) -> tuple[float, float, float]:
+        """The numbers of a launch by the names of its groups; 0 for what was never measured."""
+        path, op, tag = coded(names)
+        return self._codes.get(path, 0.0), self._codes.get(op, 0.0), self._codes.get(tag, 0.0)
 
     def inside(self, names: tuple[str, ...], elements: float) -> bool:
         """Whether launches of this kernel and path were measured below and above this size."""
-        least, most = self.ranges.get(names[1], (np.inf, 0.0))
+        least, most = self._ranges.get(names[1], (np.inf, 0.0))
         return least <= elements <= most
 
     def time_ns(self, batch: Batch, corrected: npt.NDArray[np.bool_]) -> Numbers:
         """How long every launch takes."""
-        found, moved = base_ns(self.columns, self.weights, self.scales, batch)
+        found, moved = base_ns(self, batch)
         if corrected.any():
             seen = features(self.columns, batch, moved, found)[corrected]
             found[corrected] *= np.exp(np.clip(self.trees.values(seen), -MOST, MOST))
-        return np.maximum(found, _at_peak_ns(moved))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load_model` makes the same from."""
-        return {
-            "facts": text_array(self.columns.facts),
-            "groups": text_array(self.weights.names),
-            "weights": self.weights.values,
-            "least_ns": self.weights.least_ns,
-            "scales": self.scales,
-            "code_names": text_array(tuple(self.codes.values)),
-            "codes": np.asarray(list(self.codes.values.values())),
-            "uncorrected": text_array(sorted(self.uncorrected)),
-            "range_names": text_array(tuple(self.ranges)),
-            "ranges": np.asarray(list(self.ranges.values())).reshape(-1, 2),
-            **{f"trees_{name}": array for name, array in self.trees.arrays().items()},
-        }
+        return np.maximum(found, moved.at_peak_ns(self.device))
 
 
-def load_model(arrays: Arrays) -> Model:
-    """The model that `arrays` were taken from."""
-    names = tuple(map(str, arrays["groups"]))
-    trees = {name.removeprefix("trees_"): array for name, array in arrays.items() if name.startswith("trees_")}
-    return Model(
-        Columns(tuple(map(str, arrays["facts"]))),
-        Weights(names, arrays["weights"], arrays["least_ns"]),
-        arrays["scales"],
-        Codes(dict(zip(map(str, arrays["code_names"]), arrays["codes"].tolist(), strict=True))),
-        Trees.load(trees),
-        frozenset(map(str, arrays["uncorrected"])),
-        {str(name): (low, high) for name, (low, high) in zip(arrays["range_names"], arrays["ranges"].tolist(), strict=True)},
-        {name: place for place, name in enumerate(names)},
-    )
-
-
-def base_ns(columns: Columns, weights: Weights, scales: Numbers, batch: Batch) -> tuple[Numbers, Traffic]:
+def base_ns(model: Model, batch: Batch) -> tuple[Numbers, Traffic]:
     """The weighted sum of terms of every launch, and where its bytes are."""
-    parts = parts_of(batch.share, batch.others, scales)
-    moved = traffic(batch.numbers, parts)
-    worked = terms(columns, batch.numbers, moved, parts)
-    found = np.einsum("lt,lt->l", worked, weights.values[batch.group])
-    usual = np.einsum("lt,lt->l", worked, weights.values[batch.code])
+    device = model.device
+    parts = parts_of(device.sms, batch.share, batch.others, model.scales)
+    moved = traffic(batch.numbers, device, parts)
+    worked = terms(model.columns, batch.numbers, moved, device, parts)
+    found = np.einsum("lt,lt->l", worked, model.weights[batch.group])
+    usual = np.einsum("lt,lt->l", worked, model.weights[batch.code])
     found = np.clip(found, usual / _MOST_APART, usual * _MOST_APART)
-    found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(parts), found)
-    return np.maximum(found, weights.least_ns[batch.group]), moved
-
-
-def _at_peak_ns(moved: Traffic) -> Numbers:
-    found: Numbers = np.maximum(0.0, moved.memory_bytes + moved.written_bytes - _CACHE_BYTES) / _PEAK_RATE
-    return found
+    found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(device, parts), found)
+    return np.maximum(found, model.least_ns[batch.group]), moved
 
 
 def features(columns: Columns, batch: Batch, moved: Traffic, base: Numbers) -> Numbers:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from steptime._models.kernels.forms.launched.columns import Numbers
 from steptime._models.kernels.question import OTHERS, Question
 
-_SMS = 132.0
 # What is scaled on a part: what does not grow with the work, bytes read, written and from L2, elements, blocks, and the bytes
 # that stay in L2. The scale is exp(step) * share ** power, with both numbers of its own for every kind of company.
 SCALED = ("latency", "memory", "written", "cache", "work", "blocks", "cache_bytes")
@@ -40,11 +39,11 @@ def start() -> Numbers:
     return found
 
 
-def parts_of(share: Numbers, others: npt.NDArray[np.int64], scales: Numbers) -> Parts:
+def parts_of(sms: float, share: Numbers, others: npt.NDArray[np.int64], scales: Numbers) -> Parts:
     """The parts that launches run on; `others` are places in OTHERS."""
     step, power = scales[others, :, 0], scales[others, :, 1]
     scale = np.where(share[:, None] > 1, np.exp(step + power * np.log(share)[:, None]), 1.0)
-    return Parts(_SMS / share, *scale.T)
+    return Parts(sms / share, *scale.T)
 
 
 def others_code(question: Question) -> int:

@@ -13,10 +13,8 @@ from steptime._models.kernels.forms.launched.columns import PAIRS, SIZES, Column
 from steptime._models.kernels.forms.launched.parts import Parts
 from steptime._models.kernels.launches.facts import FACTS
 
-# Bytes per nanosecond of one H200: peak copy and write rates of the measured rows, and what warm reads reach.
-MEMORY_RATE, WRITE_RATE, CACHE_RATE = 4300.0, 4600.0, 9000.0
-# Bytes that stay in L2 until they are read again: warm times of the measured rows rise to cold ones from 0.6 to 1.6 of this.
-_CACHE_BYTES, _GONE = 40e6, 1.6
+# Warm times of the measured rows rise to cold ones from 0.6 to 1.6 of the bytes that stay in L2.
+_GONE = 1.6
 # Blocks of one SM at a time that a kernel may reach.
 _RESIDENT = (1, 2, 4, 8, 16)
 _MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -29,6 +27,19 @@ TERMS = _PLAIN + _GRID * PAIRS
 
 
 @dataclass(frozen=True)
+class LaunchConstants:
+    """Of the device that launches run on."""
+
+    sms: float
+    read_bytes_per_ns: float
+    write_bytes_per_ns: float
+    cache_bytes_per_ns: float  # of warm reads
+    kept_bytes: float  # that stay in L2 until they are read again
+    l2_bytes: float
+    peak_bytes_per_ns: float
+
+
+@dataclass(frozen=True)
 class Traffic:
     """Bytes by where they are when a launch asks for them, each per launch."""
 
@@ -37,16 +48,22 @@ class Traffic:
     written_bytes: Numbers
     cold_share: Numbers
 
-    def least_ns(self, parts: Parts) -> Numbers:
+    def least_ns(self, device: LaunchConstants, parts: Parts) -> Numbers:
         """What the bytes alone take."""
-        moved = self.memory_bytes / MEMORY_RATE * parts.memory + self.written_bytes / WRITE_RATE * parts.written
-        return moved + self.cache_bytes / CACHE_RATE * parts.cache
+        read = self.memory_bytes / device.read_bytes_per_ns * parts.memory
+        moved = read + self.written_bytes / device.write_bytes_per_ns * parts.written
+        return moved + self.cache_bytes / device.cache_bytes_per_ns * parts.cache
+
+    def at_peak_ns(self, device: LaunchConstants) -> Numbers:
+        """What is beyond L2 cannot be moved faster than at the memory's bandwidth on paper."""
+        beyond: Numbers = np.maximum(0.0, self.memory_bytes + self.written_bytes - device.l2_bytes)
+        return beyond / device.peak_bytes_per_ns
 
 
-def traffic(rows: Numbers, parts: Parts) -> Traffic:
+def traffic(rows: Numbers, device: LaunchConstants, parts: Parts) -> Traffic:
     """How much of what was written before is still in L2."""
     cold, warm, hot, written, produced, since = rows[:, 1:7].T
-    cache_bytes = _CACHE_BYTES * parts.cache_bytes
+    cache_bytes = device.kept_bytes * parts.cache_bytes
     stays_warm = np.where(warm > 0, np.clip(_GONE - (np.maximum(produced, warm) + written / 2) / cache_bytes, 0, 1), 0.0)
     stays_hot = np.where(hot > 0, np.clip(_GONE - since / cache_bytes, 0, 1), 0.0)
     kept = warm * stays_warm + hot * stays_hot
@@ -54,13 +71,13 @@ def traffic(rows: Numbers, parts: Parts) -> Traffic:
     return Traffic(read - kept, kept, written, np.divide(cold, read, out=np.zeros_like(read), where=read > 0))
 
 
-def terms(columns: Columns, rows: Numbers, moved: Traffic, parts: Parts) -> Numbers:
+def terms(columns: Columns, rows: Numbers, moved: Traffic, device: LaunchConstants, parts: Parts) -> Numbers:
     """Terms of every launch (launches x TERMS)."""
     first = len(SIZES)
     fact = {name: rows[:, first + place] for place, name in enumerate(FACTS)}
     elements = rows[:, 0]
     found = np.empty((len(rows), TERMS))
-    for place, term in enumerate(_plain(elements, fact, moved, parts)):
+    for place, term in enumerate(_plain(elements, fact, moved, device, parts)):
         found[:, place] = term
     grid = rows[:, columns.features :]
     blocks, work = grid[:, :PAIRS], grid[:, PAIRS:]
@@ -70,16 +87,16 @@ def terms(columns: Columns, rows: Numbers, moved: Traffic, parts: Parts) -> Numb
     return found
 
 
-def _plain(elements: Numbers, fact: dict[str, Numbers], moved: Traffic, parts: Parts) -> list[Numbers]:
+def _plain(elements: Numbers, fact: dict[str, Numbers], moved: Traffic, device: LaunchConstants, parts: Parts) -> list[Numbers]:
     memory, kept, written = moved.memory_bytes, moved.cache_bytes, moved.written_bytes
-    least_ns, host = moved.least_ns(parts), fact["host_bytes"]
-    every = (memory * parts.memory + written * parts.written + kept * parts.cache) / MEMORY_RATE
+    least_ns, host = moved.least_ns(device, parts), fact["host_bytes"]
+    every = (memory * parts.memory + written * parts.written + kept * parts.cache) / device.read_bytes_per_ns
     fixed_ns, work = 1000.0 * parts.latency, parts.work / 1e4
     return [
         fixed_ns,
-        memory / MEMORY_RATE * parts.memory,
-        kept / CACHE_RATE * parts.cache,
-        written / WRITE_RATE * parts.written,
+        memory / device.read_bytes_per_ns * parts.memory,
+        kept / device.cache_bytes_per_ns * parts.cache,
+        written / device.write_bytes_per_ns * parts.written,
         elements * work,
         np.sqrt(memory * parts.memory + written * parts.written) / 10,
         every * fact["sector_waste"],

@@ -14,12 +14,18 @@ from steptime._models.kernels.forms.matmul.product import Column, Products
 
 Floats = npt.NDArray[Any]  # float32
 
-SMS = 132  # H200 datasheet
-L2_BYTES = 50e6  # H200 datasheet: 50 MB of L2
-
 # Tiles whose number of waves the residual reads: small, square and wide ones.
 _WAVE_TILES = ((64, 64), (128, 128), (128, 256), (256, 128), (32, 32))
 _BATCHED, _ADDMM, _BADDBMM = 2, 1, 3  # places in OPERATIONS; batched ones are from 2 on
+
+
+@dataclass(frozen=True)
+class MatmulConstants:
+    """Of the device that products run on."""
+
+    sms: float
+    l2_bytes: float
+    filled_bytes_per_ns: float  # of a result without terms
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ def _waves(n: Floats, m: Floats, batch: Floats, sms: Floats) -> list[Floats]:
     return found
 
 
-def inputs_of(products: Products, group: int, parts: Parts) -> Inputs:
+def inputs_of(products: Products, group: int, parts: Parts, device: MatmulConstants) -> Inputs:
     """What the group's mixture reads."""
     if group == VECTOR:
         products = upright(products)
@@ -105,12 +111,12 @@ def inputs_of(products: Products, group: int, parts: Parts) -> Inputs:
     whole = bool((products.share == 1).all())
     factors = np.ones((4, 1)) if whole else parts.factors(products.share, products.others)
     share_sms, memory, cache, time = factors.astype(np.float32)
-    sms = np.float32(SMS) * share_sms
+    sms = np.float32(device.sms) * share_sms
     bytes_a, bytes_b, bytes_c = size * batch * m * k, size * batch * n * k, size * batch * m * n
     total = bytes_a + bytes_b + bytes_c
     hot = products.hot_a * bytes_a + products.hot_b * bytes_b
     # It falls out of the cache from 0.3 to 1.3 times its size: seen in the rows.
-    hot = (hot * np.clip(1.3 - hot / np.float32(L2_BYTES), 0, 1)).astype(np.float32)
+    hot = (hot * np.clip(1.3 - hot / np.float32(device.l2_bytes), 0, 1)).astype(np.float32)
     epilogue = (products.operation == _ADDMM) & ~bias_copied(products)
     # Centred and scaled to about -2..2 over the measured sizes.
     sizes = tuple((np.log2(column) - 8) / 4 for column in (n, m, k))

@@ -56,12 +56,6 @@ TILES: tuple[tuple[Tile, ...], ...] = (
     _tiles("gemv", "1x4 1x16 1x64 1x256"),
 )
 
-# Where the fit starts, FLOP/s of the whole GPU per kind: seen in the largest measured products.
-PEAK_FLOPS = {
-    **{"ffma": 55e12, "simt": 55e12, "large_k": 20e12, "small_n": 20e12, "other": 40e12, "gemv": 10e12},
-    **{"tensor80": 250e12, "tensor75": 220e12, "sm90": 400e12, "xmma_tf32": 150e12, "wmma": 120e12, "nvjet": 800e12},
-}
-
 
 def _alignment_bytes(elements: Column, element_bytes: Column) -> Column:
     offset = elements * element_bytes

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.engine.constants import reference_constants
+from steptime._models.engine.stored import stored
 from steptime._models.kernels.forms.matmul.beside import Beside, copy_ns, launches
-from steptime._models.kernels.forms.matmul.ensemble import Ensemble
-from steptime._models.kernels.forms.matmul.features import inputs_of, sizes_of
+from steptime._models.kernels.forms.matmul.ensemble import Ensemble, FittedGroup
+from steptime._models.kernels.forms.matmul.features import MatmulConstants, inputs_of, sizes_of
 from steptime._models.kernels.forms.matmul.group import GROUPS, groups_of
 from steptime._models.kernels.forms.matmul.names import PATTERNS
 from steptime._models.kernels.forms.matmul.parts import Parts
@@ -18,10 +22,7 @@ from steptime._models.kernels.forms.matmul.product import Column, Products, of_c
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 
 _CHUNK = 4096  # products at once: what their columns take stays in a core's cache
-_FILL_NS, _FILL_BYTES_PER_NS = (
-    1000.0,
-    3000.0,
-)  # a small kernel and memory's bandwidth: H200 datasheet, less what is never reached
+_FILL_NS = 1000.0  # a small kernel
 _SLACK = 0.01  # octaves by which a size may leave the fitted range and still count as inside
 
 
@@ -34,22 +35,18 @@ def _chunks(groups: Column) -> Iterator[tuple[int, Column]]:
             yield group, order[start : min(start + _CHUNK, edges[group + 1])]
 
 
-def _of(arrays: Mapping[str, npt.NDArray[Any]], group: str) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(f"{group}."): value for name, value in arrays.items() if name.startswith(f"{group}.")}
-
-
+@dataclass(frozen=True)
 class Matmul:
     """Times of matrix products."""
 
-    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._arrays = dict(arrays)
-        self._beside = Beside(self._arrays["beside.lines"], self._arrays["beside.curves"])
-        self._parts = Parts(self._arrays["parts.shares"], self._arrays["parts.deviations"])
-        self._groups = [Ensemble(group, _of(arrays, name)) for group, name in enumerate(GROUPS)]
+    beside: Beside
+    parts: Parts
+    groups: dict[str, FittedGroup] = field(metadata=stored(prefix="", names=GROUPS))
+    device: MatmulConstants = field(default_factory=partial(reference_constants, "matmul", MatmulConstants))
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same form from."""
-        return dict(self._arrays)
+    @cached_property
+    def _ensembles(self) -> list[Ensemble]:
+        return [Ensemble(group, self.groups[name], self.device.sms) for group, name in enumerate(GROUPS)]
 
     def times_ns(self, columns: Mapping[str, Any]) -> npt.NDArray[np.float64]:
         """Device time of very many products, by one network: columns as `product.of_columns` takes them."""
@@ -57,8 +54,8 @@ class Matmul:
         found = np.empty(len(products))
         for group, places in _chunks(groups_of(products)):
             some = products.take(places)
-            main_ns = np.exp(self._groups[group].quick(inputs_of(some, group, self._parts)).log_ns)
-            found[places] = main_ns + copy_ns(self._beside.curves, some, self._parts)
+            main_ns = np.exp(self._ensembles[group].quick(inputs_of(some, group, self.parts, self.device)).log_ns)
+            found[places] = main_ns + copy_ns(self.beside.curves, some, self.parts)
         return found
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
@@ -75,16 +72,16 @@ class Matmul:
         """A product without elements launches nothing; one over no terms fills its result with zeros or the bias."""
         elements = int(products.m[index] * products.n[index] * products.batch[index])
         size = elements * int(products.element_bytes[index])
-        return Answer((LaunchTime("fill", _FILL_NS + size / _FILL_BYTES_PER_NS),) if elements else ())
+        return Answer((LaunchTime("fill", _FILL_NS + size / self.device.filled_bytes_per_ns),) if elements else ())
 
     def _answers(self, products: Products) -> list[Answer]:
         main_ns, inside = np.empty(len(products)), np.empty(len(products), dtype=bool)
         scores = np.empty((len(PATTERNS), len(products)))
         for group, places in _chunks(groups_of(products)):
-            inputs = inputs_of(products.take(places), group, self._parts)
-            mixed = self._groups[group].ask(inputs)
+            inputs = inputs_of(products.take(places), group, self.parts, self.device)
+            mixed = self._ensembles[group].ask(inputs)
             main_ns[places], scores[:, places] = np.exp(mixed.log_ns), mixed.launched
-            sizes, fitted = sizes_of(inputs), self._groups[group]
+            sizes, fitted = sizes_of(inputs), self._ensembles[group]
             inside[places] = ((sizes >= fitted.sizes_low - _SLACK) & (sizes <= fitted.sizes_high + _SLACK)).all(axis=0)
-        listed = launches(self._beside, products, self._parts, main_ns, scores)
+        listed = launches(self.beside, products, self.parts, main_ns, scores)
         return [Answer(one, bool(within)) for one, within in zip(listed, inside, strict=True)]

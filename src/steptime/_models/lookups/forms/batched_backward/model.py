@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.forms import Arrays
+from steptime._models.engine.stored import Arrays
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Flags, Lookups
 from steptime._models.lookups.correction import Correction, named, part
 from steptime._models.lookups.forms.batched_backward.terms import Terms
-from steptime._models.lookups.physics import fit_terms
 
 # With fewer rows of parts of GPUs nothing is fitted to them.
 _FEWEST = 60
@@ -56,6 +55,8 @@ class PartModel:
     @classmethod
     def fit(cls, terms: Terms, features: Floats, times: Floats, seed: int, rounds: int) -> PartModel:
         """From rows of the whole GPU; those without a kernel of this part say nothing."""
+        from steptime_lab.fit.engine.terms import fit_terms
+
         there = times > 0
         every = terms.whole[there]
         factors = fit_terms(every, times[there])
@@ -88,6 +89,8 @@ class Beside:
     @classmethod
     def fit(cls, lookups: Lookups, split: Sequence[Split], features: Floats, times: Floats, seed: int) -> Beside:
         """From rows of parts of GPUs and what the whole GPU would take; `times` are [lookups, parts]."""
+        from steptime_lab.fit.engine.terms import fit_terms
+
         if len(lookups) < _FEWEST:
             return cls.unfitted(len(split))
         terms = [_beside_terms(lookups, one) for one in split]

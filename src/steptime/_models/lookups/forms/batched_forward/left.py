@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.forms import Arrays
-from steptime._models.kernels.forms.trees import Trees
+from steptime._models.engine.stored import Arrays, pack, unpack
+from steptime._models.engine.trees import Trees
 from steptime._models.lookups.correction import named, part
 from steptime._models.lookups.forms.batched_forward.landmarks import Landmarks
 
@@ -43,14 +43,18 @@ class Left:
     @classmethod
     def fit(cls, features: Floats, target: Floats, seed: int) -> Left:
         """From fitted rows."""
-        trees = Trees.fit(features, target, seed=seed, rounds=_ROUNDS, **_SETTINGS)
+        from steptime_lab.fit.engine.trees import grow_trees
+
+        trees = grow_trees(features, target, seed=seed, rounds=_ROUNDS, **_SETTINGS)
         function = Landmarks.fit(features, target, _worth(trees, features), seed)
         return cls(trees, function, float(target.min()), float(target.max()))
 
     @classmethod
     def fit_noisy(cls, features: Floats, target: Floats, seed: int) -> Left:
         """From few rows whose repeats differ much: by few small trees alone, to the median."""
-        trees = Trees.fit(features, target, seed=seed, **{**_SETTINGS, **_NOISY})
+        from steptime_lab.fit.engine.trees import grow_trees
+
+        trees = grow_trees(features, target, seed=seed, **{**_SETTINGS, **_NOISY})
         return cls(trees, None, float(target.min()), float(target.max()))
 
     @classmethod
@@ -67,7 +71,7 @@ class Left:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
-        own = {**named("trees", self.trees.arrays()), "range": np.array([self.low, self.high])}
+        own = {**named("trees", pack(self.trees)), "range": np.array([self.low, self.high])}
         return own if self.smooth is None else {**own, **named("smooth", self.smooth.arrays())}
 
     @classmethod
@@ -75,7 +79,7 @@ class Left:
         """What `arrays` were taken from."""
         smooth = part(arrays, "smooth")
         low, high = (float(end) for end in arrays["range"])
-        return cls(Trees.load(part(arrays, "trees")), Landmarks.load(smooth) if smooth else None, low, high)
+        return cls(unpack(Trees, part(arrays, "trees")), Landmarks.load(smooth) if smooth else None, low, high)
 
 
 def _worth(trees: Trees, features: Floats) -> Floats:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._measurements.whole import whole
+from steptime._models.engine.stored import Array, Arrays
 from steptime.errors import InputError
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 _RECIPE, _PARTS = "recipe", "parts"
 
 
-def write_archive(file: Path, recipe: Mapping[str, Any], parts: Mapping[str, Mapping[str, npt.NDArray[Any]]]) -> None:
+def write_archive(file: Path, recipe: Mapping[str, Any], parts: Mapping[str, Arrays]) -> None:
     """The same parts give the same bytes."""
     said = {"schema_version": SCHEMA_VERSION, _PARTS: sorted(parts), **recipe}
-    arrays: dict[str, npt.NDArray[Any]] = {_RECIPE: np.asarray(json.dumps(said))}
+    arrays: dict[str, Array] = {_RECIPE: np.asarray(json.dumps(said))}
     for part, named in sorted(parts.items()):
         arrays |= {f"{part}/{name}": array for name, array in sorted(named.items())}
     with whole(file) as unfinished, unfinished.open("wb") as stream:
@@ -50,7 +53,7 @@ class Archive:
             raise InputError(f"{file}: fitted models of another version, this steptime reads {SCHEMA_VERSION}; fit again")
         return cls(file, recipe, frozenset(recipe.pop(_PARTS, ())))
 
-    def part(self, part: str) -> dict[str, npt.NDArray[Any]]:
+    def part(self, part: str) -> dict[str, Array]:
         """The arrays of one part by name."""
         found = _read(self.file, lambda name: name.startswith(f"{part}/"))
         if not found:
@@ -58,7 +61,34 @@ class Archive:
         return {name.partition("/")[2]: array for name, array in found.items()}
 
 
-def _read(file: Path, wanted: Callable[[str], bool]) -> dict[str, npt.NDArray[Any]]:
+class StoredParts(Mapping[K, T]):
+    """Models in a file, each made from the arrays of its part when it is first asked for."""
+
+    def __init__(self, archive: Archive, names: Mapping[K, str], load: Callable[[K, Arrays], T]) -> None:
+        self._archive, self._names, self._load = archive, dict(names), load
+        self._loaded: dict[K, T] = {}
+
+    def __getitem__(self, key: K) -> T:
+        """The model of that key."""
+        name = self._names[key]
+        if key not in self._loaded:
+            try:
+                self._loaded[key] = self._load(key, self._archive.part(name))
+            except (KeyError, ValueError, IndexError, ModuleNotFoundError) as error:
+                message = f"{self._archive.file}: not the {name} model that this steptime reads ({error}); fit again"
+                raise InputError(message) from error
+        return self._loaded[key]
+
+    def __iter__(self) -> Iterator[K]:
+        """The keys, in the order they were given."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._names)
+
+
+def _read(file: Path, wanted: Callable[[str], bool]) -> dict[str, Array]:
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files if wanted(name)}

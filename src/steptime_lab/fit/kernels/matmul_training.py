@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels.forms.matmul.features import SMS, Floats, Inputs
-from steptime._models.kernels.forms.matmul.group import HALF_16, PEAK_FLOPS, TILES, VECTOR
+from steptime._models.kernels.forms.matmul.features import Floats, Inputs
+from steptime._models.kernels.forms.matmul.group import HALF_16, TILES, VECTOR
 from steptime._models.kernels.forms.matmul.mixture import LEAST_K_PER_SPLIT, MOST_CORRECTION
 from steptime._models.kernels.forms.matmul.names import PATTERNS
 from steptime._models.kernels.forms.matmul.product import Column
@@ -25,6 +25,34 @@ PULL = 1e-4  # how strongly parameters are held to where they start
 HUBER = 0.05  # of ln(time): errors above count by their size, as in the mean of |e|
 _CORRECTIONS = ("first", "second", "last")  # layers of the network that corrects
 CHOSEN_WEIGHT, KERNEL_WEIGHT, LAUNCHED_WEIGHT = 0.02, 0.1, 0.02
+
+
+@dataclass(frozen=True)
+class UsualRates:
+    """Where a fit starts: what memory, cache and each kind of kernel reach on the whole GPU, in the largest measured rows."""
+
+    sms: float
+    memory_bytes_per_ns: float
+    cache_bytes_per_ns: float
+    half_cache_bytes_per_ns: float
+    copied_bytes_per_ns: float
+    ffma_flop_per_s: float
+    simt_flop_per_s: float
+    large_k_flop_per_s: float
+    small_n_flop_per_s: float
+    other_flop_per_s: float
+    gemv_flop_per_s: float
+    tensor80_flop_per_s: float
+    tensor75_flop_per_s: float
+    sm90_flop_per_s: float
+    xmma_tf32_flop_per_s: float
+    wmma_flop_per_s: float
+    nvjet_flop_per_s: float
+
+    def flop_per_s(self, kind: str) -> float:
+        """Of a kind of kernel."""
+        rate: float = getattr(self, f"{kind}_flop_per_s")
+        return rate
 
 
 @dataclass(frozen=True)
@@ -60,13 +88,13 @@ def torch_module() -> Any:
     return torch
 
 
-def starts(group: int, inputs: Inputs, seed: int) -> dict[str, Floats]:
+def starts(group: int, inputs: Inputs, seed: int, usual: UsualRates) -> dict[str, Floats]:
     """Where a fit starts: kernels at their kind's usual rate, no preference among them."""
     rng = np.random.default_rng(seed)
     tiles = TILES[group]
     along_n, along_m = (np.array([getattr(tile, name) for tile in tiles], dtype=float) for name in ("along_n", "along_m"))
     harmonic = along_n * along_m / (along_n + along_m)
-    per_sm = np.array([PEAK_FLOPS[tile.kind] for tile in tiles]) / SMS / 1e9
+    per_sm = np.array([usual.flop_per_s(tile.kind) for tile in tiles]) / usual.sms / 1e9
     # Small tiles read more for each product they make; tensor cores feel it more. Offsets fitted on the first rows.
     efficiency = harmonic / (harmonic + np.where(per_sm > 1e3, 20.0, 6.0))
     count, features = len(tiles), len(inputs.choice)
@@ -78,8 +106,8 @@ def starts(group: int, inputs: Inputs, seed: int) -> dict[str, Floats]:
         "rounding": np.zeros(count),
         "start": np.full(count, np.log(1900.0)),
         "reduce": np.array([np.log(1500.0)]),
-        "memory": np.array([np.log(3.4e3)]),  # bytes per ns
-        "cache": np.array([np.log(9e3 if group == HALF_16 else 5.5e3)]),
+        "memory": np.array([np.log(usual.memory_bytes_per_ns)]),
+        "cache": np.array([np.log(usual.half_cache_bytes_per_ns if group == HALF_16 else usual.cache_bytes_per_ns)]),
         "sharpness": np.array([1.3]),
         "hot": np.array([-1.0]),
         "flags": np.zeros(len(inputs.flags)),
@@ -192,11 +220,17 @@ def _pacing(torch: Any, own: Mapping[str, Any], physical: list[str], steps: int,
 
 
 def train(
-    group: int, inputs: Inputs, targets: Targets, seed: int, schedule: Schedule, network: Mapping[str, Floats] | None = None
+    group: int,
+    inputs: Inputs,
+    targets: Targets,
+    seed: int,
+    schedule: Schedule,
+    usual: UsualRates,
+    network: Mapping[str, Floats] | None = None,
 ) -> dict[str, Floats]:
     """The fitted networks of one group; given a network, it is trained on, more gently."""
     torch = torch_module()
-    first = starts(group, inputs, seed)
+    first = starts(group, inputs, seed, usual)
     epochs, gentle = (schedule.epochs, 1.0) if network is None else (schedule.further, GENTLE)
     own = {name: torch.tensor((network or first)[name], requires_grad=True) for name in first}
     anchors = {name: torch.tensor(values) for name, values in first.items()}

@@ -5,26 +5,45 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from importlib import import_module
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from steptime import __version__
+from steptime._hardware.device import DeviceLimits
+from steptime._models.engine.residuals import Residuals, group_of
+from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import KernelModels
-from steptime._models.kernels.forms import Form, maker
-from steptime._models.kernels.residuals import Residuals, group_of
-from steptime._models.kernels.rows import FIT, TEST, VALIDATION, Row, of, rows_of
+from steptime._models.kernels.forms import Form
 from steptime.errors import InputError
+from steptime_lab.measurements.kernel_rows import Row, of, rows_of
 
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "cudnn", "triton")
 
 
+class FormFitter(Protocol):
+    """The module here that fits a form. One that learns from validation rows as well has `LEARNS_FROM_VALIDATION = True`."""
+
+    def fit(self, rows: Sequence[Row], seed: int, limits: DeviceLimits, /) -> Form:
+        """Fits to the rows of the split `fit`, choosing on those of `validation` if there are any; none is of `test`."""
+        ...
+
+
+def fitter(form: str) -> FormFitter:
+    """The module of a form, by its name in this folder."""
+    module: Any = import_module(f"steptime_lab.fit.kernels.{form}")
+    found: FormFitter = module
+    return found
+
+
 def fit_kernels(
     table: pa.Table,
+    limits: DeviceLimits,
     seed: int = 0,
     *,
     forms: Sequence[str] | None = None,
@@ -39,29 +58,32 @@ def fit_kernels(
     for row in seen:
         if row.family in families():
             by_form[families()[row.family].form].append(row)
-    asked = sorted(by_form if forms is None else set(forms), key=lambda form: -len(by_form[form]))
-    for form in asked:
+    names = sorted(by_form if forms is None else set(forms), key=lambda form: -len(by_form[form]))
+    for form in names:
         said(f"{form}: {len(by_form[form]):,} rows")
     each = map if executor is None else executor.map
-    made = list(each(_fit, asked, [by_form[form] for form in asked], [seed] * len(asked)))
-    groups, predicted, measured = (list(chain.from_iterable(part)) for part in zip(*(seen for _, seen in made), strict=True))
+    count = len(names)
+    fitted = list(each(_fit, names, [by_form[form] for form in names], [seed] * count, [limits] * count))
+    groups, predicted, measured = (list(chain.from_iterable(part)) for part in zip(*(rows for _, rows in fitted), strict=True))
     residuals = Residuals.of(groups, np.asarray(predicted), np.asarray(measured))
-    return KernelModels({form: one for form, (one, _) in zip(asked, made, strict=True)}, residuals, _recipe(table, seen, seed))
+    models = {name: form for name, (form, _) in zip(names, fitted, strict=True)}
+    return KernelModels(models, residuals, _recipe(table, seen, seed))
 
 
 # Of validation rows: the group of each, what a model that was not fitted to it predicts, what was measured.
-_Seen = tuple[list[str], list[float], list[float]]
+_Validated = tuple[list[str], list[float], list[float]]
 
 
-def _fit(form: str, rows: Sequence[Row], seed: int) -> tuple[Form, _Seen]:
+def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tuple[Form, _Validated]:
     """The form, and how it does on validation rows; one that learns from those as well is fitted without them for that."""
-    module = maker(form)
-    fitted = module.fit(rows, seed)
-    apart = module.fit(of(rows, FIT), seed) if getattr(module, "LEARNS_FROM_VALIDATION", False) else fitted
-    asked = of(rows, VALIDATION)
-    answers = apart.answers([row.question for row in asked])
-    groups = [group_of(row.family, row.question.share) for row in asked]
-    return fitted, (groups, [answer.time_ns for answer in answers], [row.time_ns for row in asked])
+    module = fitter(form)
+    fitted = module.fit(rows, seed, limits)
+    learns = getattr(module, "LEARNS_FROM_VALIDATION", False)
+    apart = module.fit(of(rows, FIT), seed, limits) if learns else fitted
+    validated = of(rows, VALIDATION)
+    answers = apart.answers([row.question for row in validated])
+    groups = [group_of(row.family, row.question.share) for row in validated]
+    return fitted, (groups, [answer.time_ns for answer in answers], [row.time_ns for row in validated])
 
 
 def _recipe(table: pa.Table, rows: Sequence[Row], seed: int) -> dict[str, Any]:

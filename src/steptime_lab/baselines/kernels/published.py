@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.engine.splits import FIT, VALIDATION
+from steptime._models.engine.stored import Arrays
 from steptime._models.kernels.call import Argument, TensorArg
 from steptime._models.kernels.family import family_of
-from steptime._models.kernels.forms import Arrays, text_array
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._models.kernels.rows import FIT, VALIDATION, Row
 from steptime._models.kernels.work import base_of, precision_of
+from steptime_lab.measurements.kernel_rows import Row
 
 _Array = npt.NDArray[np.float64]
 
@@ -71,7 +72,11 @@ class Published:
         """What `load` makes the same from."""
         found: dict[str, npt.NDArray[Any]] = {}
         for family, net in sorted(self.nets.items()):
-            found |= {f"{family}/kinds": text_array(net.kinds), f"{family}/shift": net.shift, f"{family}/scale": net.scale}
+            found |= {
+                f"{family}/kinds": np.asarray(net.kinds, dtype=np.str_),
+                f"{family}/shift": net.shift,
+                f"{family}/scale": net.scale,
+            }
             for place, (weight, bias) in enumerate(net.layers):
                 found |= {
                     f"{family}/weight{place}": weight.astype(np.float32),

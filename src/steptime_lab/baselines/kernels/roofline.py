@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels.forms import Arrays, text_array
+from steptime._models.engine.splits import FIT
+from steptime._models.engine.stored import Arrays
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._models.kernels.rows import FIT, Row
 from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of
+from steptime_lab.measurements.kernel_rows import Row
 
 # Nanoseconds, bytes per ns and operations per ns, so that weights are near one: an H200's orders of magnitude.
 _SCALES = (1_000.0, 4_300.0, 50_000.0)
@@ -39,7 +40,7 @@ class Roofline:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
         keys = sorted(self.weights)
-        return {"keys": text_array(keys), "weights": np.asarray([self.weights[key] for key in keys])}
+        return {"keys": np.asarray(keys, dtype=np.str_), "weights": np.asarray([self.weights[key] for key in keys])}
 
 
 def fit(rows: Sequence[Row], _seed: int) -> Roofline:

@@ -1,8 +1,7 @@
-"""Measured kernel rows as questions with their answers, and which of them a fit may see."""
+"""Measured kernel rows as questions with their answers."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,12 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from steptime._models.engine.splits import split_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.question import Question
-
-FIT, VALIDATION, TEST = "fit", "validation", "test"
-# Shares of the questions: what is left is test.
-_FIT, _VALIDATION = 0.70, 0.15
 
 _COLUMNS = ("family", "call", "cache", "tf32", "benchmark", "source", "share", "others", "time_ns", "times_ns", "spread")
 
@@ -35,15 +31,8 @@ class Row:
     kernel_ns: tuple[float, ...]
 
 
-@cache
-def split_of(call_text: str) -> str:
-    """On which side of the split a call lies: by its text alone, so that its cache states, settings and parts stay together."""
-    place = int(hashlib.sha256(call_text.encode()).hexdigest()[:8], 16) / 2**32
-    return FIT if place < _FIT else VALIDATION if place < _FIT + _VALIDATION else TEST
-
-
 def rows_of(table: pa.Table, *, families: Iterable[str] | None = None, shares: Sequence[int] | None = None) -> list[Row]:
-    """The rows of the measured set `kernels`, or those of some families and parts."""
+    """The rows of the measured set `kernels`, or those of some families and shares of a GPU."""
     wanted = None if families is None else set(families)
     columns = (*_COLUMNS, "kernel_names", "kernel_ns")
     found = []

@@ -1,0 +1,41 @@
+"""The form of attention: blends that learn how far off the book is, on whole GPUs and on shares of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from steptime._hardware.device import DeviceLimits
+from steptime._models.engine.blend import Blend
+from steptime._models.engine.constants import constants_of
+from steptime._models.kernels.forms.attention import PARTS, WHOLE, Attention, coordinates, heads_of_call, kind_of, ratios
+from steptime._models.kernels.forms.attention.features import AttentionConstants, table
+from steptime._models.kernels.forms.convolution.passes import short_name
+from steptime_lab.fit.engine.blend import fit_blend
+from steptime_lab.fit.kernels.launch_lists import fit_lists
+from steptime_lab.measurements.kernel_rows import Row
+
+# Everything was chosen before; there are few rows.
+LEARNS_FROM_VALIDATION = True
+
+
+def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Attention:
+    """Fits to measured attention calls."""
+    device = constants_of(limits, "attention", AttentionConstants)
+    calls = [heads_of_call(row.question.call) for row in rows]
+    questions = [row.question for row in rows]
+    features, base = table(calls, questions, device)
+    target = np.log(np.array([sum(row.kernel_ns) for row in rows]) / base)
+    shared = np.asarray([question.share > 1 for question in questions])  # scatter five times as much: fitted apart
+    blends: dict[str, Blend] = {}
+    if not shared.all():
+        blends[WHOLE] = fit_blend(features[~shared], target[~shared], seed, networks=4, weight=0.75, num_leaves=15)
+    if shared.any():
+        known = ratios(blends, questions, features)
+        both = np.column_stack([features, known])[shared]
+        blends[PARTS] = fit_blend(both, (target - known)[shared], seed, networks=0, rounds=150, num_leaves=15)
+    names = [[short_name(name) for name in row.kernel_names] for row in rows]
+    kinds = [kind_of(heads) for heads in calls]
+    lists = fit_lists(kinds, coordinates(calls), names, [row.kernel_ns for row in rows], target)
+    return Attention(blends, lists, features.min(axis=0), features.max(axis=0), device)

@@ -1,0 +1,67 @@
+"""Measured rows as a table of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.kernels.forms.launched.columns import Columns, Numbers
+from steptime._models.kernels.forms.launched.groups import groups_of
+from steptime._models.kernels.forms.launched.parts import others_code
+from steptime._models.kernels.forms.launched.table import launches_of
+from steptime._models.kernels.launches import Launch
+from steptime._models.kernels.launches.facts import FACTS
+from steptime._models.kernels.launches.names import short_name
+from steptime.errors import InputError
+from steptime_lab.measurements.kernel_rows import Row
+
+
+@dataclass(frozen=True)
+class Table:
+    """Launches of measured questions, those whose rules agree with what was seen."""
+
+    columns: Columns
+    numbers: Numbers  # launches x columns
+    groups: list[tuple[str, ...]]
+    row: npt.NDArray[np.int64]  # of which measured row
+    share: Numbers
+    others: npt.NDArray[np.int64]
+    time_ns: Numbers  # of the launch
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """The launches of measured rows; rows whose launches are not those of the rules are left out."""
+    agreed = [(place, row, launched) for place, row in enumerate(rows) if (launched := _agreeing(row)) is not None]
+    extra = sorted({name for _, _, launched in agreed for launch in launched for name in launch.facts} - set(FACTS))
+    columns = Columns((*FACTS, *extra))
+    numbers: list[list[float]] = []
+    groups: list[tuple[str, ...]] = []
+    places: list[tuple[int, int, int]] = []
+    time_ns: list[float] = []
+    for place, row, launched in agreed:
+        question = row.question
+        numbers += columns.rows(question.call, launched, question.warm)
+        groups += [groups_of(question.call.op, launch) for launch in launched]
+        places += [(place, question.share, others_code(question))] * len(launched)
+        time_ns += row.kernel_ns
+    where = np.asarray(places, dtype=np.int64).reshape(-1, 3)
+    return Table(
+        columns,
+        np.asarray(numbers).reshape(-1, columns.width),
+        groups,
+        where[:, 0],
+        where[:, 1].astype(np.float64),
+        where[:, 2],
+        np.asarray(time_ns),
+    )
+
+
+def _agreeing(row: Row) -> tuple[Launch, ...] | None:
+    try:
+        launched = launches_of(row.question.call)
+    except InputError:
+        return None
+    return launched if [launch.kernel for launch in launched] == [short_name(name) for name in row.kernel_names] else None

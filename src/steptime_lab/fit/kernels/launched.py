@@ -1,0 +1,240 @@
+"""The form of kernels whose launches follow from rules: weights of terms, scales of shares of a GPU, trees on the rest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._hardware.device import DeviceLimits
+from steptime._models.engine.constants import constants_of
+from steptime._models.engine.splits import FIT, VALIDATION
+from steptime._models.engine.trees import Trees
+from steptime._models.error import GMAE_FLOOR
+from steptime._models.kernels.family import family_of
+from steptime._models.kernels.forms.launched import Launched
+from steptime._models.kernels.forms.launched.columns import Numbers
+from steptime._models.kernels.forms.launched.groups import coded
+from steptime._models.kernels.forms.launched.model import MOST, Batch, Model, base_ns, features
+from steptime._models.kernels.forms.launched.parts import parts_of, start
+from steptime._models.kernels.forms.launched.table import launches_of
+from steptime._models.kernels.forms.launched.terms import LaunchConstants, terms, traffic
+from steptime._models.kernels.question import OTHERS
+from steptime.errors import InputError
+from steptime_lab.fit.engine.terms import fit_group_weights
+from steptime_lab.fit.engine.trees import grow_trees
+from steptime_lab.fit.kernels.launch_table import Table, table_of
+from steptime_lab.measurements.kernel_rows import Row, of
+
+# Levels of a group, coarse to fine: least launches that make one, and how strongly it is drawn towards the level above,
+# both chosen on validation rows.
+_LEAST = (1, 3, 6, 8, 10)
+_PULL = (0.0, 0.3, 6.0, 6.0, 9.0)
+# A launch counts by its share of its call's time, but never as nothing.
+_LEAST_IMPORTANCE = 0.02
+# Calls of real steps beside swept ones: they are what will be asked.
+_STEP_IMPORTANCE, _SWEPT = 3.0, "sweep"
+# Rows on whole GPUs where there are rows on parts as well: they steady what the few of those leave open.
+_WHOLE_IMPORTANCE = 0.15
+# Folds that the sum of terms is fitted without, so that trees see errors as on new rows.
+_FOLDS = 4
+# Rows that a mean of a text's residuals is drawn to zero by.
+_SMOOTHING = 10.0
+# Steps in which scales of parts are looked for, coarse and fine, and what the loss has to fall to for one to be taken.
+_STEPS, _WORTH = ((0.3, 0.1), (0.1, 0.03)), 0.9995
+# Launches that are looked at for that, of every company.
+_LOOKED_AT = 3000
+# Trees: chosen on validation rows. Fewer with parts: repeats beside busy ones differ by 7 to 10 %, and more learn that noise.
+_ROUNDS, _ROUNDS_PARTS = 400, 150
+_SETTINGS = {"learning_rate": 0.07, "num_leaves": 31, "max_depth": 8, "min_data_in_leaf": 10, "feature_fraction": 0.5}
+
+
+def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Launched:
+    """Fits to the rows of the split `fit`; families that the trees make worse on `validation` rows go without them."""
+    device = constants_of(limits, "launched", LaunchConstants)
+    whole = [row for row in rows if row.question.share == 1]
+    shared = [row for row in rows if row.question.share > 1]
+    if not whole or not shared:
+        return Launched(_chosen(rows, rows, seed, device))
+    return Launched(_chosen(whole, whole, seed, device), _chosen(rows, shared, seed, device))
+
+
+def _chosen(rows: Sequence[Row], validated: Sequence[Row], seed: int, device: LaunchConstants) -> Model:
+    model = fit_model(rows, seed, device)
+    return replace(model, uncorrected=_uncorrected(model, of(validated, VALIDATION)))
+
+
+def _uncorrected(model: Model, rows: Sequence[Row]) -> frozenset[str]:
+    rows = [row for row in rows if _answerable(row)]
+    every = frozenset(family_of(row.question.call.op) for row in rows)
+    if not rows:
+        return every
+    errors = []
+    for form in (Launched(model), Launched(replace(model, uncorrected=every))):
+        answers = form.answers([row.question for row in rows])
+        errors.append([abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)])
+    family = np.asarray([family_of(row.question.call.op) for row in rows])
+    with_trees, without = (np.log(np.asarray(error) + GMAE_FLOOR) for error in errors)
+    return frozenset(name for name in every if with_trees[family == name].mean() > without[family == name].mean())
+
+
+def _answerable(row: Row) -> bool:
+    try:
+        return bool(launches_of(row.question.call))
+    except InputError:
+        return False
+
+
+def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> Model:
+    """The model of the rows of the split `fit`."""
+    fitted = of(rows, FIT)
+    table = table_of(fitted)
+    if not len(table.time_ns):
+        raise InputError("no measured row launches what the rules of its family say")
+    importance = _importance(table, fitted)
+    scales = _fit_scales(table, importance, device)
+    summed = _summed(table, importance, scales, device)
+    crossed = _crossed(table, fitted, importance, scales, device)
+    left = np.clip(np.log(table.time_ns / crossed), -MOST, MOST)
+    codes, ranges = _codes(table, left), _ranges(table)
+    model = replace(
+        summed,
+        code_names=tuple(codes),
+        codes=np.asarray(list(codes.values())),
+        range_names=tuple(ranges),
+        ranges=np.asarray(list(ranges.values())).reshape(-1, 2),
+    )
+    batch = _batch(table, model)
+    moved = traffic(batch.numbers, device, parts_of(device.sms, batch.share, batch.others, scales))
+    seen = features(table.columns, batch, moved, crossed)
+    rounds = _ROUNDS_PARTS if (table.share > 1).any() else _ROUNDS
+    return replace(model, trees=grow_trees(seen, left, importance, seed, rounds, **_SETTINGS))
+
+
+def _batch(table: Table, model: Model) -> Batch:
+    """The launches of a table as the model sees them."""
+    group, code = np.asarray([model.group_of(names) for names in table.groups], dtype=np.int64).reshape(-1, 2).T
+    codes = np.asarray([model.codes_of(names) for names in table.groups]).reshape(-1, 3)
+    return Batch(table.numbers, group, code, codes, table.share, table.others)
+
+
+def _importance(table: Table, rows: Sequence[Row]) -> Numbers:
+    call_ns = np.asarray([row.time_ns for row in rows])[table.row]
+    whole = _WHOLE_IMPORTANCE if (table.share > 1).any() else 1.0
+    step = np.asarray([1.0 if row.source == _SWEPT else _STEP_IMPORTANCE for row in rows])[table.row]
+    found: Numbers = np.clip(table.time_ns / call_ns, _LEAST_IMPORTANCE, 1.0) * step * np.where(table.share > 1, 1.0, whole)
+    return found
+
+
+def _summed(
+    table: Table,
+    importance: Numbers,
+    scales: Numbers,
+    device: LaunchConstants,
+    used: npt.NDArray[np.bool_] | slice = slice(None),
+) -> Model:
+    """A model that is the sum of terms alone, of some of the launches."""
+    parts = parts_of(device.sms, table.share[used], table.others[used], scales)
+    numbers = table.numbers[used]
+    worked = terms(table.columns, numbers, traffic(numbers, device, parts), device, parts)
+    groups = table.groups if isinstance(used, slice) else [table.groups[row] for row in np.flatnonzero(used)]
+    weights = fit_group_weights(worked, table.time_ns[used], groups, importance[used], _LEAST, _PULL)
+    return Model(
+        facts=table.columns.facts,
+        groups=weights.names,
+        weights=weights.values,
+        least_ns=weights.least_ns,
+        scales=scales,
+        code_names=(),
+        codes=np.zeros(0),
+        uncorrected=frozenset(),
+        range_names=(),
+        ranges=np.zeros((0, 2)),
+        trees=Trees.constant(0.0),
+        device=device,
+    )
+
+
+def _fit_scales(table: Table, importance: Numbers, device: LaunchConstants) -> Numbers:
+    """Scales under which weights of all rows fit the rows on shares of a GPU best."""
+    scales = start()
+    shared = table.share > 1
+    if not shared.any():
+        return scales
+    for steps in _STEPS:
+        model = _summed(table, importance, scales, device)
+        batch = _batch(table, model)
+        for company in range(1, len(OTHERS)):
+            used = np.flatnonzero(shared & (table.others == company))
+            used = used[:: max(1, len(used) // _LOOKED_AT)]
+            if len(used):
+                scales = _descended(scales, company, steps, _loss(table, model, batch, used, importance))
+    return scales
+
+
+def _loss(
+    table: Table, model: Model, batch: Batch, used: npt.NDArray[np.int64], importance: Numbers
+) -> Callable[[Numbers], float]:
+    sample = batch.take(used)
+    truth, weight = np.log(table.time_ns[used]), importance[used]
+
+    def loss(scales: Numbers) -> float:
+        summed, _ = base_ns(replace(model, scales=scales), sample)
+        return float(np.average(np.abs(np.log(summed) - truth), weights=weight))
+
+    return loss
+
+
+def _descended(scales: Numbers, company: int, steps: Sequence[float], loss: Callable[[Numbers], float]) -> Numbers:
+    """One number after the other moved for as long as that helps."""
+    best = loss(scales)
+    for step in steps:
+        for place in np.ndindex(scales.shape[1:]):
+            for way in (step, -step):
+                moving = True
+                while moving:
+                    tried = scales.copy()
+                    tried[company, *place] += way
+                    found = loss(tried)
+                    moving = found < best * _WORTH
+                    if moving:
+                        scales, best = tried, found
+    return scales
+
+
+def _crossed(table: Table, rows: Sequence[Row], importance: Numbers, scales: Numbers, device: LaunchConstants) -> Numbers:
+    """The sum of terms for every launch by weights that have not seen its call."""
+    folds = np.asarray([_fold(row.question.call.to_json()) for row in rows])[table.row]
+    crossed = np.empty(len(table.time_ns))
+    for fold in range(_FOLDS):
+        model = _summed(table, importance, scales, device, folds != fold)
+        crossed[folds == fold] = base_ns(model, _batch(table, model))[0][folds == fold]
+    return crossed
+
+
+def _fold(text: str) -> int:
+    return int(hashlib.sha256(f"fold {text}".encode()).hexdigest()[:8], 16) % _FOLDS
+
+
+def _codes(table: Table, left: Numbers) -> dict[str, float]:
+    """By path, op and tag, how far the sum of terms is off on average."""
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for names, off in zip(table.groups, left.tolist(), strict=True):
+        for name in coded(names):
+            sums[name] += off
+            counts[name] += 1
+    return {name: sums[name] / (counts[name] + _SMOOTHING) for name in sorted(sums)}
+
+
+def _ranges(table: Table) -> dict[str, tuple[float, float]]:
+    """By group of a path, the least and most elements measured."""
+    ranges: dict[str, tuple[float, float]] = {}
+    for names, elements in zip(table.groups, table.numbers[:, 0].tolist(), strict=True):
+        low, high = ranges.get(names[1], (np.inf, 0.0))
+        ranges[names[1]] = (min(low, elements), max(high, elements))
+    return ranges

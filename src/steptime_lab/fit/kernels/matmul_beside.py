@@ -1,0 +1,122 @@
+"""What products launch beside their main kernels, and shares of a GPU: curves, lines and factors fitted to measured rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from steptime._models.kernels.forms.matmul.beside import KNOTS, ROLES, Curves, Lines, copy_bytes
+from steptime._models.kernels.forms.matmul.names import COPY, role
+from steptime._models.kernels.forms.matmul.parts import COMPANY, FACTORS, Parts
+from steptime._models.kernels.forms.matmul.product import BIASES, Column, Products
+from steptime_lab.measurements.kernel_rows import Row
+
+_ROUNDS = 20  # of reweighting; the fit has settled after about ten
+# What is assumed of copies where no rows are: a small kernel's 1 us; and how many rows make a knot.
+_COPY_START_NS = 1000.0
+_LEAST_ROWS = 3
+# Of shares of a GPU.
+_SCALES = (0.15, 0.5, 0.5, 0.15)  # how far from the start each may go before it has to be worth it
+_PULL = 0.01
+_STEP, _LEAST_STEP = 0.2, 0.02
+
+
+def _curve(bytes_: Column, times_ns: Column, bytes_per_ns: float) -> Column:
+    """ln(ns) at every knot: medians of the nearest rows, never falling; knots without rows follow a memory-bound copy."""
+    place = np.log2(np.maximum(bytes_, 1)) if len(bytes_) else np.zeros(0)
+    found = np.log(_COPY_START_NS + np.exp2(KNOTS) / bytes_per_ns)
+    offset = np.median(np.log(times_ns) - np.interp(place, KNOTS, found)) if len(bytes_) else 0.0
+    found += offset
+    for index, knot in enumerate(KNOTS):
+        near = np.abs(place - knot) <= 1
+        if near.sum() >= _LEAST_ROWS:
+            found[index] = np.median(np.log(times_ns[near]))
+    return np.maximum.accumulate(found)
+
+
+def fit_curves(rows: Sequence[Row], products: Products, bytes_per_ns: float) -> Curves:
+    """How long copies take by the bytes they move: of odd operands, then of each kind of bias."""
+    bytes_ = copy_bytes(products)
+    found: list[list[tuple[float, float]]] = [[] for _ in BIASES]
+    for row, bias, own, operands in zip(rows, products.bias, bytes_, products.copied_bytes, strict=True):
+        times = [time for name, time in zip(row.kernel_names, row.kernel_ns, strict=True) if role(name) == COPY]
+        if len(times) == 1:
+            found[bias if own else 0].append((float(own or operands), times[0]))
+    columns = (np.array(pairs).reshape(-1, 2).T for pairs in found)
+    return np.stack([_curve(sizes, times, bytes_per_ns) for sizes, times in columns])
+
+
+def _line(sizes: Column, times_ns: Column) -> tuple[float, float]:
+    """The line through (size, ns) with the least sum of relative errors, neither end negative."""
+    if len(sizes) == 0:
+        return 1000.0, 0.0  # about what any small kernel takes
+    read = np.stack([1 / times_ns, sizes / times_ns], axis=1)
+    scale = np.maximum(np.abs(read).max(axis=0), 1e-30)
+    weight = np.ones(len(sizes))
+    start, slope = float(np.median(times_ns)), 0.0
+    for _ in range(_ROUNDS):
+        found = np.linalg.lstsq(read / scale * weight[:, None], weight, rcond=None)[0] / scale
+        start, slope = float(found[0]), float(found[1])
+        if slope < 0 or start < 0:
+            return float(np.median(times_ns)), 0.0
+        weight = 1 / np.sqrt(np.maximum(np.abs(read @ found - 1), 1e-3))
+    return start, slope
+
+
+def fit_lines(rows: Sequence[Row], products: Products) -> Lines:
+    """How long each small kernel takes, by elements of the result."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ROLES}
+    for row, count in zip(rows, products.batch * products.m * products.n, strict=True):
+        for name, time in zip(row.kernel_names, row.kernel_ns, strict=True):
+            if role(name) in ROLES:
+                found[role(name)].append((float(count), time))
+    return np.array([_line(*np.array(found[name]).reshape(-1, 2).T) for name in ROLES])
+
+
+# ln(ns) of the rows at some places, as they would be on such parts.
+Predict = Callable[["Parts", Column], Column]
+
+
+def fit_parts(share: Column, others: Column, predict: Predict, log_ns: Column) -> Parts:
+    """Parts fitted to rows."""
+    shares = np.unique(share)
+    deviations = np.zeros((len(shares), len(COMPANY), len(FACTORS)))
+    seen = np.zeros(deviations.shape[:2], dtype=bool)
+    for row, parts in enumerate(shares):
+        for place in range(len(COMPANY)):
+            mine = np.flatnonzero((share == parts) & (np.maximum(others - 1, 0) == place))
+            if len(mine):
+                seen[row, place] = True
+                _descend(Parts(shares, deviations), (row, place), predict, mine, log_ns[mine])
+    for place in range(len(COMPANY)):
+        known = seen[:, place]
+        if known.any() and not known.all():
+            for factor in range(len(FACTORS)):
+                fitted = deviations[known, place, factor]
+                deviations[~known, place, factor] = np.interp(np.log2(shares[~known]), np.log2(shares[known]), fitted)
+    return Parts(shares, deviations)
+
+
+def _descend(parts: Parts, cell: tuple[int, int], predict: Predict, mine: Column, log_ns: Column) -> None:
+    """Moves one cell's factors, one at a time, while that lessens the mean error; halves the step when it no longer does."""
+
+    deviations = parts.deviations
+
+    def cost() -> float:
+        error = np.abs(predict(parts, mine) - log_ns).mean()
+        return float(error + _PULL * np.square(deviations[cell] / _SCALES).sum())
+
+    best, step = cost(), _STEP
+    while step > _LEAST_STEP:
+        moved = False
+        for factor in range(len(FACTORS)):
+            for way in (step, -step):
+                deviations[(*cell, factor)] += way
+                tried = cost()
+                if tried < best:
+                    best, moved = tried, True
+                    break
+                deviations[(*cell, factor)] -= way
+        if not moved:
+            step /= 2
