@@ -35,10 +35,12 @@ _KINDS = {
     "send_recv": "send_recv",
 }
 _HEADER = ("size", "count", "type", "redop", "root", "time")  # since nccl-tests 2.13
-_RANK_LINE = re.compile(r"#\s*Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
+_RANK_LINE = re.compile(r"#\s*Rank\s+(\d{1,7})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
-_VERSION = re.compile(r"nccl-library=(\d+)|^NCCL version (\d+\.\d+\.\d+)")
+_VERSION = re.compile(r"nccl-library=(\d{1,9})\b|^NCCL version (\d+\.\d+\.\d+)")
 _ROW = re.compile(r"\s*\d+\s")
+# Beyond, a row is garbled: more ranks than any machine has, more bytes than one holds, longer than a run.
+_MOST_RANKS, _MOST_BYTES, _MOST_NS = 1 << 17, 1 << 48, 1e14
 # Longer names first: all_reduce and reduce_scatter are no reduce.
 _IN_NAME = re.compile(rf"(?<![a-z])({'|'.join(sorted(_KINDS, key=len, reverse=True))})(?![a-z])")
 
@@ -148,7 +150,7 @@ def _checked(run: _Run, size: object, time_us: object) -> Point | None:
         size_bytes, ns = int(str(size)), 1e3 * float(str(time_us))
     except ValueError:
         return None
-    if run.kind is None or run.ranks < 1 or size_bytes < 0 or not 0 < ns < math.inf:
+    if run.kind is None or not 1 <= run.ranks <= _MOST_RANKS or not 0 <= size_bytes <= _MOST_BYTES or not 0 < ns <= _MOST_NS:
         return None
     return Point(run.kind, run.ranks, len(run.hosts), size_bytes, ns, run.nccl, run.device)
 
@@ -162,7 +164,7 @@ def _dotted(version: str) -> str:
 def _from_json(file: Path, text: str, kind: str | None) -> Points:
     try:
         content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not readable as the JSON of nccl-tests ({error})") from error
     run = _json_run(content, kind)
     found = [_json_point(run, row) for row in _results(content)]
@@ -184,7 +186,9 @@ def _json_run(content: Mapping[str, Any], kind: str | None) -> _Run:
         ranks=len(devices) * each,
         hosts=frozenset(str(one.get("hostname")) for one in devices),
         device=str(devices[0].get("device_info", "")).strip() if devices else "",
-        nccl=_dotted(str(version)) if isinstance(version, int) else "",
+        nccl=_dotted(str(version))
+        if isinstance(version, int) and 0 <= version < 10**9 and not isinstance(version, bool)
+        else "",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from steptime._measurements.recipe import Recipe
@@ -134,15 +135,29 @@ def read_part(path: Path, measured: MeasuredSet, columns: Sequence[str] | None =
         table = pq.read_table(path, columns=[name for name in wanted if name in schema.names])
         for name in [name for name in wanted if name not in schema.names]:
             table = table.append_column(measured.schema.field(name), pa.nulls(table.num_rows, measured.schema.field(name).type))
-        return table.select(wanted)
+        table = table.select(wanted).cast(pa.schema([measured.schema.field(name) for name in wanted]))
+        _check_values(path, table, measured)
+        return table
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file ({error}); measure it again or remove it") from error
+
+
+def _check_values(path: Path, table: pa.Table, measured: MeasuredSet) -> None:
+    """Nothing is missing that every row has, and times are numbers."""
+    holes = [name for name in measured.required if name in table.schema.names and table[name].null_count]
+    if holes:
+        raise InputError(f"{path}: column {holes[0]!r} of the set {measured.name} has rows without a value; measure them again")
+    if measured.timed and "times_ns" in table.schema.names and table.num_rows:
+        times = pc.list_flatten(table["times_ns"])
+        shortest = pc.min(pc.list_value_length(table["times_ns"])).as_py()
+        if not shortest or times.null_count or not pc.all(pc.is_finite(times)).as_py():
+            raise InputError(f"{path}: column 'times_ns' has rows without repeats, or repeats that are no numbers")
 
 
 def read(folder: Path, name: str) -> pa.Table:
     """Every row of a set in a folder, in the order of the parts' names; an empty table when there is none."""
     measured = measured_set(name)
-    parts = [read_part(path, measured).cast(measured.schema) for path in _parts_of(folder, name)]
+    parts = [read_part(path, measured) for path in _parts_of(folder, name)]
     return pa.concat_tables(parts) if parts else measured.schema.empty_table()
 
 
@@ -151,7 +166,7 @@ def merge(folders: Iterable[Path], name: str, target: Path) -> int:
     measured = measured_set(name)
     tables = [read(folder, name) for folder in folders]
     if target.exists():
-        tables.insert(0, read_part(target, measured).cast(measured.schema))
+        tables.insert(0, read_part(target, measured))
     rows = pa.concat_tables(tables)
     seen: set[tuple[Any, ...]] = set()
     keep = []

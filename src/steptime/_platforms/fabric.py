@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from steptime._hardware.description import is_file, read_json
 from steptime._hardware.fabric import FabricLimits, read_fabric
 from steptime._hardware.topology import Placement, first_ranks, place, place_together
 from steptime._models.collectives.analytic import AnalyticTier
@@ -122,16 +123,9 @@ def write_models(file: Path, tiers: Mapping[str, TierModel]) -> None:
 @cache
 def read_models(file: Path) -> Mapping[str, TierModel]:
     """What `write_models` wrote."""
-    if not file.is_file():
+    if not is_file(file):
         raise InputError(f"{file}: the fitted models of this fabric are not there; `steptime fit` writes them")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{file}: not readable as JSON ({error})") from error
-    if (
-        not isinstance(content, dict)
-        or content.get("schema_version") != MODELS_VERSION
-        or not isinstance(content.get("tiers"), dict)
-    ):
+    content = read_json(file, "the fitted models of a fabric")
+    if content.get("schema_version") != MODELS_VERSION or not isinstance(content.get("tiers"), dict):
         raise InputError(f"{file}: no fitted models of a fabric of version {MODELS_VERSION}")
     return {str(name): TierModel.from_dict(values, f"{file}, tier {name}") for name, values in content["tiers"].items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._hardware.description import Quantity
+from steptime._hardware.description import RANGES, Quantity, Range
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
 from steptime._measurements.store import read
@@ -32,6 +31,8 @@ MOST_RANKS = 1 << 17
 _SOCKETS, _SWITCH = "loopback", "nvswitch"
 # What a command line says in words of its trade: GB/s and us.
 _GB_PER_S, _US = 1e9, 1e3
+_GB = Range(RANGES["bandwidth_bytes_per_s"].least / _GB_PER_S, RANGES["bandwidth_bytes_per_s"].most / _GB_PER_S, "GB/s")
+_MICROSECONDS = Range(RANGES["latency_ns"].least / _US, RANGES["latency_ns"].most / _US, "microseconds")
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,17 @@ def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) ->
     nodes = sheet.ranks // per_node
     tiers = []
     if per_node > 1:
-        numbers = _positive("--bandwidth", sheet.bandwidth_gb_per_s), _positive("--latency", sheet.latency_us)
+        numbers = _GB.check("--bandwidth", sheet.bandwidth_gb_per_s), _MICROSECONDS.check("--latency", sheet.latency_us)
         tiers.append(_on_paper("node", links or _SWITCH, per_node, *numbers))
     if nodes > 1:
         if sheet.network_gb_per_s is None or sheet.network_us is None:
             raise InputError(
                 f"{nodes} nodes of {per_node}: give --network-bandwidth (GB/s of a card) and --network-latency (us)"
             )
-        numbers = _positive("--network-bandwidth", sheet.network_gb_per_s), _positive("--network-latency", sheet.network_us)
+        numbers = (
+            _GB.check("--network-bandwidth", sheet.network_gb_per_s),
+            _MICROSECONDS.check("--network-latency", sheet.network_us),
+        )
         tiers.append(_on_paper(NETWORK, NETWORK, sheet.ranks, *numbers))
     title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, as on paper; nothing was measured"
     rails = per_node if nodes > 1 else 0
@@ -157,12 +161,6 @@ def checked_name(name: str) -> str:
 def _on_paper(name: str, kind: str, ranks: int, gb_per_s: float, us: float) -> LinkTier:
     said = f"given to `steptime fabric` as on paper, {date.today().isoformat()}"
     return LinkTier(name, kind, ranks, Quantity(gb_per_s * _GB_PER_S, said), Quantity(us * _US, said))
-
-
-def _positive(option: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise InputError(f"{option} {value:g}: expected a number above 0")
-    return value
 
 
 def _on_nodes(point: Point, gpus_per_node: int | None) -> Point:

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from steptime._hardware.description import count, read_toml
 from steptime._hardware.device import DeviceLimits, device_names, read_device
 from steptime._hardware.fabric import FabricLimits, fabric_names, read_fabric
 from steptime._models.host.model import FOLDER as HOSTS
@@ -166,7 +167,7 @@ def is_fabric(name: str) -> bool:
         return name in fabric_names()
     try:
         return "tiers" in tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
@@ -178,17 +179,8 @@ def platform_toml(parts: PlatformParts) -> str:
 
 
 def _read(file: Path) -> PlatformParts:
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); expected a platform's TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: not readable as TOML ({error})") from error
-    if content.get("schema_version") != SCHEMA_VERSION:
-        raise InputError(f"{file}: platform of version {content.get('schema_version')}, this steptime reads {SCHEMA_VERSION}")
-    ranks = content.get("ranks")
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise InputError(f"{file}: ranks is {ranks!r}, expected a whole number, 1 or more")
+    content = read_toml(file, "platform", SCHEMA_VERSION)
+    ranks = count(file, content, "ranks")
     device, fabric = _part(file, content, "device"), None if "fabric" not in content else _part(file, content, "fabric")
     host = _part(file, content, "host") if "host" in content else _usual_host(device)
     return PlatformParts(str(content.get("name", file.stem)), ranks, device, host, fabric)

@@ -153,7 +153,7 @@ def test_constants_survive_a_file_and_odd_files_are_told(tmp_path: Path) -> None
     with pytest.raises(InputError, match="held_sms"):
         read_overlaps(file)
     file.write_text("[]")
-    with pytest.raises(InputError, match="no overlaps"):
+    with pytest.raises(InputError, match="expected overlaps"):
         read_overlaps(file)
     file.write_text("{")
     with pytest.raises(InputError, match="not readable"):

@@ -167,7 +167,7 @@ def test_measured_ends_stay_inside_after_json() -> None:
         ({"curves": [{"kind": "all_reduce", "ranks": "2"}]}, "ranks '2'"),
         ({"curves": [{"kind": "all_reduce", "ranks": 2, "log2_bytes": [1, 2]}]}, "log_ns"),
         ({"residuals": {"all_reduce": [0.1]}}, "no fitted collectives"),
-        ({"residuals": {"all_reduce": [0.1, float("inf")]}}, "finite"),
+        ({"residuals": {"all_reduce": [0.1, float("inf")]}}, "expected logarithms"),
         ({"idle_power": "much"}, "no fitted collectives"),
     ],
 )

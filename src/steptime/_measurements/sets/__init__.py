@@ -36,8 +36,14 @@ class MeasuredSet:
     columns: tuple[pa.Field, ...]
     case: tuple[str, ...]
     repeats: tuple[str, ...] = ()  # columns of the case that only tell repeats of one question apart
+    optional: tuple[str, ...] = ()  # columns of the case that are null where they do not apply
     added: tuple[str, ...] = ()  # columns that older parts lack and rows may leave out: there they are null
     timed: bool = True  # whether `times_ns` are what is asked
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Columns that have a value in every row: what was asked, and the times."""
+        return ("times_ns", *(name for name in self.case if name not in self.optional and name not in self.added))
 
     @property
     def schema(self) -> pa.Schema:

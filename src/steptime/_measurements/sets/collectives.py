@@ -43,5 +43,6 @@ SET = MeasuredSet(
     ),
     case=("collective", "ranks", "fabric", "settings", "dtype", "bytes", "splits", "share", "mode", "beside", "host_threads",
           "arrival", "skew_ns", "late_rank"),
+    optional=("splits", "skew_ns", "late_rank"),
     added=("reference_ns",),
 )  # fmt: skip

@@ -34,5 +34,6 @@ SET = MeasuredSet(
         pa.field("wire_probe_ns", pa.list_(pa.float64())),
     ),
     case=("workload", "config", "precision", "batch", "ranks", "share", "fabric", "plan"),
+    optional=("plan",),
     added=("host_probe_ns", "wire_probe_ns"),
 )

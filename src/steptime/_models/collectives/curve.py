@@ -32,6 +32,8 @@ _LEAST_KNOTS = 3
 # makes of the last octave. Of 51 curves (loopback, public A100 and H100 tables) fitted without their last 4 octaves, the time
 # at the largest size is then off by 3 % in the middle; a time in proportion to the bytes is 31 % too long.
 _LEAST_MOVING = 0.5
+# What a file may hold: an exabyte, and a month.
+_MOST_LOG2_BYTES, _MOST_LOG_NS = 60.0, 35.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Curve:
         knots, log_ns = (np.array(values[name], dtype=np.float64) for name in ("log2_bytes", "log_ns"))
         if knots.ndim != 1 or knots.shape != log_ns.shape or len(knots) < 2 or not np.all(np.isfinite(knots + log_ns)):
             raise ValueError("a curve needs as many log2_bytes as log_ns, two or more, all finite")
+        if knots.min() < 0 or knots.max() > _MOST_LOG2_BYTES or log_ns.min() < 0 or log_ns.max() > _MOST_LOG_NS:
+            raise ValueError(f"a curve's log2_bytes lie in 0 to {_MOST_LOG2_BYTES:g}, its log_ns in 0 to {_MOST_LOG_NS:g}")
         if (np.diff(knots) <= 0).any() or (np.diff(log_ns) < 0).any():
             raise ValueError("a curve's log2_bytes ascend and its log_ns do not fall")
         return cls(knots, log_ns)

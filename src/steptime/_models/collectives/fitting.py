@@ -164,7 +164,9 @@ def swept(rows: Iterable[Row], fabric: str) -> list[Swept]:
         plain = all(row[name] == value for name, value in _PLAIN.items())
         if plain and row["fabric"] == fabric and row["collective"] in KINDS:
             ranks, flat = row["ranks"], row["splits"]
-            splits = None if not flat else tuple(tuple(flat[start : start + ranks]) for start in range(0, len(flat), ranks))
+            splits = (
+                None if not flat else tuple(tuple(flat[start : start + ranks]) for start in range(0, len(flat), max(ranks, 1)))
+            )
             found.append(
                 Swept(
                     Message(row["collective"], ranks, row["bytes"], splits),

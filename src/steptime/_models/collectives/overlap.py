@@ -7,7 +7,6 @@ that finds the device full starts when the running kernel ends. Where the wire i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._hardware.description import read_json
 from steptime._hardware.fabric import FOLDER
 from steptime.errors import InputError
 
@@ -170,10 +170,7 @@ def _shipped() -> Mapping[str, Overlap]:
 
 def read_overlaps(file: Path) -> Mapping[str, Overlap]:
     """What `write_overlaps` wrote, by fabric."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: not readable as JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+    content = read_json(file, "overlaps")
+    if content.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"{file}: no overlaps of version {SCHEMA_VERSION}")
     return {name: Overlap.from_dict(values, f"{file}, {name}") for name, values in content["fabrics"].items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite, log2
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ _BETWEEN_RANKS, _BEYOND_RANKS, _BEYOND_BYTES = 0.12, 0.20, 0.05
 _UNKNOWN = (-0.3, 0.3)
 
 _BARRIER_BYTES = 4.0
+# Of what a file may hold: logarithms of factors, and ranks of one group.
+_MOST_LOG, _MOST_RANKS = 10.0, 1 << 17
 # Splits are added up and divided again, and even ones may come out that far from their buffer.
 _EVEN = 1e-12
 # Parts of an exchange that end within so many bytes are copied more slowly: on loopback by 6, 11 and 5 % for 2, 4 and 8 ranks.
@@ -148,6 +150,8 @@ class TierModel:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> TierModel:
         """What `to_dict` gave; `where` is said in errors."""
+        if not isinstance(values, Mapping):
+            raise InputError(f"{where}: no fitted collectives, but {str(values)[:40]!r}")
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise InputError(f"{where}: collectives of schema version {version!r}, expected {SCHEMA_VERSION}; fit them again")
@@ -157,10 +161,13 @@ class TierModel:
             power, ragged = float(values["idle_power"]), float(values["ragged"])
         except KeyError as error:
             raise InputError(f"{where}: no {error.args[0]!r} in the fitted collectives") from error
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{where}: no fitted collectives ({error})") from error
-        if not all(map(isfinite, (power, ragged, *(end for ends in residuals.values() for end in ends)))):
-            raise InputError(f"{where}: no fitted collectives (idle_power, ragged and residuals must be finite)")
+        logs = (power, ragged, *(end for ends in residuals.values() for end in ends))
+        if not all(abs(one) <= _MOST_LOG for one in logs):
+            raise InputError(
+                f"{where}: idle_power, ragged or a residual is beyond {_MOST_LOG:g}, expected logarithms of factors"
+            )
         return cls(curves, power, residuals, ragged)
 
 
@@ -168,8 +175,8 @@ def _key(values: Mapping[str, Any]) -> tuple[str, int]:
     kind, ranks = values["kind"], values["ranks"]
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r}, expected one of {', '.join(KINDS)}")
-    if not isinstance(ranks, int) or ranks < 2:
-        raise ValueError(f"ranks {ranks!r} of {kind}, expected a count of 2 or more")
+    if not isinstance(ranks, int) or not 2 <= ranks <= _MOST_RANKS:
+        raise ValueError(f"ranks {repr(ranks)[:20]} of {kind}, expected a count of 2 to {_MOST_RANKS}")
     return kind, ranks
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 import steptime
+from steptime._hardware.description import Range
 from steptime._models.host.speed import HostCost, Speed
 from steptime.errors import InputError
 
@@ -17,6 +18,7 @@ SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
 
 VIEW, ALLOCATION, LAUNCH, FOREACH, COLLECTIVE = "view", "allocation", "launch", "foreach", "collective"
+_COST = Range(0, 1e12, "nanoseconds or calls")
 CLASSES = (VIEW, ALLOCATION, LAUNCH, FOREACH, COLLECTIVE)
 
 
@@ -86,11 +88,36 @@ class HostModel:
             version = msgspec.json.decode(text, type=_Version).schema_version
             if version != SCHEMA_VERSION:
                 raise InputError(f"{path}: a host model of schema version {version}, expected {SCHEMA_VERSION}; fit it again")
-            return msgspec.json.decode(text, type=cls)
+            model = msgspec.json.decode(text, type=cls)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); expected a host model") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: not a host model ({error}); fit it again") from error
+        model.check(str(path))
+        return model
+
+    def check(self, where: str) -> None:
+        """Every class has a cost, and every cost is a time that a call can take."""
+        missing = [name for name in CLASSES if name not in self.classes]
+        if missing:
+            raise InputError(f"{where}: no cost of ops of the class {missing[0]!r}; fit it again")
+        costs = {
+            "reference_cpu_ns": self.reference_cpu_ns,
+            "reference_launch_ns": self.reference_launch_ns,
+            "launch_ns": self.launch_ns,
+            "binding_ns": self.binding_ns,
+            "first_call": self.first_call,
+        }
+        for name, cost in (*self.ops.items(), *self.classes.items()):
+            costs |= {
+                f"{name}: cpu_ns": cost.cpu_ns,
+                f"{name}: per_tensor_ns": cost.per_tensor_ns,
+                f"{name}: launches": cost.launches,
+            }
+        for name, around in self.around.items():
+            costs |= {f"{name}: cpu_ns": around.cpu_ns, f"{name}: launch_ns": around.launch_ns}
+        for key, value in costs.items():
+            _COST.check(f"{where}: {key}", value)
 
 
 class _Version(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime._hardware.description import COUNT_OF_RANKS, Range, read_json
 from steptime._models.collectives.message import KINDS, Message
 from steptime._models.host.calibration import speed_of
 from steptime._platforms.platform import Platform
@@ -20,6 +20,12 @@ SCHEMA_VERSION = 1
 # Smaller messages are latency, which calibrations of a few calls repeat badly.
 _LEAST_BYTES = 64 << 10
 _STREAMED = "stream"
+_RANGES = {
+    "time_ns": Range(0, 1e12, "nanoseconds"),
+    "spread": Range(0, 1e6, "times the median"),
+    "bytes": Range(0, 1 << 48, "bytes"),
+    "ranks": COUNT_OF_RANKS,
+}
 # What is left unknown once a machine is calibrated: between processes that time the same step minutes apart, measured steps
 # differ by 6 % on the average and by 11 % (standard deviation of the logarithm of their ratio; DLRM of 2 and 4 ranks on one
 # machine, two visits each): host-bound ones by more than wire-bound ones.
@@ -39,13 +45,8 @@ def read_calibration(file: Path, platform: Platform) -> Calibration:
 
 
 def _content(file: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); expected what `steptime calibrate` wrote") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{file}: not readable as JSON ({error}); expected what `steptime calibrate` wrote") from error
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+    content = read_json(file, "what `steptime calibrate` wrote")
+    if content.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"{file}: no calibration of version {SCHEMA_VERSION}; `steptime calibrate` writes one")
     return content
 
@@ -58,15 +59,12 @@ def _entries(content: Mapping[str, Any], key: str, file: Path) -> list[Mapping[s
 
 
 def _number(entry: Mapping[str, Any], key: str, file: Path) -> float:
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
-        raise InputError(f"{file}: {key} is {value!r} in {json.dumps(entry)[:80]}; expected a number of 0 or more")
-    return float(value)
+    return _RANGES[key].check(f"{file}: {key} of {entry.get('op') or entry.get('collective')}", entry.get(key))
 
 
 def _below_zero(entry: Mapping[str, Any]) -> bool:
     value = entry.get("time_ns")
-    return isinstance(value, float) and value < 0
+    return isinstance(value, int | float) and value < 0
 
 
 def _times(entry: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
