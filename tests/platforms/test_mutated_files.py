@@ -62,7 +62,7 @@ def mutated_tree(tree: Any, draw: random.Random) -> Any:
     return draw.choice(VALUES)
 
 
-def refused_or(read: Callable[[], None]) -> bool:
+def refused_or(read: Callable[[], object]) -> bool:
     """Whether it was refused, in one line."""
     try:
         read()
