@@ -16,7 +16,7 @@ TORCHREC_READY := $(TORCHREC_VENV)/.ready
 DEMO_TRACE := out/demo.trace.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrec browser lint format check bench check-gpu clean
+.PHONY: help demo test test-slow test-torchrec browser lint format check bench check-gpu clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -25,8 +25,12 @@ demo: $(READY)  ## explain a real four-rank training step
 	@mkdir -p $(dir $(DEMO_TRACE))
 	$(BIN)/steptime replay examples/h200_mps4_dlrm --trace $(DEMO_TRACE)
 
-test: $(READY)  ## all tests
-	$(BIN)/python -m pytest -n $(JOBS)
+# By file: what a file's tests share (a fitted form, a captured step) is made once.
+test: $(READY)  ## the tests that guard laws: a few minutes
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-slow: $(READY)  ## the rest: long fuzzing, refits, whole measured sets, groups of ranks, pages in a browser
+	$(BIN)/python -m pytest -n $(JOBS) -m slow
 
 test-torchrec: $(TORCHREC_READY)  ## plans and estimates with the real TorchRec, in an environment of its own
 	STEPTIME_TORCHREC=required $(TORCHREC_BIN)/python -m pytest tests/torchrec

@@ -96,6 +96,7 @@ def point_at(page: Browser, family: str) -> ActionChains:
     return ActionChains(page, duration=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1400, 800, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_opens_without_complaint_and_asks_nobody(
@@ -109,12 +110,14 @@ def test_a_page_opens_without_complaint_and_asks_nobody(
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width, "the page does not scroll sideways"
 
 
+@pytest.mark.slow
 def test_the_timeline_is_drawn(page: Browser) -> None:
     assert page.execute_script(COLOURS) > 12
     for family in ("communication", "embedding", "matmul", "host"):
         assert page.execute_script(LONGEST, family)[0] > 1, family
 
 
+@pytest.mark.slow
 def test_a_page_opens_on_what_devices_do(page: Browser) -> None:
     opened = visible(page)
     press(page, "0")
@@ -124,6 +127,7 @@ def test_a_page_opens_on_what_devices_do(page: Browser) -> None:
     assert visible(page) == opened
 
 
+@pytest.mark.slow
 def test_keys_zoom_move_and_fit(page: Browser) -> None:
     press(page, "0")
     whole = visible(page)
@@ -140,6 +144,7 @@ def test_keys_zoom_move_and_fit(page: Browser) -> None:
     assert visible(page) == whole
 
 
+@pytest.mark.slow
 def test_buttons_zoom_as_keys_do(page: Browser) -> None:
     element(page, "fit").click()
     whole = visible(page)
@@ -150,6 +155,7 @@ def test_buttons_zoom_as_keys_do(page: Browser) -> None:
     assert visible(page) == whole
 
 
+@pytest.mark.slow
 def test_nothing_zooms_beyond_the_whole(page: Browser) -> None:
     element(page, "fit").click()
     whole = visible(page)
@@ -157,6 +163,7 @@ def test_nothing_zooms_beyond_the_whole(page: Browser) -> None:
     assert visible(page) == whole
 
 
+@pytest.mark.slow
 def test_the_wheel_zooms_at_the_pointer_and_dragging_moves(page: Browser) -> None:
     whole, stage = visible(page), element(page, "stage")
     page.execute_script(
@@ -170,6 +177,7 @@ def test_the_wheel_zooms_at_the_pointer_and_dragging_moves(page: Browser) -> Non
     assert visible(page)[0] < near[0]
 
 
+@pytest.mark.slow
 def test_dragging_along_the_scale_zooms_into_the_stretch(page: Browser) -> None:
     whole, stage = visible(page), element(page, "stage")
     height, width = stage.size["height"], stage.size["width"]
@@ -179,6 +187,7 @@ def test_dragging_along_the_scale_zooms_into_the_stretch(page: Browser) -> None:
     assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 4, rel=0.15)
 
 
+@pytest.mark.slow
 def test_pointing_at_a_bar_says_what_it_is(page: Browser) -> None:
     tip = element(page, "tip")
     assert not tip.is_displayed()
@@ -189,6 +198,7 @@ def test_pointing_at_a_bar_says_what_it_is(page: Browser) -> None:
     assert "rank " in tip.text
 
 
+@pytest.mark.slow
 def test_a_chosen_bar_stays_and_keys_go_on_from_it(page: Browser) -> None:
     point_at(page, "embedding").click().perform()
     chosen = element(page, "chosen")
@@ -202,6 +212,7 @@ def test_a_chosen_bar_stays_and_keys_go_on_from_it(page: Browser) -> None:
     assert chosen.text == ""
 
 
+@pytest.mark.slow
 def test_searching_counts_and_lets_the_rest_fade(page: Browser) -> None:
     before = {family: page.execute_script(LONGEST, family)[0] for family in ("matmul", "embedding")}
     element(page, "query").send_keys("EMBEDDING_bag")
@@ -216,6 +227,7 @@ def test_searching_counts_and_lets_the_rest_fade(page: Browser) -> None:
     assert element(page, "found").text == "no match"
 
 
+@pytest.mark.slow
 def test_one_family_can_be_looked_at_alone(page: Browser) -> None:
     button = page.find_element(By.XPATH, "//p[@id='legend']/button[.='matmul']")
     button.click()
@@ -226,6 +238,7 @@ def test_one_family_can_be_looked_at_alone(page: Browser) -> None:
     assert button.get_attribute("aria-pressed") == "false"
 
 
+@pytest.mark.slow
 def test_a_name_of_the_critical_path_is_found_on_the_timeline(page: Browser, made: tuple[Path, Prediction]) -> None:
     name = made[1].critical_path.top[0].name
     page.find_element(By.CSS_SELECTOR, ".find").click()
@@ -233,6 +246,7 @@ def test_a_name_of_the_critical_path_is_found_on_the_timeline(page: Browser, mad
     assert " found" in element(page, "found").text
 
 
+@pytest.mark.slow
 def test_the_critical_path_and_host_threads_can_be_left_out(page: Browser) -> None:
     with_path = page.execute_script(LONGEST, "ink")[0]
     press(page, "p")
@@ -243,6 +257,7 @@ def test_the_critical_path_and_host_threads_can_be_left_out(page: Browser) -> No
     assert element(page, "stage").size["height"] < height
 
 
+@pytest.mark.slow
 def test_dark_and_light_differ_and_the_button_changes_them(page: Browser) -> None:
     def paper() -> list[str]:
         drawn = (
@@ -261,6 +276,7 @@ def test_dark_and_light_differ_and_the_button_changes_them(page: Browser) -> Non
     assert paper()[0] == dark[0]
 
 
+@pytest.mark.slow
 def test_a_question_mark_opens_the_help_and_escape_closes_it(page: Browser) -> None:
     press(page, "?")
     assert element(page, "help").is_displayed()
@@ -268,6 +284,7 @@ def test_a_question_mark_opens_the_help_and_escape_closes_it(page: Browser) -> N
     assert not element(page, "help").is_displayed()
 
 
+@pytest.mark.slow
 def test_everything_can_be_reached_by_tab_and_the_focus_is_seen(page: Browser) -> None:
     page.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
     reached = set()
@@ -280,6 +297,7 @@ def test_everything_can_be_reached_by_tab_and_the_focus_is_seen(page: Browser) -
     assert {"theme", "ask", "query", "hosts", "highlight", "in", "out", "devices", "fit", "stage"} <= reached
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_as_text(opened: Browser, tmp_path: Path) -> None:
     prediction, workload = hostile()
     file = tmp_path / "hostile.html"

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
+from tests.slow import slow_beyond  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 
 from steptime._capture.collectives.log import CommLog  # noqa: E402
@@ -158,7 +159,7 @@ def built(case: Case) -> Callable[[], Any]:
     return make
 
 
-@pytest.mark.parametrize("name", ["dlrm-t00-b1024-r2", "dlrm-t00-b1024-r4"])
+@pytest.mark.parametrize("name", slow_beyond(1, ["dlrm-t00-b1024-r2", "dlrm-t00-b1024-r4"]))
 def test_every_rank_of_a_sharded_dlrm_does_what_was_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     buffers_of_the_cpu(monkeypatch)
     ranks = int(name[-1])

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.capture.resnet import resnet50  # noqa: E402
+from tests.slow import slow_unless  # noqa: E402
 from transformers.models.xlnet.modeling_xlnet import XLNetModel  # noqa: E402
 
 from steptime._capture.capture import Captured, capture  # noqa: E402
@@ -83,13 +84,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("resnet50-b16-r1", "dlrm-default-b2048-r1")
+
+
+@pytest.mark.parametrize("name", slow_unless(QUICK, list(CASES)))
 def test_device_ops_are_those_of_the_recorded_step_in_its_order(name: str) -> None:
     found = same_device_ops(captured(name).program, recorded(name), caches=False)
     assert len(found.differences) <= CASES[name], found.differences[:5]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("xlnet")])  # whose code has changed
+# XLNet's code has changed.
+@pytest.mark.parametrize("name", slow_unless(QUICK, [name for name in CASES if not name.startswith("xlnet")]))
 def test_what_is_recorded_besides_lies_inside_ops(name: str) -> None:
     # Reservations and views that the kernels of CUDA make for themselves.
     program = captured(name).program
@@ -98,7 +103,8 @@ def test_what_is_recorded_besides_lies_inside_ops(name: str) -> None:
     assert not ours, ours[:5]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("dlrm")])  # they keep buffers for other cases
+# DLRM steps keep buffers for other cases.
+@pytest.mark.parametrize("name", slow_unless(QUICK, [name for name in CASES if not name.startswith("dlrm")]))
 def test_peak_memory_is_that_of_the_recorded_step(name: str) -> None:
     expected = peak_memory(recorded(name), batches=BATCHES)
     assert captured(name).peak_memory.allocated == pytest.approx(expected.allocated, rel=0.011)

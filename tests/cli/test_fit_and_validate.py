@@ -10,6 +10,7 @@ from steptime._hardware.device import FOLDER
 from steptime._models.kernels.fitted import KernelModels
 
 
+@pytest.mark.slow
 def test_validate_kernels_says_the_same_to_programs_and_its_families_are_within_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -29,6 +30,7 @@ def test_validate_kernels_says_the_same_to_programs_and_its_families_are_within_
     assert float(told[2]) == pytest.approx(100 * found["summary"]["gmae"], abs=0.11)
 
 
+@pytest.mark.slow
 def test_validate_lookups_beats_what_was_published_on_rows_and_on_lookups_unlike_any_fitted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

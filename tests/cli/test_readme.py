@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,11 @@ def commands(program: str) -> list[list[str]]:
     return [words for words in parsed if words[:1] == [program]]
 
 
+def slow_if_long(words: list[str]) -> Any:
+    """The words as a parameter; what reads a whole measured set or searches takes many seconds."""
+    return pytest.param(words, marks=pytest.mark.slow) if words[1] in ("validate", "shard", "measure") else words
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place where the README's paths exist: the examples, and a user's own run."""
@@ -53,7 +59,7 @@ def test_every_command_that_needs_a_gpu_is_understood(words: list[str]) -> None:
     assert given.out.name.startswith("my_")
 
 
-@pytest.mark.parametrize("words", [words for words in commands("steptime") if not job_of(words)], ids=" ".join)
+@pytest.mark.parametrize("words", [slow_if_long(words) for words in commands("steptime") if not job_of(words)], ids=" ".join)
 def test_every_steptime_command_runs(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert folder.is_dir()
     assert run(words[1:]) == 0

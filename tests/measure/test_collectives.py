@@ -36,6 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_small_run_measures_every_collective_in_every_circumstance(measured: Path) -> None:
     rows = rows_of(measured)
     assert {row["collective"] for row in rows} >= {
@@ -58,12 +59,14 @@ def test_a_small_run_measures_every_collective_in_every_circumstance(measured: P
     assert all(row["ranks"] == 2 and row["fabric"] == "gloo" and row["share"] == 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_every_time_is_positive_and_each_case_has_its_repeats(measured: Path) -> None:
     for row in rows_of(measured):
         assert all(value > 0 for value in row["times_ns"])
         assert len(row["times_ns"]) == 5 or row["beside"] != "none"
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_only_what_is_missing(measured: Path) -> None:
     keys = [row["key"] for row in rows_of(measured)]
     assert len(keys) == len(set(keys))
@@ -72,6 +75,7 @@ def test_a_second_run_measures_only_what_is_missing(measured: Path) -> None:
     assert len(rows_of(measured)) == before
 
 
+@pytest.mark.slow
 def test_company_is_timed_with_and_without_the_collective(measured: Path) -> None:
     for row in rows_of(measured):
         if row["beside"] == "none":
@@ -80,6 +84,7 @@ def test_company_is_timed_with_and_without_the_collective(measured: Path) -> Non
             assert row["beside_alone_ns"] > 0
 
 
+@pytest.mark.slow
 def test_waiting_for_a_late_rank_is_recorded_and_not_part_of_the_time(measured: Path) -> None:
     skewed = [row for row in rows_of(measured) if row["arrival"] == "skewed"]
     assert skewed
@@ -88,6 +93,7 @@ def test_waiting_for_a_late_rank_is_recorded_and_not_part_of_the_time(measured: 
         assert row["waiting_ns"] > 0.5 * row["skew_ns"]
 
 
+@pytest.mark.slow
 def test_uneven_rows_hold_their_whole_matrix(measured: Path) -> None:
     uneven = [row for row in rows_of(measured) if row["splits"]]
     assert len(uneven) == 4
@@ -163,6 +169,7 @@ def work(group, session, plan):
 """
 
 
+@pytest.mark.slow
 def test_a_sample_adds_rows_of_the_same_kind_beside_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "more"
     package.mkdir()

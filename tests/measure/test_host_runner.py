@@ -209,6 +209,7 @@ def test_a_small_run_without_a_profiler_has_every_kind(tmp_path: Path) -> None:
     assert all(len(row["reference_cpu_ns"]) == len(row["times_ns"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_every_profiler_mode_measures_the_same_loops(tmp_path: Path) -> None:
     plan = {"modes": [[mode, 60.0] for mode in MODES], "short": False, "small": True, "only": ["op", "launch", "backward_node"]}
     host.work(GROUP, a_session(tmp_path), plan)

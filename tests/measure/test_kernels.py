@@ -239,6 +239,7 @@ def test_a_worker_measures_the_calls_of_workloads_and_of_the_sweep(tmp_path: Pat
     assert sources["sweep"] >= 2
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_device_measure_it_busy_idle_and_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     session = a_session(tmp_path)

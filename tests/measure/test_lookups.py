@@ -190,6 +190,7 @@ def test_no_time_left_measures_nothing_and_says_so(tmp_path: Path) -> None:
     assert read(tmp_path, "lookups").num_rows == 0
 
 
+@pytest.mark.slow
 def test_parts_of_a_device_are_measured_beside_the_others(tmp_path: Path) -> None:
     run(session(tmp_path), Options(ranks=(2,), share_gpu=True, device="cpu", small=True))
     rows = read(tmp_path, "lookups").to_pylist()

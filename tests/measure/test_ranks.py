@@ -65,12 +65,14 @@ def test_every_rank_works_and_its_rows_come_together(job: str, tmp_path: Path) -
     assert sorted((row["op"], row["rank"], row["time_ns"]) for row in rows) == [("rank0", 0, 2.0), ("rank1", 1, 2.0)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others_and_loses_no_flushed_row(job: str, tmp_path: Path) -> None:
     with pytest.raises(RanksError, match="failed"):
         run_two(job, tmp_path / "out", fails_late=1)
     assert read(tmp_path / "out", "host").num_rows == 2
 
 
+@pytest.mark.slow
 def test_interrupted_ranks_flush_their_rows_and_say_nothing(
     job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -362,6 +362,7 @@ def test_an_interrupted_case_is_not_skipped_by_the_next_run(session: Session, mo
     assert Flight(session.folder, "timed1").take() == ""
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = dlrm_cases(2)
     options = replace(CPU, ranks=(2,), only=("dlrm",))

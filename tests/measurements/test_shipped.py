@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.slow import slow_unless
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._calibrate.collectives.fabrics import fabric_of
@@ -24,7 +25,7 @@ from steptime_lab.workloads.cases import step_cases
 PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
 
 
-@pytest.mark.parametrize("name", sorted(measured_sets()))
+@pytest.mark.parametrize("name", slow_unless(("collectives", "host", "sharding", "steps"), sorted(measured_sets())))
 def test_every_shipped_row_is_whole(name: str) -> None:
     rows = shipped(name).to_pylist()
     assert rows
@@ -76,6 +77,7 @@ def test_plans_of_a_sharding_task_were_timed_in_every_block() -> None:
     assert {len(found) for found in blocks.values()} == {8}
 
 
+@pytest.mark.slow
 def test_the_noise_floor_in_the_docs_is_that_of_the_shipped_rows() -> None:
     found = re.search(r"<!-- noise -->\n(.*?)\n<!-- /noise -->", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None, "benchmarks/noise_floor.py --docs puts it there"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.program.mutations import BYTES, VALUES, Change, case, cut, damage, outcome
 from tests.program.small_traces import EXAMPLE, RANKS, shipped, small_kineto
+from tests.slow import slow_beyond
 
 from steptime._program.load import load
 from steptime.errors import SteptimeError
@@ -29,7 +30,7 @@ def written(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", slow_beyond(3, range(BATCHES)))
 def test_damaged_traces_give_step_times_or_one_clear_line(tmp_path: Path, batch: int) -> None:
     found = []
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
@@ -42,7 +43,7 @@ def test_damaged_traces_give_step_times_or_one_clear_line(tmp_path: Path, batch:
     assert BATCH // 5 < found.count("result") < BATCH
 
 
-@pytest.mark.parametrize("seed", range(WHOLE_TRACES))
+@pytest.mark.parametrize("seed", slow_beyond(4, range(WHOLE_TRACES)))
 def test_damaged_traces_of_full_size_give_step_times_or_one_clear_line(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     kind, many = rng.choice((("kineto", "traceEvents"), ("kineto", "traceEvents"), ("et", "nodes")))
@@ -52,7 +53,7 @@ def test_damaged_traces_of_full_size_give_step_times_or_one_clear_line(tmp_path:
     outcome([written(tmp_path / "job", files)])
 
 
-@pytest.mark.parametrize("seed", range(CUTS))
+@pytest.mark.parametrize("seed", slow_beyond(10, range(CUTS)))
 def test_a_trace_that_lost_its_end_never_passes_for_a_whole_one(tmp_path: Path, seed: int) -> None:
     data = cut(random.Random(seed), small_kineto(seed % RANKS).rstrip().removesuffix(b"}").rstrip())
     path = written(tmp_path / "cut", {"rank0.json": data}) / "rank0.json"

@@ -100,6 +100,7 @@ def test_copies_of_a_large_table_cost_more_than_its_rows_divided() -> None:
     assert rows < copies
 
 
+@pytest.mark.slow
 def test_kinds_on_every_rank_are_chosen_only_where_allowed() -> None:
     allowed = Task(TASK.model, 4, Constraints(kinds=KINDS))
     found = search(allowed, PLATFORM, Budget(400))

@@ -7,6 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import dask
+import pytest
 from distributed import Client, LocalCluster
 from tests.shard.additive import model_of
 
@@ -19,12 +20,14 @@ PLATFORM = Platform.load("4xh200-quarter-loopback")
 TASKS = [Task(model_of(6, seed=seed, batch=8192), 4) for seed in range(2)]
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_does() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         found = search_many(TASKS, PLATFORM, executor, Budget(60))
     assert [one.options for one in found] == [search(task, PLATFORM, Budget(60)).options for task in TASKS]
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_finds_what_one_does(tmp_path: Path) -> None:
     # A worker process of its own, on any free port of this machine alone; what it leaves behind is the test's.
     with (

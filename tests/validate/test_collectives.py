@@ -126,6 +126,7 @@ def loopback() -> Validation:
     return validate_collectives("loopback", fit_fabric(some), elsewhere=some)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("label", "bar"),
     [
@@ -141,12 +142,14 @@ def test_shipped_loopback_rows_are_met(loopback: Validation, label: str, bar: fl
     assert loopback.parts[label].summary.gmae < bar
 
 
+@pytest.mark.slow
 def test_shipped_uneven_exchanges_are_many_and_beat_the_published_rule(loopback: Validation) -> None:
     part = loopback.parts["all_to_all uneven, in fifths"]
     assert part.summary.rows >= 300
     assert part.baselines["published"].gmae > 2 * part.summary.gmae
 
 
+@pytest.mark.slow
 def test_shipped_intervals_hold_about_nine_rows_of_ten(loopback: Validation) -> None:
     covered = loopback.whole.summary.interval_coverage
     assert covered is not None

@@ -327,6 +327,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_published_runs_are_replayed_within_the_bars(case: str) -> None:
     path = SHARED / case

@@ -193,6 +193,7 @@ def test_the_command_fails_where_a_bar_is_not_kept_and_still_says_everything(
     assert "Whose error" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_shipped_steps_keeps_its_bars() -> None:
     with ThreadPoolExecutor(1) as executor:
         found = validate_steps(names=sample_names(), executor=executor).validation

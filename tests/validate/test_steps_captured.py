@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="the step is one of transformers'")
 NAME = "gpt2-b64-r4-bf16"
 
 
+@pytest.mark.slow
 def test_a_captured_step_of_several_ranks_is_predicted_as_its_trace_is() -> None:
     (case,) = shipped_steps([NAME])
     assert builder(case, CONFIG, {}) is None

@@ -136,6 +136,7 @@ def _plain(case: Case, seen: list[dict[str, Any]]) -> dict[str, Any]:
     return {"tables": tables, "bottom": bottom, "top": top}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(_cases()))
 def test_sharded_training_equals_training_in_one_process(trained: Path, name: str) -> None:
     seen = [torch.load(trained / f"{name}-{rank}.pt", weights_only=True) for rank in range(RANKS)]

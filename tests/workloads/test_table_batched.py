@@ -137,6 +137,7 @@ def test_the_triton_kernels_agree_with_dense_embedding_bags() -> None:
     assert done.stdout.split()[1::2] == names
 
 
+@pytest.mark.slow
 def test_the_triton_kernels_compile_for_a_hopper_gpu_with_wide_accesses() -> None:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")

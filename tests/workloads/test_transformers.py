@@ -103,6 +103,7 @@ def _train(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_train_the_same_weights_on_different_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     spawn(_train, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
