@@ -41,13 +41,17 @@ def repeated_class_names(package: Path) -> set[str]:
 
 def test_every_part_stays_within_its_lines() -> None:
     budget, lines = BUDGET["lines"], lines_per_part()
-    beyond = {part: f"{count} lines, budget {budget.get(part, 0)}" for part, count in lines.items() if count > budget.get(part, 0)}
+    beyond = {
+        part: f"{count} lines, budget {budget.get(part, 0)}" for part, count in lines.items() if count > budget.get(part, 0)
+    }
     assert not beyond, "make it smaller, or raise tests/size_budget.toml in a commit that says why"
 
 
 def test_packages_stay_within_their_lines() -> None:
     lines = lines_per_part()
-    totals = {package: sum(count for part, count in lines.items() if part.split("/")[0] == package) for package in BUDGET["total"]}
+    totals = {
+        package: sum(count for part, count in lines.items() if part.split("/")[0] == package) for package in BUDGET["total"]
+    }
     assert {package: count for package, count in totals.items() if count > BUDGET["total"][package]} == {}
 
 

@@ -33,6 +33,7 @@ def content(folder: Path, shipped: Path) -> dict[str, Any]:
     return calibrate.calibration(folder, a_recipe().to_dict(), 1, 1, shipped)
 
 
+@pytest.mark.slow
 def test_every_sample_asks_every_representative_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "SAMPLE_HOST_S", 60.0)
     session = a_session(tmp_path)

@@ -64,6 +64,7 @@ def test_a_log_gives_what_is_new_in_the_file_of_its_own_process(tmp_path: Path) 
     assert log.news() == ""
 
 
+@pytest.mark.slow
 def test_where_nccl_says_nothing_the_table_is_empty_and_whole(tmp_path: Path) -> None:
     file = tmp_path / "choices" / "none.json"
     session = Session.start(tmp_path / "out", a_recipe(), minutes=2)

@@ -89,6 +89,7 @@ def test_what_cannot_be_run_is_asked_otherwise_and_the_row_says_what_was_run(tmp
     assert [(row["call"], row["time_ns"]) for row in rows_of(tmp_path)] == [("recorded", 2.0)]
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_only_what_the_first_had_no_time_for(tmp_path: Path) -> None:
     other = Probe(("op",), "a", giving(2.0), call="recorded")
     probes = [Probe(("op",), "a", failing(RuntimeError()), call="small", otherwise=other), Probe(("op",), "b", giving(1.0))]
@@ -99,6 +100,7 @@ def test_a_second_run_measures_only_what_the_first_had_no_time_for(tmp_path: Pat
     assert sorted(row["op"] for row in rows_of(tmp_path)) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_what_is_measured_under_one_profiler_is_not_done_under_another(tmp_path: Path) -> None:
     for mode in ("off", "after", "off"):
         a_runner(tmp_path, mode).run([Probe(("op",), "a", giving(1.0))], progress())
@@ -198,6 +200,7 @@ def test_where_time_is_short_the_first_of_the_list_get_all_their_bursts(
     assert said.skipped == {"no time left": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_group_left")
 def test_a_small_run_without_a_profiler_has_every_kind(tmp_path: Path) -> None:
     plan = {"modes": [["off", 120.0]], "short": False, "small": True, "only": []}

@@ -135,6 +135,7 @@ def test_a_bag_with_dense_gradients_looks_up_and_updates_as_with_sparse_ones() -
     torch.testing.assert_close(*after)
 
 
+@pytest.mark.slow
 def test_groups_named_are_measured_and_nothing_else(tmp_path: Path) -> None:
     started = Session.start(tmp_path, recipe(["test"], smi=lambda _: "", need_gpu=False), 5.0)
     asked = ["long_bag", "module_gradients"]

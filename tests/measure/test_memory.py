@@ -64,6 +64,7 @@ def test_index_batches_of_their_own_are_the_same_ones(case: Case) -> None:
     step.close()
 
 
+@pytest.mark.slow
 def test_a_case_is_due_until_every_rank_has_a_row(tmp_path: Path) -> None:
     session = Session.start(tmp_path, recipe(["steptime", "measure", "memory", "--small"], need_gpu=False), 5.0)
     waiting = due(session, CPU, 1)

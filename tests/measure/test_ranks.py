@@ -59,6 +59,7 @@ def run_two(job: str, folder: Path, **more: Any) -> None:
     run_ranks(job, Layout(2, device="cpu"), session.to_plan(**more), limit_s=120)
 
 
+@pytest.mark.slow
 def test_every_rank_works_and_its_rows_come_together(job: str, tmp_path: Path) -> None:
     run_two(job, tmp_path / "out")
     rows = read(tmp_path / "out", "host").to_pylist()

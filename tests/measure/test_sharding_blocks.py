@@ -72,6 +72,7 @@ def test_there_are_forty_tasks_and_small_ones_of_the_same_names() -> None:
     assert [task.name for task in tasks_of(small=False, only=(full[3].name,))] == [full[3].name]
 
 
+@pytest.mark.slow
 def test_a_task_is_timed_in_every_block_and_then_not_due_but_due_once_more_for_the_repeat(session: Session) -> None:
     first, second = (task.name for task in tasks_of(small=True, only=()))
     assert due(session, CPU, ALONE, 0) == [first, second]
@@ -132,6 +133,7 @@ def test_rules_that_were_never_timed_together_have_no_paired_noise() -> None:
     assert "nan" in summary([first, second])
 
 
+@pytest.mark.slow
 def test_plans_on_other_ranks_or_wires_or_of_a_small_task_are_no_rivals() -> None:
     small, full = (tasks_of(small=which, only=())[0] for which in (True, False))
     here = {"task": full.name, "batch": full.batch, "ranks": 1, "share": 1, "fabric": "none"}
@@ -145,6 +147,7 @@ def test_the_summary_says_how_many_tasks_and_what_chance_gives() -> None:
     assert summary([]) == "sharding: nothing was timed"
 
 
+@pytest.mark.slow
 def test_a_task_on_other_ranks_or_wires_is_due_there(session: Session) -> None:
     first = tasks_of(small=True, only=())[0].name
     work(Group(0, 1, "cpu", 1), session, plan_of([first]))

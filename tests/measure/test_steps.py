@@ -378,6 +378,7 @@ def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: 
     assert not Flight(session.folder, "timed2").file.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_its_rows_and_the_next_one_makes_the_rest(session: Session) -> None:
     first, second = dlrm_cases()
     store_row(session, first)

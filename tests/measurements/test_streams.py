@@ -66,6 +66,7 @@ def test_a_file_that_is_something_else_is_said(tmp_path: Path) -> None:
         Streams.load(tmp_path / FILE_NAME)
 
 
+@pytest.mark.slow
 def test_every_shipped_lookup_has_its_streams() -> None:
     streams = Streams.load(FOLDER / FILE_NAME)
     assert streams.missing(streams_of(shipped("lookups").select(["generators", "batch"]))) == []

@@ -139,6 +139,7 @@ def test_without_index_distribution_sizes_and_lookups_stay() -> None:
     assert [(table.rows, table.pooling_factor, table.dim) for table in even.tables] == [(1000, 2.0, 16), (1000, 2.0, 32)]
 
 
+@pytest.mark.slow
 def test_picks_on_measured_tasks_beat_chance_and_bytes_over_bandwidth(validated: ShardingValidation) -> None:
     whole = validated.whole
     assert whole.ours.mean_regret < 0.02 < whole.others["random pick"].mean_regret
@@ -148,11 +149,13 @@ def test_picks_on_measured_tasks_beat_chance_and_bytes_over_bandwidth(validated:
     assert set(validated.parts) == {"first tasks", "heavy", "ordinary", "unequal tables"}
 
 
+@pytest.mark.slow
 def test_skew_between_ranks_is_what_plans_differ_in(validated: ShardingValidation) -> None:
     without, ours = validated.whole.others["without skew and host costs"], validated.whole.ours
     assert without.spearman is not None and ours.spearman is not None and without.spearman < ours.spearman
 
 
+@pytest.mark.slow
 def test_the_document_has_the_stable_keys(validated: ShardingValidation) -> None:
     document = sharding_document(validated)
     assert {"schema_version", "warnings", "summary", "baselines", "parts", "cases"} <= set(document)
@@ -163,6 +166,7 @@ def test_the_document_has_the_stable_keys(validated: ShardingValidation) -> None
     json.dumps(document)
 
 
+@pytest.mark.slow
 def test_the_report_names_every_rule_and_explains_the_worst_picks(validated: ShardingValidation) -> None:
     said = "\n".join(sharding_lines(validated, full=True))
     for words in ("lookup_greedy", "bytes over bandwidth", "without index distribution", "noise floor", "fastest"):

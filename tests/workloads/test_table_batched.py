@@ -123,6 +123,7 @@ def test_the_plain_lookup_agrees_with_dense_embedding_bags(case: Case) -> None:
     check(plain, case)
 
 
+@pytest.mark.slow
 def test_the_triton_kernels_agree_with_dense_embedding_bags() -> None:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
