@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import TABLE_WISE, USUAL_KINDS
 from steptime._platforms.platform import Platform
-from steptime._shard.plan.kind_names import TABLE_WISE, USUAL_KINDS
 from steptime._shard.search.search import Searched, evaluators, search
 from steptime._shard.search.state import Budget
 from steptime._shard.task.drawn import further_tasks, sharding_tasks
-from steptime._shard.task.task import Constraints, Task
+from steptime._shard.task.task import Task
 from steptime._shard.task.unequal import RANKS
 from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 from steptime_lab.validate.sharding.measured import shipped_tasks

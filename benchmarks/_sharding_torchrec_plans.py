@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from sharding_search import PLATFORM, drawn_model
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import Plan
 from steptime._platforms.platform import Platform
-from steptime._shard.plan.kinds import MixedPlan
 
 Floats = npt.NDArray[np.float64]
 
@@ -111,14 +111,14 @@ def planned(model: Dlrm, limits: Mapping[str, Any], machine: Any, seconds: int) 
     }
 
 
-def estimated_ms(model: Dlrm, plan: MixedPlan, machine: Any) -> float:
+def estimated_ms(model: Dlrm, plan: Plan, machine: Any) -> float:
     """The planner's objective, for any plan: the largest sum over ranks of what its estimator says of their shards."""
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.types import Shard
 
     limits = constraints(model, None, None)
     for name, one in limits.items():
-        one.sharding_types, one.compute_kernels = [plan.placed[name].kind], list(_KERNELS)
+        one.sharding_types, one.compute_kernels = [plan.placements[name].kind], list(_KERNELS)
     enumerator, options = _enumerated(model, limits, machine)
     slices: dict[str, list[Any]] = {}
     for one in plan.divided(model.tables)[0].shards(model.tables):
@@ -128,7 +128,7 @@ def estimated_ms(model: Dlrm, plan: MixedPlan, machine: Any) -> float:
         option.shards = slices.get(option.name, option.shards)
     enumerator.populate_estimates(options)
     for option in options:
-        for shard, rank in zip(option.shards, plan.placed[option.name].ranks, strict=True):
+        for shard, rank in zip(option.shards, plan.placements[option.name].ranks, strict=True):
             shard.rank = rank
     return float(NoopPerfModel(machine).rate(options))
 

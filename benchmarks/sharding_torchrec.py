@@ -27,15 +27,15 @@ import numpy.typing as npt
 
 from _sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from sharding_search import PLATFORM, drawn_model
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Placement, Plan
 from steptime._platforms.platform import Platform
-from steptime._shard.plan.files import evaluated
-from steptime._shard.plan.kind_names import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS
-from steptime._shard.plan.kinds import MixedPlan, Placed
+from steptime._shard.evaluate.plans import evaluated
 from steptime._shard.search.divisions import Make
 from steptime._shard.search.search import Searched, search, usual_evaluations
 from steptime._shard.search.state import Answer, Budget, Evaluate
-from steptime._shard.task.task import Constraints, Task
+from steptime._shard.task.task import Task
 from steptime_lab.validate.sharding.planner import planner_costs
 
 CASES = ("60x4", "200x32", "1000x128")
@@ -149,7 +149,7 @@ def by_estimator(cases: Sequence[str], found: Found) -> None:
             )
 
 
-def searched_by_estimator(task: Task, platform: Platform, machine: Any) -> MixedPlan:
+def searched_by_estimator(task: Task, platform: Platform, machine: Any) -> Plan:
     """The plan our search finds with its estimator.
 
     What the search adds for tables that every rank has a part of cannot be replaced, so those are chosen here as the search
@@ -163,8 +163,8 @@ def searched_by_estimator(task: Task, platform: Platform, machine: Any) -> Mixed
     rest = replace(task.model, tables=tuple(table for table in task.tables if not kind_of[table.name]))
     usual = Constraints(kinds=tuple(kind for kind in task.constraints.kinds if kind in USUAL_KINDS))
     found = search(Task(rest, task.ranks, usual), platform, Budget(usual_evaluations(rest)), make=estimator()).best.plan
-    every = {name: Placed(kind, tuple(range(task.ranks))) for name, kind in kind_of.items() if kind}
-    return MixedPlan(task.ranks, {**found.placed, **every})
+    every = {name: Placement(kind, tuple(range(task.ranks))) for name, kind in kind_of.items() if kind}
+    return Plan(task.ranks, {**found.placements, **every})
 
 
 def estimator() -> Make:
@@ -191,11 +191,11 @@ def modelled(found: Mapping[str, Any], task: Task) -> Task:
     return replace(task, model=replace(task.model, tables=kept))
 
 
-def mixed(found: Mapping[str, Any], task: Task) -> MixedPlan:
+def mixed(found: Mapping[str, Any], task: Task) -> Plan:
     """Its plan of the tables of a task, as ours."""
     placed = {table.name: found["tables"][table.name] for table in task.tables}
     values = {name: {"kind": _kind(one), "ranks": one["ranks"]} for name, one in placed.items()}
-    return MixedPlan.from_dict(values, task.tables, task.ranks)
+    return Plan.from_dict(values, task.tables, task.ranks)
 
 
 def _said(found: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ def test_what_is_left_out_has_a_default() -> None:
     assert (model.name, model.lookup, model.optimizer, model.interaction, model.loss) == (
         "mine", "table_batched", "sgd", "dot", "bce",
     )  # fmt: skip
-    assert (found.ranks, found.plan, found.rule) == (1, None, None)
+    assert (found.ranks, found.plan, found.rule) == (None, None, None)
 
 
 def test_tables_of_one_skew_are_drawn_apart() -> None:
@@ -127,7 +127,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (config(plan={"a": 0}), "plan: the plan does not place table 'b'"),
     (config(plan={"a": 0, "b": 0, "c": 1}), "plan: the plan places 'c', which is no table"),
     (config(plan={"a": 0, "b": 2}, ranks=2), "puts table 'b' on rank 2; expected 0 to 1"),
-    (config(plan={"a": 0, "b": [0, 1]}), "table 'b' is on [0, 1]; expected one rank"),
+    (config(plan={"a": 0, "b": [0, 1]}), "cuts table 'b' into slices, and interaction \"dot\""),
+    (config(plan={"a": 0, "b": [0, 1, 2]}, interaction="cat", ranks=4), "'b' of 8 columns in 3 slices"),
+    (config(plan={"a": 0, "b": "x"}), "'b': 'x'; expected a rank"),
+    (config(batch=10**400), "batch is 1000"),
+    (config(tables=[table(pooling_factor=10**400)]), "pooling_factor is 1000"),
     (config(plan=[0, 1]), "plan is [0, 1]"),
 ]
 

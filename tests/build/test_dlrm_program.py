@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
 from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.program import rank_program
 from steptime._build.dlrm.tables import LocalTable
-from steptime._build.dlrm.workload import owned_tables
 from steptime._lookups.generators import Generator
 from steptime._models.memory.peak import peak_memory
 from steptime._program.program import Program, Signature, Tensor
@@ -46,10 +46,10 @@ CASES = all_cases()
 CHOSEN = one_of_each()
 
 
-def model_of(row: Row) -> tuple[Dlrm, list[list[Table]]]:
+def model_of(row: Row) -> tuple[Dlrm, tuple[tuple[Table, ...], ...]]:
     model = Dlrm.from_dict(json.loads(row["config"])).with_batch(row["batch"])
     plan = json.loads(row["plan"]) if row["plan"] else {table.name: 0 for table in model.tables}
-    return model, owned_tables(model, row["ranks"], plan)
+    return model, Plan.from_dict(plan, model.tables, row["ranks"]).split(model.tables)
 
 
 def signatures_of(program: Program, name: str) -> list[Signature]:
@@ -62,7 +62,7 @@ def size(value: object) -> int:
     return value.numel
 
 
-def as_drawn(recorded: Program, model: Dlrm, tables: list[Table]) -> list[LocalTable]:
+def as_drawn(recorded: Program, model: Dlrm, tables: Sequence[Table]) -> list[LocalTable]:
     """The tables with the numbers of lookups that the recorded iteration drew: those alone cannot be known beforehand."""
     if model.lookup == "table_batched":
         total = size(signatures_of(recorded, "TableBatchedLookupFunction")[0].inputs[1])

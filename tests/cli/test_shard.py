@@ -67,7 +67,7 @@ def test_given_plans_are_predicted(tables: Path, tmp_path: Path, capsys: pytest.
         (("--batch", "1001"), "a batch of 1001 cannot be split evenly"),
         (("--memory", "1000"), "does not fit on 4 ranks: every rank needs"),
         (("--memory", "190000000"), "What would help: (1)"),
-        (("--evaluate", "nowhere.json"), "nowhere.json: cannot be read"),
+        (("--evaluate", "nowhere.json"), "nowhere.json: no such file"),
     ],
 )
 def test_what_a_user_can_cause_is_one_line(

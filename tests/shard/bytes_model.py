@@ -10,7 +10,7 @@ from functools import cache
 from tests.lookups.expected_reuse import expected_reuse
 
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._shard.plan.plan import Plan
+from steptime._build.dlrm.plan import Plan
 from steptime._shard.rules import Machine, plans_by_rule
 
 MEMORY, CACHE, WIRE = 1e12, 3e12, 3.1e9  # bytes a second

@@ -7,17 +7,17 @@ from functools import cache
 import pytest
 from tests.shard.additive import model_of
 
+from steptime._build.dlrm.constraints import Constraints
+from steptime._build.dlrm.plan import DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Plan
 from steptime._platforms.platform import Platform
 from steptime._report.shard.document import evaluated_document, shard_document
 from steptime._report.shard.html import shard_page
 from steptime._shard.evaluate.kinds_analytic import everywhere_ns
+from steptime._shard.evaluate.plans import evaluated
 from steptime._shard.explain.explain import Explained, explain
-from steptime._shard.plan.files import evaluated
-from steptime._shard.plan.kind_names import DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE
-from steptime._shard.plan.kinds import MixedPlan
 from steptime._shard.search.search import Searched, search
 from steptime._shard.search.state import Budget
-from steptime._shard.task.task import Constraints, Task
+from steptime._shard.task.task import Task
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
 TASK = Task(model_of(9, batch=8192), 4, Constraints(kinds=(TABLE_WISE,), pinned={"t000": 2}))
@@ -89,7 +89,7 @@ def test_the_page_escapes_names_and_needs_no_network() -> None:
 def test_parts_on_every_rank_are_added_and_labelled() -> None:
     model, table = TASK.model, TASK.tables[1]
     values = {one.name: 0 if one.name != table.name else {"kind": ROW_WISE} for one in TASK.tables}
-    plan = MixedPlan.from_dict({**values, "t000": 2}, TASK.tables, 4)
+    plan = Plan.from_dict({**values, "t000": 2}, TASK.tables, 4)
     (found,) = evaluated(TASK, PLATFORM, {"row": plan})
     assert found.step_ns > everywhere_ns(model, [table], ROW_WISE, PLATFORM, 4) > 0
 

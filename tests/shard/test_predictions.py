@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import steptime_lab
-from steptime._shard.plan.kinds import MixedPlan
+from steptime._build.dlrm.plan import Plan
 from steptime._shard.rules import rules
 from steptime._shard.task.drawn import further_tasks, sharding_tasks
 
@@ -23,7 +23,7 @@ def test_every_predicted_plan_is_one_of_its_task() -> None:
         assert set(entry["rules"]) <= set(rules())
         plans = [entry["searched"]["plan"], entry["columns_divided"]["plan"], *(one["plan"] for one in entry["rules"].values())]
         for plan in plans:
-            MixedPlan.from_dict(plan, tables, ranks)
+            Plan.from_dict(plan, tables, ranks)
 
 
 def test_no_rule_is_predicted_to_be_faster_than_the_searched_plan() -> None:

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.shard.additive import additive, model_of
 
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, TABLE_WISE, Division
 from steptime._platforms.platform import Platform
-from steptime._shard.plan.kind_names import COLUMN_WISE, DATA_PARALLEL, KINDS, TABLE_WISE
-from steptime._shard.plan.kinds import Division
 from steptime._shard.search.loads import learn
 from steptime._shard.search.search import Searched, search, search_many
 from steptime._shard.search.state import FREE, Answer, Budget, Evaluate, Search, renumbered
 from steptime._shard.strategies import strategies
 from steptime._shard.strategies.exact import every_plan, plans_at_most
 from steptime._shard.task.memory import memory_of
-from steptime._shard.task.task import Constraints, Task
+from steptime._shard.task.task import Task
 from steptime.errors import InputError
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
@@ -100,8 +100,8 @@ def test_pinned_tables_stay() -> None:
     constraints = Constraints(kinds=KINDS, pinned={"t000": 3, "t004": 1})
     found = searched(task_of(12, constraints=constraints), 800)
     for option in found.options:
-        assert option.plan.placed["t000"].ranks == (3,)
-        assert option.plan.placed["t004"].ranks == (1,)
+        assert option.plan.placements["t000"].ranks == (3,)
+        assert option.plan.placements["t004"].ranks == (1,)
 
 
 def test_a_giant_is_divided_only_where_that_is_allowed_and_helps() -> None:
@@ -130,7 +130,7 @@ def test_plans_are_told_apart_by_their_devices_where_hosts_hide_them() -> None:
     busiest = additive(task.model, 4)
     naive_plan = found.rules["naive"]
     assert naive_plan is not None
-    plans = [[one.placed[table.name].ranks[0] for table in task.tables] for one in (found.best.plan, naive_plan.plan)]
+    plans = [[one.placements[table.name].ranks[0] for table in task.tables] for one in (found.best.plan, naive_plan.plan)]
     best, naive = busiest(np.array(plans)).step_ns
     assert best < naive
 
@@ -168,7 +168,7 @@ def test_tables_that_look_nothing_up_are_placed_like_others() -> None:
     idle = replace(model.tables[0], generator=replace(model.tables[0].generator, pooling=0.0))
     task = Task(replace(model, tables=(idle, *model.tables[1:])), 4, WHOLE)
     found = search(task, PLATFORM, Budget(300))
-    assert set(found.best.plan.placed) == {table.name for table in task.tables}
+    assert set(found.best.plan.placements) == {table.name for table in task.tables}
 
 
 def test_a_step_without_shards_is_refused() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from steptime._shard.plan.kind_names import COLUMN_WISE, ROW_WISE, TABLE_WISE
-from steptime._shard.task.files import Asked, read_task
-from steptime._shard.task.task import Task
+from steptime._build.dlrm.config import Overrides
+from steptime._build.dlrm.plan import COLUMN_WISE, ROW_WISE, TABLE_WISE
+from steptime._shard.task.task import Task, read_task
 from steptime.errors import InputError
 
 CONFIG = """
@@ -37,7 +37,7 @@ CSV = "name,rows,dim,pooling_factor,kind,alpha\nuser,1000,32,3.5,zipf,1.1\nitem,
 def task(tmp_path: Path, text: str, name: str = "task.toml", **asked: int) -> Task:
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
-    return read_task(file, Asked(4, **asked))
+    return read_task(file, Overrides(platform_ranks=4, **asked))
 
 
 def test_a_config_without_ranks_takes_the_platforms_and_says_nothing(tmp_path: Path) -> None:

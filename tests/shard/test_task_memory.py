@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from tests.shard.additive import additive, model_of
 
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Division
 from steptime._platforms.platform import Platform
-from steptime._shard.plan.kind_names import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE
-from steptime._shard.plan.kinds import Division
 from steptime._shard.search.search import search
 from steptime._shard.search.state import FREE, Budget
 from steptime._shard.task.memory import everywhere_bytes, memory_of, shard_bytes, state_bytes
 from steptime._shard.task.shortage import packed
-from steptime._shard.task.task import Constraints, Task
+from steptime._shard.task.task import Task
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped
 

@@ -18,15 +18,28 @@ if TYPE_CHECKING:
 
 # A dotted module or the path of a Python file, a colon, the name of a function in it.
 _FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*")
+# What a DLRM config or a TorchRec collection in JSON begins with, and in how many bytes.
+_TABLES = re.compile(rb'"(?:tables|num_embeddings|dense_features)"\s*:')
+_LOOKED_AT = 1 << 14
 
 
-def read(source: Source, *, batch: int | None = None, ranks: int | None = None, progress: Progress | None = None) -> Workload:
+def read(
+    source: Source,
+    *,
+    batch: int | None = None,
+    ranks: int | None = None,
+    plan: str | Path | None = None,
+    platform_ranks: int | None = None,
+    progress: Progress | None = None,
+) -> Workload:
     """The workload behind a source.
 
-    `source` is the path of recordings (a file, folder or archive; a list of paths for several), of a saved workload or of a
-    config (`.toml`); a function as "module:function", "file.py:function" or the function itself, which is captured without a
-    GPU; or a workload, which is taken as it is. `batch` (global) and `ranks` change a config or a function. `progress` is told
-    the name and the bytes read so far of long recordings.
+    `source` is the path of recordings (a file, folder or archive; a list of paths for several), of a saved workload, of a
+    config or of a sharding task (`.toml`, `.csv`, `.json`); a function as "module:function", "file.py:function" or the
+    function itself, which is captured without a GPU; or a workload, which is taken as it is. `batch` (global) and `ranks`
+    change a config or a function. `plan` is the file of a plan of a DLRM's tables, as `steptime shard` or TorchRec writes it.
+    A sharding task that names no ranks is for `platform_ranks`. `progress` is told the name and the bytes read so far of long
+    recordings.
     """
     if isinstance(source, Workload):
         return source.varied(batch=batch, ranks=ranks)
@@ -36,10 +49,13 @@ def read(source: Source, *, batch: int | None = None, ranks: int | None = None, 
     if not paths:
         raise InputError("nothing to read: give a path, a config, module:function or a function")
     text = str(paths[0])
-    if len(paths) == 1 and text.endswith(".toml"):
+    if len(paths) == 1 and _is_config(paths[0]):
         from steptime._shard.configs import configured_in
 
-        return configured_in(paths[0], batch=batch, ranks=ranks)
+        file = None if plan is None else Path(plan)
+        return configured_in(paths[0], batch=batch, ranks=ranks, plan=file, platform_ranks=platform_ranks)
+    if plan is not None:
+        raise InputError(f"{text}: has no tables that the plan {plan} could place; give a DLRM config or a sharding task")
     if len(paths) == 1 and _FUNCTION.fullmatch(text) and not paths[0].exists():
         return _captured(text, batch, ranks)
     if batch is not None or ranks is not None:
@@ -51,3 +67,15 @@ def _captured(function: str | Callable[..., Any], batch: int | None, ranks: int 
     from steptime._capture.command import captured
 
     return captured(function, batch=batch, ranks=ranks or 1)
+
+
+def _is_config(path: Path) -> bool:
+    """A config or a list of tables; JSON may also be a trace, so its first bytes are looked at."""
+    if path.suffix != ".json":
+        return path.suffix in (".toml", ".csv")
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_LOOKED_AT)
+    except OSError:
+        return False
+    return _TABLES.search(begin) is not None and b'"traceEvents"' not in begin and b'"nodes"' not in begin

@@ -1,37 +1,66 @@
-"""`read_config`: a model from a `.toml` file, of whichever kind it says it is; `configured`: its workload."""
+"""`read_config`: a model from a file, of whichever kind it says it is; `configured`: its workload."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from steptime._build.config_values import Values, read_toml
+from steptime._build.config_values import Values, read_json, read_text, read_toml
+from steptime._build.dlrm.config import DlrmConfig, Overrides, dlrm_of
 from steptime._build.dlrm.model import KIND as DLRM
-from steptime._build.dlrm.config import DlrmConfig, dlrm_of
+from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.table_lists import listed_tables, torchrec_tables
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import KIND as TRANSFORMER
-from steptime._build.transformer.config import Transformer, read_transformer
+from steptime._build.transformer.config import Transformer
 from steptime._program.workload import Workload
 from steptime.errors import InputError
 
 Config = DlrmConfig | Transformer
 
 
-def read_config(path: Path) -> Config:
-    """The model in a file. One that does not say what it is, is a DLRM if it has tables and a Transformer if it has layers."""
+def read_config(path: Path, overrides: Overrides | None = None) -> Config:
+    """The model in a file. One that does not say what it is, is a DLRM if it has tables and a Transformer if it has layers.
+
+    `overrides` are for DLRMs, whose lists of tables leave the batch and the ranks open.
+    """
+    if path.suffix != ".toml":
+        return read_dlrm_config(path, overrides or Overrides())
     values = read_toml(path)
     evident = DLRM if "tables" in values else TRANSFORMER if "layers" in values else ""
     if "kind" not in values and not evident:
         raise InputError(f'{path}: \'kind\' is missing; expected kind = "{DLRM}" or kind = "{TRANSFORMER}"')
-    kind = Values(values, str(path)).choice("kind", (DLRM, TRANSFORMER), evident)
-    return dlrm_of(values, str(path), path.parent) if kind == DLRM else read_transformer(path)
+    if Values(values, str(path)).choice("kind", (DLRM, TRANSFORMER), evident) == DLRM:
+        return dlrm_of(values, str(path), path.parent, overrides)
+    return Transformer.from_dict({"name": path.stem, **values}, str(path))
 
 
-def configured(config: Config, plan: Mapping[str, int] | None = None) -> Workload:
+def read_dlrm_config(path: Path, overrides: Overrides) -> DlrmConfig:
+    """A DLRM from a `.toml` or `.json` config, a CSV of tables, or a TorchRec `EmbeddingBagCollection` as JSON."""
+    if path.suffix == ".csv":
+        return listed_tables(read_text(path, "a list of tables"), str(path), overrides)
+    if path.suffix == ".toml":
+        return dlrm_of(read_toml(path), str(path), path.parent, overrides)
+    if path.suffix != ".json":
+        raise InputError(
+            f"{path}: no DLRM by its name; expected a .toml or .json config, a .csv of tables, or TorchRec's .json"
+        )
+    values: Any = read_json(path, "a DLRM config or a list of tables, see docs/sharding.md")
+    tables = values.get("tables") if isinstance(values, dict) else values
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"{path}: no list of tables; expected a DLRM config, or the tables of an EmbeddingBagCollection")
+    if any("num_embeddings" in table for table in tables):
+        return torchrec_tables(tables, str(path), overrides)
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: a list of tables without num_embeddings; expected those of an EmbeddingBagCollection")
+    return dlrm_of(values, str(path), path.parent, overrides)
+
+
+def configured(config: Config, plan: Plan | Mapping[str, Any] | None = None) -> Workload:
     """The workload of a model; a plan says where a DLRM's tables go and goes before the config's own."""
     if isinstance(config, DlrmConfig):
         return config.workload(plan)
     if plan is not None:
         raise InputError(f"{config.title}: a plan of tables was given, and a {TRANSFORMER} has none; leave it out")
     return build(config)
-

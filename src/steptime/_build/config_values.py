@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import json
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,14 +13,41 @@ from typing import Any
 from steptime.errors import InputError
 
 
+MOST_WIDTH = 1 << 20
+"""Of a layer: what claims to be wider comes from a slip of the keyboard."""
+
+_MOST = 2**63 - 1
+"""Of whole numbers where no key says less: they end in arrays of 64 bits."""
+
+
 def read_toml(path: Path) -> dict[str, Any]:
-    """The values of a file that may be anything."""
+    """The values of a TOML file that may be anything."""
+    return dict(_parsed(path, "TOML", "a config, see docs/configs.md", tomllib.loads))
+
+
+def read_json(path: Path, expected: str) -> Any:
+    """The values of a JSON file that may be anything; `expected` is what an error says should be in it."""
+    return _parsed(path, "JSON", expected, json.loads)
+
+
+def read_text(path: Path, expected: str) -> str:
+    """The text of a file; `expected` is what an error says should be in it."""
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected a config, see docs/configs.md") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as TOML ({error}); expected a config, see docs/configs.md") from None
+        raise InputError(f"{path}: no such file; expected {expected}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); expected {expected}") from None
+
+
+def _parsed(path: Path, language: str, expected: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(path.read_bytes().decode("utf-8-sig" if language == "JSON" else "utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected {expected}") from None
+    # A ValueError is what either parser raises, of broken text, and of numbers of more than 4,300 digits.
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as {language} ({error}); expected {expected}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +75,20 @@ class Values:
         if missing is not None:
             raise InputError(f"{self.where}: {missing!r} is missing; expected {', '.join(keys)}")
 
-    def whole(self, key: str, least: int, most: int = 2**63 - 1) -> int:
-        """A whole number."""
+    def whole(self, key: str, least: int, most: int = _MOST) -> int:
+        """A whole number in a range."""
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            upper = "" if most == 2**63 - 1 else f", at most {most}"
+            upper = "" if most == _MOST else f", at most {most}"
             raise self.wrong(key, f"a whole number of {least} or more{upper}")
         return value
 
-    def number(self, key: str, least: float) -> float:
-        """A number."""
+    def number(self, key: str, least: float, most: float = _MOST) -> float:
+        """A number in a range; neither NaN nor infinite."""
         value = self.values[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-            raise self.wrong(key, f"a number of {least:g} or more")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            upper = "" if most == _MOST else f", at most {most:g}"
+            raise self.wrong(key, f"a number of {least:g} or more{upper}")
         return float(value)
 
     def text(self, key: str) -> str:
@@ -80,8 +108,9 @@ class Values:
     def widths(self, key: str) -> tuple[int, ...]:
         """Widths of layers."""
         value = self.values[key]
-        if not isinstance(value, list) or not value or any(type(width) is not int or width < 1 for width in value):
-            raise self.wrong(key, "a list of one or more whole numbers above 0")
+        good = isinstance(value, list) and value and all(type(width) is int and 1 <= width <= MOST_WIDTH for width in value)
+        if not good:
+            raise self.wrong(key, f"a list of one or more whole numbers from 1 to {MOST_WIDTH}")
         return tuple(value)
 
     def table(self, key: str) -> Values:
@@ -93,5 +122,5 @@ class Values:
 
 
 def _short(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else f"{said[:57]}..."
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -24,12 +24,19 @@ FILE_WIDTH = 100
 WIDTH_AT_LEAST = 60
 
 
-def read(paths: Sequence[Path], *, batch: int | None = None, ranks: int | None = None) -> Workload:
+def read(
+    paths: Sequence[Path],
+    *,
+    batch: int | None = None,
+    ranks: int | None = None,
+    plan: Path | None = None,
+    platform_ranks: int | None = None,
+) -> Workload:
     """The workload behind the arguments, with a progress line on long reads."""
     from steptime._api.read import read as read_workload
 
     with _progress() as progress:
-        return read_workload(paths, batch=batch, ranks=ranks, progress=progress)
+        return read_workload(paths, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks, progress=progress)
 
 
 @contextmanager

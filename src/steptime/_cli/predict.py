@@ -22,7 +22,8 @@ Workloads = Annotated[
     list[Path],
     typer.Argument(
         metavar="WORKLOAD",
-        help="Traces (files, folders, archives; one or many ranks), a captured workload, a config (.toml), or module:function.",
+        help="Traces (files, folders, archives; one or many ranks), a captured workload, a config, a sharding task, or "
+        "module:function.",
         show_default=False,
     ),
 ]
@@ -37,6 +38,12 @@ def predict(
     platform: Name = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Another global batch, of a config or function.")] = None,
     ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Other ranks, of a config or function.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan", metavar="FILE", help="Where a DLRM's tables go: what `steptime shard` wrote, or TorchRec's plan."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="Another device in the platform.")] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Another host in the platform.")] = None,
     fabric: Annotated[str | None, typer.Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
@@ -59,7 +66,7 @@ def predict(
     from steptime._report.json import dumps, prediction_document
     from steptime._report.text import print_prediction
 
-    given = read(workload, batch=batch, ranks=ranks)
+    given = read(workload, batch=batch, ranks=ranks, plan=plan, platform_ranks=_ranks_of(platform))
     chosen = _platform(given, platform, device, host, fabric, lookups)
     if chosen is None:
         found = _recorded(given, lookups, device, strict=strict, calibration=calibration)
@@ -76,6 +83,15 @@ def predict(
     with stdout() as console:
         print_prediction(console, given, found)
         print_end(console, trace, html)
+
+
+def _ranks_of(name: str | None) -> int | None:
+    """How many ranks a platform has; None where none was named."""
+    if name is None:
+        return None
+    from steptime._platforms.platform import platform_parts
+
+    return platform_parts(name).ranks
 
 
 def _platform(

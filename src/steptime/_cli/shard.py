@@ -53,7 +53,7 @@ def shard(
         typer.Option(
             "--evaluate",
             metavar="PLANS.json",
-            help="Predict given plans instead: JSON, name: table: rank, or list of ranks of its slices.",
+            help="Predict given plans instead: what --json or --torchrec wrote, or JSON of plans by name.",
         ),
     ] = None,
     json: Json = False,
@@ -66,7 +66,7 @@ def shard(
     from steptime._report.json import dumps
     from steptime._report.shard.document import evaluated_document, shard_document
     from steptime._report.shard.text import print_evaluated, print_shard
-    from steptime._shard.plan.files import evaluated, read_plans
+    from steptime._shard.evaluate.plans import evaluated, plans_in
     from steptime._shard.search.search import evaluators, search, usual_evaluations
     from steptime._shard.search.state import Budget
     from steptime._sim.modelled.calibrated import read_calibration
@@ -80,7 +80,7 @@ def shard(
             raise InputError(
                 "--evaluate compares given plans and writes no page or TorchRec plan; leave --html and --torchrec out"
             )
-        plans = evaluated(given, machine, read_plans(evaluate, given), speed)
+        plans = evaluated(given, machine, plans_in(evaluate, given), speed)
         if json:
             print(dumps(evaluated_document(given, plans)), end="")
             return
@@ -109,18 +109,19 @@ def _platform(name: str, ranks: int | None) -> Platform:
 
 
 def _task(file: Path, machine: Platform, ranks: int | None, batch: int | None, memory: int | None) -> Task:
+    from steptime._build.dlrm.config import Overrides
     from steptime._shard.search.search import check_ranks
-    from steptime._shard.task.files import Asked, read_task, with_memory
+    from steptime._shard.task.task import read_task
 
-    given = with_memory(read_task(file, Asked(machine.ranks, ranks, batch)), memory)
+    given = read_task(file, Overrides(batch, ranks, machine.ranks), memory)
     check_ranks(given, machine)
     return given
 
 
 def _write(html: Path | None, torchrec: Path | None, found: Searched, why: Explained, machine: Platform) -> None:
+    from steptime._build.dlrm.plan_files import torchrec_document
     from steptime._report.json import dumps
     from steptime._report.shard.html import write_shard_page
-    from steptime._shard.plan.torchrec import torchrec_document
 
     if html is not None:
         write_shard_page(html, found, why, machine.name)

@@ -1,12 +1,15 @@
-"""A config file as a workload: a Transformer as it is, a DLRM with its tables placed by its plan or by a rule."""
+"""A config file as a workload: a Transformer as it is, a DLRM with its tables placed by a plan or by a rule."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steptime._build.config import Config, configured, read_config
-from steptime._build.dlrm.config import DlrmConfig
+from steptime._build.config import configured, read_config
+from steptime._build.dlrm.config import DlrmConfig, Overrides
+from steptime._build.dlrm.constraints import Constraints
+from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.plan_files import read_plans
 from steptime._build.transformer.config import Transformer
 from steptime._program.workload import Workload
 from steptime._shard.rules import Machine, place
@@ -16,41 +19,70 @@ from steptime.errors import InputError
 USUAL_RULE = "size_lookup_greedy"
 
 
-def configured_in(path: Path, *, batch: int | None = None, ranks: int | None = None) -> Workload:
-    """The workload of the config in a file, with another global batch or on other ranks where these are given."""
-    return BuildConfig(read_config(path))(batch=batch, ranks=ranks)
+def configured_in(
+    path: Path,
+    *,
+    batch: int | None = None,
+    ranks: int | None = None,
+    plan: Path | None = None,
+    platform_ranks: int | None = None,
+) -> Workload:
+    """The workload of the config in a file, with another global batch, on other ranks or by the plan of a file.
+
+    A sharding task, which is a DLRM with constraints or a list of tables, says of no ranks: it takes all of the platform's.
+    """
+    return BuildConfig(path, plan, platform_ranks)(batch=batch, ranks=ranks)
 
 
 @dataclass(frozen=True)
 class BuildConfig:
     """Builds the workload of a config, with any global batch and on any ranks that it allows."""
 
-    config: Config
+    path: Path
+    plan: Path | None = None
+    platform_ranks: int | None = None
 
     def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
         for name, value in (("batch", batch), ("ranks", ranks)):
             if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; expected 1 or more")
-        config = self.config
+                raise InputError(f"{self.path}: {name} is {value}; expected 1 or more")
+        config = read_config(self.path, Overrides(batch, ranks, self.platform_ranks or 1))
         if isinstance(config, Transformer):
+            if self.plan is not None:
+                raise InputError(f"{self.path}: a Transformer has no tables to place; leave the plan {self.plan} out")
             return replace(configured(_changed(config, batch, ranks)), rebuild=self)
-        model = config.model if batch is None else config.model.with_batch(batch)
-        return replace(placed(replace(config, model=model), ranks), rebuild=self)
+        if config.ranks is None and config.constraints is not None:
+            config = replace(config, ranks=self.platform_ranks)
+        return replace(placed(config) if self.plan is None else _by_file(config, self.plan), rebuild=self)
+
+
+def _by_file(config: DlrmConfig, file: Path) -> Workload:
+    values = next(iter(read_plans(file).values()))
+    plan = Plan.from_dict(values, config.model.tables, config.ranks or 1, f"{file}: the plan")
+    return _noted(config, config.workload(plan))
 
 
 def placed(config: DlrmConfig, ranks: int | None = None) -> Workload:
     """A DLRM with its tables on ranks: by its own plan where that is for so many, else by its rule or the usual one."""
-    count = config.ranks if ranks is None else ranks
+    count = ranks or config.ranks or 1
     if config.plan is not None and count == config.ranks:
-        return config.workload()
+        return _noted(config, config.workload())
     moved = replace(config, ranks=count, plan=None)
     if count == 1:
-        return moved.workload()
-    rule = config.rule or USUAL_RULE
-    found = moved.workload(place(rule, config.model.tables, Machine(count)).to_dict())
+        return _noted(config, moved.workload())
+    constraints, rule = config.constraints or Constraints(), config.rule or USUAL_RULE
+    constraints.check_ranks(count, config.model.name)
+    by_rule = place(rule, config.model.tables, Machine(count))
+    names = [table.name for table in config.model.tables]
+    owners = [constraints.pinned.get(name, rank) for name, rank in zip(names, by_rule.rank_of, strict=True)]
     why = "" if config.rule else f", as its config has no plan for {count} ranks"
-    said = f"{config.model.name}: tables are placed by the rule {rule}{why}; `steptime shard` searches for a faster plan"
-    return replace(found, warnings=(*found.warnings, said))
+    note = f"{config.model.name}: tables are placed by the rule {rule}{why}; `steptime shard` searches for a faster plan"
+    return _noted(config, moved.workload(Plan.whole(config.model.tables, owners, count)), note)
+
+
+def _noted(config: DlrmConfig, built: Workload, *notes: str) -> Workload:
+    """With what was taken for granted among the workload's warnings."""
+    return replace(built, warnings=(*built.warnings, *config.notes, *(doubt.said for doubt in config.doubts), *notes))
 
 
 def _changed(config: Transformer, batch: int | None, ranks: int | None) -> Transformer:

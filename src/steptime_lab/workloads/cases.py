@@ -54,7 +54,7 @@ def small_cases(ranks: int) -> tuple[Case, ...]:
 
 def dlrm_case(model: Dlrm, ranks: int, name: str, task: str = "", rule: str = RULE) -> Case:
     """A DLRM on its own batch, its tables placed by a rule."""
-    plan = place(rule, model.tables, Machine(ranks)).to_dict()
+    plan = place(rule, model.tables, Machine(ranks)).owners()
     return Case("dlrm", name, model.to_dict(), "fp32", model.batch, ranks, plan=plan, task=task, rule=rule)
 
 

@@ -8,19 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steptime._build.config_values import Values, read_toml
-from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
-from steptime._build.dlrm.workload import dlrm_workload, owned_tables
+from steptime._build.config_values import MOST_WIDTH, Values, read_toml
+from steptime._build.dlrm.constraints import Constraints, constraints_of
+from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, Dlrm, Table
+from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.plan_files import plans_of, read_plans
 from steptime._build.dlrm.table_lookups import generator_like, of_reuse
+from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload
 from steptime.errors import InputError
 from steptime._lookups import saved
 from steptime._lookups.generators import MOST_ROWS, Generator
 from steptime._lookups.statistics import REUSE_BINS
 from steptime._lookups.table import TableStatistics
+from steptime._program.program import MOST_RANKS
 from steptime._program.workload import Workload
 
 _REQUIRED = ("batch", "dense_features", "bottom", "top", "tables")
-_KEYS = ("kind", "name", *_REQUIRED, "lookup", "optimizer", "interaction", "loss", "ranks", "plan", "rule")
+_KEYS = ("kind", "name", *_REQUIRED, "lookup", "optimizer", "interaction", "loss", "ranks", "plan", "rule", "constraints")
 _TABLE_REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _TABLE_KEYS = (*_TABLE_REQUIRED, "statistics", "skew")
 _TEXT, _WHOLE = ((str,), "a name"), ((int,), "a whole number")
@@ -36,17 +40,42 @@ _FACTOR_AGREES = 0.01
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """A value that the input left open: what was taken, and the model if it were otherwise."""
+
+    said: str
+    otherwise: str
+    model: Dlrm
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What stands beside the file: another batch, other ranks, and how many ranks its platform has."""
+
+    batch: int | None = None
+    ranks: int | None = None
+    platform_ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class DlrmConfig:
-    """What a config says. `plan` None: it has none, and `rule` may name one of the sharding rules that makes it."""
+    """What a file says of a DLRM; `predict` and `shard` read the same. A list of tables says little more than `constraints`.
+
+    `ranks` None: neither `ranks` nor a plan says how many. `plan` None: there is none, and `rule` may name one of the sharding
+    rules that makes it.
+    """
 
     model: Dlrm
-    ranks: int = 1
-    plan: Mapping[str, int] | None = None
+    ranks: int | None = None
+    plan: Plan | None = None
     rule: str | None = None
+    constraints: Constraints | None = None  # None: the file has none
+    notes: tuple[str, ...] = ()  # what was taken for granted
+    doubts: tuple[Doubt, ...] = ()
 
-    def workload(self, plan: Mapping[str, int] | None = None) -> Workload:
+    def workload(self, plan: Plan | Mapping[str, Any] | None = None) -> Workload:
         """The workload; a given plan goes before the config's own."""
-        return dlrm_workload(self.model, self.ranks, self.plan if plan is None else plan)
+        return dlrm_workload(self.model, self.ranks or 1, self.plan if plan is None else plan)
 
 
 def read_dlrm(path: Path) -> DlrmConfig:
@@ -54,17 +83,20 @@ def read_dlrm(path: Path) -> DlrmConfig:
     return dlrm_of(read_toml(path), str(path), path.parent)
 
 
-def dlrm_of(values: Mapping[str, Any], where: str = "DLRM config", folder: Path = Path()) -> DlrmConfig:
-    """The config in plain values; `where` is said in errors."""
+def dlrm_of(
+    values: Mapping[str, Any], where: str = "DLRM config", folder: Path = Path(), overrides: Overrides | None = None
+) -> DlrmConfig:
+    """The config in plain values; `where` is said in errors. Other ranks than the config's leave its plan aside."""
     given = Values(values, where)
     given.only(_KEYS)
     given.required(_REQUIRED)
     given.choice("kind", (KIND,), KIND)
-    batch = given.whole("batch", 1)
+    changed = overrides or Overrides()
+    batch = given.whole("batch", 1, MOST_BATCH) if changed.batch is None else changed.batch
     model = Dlrm(
         name=given.text("name") if "name" in values else Path(where).stem,
         batch=batch,
-        dense_features=given.whole("dense_features", 1),
+        dense_features=given.whole("dense_features", 1, MOST_WIDTH),
         bottom=given.widths("bottom"),
         top=given.widths("top"),
         tables=_tables(given, batch, folder),
@@ -73,17 +105,50 @@ def dlrm_of(values: Mapping[str, Any], where: str = "DLRM config", folder: Path 
         interaction=given.choice("interaction", INTERACTIONS, "dot"),
         loss=given.choice("loss", LOSSES, "bce"),
     )
-    _check_sizes(model, where)
-    plan = _plan(given) if "plan" in values else None
-    ranks = given.whole("ranks", 1) if "ranks" in values else 1 + max(plan.values(), default=0) if plan else 1
-    if batch % ranks:
-        raise InputError(f"{where}: a batch of {batch} cannot be split evenly over {ranks} ranks; give a multiple of the ranks")
-    if plan is not None:
-        _check_plan(model, ranks, plan, where)
-    return DlrmConfig(model, ranks, plan, given.text("rule") if "rule" in values else None)
+    check_model(model, where)
+    rule = given.text("rule") if "rule" in values else None
+    constraints = constraints_of(given.table("constraints")) if "constraints" in values else None
+    if constraints is not None:
+        constraints.check(model.tables, where)
+    ranks, plan = _ranks_and_plan(given, model, folder, changed)
+    return DlrmConfig(model, ranks, plan, rule, constraints)
 
 
-def _check_sizes(model: Dlrm, where: str) -> None:
+def _ranks_and_plan(given: Values, model: Dlrm, folder: Path, overrides: Overrides) -> tuple[int | None, Plan | None]:
+    placed = _plan_values(given, folder) if "plan" in given.values else None
+    ranks = given.whole("ranks", 1, MOST_RANKS) if "ranks" in given.values else _most_rank(placed)
+    plan = None
+    if ranks is not None and overrides.batch is None:
+        check_batch(model, ranks, given.where)
+    if ranks is not None and placed is not None:
+        try:
+            plan = Plan.from_dict(placed, model.tables, ranks, "the plan")
+            check_kinds(model, plan)
+        except InputError as error:
+            raise InputError(f"{given.where}, plan: {error}") from None
+    if overrides.ranks is None or overrides.ranks == ranks:
+        return ranks, plan
+    return overrides.ranks, None
+
+
+def _plan_values(given: Values, folder: Path) -> Mapping[str, Any]:
+    """A table of the config, or the file of a plan beside it."""
+    if isinstance(given.values["plan"], str):
+        return next(iter(read_plans(folder / given.text("plan")).values()))
+    return next(iter(plans_of({"plan": given.table("plan").values}, given.where).values()))
+
+
+def _most_rank(placed: Mapping[str, Any] | None) -> int | None:
+    """One more than the highest rank of a plan; what is no rank is refused when the plan is read."""
+    if placed is None:
+        return None
+    listed = [value.get("ranks", []) if isinstance(value, Mapping) else value for value in placed.values()]
+    flat = [rank for ranks in listed for rank in (ranks if isinstance(ranks, list) else [ranks])]
+    return 1 + max((rank for rank in flat if type(rank) is int and 0 <= rank < MOST_RANKS), default=0)
+
+
+def check_model(model: Dlrm, where: str) -> None:
+    """Refuses sizes that do not go together."""
     if model.top[-1] != 1:
         raise InputError(f"{where}: top ends in {model.top[-1]}; expected 1, the prediction")
     if model.interaction == "dot":
@@ -97,13 +162,6 @@ def _check_sizes(model: Dlrm, where: str) -> None:
         odd = next((table for table in model.tables if table.dim % 4), None)
         if odd is not None:
             raise InputError(f'{where}: table {odd.name!r} has dim {odd.dim}; lookup "table_batched" expects a multiple of 4')
-
-
-def _check_plan(model: Dlrm, ranks: int, plan: Mapping[str, int], where: str) -> None:
-    try:
-        owned_tables(model, ranks, plan)
-    except InputError as error:
-        raise InputError(f"{where}, plan: {str(error).partition(': ')[2]}") from None
 
 
 def _tables(given: Values, batch: int, folder: Path) -> tuple[Table, ...]:
@@ -122,7 +180,7 @@ def _table(values: Mapping[str, Any], place: int, where: str, batch: int, folder
     given = Values(values, f"{where}, table {name!r}" if isinstance(name, str) else f"{where}, tables[{place}]")
     given.only(_TABLE_KEYS)
     given.required(_TABLE_REQUIRED)
-    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1)
+    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1, MOST_WIDTH)
     pooling = given.number("pooling_factor", 0.0)
     if ("skew" in values) == ("statistics" in values):
         said = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
@@ -177,14 +235,3 @@ def _from_file(given: Values, path: Path, rows: int, dim: int, pooling: float) -
     if abs(factor - pooling) > _FACTOR_AGREES * max(factor, pooling):
         raise InputError(f"{given.where}: pooling_factor is {pooling:g}, {path} has {factor:g}; expected the same to 1 %")
     return replace(counted, dim=dim)
-
-
-def _plan(given: Values) -> dict[str, int]:
-    """Table -> rank. A list of one rank is as good; of several it would split a table, which is not modelled."""
-    found: dict[str, int] = {}
-    for name, ranks in given.table("plan").values.items():
-        rank = ranks[0] if isinstance(ranks, list) and len(ranks) == 1 else ranks
-        if type(rank) is not int:
-            raise InputError(f"{given.where}, plan: table {name!r} is on {ranks!r}; expected one rank: tables are not split")
-        found[name] = rank
-    return found

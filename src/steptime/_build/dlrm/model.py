@@ -15,6 +15,8 @@ LOOKUPS = ("embedding_bag", "table_batched")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
 INTERACTIONS = ("dot", "cat")
 LOSSES = ("bce", "mse")
+MOST_BATCH = 1 << 24
+"""Of all ranks: bags are counted one by one, and no training step has more samples."""
 
 
 @dataclass(frozen=True, slots=True)

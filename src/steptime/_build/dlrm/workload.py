@@ -4,43 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from steptime._build.dlrm.model import KIND, Dlrm, Table
+from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
+from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, Plan
 from steptime._build.dlrm.program import parameter_count, rank_program, what_is_written
 from steptime._build.dlrm.tables import LocalTable
 from steptime._build.emit.ops import GROUP
+from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._build.dlrm.table_lookups import table_lookups
 from steptime.errors import InputError
 from steptime._program.program import Program
 from steptime._program.workload import Description, UnnamedMemory, Workload
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
-from steptime._lookups.workload import RankLookups, WorkloadLookups
 
 _FLOAT_BYTES = 4
 
 
-def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Mapping[str, int] | None = None) -> Workload:
-    """The step of every rank; ranks that do the same share a program. Without a plan, tables are dealt round in their order."""
-    if ranks < 1 or model.batch < 1 or model.batch % ranks:
-        raise InputError(
-            f"{model.name}: a batch of {model.batch} cannot be split evenly over {ranks} ranks; give a multiple of the ranks"
-        )
+def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | None = None) -> Workload:
+    """The step of every rank; ranks that do the same share a program. Without a plan, tables are dealt round in their order.
+
+    A plan in plain values is what `Plan.from_dict` takes.
+    """
+    check_batch(model, ranks, model.name)
     warnings = list(_scaled(model))
     if plan is None:
-        plan = {table.name: place % ranks for place, table in enumerate(model.tables)}
+        plan = Plan.whole(model.tables, [index % ranks for index in range(len(model.tables))], ranks)
         if ranks > 1:
             warnings.append(f"{model.name}: no plan says which rank holds which table; they are dealt round in their order")
-    owned = owned_tables(model, ranks, plan)
-    known = {table.name: table_lookups(table, model.batch) for table in model.tables}
-    found = [[known[table.name] for table in tables] for tables in owned]
+    elif not isinstance(plan, Plan):
+        plan = Plan.from_dict(plan, model.tables, ranks, f"{model.name}: the plan")
+    check_kinds(model, plan)
+    owned = plan.split(model.tables)
+    found = [[table_lookups(table, model.batch) for table in tables] for tables in owned]
     programs, owners = _programs(model, found)
     return Workload(
         programs=programs,
         world_size=ranks,
         name=model.name,
         warnings=tuple(warnings),
-        meta={KIND: model.to_dict(), "plan": dict(plan)},
+        meta={KIND: model.to_dict(), "plan": plan.owners()},
         owners=() if len(programs) == ranks else owners,
         groups={} if len(programs) == ranks else {GROUP: (tuple(range(ranks)),)},
         lookups=_lookups(model, found),
@@ -54,25 +58,27 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Mapping[str, int] | None = 
     )
 
 
-def owned_tables(model: Dlrm, ranks: int, plan: Mapping[str, int]) -> list[list[Table]]:
-    """The tables of every rank, in the model's order; a plan that does not fit the model says why."""
-    names = {table.name for table in model.tables}
-    unknown = next((name for name in plan if name not in names), None)
-    if unknown is not None:
+def check_batch(model: Dlrm, ranks: int, where: str) -> None:
+    """Refuses a batch that ranks cannot share evenly, or that no step has."""
+    if not 1 <= model.batch <= MOST_BATCH:
+        raise InputError(f"{where}: a batch of {model.batch}; expected 1 to {MOST_BATCH} samples")
+    if ranks < 1 or model.batch % ranks:
         raise InputError(
-            f"{model.name}: the plan places {unknown!r}, which is no table of the model; expected its tables alone"
+            f"{where}: a batch of {model.batch} cannot be split evenly over {ranks} ranks; give a multiple of the ranks"
         )
-    owned: list[list[Table]] = [[] for _ in range(ranks)]
-    for table in model.tables:
-        rank = plan.get(table.name)
-        if rank is None:
-            raise InputError(f"{model.name}: the plan does not place table {table.name!r}; expected a rank for every table")
-        if not 0 <= rank < ranks:
-            raise InputError(
-                f"{model.name}: the plan puts table {table.name!r} on rank {rank}; expected 0 to {ranks - 1}, or more ranks"
-            )
-        owned[rank].append(table)
-    return owned
+
+
+def check_kinds(model: Dlrm, plan: Plan) -> None:
+    """Refuses a plan that divides tables in a way that is not modelled."""
+    odd = next((name for name, placed in plan.placements.items() if placed.kind in EVERYWHERE), None)
+    if odd is not None:
+        raise InputError(f"{model.name}: the plan has table {odd!r} on every rank; expected whole tables or slices of columns")
+    cut = next((name for name, placed in plan.placements.items() if placed.kind == COLUMN_WISE), None)
+    if cut is not None and model.interaction == "dot":
+        raise InputError(
+            f'{model.name}: the plan cuts table {cut!r} into slices, and interaction "dot" takes whole vectors; '
+            'leave it whole, or interaction = "cat"'
+        )
 
 
 def _programs(model: Dlrm, found: Sequence[Sequence[TableStatistics]]) -> tuple[tuple[Program, ...], tuple[int, ...]]:
@@ -127,4 +133,3 @@ def _scaled(model: Dlrm) -> list[str]:
         f"{model.name}: statistics of {len(other)} tables (first: {other[0].name}, counted over a batch of {first.batch}) are "
         f"scaled to a batch of {model.batch}: distinct rows are an estimate then"
     ]
-

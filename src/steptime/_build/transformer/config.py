@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
+from steptime._build.config_values import Values
 from steptime._build.transformer.checks import check_choices, check_numbers, check_sizes
 from steptime.errors import InputError
 
 KIND = "transformer"
+_REQUIRED = ("layers", "width", "heads", "sequence", "vocabulary", "batch")
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu", "gelu_new", "swiglu"),
@@ -196,20 +195,17 @@ class Transformer:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = KIND) -> Transformer:
         """The transformer that plain values describe; `where` begins the messages."""
-        given = dict(values)
-        if given.pop("kind", KIND) != KIND:
-            raise InputError(f"{where}: kind is {values['kind']!r}; expected {KIND!r}")
-        parallel = given.pop("parallel", {})
-        ranks = given.pop("ranks", None)
-        if not isinstance(parallel, Mapping):
-            raise InputError(f"{where}: parallel is {parallel!r}; expected a table such as [parallel] with data = 2")
-        _refuse_unknown(given, [one.name for one in fields(cls) if one.name != "parallel"] + ["ranks", "parallel"], where)
-        _refuse_unknown(parallel, [one.name for one in fields(Parallelism)], f"{where}, parallel")
-        for key in ("layers", "width", "heads", "sequence", "vocabulary", "batch"):
-            if key not in given:
-                raise InputError(f"{where}: {key} is missing; expected a whole number of 1 or more")
+        known = [one.name for one in fields(cls)]
+        checked = Values(values, where)
+        checked.choice("kind", (KIND,), KIND)
+        checked.only([*known, "kind", "ranks"])
+        checked.required(_REQUIRED)
+        parallel = checked.table("parallel") if "parallel" in values else Values({}, where)
+        parallel.only([one.name for one in fields(Parallelism)])
+        given = {key: value for key, value in values.items() if key in known and key != "parallel"}
+        ranks = values.get("ranks")
         try:
-            made = cls(**given, parallel=Parallelism(**parallel))
+            made = cls(**given, parallel=Parallelism(**parallel.values))
         except InputError as error:
             raise InputError(f"{where}: {str(error).removeprefix(given.get('name') or KIND).removeprefix(': ')}") from None
         if ranks is not None and ranks != made.ranks:
@@ -218,22 +214,3 @@ class Transformer:
                 f"{made.parallel.tensor} is {made.ranks}; give sizes that multiply to the ranks, or leave ranks out"
             )
         return made
-
-
-def _refuse_unknown(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            meant = get_close_matches(key, known, 1, cutoff=0.6)
-            asked = f"did you mean {meant[0]}?" if meant else f"expected {', '.join(known)}"
-            raise InputError(f"{where}: {key} is not a key of a {KIND}; {asked}")
-
-
-def read_transformer(path: Path) -> Transformer:
-    """Reads a `.toml` file with `kind = "transformer"`; the file's name is the model's where it gives none."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); expected a .toml file of a {KIND}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not readable as TOML ({error})") from error
-    return Transformer.from_dict({"name": path.stem, **values}, str(path))

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._shard.evaluate.plans import Given
 from steptime._shard.explain.explain import Explained
-from steptime._shard.plan.files import Given
 from steptime._shard.search.search import Option, Searched
 from steptime._shard.task.task import Task
 from steptime._units import ms

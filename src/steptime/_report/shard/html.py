@@ -158,6 +158,6 @@ def _plan(option: Option, found: Searched) -> Markup:
             placed.kind,
             ", ".join(map(str, placed.ranks)),
         )
-        for name, placed in option.plan.placed.items()
+        for name, placed in option.plan.placements.items()
     ]
     return table("The plan", ("Table", "rows", "dim", "pooling factor", "kind", "ranks"), rows, words=(0, 4, 5))

@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from steptime._build.dlrm.plan import Plan
 from steptime._report.layout import between_ms, literal, print_line, print_numbers, print_section, print_title, time_ms
 from steptime._report.sizes import size_words
 from steptime._report.text import RANKS_SHOWN, print_warnings
+from steptime._shard.evaluate.plans import Given
 from steptime._shard.explain.explain import Explained, Reason
 from steptime._shard.explain.plan import RankLoad
-from steptime._shard.plan.files import Given
-from steptime._shard.plan.kinds import MixedPlan
 from steptime._shard.search.search import Searched
 from steptime._shard.task.task import Task
 from steptime._units import ms
@@ -114,16 +114,16 @@ def _gain(console: Console, why: Explained) -> None:
     print_line(console, "Gain", gain_words(why), spaced=False)
 
 
-def _plan(console: Console, plan: MixedPlan) -> None:
-    if len(plan.placed) > _TABLES_SHOWN:
-        divided = {name: placed for name, placed in plan.placed.items() if len(placed.ranks) > 1}
+def _plan(console: Console, plan: Plan) -> None:
+    if len(plan.placements) > _TABLES_SHOWN:
+        divided = {name: placed for name, placed in plan.placements.items() if len(placed.ranks) > 1}
         said = ", ".join(f"{name} {_ranks_words(placed.ranks)}" for name, placed in list(divided.items())[:_TABLES_SHOWN])
-        print_line(console, "Tables", f"{len(plan.placed)}, in --json or --html; divided: {said or 'none'}", spaced=False)
+        print_line(console, "Tables", f"{len(plan.placements)}, in --json or --html; divided: {said or 'none'}", spaced=False)
         return
     for rank in range(plan.ranks):
         held = [
             name if len(placed.ranks) == 1 else f"{name} ({placed.kind}, 1 of {len(placed.ranks)})"
-            for name, placed in plan.placed.items()
+            for name, placed in plan.placements.items()
             if rank in placed.ranks
         ]
         print_line(console, f"  rank {rank}", ", ".join(held) or "nothing", spaced=False)

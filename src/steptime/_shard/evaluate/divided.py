@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import EVERYWHERE, Division
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.evaluator import Evaluation, Evaluator, Plans
 from steptime._shard.evaluate.kinds_analytic import everywhere_ns
-from steptime._shard.plan.kind_names import EVERYWHERE
-from steptime._shard.plan.kinds import Division
 from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 from steptime.errors import InputError
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.plan import DATA_PARALLEL
 from steptime._build.dlrm.table_lookups import table_lookups
 from steptime._models.collectives.message import Message
 from steptime._models.lookups.question import BACKWARD, FORWARD, TABLE_BATCHED, Lookup
 from steptime._platforms.platform import Platform
-from steptime._shard.plan.kind_names import DATA_PARALLEL
 
 _FLOAT = 4
 _UPDATE_PASSES = 3

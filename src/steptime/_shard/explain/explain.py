@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from steptime._build.dlrm.config import Doubt
+from steptime._build.dlrm.plan import EVERYWHERE
 from steptime._models.lookups.question import TABLE_BATCHED
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.evaluator import BOUNDS, Evaluation
 from steptime._shard.explain.gain import Gain, gain
 from steptime._shard.explain.plan import Evaluated, RankLoad
-from steptime._shard.plan.kind_names import EVERYWHERE
 from steptime._shard.search.search import Searched, evaluators, search
 from steptime._shard.search.state import Budget
-from steptime._shard.task.task import Doubt, Task
+from steptime._shard.task.task import Task
 from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 
 Floats = npt.NDArray[np.float64]
@@ -105,7 +106,7 @@ def reasons(best: Evaluated, ranks: Sequence[RankLoad]) -> list[Reason]:
     found = []
     for place in np.argsort(-work, kind="stable")[:large].tolist():
         table = best.task.tables[place]
-        placed = best.plan.placed[table.name]
+        placed = best.plan.placements[table.name]
         own = [number for number, shard in enumerate(shards) if shard.table == place]
         share = float(sum(_of_rank(best, here, number) for number in own))
         if table.name in best.task.constraints.pinned or placed.kind in EVERYWHERE or best.task.ranks == 1:
@@ -124,7 +125,7 @@ def reasons(best: Evaluated, ranks: Sequence[RankLoad]) -> list[Reason]:
 
 
 def _moved(best: Evaluated, step: float, table: str, own: Sequence[int], targets: Sequence[int], load: float) -> Reason:
-    placed = best.plan.placed[table]
+    placed = best.plan.placements[table]
     tries = [(shard, rank) for shard in own for rank in targets]
     if not tries:
         return Reason(table, placed.kind, placed.ranks, load, None, None, "it has a slice on every rank")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import DividedEvaluator
 from steptime._shard.evaluate.evaluator import Evaluation
-from steptime._shard.plan.kinds import MixedPlan
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.task import Task
 from steptime._sim.modelled.prediction import predict_on
@@ -40,7 +40,7 @@ class RankLoad:
 class Evaluated:
     """One plan on its platform, with its shards' model."""
 
-    def __init__(self, task: Task, platform: Platform, plan: MixedPlan, calibration: Calibration = UNCALIBRATED) -> None:
+    def __init__(self, task: Task, platform: Platform, plan: Plan, calibration: Calibration = UNCALIBRATED) -> None:
         self.task, self.platform, self.plan, self._calibration = task, platform, plan, calibration
         self.division, owners = plan.divided(task.tables)
         self.rank_of = np.array(owners, dtype=np.intp)

@@ -9,7 +9,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from steptime._build.dlrm.model import Table
-from steptime._shard.plan.plan import Plan
+from steptime._build.dlrm.plan import Plan
+from steptime._units import MIB
 from steptime.errors import InputError
 
 
@@ -43,7 +44,13 @@ def place(rule: str, tables: Sequence[Table], machine: Machine) -> Plan:
     if rule not in rules():
         raise InputError(f"No sharding rule is called {rule!r}; there are {', '.join(rules())}.")
     plan = rules()[rule].place(tables, machine)
-    plan.check(tables, machine.memory_bytes)
+    for rank, held in enumerate(plan.split(tables) if machine.memory_bytes is not None else ()):
+        used = sum(table.nbytes for table in held)
+        if machine.memory_bytes is not None and used > machine.memory_bytes:
+            raise InputError(
+                f"The rule {rule} puts {used / MIB:.1f} MiB of tables on rank {rank}, which has "
+                f"{machine.memory_bytes / MIB:.1f} MiB; use more ranks or another rule."
+            )
     return plan
 
 

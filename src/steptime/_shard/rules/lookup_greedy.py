@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steptime._build.dlrm.model import Table
-from steptime._shard.plan.plan import Plan
+from steptime._build.dlrm.plan import Plan
 from steptime._shard.rules import Machine, Rule
 from steptime._shard.search.greedy import place_greedily
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steptime._build.dlrm.model import Table
-from steptime._shard.plan.plan import Plan
+from steptime._build.dlrm.plan import Plan
 from steptime._shard.rules import Machine, Rule
 
 
 def _place(tables: Sequence[Table], machine: Machine) -> Plan:
-    return Plan.of(tables, [i * machine.ranks // len(tables) for i in range(len(tables))], machine.ranks)
+    return Plan.whole(tables, [i * machine.ranks // len(tables) for i in range(len(tables))], machine.ranks)
 
 
 RULE = Rule("naive_chunk", "contiguous blocks of equal count", _place)

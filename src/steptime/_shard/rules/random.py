@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steptime._build.dlrm.model import Table
+from steptime._build.dlrm.plan import Plan
 from steptime._lookups.hashing import key_of
-from steptime._shard.plan.plan import Plan
 from steptime._shard.rules import Machine, Rule
 from steptime._shard.search.greedy import no_room
 from steptime.errors import InputError
@@ -25,7 +25,7 @@ def _place(tables: Sequence[Table], machine: Machine) -> Plan:
         rank = fits[key_of(machine.seed, i, table.rows) % len(fits)]
         rank_of.append(rank)
         used[rank] += table.nbytes
-    return Plan.of(tables, rank_of, machine.ranks)
+    return Plan.whole(tables, rank_of, machine.ranks)
 
 
 RULE = Rule("random", "each table on a rank drawn by the seed, its place and its rows", _place)

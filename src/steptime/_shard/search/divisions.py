@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, QUAD, ROW_WISE, TABLE_WISE, Division
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import analytic_ns
 from steptime._shard.evaluate.kinds_analytic import everywhere_ns
-from steptime._shard.plan.kind_names import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, ROW_WISE, TABLE_WISE
-from steptime._shard.plan.kinds import QUAD, Division
 from steptime._shard.search.state import Budget, Evaluate, Floats, Search
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.shortage import packed, pinned_of

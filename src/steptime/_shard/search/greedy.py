@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steptime._build.dlrm.model import Table
-from steptime._shard.plan.plan import Plan
+from steptime._build.dlrm.plan import Plan
 from steptime._units import MIB
 from steptime.errors import InputError
 
@@ -23,7 +23,7 @@ def place_greedily(tables: Sequence[Table], costs: Sequence[float], ranks: int, 
         rank_of[i] = rank
         load[rank] += costs[i]
         used[rank] += size
-    return Plan.of(tables, rank_of, ranks)
+    return Plan.whole(tables, rank_of, ranks)
 
 
 def no_room(table: Table, ranks: int, memory_bytes: int | None) -> str:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import Division, Plan
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import check_shards
 from steptime._shard.evaluate.evaluator import Evaluator
-from steptime._shard.plan.kinds import Division, MixedPlan
 from steptime._shard.rules import rules
 from steptime._shard.search.divisions import Divided, Make
 from steptime._shard.search.loads import of_log
@@ -48,7 +48,7 @@ _WHOLE_SHARE = 0.5
 class Option:
     """A plan and its predicted step."""
 
-    plan: MixedPlan
+    plan: Plan
     step_ns: float
     by: str
 

@@ -21,11 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.plan import DATA_PARALLEL, Division
 from steptime._build.dlrm.program import top_width
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.process import process_bytes
-from steptime._shard.plan.kind_names import DATA_PARALLEL
-from steptime._shard.plan.kinds import Division
 
 Bytes = npt.NDArray[np.int64]
 Ranks = npt.NDArray[np.intp] | Sequence[int]

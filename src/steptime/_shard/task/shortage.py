@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._shard.plan.kind_names import COLUMN_WISE, ROW_WISE, TABLE_WISE
-from steptime._shard.plan.kinds import QUAD, Division
+from steptime._build.dlrm.plan import COLUMN_WISE, QUAD, ROW_WISE, TABLE_WISE, Division
 from steptime._shard.search.state import FREE, Places
 from steptime._shard.task.memory import Memory, memory_of, passing_bytes, state_bytes, weight_bytes
 from steptime._shard.task.task import Task

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.table_lookups import table_lookups
-from steptime._build.dlrm.workload import dlrm_workload, owned_tables
+from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._program.workload import Workload
@@ -57,7 +58,8 @@ def _lookups(case: StepCase) -> WorkloadLookups | None:
     if case.workload != DLRM:
         return None
     model = _model(case)
-    owned = owned_tables(model, case.ranks, json.loads(case.plan) or {table.name: 0 for table in model.tables})
+    placed = json.loads(case.plan) or {table.name: 0 for table in model.tables}
+    owned = Plan.from_dict(placed, model.tables, case.ranks).split(model.tables)
     return WorkloadLookups(
         {
             rank: RankLookups(

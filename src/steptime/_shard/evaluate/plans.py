@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from steptime._build.dlrm.plan import TABLE_WISE, Division, Plan
+from steptime._build.dlrm.plan_files import read_plans
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import DividedEvaluator
-from steptime._shard.plan.kind_names import TABLE_WISE
-from steptime._shard.plan.kinds import Division, MixedPlan
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.task import Task
 from steptime._sim.modelled.step import UNCALIBRATED, Calibration
@@ -25,38 +23,26 @@ class Given:
     """A given plan, its predicted step, and the fullest rank."""
 
     name: str
-    plan: MixedPlan
+    plan: Plan
     step_ns: float
     fullest_rank: int
     fullest_bytes: int
     fits: bool
 
 
-def read_plans(path: Path, task: Task) -> dict[str, MixedPlan]:
-    """Plans by name, each table -> rank, [ranks] or {"kind": ..., "ranks": [...]}; one plan alone is called `plan`."""
-    try:
-        values = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error}); expected plans by name") from None
-    named = _named(values, {table.name for table in task.tables}, path)
-    return {name: MixedPlan.from_dict(plan, task.tables, task.ranks, f"{path}, plan {name!r}") for name, plan in named.items()}
-
-
-def _named(values: Any, tables: set[str], path: Path) -> dict[str, Mapping[str, Any]]:
-    if isinstance(values, list):
-        values = {f"plan {place}": plan for place, plan in enumerate(values)}
-    if not isinstance(values, dict) or not values:
-        raise InputError(f"{path}: {type(values).__name__} found; expected plans by name, each a table of table and ranks")
-    if set(values) <= tables:
-        return {"plan": values}
-    odd = next((name for name, plan in values.items() if not isinstance(plan, dict)), None)
-    if odd is not None:
-        raise InputError(f"{path}: plan {odd!r} is {values[odd]!r}; expected a table of table and ranks")
-    return values
+def plans_in(path: Path, task: Task) -> dict[str, Plan]:
+    """Plans by name, in whichever form `read_plans` knows; those that move a pinned table are refused."""
+    plans = {
+        name: Plan.from_dict(values, task.tables, task.ranks, f"{path}, plan {name!r}")
+        for name, values in read_plans(path).items()
+    }
+    for name, plan in plans.items():
+        task.constraints.check_pins(plan, f"{path}, plan {name!r}")
+    return plans
 
 
 def evaluated(
-    task: Task, platform: Platform, plans: Mapping[str, MixedPlan], calibration: Calibration = UNCALIBRATED
+    task: Task, platform: Platform, plans: Mapping[str, Plan], calibration: Calibration = UNCALIBRATED
 ) -> list[Given]:
     """The plans, fastest first; those that divide tables alike are evaluated together."""
     alike: dict[Division, list[tuple[str, Sequence[int]]]] = {}

@@ -1,4 +1,4 @@
-"""Tasks from lists of tables alone: a CSV, or the tables of a TorchRec `EmbeddingBagCollection`. What they leave open is said.
+"""Models from lists of tables alone: a CSV, or the tables of a TorchRec `EmbeddingBagCollection`. What they leave open is said.
 
 The dense layers, the batch and often the lookups are not in such lists. The layers are those of the DLRM that Meta published
 for Criteo's data (facebookresearch/dlrm, bench/dlrm_s_criteo_kaggle.sh: 13-512-256-64-16 and 512-256-1), whose vectors stand
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -18,11 +19,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from steptime._build.config_values import Values
+from steptime._build.config_values import MOST_WIDTH, Values
+from steptime._build.dlrm.config import DlrmConfig, Doubt, Overrides
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._lookups.generators import MOST_ROWS, Generator
 from steptime._lookups.populations import PRODUCTION_2021
-from steptime._shard.task.task import Doubt, Task
 from steptime.errors import InputError
 
 SAMPLES_PER_RANK = 2048
@@ -49,8 +50,8 @@ class _Listed:
     no_skew: bool
 
 
-def listed_tables(text: str, where: str, ranks: int, batch: int | None) -> Task:
-    """The task of a CSV with a head: name, rows, dim, and perhaps pooling_factor, kind, alpha, shift, lengths, locality."""
+def listed_tables(text: str, where: str, overrides: Overrides) -> DlrmConfig:
+    """The model of a CSV with a head: name, rows, dim, and perhaps pooling_factor, kind, alpha, shift, lengths, locality."""
     rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
     if len(rows) < 2:
         raise InputError(f"{where}: {len(rows)} lines; expected a head ({', '.join(_COLUMNS)}) and a line for every table")
@@ -69,7 +70,7 @@ def listed_tables(text: str, where: str, ranks: int, batch: int | None) -> Task:
             raise InputError(f"{where}, line {number}: {len(row)} values; expected {len(head)}, as in its head")
         cells = {name: cell.strip() for name, cell in zip(head, row, strict=True) if cell.strip()}
         listed.append(_of_cells(cells, len(listed), f"{where}, line {number}"))
-    return _task(listed, where, ranks, batch, ())
+    return _config(listed, where, overrides, ())
 
 
 def _of_cells(cells: Mapping[str, str], place: int, where: str) -> _Listed:
@@ -84,8 +85,8 @@ def _of_cells(cells: Mapping[str, str], place: int, where: str) -> _Listed:
     return _listed(Values(values, where), {key: values[key] for key in _SKEW if key in values}, place)
 
 
-def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, ranks: int, batch: int | None) -> Task:
-    """The task of an EmbeddingBagCollection's tables: name, num_embeddings, embedding_dim, feature_names."""
+def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: Overrides) -> DlrmConfig:
+    """The model of an EmbeddingBagCollection's tables: name, num_embeddings, embedding_dim, feature_names."""
     listed, notes = [], []
     for place, table in enumerate(tables):
         at = f"{where}, tables[{place}]"
@@ -111,12 +112,12 @@ def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, ranks: int,
                 f"table {one.table.name!r} has data_type {table['data_type']}: taken as fp32, with more bytes than it has"
             )
         listed.append(one)
-    return _task(listed, where, ranks, batch, tuple(notes))
+    return _config(listed, where, overrides, tuple(notes))
 
 
 def _listed(given: Values, skew: dict[str, Any], place: int) -> _Listed:
     given.required(_REQUIRED)
-    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1)
+    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1, MOST_WIDTH)
     if dim % 4:
         raise given.wrong("dim", "a multiple of 4, as table-batched lookups have it")
     pooling = given.number("pooling_factor", 0.0) if "pooling_factor" in given.values else _POOLING
@@ -127,15 +128,19 @@ def _listed(given: Values, skew: dict[str, Any], place: int) -> _Listed:
     return _Listed(Table(name, dim, generator), "pooling_factor" not in given.values, "kind" not in skew)
 
 
-def _task(listed: Sequence[_Listed], where: str, ranks: int, batch: int | None, notes: tuple[str, ...]) -> Task:
+def _config(listed: Sequence[_Listed], where: str, overrides: Overrides, notes: tuple[str, ...]) -> DlrmConfig:
     tables = tuple(one.table for one in listed)
+    twice = next((name for name, count in Counter(table.name for table in tables).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f"{where}: table {twice!r} is there twice; expected every name once")
+    ranks, batch = overrides.ranks or overrides.platform_ranks, overrides.batch
     samples = SAMPLES_PER_RANK * ranks if batch is None else batch
     model = Dlrm(Path(where).stem, samples, _DENSE_FEATURES, _BOTTOM, _TOP, tables, interaction="cat")
     layers = f"dense layers {_DENSE_FEATURES}-{'-'.join(map(str, _BOTTOM))} and {'-'.join(map(str, _TOP))}"
     said = [f"{layers}, optimizer sgd: not in the list, taken from Meta's DLRM for Criteo; a config (.toml) says your own"]
     if batch is None:
         said.append(f"a batch of {samples} ({SAMPLES_PER_RANK} samples a rank): not in the list; give yours with --batch")
-    return Task(model, ranks, notes=(*said, *notes), doubts=tuple(_doubts(listed, model)))
+    return DlrmConfig(model, ranks, notes=(*said, *notes), doubts=tuple(_doubts(listed, model)))
 
 
 def _doubts(listed: Sequence[_Listed], model: Dlrm) -> list[Doubt]:
