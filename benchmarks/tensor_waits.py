@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from steptime._ops.waits import TensorWaits, needed_by_nobody, tensor_waits
 from steptime._program.issued import Issued
 from steptime._program.load import load
 from steptime._program.program import CallKind, Phase, Program, WorkKind
-from steptime._program.tensor_waits import TensorWaits, needed_by_nobody, tensor_waits
 from steptime_lab.measurements.programs import FILE_NAME, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped
 

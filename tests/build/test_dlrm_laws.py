@@ -11,8 +11,8 @@ from steptime._build.dlrm.model import INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS
 from steptime._build.dlrm.program import top_width
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
+from steptime._ops.waits import needed_by_nobody, tensor_waits
 from steptime._program.program import Collective, Program
-from steptime._program.tensor_waits import needed_by_nobody, tensor_waits
 from steptime._program.workload import Workload
 
 

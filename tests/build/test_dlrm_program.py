@@ -17,8 +17,8 @@ from steptime._build.dlrm.program import rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._lookups.generators import Generator
 from steptime._models.memory.peak import peak_memory
+from steptime._ops.waits import needed_by_nobody, tensor_waits
 from steptime._program.program import Program, Signature, Tensor
-from steptime._program.tensor_waits import needed_by_nobody, tensor_waits
 from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped, shipped_programs
 from steptime_lab.validate.same_ops import same_device_ops, same_ops

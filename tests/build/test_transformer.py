@@ -14,8 +14,8 @@ from steptime._build.transformer.config import Parallelism, Transformer
 from steptime._models.kernels.from_ops import questions_of
 from steptime._models.memory.kinds import Kind
 from steptime._models.memory.peak import peak_memory
+from steptime._ops.waits import needed_by_nobody, tensor_waits
 from steptime._program.program import Phase, Program, Tensor
-from steptime._program.tensor_waits import needed_by_nobody, tensor_waits
 from steptime._units import MIB, dtype_bytes
 
 SMALL: dict[str, Any] = {"layers": 3, "width": 64, "heads": 4, "sequence": 32, "vocabulary": 256, "batch": 16}

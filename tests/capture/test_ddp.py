@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from steptime._capture.collectives.ranks import capture_ranks  # noqa: E402
+from steptime._ops.waits import REDUCER, tensor_waits  # noqa: E402
 from steptime._program.program import Phase, Program  # noqa: E402
-from steptime._program.tensor_waits import REDUCER, tensor_waits  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
 from steptime_lab.validate.same_ops import same_device_ops  # noqa: E402
 

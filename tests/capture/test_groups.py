@@ -19,8 +19,8 @@ from steptime._capture.collectives.log import CommLog  # noqa: E402
 from steptime._capture.collectives.ranks import capture_ranks  # noqa: E402
 from steptime._capture.collectives.streams import Streams  # noqa: E402
 from steptime._lookups.generators import Bags  # noqa: E402
+from steptime._ops.waits import WAIT, tensor_waits  # noqa: E402
 from steptime._program.program import CallKind, Program  # noqa: E402
-from steptime._program.tensor_waits import WAIT, tensor_waits  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
 from steptime_lab.measurements.programs import program_of  # noqa: E402
 from steptime_lab.measurements.shipped import shipped_programs  # noqa: E402

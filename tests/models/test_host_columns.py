@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.models.test_host_model import ENGINE, program
 
 from steptime._models.host.columns import HostColumns, Piece, host_columns
-from steptime._models.host.model import ALLOCATION, COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, OpCost
+from steptime._models.host.model import HostModel, OpCost
 from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._ops.catalogue import HostClass
 from steptime._program.formats.execution.reader import read
 from steptime._program.from_ops import to_program
 from steptime._program.program import Phase, Program
@@ -28,8 +29,9 @@ MODEL = HostModel(
     ops={"aten::mm": OpCost(6000.0, launches=1.0), "aten::addmm": OpCost(7000.0, launches=1.5), "aten::view": OpCost(1500.0),
          "aten::empty": OpCost(1800.0), "aten::sort": OpCost(9000.0, launches=3.0), "aten::mul": OpCost(2500.0, launches=1.0),
          "aten::copy_": OpCost(3000.0, launches=1.0), "aten::_foreach_add_": OpCost(4000.0, 300.0, launches=2.0)},
-    classes={VIEW: OpCost(1100.0), ALLOCATION: OpCost(1700.0), LAUNCH: OpCost(2300.0, launches=1.0),
-             FOREACH: OpCost(3100.0, 290.0, launches=1.0), COLLECTIVE: OpCost(20500.0)},
+    classes={HostClass.VIEW: OpCost(1100.0), HostClass.ALLOCATION: OpCost(1700.0),
+             HostClass.LAUNCH: OpCost(2300.0, launches=1.0), HostClass.FOREACH: OpCost(3100.0, 290.0, launches=1.0),
+             HostClass.COLLECTIVE: OpCost(20500.0)},
     around={
         "between forward": HostCost(7000.0), "record graph": HostCost(1300.0), "python_function forward": HostCost(5400.0),
         "engine node": HostCost(3010.0), "backward_call all": HostCost(241e3), "ddp_forward_fixed ddp": HostCost(99e3),

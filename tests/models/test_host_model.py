@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._models.host.calibration import speed_of
-from steptime._models.host.model import COLLECTIVE, FOREACH, LAUNCH, VIEW, HostModel, ProfilerCost, class_of, shipped_host
+from steptime._models.host.model import HostModel, ProfilerCost, shipped_host
 from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Calls, Ops, Phase, Program, Signature, Stream, Tensor, Thread, Works
 from steptime.errors import InputError
 from steptime_lab.fit.host import fit
@@ -161,10 +162,15 @@ def test_a_host_that_is_not_shipped_is_told_with_those_that_are() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("aten::as_strided", VIEW), ("aten::_foreach_mul_", FOREACH), ("c10d::allreduce_", COLLECTIVE), ("aten::cosh", LAUNCH)],
+    [
+        ("aten::as_strided", HostClass.VIEW),
+        ("aten::_foreach_mul_", HostClass.FOREACH),
+        ("c10d::allreduce_", HostClass.COLLECTIVE),
+        ("aten::cosh", HostClass.LAUNCH),
+    ],
 )
 def test_an_op_that_was_never_seen_has_the_class_of_its_name(name: str, kind: str) -> None:
-    assert class_of(name) == kind
+    assert op_kind(name).host_class == kind
 
 
 def test_an_op_that_was_never_seen_costs_as_its_class_and_is_said(model: HostModel) -> None:

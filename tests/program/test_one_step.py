@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime._ops.waits import tensor_waits
 from steptime._program.load import load
 from steptime._program.one_step import one_step
 from steptime._program.program import CallKind, WorkKind
-from steptime._program.tensor_waits import tensor_waits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

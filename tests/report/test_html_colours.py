@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptime._program.families import Family
+from steptime._ops.families import WorkFamily
 
 Values = npt.NDArray[np.float64]
 
@@ -32,7 +32,7 @@ APART = 12.0
 def colours(scheme: int) -> dict[str, str]:
     style = resources.files("steptime._report").joinpath("page", "style.css").read_text(encoding="utf-8")
     found = {name: (light, dark) for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", style)}
-    return {family.label: found[family.label][scheme] for family in Family}
+    return {family.label: found[family.label][scheme] for family in WorkFamily}
 
 
 def lab(colour: str, eyes: Values) -> Values:

@@ -14,11 +14,11 @@ from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
 from steptime._models.host.columns import host_columns
 from steptime._models.host.speed import STEP, Speed
+from steptime._ops.waits import tensor_waits
 from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._program.one_step import OneStep
 from steptime._program.program import CallKind, Program, WorkKind
-from steptime._program.tensor_waits import tensor_waits
 from steptime._program.workload import Workload
 from steptime._shard.configs import configured_in
 from steptime._sim.modelled import step as modelled_step

@@ -18,7 +18,9 @@ from steptime._program.program import (
     Program,
     Signature,
     Stream,
+    Tensor,
     Thread,
+    Value,
     WorkKind,
     Works,
 )
@@ -180,20 +182,38 @@ def _steps(trace: ExecutionTrace) -> tuple[tuple[int, ...], list[int]]:
 
 
 def _signatures(trace: ExecutionTrace) -> tuple[tuple[Signature, ...], list[int]]:
-    rows: dict[str, int] = {}
+    rows: dict[int, int] = {}  # by identity: equal ones are one object
     kept: list[Signature] = []
     signature_of = []
     for node in trace.nodes:
         if not node.signature.inputs and not node.signature.outputs:
             signature_of.append(-1)
             continue
-        # By text, because 1, 1.0 and True are equal as values.
-        key = repr(node.signature)
-        if key not in rows:
-            rows[key] = len(kept)
-            kept.append(node.signature)
-        signature_of.append(rows[key])
+        signature = _interned(node.signature)
+        row = rows.setdefault(id(signature), len(kept))
+        if row == len(kept):
+            kept.append(signature)
+        signature_of.append(row)
     return tuple(kept), signature_of
+
+
+# Ranks that do the same call their ops alike: they share signatures, and with them what is derived from one alone.
+_MOST_SHARED = 1 << 15
+_shared: dict[tuple[object, ...], Signature] = {}
+
+
+def _interned(signature: Signature) -> Signature:
+    key = (*map(_exact, signature.inputs), None, *map(_exact, signature.outputs))
+    if len(_shared) >= _MOST_SHARED and key not in _shared:
+        _shared.clear()
+    return _shared.setdefault(key, signature)
+
+
+def _exact(value: Value) -> object:
+    """A key that tells 1, 1.0 and True apart, which are equal as values."""
+    if value.__class__ is Tensor:
+        return value
+    return tuple(map(_exact, value)) if value.__class__ is tuple else (value.__class__, value)
 
 
 def outer_records(trace: ExecutionTrace) -> set[int]:

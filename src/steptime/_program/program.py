@@ -81,10 +81,11 @@ Value = Tensor | Scalar | tuple["Value", ...]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The arguments of one op call. Ops that were called alike share one signature."""
+    """The arguments of one op call. Ops that were called alike share one signature, and what is derived from it alone."""
 
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

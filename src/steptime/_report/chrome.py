@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.families import Family, work_families
+from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import CallKind, Program, WorkKind
 from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.explain.path_summary import short_kernel_name
@@ -70,7 +70,7 @@ def events(timeline: Timeline, *, scenario: int = 0) -> Iterator[str]:
     origin = _origin(timeline, scenario)
     flow = 0
     for cohort in timeline.cohorts:
-        families = [Family(f).label for f in work_families(cohort.cohort.program).tolist()]
+        families = [WorkFamily(f).label for f in work_families(cohort.cohort.program).tolist()]
         for place in range(len(cohort.cohort.ranks)):
             rank = _Rank(cohort, place, scenario, origin, families)
             yield from rank.names()

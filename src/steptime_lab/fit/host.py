@@ -11,19 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.host.model import (
-    ALLOCATION,
-    CLASSES,
-    COLLECTIVE,
-    FOREACH,
-    LAUNCH,
-    VIEW,
-    HostModel,
-    OpCost,
-    ProfilerCost,
-    class_of,
-)
+from steptime._models.host.model import HostModel, OpCost, ProfilerCost
 from steptime._models.host.speed import HostCost
+from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Program
 from steptime.errors import InputError
 from steptime_lab.fit.host_recorded import between_forward_ns, first_call
@@ -173,7 +163,11 @@ def _ops(off: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pa
         if row["kind"] not in ("op", "op_python"):
             continue
         name = name_of(row["op"])
-        guess = float(np.median(usual[name])) if usual[name] else float(class_of(name) in (LAUNCH, FOREACH))
+        guess = (
+            float(np.median(usual[name]))
+            if usual[name]
+            else float(op_kind(name).host_class in (HostClass.LAUNCH, HostClass.FOREACH))
+        )
         count = launches.get((row["op"], row["call"]), guess)
         cpu, launch = pace.of(row)
         times = np.asarray(row["times_ns"], dtype=np.float64)
@@ -188,7 +182,7 @@ def _ops(off: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pa
 def _op(name: str, seen: Sequence[tuple[int, float, float]]) -> OpCost:
     tensors, cpu, launches = (np.array(column, dtype=np.float64) for column in zip(*seen, strict=True))
     count = float(np.median(launches))
-    if class_of(name) != FOREACH:
+    if op_kind(name).host_class != HostClass.FOREACH:
         return OpCost(float(np.median(cpu)), 0.0, count, len(seen))
     # Lists are long in every row, so that a line through them would give the fixed part by extrapolation alone.
     return OpCost(0.0, float(np.median(cpu / tensors)), count, len(seen))
@@ -214,19 +208,19 @@ def _classes(ops: Mapping[str, OpCost], collectives: Mapping[str, HostCost]) -> 
     """Medians over the ops of a class; where none was measured, over ops that launch."""
     called = [cost.cpu_ns for cost in collectives.values()]
     found: dict[str, OpCost] = {}
-    for name in (LAUNCH, VIEW, ALLOCATION, FOREACH, COLLECTIVE):
-        members = [cost for op, cost in ops.items() if class_of(op) == name]
-        if name == LAUNCH:
+    for name in (HostClass.LAUNCH, HostClass.VIEW, HostClass.ALLOCATION, HostClass.FOREACH, HostClass.COLLECTIVE):
+        members = [cost for op, cost in ops.items() if op_kind(op).host_class == name]
+        if name == HostClass.LAUNCH:
             members = [cost for cost in members if cost.launches == 1] or members
-        if name == COLLECTIVE and called:
+        if name == HostClass.COLLECTIVE and called:
             found[name] = OpCost(float(np.median(called)), 0.0, 1.0, len(called))
         elif members:
             columns = ([each.cpu_ns, each.per_tensor_ns, each.launches] for each in members)
             cpu, tensor, count = np.median(np.array(list(columns)), axis=0)
             found[name] = OpCost(float(cpu), float(tensor), float(count), sum(each.rows for each in members))
         else:
-            found[name] = found.get(LAUNCH, OpCost(0.0))
-    return {name: found[name] for name in CLASSES}
+            found[name] = found.get(HostClass.LAUNCH, OpCost(0.0))
+    return {name: found[name] for name in HostClass}
 
 
 def _mechanisms(off: Sequence[Row], kinds: Sequence[str], pace: Pace) -> dict[str, HostCost]:
@@ -292,7 +286,11 @@ def calibrated(
         rows = [row for row in rows if row["call"] == call] or rows
         if not rows:
             continue
-        count = CALIBRATED[kind] if kind != "op" else launches.get((op, call), float(class_of(name_of(op)) == LAUNCH))
+        count = (
+            CALIBRATED[kind]
+            if kind != "op"
+            else launches.get((op, call), float(op_kind(name_of(op)).host_class == HostClass.LAUNCH))
+        )
         if kind == "backward_node":
             cpu_ns = float(np.percentile(np.concatenate([row["times_ns"] for row in rows]), BACKWARD_PERCENTILE))
             cpu_ns -= count * pace.launch_ns

@@ -18,8 +18,9 @@ import numpy as np
 
 from steptime._models.error import gmae
 from steptime._models.host.calibration import speed_of
-from steptime._models.host.model import LAUNCH, HostModel
+from steptime._models.host.model import HostModel
 from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._ops.catalogue import HostClass
 from steptime._program.formats.execution.reader import read
 from steptime._program.from_ops import to_program
 from steptime._program.program import Collective
@@ -256,7 +257,7 @@ def _without_between(_: HostModel, case: HostCase) -> float:
 
 def _per_launch(model: HostModel, case: HostCase) -> float:
     """Every launch costs one op that launches, from Python, and nothing else costs anything."""
-    each = HostCost(model.classes[LAUNCH].cpu_ns, model.launch_ns) + model.mechanism("between", "forward")
+    each = HostCost(model.classes[HostClass.LAUNCH].cpu_ns, model.launch_ns) + model.mechanism("between", "forward")
     return step_ns(case.speed.time_ns(each.times(case.host.launches)), case.device_ns)
 
 

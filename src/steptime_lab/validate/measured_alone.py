@@ -11,9 +11,9 @@ import pyarrow as pa
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.family import family_of
 from steptime._models.kernels.fitted import Answered
-from steptime._models.kernels.from_ops.overloads import overloads_of
 from steptime._models.kernels.launches.names import short_name
 from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime._ops.overloads import overloads_of
 from steptime_lab.measurements.kernel_rows import rows_of
 
 _Key = tuple[object, ...]

@@ -21,11 +21,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.host.model import COLLECTIVE, FOREACH, HostModel, class_of
+from steptime._models.host.model import HostModel
 from steptime._models.host.optimizers import optimizer_cost, zero_grad_cost
 from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._ops.catalogue import HostClass
+from steptime._ops.table import op_table
 from steptime._program.collectives import collective_kind
-from steptime._program.program import Phase, Program, Tensor, Value
+from steptime._program.program import Phase, Program
 from steptime._program.table import KindColumn, SmallColumn
 from steptime.errors import InputError
 
@@ -127,7 +129,7 @@ def host_columns(program: Program, model: HostModel, launches: Launches | None =
     if not len(program.ops):
         raise InputError(f"{program.source or f'rank {program.rank}'}: holds no ops, so that nothing can be said of its host")
     walk = _Walk(program, model, launches)
-    for row in walk.children[-1]:
+    for row in walk.table.outermost():
         walk.visit(row)
     return walk.columns()
 
@@ -148,20 +150,14 @@ class _Walk:
     found: list[_Found] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
     unknown_ns: float = 0.0  # what of the CPU's work is that of ops never measured
-    called: set[tuple[int, Phase, str]] = field(default_factory=set)
+    called: set[tuple[int, int, str]] = field(default_factory=set)
     backward: set[int] = field(default_factory=set)  # steps whose backward pass has begun
 
     def __post_init__(self) -> None:
-        ops = self.program.ops
+        self.table = table = op_table(self.program)
         self.steps = max(1, len(self.program.steps))
-        self.names: list[str] = [self.program.names[name] for name in ops.name.tolist()]
-        known = {int(phase): phase for phase in Phase}
-        self.phases: list[Phase] = [known[value] for value in ops.phase.tolist()]
-        self.children: dict[int, list[int]] = {-1: []}
-        for row, parent in enumerate(ops.parent.tolist()):
-            self.children.setdefault(parent, []).append(row)
-        inside = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
-        self.around_itself = frozenset(ops.parent[inside].tolist())
+        self.names, self.children, self.phases = table.names, table.children, table.phases
+        self.around_itself = frozenset(table.same_inside)
         self.own = self._own()
 
     def _own(self) -> Sequence[float]:
@@ -233,7 +229,7 @@ class _Walk:
         """An optimiser's step or its clearing of gradients; other labels of it are functions in Python."""
         name = self.names[row]
         if name.startswith("Optimizer.step"):
-            inside = [(self.names[child], self._listed(child)) for child in self.children.get(row, ())]
+            inside = [(self.names[child], self.table.arguments[child].longest_list) for child in self.children[row]]
             cost, note = optimizer_cost(self.model, name, inside, frozenset(self._nested(row)))
             self.add(Piece.OPTIMIZER_STEP, row, cost, self._all_launches(row))
             if note:
@@ -246,12 +242,12 @@ class _Walk:
 
     def _node(self, row: int) -> None:
         """A node of the backward pass; before the first of a step, the call of the pass."""
-        step = int(self.program.ops.step[row])
+        step = self.table.steps[row]
         if step not in self.backward:
             self.backward.add(step)
             self.add(Piece.BACKWARD_CALL, row, self.model.mechanism("backward_call", "all"))
         self.add(Piece.NODE, row, self.model.mechanism("engine", "node"))
-        for child in self.children.get(row, ()):
+        for child in self.children[row]:
             self._visit_node(child)
 
     def _visit_node(self, row: int) -> None:
@@ -277,7 +273,7 @@ class _Walk:
         self.found += own
 
     def _inside(self, row: int) -> None:
-        for child in self.children.get(row, ()):
+        for child in self.children[row]:
             if self.phases[child] == Phase.BACKWARD:
                 self._op(child)
             else:
@@ -285,11 +281,11 @@ class _Walk:
 
     def _wraps(self, row: int) -> bool:
         """Whether an op costs and launches what those inside it do."""
-        return bool(self.children.get(row)) and (self.names[row] not in self.model.ops or row in self.around_itself)
+        return bool(self.children[row]) and (self.names[row] not in self.model.ops or row in self.around_itself)
 
     def _op(self, row: int, *, outermost: bool = False) -> None:
         name = self.names[row]
-        if class_of(name) == COLLECTIVE:
+        if self.table.kinds[row].host_class is HostClass.COLLECTIVE:
             self._collective(row)
             return
         if self._wraps(row):
@@ -299,7 +295,7 @@ class _Walk:
             self.found += own
             return
         cost, measured = self.model.op(name)
-        tensors = self._listed(row) if class_of(name) == FOREACH else 0
+        tensors = self.table.arguments[row].longest_list if self.table.kinds[row].host_class is HostClass.FOREACH else 0
         binding_ns = 0.0 if outermost else min(self.model.binding_ns, (1.0 - LEAST_INSIDE) * cost.cpu_ns)
         count = self._launches(row)
         own_ns = cost.cpu_ns - binding_ns + tensors * cost.per_tensor_ns
@@ -311,9 +307,13 @@ class _Walk:
     def _collective(self, row: int) -> None:
         kind = _CALLS.get(collective_kind(self.names[row]), "")
         known = f"collective_call {kind}" in self.model.around
-        cost = self.model.mechanism("collective_call", kind) if known else HostCost(self.model.classes[COLLECTIVE].cpu_ns)
+        cost = (
+            self.model.mechanism("collective_call", kind)
+            if known
+            else HostCost(self.model.classes[HostClass.COLLECTIVE].cpu_ns)
+        )
         # Waiting for a collective is recorded under the same name and only orders streams.
-        if self.children.get(row) or self.names[row].startswith("c10d::"):
+        if self.children[row] or self.names[row].startswith("c10d::"):
             self.add(Piece.COLLECTIVE, row, cost, 1.0, _COLLECTIVES)
         elif self.names[row] == "record_param_comms":
             self.add(Piece.STREAM_WAIT, row, self.model.mechanism("stream_wait", "stream_wait"))
@@ -332,42 +332,28 @@ class _Walk:
         """Launches of an op that is charged as a whole."""
         if self.given is not None:
             return self._given(row)
-        return 0.0 if self._on_cpu(row) else self.model.op(self.names[row])[0].launches
+        return 0.0 if self.table.arguments[row].on_cpu else self.model.op(self.names[row])[0].launches
 
     def _all_launches(self, row: int) -> float:
         """Launches of all ops within one whose cost was measured as a whole; of itself where they are given."""
         if self.given is not None:
             return self._given(row)
-        inside = self.children.get(row, ())
+        inside = self.children[row]
         return sum(self._all_launches(child) if self._wraps(child) else self._launches(child) for child in inside)
 
     def _coldness(self, row: int) -> float:
         """How many times as long a call takes: more where it is the first of its op in this phase of this step."""
-        key = (int(self.program.ops.step[row]), self.phases[row], self.names[row])
+        key = (self.table.steps[row], self.phases[row], self.names[row])
         if key in self.called:
             return 1.0
         self.called.add(key)
         return self.model.first_call
 
     def _given(self, row: int) -> float:
-        return self.own[row] + sum(self._given(child) for child in self.children.get(row, ()))
-
-    def _inputs(self, row: int) -> Sequence[Value]:
-        signature = int(self.program.ops.signature[row])
-        return self.program.signatures[signature].inputs if signature >= 0 else ()
-
-    def _listed(self, row: int) -> int:
-        """Tensors in the longest list of an op's arguments; 1 without lists."""
-        lengths = [len(value) for value in self._inputs(row) if isinstance(value, tuple)]
-        return max([1, *lengths])
-
-    def _on_cpu(self, row: int) -> bool:
-        """Whether an op works on tensors of the CPU alone: those launch nothing."""
-        tensors = [value for value in self._inputs(row) if isinstance(value, Tensor)]
-        return bool(tensors) and all(tensor.device == "cpu" for tensor in tensors)
+        return self.own[row] + sum(self._given(child) for child in self.children[row])
 
     def _nested(self, row: int) -> Iterator[str]:
-        for child in self.children.get(row, ()):
+        for child in self.children[row]:
             yield self.names[child]
             yield from self._nested(child)
 

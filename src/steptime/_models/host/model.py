@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -12,14 +11,13 @@ import msgspec
 import steptime
 from steptime._hardware.description import Range
 from steptime._models.host.speed import HostCost, Speed
+from steptime._ops.catalogue import op_kind
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
 
-VIEW, ALLOCATION, LAUNCH, FOREACH, COLLECTIVE = "view", "allocation", "launch", "foreach", "collective"
 _COST = Range(0, 1e12, "nanoseconds or calls")
-CLASSES = (VIEW, ALLOCATION, LAUNCH, FOREACH, COLLECTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class HostModel:
     launch_ns: float  # one launch
     binding_ns: float  # what calling an op from Python costs more than from within another op
     ops: Mapping[str, OpCost]  # by name without overload: aten::mm
-    classes: Mapping[str, OpCost]  # for ops never seen
+    classes: Mapping[str, OpCost]  # by `HostClass`, for ops never seen
     around: Mapping[str, HostCost]  # between ops and per mechanism: `kind op`, as measured rows name them
     profilers: Mapping[str, ProfilerCost] = field(default_factory=dict)
     first_call: float = 1.0  # how many times as long the first call of an op takes in each phase of a step
@@ -74,7 +72,7 @@ class HostModel:
     def op(self, name: str) -> tuple[OpCost, bool]:
         """The cost of an op, and whether it was ever measured; else that of its class."""
         found = self.ops.get(name)
-        return (found, True) if found is not None else (self.classes[class_of(name)], False)
+        return (found, True) if found is not None else (self.classes[op_kind(name).host_class], False)
 
     def save(self, path: Path) -> None:
         """Write it as JSON; the same model gives the same bytes."""
@@ -131,26 +129,3 @@ def shipped_host(name: str) -> HostModel:
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json"))) or "none"
         raise InputError(f"no host is called {name!r}; there are {known}")
     return HostModel.load(path)
-
-
-# Ops that make another view of the same memory, change its size, or only ask: none launches anything on contiguous tensors.
-_VIEWS = frozenset({
-    "alias", "as_strided", "broadcast_tensors", "chunk", "contiguous", "detach", "detach_", "diagonal", "expand", "expand_as",
-    "flatten", "is_coalesced", "lift_fresh", "movedim", "narrow", "permute", "real", "reshape", "reshape_as", "resize_",
-    "resize_as_", "result_type", "select", "set_", "slice", "sparse_dim", "split", "split_with_sizes", "squeeze", "t", "to",
-    "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "_indices", "_nnz", "_reshape_alias",
-    "_unsafe_view", "_values",
-})  # fmt: skip
-
-
-@cache
-def class_of(name: str) -> str:
-    """The class of an op by its name: its cost where the op itself was never measured."""
-    space, _, plain = name.rpartition("::")
-    if space in ("c10d", "nccl") or name.startswith(("nccl:", "record_param_comms")):
-        return COLLECTIVE
-    if plain.startswith("_foreach_") or plain.startswith("_fused_"):
-        return FOREACH
-    if plain.startswith(("empty", "new_empty")):
-        return ALLOCATION
-    return VIEW if plain in _VIEWS else LAUNCH

@@ -18,11 +18,10 @@ from steptime._models.memory.kinds import Kind
 from steptime._models.memory.scratch import scratch
 from steptime._models.memory.tensors import Extent, extents
 from steptime._models.memory.wrapped import without_wrappers
+from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
 
 BEFORE = -1
-# They return parts of a sparse tensor, whose own storages a trace does not name.
-_PARTS_OF_SPARSE = frozenset(("aten::_values", "aten::_indices", "aten::values", "aten::indices"))
 _BUCKET_OP = "c10d::allreduce_"
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 _EMPTY = "aten::empty"
@@ -83,81 +82,72 @@ class _Life:
 
 def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
     """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
-    taken, made, wrapped = without_wrappers(program, *extents(program))
-    last = _last_rows(program.ops.parent.tolist())
-    births = _births(program, taken, made)
-    node = _nodes(program)
-    phases = [Phase(phase) for phase in program.ops.phase.tolist()]
-    collective = [name.startswith(_COLLECTIVE_OPS) for name in program.names]
-    reduces = [name == _BUCKET_OP for name in program.names]
+    table = op_table(program)
+    taken, made, wrapped = without_wrappers(table, *extents(table))
+    last, phases, names = table.last, table.phases, table.names
+    births = _births(table, taken, made)
+    node = _nodes(table)
     lives: dict[tuple[int, int], _Life] = {}
-    for row, (number, phase) in enumerate(zip(program.ops.name.tolist(), phases, strict=True)):
+    for row, phase in enumerate(phases):
+        if not taken[row] and not made[row]:
+            continue
+        collective, reduces = names[row].startswith(_COLLECTIVE_OPS), names[row] == _BUCKET_OP
         for given, tensors in ((True, taken[row]), (False, made[row])):
             for name, nbytes, fractions in tensors:
                 born = _life_of(births.get(name, ()), row if given else last[row], before=row if given else None)
                 life = lives.get((name, born))
                 if life is None:
-                    life = lives[name, born] = _Life(born, phases[born] if born != BEFORE else Phase.OTHER)
+                    life = lives[name, born] = _Life(born, Phase(phases[born]) if born != BEFORE else Phase.OTHER)
                 life.nbytes = 0 if (name, born) in wrapped else max(life.nbytes, nbytes)
                 life.dies = max(life.dies, last[node[row]] if given and born < node[row] else last[row])
                 life.phases |= 1 << phase
                 life.fractions |= fractions
-                life.collective |= collective[number]
-                life.reduced |= reduces[number]
+                life.collective |= collective
+                life.reduced |= reduces
     for life in lives.values():
-        _outlast(life, program, last)
-    return (*(life.storage(len(phases)) for life in lives.values()), *_scratch(program, last, device))
+        _outlast(life, table)
+    return (*(life.storage(len(phases)) for life in lives.values()), *_scratch(table, device))
 
 
-def _outlast(life: _Life, program: Program, last: Sequence[int]) -> None:
+def _outlast(life: _Life, table: OpTable) -> None:
     """Memory that an op asks for and no op takes is for kernels that the op around launches itself, and goes when that ends."""
-    if life.born == BEFORE or life.dies > last[life.born] or not program.names[program.ops.name[life.born]].startswith(_EMPTY):
+    if life.born == BEFORE or life.dies > table.last[life.born] or not table.names[life.born].startswith(_EMPTY):
         return
-    around = int(program.ops.parent[life.born])
-    life.dies = last[around] if around >= 0 else life.dies
+    around = table.parents[life.born]
+    life.dies = table.last[around] if around >= 0 else life.dies
 
 
-def _scratch(program: Program, last: Sequence[int], device: DeviceLimits) -> Iterator[Storage]:
+def _scratch(table: OpTable, device: DeviceLimits) -> Iterator[Storage]:
     """What ops take for themselves while they run."""
-    for row, dies, nbytes in scratch(program, last, device):
+    for row, dies, nbytes in scratch(table, device):
         if nbytes:
             yield Storage(nbytes, row, dies, Kind.TEMPORARIES)
 
 
-def _last_rows(parents: Sequence[int]) -> list[int]:
-    """Per op, the last op inside it, or itself."""
-    last = list(range(len(parents)))
-    for row in range(len(parents) - 1, -1, -1):
-        if parents[row] >= 0:
-            last[parents[row]] = max(last[parents[row]], last[row])
-    return last
-
-
-def _nodes(program: Program) -> list[int]:
+def _nodes(table: OpTable) -> list[int]:
     """Per op, the autograd node around it, or itself: a node keeps what it saved and what it is given until it is done."""
-    nodes = {number for number, name in enumerate(program.names) if name.startswith(_AUTOGRAD_NODE)}
-    found = list(range(len(program.ops.name)))
-    for row, (number, parent) in enumerate(zip(program.ops.name.tolist(), program.ops.parent.tolist(), strict=True)):
-        if parent >= 0 and number not in nodes and (found[parent] != parent or program.ops.name[parent] in nodes):
+    nodes = [name.startswith(_AUTOGRAD_NODE) for name in table.names]
+    found = list(range(len(table)))
+    for row, parent in enumerate(table.parents):
+        if parent >= 0 and not nodes[row] and (found[parent] != parent or nodes[parent]):
             found[row] = found[parent]
     return found
 
 
-def _births(program: Program, taken: Sequence[Sequence[Extent]], made: Sequence[Sequence[Extent]]) -> dict[int, list[int]]:
+def _births(table: OpTable, taken: Sequence[Sequence[Extent]], made: Sequence[Sequence[Extent]]) -> dict[int, list[int]]:
     """Per name, the rows of the ops that made a storage of it, ascending; of nested ops the innermost counts."""
-    parents, names = program.ops.parent.tolist(), program.ops.name.tolist()
-    views = {row for row, name in enumerate(program.names) if name in _PARTS_OF_SPARSE}
     inside: dict[int, set[int]] = {}
     found: dict[int, list[int]] = defaultdict(list)
-    for row in range(len(parents) - 1, -1, -1):
-        below = inside.pop(row, set())
-        if made[row] and names[row] not in views:
-            new = {each[0] for each in made[row]}.difference((each[0] for each in taken[row]), below)
+    for row in range(len(table) - 1, -1, -1):
+        below = inside.pop(row, None)
+        # Parts of a sparse tensor have storages of their own, which a trace does not name.
+        if made[row] and not table.kinds[row].sparse_part:
+            new = {each[0] for each in made[row]}.difference((each[0] for each in taken[row]), below or ())
             for name in new:
                 found[name].append(row)
-            below |= new
-        if below and parents[row] >= 0:
-            inside.setdefault(parents[row], set()).update(below)
+            below = new if below is None else below | new
+        if below and table.parents[row] >= 0:
+            inside.setdefault(table.parents[row], set()).update(below)
     return {name: rows[::-1] for name, rows in found.items()}
 
 

@@ -11,6 +11,7 @@ from steptime._models.memory.allocator import Block, CachingAllocator
 from steptime._models.memory.kinds import Kind
 from steptime._models.memory.lifetimes import BEFORE, Storage, storages
 from steptime._models.memory.process import process_bytes
+from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program
 
 # PyTorch hands cuBLAS 32 MiB on Hopper and Blackwell, once per thread that multiplies (parseChosenWorkspaceSize in
@@ -156,9 +157,8 @@ def _parts(there: Iterable[Storage], allocated: int) -> dict[Kind, int]:
 
 def _first_of_threads(program: Program, names: Sequence[str]) -> list[int]:
     """Per thread that calls one of these ops the first that it does: each thread has its own handle, with its own workspace."""
-    wanted = {row for row, name in enumerate(program.names) if name in names}
     first: dict[int, int] = {}
-    for row, (name, thread) in enumerate(zip(program.ops.name.tolist(), program.ops.thread.tolist(), strict=True)):
-        if name in wanted:
+    for row, (name, thread) in enumerate(zip(op_table(program).names, program.ops.thread.tolist(), strict=True)):
+        if name in names:
             first.setdefault(thread, row)
     return list(first.values())

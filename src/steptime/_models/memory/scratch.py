@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.tensors import item_bytes
-from steptime._program.program import Program, Signature, Tensor
+from steptime._ops.table import OpTable
+from steptime._program.program import Signature, Tensor
 
 _COALESCE, _CONVOLUTION_BACKWARD = "aten::_coalesce", "aten::convolution_backward"
 _TENSORS_OF_CONVOLUTION = 3
@@ -20,32 +21,25 @@ _COLUMNS_AT_ONCE = 4
 _ACCUMULATED_BYTES = 4
 
 
-def scratch(program: Program, last: Sequence[int], device: DeviceLimits) -> Iterator[tuple[int, int, int]]:
-    """From which op to which, and how many bytes; `last` is the last op inside each."""
-    asked = {number: _SCRATCH[name] for number, name in enumerate(program.names) if name in _SCRATCH}
-    special = {number: name for number, name in enumerate(program.names) if name in (_COALESCE, _CONVOLUTION_BACKWARD)}
-    signatures = program.ops.signature.tolist()
-    for row, number in enumerate(program.ops.name.tolist()):
-        if signatures[row] < 0:
-            continue
-        signature = program.signatures[signatures[row]]
-        if number in asked:
-            yield row, last[row], asked[number](signature, device)
-        elif special.get(number) == _COALESCE:
-            yield from _coalesce(program, row, last[row])
-        elif number in special:
-            yield from _convolution_backward(signature, row, last[row])
+def scratch(table: OpTable, device: DeviceLimits) -> Iterator[tuple[int, int, int]]:
+    """From which op to which, and how many bytes."""
+    for row, name in enumerate(table.names):
+        if name in _SCRATCH:
+            yield row, table.last[row], _SCRATCH[name](table.signatures[row], device)
+        elif name == _COALESCE:
+            yield from _coalesce(table, row)
+        elif name == _CONVOLUTION_BACKWARD:
+            yield from _convolution_backward(table.signatures[row], row, table.last[row])
 
 
-def _coalesce(program: Program, row: int, last: int) -> Iterator[tuple[int, int, int]]:
+def _coalesce(table: OpTable, row: int) -> Iterator[tuple[int, int, int]]:
     """A sort of the rows of a sparse gradient and of their positions, which takes another copy of both (as `_sort`); it ends
     before the summed rows are made (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, _coalesce_sparse_cuda)."""
-    count, end = 0, last
-    for inside in range(row + 1, last + 1):
-        name, number = program.names[program.ops.name[inside]], int(program.ops.signature[inside])
-        if name == "aten::_nnz" and number >= 0:
-            count = next((value for value in program.signatures[number].outputs if isinstance(value, int)), 0)
-        if name == "aten::resize_":
+    count, end = 0, table.last[row]
+    for inside in range(row + 1, table.last[row] + 1):
+        if table.names[inside] == "aten::_nnz":
+            count = next((value for value in table.signatures[inside].outputs if isinstance(value, int)), count)
+        if table.names[inside] == "aten::resize_":
             end = inside - 1
             break
     if count:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import mul
 
-from steptime._program.program import Program, Tensor, Value
+from steptime._ops.table import OpTable, arguments_of
+from steptime._program.program import Signature, Tensor
 
 # The name of a storage, bytes from its begin to the end of a tensor in it, and whether that holds fractions.
 Extent = tuple[int, int, bool]
@@ -18,12 +19,18 @@ _UNKNOWN_ITEM_BYTES = 4
 _WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 
 
-def extents(program: Program) -> tuple[list[Sequence[Extent]], list[Sequence[Extent]]]:
+def extents(table: OpTable) -> tuple[list[Sequence[Extent]], list[Sequence[Extent]]]:
     """Per op what it takes, and per op what it returns. Ops called alike share the answer."""
-    inputs = [_found(each.inputs) for each in program.signatures]
-    outputs = [_found(each.outputs) for each in program.signatures]
-    rows = program.ops.signature.tolist()
-    return [inputs[row] if row >= 0 else () for row in rows], [outputs[row] if row >= 0 else () for row in rows]
+    each = [_extents_of(signature) for signature in table.signatures]
+    return [taken for taken, _ in each], [made for _, made in each]
+
+
+def _extents_of(signature: Signature) -> tuple[Sequence[Extent], Sequence[Extent]]:
+    known: tuple[Sequence[Extent], Sequence[Extent]] | None = signature.derived.get(extents)
+    if known is None:
+        arguments = arguments_of(signature)
+        known = signature.derived[extents] = (_extents(arguments.inputs), _extents(arguments.outputs))
+    return known
 
 
 def extent_bytes(tensor: Tensor) -> int:
@@ -42,14 +49,11 @@ def item_bytes(tensor: Tensor) -> int:
     return _ITEM_BYTES.get(tensor.dtype, _UNKNOWN_ITEM_BYTES)
 
 
-def _found(values: tuple[Value, ...]) -> list[Extent]:
+def _extents(tensors: Sequence[Tensor]) -> list[Extent]:
     found: list[Extent] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.storage is not None and value.device is not None and value.device.startswith("cuda"):
-                nbytes = extent_bytes(value)
-                if nbytes:
-                    found.append((value.storage, nbytes, value.dtype not in _WHOLE))
-        elif isinstance(value, tuple):
-            found += _found(value)
+    for tensor in tensors:
+        if tensor.storage is not None and tensor.device is not None and tensor.device.startswith("cuda"):
+            nbytes = extent_bytes(tensor)
+            if nbytes:
+                found.append((tensor.storage, nbytes, tensor.dtype not in _WHOLE))
     return found

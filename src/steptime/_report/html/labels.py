@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.families import Family, work_families
+from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import Program, WorkKind
 from steptime._report.html.columns import Integers, differences, packed
 from steptime._report.html.lanes import Lanes
@@ -17,7 +17,7 @@ from steptime._report.html.markup import clean
 from steptime._report.sizes import size_words
 from steptime._sim.explain.path_summary import short_kernel_name
 
-HOST = len(Family)  # the family of what a host thread does, behind those of the device
+HOST = len(WorkFamily)  # the family of what a host thread does, behind those of the device
 
 Document = dict[str, Any]
 Describe = Callable[[int], tuple[int, ...]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steptime._program.families import Family
+from steptime._ops.families import WorkFamily
 from steptime._program.program import CallKind, Program
 from steptime._report.html.columns import Integers, differences, packed
 from steptime._report.html.labels import Document, Strings, program_document
@@ -38,7 +38,7 @@ def timeline_document(timeline: Timeline, ranks: Sequence[int], path: Sequence[P
     places = {rank: (place, number) for place, (rank, number, _) in enumerate(drawn)}
     return {
         "strings": list(strings.numbers),
-        "families": [{"key": family.label, "name": family_words(family.label)} for family in Family]
+        "families": [{"key": family.label, "name": family_words(family.label)} for family in WorkFamily]
         + [{"key": "host", "name": "host"}],
         "programs": programs,
         "ranks": [{"rank": rank, "program": number, **one} for rank, number, one in drawn],

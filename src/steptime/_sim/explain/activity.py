@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.families import Family, work_families
+from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import CallKind, WorkKind
 from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.core.timing import Nanoseconds
@@ -55,7 +55,7 @@ class Activity:
 def activity(timeline: Timeline, window: Window, *, scenario: int = 0) -> Activity:
     """Look at one scenario of a timeline through a window."""
     ranks: list[RankSummary] = []
-    busy = np.zeros(len(Family))
+    busy = np.zeros(len(WorkFamily))
     for cohort in timeline.cohorts:
         families = work_families(cohort.cohort.program)
         for part in _parts(cohort, scenario):
@@ -64,7 +64,7 @@ def activity(timeline: Timeline, window: Window, *, scenario: int = 0) -> Activi
             busy += by_family
     ranks.sort(key=lambda r: r.rank)
     per_step = ms(1) * busy / (max(len(ranks), 1) * window.steps)
-    order = sorted((f for f in Family if per_step[f] > 0), key=lambda f: (-per_step[f], f))
+    order = sorted((f for f in WorkFamily if per_step[f] > 0), key=lambda f: (-per_step[f], f))
     return Activity(tuple(ranks), {f.label: float(per_step[f]) for f in order})
 
 
@@ -110,8 +110,8 @@ class _Part:
             "host_blocked_ms": self._blocked(window, length).covered_ns(),
         }
         awaited = np.where(self._launch_bound(), works.idle_before_ns(), 0).sum(axis=0)
-        by_family = np.bincount(families[~communicating], weights=own.sum(axis=1), minlength=len(Family)).astype(np.float64)
-        by_family[Family.COMMUNICATION] += float((busy - compute).sum())
+        by_family = np.bincount(families[~communicating], weights=own.sum(axis=1), minlength=len(WorkFamily)).astype(np.float64)
+        by_family[WorkFamily.COMMUNICATION] += float((busy - compute).sum())
         per_step = {name: values * ms(1) / window.steps for name, values in columns.items()}
         summaries = [
             RankSummary(

@@ -15,9 +15,9 @@ import numpy as np
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
-from steptime._models.kernels.from_ops.arguments import on_device, tensors_in
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.kernels.work import precision_of
+from steptime._ops.table import on_device, tensors_in
 from steptime._platforms.device import Device, KernelEstimate
 from steptime._program.one_step import OneStep, RecordedKernel
 from steptime._program.program import Program, Signature

@@ -22,8 +22,8 @@ from steptime._hardware.device import DeviceLimits
 from steptime._models.estimate import Estimate
 from steptime._models.host.columns import HostColumns, Piece
 from steptime._models.host.speed import Speed
+from steptime._ops.waits import tensor_waits
 from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, WorkKind, Works
-from steptime._program.tensor_waits import tensor_waits
 from steptime._sim.core.timing import Timing
 from steptime._sim.modelled.device_work import DeviceWork, OpWork
 from steptime._units import LONG_AGO

@@ -18,10 +18,10 @@ from steptime._lookups.table import TableStatistics
 from steptime._lookups.workload import RankLookups
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import IssuedWork
-from steptime._models.kernels.from_ops.arguments import tensors_in
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
+from steptime._ops.table import tensors_in
 from steptime._platforms.device import Device
 from steptime._program.program import Phase, Program, Tensor
 from steptime._units import dtype_bytes

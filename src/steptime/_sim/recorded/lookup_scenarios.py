@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._models.kernels.from_ops import LOOKUP, questions_of
-from steptime._models.kernels.from_ops.names import Role, role_of
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED, Lookup, rank_questions
+from steptime._ops.catalogue import Role, op_kind
 from steptime._platforms.device import Device
 from steptime._program.program import Phase, Program, WorkKind
 from steptime._program.workload import Workload
@@ -104,7 +104,7 @@ def _taken(direction: npt.NDArray[np.int8], ops: npt.NDArray[np.int32]) -> npt.N
 
 def _direction(name: str, phase: int) -> int:
     """The place in `DIRECTIONS`. An op without a lookup's name is one for its sparse gradient, which forward has not."""
-    if role_of(name) == Role.LOOKUP or name in _ROW_OPS:
+    if op_kind(name).role is Role.LOOKUP or name in _ROW_OPS:
         backward = "backward" in name.lower() or phase == Phase.OPTIMIZER
         return DIRECTIONS.index(BACKWARD if backward else FORWARD)
     return DIRECTIONS.index(BACKWARD) if phase in (Phase.BACKWARD, Phase.OPTIMIZER) else -1

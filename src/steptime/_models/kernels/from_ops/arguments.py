@@ -7,12 +7,12 @@ and which integers an index holds. Where shapes say what is indexed, that is the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from steptime._models.kernels.call import Argument, DtypeArg, TensorArg, contiguous
-from steptime._models.kernels.from_ops.overloads import Overload, Parameter
+from steptime._ops.overloads import Overload, Parameter
 from steptime._program.program import Tensor, Value
 
 # c10::ScalarType, c10::Layout and c10::MemoryFormat by number, as execution traces write them.
@@ -34,25 +34,6 @@ ALONG_A_DIMENSION = frozenset(
     f"aten::{name}"
     for name in ("index_select", "gather", "scatter", "scatter_add", "index_add", "scatter_", "scatter_add_", "index_add_")
 )
-
-
-def on_device(tensor: Tensor) -> bool:
-    """Whether a tensor lies in the memory of a device. A sparse tensor is recorded with an id and no memory at all."""
-    return tensor.device != "cpu" and not is_sparse(tensor)
-
-
-def is_sparse(tensor: Tensor) -> bool:
-    """Whether a tensor was recorded as sparse ones are. Where a source knows nothing of memory, it has no ids either."""
-    return tensor.device is None and tensor.storage is None and tensor.id is not None
-
-
-def tensors_in(values: Sequence[Value]) -> Iterator[Tensor]:
-    """Every tensor among arguments, those in lists included."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple):
-            yield from tensors_in(value)
 
 
 def call_arguments(overload: Overload, values: Sequence[Value], *, ordered: bool = False) -> tuple[tuple[Argument, ...], Named]:

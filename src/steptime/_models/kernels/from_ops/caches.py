@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steptime._models.kernels.from_ops.arguments import on_device, tensors_in
+from steptime._ops.table import Touch, tensors_in
 from steptime._program.program import Tensor, Value
-from steptime._units import MIB, dtype_bytes
+from steptime._units import MIB
 
 # What calls are recorded with: an argument counts as just written within so many written bytes and so many tensors.
 _WRITTEN_WITHIN_BYTES = 32 * MIB
@@ -35,32 +35,21 @@ class Touched:
             recent = recent or self._written_bytes - self._written.get(storage, -_WRITTEN_WITHIN_BYTES) < _WRITTEN_WITHIN_BYTES
         return recent, nearest
 
-    def read(self, tensors: Iterable[Tensor]) -> None:
-        """A work reads these."""
-        for tensor in tensors:
-            if on_device(tensor):
-                self._touched_bytes += _bytes(tensor)
-                if tensor.storage is not None:
-                    self._touched[tensor.storage] = self._touched_bytes
+    def read(self, touches: Iterable[Touch]) -> None:
+        """A work reads these tensors of the device."""
+        for storage, size in touches:
+            self._touched_bytes += size
+            if storage is not None:
+                self._touched[storage] = self._touched_bytes
 
-    def write(self, tensors: Iterable[Tensor]) -> None:
+    def write(self, touches: Iterable[Touch]) -> None:
         """A work writes these."""
-        for tensor in tensors:
-            size = _bytes(tensor)
+        for storage, size in touches:
             self._written_bytes += size
             self._touched_bytes += size
-            if tensor.storage is not None:
-                self._touched[tensor.storage] = self._touched_bytes
-                self._written.pop(tensor.storage, None)
-                self._written[tensor.storage] = self._written_bytes
+            if storage is not None:
+                self._touched[storage] = self._touched_bytes
+                self._written.pop(storage, None)
+                self._written[storage] = self._written_bytes
                 if len(self._written) > _REMEMBERED:
                     del self._written[next(iter(self._written))]
-
-
-def _bytes(tensor: Tensor) -> int:
-    """Bytes of memory behind a tensor: what strides repeat counts once."""
-    elements = tensor.numel
-    if tensor.strides is not None and 0 in tensor.strides and elements:
-        for size, stride in zip(tensor.shape, tensor.strides, strict=False):
-            elements = elements // size if stride == 0 else elements
-    return elements * dtype_bytes(tensor.dtype)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from steptime._models.kernels.call import Argument, Call
 from steptime._models.kernels.from_ops.arguments import call_arguments
-from steptime._models.kernels.from_ops.overloads import Overload, overload_of
 from steptime._models.kernels.question import Question
-from steptime._program.program import Tensor, Value
+from steptime._ops.overloads import Overload, overload_of
+from steptime._program.program import Signature, Tensor, Value
 
 # Distinct calls that are kept; a step has some hundreds.
 _MOST = 1 << 16
@@ -39,20 +38,24 @@ class Resolved:
 _kept: dict[object, Resolved | None] = {}
 
 
-def resolved(name: str, values: Sequence[Value], *, ordered: bool = False) -> Resolved | None:
+def resolved(name: str, signature: Signature, *, ordered: bool = False) -> Resolved | None:
     """The call that an op with these arguments is; None where no known overload takes them.
 
     `ordered` says that the index along a dimension counts.
     """
+    derived = (Resolved, name, ordered)
+    if derived in signature.derived:
+        known: Resolved | None = signature.derived[derived]
+        return known
+    values = signature.inputs
     key = (name, ordered, *map(_plain, values))
-    if key in _kept:
-        return _kept[key]
-    overload = overload_of(name, values)
-    found = None if overload is None else Resolved(overload, *call_arguments(overload, values, ordered=ordered))
-    if len(_kept) >= _MOST:
-        _kept.clear()
-    _kept[key] = found
-    return found
+    if key not in _kept:
+        if len(_kept) >= _MOST:
+            _kept.clear()
+        overload = overload_of(name, values)
+        _kept[key] = None if overload is None else Resolved(overload, *call_arguments(overload, values, ordered=ordered))
+    call = signature.derived[derived] = _kept[key]
+    return call
 
 
 def _plain(value: Value) -> object:

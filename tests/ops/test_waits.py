@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime._program.execution import Comm, ExecutionTrace, Node, enclosing
-from steptime._program.from_ops import to_program
-from steptime._program.load import load
-from steptime._program.program import Program, Signature, Tensor, Value
-from steptime._program.tensor_waits import (
+from steptime._ops.waits import (
     DATA,
     NOBODY,
     ORDER,
@@ -22,6 +18,10 @@ from steptime._program.tensor_waits import (
     needed_by_nobody,
     tensor_waits,
 )
+from steptime._program.execution import Comm, ExecutionTrace, Node, enclosing
+from steptime._program.from_ops import to_program
+from steptime._program.load import load
+from steptime._program.program import Program, Signature, Tensor, Value
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 READY = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime._program.families import Family, kernel_family, op_family, work_families
+from steptime._ops.families import WorkFamily, kernel_family, op_family, work_families
 from steptime._program.program import Calls, Ops, Program, Stream, Thread, WorkKind, Works
 
 ROOT = Path(__file__).parents[2]
@@ -41,65 +41,65 @@ def program_of(chain: list[str], kernel: str, kind: WorkKind = WorkKind.KERNEL, 
     return Program(0, 1, names, (Thread(1),), (Stream(7),), ops, calls, works)
 
 
-def family_of(chain: list[str], kernel: str = "anything", **options: object) -> Family:
-    return Family(int(work_families(program_of(chain, kernel, **options))[0]))  # type: ignore[arg-type]
+def family_of(chain: list[str], kernel: str = "anything", **options: object) -> WorkFamily:
+    return WorkFamily(int(work_families(program_of(chain, kernel, **options))[0]))  # type: ignore[arg-type]
 
 
 def test_an_enclosing_lookup_claims_the_gather_inside_it() -> None:
-    assert family_of(["aten::_embedding_bag_backward", "aten::index_select", "aten::gather"]) is Family.EMBEDDING
-    assert family_of(["aten::index_select", "aten::gather"]) is Family.INDEXING
+    assert family_of(["aten::_embedding_bag_backward", "aten::index_select", "aten::gather"]) is WorkFamily.EMBEDDING
+    assert family_of(["aten::index_select", "aten::gather"]) is WorkFamily.INDEXING
 
 
 def test_an_optimizer_step_claims_everything_inside_it() -> None:
-    assert family_of(["Optimizer.step#SGD.step", "aten::add_", "aten::index_add_"]) is Family.OPTIMIZER
+    assert family_of(["Optimizer.step#SGD.step", "aten::add_", "aten::index_add_"]) is WorkFamily.OPTIMIZER
 
 
 def test_attention_claims_its_matmuls_and_copies() -> None:
-    assert family_of(["aten::scaled_dot_product_attention", "aten::matmul", "aten::bmm"]) is Family.ATTENTION
+    assert family_of(["aten::scaled_dot_product_attention", "aten::matmul", "aten::bmm"]) is WorkFamily.ATTENTION
 
 
 def test_below_the_claiming_families_the_innermost_op_decides() -> None:
-    assert family_of(["aten::matmul", "aten::reshape", "aten::clone", "aten::copy_"]) is Family.COPY
-    assert family_of(["AddmmBackward0", "aten::mm"]) is Family.MATMUL
+    assert family_of(["aten::matmul", "aten::reshape", "aten::clone", "aten::copy_"]) is WorkFamily.COPY
+    assert family_of(["AddmmBackward0", "aten::mm"]) is WorkFamily.MATMUL
 
 
 def test_accumulating_the_gradient_of_a_convolution_is_no_convolution() -> None:
-    assert family_of(["autograd::engine::evaluate_function: ConvolutionBackward0", "aten::add_"]) is Family.ELEMENTWISE
-    assert family_of(["ConvolutionBackward0", "aten::convolution_backward"]) is Family.CONVOLUTION
+    assert family_of(["autograd::engine::evaluate_function: ConvolutionBackward0", "aten::add_"]) is WorkFamily.ELEMENTWISE
+    assert family_of(["ConvolutionBackward0", "aten::convolution_backward"]) is WorkFamily.CONVOLUTION
 
 
 def test_names_chosen_by_users_decide_nothing() -> None:
-    assert family_of(["## forward:embedding tower ##", "aten::mm"]) is Family.MATMUL
-    assert op_family("nn.Module: Embedding_3") is Family.OTHER
+    assert family_of(["## forward:embedding tower ##", "aten::mm"]) is WorkFamily.MATMUL
+    assert op_family("nn.Module: Embedding_3") is WorkFamily.OTHER
 
 
 def test_the_kernel_name_decides_where_no_op_does() -> None:
-    assert family_of(["CompiledFunction"], "volta_sgemm_128x32_nt") is Family.MATMUL
-    assert family_of(["aten::mm"], "volta_sgemm_128x32_nt", launched=False) is Family.MATMUL
+    assert family_of(["CompiledFunction"], "volta_sgemm_128x32_nt") is WorkFamily.MATMUL
+    assert family_of(["aten::mm"], "volta_sgemm_128x32_nt", launched=False) is WorkFamily.MATMUL
 
 
 @pytest.mark.parametrize(
     ("kind", "family"),
-    [(WorkKind.COPY, Family.COPY), (WorkKind.MEMSET, Family.MEMSET), (WorkKind.COLLECTIVE, Family.COMMUNICATION)],
+    [(WorkKind.COPY, WorkFamily.COPY), (WorkKind.MEMSET, WorkFamily.MEMSET), (WorkKind.COLLECTIVE, WorkFamily.COMMUNICATION)],
 )
-def test_copies_memsets_and_collectives_are_what_they_are_wherever_they_occur(kind: WorkKind, family: Family) -> None:
+def test_copies_memsets_and_collectives_are_what_they_are_wherever_they_occur(kind: WorkKind, family: WorkFamily) -> None:
     assert family_of(["Optimizer.step#SGD.step", "aten::copy_"], kind=kind) is family
 
 
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", Family.COMMUNICATION),
-        ("void split_embedding_backward_codegen_adagrad_unweighted_kernel_cta_per_row_1<float>", Family.EMBEDDING),
-        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>, float>", Family.OPTIMIZER),
-        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>", Family.NORMALIZATION),
-        ("Cijk_Ailk_Bljk_SB_MT64x64x16", Family.MATMUL),
-        ("void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>>", Family.REDUCTION),
-        ("triton_poi_fused_add_mul_tanh_0", Family.ELEMENTWISE),
-        ("mystery", Family.OTHER),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", WorkFamily.COMMUNICATION),
+        ("void split_embedding_backward_codegen_adagrad_unweighted_kernel_cta_per_row_1<float>", WorkFamily.EMBEDDING),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>, float>", WorkFamily.OPTIMIZER),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>", WorkFamily.NORMALIZATION),
+        ("Cijk_Ailk_Bljk_SB_MT64x64x16", WorkFamily.MATMUL),
+        ("void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>>", WorkFamily.REDUCTION),
+        ("triton_poi_fused_add_mul_tanh_0", WorkFamily.ELEMENTWISE),
+        ("mystery", WorkFamily.OTHER),
     ],
 )
-def test_kernels_are_known_by_name(name: str, family: Family) -> None:
+def test_kernels_are_known_by_name(name: str, family: WorkFamily) -> None:
     assert kernel_family(name) is family
 
 
@@ -113,7 +113,7 @@ def test_next_to_nothing_of_the_example_is_other() -> None:
 
     for program in load([EXAMPLE]).programs:
         duration = program.works.end_ns - program.works.start_ns
-        other = work_families(program) == Family.OTHER
+        other = work_families(program) == WorkFamily.OTHER
         assert duration[other].sum() <= 0.03 * duration.sum(), program.source
 
 
@@ -126,5 +126,5 @@ def test_next_to_nothing_of_other_real_traces_is_other(folder: str) -> None:
         pytest.skip(f"{folder} is not here: set STEPTIME_SHARED to the folder that holds data/traces")
     for program in load([place]).programs:
         duration = program.works.end_ns - program.works.start_ns
-        other = work_families(program) == Family.OTHER
+        other = work_families(program) == WorkFamily.OTHER
         assert duration[other].sum() <= 0.03 * duration.sum(), program.source

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from steptime._models.kernels.from_ops.declared import DECLARED, SHARED
+from steptime._ops.declared import DECLARED, SHARED
 from steptime._program.program import Scalar, Tensor, Value
 
 _NAMESPACE = "aten::"

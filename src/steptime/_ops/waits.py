@@ -7,15 +7,16 @@ the program records come first, then what is known about how collectives are cal
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
-from steptime._program.program import CallKind, Phase, Program, Signature, Tensor, Value, WorkKind
+from steptime._ops.catalogue import Data
+from steptime._ops.table import NO_SIGNATURE, arguments_of, op_table, tensors_in
+from steptime._program.program import CallKind, Phase, Program, Signature, Tensor
 
 # Why an op has to wait.
 WAIT = "wait"  # the program waits here
@@ -25,21 +26,10 @@ DATA = "data"  # the op reads or overwrites the result, or overwrites what is se
 UNSEEN = "unseen"  # nothing recorded uses the result, but a compiled kernel comes whose arguments are not recorded
 NOBODY = ""
 
-# Ops that touch no data of what they are given: memory, shapes, bookkeeping. As PyTorch's list of native functions has them.
-_NO_DATA = re.compile(
-    r"(?:new_\w+|\w+_like|empty\w*|resize_|resize_as_|_resize_output_|set_|record_stream|result_type|size|stride|numel|is_\w+"
-    r"|detach_?|squeeze_|unsqueeze_|t_|transpose_|as_strided_|requires_grad_|_version|_has_compatible_shallow_copy_type)"
-)
-_RESERVES = re.compile(r"(?:new_empty\w*|empty\w*|resize_|resize_as_|_resize_output_)")
-# Frames around ops, and autograd's own nodes: what they do, ops inside them do. Nodes of somebody's own may launch kernels too.
-_FRAME = re.compile(
-    r"^(?:autograd::|torch::autograd::(?!CppNode)|torch::distributed|torch\.|Optimizer\.|ProfilerStep|##|\[|nn\.Module)|[ #]"
-    r"|Backward\d+$|\.forward$"
-)
-_COMMUNICATES = ("c10d::", "nccl:", "_c10d_functional", "c10d_functional", "record_param_comms")
 _WAIT_TENSOR = ("_c10d_functional::wait_tensor", "c10d_functional::wait_tensor")
 _COMPILED = "triton_"  # what torch.compile calls its kernels
 _GRADIENT_READY = "torch::autograd::AccumulateGrad"
+_NO_STORAGES: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +56,35 @@ def needed_by_nobody(waits: Sequence[TensorWaits]) -> tuple[int, ...]:
     return tuple(each.collective for each in waits if each.needed_by < 0)
 
 
-class _Kind:
-    """What an op does with data, by its name."""
-
-    __slots__ = ("communicates", "frame", "in_place", "no_data", "opaque", "reserves")
-
-    def __init__(self, name: str) -> None:
-        plain = name.rsplit("::", 1)[-1].partition(".")[0]
-        self.communicates = name.startswith(_COMMUNICATES)
-        self.frame = bool(_FRAME.search(name))
-        self.no_data = bool(_NO_DATA.fullmatch(plain))
-        self.reserves = bool(_RESERVES.fullmatch(plain))
-        self.in_place = plain.endswith("_") and not plain.endswith("__") and not self.no_data
-        # A function of somebody's own: what it does with its arguments is not recorded.
-        self.opaque = not self.frame and ("::" not in name or "CppNode" in name) and not self.no_data
+def _storage(tensor: Tensor) -> int:
+    # Where no storage is recorded, the tensor's own id, apart from storages.
+    return tensor.storage if tensor.storage else -1 - (tensor.id or 0)
 
 
-_kind = lru_cache(maxsize=1 << 14)(_Kind)
-
-
-@dataclass(slots=True)
 class _Effect:
     """The tensors that one op mentions, reads, writes and brings forth; ops inside it not looked at."""
 
-    mentions: frozenset[int] = frozenset()
-    reads: tuple[Tensor, ...] = ()
-    writes: tuple[Tensor, ...] = ()
-    perhaps: tuple[Tensor, ...] = ()  # of what it reads, what it may write
-    born: tuple[Tensor, ...] = ()
+    __slots__ = ("born", "mentions", "perhaps", "reads", "touched", "writes")
 
-    @property
-    def touched(self) -> set[int]:
-        """The storages whose data it reads or writes."""
-        return {_storage(tensor) for tensor in (*self.reads, *self.writes)}
+    def __init__(
+        self,
+        mentions: frozenset[int] = frozenset(),
+        reads: tuple[Tensor, ...] = (),
+        writes: tuple[Tensor, ...] = (),
+        perhaps: tuple[Tensor, ...] = (),
+        born: tuple[Tensor, ...] = (),
+    ) -> None:
+        self.mentions = mentions
+        self.reads = reads
+        self.writes = writes
+        self.perhaps = perhaps  # of what it reads, what it may write
+        self.born = born
+        self.touched = frozenset(map(_storage, (*reads, *writes)))  # storages whose data it reads or writes
 
-    def without(self, storages: set[int]) -> _Effect:
+    def without(self, storages: AbstractSet[int]) -> _Effect:
         """The same less what ops inside it do themselves. What it brings forth stays, for memory is new either way."""
+        if storages.isdisjoint(self.touched):
+            return self
         reads, writes, perhaps = (
             tuple(tensor for tensor in tensors if _storage(tensor) not in storages)
             for tensors in (self.reads, self.writes, self.perhaps)
@@ -136,18 +119,9 @@ class _Follow:
     """Goes through the ops in order of start."""
 
     def __init__(self, program: Program, *, recorded: bool) -> None:
-        ops, calls, works = program.ops, program.calls, program.works
-        self._program = program
-        self._names = [program.names[name] for name in ops.name.tolist()]
-        self._parents: list[int] = ops.parent.tolist()
-        self._steps: list[int] = ops.step.tolist()
-        self._phases: list[int] = ops.phase.tolist()
-        self._signatures = [program.signatures[row] if row >= 0 else None for row in ops.signature.tolist()]
-        launched = np.flatnonzero((works.kind == WorkKind.COLLECTIVE) & (works.call >= 0))
-        rows = calls.op[works.call[launched]] if len(calls) else launched
-        pairs = sorted(zip(rows.tolist(), launched.tolist(), strict=True), key=lambda pair: pair[0])
-        pairs = [pair for pair in pairs if pair[0] >= 0]
-        self._collectives = [int(works.collective[work]) for _, work in pairs]
+        self._program, self._table = program, op_table(program)
+        pairs = self._table.launching_collectives()
+        self._collectives = [int(program.works.collective[work]) for _, work in pairs]
         self._launches = [row for row, _ in pairs]
         self._launched_at: dict[int, list[int]] = defaultdict(list)
         for place, row in enumerate(self._launches):
@@ -164,16 +138,19 @@ class _Follow:
 
     def all(self) -> tuple[TensorWaits, ...]:
         """Every collective in order of launch."""
-        for row, effect in enumerate(self._effects()):
+        names = self._table.names if self._launches else ()
+        for row, (name, effect) in enumerate(zip(names, self._effects(), strict=True)):
             if row in self._launched_at:
                 self._launch(row)
-            elif self._recorded and self._names[row] in _WAIT_TENSOR:
-                self._end([each for each in self._open if _meet(self._tensors(row), each.results)], row, WAIT)
+            elif self._recorded and name in _WAIT_TENSOR:
+                arguments = self._table.arguments[row]
+                mentioned = tuple(_on_device(arguments.inputs + arguments.outputs))
+                self._end([each for each in self._open if _meet(mentioned, each.results)], row, WAIT)
             elif effect is not _NOTHING:
                 self._pass(row, effect)
-            elif self._names[row].startswith(_COMPILED):
+            elif name.startswith(_COMPILED):
                 for each in self._open:
-                    if each.results and each.step == self._steps[row]:
+                    if each.results and each.step == self._table.steps[row]:
                         self._unseen.setdefault(each.place, row)
         for place, row in self._unseen.items():
             if self._needed_by[place] < 0:
@@ -189,28 +166,33 @@ class _Follow:
             if place >= 0 and row > self._launches[place] and self._needed_by[place] < 0:
                 self._needed_by[place], self._reasons[place] = row, WAIT
 
-    def _tensors(self, row: int) -> tuple[Tensor, ...]:
-        signature = self._signatures[row]
-        return tuple(_flat((signature.inputs, signature.outputs))) if signature else ()
-
     def _effects(self) -> list[_Effect]:
         """Per op what it does itself: what ops inside it do is theirs, and calls that communicate do nothing else."""
-        inside: list[set[int]] = [set() for _ in self._names]  # storages whose data ops inside an op touch
-        mentioned: list[set[int]] = [set() for _ in self._names]
-        effects = [_NOTHING] * len(self._names)
-        for row in range(len(self._names) - 1, -1, -1):
-            signature, kind = self._signatures[row], _kind(self._names[row])
-            effect = _effect(kind, signature) if signature else _NOTHING
+        if not self._launches:
+            return []
+        table = self._table
+        effects = [_NOTHING] * len(table)
+        alone = [_NOTHING] * len(table)  # with what the ops inside do
+        inside: dict[int, set[int]] = {}  # storages whose data ops inside an op touch
+        for row in range(len(table) - 1, -1, -1):
+            kind = table.kinds[row]
+            effect = alone[row] = _effect(kind.data, table.signatures[row])
+            below = inside.pop(row, _NO_STORAGES)
             if not kind.communicates and effect is not _NOTHING:
-                effects[row] = effect.without(mentioned[row] if kind.opaque else inside[row])
-            if (parent := self._parents[row]) >= 0:
-                inside[parent] |= inside[row] if kind.communicates else inside[row] | effect.touched
-                mentioned[parent] |= mentioned[row] | effect.mentions
+                hidden = below
+                if kind.data is Data.OPAQUE:
+                    hidden = {each for within in alone[row + 1 : table.last[row] + 1] for each in within.mentions}
+                effects[row] = effect.without(hidden) if hidden else effect
+            if (parent := table.parents[row]) >= 0:
+                above = inside.setdefault(parent, set())
+                above |= below
+                if not kind.communicates:
+                    above |= effect.touched
         return effects
 
     def _launch(self, row: int) -> None:
-        signature = self._signatures[row] or Signature()
-        sent, results = tuple(_flat(signature.inputs)), tuple(_flat(signature.outputs))
+        arguments = self._table.arguments[row]
+        sent, results = tuple(_on_device(arguments.inputs)), tuple(_on_device(arguments.outputs))
         # A collective that sends the result of another waits for it.
         self._end([each for each in self._open if _touches(_Effect(reads=sent, writes=results), each)], row, DATA)
         sent_by = max((self._written(tensor) for tensor in sent), default=-1)
@@ -220,14 +202,15 @@ class _Follow:
             self._sent_by[place] = sent_by
             if self._needed_by[place] < 0:
                 in_order, reducer = self._called_in_order(row), self._of_reducer(row)
-                self._open.append(_Open(place, self._steps[row], results or sent, sent, in_order, reducer))
+                self._open.append(_Open(place, self._table.steps[row], results or sent, sent, in_order, reducer))
 
     def _pass(self, row: int, effect: _Effect) -> None:
         for tensor in effect.born:
             self._reuse(_storage(tensor), row)
-        self._open = [each for each in self._open if each.step == self._steps[row]]
+        if self._open:
+            self._open = [each for each in self._open if each.step == self._table.steps[row]]
         if self._open and (effect.reads or effect.writes):
-            after = self._phases[row] != Phase.BACKWARD
+            after = self._table.phases[row] != Phase.BACKWARD
             self._end([each for each in self._open if each.in_order], row, ORDER)
             self._end([each for each in self._open if _touches(effect, each)], row, DATA)
             self._end([each for each in self._open if each.reducer and after], row, REDUCER)
@@ -253,19 +236,21 @@ class _Follow:
                 return row
         # Reserved and never seen written: by what reserved it for itself, as functions with kernels of their own do.
         row = memory.born
-        while row >= 0 and _kind(self._names[row]).reserves:
-            row = self._parents[row]
+        while row >= 0 and self._table.kinds[row].reserves:
+            row = self._table.parents[row]
         return row
 
     def _called_in_order(self, row: int) -> bool:
         # c10d's ops end in (..., async_op, timeout).
-        parent = self._parents[row]
-        signature = self._signatures[parent] if parent >= 0 and self._names[parent].startswith("c10d::") else None
-        return signature is not None and len(signature.inputs) > 1 and signature.inputs[-2] is False
+        parent = self._table.parents[row]
+        if parent < 0 or not self._table.names[parent].startswith("c10d::"):
+            return False
+        inputs = self._table.signatures[parent].inputs
+        return len(inputs) > 1 and inputs[-2] is False
 
     def _of_reducer(self, row: int) -> bool:
-        while (row := self._parents[row]) >= 0:
-            if self._names[row].endswith(_GRADIENT_READY):
+        while (row := self._table.parents[row]) >= 0:
+            if self._table.names[row].endswith(_GRADIENT_READY):
                 return True
         return False
 
@@ -274,49 +259,63 @@ def _touches(effect: _Effect, flying: _Open) -> bool:
     return _meet((*effect.reads, *effect.writes), flying.results) or _meet(effect.writes, flying.sent)
 
 
-def _effect(kind: _Kind, signature: Signature) -> _Effect:
-    inputs, outputs = tuple(_flat(signature.inputs)), tuple(_flat(signature.outputs))
-    given = {_storage(tensor) for tensor in inputs}
-    mentions = frozenset(given | {_storage(tensor) for tensor in outputs})
-    born = tuple(tensor for tensor in outputs if _storage(tensor) not in given)
-    if kind.frame:
+def _effect(data: Data, signature: Signature) -> _Effect:
+    """What an op that does this with its data does to these arguments; ops called alike share it."""
+    key = (_Effect, data)
+    known: _Effect | None = signature.derived.get(key)
+    if known is None:
+        known = signature.derived[key] = _new_effect(data, signature)
+    return known
+
+
+def _new_effect(data: Data, signature: Signature) -> _Effect:
+    if signature is NO_SIGNATURE:
+        return _NOTHING
+    arguments = arguments_of(signature)
+    inputs, outputs = tuple(_on_device(arguments.inputs)), tuple(_on_device(arguments.outputs))
+    before = {_storage(tensor) for tensor in inputs}
+    mentions = frozenset(before | {_storage(tensor) for tensor in outputs})
+    born = tuple(tensor for tensor in outputs if _storage(tensor) not in before)
+    if data is Data.FRAME:
         return _Effect(mentions)
-    if kind.no_data:
+    if data is Data.UNTOUCHED:
         return _Effect(mentions, born=born)
-    if kind.opaque:
+    if data is Data.OPAQUE:
         return _Effect(mentions, inputs, outputs, inputs, born)
-    written = _written_in_place(kind, signature, outputs)
+    written = _written_in_place(data, signature, outputs)
     if outputs and not born and not written:  # a view, or the same tensor handed back
         return _Effect(mentions)
     return _Effect(mentions, inputs, (*written, *born), born=born)
 
 
-def _written_in_place(kind: _Kind, signature: Signature, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    if kind.in_place:
-        return tuple(_flat(signature.inputs[:1]))
+def _written_in_place(data: Data, signature: Signature, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    first = tuple(_on_device(tensors_in(signature.inputs[:1])))
+    if data is Data.IN_PLACE:
+        return first
     # An `out` argument comes back as the output; the first argument comes back where there was nothing to do.
-    later = {tensor.id for tensor in _flat(signature.inputs[1:])} - {tensor.id for tensor in _flat(signature.inputs[:1])}
+    later = {tensor.id for tensor in _on_device(tensors_in(signature.inputs[1:]))} - {tensor.id for tensor in first}
     return tuple(tensor for tensor in outputs if tensor.id is not None and tensor.id in later)
 
 
-def _flat(value: Value) -> Iterator[Tensor]:
-    """The tensors with data on a device in a value."""
-    if isinstance(value, Tensor):
-        # Empty tensors share one storage id.
-        if value.numel and not (value.device or "").startswith("cpu") and (value.storage or value.id is not None):
-            yield value
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _flat(each)
+def _on_device(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Those with data on a device. Empty tensors share one storage id."""
+    return (
+        tensor
+        for tensor in tensors
+        if (tensor.storage or tensor.id is not None) and not (tensor.device or "").startswith("cpu") and tensor.numel
+    )
 
 
-def _storage(tensor: Tensor) -> int:
-    # Where no storage is recorded, the tensor's own id, apart from storages.
-    return tensor.storage if tensor.storage else -1 - (tensor.id or 0)
-
-
-def _meet(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return any(_storage(one) == _storage(other) and _overlap(one, other) for one in some for other in others)
+def _meet(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    if not tensors or not others:
+        return False
+    storages = set(map(_storage, others))
+    return any(
+        _storage(tensor) == _storage(other) and _overlap(tensor, other)
+        for tensor in tensors
+        if _storage(tensor) in storages
+        for other in others
+    )
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
