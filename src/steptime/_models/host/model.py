@@ -11,7 +11,7 @@ import msgspec
 import steptime
 from steptime._hardware.description import Range
 from steptime._models.host.speed import HostCost, Speed
-from steptime._ops.catalogue import op_kind
+from steptime._ops.catalogue import HostClass, op_kind
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -96,7 +96,7 @@ class HostModel:
 
     def check(self, where: str) -> None:
         """Every class has a cost, and every cost is a time that a call can take."""
-        missing = [name for name in CLASSES if name not in self.classes]
+        missing = [name.value for name in HostClass if name not in self.classes]
         if missing:
             raise InputError(f"{where}: no cost of ops of the class {missing[0]!r}; fit it again")
         costs = {
