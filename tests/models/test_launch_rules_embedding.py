@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches.embedding import launches
 from steptime._models.kernels.launches.names import STRIDED, VECTORIZED
 from steptime.errors import InputError
+
+launches = rules_of("embedding")
 
 ATOMIC = "compute_grad_weight_atomic_accumulate"
 

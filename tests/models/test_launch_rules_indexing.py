@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.launches import Launch
-from steptime._models.kernels.launches.indexing import launches
 from steptime._models.kernels.launches.names import GATHER, MEMCPY, SCATTER_GATHER, SMALL_INDEX, STRIDED
 from steptime.errors import InputError
+
+launches = rules_of("indexing")
 
 
 def kernels(call: Call) -> list[str]:

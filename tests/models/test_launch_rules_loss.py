@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches.loss import launches
 from steptime._models.kernels.launches.names import MEMCPY, REDUCE
+
+launches = rules_of("loss")
 
 NONE, MEAN = 0, 1
 

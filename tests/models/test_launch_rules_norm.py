@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.launches.names import MEMSET, REDUCE
-from steptime._models.kernels.launches.norm import launches
 from steptime.errors import InputError
+
+launches = rules_of("norm")
 
 
 def kernels(op: str, *args: Argument) -> list[str]:

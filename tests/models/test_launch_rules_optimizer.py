@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.launching import GPU, rules_of
 
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime._models.kernels.family import families, family_of
-from steptime._models.kernels.launches import transfer
+from steptime._models.kernels.family import family_of
 from steptime._models.kernels.launches.chunks import CHUNK, packed
 from steptime._models.kernels.launches.names import MEMCPY, OVER_LISTS, STRIDED, UNROLLED, VECTORIZED
-from steptime._models.kernels.launches.optimizer import launches
-from steptime._models.kernels.launches.other import launches as other
 from steptime.errors import InputError
+
+launches, other, transfer = (rules_of(family) for family in ("optimizer", "other", "transfer"))
 
 COUNTS = st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=300)
 
@@ -29,8 +29,8 @@ def test_launches_hold_every_element_once_and_never_more_than_fits(counts: list[
     for launch in found:
         assert len(launch.chunks) <= 320
         assert launch.tensors <= most
-        assert max(launch.chunks) <= min(CHUNK, launch.heaviest)
-        assert launch.heaviest * min(132, len(launch.chunks)) >= launch.elements
+        assert max(launch.chunks) <= min(CHUNK, launch.heaviest(GPU.sms))
+        assert launch.heaviest(GPU.sms) * min(GPU.sms, len(launch.chunks)) >= launch.elements
 
 
 @given(COUNTS, st.integers(1, 110), st.integers(1, 5 * CHUNK))
@@ -59,19 +59,17 @@ def test_an_optimiser_without_lists_is_one_clear_line() -> None:
 
 def test_a_transfer_converts_where_the_bytes_leave() -> None:
     here, there = TensorArg((1 << 20,)), TensorArg((1 << 20,), "bfloat16", device="pinned")
-    assert [one.kernel for one in transfer.launches(Call("aten::copy_.default", (there, here)))] == [VECTORIZED, MEMCPY]
-    back = transfer.launches(Call("aten::copy_.default", (here, there)))
+    assert [one.kernel for one in transfer(Call("aten::copy_.default", (there, here)))] == [VECTORIZED, MEMCPY]
+    back = transfer(Call("aten::copy_.default", (here, there)))
     assert [one.kernel for one in back] == [MEMCPY]
     assert back[0].facts["host_bytes"] == here.nbytes
     with pytest.raises(InputError, match=r"aten::copy_\.default"):
-        transfer.launches(Call("aten::copy_.default", (here, here)))
+        transfer(Call("aten::copy_.default", (here, here)))
 
 
 def test_other_ops_launch_what_their_siblings_do() -> None:
     x, many = TensorArg((512, 512)), tuple(TensorArg((1000,)) for _ in range(5))
-    of = {name: family.rules for name, family in families().items()}
-    elementwise, lists = of["elementwise"], of["optimizer"]
-    assert elementwise is not None and lists is not None
+    elementwise = rules_of("elementwise")
     given_result = other(Call("aten::mul.out", (x, 0.25), (("out", x),)))
     assert [one.kernel for one in given_result] == [one.kernel for one in elementwise(Call("aten::mul.Scalar", (x, 0.25)))]
     assert other(Call("aten::_foreach_mul.List", (many, many)))[0].facts["depth"] == 3

@@ -12,10 +12,10 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import TEST, VALIDATION
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.family import launches_of
 from steptime._models.kernels.forms.launched import Launched
 from steptime._models.kernels.forms.launched.columns import Columns
 from steptime._models.kernels.forms.launched.parts import parts_of, start
-from steptime._models.kernels.forms.launched.table import launches_of
 from steptime._models.kernels.forms.launched.terms import TERMS, LaunchConstants, terms, traffic
 from steptime._models.kernels.launches.facts import FACTS
 from steptime._models.kernels.question import Question
@@ -127,7 +127,7 @@ def test_what_was_written_just_before_comes_from_cache_until_it_no_longer_fits()
     parts = parts_of(DEVICE.sms, np.ones(1), np.zeros(1, dtype=np.int64), start())
     for elements, kept in ((1 << 18, 1.0), (1 << 26, 0.0)):
         call = relu(elements).call
-        moved = traffic(np.asarray(columns.rows(call, launches_of(call), warm=True)), DEVICE, parts)
+        moved = traffic(np.asarray(columns.rows(call, launches_of(call, DEVICE.gpu), warm=True)), DEVICE, parts)
         assert moved.cache_bytes[0] == kept * 4 * elements
         assert moved.memory_bytes[0] == (1 - kept) * 4 * elements
 
@@ -135,7 +135,7 @@ def test_what_was_written_just_before_comes_from_cache_until_it_no_longer_fits()
 def test_terms_are_never_negative_and_always_as_many(rows: list[Row]) -> None:
     columns = Columns(tuple(FACTS))
     for row in rows[::17]:
-        numbers = np.asarray(columns.rows(row.question.call, launches_of(row.question.call), row.question.warm))
+        numbers = np.asarray(columns.rows(row.question.call, launches_of(row.question.call, DEVICE.gpu), row.question.warm))
         parts = parts_of(DEVICE.sms, np.full(len(numbers), 4.0), np.full(len(numbers), 2), start())
         found = terms(columns, numbers, traffic(numbers, DEVICE, parts), DEVICE, parts)
         assert found.shape == (len(numbers), TERMS)

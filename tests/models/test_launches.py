@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.launching import GPU
 
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg, contiguous
-from steptime._models.kernels.family import families
-from steptime._models.kernels.forms.launched.table import launches_of
+from steptime._models.kernels.family import families, launches_of
 from steptime._models.kernels.launches import fresh
 from steptime._models.kernels.launches.copies import copies
 from steptime._models.kernels.launches.iteration import broadcast, iterate
@@ -41,7 +41,7 @@ def rows() -> dict[str, list[Row]]:
 
 
 def kernels(call: Call) -> list[str]:
-    return [launch.kernel for launch in launches_of(call)]
+    return [launch.kernel for launch in launches_of(call, GPU)]
 
 
 @pytest.mark.parametrize("family", _RULED)
@@ -58,7 +58,7 @@ def test_rules_name_the_kernels_that_were_measured_in_their_order(rows: dict[str
 @pytest.mark.parametrize("family", _RULED)
 def test_every_launch_says_how_its_grid_divides_positive_work(rows: dict[str, list[Row]], family: str) -> None:
     for row in rows[family]:
-        for launch in launches_of(row.question.call):
+        for launch in launches_of(row.question.call, GPU):
             assert launch.elements > 0
             assert launch.grids
             assert all(blocks >= 0 and work >= 0 and math.isfinite(blocks + work) for blocks, work in launch.grids)
@@ -69,7 +69,7 @@ def test_every_launch_says_how_its_grid_divides_positive_work(rows: dict[str, li
 def test_every_call_that_a_sweep_draws_launches_something(family: str) -> None:
     rng = np.random.default_rng(11)
     for call in families()[family].sweep(rng, _DRAWN):
-        assert launches_of(call), call.to_json()
+        assert launches_of(call, GPU), call.to_json()
 
 
 @given(SHAPES, st.randoms(use_true_random=False))
@@ -134,14 +134,14 @@ def test_a_clone_keeps_dense_strides_unless_rows_are_asked_for() -> None:
 
 
 def test_blocks_that_share_an_output_need_a_cleared_semaphore() -> None:
-    assert [one.kernel for one in reduction(fresh((1 << 24,), "float32"), (0,))] == [MEMSET, REDUCE]
-    assert [one.kernel for one in reduction(fresh((1 << 14, 512), "float32"), (1,))] == [REDUCE]
+    assert [one.kernel for one in reduction(fresh((1 << 24,), "float32"), (0,), GPU)] == [MEMSET, REDUCE]
+    assert [one.kernel for one in reduction(fresh((1 << 14, 512), "float32"), (1,), GPU)] == [REDUCE]
 
 
 @given(SHAPES, st.data())
 def test_a_reduction_has_one_output_for_every_place_that_is_kept(shape: tuple[int, ...], data: st.DataObject) -> None:
     axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
-    launch = reduction(fresh(shape, "float32"), axes)[-1]
+    launch = reduction(fresh(shape, "float32"), axes, GPU)[-1]
     assert launch.facts["outputs"] == math.prod(size for axis, size in enumerate(shape) if axis not in axes)
     assert launch.elements == math.prod(shape)
 
@@ -172,6 +172,6 @@ def test_nothing_is_launched_over_no_elements() -> None:
 )
 def test_a_call_that_cannot_be_is_one_clear_line_that_names_the_op(call: Call, said: str) -> None:
     with pytest.raises(InputError) as error:
-        launches_of(call)
+        launches_of(call, GPU)
     assert said in str(error.value)
     assert call.op in str(error.value)

@@ -21,6 +21,7 @@ def constants_of(limits: DeviceLimits, form: str, kind: type[T]) -> T:
     table = limits.features.get(form) or reference_device().features[form]
     known = {
         "sms": limits.sms.value,
+        "threads_per_sm": limits.threads_per_sm.value,
         "l2_bytes": limits.cache_bytes.value,
         "peak_bytes_per_ns": limits.bandwidth_bytes_per_s.value / 1e9,
         **{name: quantity.value for name, quantity in table.items()},

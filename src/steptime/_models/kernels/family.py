@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 
 import numpy as np
 
 from steptime._models.kernels.call import Call
-from steptime._models.kernels.launches import Rules
+from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Rules
+from steptime._units import dtype_bytes
+from steptime.errors import InputError
 
 # A seeded generator and how many calls to give; a sweep is data: the same arguments give the same calls.
 Sweep = Callable[[np.random.Generator, int], Iterator[Call]]
+
+
+# Calls whose launches are kept: several steps' worth of distinct ones.
+_KEPT = 20_000
+# What rules may run into on arguments that are not what an op takes.
+_ODD_ARGUMENTS = (IndexError, TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -46,3 +54,23 @@ def families() -> dict[str, Family]:
 def family_of(op: str) -> str:
     """The family that answers for an op; empty where none does."""
     return next((family.name for family in families().values() if op in family.ops), "")
+
+
+@lru_cache(maxsize=_KEPT)
+def launches_of(call: Call, gpu: Gpu) -> tuple[Launch, ...]:
+    """What a call launches, by the rules of its family. Raises InputError where there are none or the call cannot be."""
+    family = family_of(call.op)
+    rules = families()[family].rules if family else None
+    if rules is None:
+        raise InputError(f"{call.op}: no rules say what it launches")
+    for shape, dtype in {(tensor.shape, tensor.dtype) for tensor in call.tensors()}:
+        if not dtype_bytes(dtype):
+            raise InputError(f"{call.op}: dtype {dtype!r} is unknown")
+        if min(shape, default=0) < 0:
+            raise InputError(f"{call.op}: a tensor of shape {list(shape)} cannot be")
+    try:
+        launches = rules(GpuCall(call.op, call.args, call.kwargs, call.written, gpu=gpu))
+    except _ODD_ARGUMENTS as error:
+        raise InputError(f"{call.op}: its arguments are not what the op takes ({error})") from error
+    # A kernel over no elements is not launched.
+    return tuple(launch for launch in launches if launch.elements > 0)

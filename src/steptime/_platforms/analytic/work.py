@@ -14,7 +14,7 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits, Reached
 from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.family import families
+from steptime._models.kernels.family import families, launches_of
 from steptime._models.kernels.forms.launched.columns import Columns
 from steptime._models.kernels.forms.launched.parts import Parts
 from steptime._models.kernels.forms.launched.terms import LaunchConstants, traffic
@@ -57,23 +57,22 @@ def works_of(
     question: Question, family: str, launches: Sequence[LaunchTime], timed_on: DeviceLimits, cache: float, reached: Reached
 ) -> list[Work]:
     """Of every launch, on a device whose cache is `cache` times the one that the launches were timed on."""
-    rules = families()[family].rules if family else None
-    if rules is not None:
+    if family and families()[family].rules is not None:
+        device = constants_of(timed_on, "launched", LaunchConstants)
         try:
-            by_rule = rules(question.call)
+            by_rule = launches_of(question.call, device.gpu)
         except InputError:
-            by_rule = []
+            by_rule = ()
         if len(by_rule) == len(launches):
-            return _by_rule(question, by_rule, timed_on, cache)
+            return _by_rule(question, by_rule, device, cache)
     return _shared(question, launches, reached)
 
 
-def _by_rule(question: Question, launches: Sequence[Launch], timed_on: DeviceLimits, cache: float) -> list[Work]:
+def _by_rule(question: Question, launches: Sequence[Launch], device: LaunchConstants, cache: float) -> list[Work]:
     if not launches:
         return []
     rows = np.asarray(_SIZES_ONLY.rows(question.call, launches, question.warm), dtype=np.float64)
     same = np.ones(len(launches))
-    device = constants_of(timed_on, "launched", LaunchConstants)
     moved = traffic(rows, device, Parts(same, same, same, same, same, same, same, cache * same))
     return [
         Work(

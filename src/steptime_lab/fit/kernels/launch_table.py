@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.kernels.family import launches_of
 from steptime._models.kernels.forms.launched.columns import Columns, Numbers
 from steptime._models.kernels.forms.launched.groups import groups_of
 from steptime._models.kernels.forms.launched.parts import others_code
-from steptime._models.kernels.forms.launched.table import launches_of
-from steptime._models.kernels.launches import Launch
+from steptime._models.kernels.launches import Gpu, Launch
 from steptime._models.kernels.launches.facts import FACTS
 from steptime._models.kernels.launches.names import short_name
 from steptime.errors import InputError
@@ -32,9 +32,9 @@ class Table:
     time_ns: Numbers  # of the launch
 
 
-def table_of(rows: Sequence[Row]) -> Table:
+def table_of(rows: Sequence[Row], gpu: Gpu) -> Table:
     """The launches of measured rows; rows whose launches are not those of the rules are left out."""
-    agreed = [(place, row, launched) for place, row in enumerate(rows) if (launched := _agreeing(row)) is not None]
+    agreed = [(place, row, launched) for place, row in enumerate(rows) if (launched := _agreeing(row, gpu)) is not None]
     extra = sorted({name for _, _, launched in agreed for launch in launched for name in launch.facts} - set(FACTS))
     columns = Columns((*FACTS, *extra))
     numbers: list[list[float]] = []
@@ -59,9 +59,9 @@ def table_of(rows: Sequence[Row]) -> Table:
     )
 
 
-def _agreeing(row: Row) -> tuple[Launch, ...] | None:
+def _agreeing(row: Row, gpu: Gpu) -> tuple[Launch, ...] | None:
     try:
-        launched = launches_of(row.question.call)
+        launched = launches_of(row.question.call, gpu)
     except InputError:
         return None
     return launched if [launch.kernel for launch in launched] == [short_name(name) for name in row.kernel_names] else None

@@ -15,14 +15,14 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import FIT, VALIDATION
 from steptime._models.engine.trees import Trees
 from steptime._models.error import GMAE_FLOOR
-from steptime._models.kernels.family import family_of
+from steptime._models.kernels.family import family_of, launches_of
 from steptime._models.kernels.forms.launched import Launched
 from steptime._models.kernels.forms.launched.columns import Numbers
 from steptime._models.kernels.forms.launched.groups import coded
 from steptime._models.kernels.forms.launched.model import MOST, Batch, Model, base_ns, features
 from steptime._models.kernels.forms.launched.parts import parts_of, start
-from steptime._models.kernels.forms.launched.table import launches_of
 from steptime._models.kernels.forms.launched.terms import LaunchConstants, terms, traffic
+from steptime._models.kernels.launches import Gpu
 from steptime._models.kernels.question import OTHERS
 from steptime.errors import InputError
 from steptime_lab.fit.engine.terms import fit_group_weights
@@ -69,7 +69,7 @@ def _chosen(rows: Sequence[Row], validated: Sequence[Row], seed: int, device: La
 
 
 def _uncorrected(model: Model, rows: Sequence[Row]) -> frozenset[str]:
-    rows = [row for row in rows if _answerable(row)]
+    rows = [row for row in rows if _answerable(row, model.device.gpu)]
     every = frozenset(family_of(row.question.call.op) for row in rows)
     if not rows:
         return every
@@ -82,9 +82,9 @@ def _uncorrected(model: Model, rows: Sequence[Row]) -> frozenset[str]:
     return frozenset(name for name in every if with_trees[family == name].mean() > without[family == name].mean())
 
 
-def _answerable(row: Row) -> bool:
+def _answerable(row: Row, gpu: Gpu) -> bool:
     try:
-        return bool(launches_of(row.question.call))
+        return bool(launches_of(row.question.call, gpu))
     except InputError:
         return False
 
@@ -92,7 +92,7 @@ def _answerable(row: Row) -> bool:
 def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> Model:
     """The model of the rows of the split `fit`."""
     fitted = of(rows, FIT)
-    table = table_of(fitted)
+    table = table_of(fitted, device.gpu)
     if not len(table.time_ns):
         raise InputError("no measured row launches what the rules of its family say")
     importance = _importance(table, fitted)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.draw import Rng, activation_shape, chance, channels_last, floating, mixture, options, pick
+from steptime._models.kernels.families.elementwise import launches
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches.activation import launches
 
 # Op -> arguments after the input; the shares are those of the models that are trained most.
 _FORWARD: dict[str, tuple[Argument, ...]] = {
@@ -39,31 +39,31 @@ _BACKWARD: dict[str, tuple[Argument, ...]] = {
 _BACKWARD_SHARES = (4, 3, 2, 2, 2, 0.5, 0.5, 0.5, 0.3)
 
 
-def _input(rng: Rng) -> TensorArg:
+def _draw_input(rng: Rng) -> TensorArg:
     shape, dtype = activation_shape(rng), floating(rng)
     return channels_last(shape, dtype) if len(shape) == 4 and chance(rng, 0.4) else TensorArg(shape, dtype)
 
 
-def _approximation(rng: Rng, op: str) -> tuple[tuple[str, Argument], ...]:
+def _draw_approximation(rng: Rng, op: str) -> tuple[tuple[str, Argument], ...]:
     """GPT-2 takes the tanh form of GELU."""
     return options(approximate="tanh") if "gelu" in op and chance(rng, 0.4) else ()
 
 
-def _forward(rng: Rng) -> Call:
+def _draw_forward(rng: Rng) -> Call:
     op = pick(rng, tuple(_FORWARD), _FORWARD_SHARES)
-    return Call(op, (_input(rng), *_FORWARD[op]), _approximation(rng, op))
+    return Call(op, (_draw_input(rng), *_FORWARD[op]), _draw_approximation(rng, op))
 
 
-def _backward(rng: Rng) -> Call:
+def _draw_backward(rng: Rng) -> Call:
     op = pick(rng, tuple(_BACKWARD), _BACKWARD_SHARES)
-    x = _input(rng)
-    return Call(op, (x, x, *_BACKWARD[op]), _approximation(rng, op))
+    x = _draw_input(rng)
+    return Call(op, (x, x, *_BACKWARD[op]), _draw_approximation(rng, op))
 
 
 FAMILY = Family(
     name="activation",
     ops=(*_FORWARD, *_BACKWARD),
-    sweep=mixture((1, _forward), (1, _backward)),
+    sweep=mixture((1, _draw_forward), (1, _draw_backward)),
     weight=5.0,
     rules=launches,
 )

@@ -1,4 +1,4 @@
-"""Which kernels an op launches, in which order, and what each one reads and writes: a file of rules per family."""
+"""What rules say of a call: which kernels it launches, in which order, and what each one reads and writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,40 @@ from functools import cache
 
 from steptime._models.kernels.call import Call, TensorArg, contiguous
 from steptime._units import dtype_bytes
+from steptime.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What libraries look at when they choose kernels and grids; they see the whole GPU on shares of one as well."""
+
+    sms: int
+    threads_per_sm: int
+    l1_bytes: int  # of each SM
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCall(Call):
+    """A call on a GPU."""
+
+    gpu: Gpu = field(kw_only=True)
+
 
 # Rules of a family: from a call to its launches.
-Rules = Callable[[Call], "list[Launch]"]
+Rules = Callable[[GpuCall], "list[Launch]"]
+
+
+def by_op(rules: Mapping[str, Rules]) -> Rules:
+    """Rules that differ from op to op: by the whole name, or without namespace and overload."""
+
+    def of_call(call: GpuCall) -> list[Launch]:
+        rule = rules.get(call.op) or rules.get(call.op.rpartition("::")[2].partition(".")[0])
+        if rule is None:
+            raise InputError(f"{call.op}: no rule says what it launches")
+        return rule(call)
+
+    return of_call
+
 
 # Both are asked for every operand of every launch: the bytes of a dtype, the strides of a shape.
 _item_bytes = cache(dtype_bytes)

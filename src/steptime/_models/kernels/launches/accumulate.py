@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steptime._models.kernels.launches import Launch, Operand, fresh, hot
+from steptime._models.kernels.launches import Gpu, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.copies import copies
 from steptime._models.kernels.launches.names import UNROLLED, WITH_INDEX
 from steptime._models.kernels.launches.pointwise import pointwise
@@ -19,13 +19,13 @@ _SMALL_SLICE = 32
 _INDICES_OF_BLOCK = 4
 
 
-def accumulated(x: Operand, places: Sequence[Operand | None], values: Operand, *, checked: bool) -> list[Launch]:
+def accumulated(x: Operand, places: Sequence[Operand | None], values: Operand, gpu: Gpu, *, checked: bool) -> list[Launch]:
     """Adds `values` to `x` at `places`; None leaves a dimension whole."""
     given = [one for one in places if one is not None]
     indices = max(one.numel for one in given)
     found: list[Launch] = []
     for order, index in enumerate(given):
-        found += _bounds_checked(index) if checked else []
+        found += _bounds_checked(index, gpu) if checked else []
         found += _linear(index, order)
     if not values.dense:
         found += copies(fresh(values.shape, values.dtype), values)
@@ -44,11 +44,11 @@ def _over(indices: int, tag: str, *, first: Operand | None = None) -> Launch:
     return replace(pointwise((source,), fresh(source.shape, "int64"), tag=tag), path="indices")
 
 
-def _bounds_checked(index: Operand) -> list[Launch]:
+def _bounds_checked(index: Operand, gpu: Gpu) -> list[Launch]:
     """The largest and the smallest index against the bounds, asserted on the device."""
     found: list[Launch] = []
     for tag in ("largest", "smallest"):
-        extreme = reduction(index, range(len(index.shape)), tag=tag)
+        extreme = reduction(index, range(len(index.shape)), gpu, tag=tag)
         compared = replace(pointwise((hot((), "int64", 8),), fresh((), "bool"), tag="compared"), path="indices")
         found += [*extreme, compared, Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))]
     return found

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from steptime._models.kernels.call import Call, contiguous
-from steptime._models.kernels.launches import Launch, Operand, fresh, hot
+from steptime._models.kernels.call import contiguous
+from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, Rules, fresh, hot
 from steptime._models.kernels.launches.arguments import tensor
 from steptime._models.kernels.launches.copies import memset
-from steptime._models.kernels.launches.reduce import SM_THREADS, SMS
-from steptime._models.kernels.launches.zeros import cleared
+from steptime._models.kernels.launches.pointwise import cleared
 from steptime.errors import InputError
 
 # Values of a channel that cuDNN keeps on chip, so that it reads them once. Seen in the measured rows: forward between 25,088
@@ -24,8 +22,6 @@ _THREADS, _WARP, _ROWS_AT_ONCE, _MOST_STAGED, _LEAST_STAGED = 512, 32, 16, 128, 
 # ATen's normalising kernel: threads of a block at least, blocks at most.
 _NORMALISING_THREADS, _NORMALISING_BLOCKS = 64, 262_144
 
-Rules = Callable[[Call], list[Launch]]
-
 
 @dataclass(frozen=True, slots=True)
 class _Images:
@@ -35,6 +31,7 @@ class _Images:
     channels: int
     plane: int
     last: bool
+    gpu: Gpu
 
     @property
     def rows(self) -> int:
@@ -49,7 +46,7 @@ class _Images:
             "columns": self.channels,
             "samples": self.samples,
             "plane": self.plane,
-            "waves": self.channels / SMS,
+            "waves": self.channels / self.gpu.sms,
             "aligned_4": self.plane % 4 == 0,
             "aligned_8": self.plane % 8 == 0,
             "odd_channels": self.channels % 4 != 0,
@@ -57,11 +54,11 @@ class _Images:
         }
 
 
-def _images(call: Call, x: Operand) -> _Images:
+def _images(call: GpuCall, x: Operand) -> _Images:
     if len(x.shape) < 2 or x.numel == 0:
         raise InputError(f"{call.op}: input {x.shape} has no samples and channels")
     last = x.strides[1] == 1 and x.strides != contiguous(x.shape)
-    return _Images(x.shape[0], x.shape[1], math.prod(x.shape[2:]), last)
+    return _Images(x.shape[0], x.shape[1], math.prod(x.shape[2:]), last, call.gpu)
 
 
 def _by_channel(kernel: str, reads: tuple[Operand, ...], result: Operand, images: _Images, path: str = "") -> Launch:
@@ -84,7 +81,7 @@ def _once(kernel: str, x: Operand, images: _Images, kept: int) -> str:
     return kernel + "_1C11_singleread" + ("_spec" if pairs else "")
 
 
-def _cudnn(call: Call) -> list[Launch]:
+def _cudnn(call: GpuCall) -> list[Launch]:
     x = tensor(call, 0)
     images, result = _images(call, x), fresh(x.shape, x.dtype)
     if images.last:
@@ -99,7 +96,7 @@ def _cudnn(call: Call) -> list[Launch]:
     return [_by_channel(name, (x,), result, images)]
 
 
-def _cudnn_backward(call: Call) -> list[Launch]:
+def _cudnn_backward(call: GpuCall) -> list[Launch]:
     x, gradient = tensor(call, 0), tensor(call, 1)
     images = _images(call, x)
     name = _once("bn_bw", x, images, _KEPT_BACKWARD) or "bn_bw_1C11_kernel_new"
@@ -176,7 +173,7 @@ def _normalising(x: Operand, result: Operand, images: _Images, tag: str) -> Laun
     blocks = float(images.channels * along)
     grids = (
         # Blocks are of 64 to 512 threads: so many SMs they fill.
-        (blocks * width * height / SM_THREADS, float(serial)),
+        (blocks * width * height / images.gpu.threads_per_sm, float(serial)),
         (blocks, float(serial)),
         (float(images.channels), float(images.rows)),
         (float(images.channels * images.samples), 1.0),
@@ -184,7 +181,7 @@ def _normalising(x: Operand, result: Operand, images: _Images, tag: str) -> Laun
     return Launch("batch_norm_transform_input_kernel", x.numel, (x,), (result,), images.facts, grids, "", tag)
 
 
-def _native(call: Call) -> list[Launch]:
+def _native(call: GpuCall) -> list[Launch]:
     x = tensor(call, 0)
     images, result, again = _images(call, x), fresh(x.shape, x.dtype), hot(x.shape, x.dtype, x.nbytes)
     tag = x.dtype + tensor(call, 1).dtype
@@ -203,7 +200,7 @@ def _native(call: Call) -> list[Launch]:
     return [sums, running, _normalising(again, result, images, tag)]
 
 
-def _native_backward(call: Call) -> list[Launch]:
+def _native_backward(call: GpuCall) -> list[Launch]:
     gradient, x = tensor(call, 0), tensor(call, 1)
     images, result = _images(call, x), fresh(x.shape, x.dtype)
     tag = x.dtype + tensor(call, 2).dtype

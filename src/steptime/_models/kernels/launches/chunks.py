@@ -13,7 +13,6 @@ from itertools import zip_longest
 from steptime._models.kernels.call import TensorArg, contiguous
 from steptime._models.kernels.launches import Launch, Operand
 from steptime._models.kernels.launches.names import OVER_LISTS
-from steptime._models.kernels.launches.reduce import SMS
 
 # ATen's multi_tensor_apply: elements of a chunk and of a vector, chunks of a launch, tensors of a launch by how many lists go
 # side by side; the second of these where every tensor has a number of its own.
@@ -38,10 +37,9 @@ class Packed:
         """Elements of all chunks."""
         return sum(self.chunks)
 
-    @property
-    def heaviest(self) -> int:
+    def heaviest(self, sms: int) -> int:
         """Elements of the SM that has the most: blocks go to SMs in turn."""
-        turns = (self.chunks[start : start + SMS] for start in range(0, len(self.chunks), SMS))
+        turns = (self.chunks[start : start + sms] for start in range(0, len(self.chunks), sms))
         return max(map(sum, zip_longest(*turns, fillvalue=0)))
 
 
@@ -68,6 +66,7 @@ def packed(counts: Iterable[int], most_tensors: int) -> list[Packed]:
 
 def over_lists(
     first: Sequence[Operand | TensorArg],
+    sms: int,
     *,
     depth: int,
     reads: Sequence[Operand],
@@ -87,7 +86,7 @@ def over_lists(
     for cut in packed((one.numel for one in first), most):
         # Zeros are stored as fast one by one as in vectors (seen in the measured rows).
         launch = cut if reads else replace(cut, odd=())
-        heaviest = launch.heaviest
+        heaviest = launch.heaviest(sms)
         facts, grids = _facts(launch, depth, heaviest), _grids(launch, heaviest)
         parts = tuple(tuple(_stretch(one, launch.elements, since_bytes) for one in operands) for operands in (reads, writes))
         since_bytes += sum(one.nbytes for operands in parts for one in operands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from steptime._models.kernels.launches import Launch, Operand
 from steptime._models.kernels.launches.iteration import Iteration, iterate
@@ -51,6 +52,11 @@ def pointwise(
 def fill(output: Operand, *, tag: str = "", existing: bool = False) -> Launch:
     """A constant written to every element."""
     return pointwise((), output, tag=tag or output.dtype, existing=existing)
+
+
+def cleared(result: Operand) -> Launch:
+    """A result set to zero before a kernel adds to it: with code of its own, since it reads nothing."""
+    return replace(fill(result), path="fill")
 
 
 def _walk(inputs: Sequence[Operand], output: Operand, existing: bool) -> Iteration:

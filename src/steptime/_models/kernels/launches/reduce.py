@@ -7,13 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from steptime._models.kernels.call import contiguous
-from steptime._models.kernels.launches import Launch, Operand, fresh
+from steptime._models.kernels.launches import Gpu, Launch, Operand, fresh
 from steptime._models.kernels.launches.copies import memset
 from steptime._models.kernels.launches.iteration import Iteration, iterate
 from steptime._models.kernels.launches.names import REDUCE
 
-# What ATen sees of an H200 when it chooses a grid, on parts of one as well: SMs and threads of each.
-SMS, SM_THREADS = 132, 2048
 # ATen's reduction: threads of a block, lanes of a warp, values a thread has before blocks share an output.
 _THREADS, _WARP, _MANY_VALUES, _FEW_VALUES = 512, 32, 256, 16
 # Elements along which inputs are read as vectors.
@@ -38,7 +36,7 @@ class _Grid:
     height_reduces: bool
 
 
-def reduction(x: Operand, axes: Iterable[int], *, outputs: int = 1, tag: str = "", path: str = "") -> list[Launch]:
+def reduction(x: Operand, axes: Iterable[int], gpu: Gpu, *, outputs: int = 1, tag: str = "", path: str = "") -> list[Launch]:
     """What reduces `x` along `axes` into `outputs` tensors: the kernel, after a memset where several blocks share an output."""
     rank = len(x.shape)
     gone = {axis % rank for axis in axes} if rank else set()
@@ -48,8 +46,8 @@ def reduction(x: Operand, axes: Iterable[int], *, outputs: int = 1, tag: str = "
     count = max(1, math.prod(kept))
     reduced = len(walk.sizes) if count == 1 else sum(stride == 0 for stride in walk.strides[0])
     each = max(1, x.numel // count)
-    grid = _grid(walk, reduced, count, each, x.item_bytes)
-    kernel = _kernel(x, walk, reduced, grid, outputs, tag=tag, path=path)
+    grid = _grid(walk, reduced, count, each, x.item_bytes, gpu)
+    kernel = _kernel(x, walk, reduced, grid, outputs, gpu, tag=tag, path=path)
     return [memset(_SEMAPHORE_BYTES * (grid.blocks // grid.split)), kernel] if grid.split > 1 else [kernel]
 
 
@@ -57,7 +55,7 @@ def _vector(item: int) -> int:
     return 8 if item == 2 else 4
 
 
-def _grid(walk: Iteration, reduced: int, count: int, each: int, item: int) -> _Grid:
+def _grid(walk: Iteration, reduced: int, count: int, each: int, item: int, gpu: Gpu) -> _Grid:
     """ATen's choice: which dimension lies along threads, which along rows of threads, and whether blocks share an output."""
     every = len(walk.sizes)
     along = reduced == every or walk.strides[1][0] < walk.strides[1][reduced]
@@ -76,7 +74,7 @@ def _grid(walk: Iteration, reduced: int, count: int, each: int, item: int) -> _G
     height_reduces = values >= height * _FEW_VALUES or values >= _MANY_VALUES
     step_in, step_out = (step_in * height, step_out) if height_reduces else (step_in, step_out * height)
     values = -(-each // step_in)
-    target = SMS * (SM_THREADS // (width * height))
+    target = gpu.sms * (gpu.threads_per_sm // (width * height))
     blocks = -(-(count // held) // step_out)
     split = 1
     if height_reduces and values >= _MANY_VALUES and blocks <= target:
@@ -106,8 +104,8 @@ def _power(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
 
 
-def _kernel(x: Operand, walk: Iteration, reduced: int, grid: _Grid, outputs: int, *, tag: str, path: str) -> Launch:
-    resident = SMS * max(1.0, SM_THREADS / max(_WARP, grid.width * grid.height))
+def _kernel(x: Operand, walk: Iteration, reduced: int, grid: _Grid, outputs: int, gpu: Gpu, *, tag: str, path: str) -> Launch:
+    resident = gpu.sms * max(1.0, gpu.threads_per_sm / max(_WARP, grid.width * grid.height))
     facts: dict[str, float] = {
         "outputs": grid.count,
         "reduced": grid.each,

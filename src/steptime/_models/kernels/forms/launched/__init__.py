@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 
 from steptime._models.kernels.call import Call
-from steptime._models.kernels.family import family_of
+from steptime._models.kernels.family import family_of, launches_of
 from steptime._models.kernels.forms.launched.groups import groups_of
 from steptime._models.kernels.forms.launched.model import Batch, Model
 from steptime._models.kernels.forms.launched.parts import others_code
-from steptime._models.kernels.forms.launched.table import checked, launches_of
-from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime._models.kernels.question import OTHERS, Answer, LaunchTime, Question
+from steptime.errors import InputError
 
 # Questions whose answers are kept: several steps' worth of distinct ones.
 _KEPT = 50_000
@@ -66,7 +66,7 @@ class Launched:
     def _new(self, questions: Sequence[Question]) -> list[Answer]:
         found: list[Answer | None] = [None] * len(questions)
         for question in questions:
-            checked(question)
+            _check(question)
         for model, of_part in ((self.whole, False), (self.parts or self.whole, True)):
             places = [place for place, question in enumerate(questions) if (question.share > 1) == of_part]
             for place, answer in zip(places, self._answers(model, [questions[one] for one in places]), strict=True):
@@ -93,7 +93,7 @@ class Launched:
 
 
 def _prepared(model: Model, call: Call, warm: bool) -> _Prepared:
-    launches = launches_of(call)
+    launches = launches_of(call, model.device.gpu)
     names = [groups_of(call.op, launch) for launch in launches]
     return _Prepared(
         tuple(launch.kernel for launch in launches),
@@ -103,6 +103,14 @@ def _prepared(model: Model, call: Call, warm: bool) -> _Prepared:
         all(model.inside(own, launch.elements) for own, launch in zip(names, launches, strict=True)),
         family_of(call.op) not in model.uncorrected,
     )
+
+
+def _check(question: Question) -> None:
+    """Raises InputError for settings that cannot be."""
+    if question.share < 1:
+        raise InputError(f"{question.call.op}: share {question.share} of a GPU, expected 1 or more")
+    if question.others not in OTHERS:
+        raise InputError(f"{question.call.op}: others {question.others!r}, expected one of {', '.join(OTHERS)}")
 
 
 FORM = Launched

@@ -6,11 +6,13 @@ Bytes by residency, elements, waves of blocks over the SMs at several occupancie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from steptime._models.kernels.forms.launched.columns import PAIRS, SIZES, Columns, Numbers
 from steptime._models.kernels.forms.launched.parts import Parts
+from steptime._models.kernels.launches import Gpu
 from steptime._models.kernels.launches.facts import FACTS
 
 # Warm times of the measured rows rise to cold ones from 0.6 to 1.6 of the bytes that stay in L2.
@@ -37,6 +39,13 @@ class LaunchConstants:
     kept_bytes: float  # that stay in L2 until they are read again
     l2_bytes: float
     peak_bytes_per_ns: float
+    threads_per_sm: float
+    l1_bytes: float  # of each SM
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        """What libraries see of it."""
+        return Gpu(int(self.sms), int(self.threads_per_sm), int(self.l1_bytes))
 
 
 @dataclass(frozen=True)
