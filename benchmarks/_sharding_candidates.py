@@ -21,13 +21,13 @@ from typing import Any
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import TABLE_WISE, USUAL_KINDS
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.search.search import Searched, evaluators, search
 from steptime._shard.search.state import Budget
 from steptime._shard.task.drawn import further_tasks, sharding_tasks
 from steptime._shard.task.task import Task
 from steptime._shard.task.unequal import RANKS
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 from steptime_lab.validate.sharding.measured import shipped_tasks
 
 PLATFORM = "4xh200-quarter-loopback"
@@ -43,7 +43,7 @@ def main() -> None:
     chosen = given.parse_args()
     platform = Platform.load(PLATFORM)
     found = []
-    for task, calibration in asked_tasks(platform, chosen.tasks):
+    for task, calibration in asked_tasks(chosen.tasks):
         began = time.process_time()
         searched, divided = (searched_plan(task, platform, kinds, calibration) for kinds in ((TABLE_WISE,), USUAL_KINDS))
         found.append(entry(task, searched, divided))
@@ -62,9 +62,9 @@ def main() -> None:
         chosen.plans.write_text(json.dumps(plans), encoding="utf-8")
 
 
-def asked_tasks(platform: Platform, names: Sequence[str] | None) -> list[tuple[Dlrm, Calibration]]:
+def asked_tasks(names: Sequence[str] | None) -> list[tuple[Dlrm, Calibration]]:
     """The studied tasks and the further ones, or those of some names."""
-    measured, _ = shipped_tasks(platform.host)
+    measured, _ = shipped_tasks()
     known = {task.name: task.calibration for task in measured}
     every = [*sharding_tasks(), *further_tasks()]
     return [(task, known.get(task.name, UNCALIBRATED)) for task in every if not names or task.name in names]

@@ -55,7 +55,7 @@ def test_validate_lookups_beats_what_was_published_on_rows_and_on_lookups_unlike
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["validate", "everything"], "'everything' is none of kernels"),
+        (["validate", "everything"], "unknown set 'everything'; choose one of kernels"),
         (["validate", "kernels", "--models", "nowhere"], "steptime fit"),
         (["validate", "kernels", "--device", "h900"], "no device 'h900'"),
         (["fit", "nowhere"], "no folder of measurements"),

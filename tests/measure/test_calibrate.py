@@ -11,7 +11,7 @@ from tests.measurements.test_store import a_recipe, a_row, a_store
 from steptime._calibrate import calibrate
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import RanksError
-from steptime._measurements.store import merge
+from steptime._models.host.model import shipped_host
 from steptime.errors import InputError
 
 KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "factors"}
@@ -29,8 +29,8 @@ def measured(folder: Path, *rows: dict[str, Any], run: str = "20260101T000000-ab
     return folder
 
 
-def content(folder: Path, shipped: Path) -> dict[str, Any]:
-    return calibrate.calibration(folder, a_recipe().to_dict(), 1, 1, shipped)
+def content(folder: Path) -> dict[str, Any]:
+    return calibrate.calibration(folder, a_recipe().to_dict(), 1, 1)
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_every_sample_asks_every_representative_again(tmp_path: Path, monkeypatc
 
 def test_the_file_holds_medians_over_ranks_with_their_spread(tmp_path: Path) -> None:
     folder = measured(tmp_path / "run", row("b", 1.0, 2.0), row("b", 3.0), row("a", 5.0), {**row("a", 9.0), "source": "sweep"})
-    found = content(folder, tmp_path / "nothing")
+    found = content(folder)
     assert set(found) == KEYS
     assert found["factors"] == {"host": None}
     assert [(one["op"], one["time_ns"], one["repeats"]) for one in found["host"]] == [("a", 5.0, 1), ("b", 2.0, 3)]
@@ -58,17 +58,19 @@ def test_the_file_holds_medians_over_ranks_with_their_spread(tmp_path: Path) -> 
 def test_rows_of_another_run_are_not_part_of_a_calibration(tmp_path: Path) -> None:
     measured(tmp_path, row("a", 1.0), run="20250101T000000-0000")
     measured(tmp_path, row("a", 7.0))
-    assert [one["time_ns"] for one in content(tmp_path, tmp_path / "nothing")["host"]] == [7.0]
+    assert [one["time_ns"] for one in content(tmp_path)["host"]] == [7.0]
 
 
-def test_factors_are_geometric_means_against_the_shipped_set(tmp_path: Path) -> None:
-    known = measured(tmp_path / "known", row("a", 10.0), row("b", 10.0), row("c", 10.0, kind="launch"),
-                     row("a", 99.0, profiler="cuda"), row("d", 10.0))  # fmt: skip
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    merge([known], "host", shipped / "host.parquet")
-    folder = measured(tmp_path / "run", row("a", 20.0), row("b", 80.0), row("c", 10.0, kind="launch"), row("e", 10.0))
-    assert content(folder, shipped)["factors"]["host"] == {"op": 4.0, "launch": 1.0, "all": 2.0}
+def test_factors_are_geometric_means_against_the_shipped_host(tmp_path: Path) -> None:
+    usual = shipped_host(calibrate.HOST).bursts
+    nested, add, view = (usual[name].time_ns for name in ("module_call nested", "op aten::view.default", "alloc empty"))
+    folder = measured(
+        tmp_path, row("nested", 2 * nested, kind="module_call"), row("aten::view.default", 4 * add),
+        row("empty", view, kind="alloc"), row("made.up", 9.0),
+    )  # fmt: skip
+    assert content(folder)["factors"]["host"] == pytest.approx(
+        {"module_call": 2.0, "op": 4.0, "alloc": 1.0, "all": 2.0}, abs=1e-3
+    )
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     second = measured(tmp_path / "2", row("a", 5.0), row("b", 2.0, 1.0))
     files = [tmp_path / "x.json", tmp_path / "y.json"]
     for folder, file in zip((first, second), files, strict=True):
-        calibrate.write(file, content(folder, tmp_path / "nothing"))
+        calibrate.write(file, content(folder))
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -97,7 +99,7 @@ def test_a_group_that_fails_leaves_a_file_of_what_there_is(
 def test_a_calibration_names_the_versions_that_only_its_ranks_know(tmp_path: Path) -> None:
     folder = measured(tmp_path, row("a", 1.0))
     parent = {**a_recipe().to_dict(), "nccl": ""}
-    assert calibrate.calibration(folder, parent, 1, 1, tmp_path / "nothing")["recipe"] == a_recipe().to_dict()
+    assert calibrate.calibration(folder, parent, 1, 1)["recipe"] == a_recipe().to_dict()
 
 
 def test_a_group_that_measured_nothing_leaves_the_last_calibration_alone(

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._models.host.calibration import speed_of
 from steptime._models.host.model import HostModel, ProfilerCost, shipped_host
 from steptime._models.host.speed import STEP, HostCost, Speed
 from steptime._ops.catalogue import HostClass, op_kind
@@ -116,17 +115,18 @@ def test_recording_a_graph_is_what_a_call_costs_more_with_it(model: HostModel) -
     assert model.mechanism("record", "graph").cpu_ns == pytest.approx(1200.0, rel=0.02)
 
 
-def test_a_calibration_in_the_slow_state_says_so(model: HostModel) -> None:
-    slow = [{**each, "times_ns": burst(1500.0, 0, [1.8] * 5), "reference_cpu_ns": None} for each in rows()
-            if each["source"] == "calibration" and each["kind"] == "module_call"]  # fmt: skip
-    speed = speed_of(model, slow)
-    assert speed is not None
-    assert speed.cpu == pytest.approx(1.8, rel=0.03)
-    assert 1.0 < speed.launch < speed.cpu
+def test_usual_bursts_are_medians_of_machines_with_their_launches() -> None:
+    calibrated = [each for each in rows() if each["source"] == "calibration"]
+    slow = [{**each, "machine": "slow", "times_ns": [4.0 * time for time in each["times_ns"]]} for each in calibrated]
+    one, both = fit(rows()).bursts, fit([*rows(), *slow]).bursts
+    assert one.keys() == both.keys() == {"module_call nested"}
+    assert one["module_call nested"].launch_ns == 0.0
+    assert both["module_call nested"].time_ns == pytest.approx(2.0 * one["module_call nested"].time_ns)
 
 
-def test_rows_that_share_nothing_with_the_model_give_no_speed(model: HostModel) -> None:
-    assert speed_of(model, [row("op", "aten::unheard_of", [1.0])]) is None
+def test_a_host_that_nobody_calibrated_is_compared_with_its_sweep() -> None:
+    swept = [each for each in rows() if each["source"] != "calibration"]
+    assert {"module_call nested", "op_autograd neg"} <= fit(swept).bursts.keys()
 
 
 def test_no_rows_are_one_clear_error() -> None:

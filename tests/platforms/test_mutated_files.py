@@ -21,10 +21,10 @@ from steptime._measurements.nccl_tests import read_nccl_tests
 from steptime._measurements.store import read, write_part
 from steptime._models.collectives.message import Messages
 from steptime._models.host.model import HostModel, shipped_host
+from steptime._platforms.calibration import Calibration
 from steptime._platforms.fabric import Fabric
 from steptime._platforms.own_fabric import DataSheet, from_data_sheet
 from steptime._platforms.platform import Platform, platform_parts
-from steptime._sim.modelled.calibrated import read_calibration
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped
 
@@ -127,7 +127,7 @@ def test_mutated_hosts_and_platforms_are_read_or_refused(tmp_path: Path) -> None
 
 def test_mutated_calibrations_are_read_or_refused(tmp_path: Path) -> None:
     draw, refused, platform = random.Random(4), 0, Platform.load("2xh200-nvlink")
-    names = [name.split(" ", 2)[1:] for name in platform.host.around if name.startswith("calibrated ")][:4]
+    names = [name.split(" ", 1) for name in platform.host.usual_bursts][:4]
     tree = {
         "schema_version": 1,
         "host": [{"kind": kind, "op": op, "time_ns": 9e3, "spread": 0.1} for kind, op in names],
@@ -139,7 +139,7 @@ def test_mutated_calibrations_are_read_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
 
     def read() -> None:
-        found = read_calibration(file, platform)
+        found = Calibration.read(file, platform)
         assert 0 < found.speed.cpu < 1e9
         assert all(0 < factor < 1e9 for factor in found.wire.values())
 

@@ -15,6 +15,7 @@ from steptime._lookups.generators import Generator
 from steptime._models.host.columns import host_columns
 from steptime._models.host.speed import STEP, Speed
 from steptime._ops.waits import tensor_waits
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._program.one_step import OneStep
@@ -25,7 +26,7 @@ from steptime._sim.modelled import step as modelled_step
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.memory import memory_of
 from steptime._sim.modelled.prediction import predict_on
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
+from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

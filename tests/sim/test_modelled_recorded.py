@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from steptime._models.host.speed import STEP
 from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._shard.configs import configured_in
-from steptime._sim.modelled.calibrated import read_calibration
 from steptime._sim.modelled.memory import memory_of
 from steptime._sim.modelled.prediction import predict_on
-from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -41,44 +38,6 @@ def test_compiled_steps_and_graphs_are_predicted_near_their_unprofiled_time(name
     assert low * (1 - off) <= found.step_time_ms <= high * (1 + off)
     assert found.coverage["measured"] > 0
     assert any("keep the time they were recorded with on NVIDIA H200" in warning for warning in found.warnings)
-
-
-def calibration(folder: Path, **changed: object) -> Path:
-    host = {"kind": "op", "op": "aten::add.Tensor", "call": "", "phase": "", "time_ns": 9000.0, "spread": 0.2, "repeats": 9}
-    slope = {**host, "kind": "module_call_fixed", "op": "nested", "time_ns": -3.0}
-    wire = {"collective": "all_reduce", "bytes": 1 << 20, "mode": "stream", "ranks": 2, "time_ns": 1e6, "spread": 0.1}
-    content = {"schema_version": 1, "host": [host, slope], "fabric": [wire], **changed}
-    file = folder / "calibration.json"
-    file.write_text(json.dumps(content))
-    return file
-
-
-def test_a_calibration_says_how_fast_host_and_wire_are(tmp_path: Path) -> None:
-    platform = Platform.load("2xh200-half-loopback")
-    found = read_calibration(calibration(tmp_path), platform)
-    assert platform.fabric is not None
-    assert found.wire.keys() == {"all_reduce"}
-    assert found.wire["all_reduce"] > 1.5
-    assert found.speed != STEP
-    other = read_calibration(calibration(tmp_path), Platform.load("4xh200-quarter-loopback"))
-    assert other.wire == {}
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"schema_version": 9}, "no calibration of version 1"),
-        ({"host": "many"}, "host is str; expected a list"),
-        ({"host": [{"kind": "op", "op": "made.up", "time_ns": 1.0, "spread": 0.0}]}, "none of its host costs is known"),
-        ({"host": [{"kind": "op", "op": "x", "time_ns": "long", "spread": 0.0}]}, "time_ns is 'long'"),
-    ],
-)
-def test_a_broken_calibration_is_one_clear_line(tmp_path: Path, changed: dict[str, object], said: str) -> None:
-    file = calibration(tmp_path, **changed)
-    with pytest.raises(InputError, match=said) as raised:
-        read_calibration(file, Platform.load("2xh200-half-loopback"))
-    assert str(file) in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_memory_says_whether_a_step_fits() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._lookups.generators import Generator
+from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.platform import Platform
-from steptime._sim.modelled.step import UNCALIBRATED
 from steptime.errors import InputError
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, evenly_looked_up, rule_picks
 from steptime_lab.validate.sharding.given import given_plans

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from steptime._cli.app import run
-from steptime._sim.modelled.step import Calibration
+from steptime._platforms.calibration import Calibration
 from steptime.errors import InputError
 from steptime_lab.validate.steps.bars import SAMPLE, SHIPPED_BARS, bars_left, read_bars
 from steptime_lab.validate.steps.cases import GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, StepCase, Visit

@@ -8,10 +8,10 @@ from statistics import median
 import numpy as np
 import pytest
 
-from steptime._platforms.platform import Platform
 from steptime._sim.core.steady import Steady
 from steptime._sim.modelled.step import ModelledStep, modelled
-from steptime_lab.validate.steps.cases import StepCase, inflation_of, platform_name, shipped_steps
+from steptime_lab.validate.calibrations import platform_of
+from steptime_lab.validate.steps.cases import StepCase, inflation_of, shipped_steps
 from steptime_lab.validate.steps.explain import Split, mean_splits, split
 from steptime_lab.validate.steps.measured import ops_seen, with_measured_device, with_measured_host, with_measured_wire
 from steptime_lab.validate.steps.predict import predict_case
@@ -30,7 +30,7 @@ def one_case() -> StepCase:
 
 @pytest.fixture(name="step", scope="module")
 def one_step(case: StepCase) -> ModelledStep:
-    return modelled(from_trace(case), Platform.load(platform_name(case.ranks)))
+    return modelled(from_trace(case), platform_of(case.ranks))
 
 
 @pytest.fixture(name="steady", scope="module")

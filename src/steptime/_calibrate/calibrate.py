@@ -1,14 +1,7 @@
 """`steptime calibrate`: what host and fabric of this machine cost now, in a minute and a half at most.
 
-Its rows go into the sets `host` and `collectives` like any others; `calibration.json` beside them is for predictions:
-
-schema_version   1
-recipe           machine, versions, date, command of the run
-ranks, share     of the group that was measured; share: how many ranks were on one GPU
-host             per kind, op, call and phase: time_ns (median over ranks and bursts), spread, repeats
-fabric           per collective, bytes, dtype, mode and fabric: the same
-factors          host: per kind the geometric mean of its costs here over those of the shipped set, `all` over kinds;
-                 null where nothing is shipped that was measured alike
+Its rows go into the sets `host` and `collectives` like any others; `calibration.json` beside them is for predictions
+(`steptime._platforms.machine_costs` says what it holds).
 """
 
 from __future__ import annotations
@@ -16,26 +9,29 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import steptime
 from steptime._calibrate.harness.conditions import gpus
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
-from steptime._measurements.store import read, spread_of
+from steptime._measurements.store import read
 from steptime._measurements.whole import write_whole
+from steptime._models.host.model import HostModel, shipped_host
+from steptime._platforms.calibration import host_factors
+from steptime._platforms.machine_costs import MachineCosts
 from steptime.errors import InputError
 
-SCHEMA_VERSION = 1
 FILE = "calibration.json"
-REFERENCE = Path(steptime.__file__).parent / "data" / "hosts" / "reference"
 SOURCE = "calibration"
+# The host that ships, whose usual bursts a new machine is compared with.
+HOST = "xeon-h200"
 
 # Kind and op of what a sample asks, most wanted first; together about a second.
 REPRESENTATIVE = (
@@ -46,9 +42,6 @@ REPRESENTATIVE = (
 # Seconds: of a sample, and of a whole calibration, which with its start has to stay below 90.
 SAMPLE_HOST_S, SAMPLE_FABRIC_S = 2.0, 2.0
 HOST_S, FABRIC_S, LIMIT_S = 20.0, 25.0, 85.0
-
-_HOST_KEY = ("kind", "op", "call", "phase")
-_FABRIC_KEY = ("collective", "bytes", "dtype", "mode", "fabric", "ranks", "share")
 
 
 def sample(group: Group, session: Session) -> None:
@@ -91,48 +84,27 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     _collectives(group, session, FABRIC_S)
 
 
-def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int, shipped: Path = REFERENCE) -> dict[str, Any]:
+def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int) -> dict[str, Any]:
     """What `calibration.json` holds, from the rows that the run of this recipe added to a folder."""
     host = [row for row in read(folder, "host").to_pylist() if row["run"] == recipe["run"] and row["source"] == SOURCE]
     fabric = [row for row in read(folder, "collectives").to_pylist() if row["run"] == recipe["run"]]
+    costs = MachineCosts.of_rows(host, fabric)
     return {
-        "schema_version": SCHEMA_VERSION,
+        **asdict(costs),
         # As rows have it: the processes that measured knew the versions that torch brings along, their parent did not.
         "recipe": {name: row[name] for name in recipe} if (row := next(iter(host), None)) else dict(recipe),
         "ranks": ranks,
         "share": share,
-        "host": summaries(host, _HOST_KEY),
-        "fabric": summaries(fabric, _FABRIC_KEY),
-        "factors": {"host": factors(host, _shipped_host(shipped, share))},
+        "factors": {"host": factors(costs, shipped_host(HOST))},
     }
 
 
-def summaries(rows: Iterable[Mapping[str, Any]], key: Sequence[str]) -> list[dict[str, Any]]:
-    """Median, spread and number of all times of rows that agree in some columns, sorted by them."""
-    times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for row in rows:
-        times[tuple(row[name] for name in key)] += row["times_ns"]
-    return [
-        {
-            **dict(zip(key, named, strict=True)),
-            "time_ns": round(float(np.median(times[named])), 1),
-            "spread": round(spread_of(times[named]), 4),
-            "repeats": len(times[named]),
-        }
-        for named in sorted(times)
-    ]
-
-
-def factors(mine: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Per kind, and over kinds, how many times as long the same costs take here; None where none is the same."""
-    known = {_named(entry): entry["time_ns"] for entry in summaries(theirs, _HOST_KEY)}
-    ratios: dict[str, list[float]] = defaultdict(list)
-    for entry in summaries(mine, _HOST_KEY):
-        other = known.get(_named(entry), 0.0)
-        # Slopes of what costs nothing can come out below zero.
-        if entry["time_ns"] > 0 and other > 0:
-            ratios[entry["kind"]].append(math.log(entry["time_ns"] / other))
-    means = {kind: float(np.mean(logs)) for kind, logs in sorted(ratios.items())}
+def factors(costs: MachineCosts, host: HostModel) -> dict[str, float] | None:
+    """Per kind, and over kinds, how many times as long the CPU takes here as on the usual machine; None where none is known."""
+    logs: dict[str, list[float]] = defaultdict(list)
+    for (kind, _), factor in host_factors(costs.host, host).items():
+        logs[kind].append(math.log(factor))
+    means = {kind: float(np.mean(some)) for kind, some in sorted(logs.items())}
     if not means:
         return None
     return {
@@ -144,15 +116,6 @@ def factors(mine: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any
 def write(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all; the same content gives the same bytes."""
     write_whole(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
-
-
-def _named(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry[name] for name in _HOST_KEY)
-
-
-def _shipped_host(folder: Path, share: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = read(folder, "host").to_pylist()
-    return [row for row in rows if row["profiler"] == "off" and row["share"] == share]
 
 
 def _ranks(options: Options) -> int:

@@ -151,11 +151,10 @@ def _modelled(
     given: Workload, platform: Platform, lookups: Path | None, *, strict: bool, calibration: Path | None
 ) -> Prediction:
     from steptime._lookups.workload import WorkloadLookups
-    from steptime._sim.modelled.calibrated import read_calibration
+    from steptime._platforms.calibration import UNCALIBRATED, Calibration
     from steptime._sim.modelled.prediction import predict_on
-    from steptime._sim.modelled.step import UNCALIBRATED
 
     if lookups is not None:
         given = replace(given, lookups=WorkloadLookups.load(lookups))
-    speed = UNCALIBRATED if calibration is None else read_calibration(calibration, platform)
+    speed = UNCALIBRATED if calibration is None else Calibration.read(calibration, platform)
     return predict_on(given, platform, calibration=speed, strict=strict)

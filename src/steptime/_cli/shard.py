@@ -63,18 +63,17 @@ def shard(
     ] = None,
 ) -> None:
     """Find the embedding sharding with the shortest step, and say why."""
+    from steptime._platforms.calibration import UNCALIBRATED, Calibration
     from steptime._report.json import dumps
     from steptime._report.shard.document import evaluated_document, shard_document
     from steptime._report.shard.text import print_evaluated, print_shard
     from steptime._shard.evaluate.plans import evaluated, plans_in
     from steptime._shard.search.search import evaluators, search, usual_evaluations
     from steptime._shard.search.state import Budget
-    from steptime._sim.modelled.calibrated import read_calibration
-    from steptime._sim.modelled.step import UNCALIBRATED
 
     machine = _platform(platform, ranks)
     given = _task(task, machine, ranks, batch, memory)
-    speed = UNCALIBRATED if calibration is None else read_calibration(calibration, machine)
+    speed = UNCALIBRATED if calibration is None else Calibration.read(calibration, machine)
     if evaluate is not None:
         if html is not None or torchrec is not None:
             raise InputError(

@@ -15,12 +15,9 @@ from steptime.errors import InputError
 def validate(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="SET", help="kernels, lookups, collectives, waiting, device-time, host, memory, steps or sharding."
-        ),
+        typer.Argument(metavar="SET", help="kernels, lookups, collectives, waiting, device-time, memory, steps or sharding."),
     ] = "kernels",
     device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
-    host: Annotated[str, typer.Option("--host", help="Whose costs.")] = "xeon-h200",
     fabric: Annotated[str, typer.Option("--fabric", help="Whose collectives.")] = "loopback",
     models: Annotated[
         Path | None, typer.Option("--models", metavar="DIR", help="What `steptime fit` wrote; the shipped ones if none.")
@@ -45,8 +42,10 @@ def validate(
     from steptime_lab.report.validation import print_validation, validation_document
     from steptime_lab.validate.shipped import SETS, Models, validated
 
+    if what == "host":
+        raise InputError("host-bound steps are a group of `steptime validate steps`, with --explain to see whose error it is")
     if what not in SETS:
-        raise InputError(f"validate what? {what!r} is none of {', '.join(SETS)}")
+        raise InputError(f"unknown set {what!r}; choose one of {', '.join(SETS)}")
     if what == "steps":
         from steptime_lab.cli.validate_steps import validate_steps_command
 
@@ -63,7 +62,7 @@ def validate(
             raise InputError("validate sharding asks the shipped models; drop --models")
         validate_sharding_command(full=full, json=json)
         return
-    found = validated(what, Models(device, host, models, fabric))
+    found = validated(what, Models(device, models, fabric))
     if json:
         print(dumps(validation_document(found)), end="")
         return

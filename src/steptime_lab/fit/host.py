@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.host.model import HostModel, OpCost, ProfilerCost
+from steptime._models.host.model import Burst, HostModel, OpCost, ProfilerCost
 from steptime._models.host.speed import HostCost
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Program
@@ -44,10 +44,10 @@ MAIN_KINDS = (
 )  # fmt: skip
 # Launches of one call, where it makes a known number.
 LAUNCHING = {"collective_call": 1.0, "table_batched": 1.0}
-# Kinds that a calibration asks for and their launches: the node of a linear layer multiplies twice, sums, and adds to the
-# gradients of weight and bias.
+# Kinds of what calibrations ask for whose time is mostly the CPU's, and the launches of one: the node of a linear layer
+# multiplies twice, sums, and adds to the gradients of weight and bias.
 CALIBRATED = {
-    "op": 0.0, "op_autograd": 1.0, "backward_node": 5.0, "optimizer_step": 0.0, "module_call": 0.0, "alloc": 0.0, "launch": 1.0,
+    "op": 0.0, "op_autograd": 1.0, "backward_node": 5.0, "optimizer_step": 0.0, "module_call": 0.0, "alloc": 0.0,
     "op_without_launch": 0.0,
 }  # fmt: skip
 # Hardly more than its binding: a tensor of the same memory that needs no gradient.
@@ -86,7 +86,6 @@ def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
     classes = _classes(ops, called)
     around = {**_mechanisms(off, MAIN_KINDS, pace), **_backward(off, ops, pace), **_forms(off, pace), **shared}
     around["between forward"] = around.get("between_forward sequential_relu", HostCost())
-    around |= calibrated(off, [row for row in every if row["source"] == CALIBRATION], _launches(alone), pace)
     first = off[0]
     model = HostModel(
         recipe={name: str(first[name]) for name in _RECIPE if first.get(name) is not None},
@@ -97,6 +96,7 @@ def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
         ops=dict(sorted(ops.items())),
         classes=classes,
         around=dict(sorted((name, cost) for name, cost in around.items())),
+        bursts=usual_bursts([row for row in every if row["source"] == CALIBRATION] or off, _launches(alone), pace),
         profilers={name: _profiler(alone, name) for name in PROFILERS if any(row["profiler"] == name for row in alone)},
     )
     return _with_traces(model, list(traces))
@@ -275,29 +275,22 @@ def _backward(off: Sequence[Row], ops: Mapping[str, OpCost], pace: Pace) -> dict
     return found
 
 
-def calibrated(
-    off: Sequence[Row], asked: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pace
-) -> dict[str, HostCost]:
-    """What the costs that a calibration asks for take at speed 1: of the same call where the sweep has it, else of the op."""
-    calls = {(row["kind"], row["op"]): row["call"] for row in asked if row["kind"] in CALIBRATED}
+def usual_bursts(calibrations: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pace) -> dict[str, Burst]:
+    """What the costs that calibrations ask for take on a usual machine: per machine the median, over machines their mean."""
+    times: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in calibrations:
+        if row["kind"] in CALIBRATED:
+            times[row["kind"], row["op"], row["call"]][str(row.get("machine"))] += row["times_ns"]
     found = {}
-    for (kind, op), call in sorted(calls.items()):
-        rows = [row for row in off if row["kind"] == kind and row["op"] == op]
-        rows = [row for row in rows if row["call"] == call] or rows
-        if not rows:
-            continue
+    for (kind, op, call), by_machine in sorted(times.items()):
         count = (
             CALIBRATED[kind]
             if kind != "op"
             else launches.get((op, call), float(op_kind(name_of(op)).host_class == HostClass.LAUNCH))
         )
-        if kind == "backward_node":
-            cpu_ns = float(np.percentile(np.concatenate([row["times_ns"] for row in rows]), BACKWARD_PERCENTILE))
-            cpu_ns -= count * pace.launch_ns
-        else:
-            own = [(np.asarray(row["times_ns"]) - count * pace.launch_ns * pace.of(row)[1]) / pace.of(row)[0] for row in rows]
-            cpu_ns = float(np.median(np.concatenate(own)))
-        found[f"calibrated {kind} {op}"] = HostCost(max(0.0, cpu_ns), count * pace.launch_ns)
+        medians = [float(np.median(some)) for some in by_machine.values()]
+        usual = float(np.exp(np.mean(np.log(np.maximum(medians, 1.0)))))
+        found[f"{kind} {op}"] = Burst(usual, count * pace.launch_ns)
     return found
 
 

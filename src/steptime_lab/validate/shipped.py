@@ -9,7 +9,6 @@ from pathlib import Path
 from steptime._hardware.device import FOLDER, read_device
 from steptime._hardware.fabric import read_fabric
 from steptime._models.collectives.fitting import swept
-from steptime._models.host.model import HostModel, shipped_host
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms import Form
 from steptime._models.lookups.fitted import LookupModels, lookups_file
@@ -17,13 +16,12 @@ from steptime._platforms.fabric import Fabric, read_models
 from steptime._platforms.fabric_fitting import fit_measured
 from steptime.errors import InputError
 from steptime_lab.fit.lookups import lookup_baselines_file, read_lookup_baselines, read_lookups
-from steptime_lab.fit.models import HOST, baselines_file, read_baselines
+from steptime_lab.fit.models import baselines_file, read_baselines
 from steptime_lab.fit.waiting import profiled_steps, waits
 from steptime_lab.measurements.shipped import BASELINES, shipped
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime_lab.validate.collectives import validate_collectives
 from steptime_lab.validate.device_time import device_times, validation_of
-from steptime_lab.validate.host import shipped_cases, validate_host
 from steptime_lab.validate.kernels import validate_kernels
 from steptime_lab.validate.lookups import validate_lookups
 from steptime_lab.validate.memory import validate_memory
@@ -35,10 +33,9 @@ from steptime_lab.validate.waiting import validation_of as waiting_validation
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Which models are validated: a device's, a host's and a fabric's, in a folder of `steptime fit` or the shipped ones."""
+    """Which models are validated: a device's and a fabric's, in a folder of `steptime fit` or the shipped ones."""
 
     device: str = "h200"
-    host: str = HOST
     folder: Path | None = None
     fabric: str = "loopback"
 
@@ -60,10 +57,6 @@ class Models:
         """The baselines beside them, where they were fitted."""
         file = baselines_file(self.folder or BASELINES, read_device(self.device).models)
         return read_baselines(file) if file.exists() else {}
-
-    def costs(self) -> HostModel:
-        """The host's."""
-        return shipped_host(self.host) if self.folder is None else HostModel.load(self.folder / f"{self.host}.json")
 
 
 def validated(what: str, models: Models) -> Validation:
@@ -109,11 +102,6 @@ def _device_time(models: Models) -> Validation:
     return validation_of(device_times(models.kernels().ask))
 
 
-def _host(models: Models) -> Validation:
-    costs = models.costs()
-    return validate_host(costs, shipped_cases(costs))
-
-
 def _memory(models: Models) -> Validation:
     if models.folder is not None:
         raise InputError("validate memory replays an allocator and asks no fitted models; drop --models")
@@ -138,7 +126,6 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "collectives": _collectives,
     "waiting": _waiting,
     "device-time": _device_time,
-    "host": _host,
     "memory": _memory,
     "steps": _steps,
     "sharding": _sharding,

@@ -10,13 +10,14 @@ import msgspec
 
 import steptime
 from steptime._hardware.description import Range
-from steptime._models.host.speed import HostCost, Speed
+from steptime._models.host.speed import STEP, HostCost, Speed
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
 
+_CALIBRATED = "calibrated "
 _COST = Range(0, 1e12, "nanoseconds or calls")
 
 
@@ -31,6 +32,14 @@ class OpCost:
     per_tensor_ns: float = 0.0
     launches: float = 0.0
     rows: int = 0  # measured ones behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """What a cost that calibrations ask for takes on a usual machine: all of it, and what of that is launching at speed 1."""
+
+    time_ns: float
+    launch_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class HostModel:
     classes: Mapping[str, OpCost]  # by `HostClass`, for ops never seen
     around: Mapping[str, HostCost]  # between ops and per mechanism: `kind op`, as measured rows name them
     profilers: Mapping[str, ProfilerCost] = field(default_factory=dict)
+    bursts: Mapping[str, Burst] = field(default_factory=dict)  # what calibrations ask for: `kind op`
     first_call: float = 1.0  # how many times as long the first call of an op takes in each phase of a step
     schema_version: int = SCHEMA_VERSION
 
@@ -73,6 +83,14 @@ class HostModel:
         """The cost of an op, and whether it was ever measured; else that of its class."""
         found = self.ops.get(name)
         return (found, True) if found is not None else (self.classes[op_kind(name).host_class], False)
+
+    @property
+    def usual_bursts(self) -> Mapping[str, Burst]:
+        """What a calibration is compared with; hosts fitted before there were any have costs at speed 1 instead."""
+        if self.bursts:
+            return self.bursts
+        costs = {name.removeprefix(_CALIBRATED): cost for name, cost in self.around.items() if name.startswith(_CALIBRATED)}
+        return {name: Burst(STEP.time_ns(cost), cost.launch_ns) for name, cost in costs.items() if cost.cpu_ns > 0}
 
     def save(self, path: Path) -> None:
         """Write it as JSON; the same model gives the same bytes."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import EVERYWHERE, Division
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.evaluator import Evaluation, Evaluator, Plans
 from steptime._shard.evaluate.kinds_analytic import everywhere_ns
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 from steptime.errors import InputError
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.lookups.company import Company
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.exact import ExactLookups, Setting
 from steptime._shard.evaluate.exchange import Exchanges
@@ -25,7 +26,6 @@ from steptime._shard.evaluate.simulated import simulated
 from steptime._shard.evaluate.stages import Ends, Played, Stages
 from steptime._shard.evaluate.stages_template import stages_of
 from steptime._shard.task.table_memory import table_bytes
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]

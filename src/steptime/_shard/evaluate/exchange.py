@@ -10,9 +10,9 @@ import numpy.typing as npt
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.collectives.flows import BUFFERED_BYTES, ends_ns
 from steptime._models.collectives.message import KINDS, Messages
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.fabric import Fabric
 from steptime._shard.evaluate.stages import Ends
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,9 +38,7 @@ class Exchanges:
     ) -> Exchanges:
         """Rows are exchanged as 32-bit floats, every rank's part of the batch."""
         sent = np.array([float(_FLOAT_BYTES * (model.batch // ranks) * table.dim) for table in model.tables])
-        # As an even plan's: others move as much in all.
-        alone = fabric.times(messages(np.full((1, ranks), sent.sum() / ranks), ranks), range(ranks)).ns[0]
-        factor = calibration.wire_factor(_ALL_TO_ALL, float(sent.sum()), float(alone))
+        factor = calibration.wire.get(_ALL_TO_ALL, 1.0)
         even = None
         if one_by_one and fabric.limits.name in BUFFERED_BYTES:
             even = fabric.times(messages(np.repeat(_SIZES[:, None] / ranks, ranks, axis=1), ranks), range(ranks)).ns

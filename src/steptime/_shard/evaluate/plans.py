@@ -10,11 +10,11 @@ import numpy as np
 
 from steptime._build.dlrm.plan import TABLE_WISE, Division, Plan
 from steptime._build.dlrm.plan_files import read_plans
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import DividedEvaluator
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.task import Task
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 from steptime.errors import InputError
 
 

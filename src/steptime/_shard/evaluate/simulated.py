@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._sim.core.timeline import CohortTimeline
 from steptime._sim.modelled.issue import Issued
-from steptime._sim.modelled.step import Calibration, modelled
+from steptime._sim.modelled.step import modelled
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.stages import BACKWARD, FORWARD, Stages
-from steptime._sim.modelled.step import Calibration, modelled
+from steptime._sim.modelled.step import modelled
 
 # On more ranks the tables of the step that stands for all are alike, so that all ranks run one program.
 _MOST_PROGRAMS = 8
@@ -28,8 +29,7 @@ def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibrat
     one = step.programs[place]
     own = one.program.collectives
     alone = [
-        estimate.time_ns
-        * calibration.wire_factor(collective.kind, max(collective.bytes_in, collective.bytes_out), estimate.time_ns)
+        estimate.time_ns * calibration.wire.get(collective.kind, 1.0)
         for estimate, collective in zip(one.estimates[len(one.estimates) - len(own) :], own, strict=True)
         if collective.kind == "all_to_all"
     ]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from steptime._build.dlrm.config import Doubt
 from steptime._build.dlrm.plan import EVERYWHERE
 from steptime._models.lookups.question import TABLE_BATCHED
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.evaluator import BOUNDS, Evaluation
 from steptime._shard.explain.gain import Gain, gain
@@ -21,7 +22,6 @@ from steptime._shard.explain.plan import Evaluated, RankLoad
 from steptime._shard.search.search import Searched, evaluators, search
 from steptime._shard.search.state import Budget
 from steptime._shard.task.task import Task
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 
 Floats = npt.NDArray[np.float64]
 

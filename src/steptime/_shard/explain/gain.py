@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.table_lookups import table_lookups
 from steptime._models.lookups.question import BACKWARD, FORWARD, Lookup
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.explain.plan import Evaluated
 from steptime._shard.search.search import Option, Searched
 from steptime._shard.task.task import Task
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import DividedEvaluator
 from steptime._shard.evaluate.evaluator import Evaluation
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.task import Task
 from steptime._sim.modelled.prediction import predict_on
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 
 # Of what is put together from pieces and was never measured, either way.
 _ANALYTIC_FACTOR = 2.0

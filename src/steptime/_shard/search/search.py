@@ -15,6 +15,7 @@ import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import Division, Plan
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import check_shards
 from steptime._shard.evaluate.evaluator import Evaluator
@@ -27,7 +28,6 @@ from steptime._shard.strategies.rules import plan_of_rule
 from steptime._shard.task.memory import memory_of
 from steptime._shard.task.shortage import shortage
 from steptime._shard.task.task import Task
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration
 from steptime.errors import InputError
 
 RUNNERS_UP = 5

@@ -14,10 +14,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from steptime._platforms.calibration import Calibration
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort
 from steptime._sim.modelled.issue import Issued
-from steptime._sim.modelled.step import Calibration, ModelledStep
+from steptime._sim.modelled.step import ModelledStep
 
 Floats = npt.NDArray[np.float64]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._sim.explain.activity import Window
 from steptime._sim.modelled.interval import interval_ns
 from steptime._sim.modelled.memory import does_not_fit, memory_of
-from steptime._sim.modelled.step import UNCALIBRATED, Calibration, ModelledStep, modelled
+from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import Prediction, explain
 from steptime._units import ms
 

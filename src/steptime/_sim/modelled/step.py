@@ -7,7 +7,7 @@ under another calibration, and the samples of an interval, ask no model again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from steptime._models.collectives.overlap import Overlap
 from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
-from steptime._models.host.speed import STEP, Speed
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import one_step
 from steptime._program.program import Collective
@@ -33,38 +33,8 @@ from steptime.errors import InputError
 Floats = npt.NDArray[np.float64]
 
 
-# What is added to a collective that takes next to nothing says nothing of how many times as long it takes.
-LEAST_NS, LEAST_FACTOR = 1_000.0, 0.1
 # Above so many ranks, those that do the same are played as one.
 MOST_PLAYED = 64
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What about a minute on the machine itself says: how fast its host is in steps, and its wire, per kind of collective."""
-
-    speed: Speed = STEP
-    wire: Mapping[str, float] = field(default_factory=dict)  # kind -> how many times as long as the fabric's models say
-    # Standard deviations of the logarithm of what is left unknown. Uncalibrated: between the boxes that steps were measured on,
-    # hosts differ by 10 % (1.8 to 2.9 times a burst's time, 2.2 taken) and wires by 9 % (0.93 to 1.29 of the models).
-    host_error: float = 0.15
-    wire_error: float = 0.10
-    # Kind -> ((bytes, factor), ...), ascending: where sizes were calibrated, in place of the kind's mean; between them as their
-    # logarithms say, beyond them as at the end.
-    wire_sizes: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    wire_extra_ns: float = 0.0  # of every collective: what the machine adds to each call just now
-
-    def wire_factor(self, kind: str, nbytes: float, alone_ns: float) -> float:
-        """How many times as long as by the fabric's models a collective of so many bytes takes."""
-        factor = self.wire.get(kind, 1.0)
-        known = self.wire_sizes.get(kind)
-        if known:
-            sizes, factors = np.log(np.array(known)).T
-            factor = float(np.exp(np.interp(np.log(max(nbytes, 1.0)), sizes, factors)))
-        return max(factor + self.wire_extra_ns / max(alone_ns, LEAST_NS), LEAST_FACTOR)
-
-
-UNCALIBRATED = Calibration()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +79,7 @@ class ModelledStep:
     def _wire(self, one: Issued, calibration: Calibration) -> Floats:
         kinds = one.program.collectives
         compute = len(one.estimates) - len(kinds)
-        factors = [
-            calibration.wire_factor(collective.kind, max(collective.bytes_in, collective.bytes_out), estimate.time_ns)
-            for collective, estimate in zip(kinds, one.estimates[compute:], strict=True)
-        ]
+        factors = [calibration.wire.get(collective.kind, 1.0) for collective in kinds]
         return np.array([1.0] * compute + factors)[:, None]
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:

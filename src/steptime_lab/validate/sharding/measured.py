@@ -12,15 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._models.host.calibration import speed_of
-from steptime._models.host.model import HostModel
-from steptime._models.host.speed import STEP
+from steptime._platforms.calibration import Calibration
 from steptime._shard.rules import rules as sharding_rules
 from steptime._shard.task.drawn import further_tasks
-from steptime._sim.modelled.step import Calibration
-from steptime_lab.fit.host import CALIBRATION
 from steptime_lab.measurements.shipped import shipped
-from steptime_lab.validate.wire import factors, wires
+from steptime_lab.validate.calibrations import RunCalibrations
 
 Row = Mapping[str, Any]
 Floats = npt.NDArray[np.float64]
@@ -80,13 +76,13 @@ def levels(paired: Floats) -> Floats:
     return found
 
 
-def shipped_tasks(host: HostModel, names: Sequence[str] | None = None) -> tuple[list[MeasuredTask], list[MeasuredTask]]:
+def shipped_tasks(names: Sequence[str] | None = None) -> tuple[list[MeasuredTask], list[MeasuredTask]]:
     """The shipped tasks, or those of some names, in the order of their names; and those with plans beside the rules' again."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in shipped("sharding").select(_COLUMNS).to_pylist():
         if names is None or row["task"] in names:
             rows[row["task"]].append(row)
-    known, tasks, beside = _Calibrations(host), [], []
+    known, tasks, beside = RunCalibrations(), [], []
     for _, some in sorted(rows.items()):
         calibration = known.of_run(_usual_run(some), int(some[0]["ranks"]))
         tasks.append(task_of(some, calibration))
@@ -136,20 +132,3 @@ def _usual_run(rows: Iterable[Row]) -> str:
     for row in rows:
         counts[row["run"]] += 1
     return max(sorted(counts), key=lambda run: counts[run])
-
-
-class _Calibrations:
-    """What runs measured of their host and wire before they timed plans."""
-
-    def __init__(self, host: HostModel) -> None:
-        self._host = host
-        self._known: dict[str, Calibration] = {}
-
-    def of_run(self, run: str, ranks: int) -> Calibration:
-        if run not in self._known:
-            costs = [row for row in shipped("host").to_pylist() if row["source"] == CALIBRATION and row["run"] == run]
-            rows = [row for row in shipped("collectives").to_pylist() if row["run"] == run]
-            wire = wires().get(ranks)
-            found = factors(wire, rows) if wire is not None else {}
-            self._known[run] = Calibration(speed_of(self._host, costs, []) or STEP, found)
-        return self._known[run]

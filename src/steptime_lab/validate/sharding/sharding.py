@@ -12,19 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.evaluator import Evaluation
 from steptime.errors import InputError
+from steptime_lab.validate.calibrations import platform_of
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, estimates, rule_picks
 from steptime_lab.validate.sharding.given import GivenPlan, given_plans
 from steptime_lab.validate.sharding.measured import MeasuredTask, shipped_tasks
 from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, score
-from steptime_lab.validate.steps.cases import platform_name
 from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
 
 Floats = npt.NDArray[np.float64]
@@ -83,7 +81,7 @@ def validate_sharding(
     said: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ShardingValidation:
     """The shipped tasks, or those of some names, by two processes unless an executor is given; `said` hears how far it is."""
-    tasks, beside = shipped_tasks(_platform(1).host, names)
+    tasks, beside = shipped_tasks(names)
     if not tasks:
         raise InputError("no shipped sharding task has such a name; `sharding` in the measurements names them")
     outcomes = []
@@ -92,18 +90,13 @@ def validate_sharding(
         for outcome in running.map(outcome_of, tasks):
             outcomes.append(outcome)
             said(len(outcomes), len(tasks))
-    return validation_of(outcomes, given_plans(beside, _platform(beside[0].ranks)) if beside else ())
+    return validation_of(outcomes, given_plans(beside, platform_of(beside[0].ranks)) if beside else ())
 
 
 def outcome_of(task: MeasuredTask) -> TaskOutcome:
     """One task."""
-    found, made = estimates(task, _platform(task.ranks))
+    found, made = estimates(task, platform_of(task.ranks))
     return TaskOutcome(Judged.of(task), found, made)
-
-
-@cache
-def _platform(ranks: int) -> Platform:
-    return Platform.load(platform_name(ranks))
 
 
 def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = ()) -> ShardingValidation:

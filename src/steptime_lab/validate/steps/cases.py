@@ -1,7 +1,7 @@
 """The shipped training steps as they were measured: every visit of a case, the calibration of its machine, and its profile.
 
 A case is a timed step; processes that timed the same one are its visits. A visit's calibration is what its own processes
-measured beside it.
+measured before it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,10 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from steptime._models.host.calibration import speed_of
-from steptime._models.host.model import HostModel
-from steptime._models.host.speed import STEP
-from steptime._platforms.platform import Platform
-from steptime._sim.modelled.calibrated import HOST_ERROR, WIRE_ERROR
-from steptime._sim.modelled.step import Calibration
-from steptime_lab.fit.host import CALIBRATION
+from steptime._platforms.calibration import Calibration
 from steptime_lab.measurements.shipped import shipped
-from steptime_lab.validate.host import step_speed, timed_by
+from steptime_lab.validate.calibrations import PLATFORMS, RunCalibrations
 from steptime_lab.validate.profiled import Profiled, profiled
-from steptime_lab.validate.wire import Now, factors, now, wires
 
 Row = Mapping[str, Any]
 
@@ -33,16 +26,8 @@ _BUSY, _IDLE, _EXPOSED = 0.95, 0.60, 0.40
 # On more ranks, steps in which the device idles are as often those of ranks that wait for each other.
 _TELLING_RANKS, _TELLING_BUSY = 2, 0.75
 DLRM = "dlrm"
-# Ranks of a case share one GPU: one of so many parts for each.
-_PLATFORMS = {
-    1: "1xh200",
-    2: "2xh200-half-loopback",
-    4: "4xh200-quarter-loopback",
-    8: "8xh200-eighth-loopback",
-}
 _STEP_COLUMNS = (
     "name", "workload", "config", "plan", "batch", "ranks", "time_ns", "times_ns", "spread", "run", "process", "machine",
-    "host_probe_ns", "wire_probe_ns",
 )  # fmt: skip
 _PROFILE_COLUMNS = (
     "name", "workload", "rank", "ranks", "op", "kernel", "start_ns", "launch_ns", "kernel_ns", "host_ns", "run", "machine",
@@ -124,11 +109,6 @@ class StepCase:
         return float(max(min(row["host_ns"]) for row in self.profile))
 
 
-def platform_name(ranks: int) -> str:
-    """The shipped platform that cases of so many ranks were timed on."""
-    return _PLATFORMS[ranks]
-
-
 def shipped_steps(names: Iterable[str] | None = None, *, inflated: bool = False) -> list[StepCase]:
     """The shipped cases that were profiled as well, or those of some names, by name.
 
@@ -137,11 +117,11 @@ def shipped_steps(names: Iterable[str] | None = None, *, inflated: bool = False)
     wanted = None if names is None else set(names)
     read = None if inflated else wanted
     steps, profiles = _by_name("steps", _STEP_COLUMNS, read), _by_name("step_kernels", _PROFILE_COLUMNS, read)
-    calibrations = _Calibrations(Platform.load(_PLATFORMS[1]).host)
+    calibrations = RunCalibrations()
     found = [
         _case(rows, profiles[name], calibrations)
         for name, rows in sorted(steps.items())
-        if name in profiles and rows[0]["ranks"] in _PLATFORMS
+        if name in profiles and rows[0]["ranks"] in PLATFORMS
     ]
     telling = [case for case in found if case.telling] if inflated else []
     return [replace(case, inflation=inflation_of(case, telling)) for case in found if wanted is None or case.name in wanted]
@@ -168,42 +148,7 @@ def _by_name(name: str, columns: Sequence[str], wanted: set[str] | None) -> dict
     return found
 
 
-def _by_run(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row["run"]].append(row)
-    return found
-
-
-class _Calibrations:
-    """What processes measured beside their steps."""
-
-    def __init__(self, host: HostModel) -> None:
-        self._host = host
-        self._costs = _by_run(row for row in shipped("host").to_pylist() if row["source"] == CALIBRATION)
-        self._collectives = _by_run(shipped("collectives").to_pylist())
-        self._of_runs: dict[tuple[str, int], Calibration] = {}
-
-    def of_step(self, row: Row) -> Calibration:
-        """Of the processes that timed a row of `steps`."""
-        wire = wires().get(row["ranks"])
-        rows, probes = timed_by(row, self._collectives[row["run"]]), row["wire_probe_ns"] or ()
-        known = now(wire, rows, probes) if wire is not None else Now({})
-        speed = step_speed(self._host, row, self._costs[row["run"]])
-        # A visit knows its machine as well as any that was calibrated.
-        return Calibration(speed, known.factors, HOST_ERROR, WIRE_ERROR, known.sizes, known.extra_ns)
-
-    def of_run(self, run: str, ranks: int) -> Calibration:
-        """Of all processes of a run."""
-        if (run, ranks) not in self._of_runs:
-            wire = wires().get(ranks)
-            known = factors(wire, self._collectives[run]) if wire is not None else {}
-            speed = speed_of(self._host, self._costs[run], [])
-            self._of_runs[run, ranks] = Calibration(speed or STEP, known)
-        return self._of_runs[run, ranks]
-
-
-def _case(rows: Sequence[Row], profile: Sequence[Row], calibrations: _Calibrations) -> StepCase:
+def _case(rows: Sequence[Row], profile: Sequence[Row], calibrations: RunCalibrations) -> StepCase:
     first = rows[0]
     visits = tuple(
         Visit(

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.kernels.from_ops import WARM_WITHIN_BYTES, questions_of
+from steptime._platforms.calibration import Calibration
 from steptime._program.launch_queue import QUEUE_DEPTH
 from steptime._program.program import CallKind, Program
 from steptime._sim.core.timing import Cohort
 from steptime._sim.modelled.issue import Issued
-from steptime._sim.modelled.step import Calibration, ModelledStep
+from steptime._sim.modelled.step import ModelledStep
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.fit.waiting import ProfiledStep, collectives_of, waits_of
 from steptime_lab.validate.steps.cases import StepCase

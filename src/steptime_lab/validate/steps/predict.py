@@ -6,19 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._platforms.platform import Platform
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window, activity
 from steptime._sim.modelled.interval import interval_ns
-from steptime._sim.modelled.step import Calibration, ModelledStep, modelled
+from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._units import NS_PER_MS
-from steptime_lab.validate.steps.cases import StepCase, Visit, platform_name
+from steptime_lab.validate.calibrations import platform_of
+from steptime_lab.validate.steps.cases import StepCase, Visit
 from steptime_lab.validate.steps.explain import Split, split
 from steptime_lab.validate.steps.measured import with_measured_host
 from steptime_lab.validate.steps.sources import RECORDED, Build
@@ -104,7 +104,7 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
 
     `explain` splits the error of one visit, if possible on the machine that was profiled.
     """
-    step = modelled(build(case), _platform(platform_name(case.ranks)))
+    step = modelled(build(case), platform_of(case.ranks))
     if recorded:
         step = with_measured_host(step, case)
     with_host = with_measured_host(step, case) if explain else None
@@ -120,11 +120,6 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
         fallback=step.coverage.get("fallback", 0.0),
         warnings=step.warnings,
     )
-
-
-@cache
-def _platform(name: str) -> Platform:
-    return Platform.load(name)
 
 
 def _told(visits: Sequence[Visit], machine: str) -> Visit:
@@ -157,7 +152,7 @@ def baselines_ns(cohorts: Iterable[Cohort]) -> dict[str, float]:
 
 
 def _by_rank(step: ModelledStep, case: StepCase) -> tuple[RankOutcome, ...]:
-    found, _ = step.steady(Calibration(case.reference.speed, case.reference.wire))
+    found, _ = step.steady(case.reference)
     seen = activity(found.timeline, Window(1)).ranks
     ranks = []
     for summary, row in zip(seen, case.profile, strict=True):

@@ -4,7 +4,7 @@ By case: the median of the visits against the median of their predictions. A ste
 config alone, or from its trace with the host times of its profile. Models of kernels, lookups, collectives and the host were
 fitted to microbenchmarks. Three things were seen in steps, these among them: gaps between kernels (`modelled.dispatch`), how
 collectives and kernels beside them slow each other (`collectives.overlap`), and how far visits lie apart, which widens the
-intervals (`modelled.calibrated`). With host times of profiles, what a profiler adds is estimated on the other cases.
+intervals (`platforms.calibration`). With host times of profiles, what a profiler adds is estimated on the other cases.
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+"""`Calibration`: how fast the host and the wire of one machine are, from the minute that `steptime calibrate` measures.
+
+There is one way from measured costs to speeds, `Calibration.of`. `steptime calibrate` writes the costs to a file, `predict` and
+`shard` read them back, and `validate` takes them from the rows that a run measured before its steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from steptime._models.collectives.message import KINDS, Message
+from steptime._models.host.model import Burst, HostModel
+from steptime._models.host.speed import LAUNCH_PER_CPU, STEP, Speed
+from steptime._platforms.machine_costs import HostBurst, MachineCosts, WireCost
+from steptime._platforms.platform import Platform
+from steptime.errors import InputError
+
+# Smaller messages are latency, which calibrations of a few calls repeat badly.
+_LEAST_BYTES = 64 << 10
+_STREAMED = "stream"
+# How much of what a calibration shows is taken, in logarithms; the rest is the usual machine's. Bursts of one machine, minutes
+# apart, differ as much as machines do (12 %, standard deviation of the logarithm); collectives of one machine differ less than
+# those of several (7 % and 12 %). Any weights of 0.4 to 0.7 and 0.6 to 1 predict the shipped steps as well to 0.2 points.
+_HOST_WEIGHT, _WIRE_WEIGHT = 0.5, 0.75
+# Ranks that meet in every step go at the pace of the slowest host, and each is slow in most of the bursts.
+_TOGETHER = 1.2
+# What is left unknown once a machine is calibrated: between processes that time the same step minutes apart, measured steps
+# differ by 6 % on the average and by 11 % (standard deviation of the logarithm of their ratio; DLRM of 2 and 4 ranks on one
+# machine, two visits each): host-bound ones by more than wire-bound ones.
+_HOST_ERROR, _WIRE_ERROR = 0.11, 0.08
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How fast a machine's host is in training steps, and its wire, per kind of collective."""
+
+    speed: Speed = STEP
+    wire: Mapping[str, float] = field(default_factory=dict)  # kind -> how many times as long as the fabric's models say
+    # Standard deviations of the logarithm of what is left unknown. Uncalibrated: between the boxes that steps were measured on,
+    # hosts differ by 10 % (1.8 to 2.9 times a burst's time, 2.2 taken) and wires by 9 % (0.93 to 1.29 of the models).
+    host_error: float = 0.15
+    wire_error: float = 0.10
+
+    @classmethod
+    def of(cls, costs: MachineCosts, platform: Platform) -> Calibration:
+        """The speeds that these costs show beside the models of a platform; as uncalibrated where they show none."""
+        factors = host_factors(costs.host, platform.host)
+        wire = _wire(costs.fabric, platform)
+        return cls(
+            _speed(factors, platform.ranks) if factors else UNCALIBRATED.speed,
+            wire,
+            _HOST_ERROR if factors else UNCALIBRATED.host_error,
+            _WIRE_ERROR if wire else UNCALIBRATED.wire_error,
+        )
+
+    @classmethod
+    def read(cls, file: Path, platform: Platform) -> Calibration:
+        """From the file that `steptime calibrate` wrote, for predictions on a platform."""
+        costs = MachineCosts.read(file)
+        if not host_factors(costs.host, platform.host):
+            raise InputError(
+                f"{file}: none of its host costs is known to the host of platform {platform.name}; calibrate again"
+            )
+        return cls.of(costs, platform)
+
+
+UNCALIBRATED = Calibration()
+
+
+def host_factors(bursts: Iterable[HostBurst], host: HostModel) -> dict[tuple[str, str], float]:
+    """Kind and op -> how many times as long the CPU takes as on the usual machine with such a host."""
+    usual = host.usual_bursts
+    known = ((burst, usual.get(f"{burst.kind} {burst.op}")) for burst in bursts)
+    return {(burst.kind, burst.op): _factor(burst, of) for burst, of in known if of is not None and _on_cpu(burst, of) > 0}
+
+
+def _factor(burst: HostBurst, usual: Burst) -> float:
+    return _on_cpu(burst, usual) / _on_cpu(usual, usual)
+
+
+def _on_cpu(burst: HostBurst | Burst, usual: Burst) -> float:
+    """What of a burst gets longer in step with the CPU; of launches, which slow down less, their share of it."""
+    return burst.time_ns - (1.0 - LAUNCH_PER_CPU) * usual.launch_ns
+
+
+def _speed(factors: Mapping[tuple[str, str], float], ranks: int) -> Speed:
+    shown = float(np.mean(np.log(list(factors.values()))))
+    return Speed.of_cpu(STEP.cpu * (_TOGETHER if ranks > 1 else 1.0) * float(np.exp(_HOST_WEIGHT * shown)))
+
+
+def _wire(costs: Iterable[WireCost], platform: Platform) -> dict[str, float]:
+    """Per kind, how many times as long it takes as the platform's fabric says; of as many ranks as the platform has."""
+    logs: dict[str, list[float]] = defaultdict(list)
+    for cost in costs:
+        usual = cost.mode == _STREAMED and cost.bytes >= _LEAST_BYTES and cost.ranks == platform.ranks
+        if usual and cost.collective in KINDS and platform.fabric is not None and platform.fabric.knows(cost.collective):
+            (expected,) = platform.fabric.estimates([Message(cost.collective, platform.ranks, cost.bytes)])
+            logs[cost.collective].append(float(np.log(max(cost.time_ns, 1.0) / expected.time_ns)))
+    return {kind: float(np.exp(_WIRE_WEIGHT * np.mean(some))) for kind, some in sorted(logs.items())}

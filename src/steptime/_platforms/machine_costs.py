@@ -1,0 +1,121 @@
+"""`MachineCosts`: what host calls and collectives cost on one machine, as `steptime calibrate` writes them to a file.
+
+schema_version   1
+recipe           machine, versions, date, command of the run
+ranks, share     of the group that was measured; share: how many ranks were on one GPU
+host             per kind, op, call and phase: time_ns (median over ranks and bursts), spread, repeats
+fabric           per collective, bytes, dtype, mode, fabric, ranks and share: the same
+factors          host: per kind the geometric mean of its costs here over those of the shipped host, `all` over kinds;
+                 null where the host's model knows none of them
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from steptime._measurements.store import spread_of
+from steptime.errors import InputError
+
+Row = Mapping[str, Any]
+
+SCHEMA_VERSION = 1
+# Nothing that a calibration times takes a quarter of an hour, and no message has a pebibyte: what is beyond is damaged.
+_LONGEST_NS, _MOST_BYTES, _MOST_RANKS = 1e12, 1 << 50, 1 << 20
+# Slopes of what costs next to nothing come out below zero, and their spread with them.
+_Time = Annotated[float, msgspec.Meta(ge=-_LONGEST_NS, le=_LONGEST_NS)]
+_Spread = Annotated[float, msgspec.Meta(ge=-_LONGEST_NS, le=_LONGEST_NS)]
+
+
+@dataclass(frozen=True, slots=True)
+class HostBurst:
+    """One host cost: calls of an op, or of a mechanism around ops, in a burst."""
+
+    kind: str
+    op: str
+    time_ns: _Time
+    spread: _Spread = 0.0
+    call: str | None = ""
+    phase: str | None = ""
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WireCost:
+    """One collective of a size; `mode` says whether calls came behind one another."""
+
+    collective: str
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)]
+    time_ns: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_NS)]
+    mode: str | None = None
+    spread: _Spread = 0.0
+    dtype: str | None = None
+    fabric: str | None = None
+    share: int = 1
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class MachineCosts:
+    """Medians of what one group of processes measured."""
+
+    host: tuple[HostBurst, ...]
+    fabric: tuple[WireCost, ...]
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def of_rows(cls, host: Iterable[Row], fabric: Iterable[Row]) -> MachineCosts:
+        """From rows of the measured sets `host` and `collectives`; of the latter, calls on idle hosts by all ranks at once."""
+        return cls(
+            tuple(HostBurst(**entry) for entry in _medians(host, HostBurst)),
+            tuple(WireCost(**entry) for entry in _medians(filter(_plain, fabric), WireCost)),
+        )
+
+    @classmethod
+    def read(cls, file: Path) -> MachineCosts:
+        """From a file of `steptime calibrate`."""
+        expected = "expected what `steptime calibrate` wrote"
+        try:
+            content = file.read_bytes()
+            version = msgspec.json.decode(content, type=_Version).schema_version
+            if version == SCHEMA_VERSION:
+                return msgspec.json.decode(content, type=cls)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read ({error.strerror}); {expected}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InputError(f"{file}: no readable calibration ({error}); {expected}") from error
+        raise InputError(f"{file}: a calibration of version {version}, this steptime reads {SCHEMA_VERSION}; calibrate again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    schema_version: int
+
+
+def _medians(rows: Iterable[Row], entry: type[HostBurst] | type[WireCost]) -> list[dict[str, Any]]:
+    """Median, spread and number of all times of rows that agree in what was asked, sorted by it."""
+    key = [each.name for each in fields(entry) if each.name not in ("time_ns", "spread", "repeats")]
+    times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        times[tuple(row[name] for name in key)] += row["times_ns"]
+    return [
+        {
+            **dict(zip(key, asked, strict=True)),
+            "time_ns": round(float(np.median(times[asked])), 1),
+            "spread": round(spread_of(times[asked]), 4),
+            "repeats": len(times[asked]),
+        }
+        for asked in sorted(times)
+    ]
+
+
+def _plain(row: Row) -> bool:
+    idle = row["beside"] == "none" and row["host_threads"] == "idle"
+    return idle and row["arrival"] == "together" and not row["splits"]
