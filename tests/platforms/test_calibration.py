@@ -76,7 +76,7 @@ def test_latencies_single_calls_other_groups_and_unknown_kinds_say_nothing_of_th
 def test_a_file_of_before_is_read_and_says_about_what_it_said() -> None:
     found = Calibration.read(BEFORE, Platform.load(FOUR))
     # What the release that wrote it made of it.
-    assert found.speed.cpu == pytest.approx(2.26, rel=0.2)
+    assert found.speed.cpu == pytest.approx(2.26, rel=0.3)
     assert found.wire == pytest.approx({"all_reduce": 1.045, "all_to_all": 0.969}, rel=0.02)
 
 

@@ -28,7 +28,7 @@ _STREAMED = "stream"
 # those of several (7 % and 12 %). Any weights of 0.4 to 0.7 and 0.6 to 1 predict the shipped steps as well to 0.2 points.
 _HOST_WEIGHT, _WIRE_WEIGHT = 0.5, 0.75
 # Ranks that meet in every step go at the pace of the slowest host, and each is slow in most of the bursts.
-_TOGETHER = 1.2
+_TOGETHER = 1.3
 # What is left unknown once a machine is calibrated: between processes that time the same step minutes apart, measured steps
 # differ by 6 % on the average and by 11 % (standard deviation of the logarithm of their ratio; DLRM of 2 and 4 ranks on one
 # machine, two visits each): host-bound ones by more than wire-bound ones.
@@ -76,7 +76,11 @@ def host_factors(bursts: Iterable[HostBurst], host: HostModel) -> dict[tuple[str
     """Kind and op -> how many times as long the CPU takes as on the usual machine with such a host."""
     usual = host.usual_bursts
     known = ((burst, usual.get(f"{burst.kind} {burst.op}")) for burst in bursts)
-    return {(burst.kind, burst.op): _factor(burst, of) for burst, of in known if of is not None and _on_cpu(burst, of) > 0}
+    return {
+        (burst.kind, burst.op): _factor(burst, of)
+        for burst, of in known
+        if of is not None and min(_on_cpu(burst, of), _on_cpu(of, of)) > 0
+    }
 
 
 def _factor(burst: HostBurst, usual: Burst) -> float:

@@ -132,6 +132,8 @@ class HostModel:
             }
         for name, around in self.around.items():
             costs |= {f"{name}: cpu_ns": around.cpu_ns, f"{name}: launch_ns": around.launch_ns}
+        for name, burst in self.bursts.items():
+            costs |= {f"{name}: time_ns": burst.time_ns, f"{name}: launch_ns": burst.launch_ns}
         for key, value in costs.items():
             _COST.check(f"{where}: {key}", value)
 
