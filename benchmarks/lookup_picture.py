@@ -18,16 +18,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from steptime._hardware.device import FOLDER
+from steptime._hardware.device import FOLDER, reference_device
 from steptime._models.engine.splits import FIT, VALIDATION
 from steptime._models.lookups.fitted import Kind, LookupModels, lookups_file
-from steptime._models.lookups.fitting import HELD_OUT
-from steptime._models.lookups.forms import FORMS, LookupForm, maker
+from steptime._models.lookups.forms import LookupForm
 from steptime._models.lookups.question import DIRECTIONS, EMBEDDING_BAG, OPTIMIZERS, TABLE_BATCHED
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES
 from steptime_lab.fit.lookups import read_lookup_baselines, read_lookups
+from steptime_lab.fit.lookups.fitting import HELD_OUT, fit_form
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "lookups_over_skew.svg"
@@ -115,7 +115,10 @@ def fitted_forms(kind: Kind, measured: MeasuredLookups) -> dict[str, LookupForm]
     """A model and its baselines, all fitted to what is in no series."""
     rows = measured.of(FIT, VALIDATION)
     rows = rows.take(~HELD_OUT["series"](rows))
-    return {OURS: maker(FORMS[kind]).fit(rows, 0), **{name: baseline.fit(rows, 0) for name, baseline in BASELINES.items()}}
+    return {
+        OURS: fit_form(kind, rows, 0, reference_device()),
+        **{name: baseline.fit(rows, 0) for name, baseline in BASELINES.items()},
+    }
 
 
 def panel_of(table: pa.Table, kind: Kind, measured: MeasuredLookups, series: str, models: Path | None) -> Panel:

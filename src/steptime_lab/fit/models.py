@@ -76,16 +76,20 @@ def _limits(out: Path, name: str, said: Said) -> DeviceLimits:
 
 
 def _lookups(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
-    return [fit_and_write_lookups(folder, out, name, seed, said)]
+    return [fit_and_write_lookups(folder, out, _limits(out, name, said), name, seed, said)]
 
 
 def _baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
     """What the fitted models are compared with: other forms, and the lookups' own forms shown some of the rows only."""
-    asked = {"kernels": _kernel_baselines, "lookups": fit_and_write_lookup_baselines}
+    asked = {"kernels": _kernel_baselines, "lookups": _lookup_baselines}
     found = [fit(folder, out, name, seed, said) for what, fit in asked.items() if read(folder, what).num_rows]
     if not found:
         raise InputError(f"{folder}: no kernel or lookup rows to fit; `steptime measure kernels` makes some")
     return found
+
+
+def _lookup_baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+    return fit_and_write_lookup_baselines(folder, out, _limits(out, name, said), name, seed, said)
 
 
 def _kernel_baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
@@ -141,13 +145,14 @@ def _fabrics(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[
 
 def _overlap(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001
     """What collectives and kernels beside them do to each other, on every described fabric; nothing is drawn."""
+    limits = _limits(out, name, said)
     rows = [row for row in overlap_rows(folder) if row["fabric"] in fabric_names()]
     steps = list(profiled_steps(folder))
     waited = [one for one in waits(steps, _fitted_fabric(out)) if split_of(one.collective.case) == FIT] if steps else []
     said(f"overlap: {len(rows):,} rows of collectives, {len(steps)} profiled steps")
     overlaps = fit_overlaps(
-        rows, kernels_beside(steps), moving=round(slowed_beside(waited)[0], 3), sms=read_device(name).sms.value,
-        source=f"measured set collectives and profiled steps on parts of {read_device(name).title.split(',')[0]}",
+        rows, kernels_beside(steps), moving=round(slowed_beside(waited)[0], 3), sms=limits.sms.value,
+        source=f"measured set collectives and profiled steps on parts of {limits.title.split(',')[0]}",
     )  # fmt: skip
     file = out / OVERLAP.name
     write_overlaps(file, overlaps, "steptime fit --only overlap")

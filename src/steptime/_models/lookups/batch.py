@@ -45,6 +45,44 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Which share of a GPU each lookup has, and what the other shares do meanwhile; all [lookups]."""
+
+    count: Floats  # equal shares that the GPU is divided into; 1: a whole one
+    others: Places  # place in `OTHERS`
+
+    @property
+    def divided(self) -> Flags:
+        """Whether there are other shares at all."""
+        return self.count > 1
+
+    @property
+    def crowded(self) -> Floats:
+        """1 where other shares use caches and memory as well."""
+        return (self.divided & (self.others >= OTHERS.index("same"))).astype(np.float64)
+
+    @property
+    def same(self) -> Flags:
+        """Whether the others look up as well."""
+        same: Flags = self.others == OTHERS.index("same")
+        return same
+
+    @property
+    def streaming(self) -> Flags:
+        """Whether the others copy memory all the time."""
+        streaming: Flags = self.others == OTHERS.index("streaming")
+        return streaming
+
+    def columns(self) -> Floats:
+        """For trees, [lookups, 2]."""
+        return np.column_stack([self.count, self.others])
+
+    def take(self, places: npt.NDArray[Any]) -> Shares:
+        """Of some lookups."""
+        return Shares(self.count[places], self.others[places])
+
+
+@dataclass(frozen=True)
 class Lookups:
     """Lookups, one launch sequence each. Those of one call are of one implementation and direction."""
 
@@ -63,6 +101,11 @@ class Lookups:
     def __len__(self) -> int:
         """How many lookups there are."""
         return len(self.starts) - 1
+
+    @property
+    def shares(self) -> Shares:
+        """The shares of a GPU that they have."""
+        return Shares(self.share, self.others)
 
     @property
     def counts(self) -> Places:

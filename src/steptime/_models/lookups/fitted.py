@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steptime._models.engine.archive import Archive, write_archive
+from steptime._models.engine.archive import Archive, StoredParts, write_archive
 from steptime._models.engine.residuals import Residuals
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.forms import FORMS, LookupForm, maker
+from steptime._models.lookups.forms import FORMS, LookupForm, load_form
 from steptime._models.lookups.question import Lookup
 from steptime.errors import InputError
 
@@ -80,7 +80,7 @@ class LookupModels:
 
     def save(self, file: Path) -> None:
         """One compressed file of plain arrays."""
-        parts = {group_of(kind): form.arrays() for kind, form in self.forms.items()}
+        parts = {group_of(kind): pack(form) for kind, form in self.forms.items()}
         write_archive(file, self.recipe, parts | {_RESIDUALS: pack(self.residuals)})
 
     @classmethod
@@ -91,36 +91,8 @@ class LookupModels:
             residuals = unpack(Residuals, archive.part(_RESIDUALS))
         except (KeyError, ValueError) as error:
             raise InputError(f"{file}: not the lookup models that this steptime reads ({error}); fit again") from error
-        return cls(StoredForms(archive), residuals, archive.recipe)
-
-
-class StoredForms(Mapping[Kind, LookupForm]):
-    """Forms in a file, each read when it is first asked."""
-
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
-        self._kinds = tuple(kind for kind in FORMS if group_of(kind) in archive.parts)
-        self._read: dict[Kind, LookupForm] = {}
-
-    def __getitem__(self, kind: Kind) -> LookupForm:
-        """The form of an implementation and direction."""
-        if kind not in self._kinds:
-            raise KeyError(kind)
-        if kind not in self._read:
-            try:
-                self._read[kind] = maker(FORMS[kind]).load(self._archive.part(group_of(kind)))
-            except (KeyError, ValueError, IndexError, TypeError) as error:
-                said = f"{self._archive.file}: not the {group_of(kind)} model that this steptime reads ({error}); fit again"
-                raise InputError(said) from error
-        return self._read[kind]
-
-    def __iter__(self) -> Iterator[Kind]:
-        """Those that are there."""
-        return iter(self._kinds)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._kinds)
+        names = {kind: group_of(kind) for kind in FORMS if group_of(kind) in archive.parts}
+        return cls(StoredParts(archive, names, load_form), residuals, archive.recipe)
 
 
 def group_of(kind: Kind) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._lookups.columns import Floats, Places
-from steptime._models.engine.stored import Arrays
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Flags, Lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only
 from steptime._models.lookups.question import OPTIMIZERS
-from steptime._models.lookups.rows import MeasuredLookups
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 # Parts of a GPU that were measured are a half, a quarter and an eighth: 2 to the power of these places.
 _SHARES = 4
@@ -65,15 +62,6 @@ class Factors:
     def _all(self) -> tuple[Floats, Floats, Floats]:
         return self.warm, self.optimizer, self.part.reshape(-1)
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same from."""
-        return {"warm": self.warm, "optimizer": self.optimizer, "part": self.part}
-
-    @classmethod
-    def load(cls, arrays: Arrays) -> Factors:
-        """The factors that `arrays` were taken from."""
-        return cls(arrays["warm"], arrays["optimizer"], arrays["part"])
-
 
 def _places(lookups: Lookups) -> tuple[Places, Places, Places]:
     """Where each lookup stands in each kind of factors."""
@@ -98,15 +86,6 @@ class Seen:
     def times(self, lookups: Lookups, time_ns: Floats) -> LookupTimes:
         """The answer of a form that knows no kernels."""
         return total_only("lookup", time_ns, self.kernels, inside_of(self.low, self.high, _sizes(lookups)))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same from."""
-        return {"low": self.low, "high": self.high, "kernels": np.array(self.kernels)}
-
-    @classmethod
-    def load(cls, arrays: Arrays) -> Seen:
-        """What `arrays` were taken from."""
-        return cls(arrays["low"], arrays["high"], float(arrays["kernels"]))
 
 
 def _sizes(lookups: Lookups) -> Floats:

@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.engine.stored import Arrays
+from steptime._models.engine.stored import Arrays, pack, unpack
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.correction import named, part
 from steptime._models.lookups.forms import LookupTimes
 from steptime._models.lookups.question import BACKWARD, OPTIMIZERS
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups.conditions import Factors, Seen
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 # Memory is moved in sectors of so many bytes.
 _SECTOR = 32
@@ -47,11 +46,20 @@ class Rule:
         moved = self.moved(used.lookups)
         constants = _fitted(lambda guess: np.log(self.time_ns(moved, guess) / used.time_ns), self.start)
         logs = np.log(rows.time_ns / self.time_ns(self.moved(rows.lookups), constants))
-        return Heuristic(self, constants, Factors.fit(rows.lookups, logs), Seen.of(rows))
+        return Heuristic(self, RuleConstants(constants, Factors.fit(rows.lookups, logs), Seen.of(rows)))
 
     def load(self, arrays: Arrays) -> Heuristic:
         """The form that `arrays` were taken from."""
-        return Heuristic(self, arrays["constants"], Factors.load(part(arrays, "factors")), Seen.load(part(arrays, "seen")))
+        return Heuristic(self, unpack(RuleConstants, arrays))
+
+
+@dataclass(frozen=True)
+class RuleConstants:
+    """What was fitted of a rule."""
+
+    constants: Floats
+    factors: Factors
+    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -59,22 +67,17 @@ class Heuristic:
     """A rule with its constants."""
 
     rule: Rule
-    constants: Floats
-    factors: Factors
-    seen: Seen
+    fitted: RuleConstants
 
     def times(self, lookups: Lookups) -> LookupTimes:
         """The whole lookup as one part."""
-        time_ns = self.rule.time_ns(self.rule.moved(lookups), self.constants) * np.exp(self.factors.logs(lookups))
-        return self.seen.times(lookups, time_ns)
+        fitted = self.fitted
+        time_ns = self.rule.time_ns(self.rule.moved(lookups), fitted.constants) * np.exp(fitted.factors.logs(lookups))
+        return fitted.seen.times(lookups, time_ns)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same from."""
-        return {
-            "constants": self.constants,
-            **named("factors", self.factors.arrays()),
-            **named("seen", self.seen.arrays()),
-        }
+        """What the rule loads the same from."""
+        return pack(self.fitted)
 
 
 @dataclass(frozen=True)

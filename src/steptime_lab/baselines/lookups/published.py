@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats, Places
-from steptime._models.engine.stored import Arrays
+from steptime._models.engine.stored import Arrays, pack, unpack
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.correction import named, part
 from steptime._models.lookups.forms import LookupTimes
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups.conditions import Seen, told, typed
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 # Published search: 64 to 512 wide, 2 to 6 layers per table and one behind the sum, 64 rows a step, 1,200 epochs.
 # On validation rows of table-batched forward, whole GPU, widths 64 and 128, rates 2e-3 and 4e-3, one or two layers behind the
@@ -84,7 +83,10 @@ class Published:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
-        found: dict[str, npt.NDArray[Any]] = {"span": self.span, **named("seen", self.seen.arrays())}
+        found: dict[str, npt.NDArray[Any]] = {
+            "span": self.span,
+            **{f"seen.{name}": array for name, array in pack(self.seen).items()},
+        }
         for name, layers in (("table", self.table), ("whole", self.whole)):
             for place, (weight, bias) in enumerate(layers):
                 found |= {f"{name}.weight{place}": weight.astype(np.float32), f"{name}.bias{place}": bias.astype(np.float32)}
@@ -106,7 +108,7 @@ def load(arrays: Arrays) -> Published:
         Scale(arrays["table_scale.shift"], arrays["table_scale.scale"]),
         Scale(arrays["told_scale.shift"], arrays["told_scale.scale"]),
         arrays["span"],
-        Seen.load(part(arrays, "seen")),
+        unpack(Seen, {name.removeprefix("seen."): array for name, array in arrays.items() if name.startswith("seen.")}),
     )
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.engine.stored import Arrays
+from steptime._models.engine.stored import Arrays, pack, unpack
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.correction import Correction, named, part
+from steptime._models.lookups.correction import Correction
 from steptime._models.lookups.forms import LookupTimes
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime_lab.baselines.lookups.conditions import Seen, told
+from steptime_lab.fit.engine.correction import fit_correction
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,19 @@ class SizeOnly:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
-        return {**named("trees", self.trees.arrays()), **named("seen", self.seen.arrays())}
+        return pack(self)
 
 
 def fit(measured: MeasuredLookups, seed: int) -> SizeOnly:
     """As many trees as the models' corrections have."""
     rows = measured.of("fit")
-    trees = Correction.fit(_features(rows.lookups), np.ones(len(rows)), rows.time_ns, seed)
+    trees = fit_correction(_features(rows.lookups), np.ones(len(rows)), rows.time_ns, seed)
     return SizeOnly(trees, Seen.of(rows))
 
 
 def load(arrays: Arrays) -> SizeOnly:
     """The form that `arrays` were taken from."""
-    return SizeOnly(Correction.load(part(arrays, "trees")), Seen.load(part(arrays, "seen")))
+    return unpack(SizeOnly, arrays)
 
 
 def _features(lookups: Lookups) -> Floats:

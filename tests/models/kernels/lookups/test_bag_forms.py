@@ -12,21 +12,31 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._hardware.device import reference_device
 from steptime._lookups.columns import TableColumns
 from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.engine.stored import pack
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.forms import FORMS, LookupForm, bag_backward, bag_forward, dense_backward, maker, rows_forward
+from steptime._models.lookups.device import reference_lookups
+from steptime._models.lookups.forms import FORMS, LookupForm, load_form
+from steptime._models.lookups.forms.bag_backward import BagBackward
 from steptime._models.lookups.forms.bag_balance import BagLengths, balance_of
-from steptime._models.lookups.forms.bag_parts import OneTable, traffic_of
+from steptime._models.lookups.forms.dense_backward import DenseBackward
+from steptime._models.lookups.forms.one_table import OneTable, traffic_of
+from steptime._models.lookups.forms.rows_forward import RowsForward
 from steptime._models.lookups.question import Lookup
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
+from steptime_lab.fit.lookups.fitting import fit_form
+from steptime_lab.fit.lookups.kernel_sum import kinds_of
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 pytest.importorskip("lightgbm")
 
 Floats = npt.NDArray[np.float64]
 
-MINE = [kind for kind, name in FORMS.items() if name in {"bag_forward", "bag_backward", "rows_forward", "dense_backward"}]
+MINE = [
+    kind for kind, (module, _) in FORMS.items() if module in {"bag_forward", "bag_backward", "rows_forward", "dense_backward"}
+]
 BAGS, SPARSE = ("embedding_bag", "backward"), ("embedding_sparse", "backward")
 
 
@@ -50,7 +60,9 @@ def _lookup(table: TableStatistics, kind: tuple[str, str], **more: Any) -> Looku
 
 
 def _one(*tables: TableStatistics, **more: Any) -> OneTable:
-    return OneTable.of(Lookups.of([_lookup(table, ("embedding_bag", "forward"), **more) for table in tables]))
+    return OneTable.of(
+        Lookups.of([_lookup(table, ("embedding_bag", "forward"), **more) for table in tables]), reference_lookups()
+    )
 
 
 def _measured(asked: Sequence[Lookup], names: Sequence[str], kernel_ns: Floats) -> MeasuredLookups:
@@ -109,7 +121,7 @@ def _rows(kind: tuple[str, str], parts: bool = False) -> MeasuredLookups:
 
 @cache
 def _form(kind: tuple[str, str], parts: bool = False) -> LookupForm:
-    return maker(FORMS[kind]).fit(_rows(kind, parts), 0)
+    return fit_form(kind, _rows(kind, parts), 0, reference_device())
 
 
 # Bags on warps.
@@ -237,19 +249,19 @@ def test_kernels_are_told_apart_and_an_unknown_one_is_said() -> None:
         "vectorized_gather",
         "x",
     )
-    assert bag_backward.kinds_of(adagrad) == ["gather", "sort", "sort", "unique", "coalesce", "update", "update"]
+    assert kinds_of(BagBackward, adagrad) == ["gather", "sort", "sort", "unique", "coalesce", "update", "update"]
     dense = ("Memset (Device)", "at::native::krn_partial_segment_offset<long>", "krn_partials_per_segment", "sum_and_scatter")
-    assert dense_backward.kinds_of(dense) == ["sort", "offsets", "unique", "scatter"]
-    for module in (bag_backward, dense_backward, rows_forward):
+    assert kinds_of(DenseBackward, dense) == ["sort", "offsets", "unique", "scatter"]
+    for form in (BagBackward, DenseBackward, RowsForward):
         with pytest.raises(InputError, match="'surprise' is of no kind"):
-            module.kinds_of(["surprise"])
+            kinds_of(form, ["surprise"])
 
 
 @pytest.mark.parametrize("kind", MINE)
 def test_no_rows_to_fit_are_said(kind: tuple[str, str]) -> None:
     rows = _rows(kind)
     with pytest.raises(InputError, match=f"no row of {kind[0]} {kind[1]} is of the split fit"):
-        maker(FORMS[kind]).fit(replace(rows, split=np.full(len(rows), "validation")), 0)
+        fit_form(kind, replace(rows, split=np.full(len(rows), "validation")), 0, reference_device())
 
 
 # Fits.
@@ -258,7 +270,7 @@ def test_no_rows_to_fit_are_said(kind: tuple[str, str]) -> None:
 @pytest.mark.parametrize("kind", MINE)
 def test_a_law_of_made_up_rows_is_found_again(kind: tuple[str, str]) -> None:
     rows = _rows(kind)
-    form = maker(FORMS[kind]).fit(rows, 0)
+    form = fit_form(kind, rows, 0, reference_device())
     fresh = [_lookup(_table(333, pooling, rows=7_000, dim=64), kind) for pooling in (2, 3, 6)]
     expected = [sum(_law(kind, one)) for one in fresh]
     assert form.times(Lookups.of(fresh)).time_ns == pytest.approx(expected, rel=0.25)
@@ -267,11 +279,11 @@ def test_a_law_of_made_up_rows_is_found_again(kind: tuple[str, str]) -> None:
 @pytest.mark.parametrize("kind", MINE)
 def test_a_saved_form_is_the_same_and_the_order_of_lookups_does_not_matter(kind: tuple[str, str]) -> None:
     rows, form = _rows(kind, parts=True), _form(kind, parts=True)
-    again = maker(FORMS[kind]).load(form.arrays())
+    again = load_form(kind, pack(form))
     found = form.times(rows.lookups)
     assert again.times(rows.lookups).ns.tolist() == found.ns.tolist()
     assert pickle.dumps(form)  # Fits run side by side in processes, which hand forms over.
-    assert maker(FORMS[kind]).fit(rows, 0).times(rows.lookups).ns.tolist() == found.ns.tolist()
+    assert fit_form(kind, rows, 0, reference_device()).times(rows.lookups).ns.tolist() == found.ns.tolist()
     backwards = form.times(rows.lookups.take(np.arange(len(rows))[::-1]))
     assert backwards.time_ns[::-1] == pytest.approx(found.time_ns, rel=1e-12)
     assert found.inside.all()
@@ -281,14 +293,14 @@ def test_a_saved_form_is_the_same_and_the_order_of_lookups_does_not_matter(kind:
 def test_parts_of_a_gpu_do_not_change_the_whole(kind: tuple[str, str]) -> None:
     rows = _rows(kind, parts=True)
     whole = rows.lookups.share == 1
-    both, alone = _form(kind, parts=True), maker(FORMS[kind]).fit(rows.take(whole), 0)
+    both, alone = _form(kind, parts=True), fit_form(kind, rows.take(whole), 0, reference_device())
     asked = rows.lookups.take(whole)
     assert both.times(asked).ns.tolist() == alone.times(asked).ns.tolist()
     parts = rows.take(~whole)
     assert np.median(np.abs(both.times(parts.lookups).time_ns / parts.time_ns - 1)) < 0.25
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MINE if FORMS[kind] != "bag_forward"])
+@pytest.mark.parametrize("kind", [kind for kind in MINE if FORMS[kind][0] != "bag_forward"])
 def test_a_part_of_a_gpu_that_was_never_measured_takes_longer_but_not_more_than_its_share(kind: tuple[str, str]) -> None:
     form = _form(kind)
     table = _table(500, 5, dim=64)
@@ -300,7 +312,7 @@ def test_a_part_of_a_gpu_that_was_never_measured_takes_longer_but_not_more_than_
 @pytest.mark.parametrize("kind", MINE)
 @pytest.mark.parametrize("count", [1, 5, 70])
 def test_few_rows_and_odd_lookups_give_finite_times(kind: tuple[str, str], count: int) -> None:
-    form = maker(FORMS[kind]).fit(_rows(kind).take(np.arange(count)), 0)
+    form = fit_form(kind, _rows(kind).take(np.arange(count)), 0, reference_device())
     empty = table_statistics(np.zeros(0, dtype=np.int64), np.zeros(65, dtype=np.int64), 1_000, 32)
     optimizers = ("none",) if kind[1] == "forward" else ("sgd", "adagrad")
     asked = Lookups.of(
@@ -347,7 +359,7 @@ def test_summing_a_hot_row_for_adagrad_is_a_walk() -> None:
     times = np.array([[3e3, 3e3, 3e3, 2e3 + 140.0 * table.hottest[0], 9e3] for table in tables])
     rows = _measured(asked, names, times)
     hotter = _table(300, 20, hot=0.8)
-    found = bag_backward.fit(rows, 0).times(Lookups.of([_lookup(hotter, BAGS, optimizer="adagrad")]))
+    found = fit_form(BAGS, rows, 0, reference_device()).times(Lookups.of([_lookup(hotter, BAGS, optimizer="adagrad")]))
     assert found.ns[0, list(found.parts).index("coalesce")] == pytest.approx(140.0 * hotter.hottest[0], rel=0.1)
 
 
@@ -359,7 +371,7 @@ def test_forward_of_uneven_bags_takes_longer_than_of_equal_ones() -> None:
         lengths = random.integers(1, 60, 200) if place % 2 else np.full(200, int(random.integers(1, 60)))
         asked.append(_lookup(_of_lengths(lengths, 2_000, 32, seed=place), ("embedding_bag", "forward")))
         times.append(2e3 + 100.0 * lengths.max())
-    form = bag_forward.fit(_measured(asked, ("bag",), np.array(times)[:, None]), 0)
+    form = fit_form(("embedding_bag", "forward"), _measured(asked, ("bag",), np.array(times)[:, None]), 0, reference_device())
     even, uneven = np.full(300, 20), np.full(300, 20)
     uneven[::3], uneven[1::3] = 1, 39
     fresh = [_lookup(_of_lengths(some, 2_000, 32), ("embedding_bag", "forward")) for some in (even, uneven)]

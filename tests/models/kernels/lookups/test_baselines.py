@@ -19,10 +19,10 @@ from steptime._lookups.table import TableStatistics, table_statistics
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import LookupForm
 from steptime._models.lookups.question import Lookup
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
-from steptime_lab.baselines.lookups import BASELINES, bytes_over_bandwidth, hit_rate, published
+from steptime_lab.baselines.lookups import BASELINES, Baseline, bytes_over_bandwidth, hit_rate, published
 from steptime_lab.baselines.lookups.conditions import Factors
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,7 +91,7 @@ def work_ns(lookups: Sequence[Lookup]) -> Floats:
 
 
 @cache
-def fitted(name: str, direction: str = "forward") -> LookupForm:
+def fitted(name: str, direction: str = "forward") -> Baseline:
     asked = questions(direction)
     return BASELINES[name].fit(measured(asked, work_ns(asked), kernels=3), 0)
 
@@ -210,7 +210,7 @@ def test_constant_and_bandwidth_are_found_again() -> None:
     asked = [one for one in questions() if not one.warm]
     moved = bytes_over_bandwidth.RULE.moved(Lookups.of(asked))[:, 0]
     form = bytes_over_bandwidth.fit(measured(asked, 2e3 + moved / 50))
-    assert np.exp(form.constants) == pytest.approx([2e3, 50], rel=1e-3)
+    assert np.exp(form.fitted.constants) == pytest.approx([2e3, 50], rel=1e-3)
 
 
 def test_conditions_are_factors_and_an_unmeasured_part_is_as_slow_as_it_is_small() -> None:

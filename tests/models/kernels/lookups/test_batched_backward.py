@@ -10,16 +10,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from steptime._hardware.device import reference_device
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.forms import batched_backward
-from steptime._models.lookups.forms.batched_backward.parts import PARTS, measured_parts, numbers, part_of
-from steptime._models.lookups.forms.batched_backward.sizes import COUNTED, sizes_of
+from steptime._models.lookups.device import reference_lookups
+from steptime._models.lookups.forms.batched_backward import STAGES, BatchedBackward, numbers
+from steptime._models.lookups.forms.batched_backward.sizes import COUNTED, BackwardSizes
+from steptime._models.lookups.forms.batched_backward.sizes import sizes_of as sizes_on
 from steptime._models.lookups.forms.batched_backward.terms import terms_of
 from steptime._models.lookups.question import Lookup
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
+from steptime_lab.fit.lookups import batched_backward
+from steptime_lab.fit.lookups.batched_backward import measured_stages, stage_of
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 SORT = "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSort"
 ONESWEEP, HISTOGRAM, SUMS = (f"{SORT}{name}<Policy>" for name in ("OnesweepKernel", "HistogramKernel", "ExclusiveSumKernel"))
@@ -29,6 +34,10 @@ ARANGE = "void (anonymous namespace)::elementwise_kernel_with_index<int, arange>
 SMALL = "void at::native::radixSortKVInPlace<-2, -1, 32, 128>"
 GATHER = "void at::native::_scatter_gather_elementwise_kernel<128, 8>"
 UPDATE = "table_batched_update"
+
+
+def sizes_of(lookups: Lookups) -> BackwardSizes:
+    return sizes_on(lookups, reference_lookups())
 
 
 def skewed(alpha: float) -> dict[str, Any]:
@@ -79,8 +88,8 @@ QUESTIONS = [
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_there_are_as_many_kernels_of_each_part_as_are_launched(question: Lookup) -> None:
     names = launched(count_of(question), question.weighted)
-    parts = [PARTS[part_of(name)] for name in names]
-    expected = [float(parts.count(name)) for name in PARTS]
+    parts = [stage_of(name) for name in names]
+    expected = [float(parts.count(name)) for name in STAGES]
     expected[-1] = expected[-2] - 1  # the update's first launch is a part, all others are the next one
     expected[-2] = 1.0
     assert numbers(sizes_of(Lookups.of([question])))[0].tolist() == expected
@@ -96,7 +105,7 @@ def test_measured_kernels_add_up_by_part() -> None:
     names = launched(6_000, weighted=True)
     times = [float(2**place) for place in range(len(names))]
     measured = with_kernels([lookup(table(20), weighted=True)], [names], [times])
-    found = dict(zip(PARTS, measured_parts(measured)[0].tolist(), strict=True))
+    found = dict(zip(STAGES, measured_stages(measured)[0].tolist(), strict=True))
     assert sum(found.values()) == sum(times)
     assert found["linearize"] == times[0]
     assert found["update"] == times[names.index(UPDATE)]
@@ -199,11 +208,11 @@ def measured_of(questions: list[Lookup]) -> MeasuredLookups:
 
 
 @pytest.fixture(scope="module")
-def form() -> batched_backward.BatchedBackward:
-    return batched_backward.fit(measured_of(drawn(500, seed=1)), 0)
+def form() -> BatchedBackward:
+    return batched_backward.fit(measured_of(drawn(500, seed=1)), 0, reference_device())
 
 
-def test_what_was_not_fitted_is_predicted_by_part_and_in_all(form: batched_backward.BatchedBackward) -> None:
+def test_what_was_not_fitted_is_predicted_by_part_and_in_all(form: BatchedBackward) -> None:
     other = measured_of(drawn(100, seed=2))
     found = form.times(other.lookups)
     off = np.abs(found.time_ns / other.time_ns - 1)
@@ -211,37 +220,37 @@ def test_what_was_not_fitted_is_predicted_by_part_and_in_all(form: batched_backw
     assert np.median(off[whole]) < 0.01
     assert np.quantile(off[whole], 0.9) < 0.03
     assert np.median(off[~whole]) < 0.03
-    parts = np.abs(found.ns / np.maximum(measured_parts(other), 1.0) - 1)[whole]
+    parts = np.abs(found.ns / np.maximum(measured_stages(other), 1.0) - 1)[whole]
     assert np.all(np.median(parts, axis=0) < 0.02)
     assert found.number.sum(axis=1).tolist() == [len(names) for names in other.kernel_names]
     assert found.inside.all()
 
 
-def test_the_order_of_tables_does_not_matter(form: batched_backward.BatchedBackward) -> None:
+def test_the_order_of_tables_does_not_matter(form: BatchedBackward) -> None:
     questions = drawn(30, seed=3)
     turned = [replace(one, tables=one.tables[::-1]) for one in questions]
     assert form.times(Lookups.of(turned)).ns == pytest.approx(form.times(Lookups.of(questions)).ns, rel=1e-9)
 
 
-def test_what_is_kept_answers_the_same(form: batched_backward.BatchedBackward) -> None:
+def test_what_is_kept_answers_the_same(form: BatchedBackward) -> None:
     lookups = Lookups.of(drawn(30, seed=4))
-    kept = batched_backward.load(form.arrays())
+    kept = unpack(BatchedBackward, pack(form))
     assert kept.times(lookups).ns.tolist() == form.times(lookups).ns.tolist()
 
 
 def test_tables_that_nobody_looks_up_cost_little_and_nothing_at_all_is_no_launch(
-    form: batched_backward.BatchedBackward,
+    form: BatchedBackward,
 ) -> None:
     questions = [lookup(table(20)), lookup(table(20), empty()), lookup(empty(), empty())]
     found = form.times(Lookups.of(questions))
     assert found.time_ns[1] == pytest.approx(found.time_ns[0], rel=0.2)
-    assert found.number[2].tolist() == [0.0] * len(PARTS)
+    assert found.number[2].tolist() == [0.0] * len(STAGES)
     assert 0 < found.time_ns[2] < found.time_ns[0]
     assert not found.inside[2]
 
 
 def test_more_lookups_are_never_much_cheaper_and_absurdly_many_still_have_a_time(
-    form: batched_backward.BatchedBackward,
+    form: BatchedBackward,
 ) -> None:
     lookups = Lookups.of([one for one in drawn(40, seed=5) if one.share == 1])
     tables = lookups.pool.tables
@@ -256,10 +265,10 @@ def test_more_lookups_are_never_much_cheaper_and_absurdly_many_still_have_a_time
     assert not found.inside.any()
 
 
-def test_a_part_of_a_gpu_takes_longer_also_where_no_such_row_was_fitted(form: batched_backward.BatchedBackward) -> None:
+def test_a_part_of_a_gpu_takes_longer_also_where_no_such_row_was_fitted(form: BatchedBackward) -> None:
     whole = [one for one in drawn(300, seed=6) if one.share == 1]
-    alone = batched_backward.fit(measured_of(whole), 0)
-    for model in (form, batched_backward.load(alone.arrays())):
+    alone = batched_backward.fit(measured_of(whole), 0, reference_device())
+    for model in (form, unpack(BatchedBackward, pack(alone))):
         times = [
             model.times(Lookups.of([replace(one, share=share, others="idle") for one in whole[:20]])).time_ns
             for share in (2, 4, 8)
@@ -272,16 +281,16 @@ def test_a_part_of_a_gpu_takes_longer_also_where_no_such_row_was_fitted(form: ba
 def test_fewer_multiprocessors_make_waves_of_what_ran_at_once() -> None:
     sizes = sizes_of(Lookups.of([lookup(table(90, batch=1_500, dim=64))]))
     assert 132 * 12 / 4 < sizes.programs[0, 0] < 132 * 12
-    update = terms_of(sizes, np.array([4.0]))[PARTS.index("update")]
+    update = terms_of(sizes, np.array([4.0]))[STAGES.index("update")]
     assert np.all(update.reduced >= 4 * update.divided)
     assert np.any(update.reduced > 4 * update.divided)
-    whole = terms_of(sizes, np.array([1.0]))[PARTS.index("update")]
+    whole = terms_of(sizes, np.array([1.0]))[STAGES.index("update")]
     assert whole.reduced.tolist() == whole.divided.tolist() == update.divided.tolist()
 
 
 def test_an_optimizer_and_a_sort_that_were_not_fitted_still_have_a_time() -> None:
     seen = [one for one in drawn(200, seed=8) if one.optimizer == "sgd" and count_of(one) > 4096]
-    model = batched_backward.fit(measured_of(seen), 0)
+    model = batched_backward.fit(measured_of(seen), 0, reference_device())
     plain = model.times(Lookups.of(seen[:20])).ns
     other = model.times(Lookups.of([replace(one, optimizer="rowwise_adagrad") for one in seen[:20]])).ns
     assert np.all(other.sum(axis=1) > 0.8 * plain.sum(axis=1))
@@ -293,13 +302,13 @@ def test_rows_of_other_splits_are_not_fitted() -> None:
     hidden = np.arange(120) % 4 == 0
     split = np.where(hidden, "validation", "fit")
     wrong = [tuple(1e9 for _ in times) if mask else times for mask, times in zip(hidden, measured.kernel_ns, strict=True)]
-    first = batched_backward.fit(replace(measured, split=split), 3).arrays()
-    second = batched_backward.fit(replace(measured, split=split, kernel_ns=wrong), 3).arrays()
+    first = pack(batched_backward.fit(replace(measured, split=split), 3, reference_device()))
+    second = pack(batched_backward.fit(replace(measured, split=split, kernel_ns=wrong), 3, reference_device()))
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_bad_input_is_one_line(form: batched_backward.BatchedBackward) -> None:
+def test_bad_input_is_one_line(form: BatchedBackward) -> None:
     with pytest.raises(InputError, match="optimizer is 'adagrad'; expected sgd or rowwise_adagrad"):
         form.times(Lookups.of([lookup(table(20)), lookup(table(20), optimizer="adagrad")]))
     with pytest.raises(InputError, match="no row of the split fit"):
-        batched_backward.fit(measured_of([lookup(table(20), share=2, others="idle")]), 0)
+        batched_backward.fit(measured_of([lookup(table(20), share=2, others="idle")]), 0, reference_device())

@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._hardware.device import reference_device
 from steptime._lookups.columns import TableColumns
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.forms import batched_forward
+from steptime._models.lookups.device import reference_lookups
 from steptime._models.lookups.forms.batched_forward import BatchedForward
-from steptime._models.lookups.forms.batched_forward.left import Left
-from steptime._models.lookups.forms.batched_forward.physics import Constants, Costs, Launch, Parts, launched
+from steptime._models.lookups.forms.batched_forward.physics import Constants, Launch, SharePowers, launched
 from steptime._models.lookups.forms.batched_forward.programs import Programs
-from steptime._models.lookups.forms.batched_forward.tables import Tables
+from steptime._models.lookups.forms.batched_forward.residual import Residual
+from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
 from steptime._models.lookups.question import Lookup
-from steptime._models.lookups.rows import MeasuredLookups
+from steptime_lab.fit.lookups import batched_forward
+from steptime_lab.fit.lookups.batched_forward import START, START_POWERS
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 
 def lengths_of(pooling: float, lengths: str, batch: int) -> np.ndarray[Any, Any]:
@@ -45,9 +49,9 @@ def lookup(*tables: TableStatistics, **more: Any) -> Lookup:
 
 
 def by_physics(*questions: Lookup, constants: Constants | None = None) -> Launch:
-    lookups, known = Lookups.of(questions), constants or Constants()
-    tables = Tables.of(lookups.pool)
-    return launched(known, Parts.start(), Costs.of(known, tables), tables, lookups)
+    lookups = Lookups.of(questions)
+    tables = ForwardTables.of(lookups.pool, reference_lookups())
+    return launched(constants or START, SharePowers.of(START_POWERS), tables, lookups)
 
 
 # Programs
@@ -146,7 +150,7 @@ def questions() -> tuple[Lookup, ...]:
 def measured() -> MeasuredLookups:
     """Times by physics with other constants; steps of rows in caches are twice as long as a fit expects at first."""
     asked = questions()
-    truth = by_physics(*asked, constants=replace(Constants(), step=900.0, program=2_000.0)).time
+    truth = by_physics(*asked, constants=replace(START, step=900.0, program=2_000.0)).time
     count = len(asked)
     values: dict[str, Any] = {
         "lookups": Lookups.of(asked),
@@ -163,7 +167,7 @@ def measured() -> MeasuredLookups:
 
 @cache
 def form() -> BatchedForward:
-    return batched_forward.fit(measured(), 0)
+    return batched_forward.fit(measured(), 0, reference_device())
 
 
 def times(*asked: Lookup) -> np.ndarray[Any, Any]:
@@ -181,21 +185,21 @@ def test_a_fit_finds_what_times_were_made_with() -> None:
 def test_only_rows_of_the_fit_split_are_fitted() -> None:
     rows = measured()
     changed = replace(rows, time_ns=np.where(rows.split == "fit", rows.time_ns, 1.0))
-    assert batched_forward.fit(changed, 0).constants == form().constants
+    assert (batched_forward.fit(changed, 0, reference_device()).constants == form().constants).all()
 
 
 def test_parts_change_nothing_for_whole_gpus() -> None:
     rows = measured().take(measured().lookups.share == 1)
-    without = batched_forward.fit(rows, 0)
-    assert without.divided.trees.values(np.zeros((1, 60))).tolist() == [0.0]
+    without = batched_forward.fit(rows, 0, reference_device())
+    assert without.shares.trees.values(np.zeros((1, 60))).tolist() == [0.0]
     assert without.times(rows.lookups).time_ns.tolist() == form().times(rows.lookups).time_ns.tolist()
 
 
 def test_a_form_is_the_same_from_its_arrays() -> None:
     lookups = measured().lookups
-    again = batched_forward.load(form().arrays())
+    again = unpack(BatchedForward, pack(form()))
     assert again.times(lookups).time_ns.tolist() == form().times(lookups).time_ns.tolist()
-    plain = Left.load(Left.nothing().arrays())
+    plain = unpack(Residual, pack(Residual.none()))
     assert plain.values(np.ones((2, 3))).tolist() == [0.0, 0.0]
 
 

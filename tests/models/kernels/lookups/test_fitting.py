@@ -6,13 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from steptime._hardware.device import reference_device
 from steptime._lookups.table import table_statistics
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.fitting import fit_lookups
 from steptime._models.lookups.question import Lookup
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
+from steptime_lab.fit.lookups.fitting import fit_lookups
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 _TABLE = table_statistics(np.arange(64), np.arange(0, 65, 4), 100, 32)
 
@@ -34,4 +35,4 @@ def _measured(implementation: str, *splits: str) -> MeasuredLookups:
 )
 def test_without_rows_of_a_split_it_is_said_which(implementation: str, splits: tuple[str, ...], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        fit_lookups(pa.table({}), {(implementation, "forward"): _measured(implementation, *splits)})
+        fit_lookups(pa.table({}), {(implementation, "forward"): _measured(implementation, *splits)}, reference_device())

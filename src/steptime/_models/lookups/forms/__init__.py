@@ -1,6 +1,7 @@
-"""Models of lookups, a module for each implementation and direction: `fit(measured, seed) -> LookupForm`, `load(arrays)`.
+"""Models of lookups, a module for each implementation and direction.
 
 A form answers with parts: kernels of one kind taken together, how many of them are launched and how long they take in all.
+What is stored of one are the fields of its class (`engine.stored`); `steptime_lab.fit.lookups` fits them.
 """
 
 from __future__ import annotations
@@ -8,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.engine.stored import Arrays
+from steptime._models.engine.stored import Arrays, unpack
 from steptime._models.lookups.batch import Flags, Lookups
-from steptime._models.lookups.rows import MeasuredLookups
 
 
 @dataclass(frozen=True)
@@ -30,62 +29,46 @@ class LookupTimes:
 
     @property
     def time_ns(self) -> Floats:
-        """[lookups] of all parts."""
+        """Of each lookup, all parts."""
         total: Floats = self.ns.sum(axis=1)
         return total
 
 
 class LookupForm(Protocol):
-    """A fitted model of one implementation and direction."""
+    """A fitted model of one implementation and direction: a dataclass of what is stored."""
 
     def times(self, lookups: Lookups) -> LookupTimes:
         """How long each lookup takes; the order of its tables does not matter."""
         ...
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same form from: numbers and text."""
-        ...
 
-
-class LookupMaker(Protocol):
-    """The module of a form."""
-
-    def fit(self, measured: MeasuredLookups, seed: int, /) -> LookupForm:
-        """Fits to the rows of the split `fit` (choices of form are made on `validation` beforehand); none is of `test`."""
-        ...
-
-    def load(self, arrays: Arrays) -> LookupForm:
-        """The form that `arrays` were taken from."""
-        ...
-
-
-# Which module answers for an implementation and direction.
+# Which module and class answers for an implementation and direction.
 FORMS = {
-    ("table_batched", "forward"): "batched_forward",
-    ("table_batched", "backward"): "batched_backward",
-    ("embedding_bag", "forward"): "bag_forward",
-    ("embedding_bag_dense", "forward"): "bag_forward",
-    ("embedding_bag", "backward"): "bag_backward",
-    ("embedding_bag_dense", "backward"): "dense_backward",
-    ("embedding_dense", "forward"): "rows_forward",
-    ("embedding_sparse", "forward"): "rows_forward",
-    ("embedding_dense", "backward"): "dense_backward",
-    ("embedding_sparse", "backward"): "bag_backward",
+    ("table_batched", "forward"): ("batched_forward", "BatchedForward"),
+    ("table_batched", "backward"): ("batched_backward", "BatchedBackward"),
+    ("embedding_bag", "forward"): ("bag_forward", "BagForward"),
+    ("embedding_bag_dense", "forward"): ("bag_forward", "BagForward"),
+    ("embedding_bag", "backward"): ("bag_backward", "BagBackward"),
+    ("embedding_bag_dense", "backward"): ("dense_backward", "DenseBackward"),
+    ("embedding_dense", "forward"): ("rows_forward", "RowsForward"),
+    ("embedding_sparse", "forward"): ("rows_forward", "RowsForward"),
+    ("embedding_dense", "backward"): ("dense_backward", "DenseBackward"),
+    ("embedding_sparse", "backward"): ("bag_backward", "BagBackward"),
 }
 
 
-def maker(name: str) -> LookupMaker:
-    """The module of a form, by its name in this folder."""
-    module: Any = import_module(f"{__name__}.{name}")
-    made: LookupMaker = module
-    return made
+def load_form(kind: tuple[str, str], arrays: Arrays) -> LookupForm:
+    """The form of an implementation and direction that the arrays were taken from."""
+    module, name = FORMS[kind]
+    form: LookupForm = unpack(getattr(import_module(f"{__name__}.{module}"), name), arrays)
+    return form
 
 
 def inside_of(low: Floats, high: Floats, sizes: Floats) -> Flags:
     """Whether each row of sizes lies between what fitted rows had, within a factor of two; `low` and `high` are [sizes]."""
     between: Flags = (sizes >= low / 2) & (sizes <= high * 2)
-    found: Flags = np.logical_and.reduce(between, axis=1)
-    return found
+    inside: Flags = np.logical_and.reduce(between, axis=1)
+    return inside
 
 
 def total_only(part: str, time_ns: Floats, number: float, inside: Flags) -> LookupTimes:

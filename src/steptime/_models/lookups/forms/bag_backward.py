@@ -6,64 +6,30 @@ sums the gradients of each row, one thread after the other along a row's, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from steptime._lookups.columns import Floats
-from steptime._models.engine.stored import Arrays
-from steptime._models.lookups.forms.bag_kernels import L2_BYTES, Columns, KernelSum, Kind, Sizes, first_match, gradient_bytes
-from steptime._models.lookups.forms.bag_parts import RATE, SPLIT_BYTES, over
-from steptime._models.lookups.forms.bag_timed import FEW, PARTS, Growth
-from steptime._models.lookups.rows import MeasuredLookups
+from steptime._models.lookups.forms.kernel_sum import Columns, KernelSizes, KernelSum, Kind, gradient_bytes
+from steptime._models.lookups.forms.one_table import RATE, SPLIT_BYTES, over
 
-# What a kernel's name contains, before the gradients are summed; all kernels behind that are the update's.
-_MARKS = {
-    "merge_sort": "sort",
-    "transform_kernel": "sort",
-    "Memcpy DtoD": "sort",
-    "unique_by_key": "unique",
-    "CompactInit": "unique",
-    "Memcpy DtoH": "unique",
-    "coalesceValues": "coalesce",
-    "vectorized_gather": "gather",
-    "elementwise_kernel<128": "weights",
-    "indexFunc": "add",
-}
 _SORT_TILE = 2048.0  # lookups that a block sorts; passes then merge two by two, as the kernel counts of fitted rows show
 _UPDATE_KERNELS = 10.0
-# Half of gradients of so many bytes is still in the cache when they are summed, and how sharply: a step of a row's thread takes
-# 135-175 ns below and 285-330 ns above (fit rows of embedding_bag with Adagrad).
-_KEPT_BYTES, _KEPT_SHARPNESS = 28e6, 4.0
+_KEPT_SHARPNESS = 4.0  # of the share of gradients that is still in the cache when they are summed, over their bytes
 
 
-def fit(measured: MeasuredLookups, seed: int) -> KernelSum:
-    """Fits to the rows of the split `fit`."""
-    return KernelSum.fit(_KINDS, kinds_of, measured, seed)
-
-
-def load(arrays: Arrays) -> KernelSum:
-    """The form that `arrays` were taken from."""
-    return KernelSum.load(_KINDS, arrays)
-
-
-def kinds_of(names: Sequence[str]) -> list[str]:
-    """Of a lookup's kernels, in launch order."""
-    found: list[str] = []
-    for name in names:
-        found.append("update" if "coalesce" in found else first_match(name, _MARKS))
-    return found
-
-
-def _gathers(sizes: Sizes) -> Floats:
+def _gathers(sizes: KernelSizes) -> Floats:
     """A gradient for every lookup, copied from its bag's; lookups without bags have their own."""
     found: Floats = np.ceil(sizes.gradients / SPLIT_BYTES) if sizes.bag else np.zeros(len(sizes.lookups))
     return found
 
 
-def _gather(sizes: Sizes) -> tuple[Columns, Columns]:
+def _gather(sizes: KernelSizes) -> tuple[Columns, Columns]:
     some, moved = sizes.lookups / 10, sizes.gradients / RATE
-    beyond = over(sizes.gradients, L2_BYTES) / RATE
+    beyond = over(sizes.gradients, sizes.l2_kept) / RATE
     bags = sizes.one.batch * sizes.row / RATE
     pieces = some * np.ceil(sizes.row / 512)
     crowd = sizes.share * sizes.crowded
@@ -74,13 +40,13 @@ def _gather(sizes: Sizes) -> tuple[Columns, Columns]:
     )
 
 
-def _weighted(sizes: Sizes) -> Floats:
+def _weighted(sizes: KernelSizes) -> Floats:
     return sizes.one.weighted if sizes.bag else np.zeros(len(sizes.lookups))
 
 
-def _weights(sizes: Sizes) -> tuple[Columns, Columns]:
+def _weights(sizes: KernelSizes) -> tuple[Columns, Columns]:
     some, moved = sizes.lookups / 10, sizes.gradients / RATE
-    beyond = over(sizes.gradients, L2_BYTES) / RATE
+    beyond = over(sizes.gradients, sizes.l2_kept) / RATE
     elements = sizes.lookups * sizes.dim / 100 * sizes.half
     crowd = sizes.share * sizes.crowded
     return (
@@ -92,11 +58,11 @@ def _weights(sizes: Sizes) -> tuple[Columns, Columns]:
     )  # fmt: skip
 
 
-def _adds(sizes: Sizes) -> Floats:
+def _adds(sizes: KernelSizes) -> Floats:
     return 1.0 - sizes.adagrad
 
 
-def _step(sizes: Sizes) -> Floats:
+def _step(sizes: KernelSizes) -> Floats:
     """Nanoseconds of an addition to a row that waits for the one before.
 
     Additions to one place in the cache wait for each other, by sectors; every 256 bytes of a row are another place, of which
@@ -110,16 +76,16 @@ def _step(sizes: Sizes) -> Floats:
     return found
 
 
-def _one_row(sizes: Sizes) -> Floats:
+def _one_row(sizes: KernelSizes) -> Floats:
     """Of the hottest row."""
     return sizes.hot[:, 0] * _step(sizes)
 
 
-def _add(sizes: Sizes) -> tuple[Columns, Columns]:
+def _add(sizes: KernelSizes) -> tuple[Columns, Columns]:
     """Atomic additions, an element each: throughput, and hot rows beside the hottest."""
     moved, elements = sizes.gradients / RATE, sizes.lookups * sizes.dim / 100
-    beyond, rows = over(sizes.gradients, L2_BYTES) / RATE, sizes.updated / RATE
-    far = over(sizes.updated, L2_BYTES) / RATE
+    beyond, rows = over(sizes.gradients, sizes.l2_kept) / RATE, sizes.updated / RATE
+    far = over(sizes.updated, sizes.l2_kept) / RATE
     missed = sizes.lookups * sizes.traffic.second * sizes.row / RATE
     step = _step(sizes)
     terms = [
@@ -130,22 +96,22 @@ def _add(sizes: Sizes) -> tuple[Columns, Columns]:
     waiting = _one_row(sizes)
     more = [
         elements * sizes.share, moved * crowd, beyond * crowd, waiting * crowd, waiting * sizes.crowded, rows * crowd,
-        over(sizes.updated, L2_BYTES / sizes.share) / RATE * crowd, missed * crowd, missed * sizes.share * sizes.streaming,
+        over(sizes.updated, sizes.l2_kept / sizes.share) / RATE * crowd, missed * crowd, missed * sizes.share * sizes.streaming,
         elements * sizes.half * sizes.share,
     ]  # fmt: skip
     return terms, more
 
 
-def _passes(sizes: Sizes) -> Floats:
+def _passes(sizes: KernelSizes) -> Floats:
     found: Floats = np.maximum(np.ceil(np.log2(sizes.lookups / _SORT_TILE)), 0.0)
     return found
 
 
-def _sorts(sizes: Sizes) -> Floats:
+def _sorts(sizes: KernelSizes) -> Floats:
     return sizes.adagrad * (4.0 + 2.0 * _passes(sizes))
 
 
-def _sort(sizes: Sizes) -> tuple[Columns, Columns]:
+def _sort(sizes: KernelSizes) -> tuple[Columns, Columns]:
     some, passes = sizes.lookups / 10, _passes(sizes)
     each = sizes.lookups * passes / 100
     return (
@@ -157,11 +123,11 @@ def _sort(sizes: Sizes) -> tuple[Columns, Columns]:
     )  # fmt: skip
 
 
-def _uniques(sizes: Sizes) -> Floats:
+def _uniques(sizes: KernelSizes) -> Floats:
     return 3.0 * sizes.adagrad
 
 
-def _unique(sizes: Sizes) -> tuple[Columns, Columns]:
+def _unique(sizes: KernelSizes) -> tuple[Columns, Columns]:
     some = sizes.lookups / 10
     return (
         [sizes.fixed, some, sizes.unique / 10],
@@ -169,13 +135,13 @@ def _unique(sizes: Sizes) -> tuple[Columns, Columns]:
     )
 
 
-def _coalesces(sizes: Sizes) -> Floats:
+def _coalesces(sizes: KernelSizes) -> Floats:
     return sizes.adagrad
 
 
-def _coalesce(sizes: Sizes) -> tuple[Columns, Columns]:
+def _coalesce(sizes: KernelSizes) -> tuple[Columns, Columns]:
     steps, next_steps = sizes.hot[:, 0] * 10, sizes.hot[:, 3] * 10
-    kept = _KEPT_BYTES / np.where(sizes.crowded > 0, sizes.share, 1.0)
+    kept = sizes.device.summed_kept_bytes / np.where(sizes.crowded > 0, sizes.share, 1.0)
     far = 1.0 / (1.0 + (kept / sizes.gradients) ** _KEPT_SHARPNESS)
     moved, rows, elements = sizes.gradients / RATE, sizes.updated / RATE, sizes.lookups * sizes.dim / 1e3
     terms = [
@@ -190,11 +156,11 @@ def _coalesce(sizes: Sizes) -> tuple[Columns, Columns]:
     return terms, more
 
 
-def _updates(sizes: Sizes) -> Floats:
+def _updates(sizes: KernelSizes) -> Floats:
     return _UPDATE_KERNELS * sizes.adagrad
 
 
-def _update(sizes: Sizes) -> tuple[Columns, Columns]:
+def _update(sizes: KernelSizes) -> tuple[Columns, Columns]:
     rows, elements = sizes.updated / RATE, sizes.unique * sizes.dim / 100
     crowd = sizes.share * sizes.crowded
     terms = [
@@ -202,20 +168,23 @@ def _update(sizes: Sizes) -> tuple[Columns, Columns]:
         *(over(sizes.updated, limit) / RATE for limit in (3e6, 1e7, 3e7)), elements, elements * sizes.half,
     ]  # fmt: skip
     more = [
-        rows * sizes.share, rows * crowd, over(sizes.updated * sizes.share, L2_BYTES) / RATE * sizes.crowded,
+        rows * sizes.share, rows * crowd, over(sizes.updated * sizes.share, sizes.l2_kept) / RATE * sizes.crowded,
         sizes.fixed * sizes.crowded, sizes.fixed * sizes.streaming, rows * sizes.share * sizes.streaming,
         sizes.unique / 10 * sizes.share,
     ]  # fmt: skip
     return terms, more
 
 
-# Sums of a row's gradients take one of two times a step, by which half of the cache is nearer: trees would learn that by heart.
-_KINDS = {
-    "gather": Kind(_gathers, _gather, Growth(None), moved=gradient_bytes),
-    "weights": Kind(_weighted, _weights, Growth(FEW)),
-    "add": Kind(_adds, _add, serial=_one_row),
-    "sort": Kind(_sorts, _sort, Growth(FEW, None)),
-    "unique": Kind(_uniques, _unique, Growth(FEW, FEW)),
-    "coalesce": Kind(_coalesces, _coalesce, Growth(None, None), spread=False),
-    "update": Kind(_updates, _update, Growth(FEW, PARTS)),
-}
+@dataclass(frozen=True)
+class BagBackward(KernelSum):
+    """Gathered and weighted gradients are added to the rows (SGD), or sorted, summed and applied row by row (Adagrad)."""
+
+    KERNELS: ClassVar[Mapping[str, Kind]] = {
+        "gather": Kind(_gathers, _gather, moved=gradient_bytes),
+        "weights": Kind(_weighted, _weights),
+        "add": Kind(_adds, _add, serial=_one_row),
+        "sort": Kind(_sorts, _sort),
+        "unique": Kind(_uniques, _unique),
+        "coalesce": Kind(_coalesces, _coalesce, spread=False),
+        "update": Kind(_updates, _update),
+    }

@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime._lookups.columns import Floats, TableColumns
 from steptime._lookups.lengths import QUANTILES
-from steptime._models.lookups.forms.bag_parts import OneTable
+from steptime._models.lookups.forms.one_table import OneTable
 
 _GRID_BLOCKS, _BLOCK_WARPS, _WARP = 1024.0, 8.0, 32.0
 _GRID_WARPS = _GRID_BLOCKS * _BLOCK_WARPS

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.engine.stored import Arrays
-from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.correction import named, part
+from steptime._models.lookups.device import LookupConstants, reference_lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only
 from steptime._models.lookups.forms.bag_balance import Balance, balance_of
-from steptime._models.lookups.forms.bag_parts import RATE, OneTable, Traffic, fit_rows, sizes_of, traffic_of
-from steptime._models.lookups.forms.bag_timed import Asked, Timed
-from steptime._models.lookups.rows import MeasuredLookups
+from steptime._models.lookups.forms.one_table import RATE, OneTable, Traffic, sizes_of, traffic_of
+from steptime._models.lookups.forms.timed import KernelTerms, Timed
 
-PART = "bag_forward"
+KERNEL = "bag_forward"
 
 # Nanoseconds of an SM per row part while its busiest warp still walks, and of a warp per lookup: the first is about what
 # the fit finds (4.2), the second the scale of a step of the path. Only what the path exceeds the SM's work by is a term.
@@ -28,43 +23,27 @@ _SM_NS, _STEP_NS = 5.0, 100.0
 
 @dataclass(frozen=True)
 class BagForward:
-    """A fitted form."""
+    """A fitted model."""
 
     timed: Timed
     low: Floats
     high: Floats
+    device: LookupConstants = field(default_factory=reference_lookups)
 
     def times(self, lookups: Lookups) -> LookupTimes:
         """One kernel each."""
-        one = OneTable.of(lookups)
-        return total_only(PART, self.timed.ns(asked_of(one)), 1.0, inside_of(self.low, self.high, sizes_of(one)))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same form from."""
-        return {"low": self.low, "high": self.high, **named("timed", self.timed.arrays())}
+        one = OneTable.of(lookups, self.device)
+        return total_only(KERNEL, self.timed.ns(terms_of(one)), 1.0, inside_of(self.low, self.high, sizes_of(one)))
 
 
-def fit(measured: MeasuredLookups, seed: int) -> BagForward:
-    """Fits to the rows of the split `fit`."""
-    rows = fit_rows(measured)
-    one = OneTable.of(rows.lookups)
-    sizes = sizes_of(one)
-    return BagForward(Timed.fit(asked_of(one), rows.time_ns, seed), sizes.min(axis=0), sizes.max(axis=0))
-
-
-def load(arrays: Arrays) -> BagForward:
-    """The form that `arrays` were taken from."""
-    return BagForward(Timed.load(part(arrays, "timed")), arrays["low"], arrays["high"])
-
-
-def asked_of(one: OneTable) -> Asked:
+def terms_of(one: OneTable) -> KernelTerms:
     """Terms and features of lookups."""
     balance, traffic = balance_of(one), traffic_of(one)
-    return Asked.of(one, _terms(one, balance, traffic), _features(one, balance, traffic))
+    return KernelTerms.of(one, _terms(one, balance, traffic), _features(one, balance, traffic))
 
 
 def _terms(one: OneTable, balance: Balance, traffic: Traffic) -> tuple[Floats, Floats]:
-    """Latency of paths (busiest warp, typical block), work of SMs, bytes; then what these are beside busy other parts."""
+    """Latency of paths (busiest warp, typical block), work of SMs, bytes; then what these are beside busy other shares."""
     path, block, work = balance.busiest * _STEP_NS, balance.block * _STEP_NS, balance.sm
     behind = np.maximum(path - work * _SM_NS, 0.0)
     uneven = path - np.minimum(block, path)
@@ -78,9 +57,9 @@ def _terms(one: OneTable, balance: Balance, traffic: Traffic) -> tuple[Floats, F
         uneven, uneven * first,
     ]  # fmt: skip
     waves = balance.waves * block
-    crowd, stream = one.crowded, (one.others == OTHERS.index("streaming")).astype(np.float64)
-    share = missed * one.share
-    more = [waves, waves * first, waves * met, share * met * crowd, share * first * crowd, output * one.share * crowd]
+    crowd, stream = one.shares.crowded, one.shares.streaming.astype(np.float64)
+    share = missed * one.shares.count
+    more = [waves, waves * first, waves * met, share * met * crowd, share * first * crowd, output * one.shares.count * crowd]
     more += [share * met * stream]
     for beside in (crowd, stream):
         more += [path * beside, path * met * beside, path * first * beside, work * met * beside, work * first * beside]

@@ -1,104 +1,145 @@
-"""The table-batched lookup's backward pass with its fused update (SGD, row-wise Adagrad): a sequence of kernels, part by part.
+"""The table-batched lookup's backward pass with its fused update (SGD, row-wise Adagrad): a sequence of kernels, by stage.
 
 Keys of all lookups are written, sorted, and their gradients' places gathered in sorted order; an update kernel then sums runs
-of equal keys, chunk by chunk, and walks what crosses chunks once more until one chunk is left (`steptime_lab.workloads`). Every
-part has physical terms with factors that are not negative and a few trees; all parts' trees read the same features.
+of equal keys, chunk by chunk, and walks what crosses chunks once more until one chunk is left. Every stage has physical terms
+with factors that are not negative and a few trees; all stages' trees read the same features.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._lookups.columns import Floats
-from steptime._models.engine.stored import Arrays
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.correction import named, part
+from steptime._models.engine.stored import stored
+from steptime._models.lookups.batch import Flags, Lookups, Shares
+from steptime._models.lookups.correction import Correction
+from steptime._models.lookups.device import LookupConstants, reference_lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of
-from steptime._models.lookups.forms.batched_backward.model import Beside, PartModel, Split
-from steptime._models.lookups.forms.batched_backward.parts import LINEARIZE, PARTS, measured_parts, numbers
-from steptime._models.lookups.forms.batched_backward.sizes import Sizes, sizes_of
-from steptime._models.lookups.forms.batched_backward.terms import features_of, terms_of
+from steptime._models.lookups.forms.batched_backward.sizes import BackwardSizes, sizes_of
+from steptime._models.lookups.forms.batched_backward.terms import StageTerms, features_of, terms_of
 from steptime._models.lookups.question import OPTIMIZERS
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime.errors import InputError
 
-# Trees of each part: the more, the more of the time it is (validation rows, whole GPU).
-_ROUNDS = (25, 25, 30, 25, 100, 60)
+STAGES = ("linearize", "sort_prepare", "sort_passes", "gather", "update", "update_levels")
+"""Keys of all lookups; what a sort does around its passes; the passes; infos in sorted order; the first level; all others."""
+
 _UPDATES = ("sgd", "rowwise_adagrad")
+# Columns of `share_terms` that count without measured rows of shares: all of the work, on so many fewer multiprocessors.
+_UNFITTED = np.array([1.0, 1.0, 1.0])
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Of a stage, ns, [lookups]: what does not depend on how many multiprocessors there are, and what does."""
+
+    fixed: Floats
+    divided: Floats  # on a whole GPU
+    reduced: Floats  # on the lookup's share of it
+
+    @property
+    def whole(self) -> Floats:
+        """On a whole GPU."""
+        return self.fixed + self.divided
+
+    def take(self, places: Flags) -> StageTime:
+        """Of some lookups."""
+        return StageTime(self.fixed[places], self.divided[places], self.reduced[places])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage on a whole GPU: factors of its terms, and trees on what they leave."""
+
+    factors: Floats  # [terms]
+    correction: Correction
+
+    def time(self, terms: StageTerms, features: Floats) -> StageTime:
+        """What the time is made of."""
+        factor, fixed = self.correction.factors(features), terms.fixed.shape[1]
+        among = (terms.divided, terms.reduced)
+        return StageTime(terms.fixed @ self.factors[:fixed] * factor, *(one @ self.factors[fixed:] * factor for one in among))
+
+
+@dataclass(frozen=True)
+class OnShares:
+    """The pass on a share of a GPU: each stage by factors of its own, their sum by one correction."""
+
+    factors: Floats  # [stages, terms]
+    correction: Correction | None = None  # None where too few such rows were fitted
+
+    @classmethod
+    def unfitted(cls) -> OnShares:
+        """Without rows to fit."""
+        return cls(np.tile(_UNFITTED, (len(STAGES), 1)))
+
+    def times(self, shares: Shares, stages: Sequence[StageTime], features: Floats) -> Floats:
+        """Of each lookup and stage, ns."""
+        width = self.factors.shape[1]
+        terms = [share_terms(shares, stage)[:, :width] for stage in stages]
+        times = np.stack([one @ factors for one, factors in zip(terms, self.factors, strict=True)], axis=1)
+        if self.correction is None:
+            return times
+        return times * self.correction.factors(np.column_stack([features, shares.columns()]))[:, None]
+
+
+def share_terms(shares: Shares, stage: StageTime) -> Floats:
+    """Both times, and what the second grows by for want of multiprocessors; others that are busy slow all of it down."""
+    fixed, divided, missing = stage.fixed, stage.divided, stage.reduced - stage.divided
+    same, streaming = shares.same, shares.streaming
+    busy = same | streaming
+    columns = [
+        fixed, divided, missing, fixed * (shares.count - 1), fixed * busy, divided * busy, missing * same, missing * streaming,
+        divided * streaming, fixed * streaming,
+    ]  # fmt: skip
+    return np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True)
 class BatchedBackward:
     """A fitted model."""
 
-    parts: tuple[PartModel, ...]  # of `PARTS`, on a whole GPU
-    beside: Beside
-    low: Floats  # smallest and largest sizes of fitted rows (`_extent`)
+    stages: Mapping[str, Stage] = field(metadata=stored(prefix="", names=STAGES))  # on a whole GPU
+    shares: OnShares = field(metadata=stored(prefix="beside."))
+    low: Floats  # smallest and largest sizes of fitted rows (`extent`)
     high: Floats
+    device: LookupConstants = field(default_factory=reference_lookups)
 
     def times(self, lookups: Lookups) -> LookupTimes:
-        """By part. Where nothing is looked up nothing is launched; the time is then a nanosecond, not 0, so that it divides."""
+        """By stage. Where nothing is looked up nothing is launched: a nanosecond, not 0, so that it divides."""
         _check(lookups)
-        sizes = sizes_of(lookups)
+        sizes = sizes_of(lookups, self.device)
         features = features_of(sizes)
-        split = _split(self.parts, sizes, features, lookups.share)
-        found = np.stack([one.whole for one in split], axis=1)
-        shared = lookups.share > 1
+        stages = stage_times(self.stages, sizes, features, lookups.share)
+        times = np.stack([stage.whole for stage in stages], axis=1)
+        shared = lookups.shares.divided
         if shared.any():
-            found[shared] = self.beside.times(lookups.take(shared), [one.take(shared) for one in split], features[shared])
-        found[sizes.any == 0] = np.eye(len(PARTS))[LINEARIZE]
-        inside = inside_of(self.low, self.high, _extent(sizes)) & (sizes.long_keys == 0) & (sizes.any > 0)
-        return LookupTimes(PARTS, numbers(sizes), found, inside)
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same from."""
-        found = {"low": self.low, "high": self.high, **named("beside", self.beside.arrays())}
-        for name, model in zip(PARTS, self.parts, strict=True):
-            found.update(named(name, model.arrays()))
-        return found
+            on_shares = [stage.take(shared) for stage in stages]
+            times[shared] = self.shares.times(lookups.shares.take(shared), on_shares, features[shared])
+        times[sizes.any == 0] = np.eye(len(STAGES))[STAGES.index("linearize")]
+        inside = inside_of(self.low, self.high, extent(sizes)) & (sizes.long_keys == 0) & (sizes.any > 0)
+        return LookupTimes(STAGES, numbers(sizes), times, inside)
 
 
-def fit(measured: MeasuredLookups, seed: int) -> BatchedBackward:
-    """Fits to the rows of the split `fit`: the parts to the whole GPU, then parts of GPUs on top."""
-    rows = measured.of("fit")
-    whole = rows.take(rows.lookups.share == 1)
-    if not len(whole):
-        raise InputError("table_batched backward: no row of the split fit on a whole GPU; expected hundreds.")
-    sizes = sizes_of(whole.lookups)
-    features, times = features_of(sizes), measured_parts(whole)
-    parts = tuple(
-        PartModel.fit(terms, features, own, seed, rounds)
-        for terms, own, rounds in zip(terms_of(sizes, whole.lookups.share), times.T, _ROUNDS, strict=True)
-    )
-    extent = _extent(sizes)
-    return BatchedBackward(parts, _beside(rows, parts, seed), extent.min(axis=0), extent.max(axis=0))
+def stage_times(stages: Mapping[str, Stage], sizes: BackwardSizes, features: Floats, share: Floats) -> list[StageTime]:
+    """Of lookups that have one of so many equal shares of a GPU each."""
+    return [stages[name].time(terms, features) for name, terms in zip(STAGES, terms_of(sizes, share), strict=True)]
 
 
-def _beside(rows: MeasuredLookups, parts: tuple[PartModel, ...], seed: int) -> Beside:
-    shared = rows.take(rows.lookups.share > 1)
-    if not len(shared):
-        return Beside.unfitted(len(PARTS))
-    sizes = sizes_of(shared.lookups)
-    features = features_of(sizes)
-    split = _split(parts, sizes, features, shared.lookups.share)
-    return Beside.fit(shared.lookups, split, features, measured_parts(shared), seed)
+def numbers(sizes: BackwardSizes) -> Floats:
+    """Kernels of each stage, [lookups, stages]: none at all where nothing is looked up."""
+    one, small = np.ones_like(sizes.lookups), sizes.small_sort
+    # A pass sorts by eight bits of the keys; memory is set before each, and twice before the first.
+    passes = np.where(small > 0, 1.0, 4.0 * (1 + sizes.long_keys))
+    # Three copies and a fill; or a copy, a fill, two settings, a histogram and its sums.
+    prepare = np.where(small > 0, 4.0, 6.0 + passes)
+    found = np.stack([one, prepare, passes, one + sizes.weighted, one, sizes.levels - 1], axis=1)
+    return found * sizes.any[:, None]
 
 
-def _split(parts: tuple[PartModel, ...], sizes: Sizes, features: Floats, share: Floats) -> list[Split]:
-    return [model.split(terms, features) for model, terms in zip(parts, terms_of(sizes, share), strict=True)]
-
-
-def load(arrays: Arrays) -> BatchedBackward:
-    """The form that `arrays` were taken from."""
-    parts = tuple(PartModel.load(part(arrays, name)) for name in PARTS)
-    return BatchedBackward(parts, Beside.load(part(arrays, "beside")), arrays["low"], arrays["high"])
-
-
-def _extent(sizes: Sizes) -> Floats:
+def extent(sizes: BackwardSizes) -> Floats:
     """What makes a lookup like those that were fitted, [lookups, sizes]."""
     return np.stack([sizes.lookups, sizes.batch, sizes.tables, sizes.widest, sizes.unique, sizes.quads], axis=1)
 

@@ -1,4 +1,4 @@
-"""`Sizes`: what a table-batched backward pass has to do, from its tables alone: lookups, runs of equal rows, levels."""
+"""`BackwardSizes`: what a table-batched backward pass has to do, from its tables alone: lookups, runs of equal rows, levels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from steptime._lookups.columns import Floats, TableColumns
 from steptime._lookups.lengths import QUANTILES
 from steptime._models.lookups.batch import Lookups, Pool
+from steptime._models.lookups.device import LookupConstants
 from steptime._models.lookups.question import ITEM_BYTES, OPTIMIZERS
 
 # As the launches are made (`steptime._calibrate.lookup_kernels.launch`): positions of a chunk, bags of a program of the first
@@ -17,8 +18,6 @@ CHUNK, _BAGS, _LANES, _QUADS = 32, 32, 16, 64
 
 # Levels whose runs are counted row by row; beyond, a row would need millions of lookups to be met.
 COUNTED = 4
-# Bytes of one table's gradient that the second-level cache keeps beside everything else: half of its 50 MB (set by hand).
-_KEPT = 25e6
 _SECTOR = 32.0
 _INT32 = float(1 << 31)
 
@@ -27,7 +26,7 @@ SMALL_SORT = 4096.0
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BackwardSizes:
     """Of each lookup, [lookups]; what differs by level is [lookups, levels]."""
 
     tables: Floats
@@ -60,6 +59,7 @@ class Sizes:
     entry_elements: Floats
     ended: Floats  # runs that end there, so that a row is updated
     ended_bytes: Floats
+    device: LookupConstants
 
     @property
     def levels(self) -> Floats:
@@ -78,7 +78,7 @@ class Sizes:
         return (self.quads >= _INT32).astype(np.float64)
 
 
-def _summed(pool: Pool) -> list[Floats]:
+def _summed(pool: Pool, kept: float) -> list[Floats]:
     """What is summed over the tables of a lookup, each [tables]."""
     tables = pool.tables
     lookups, dim = tables.lookups, tables.dim
@@ -90,12 +90,12 @@ def _summed(pool: Pool) -> list[Floats]:
         tables.unique,
         np.ceil(tables.rows * dim / 64) * 16,
         elements,
-        elements * np.maximum(1 - _KEPT / np.maximum(own, 1.0), 0.0),
+        elements * np.maximum(1 - kept / np.maximum(own, 1.0), 0.0),
         tables.unique * sectors,
         own,
         own * lookups,
         np.ceil(tables.batch / _BAGS) * _program_steps(tables),
-        *_info_sectors(tables),
+        *_info_sectors(tables, kept),
         *_runs(pool),
     ]
 
@@ -111,13 +111,13 @@ def _program_steps(tables: TableColumns) -> Floats:
     return between
 
 
-def _info_sectors(tables: TableColumns) -> list[Floats]:
+def _info_sectors(tables: TableColumns, kept: float) -> list[Floats]:
     """Sectors that the lookups of each row touch among the infos of the table, four in one, and those that are far."""
     lookups = np.maximum(tables.lookups, 1.0)
     counts = tables.bin_lookups / np.maximum(tables.bin_rows, 1e-9)
     share = np.clip(counts / lookups[:, None], 0.0, 1 - 1e-12)
     sectors = (tables.bin_rows * (lookups / 4)[:, None] * -np.expm1(4 * np.log1p(-share))).sum(axis=1)
-    return [sectors, sectors * np.maximum(1 - _KEPT / (8 * lookups), 0.0)]
+    return [sectors, sectors * np.maximum(1 - kept / (8 * lookups), 0.0)]
 
 
 def _runs(pool: Pool) -> list[Floats]:
@@ -138,10 +138,10 @@ def _runs(pool: Pool) -> list[Floats]:
     return found
 
 
-def sizes_of(lookups: Lookups) -> Sizes:
+def sizes_of(lookups: Lookups, device: LookupConstants) -> BackwardSizes:
     """Of each lookup."""
     tables = lookups.pool.tables
-    sums = np.stack([lookups.sums(column) for column in _summed(lookups.pool)], axis=1)
+    sums = np.stack([lookups.sums(column) for column in _summed(lookups.pool, device.gradient_kept_bytes)], axis=1)
     counted = np.maximum(sums[:, 0], 1.0)
     largest = (tables.batch, tables.dim, np.ceil(tables.longest / _LANES), tables.hottest[:, 0])
     most = np.stack([lookups.maxima(column) for column in largest], axis=1)
@@ -154,7 +154,7 @@ def sizes_of(lookups: Lookups) -> Sizes:
     live, count, programs = _levels(counted, np.floor(wide / stride))
     first = np.stack([counted, sums[:, 3]], axis=1)[:, None, :]
     entered = np.concatenate([first, runs[:, :-1, :2]], axis=1)
-    return Sizes(
+    return BackwardSizes(
         tables=lookups.counts.astype(np.float64),
         batch=most[:, 0],
         any=(sums[:, 0] > 0).astype(np.float64),
@@ -185,6 +185,7 @@ def sizes_of(lookups: Lookups) -> Sizes:
         entry_elements=entered[..., 1],
         ended=runs[..., 2],
         ended_bytes=runs[..., 3],
+        device=device,
     )
 
 

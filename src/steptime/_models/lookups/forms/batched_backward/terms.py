@@ -1,4 +1,4 @@
-"""Physical terms of each part, ns up to a factor, and the features that corrections of all parts read."""
+"""Physical terms of each stage, ns up to a factor, and the features that corrections of all stages read."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._lookups.columns import Floats
-from steptime._models.lookups.forms.batched_backward.sizes import CHUNK, COUNTED, SMALL_SORT, Sizes
+from steptime._models.lookups.forms.batched_backward.sizes import CHUNK, COUNTED, SMALL_SORT, BackwardSizes
 
-SMS = 132.0
 # Lookups from which more of them cost more each, as more blocks, caches, memory are needed (set by hand).
 _KNOTS = (3e4, 2.5e5, 1e6, 4e6)
 # Warps of the update that run on one multiprocessor at a time, SGD and row-wise Adagrad: where there are more than 12 or 8
-# times 132 programs, the median jumps by half or more (warm fit and validation rows of the whole GPU, first and second level).
+# times the multiprocessors, the median jumps by half or more (warm fit and validation rows of the whole GPU, both levels).
 _RESIDENT = (12.0, 8.0)
-# Bytes of rows and gradients that the second-level cache keeps from one access to the next: some more than half of its 50 MB
-# (set by hand).
-_KEPT = 30e6
 # Rows of 16-bit elements shorter than so many bytes take as long as such rows to update: 0.11 to 0.13 ns from 32 to 256 bytes
 # (fit and validation rows of the whole GPU with more than 1,500 programs).
 _SHORT, _FLOAT = 256.0, 4.0
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Of one part: what does not depend on how many multiprocessors there are, and what is divided among them."""
+class StageTerms:
+    """Of one stage: what does not depend on how many multiprocessors there are, and what is divided among them."""
 
     fixed: Floats  # [lookups, terms]
     divided: Floats  # [lookups, terms] among all
-    reduced: Floats  # [lookups, terms] among those of the lookup's part of the GPU
+    reduced: Floats  # [lookups, terms] among those of the lookup's share of the GPU
 
     @property
     def whole(self) -> Floats:
@@ -37,19 +33,19 @@ class Terms:
         return np.concatenate([self.fixed, self.divided], axis=1)
 
 
-def terms_of(sizes: Sizes, share: Floats) -> list[Terms]:
-    """In the order of `PARTS`; each lookup has one of so many equal parts of the GPU."""
+def terms_of(sizes: BackwardSizes, share: Floats) -> list[StageTerms]:
+    """In the order of `STAGES`; each lookup has one of so many equal shares of the GPU."""
     first, later = (_update(sizes), 0), (_levels(sizes), 1)
-    rest = [(part(sizes), None) for part in (_linearize, _prepare, _passes, _gather)]
+    rest = [(stage(sizes), None) for stage in (_linearize, _prepare, _passes, _gather)]
     found = []
     for (fixed, divided), level in (*rest, first, later):
         columns = np.stack(divided, axis=1)
-        among = [_among(sizes, columns, level, parts) for parts in (np.ones_like(share), share)]
-        found.append(Terms(np.stack(fixed, axis=1), *among))
+        among = [_among(sizes, columns, level, count) for count in (np.ones_like(share), share)]
+        found.append(StageTerms(np.stack(fixed, axis=1), *among))
     return found
 
 
-def _among(sizes: Sizes, divided: Floats, level: int | None, share: Floats) -> Floats:
+def _among(sizes: BackwardSizes, divided: Floats, level: int | None, share: Floats) -> Floats:
     """Terms where all multiprocessors are so many times as many as there are; `level` is the update's whose waves count."""
     scaled = divided * share[:, None]
     if level is None:
@@ -57,7 +53,7 @@ def _among(sizes: Sizes, divided: Floats, level: int | None, share: Floats) -> F
     return np.concatenate([scaled, np.stack(_by_optimizer(sizes, _waves(_full(sizes, level) * share)), axis=1)], axis=1)
 
 
-def _linearize(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+def _linearize(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
     one, cold, lookups = np.ones_like(sizes.lookups), sizes.cold, sizes.lookups
     bags = sizes.batch * sizes.tables
     fixed = [one * 1e3, cold * 1e3, sizes.longest * 1e2, sizes.longest * 1e2 * cold]
@@ -69,13 +65,13 @@ def _knots(lookups: Floats) -> list[Floats]:
     return [lookups / 100, *(np.maximum(lookups - knot, 0.0) / 100 for knot in _KNOTS)]
 
 
-def _prepare(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+def _prepare(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
     one, small = np.ones_like(sizes.lookups), sizes.small_sort
     longer = 1 + sizes.long_keys
     return [one * 1e3, (1 - small) * longer * 1e3, sizes.cold * 1e3], [longer * knot for knot in _knots(sizes.lookups)]
 
 
-def _passes(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+def _passes(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
     one, small = np.ones_like(sizes.lookups), sizes.small_sort
     # Twice the passes over 16 bytes an entry instead of 12; no measured row has such keys.
     longer = 1 + 1.7 * sizes.long_keys
@@ -84,7 +80,7 @@ def _passes(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
     return fixed, [longer * (1 - small) * knot for knot in _knots(sizes.lookups)]
 
 
-def _gather(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+def _gather(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
     one, lookups, weighted = np.ones_like(sizes.lookups), sizes.lookups, sizes.weighted
     fixed = [one * 1e3, weighted * 1e3, 1e3 * np.log(np.maximum(lookups / 1e3, 1.0))]
     beyond = [np.maximum(lookups - knot, 0.0) / 1e3 for knot in _KNOTS[2:]]
@@ -92,12 +88,12 @@ def _gather(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
     return fixed, [*divided, *(weighted * term for term in divided)]
 
 
-def _by_optimizer(sizes: Sizes, terms: list[Floats]) -> list[Floats]:
+def _by_optimizer(sizes: BackwardSizes, terms: list[Floats]) -> list[Floats]:
     """Adagrad does what SGD does and more, so that what was fitted to one says something of the other."""
     return [*terms, *(term * sizes.adagrad for term in terms)]
 
 
-def _update(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+def _update(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
     one, cold, several = np.ones_like(sizes.lookups), sizes.cold, sizes.wide / 64
     fixed = _by_optimizer(sizes, [one * 1e3, cold * 1e3, np.where(several > 1, 1e3, 0.0), sizes.weighted * 1e3])
     ended, ended_bytes = sizes.ended[:, 0], sizes.ended_bytes[:, 0]
@@ -107,18 +103,19 @@ def _update(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
         sizes.entry_elements[:, 1] / 500, sizes.lookups / 200,
     ]  # fmt: skip
     touched = sizes.row_bytes + sizes.gradient_bytes
+    missed = np.maximum(1 - sizes.device.l2_kept_bytes / np.maximum(touched, 1.0), 0.0)
     short = np.where(sizes.item < _FLOAT, np.maximum(1 - ended_bytes / np.maximum(ended, 1e-9) / _SHORT, 0.0), 0.0)
     memory = [
-        ended * short / 100, ended_bytes * np.maximum(1 - _KEPT / np.maximum(touched, 1.0), 0.0) / 2e3, sizes.far / 1e3,
+        ended * short / 100, ended_bytes * missed / 2e3, sizes.far / 1e3,
         sizes.gradient_bytes * cold / 3e3, sizes.row_bytes * cold / 3e3,
     ]  # fmt: skip
     return fixed, [*_by_optimizer(sizes, work), *memory]
 
 
-def _full(sizes: Sizes, level: int) -> Floats:
+def _full(sizes: BackwardSizes, level: int) -> Floats:
     """Programs of a level over those that run at once."""
     resident = np.where(sizes.adagrad > 0, _RESIDENT[1], _RESIDENT[0])
-    full: Floats = sizes.programs[:, level] * (sizes.wide / 64) / (SMS * resident)
+    full: Floats = sizes.programs[:, level] * (sizes.wide / 64) / (sizes.device.sms * resident)
     return full
 
 
@@ -127,7 +124,7 @@ def _waves(full: Floats) -> list[Floats]:
     return [full * 1e3, np.maximum(full - 1, 0.0) * 1e3, *(np.where(full > wave, 1e3, 0.0) for wave in (1.0, 2.0, 3.0))]
 
 
-def _levels(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
+def _levels(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
     live, programs = sizes.live[:, 1:], sizes.programs[:, 1:]
     several = sizes.wide / 64
     filled = np.minimum(sizes.count[:, 1:] / CHUNK, 1.0) * live
@@ -150,8 +147,8 @@ def _levels(sizes: Sizes) -> tuple[list[Floats], list[Floats]]:
     return _by_optimizer(sizes, [term * 1e3 for term in fixed]), _by_optimizer(sizes, work)
 
 
-def features_of(sizes: Sizes) -> Floats:
-    """[lookups, features], the same for all parts."""
+def features_of(sizes: BackwardSizes) -> Floats:
+    """[lookups, features], the same for all stages."""
     lookups, log = sizes.lookups, np.log
     second = sizes.count[:, 1]
     columns = [

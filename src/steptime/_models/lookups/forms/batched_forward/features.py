@@ -8,13 +8,13 @@ import numpy.typing as npt
 from steptime._lookups.columns import Floats
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms.batched_forward.physics import Launch
-from steptime._models.lookups.forms.batched_forward.tables import Tables
+from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
 
 # More waves than these are as good as any number.
 _MANY_WAVES = 12.0
 
 
-def features_of(launch: Launch, tables: Tables, lookups: Lookups) -> Floats:
+def features_of(launch: Launch, tables: ForwardTables, lookups: Lookups) -> Floats:
     """[lookups, features] of the launch, of all tables together and of the table with the longest program."""
     columns = [*_of_launch(launch, lookups), *_of_tables(launch, tables, lookups), *_of_longest(launch, tables, lookups)]
     return np.stack(columns, axis=1)
@@ -42,7 +42,7 @@ def _of_launch(launch: Launch, lookups: Lookups) -> list[Floats]:
     ]
 
 
-def _of_tables(launch: Launch, tables: Tables, lookups: Lookups) -> list[Floats]:
+def _of_tables(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list[Floats]:
     rows = tables.lookups * tables.sector_bytes
     from_l2, missed = rows * tables.l1_missed, rows * tables.l2_missed
     values = (
@@ -73,7 +73,7 @@ def _of_tables(launch: Launch, tables: Tables, lookups: Lookups) -> list[Floats]
     ]
 
 
-def _of_longest(launch: Launch, tables: Tables, lookups: Lookups) -> list[Floats]:
+def _of_longest(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list[Floats]:
     """Of the table with the longest program; of several with equally long ones their mean, so that order does not matter."""
     at = lookups.lookup
     found = np.flatnonzero(launch.member_longest >= launch.longest[at])

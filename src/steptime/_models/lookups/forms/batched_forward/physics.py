@@ -10,9 +10,8 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 
 from steptime._lookups.columns import Floats
-from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.forms.batched_forward.tables import SMS, Tables
+from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
 
 # Programs that an SM runs at once, of four-byte and two-byte rows. Fit rows with one table of equal bags: 8,192 programs of
 # four-byte rows take three times as long as 2,048 (six waves, two), and of two-byte rows 2,048 programs are one wave.
@@ -23,40 +22,40 @@ _ROWS_OF_STEP = 4.0
 
 @dataclass(frozen=True)
 class Constants:
-    """All positive, fitted. The values here are where a fit starts: round numbers near what fit rows show."""
+    """All positive, fitted."""
 
-    launch: float = 500.0
-    program: float = 1000.0  # until its first step
-    step: float = 450.0  # of one bag, all rows in the first-level cache
-    step_cold: float = 100.0  # more where indices come from memory
-    step_memory: float = 400.0  # more where rows do
-    step_l2: float = 100.0  # more where rows come from the second-level cache
-    bags: float = 30.0  # a step more for each doubling of the running bags; likewise below
-    bags_cold: float = 60.0
-    bags_memory: float = 60.0
-    bags_l2: float = 30.0
-    bags_unaligned: float = 30.0  # for each sector of indices beyond one
-    bag_unaligned: float = 3.0  # the same for each running bag
-    bag_unaligned_cold: float = 10.0
-    missing: float = 2.0  # how fast misses come to delay every step
-    l1_rate: float = 13e3  # bytes per ns
-    l2_rate: float = 9e3
-    memory_rate: float = 4e3
-    line_rate: float = 500.0  # cache lines per ns that are asked for
-    index_lines: float = 0.5  # lines that an index's sector counts as
-    row_least: float = 90.0  # bytes of memory traffic that even a short row costs, the root of squares with its own
-    kept: float = 36e6  # bytes of a warm launch that the second-level cache still holds half of
-    kept_slope: float = 6.0
-    weights: float = 0.04  # share that per-sample weights add to steps
-    half_step: float = 0.95  # factors of two-byte elements
-    half_bags: float = 0.8
-    half_rate: float = 0.7  # of what the same number of four-byte elements takes from the first-level cache
-    overlap: float = 0.9  # part of the work that runs while the longest program does
-    softness: float = 0.6
-    wave: float = 0.8  # part of a wave of equal programs that its last one wastes
-    uneven: float = 5.0  # how fast unequal programs fill that waste
-    late: float = 0.5  # of the work, when the last of many longest programs begins
-    early: float = 1.0  # waves that begin at once
+    launch: float
+    program: float  # until its first step
+    step: float  # of one bag, all rows in the first-level cache
+    step_cold: float  # more where indices come from memory
+    step_memory: float  # more where rows do
+    step_l2: float  # more where rows come from the second-level cache
+    bags: float  # a step more for each doubling of the running bags; likewise below
+    bags_cold: float
+    bags_memory: float
+    bags_l2: float
+    bags_unaligned: float  # for each sector of indices beyond one
+    bag_unaligned: float  # the same for each running bag
+    bag_unaligned_cold: float
+    missing: float  # how fast misses come to delay every step
+    l1_rate: float  # bytes per ns
+    l2_rate: float
+    memory_rate: float
+    line_rate: float  # cache lines per ns that are asked for
+    index_lines: float  # lines that an index's sector counts as
+    row_least: float  # bytes of memory traffic that even a short row costs, the root of squares with its own
+    kept: float  # bytes of a warm launch that the second-level cache still holds half of
+    kept_slope: float
+    weights: float  # share that per-sample weights add to steps
+    half_step: float  # factors of two-byte elements
+    half_bags: float
+    half_rate: float  # of what the same number of four-byte elements takes from the first-level cache
+    overlap: float  # part of the work that runs while the longest program does
+    softness: float
+    wave: float  # part of a wave of equal programs that its last one wastes
+    uneven: float  # how fast unequal programs fill that waste
+    late: float  # of the work, when the last of many longest programs begins
+    early: float  # waves that begin at once
 
     @classmethod
     def of(cls, values: Floats) -> Constants:
@@ -69,8 +68,8 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Powers of the number of equal parts that a GPU is divided into, by what the other parts do. Not negative, fitted."""
+class SharePowers:
+    """Powers of the number of equal shares that a GPU is divided into, by what the other shares do. Not negative, fitted."""
 
     memory: Floats  # [others] on the time of memory traffic
     l2: Floats  # [others] on the time of second-level traffic
@@ -78,22 +77,13 @@ class Parts:
     kept: Floats  # [others] on what a warm launch needs of the second-level cache
 
     @classmethod
-    def of(cls, values: Floats) -> Parts:
+    def of(cls, values: Floats) -> SharePowers:
         """From values, what belongs to one power after the other; a whole GPU has none."""
         return cls(*np.concatenate([np.zeros((len(fields(cls)), 1)), values.reshape(len(fields(cls)), -1)], axis=1))
 
     def values(self) -> Floats:
         """The inverse of `of`."""
         return np.concatenate([getattr(self, field.name)[1:] for field in fields(self)])
-
-    @classmethod
-    def start(cls) -> Parts:
-        """Where a fit starts: idle parts take nothing, others their share of bandwidth."""
-        bandwidth = [0.1, 0.8, 0.8]
-        return cls.of(np.array([*bandwidth, *bandwidth, 0.02, 0.1, 0.1, 0.1, 0.8, 0.8]))
-
-
-NUMBER_OF_POWERS = len(fields(Parts)) * (len(OTHERS) - 1)
 
 
 @dataclass(frozen=True)
@@ -107,7 +97,7 @@ class Costs:
     memory: tuple[Floats, Floats]  # time of memory traffic
 
     @classmethod
-    def of(cls, constants: Constants, tables: Tables) -> Costs:
+    def of(cls, constants: Constants, tables: ForwardTables) -> Costs:
         """Of all tables of a pool."""
         known, programs = constants, tables.programs
         by_first = -np.expm1(-_ROWS_OF_STEP * tables.l1_missed)
@@ -135,7 +125,7 @@ class Costs:
 
 
 def _steps(
-    known: Constants, tables: Tables, l2: Floats, missed: Floats, counts: tuple[Floats, Floats, Floats, Floats]
+    known: Constants, tables: ForwardTables, l2: Floats, missed: Floats, counts: tuple[Floats, Floats, Floats, Floats]
 ) -> tuple[Floats, Floats]:
     """Time of so many steps, log2 of bags, bags and programs: warm, and what is added where caches are cold."""
     steps, logs, bags, programs = counts
@@ -175,19 +165,22 @@ class Launch:
     member_flow: Floats  # [members]
 
 
-def launched(constants: Constants, parts: Parts, costs: Costs, tables: Tables, lookups: Lookups) -> Launch:
-    """Launches of tables of the pool."""
+def launched(
+    constants: Constants, powers: SharePowers, tables: ForwardTables, lookups: Lookups, costs: Costs | None = None
+) -> Launch:
+    """Launches of tables of the pool; `costs` are those of the tables, where they are known already."""
+    costs = costs or Costs.of(constants, tables)
     member, at = lookups.member, lookups.lookup
     share, others = lookups.share, lookups.others
-    places = SMS * np.where(lookups.dtype > 0, _RESIDENT[1], _RESIDENT[0]) / share
-    needed = lookups.sums(tables.footprint) * share ** parts.kept[others]
+    places = tables.device.sms * np.where(lookups.dtype > 0, _RESIDENT[1], _RESIDENT[0]) / share
+    needed = lookups.sums(tables.footprint) * share ** powers.kept[others]
     cold = 1 - lookups.warm / (1 + (needed / constants.kept) ** constants.kept_slope)
-    slower = np.where(lookups.weighted, 1 + constants.weights, 1.0) * share ** parts.steps[others]
+    slower = np.where(lookups.weighted, 1 + constants.weights, 1.0) * share ** powers.steps[others]
     here = cold[at]
     longest = (costs.longest[0][member] + here * costs.longest[1][member]) * slower[at]
     work = (costs.work[0][member] + here * costs.work[1][member]) * (slower / places)[at]
-    memory = (costs.memory[0][member] + here * costs.memory[1][member]) * (share ** parts.memory[others])[at]
-    own, l2 = costs.own[member] * (share**3)[at], costs.l2[member] * (share ** (3 * parts.l2[others]))[at]
+    memory = (costs.memory[0][member] + here * costs.memory[1][member]) * (share ** powers.memory[others])[at]
+    own, l2 = costs.own[member] * (share**3)[at], costs.l2[member] * (share ** (3 * powers.l2[others]))[at]
     flow = np.cbrt(own + l2 + memory * memory * memory + work * work * work)
     most, all_work, all_flow = lookups.member_maxima(longest), lookups.member_sums(work), lookups.member_sums(flow)
     number = tables.programs.number

@@ -10,12 +10,10 @@ import numpy.typing as npt
 
 from steptime._lookups.columns import Floats, TableColumns
 from steptime._models.lookups.batch import Pool
+from steptime._models.lookups.device import LookupConstants
 from steptime._models.lookups.forms.batched_forward.programs import Programs
 from steptime._models.lookups.traffic import misses
 
-SMS = 132
-# Of an H200: a first-level cache keeps about this much of rows, the second level what both its halves keep of the same rows.
-_L1_BYTES, _L2_BYTES = 200e3, 30e6
 _LINE, _SECTOR = 128.0, 32.0
 _INDEX_BYTES, _OUT_BYTES = 8.0, 4.0
 # Locality is read at windows of 2^14 lookups: about what runs on the GPU at once.
@@ -23,7 +21,7 @@ _WINDOW = 14
 
 
 @dataclass(frozen=True)
-class Tables:
+class ForwardTables:
     """Of each table of a pool, [tables]."""
 
     programs: Programs
@@ -42,9 +40,10 @@ class Tables:
     index_sectors: Floats  # that four indices of a bag lie in
     out: Floats  # bytes of the output
     local: Floats  # distinct rows at once, over those of a random order
+    device: LookupConstants
 
     @classmethod
-    def of(cls, pool: Pool) -> Tables:
+    def of(cls, pool: Pool, device: LookupConstants) -> ForwardTables:
         """From a pool's statistics."""
         tables, row = pool.tables, pool.row_bytes
         lookups, unique = tables.lookups, tables.unique
@@ -60,20 +59,22 @@ class Tables:
             row_bytes=row,
             sector_bytes=sectors,
             bytes=tables.rows * row,
-            l1_missed=misses(tables, _L1_BYTES / sectors, 1 / SMS) / each,
-            l2_missed=misses(tables, _L2_BYTES * np.maximum(unique, 1.0) / np.maximum(footprint, 1.0)) / each,
+            l1_missed=misses(tables, device.l1_kept_bytes / sectors, 1 / device.sms) / each,
+            l2_missed=misses(tables, device.l2_kept_bytes * np.maximum(unique, 1.0) / np.maximum(footprint, 1.0)) / each,
             single=tables.bin_rows[:, 0] / each,
             footprint=footprint + _INDEX_BYTES * lookups + _OUT_BYTES * tables.batch * tables.dim,
             fixed=_fixed(tables).astype(np.float64),
             index_sectors=_index_sectors(tables),
             out=_OUT_BYTES * tables.batch * tables.dim,
             local=tables.locality[:, _WINDOW],
+            device=device,
         )
 
-    def take(self, places: npt.NDArray[Any]) -> Tables:
+    def take(self, places: npt.NDArray[Any]) -> ForwardTables:
         """Some of the tables."""
-        programs = Programs(*(getattr(self.programs, field.name)[places] for field in fields(Programs)))
-        return Tables(programs, *(getattr(self, field.name)[places] for field in fields(self)[1:]))
+        programs = Programs(*(getattr(self.programs, column.name)[places] for column in fields(Programs)))
+        columns = {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return ForwardTables(programs=programs, device=self.device, **columns)
 
     @property
     def index_bytes(self) -> Floats:

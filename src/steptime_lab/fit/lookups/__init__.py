@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from steptime._hardware.device import DeviceLimits
 from steptime._measurements.store import read
 from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.splits import FIT, VALIDATION
+from steptime._models.engine.stored import Arrays, pack
 from steptime._models.lookups.fitted import Kind, group_of, lookups_file
-from steptime._models.lookups.fitting import HELD_OUT, fit_held_out, fit_lookups
-from steptime._models.lookups.forms import FORMS, LookupForm, LookupMaker, maker
-from steptime._models.lookups.rows import MeasuredLookups
+from steptime._models.lookups.forms import FORMS, LookupForm, load_form
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES
-from steptime_lab.fit.lookup_rows import measured_lookups
+from steptime_lab.fit.lookups.fitting import HELD_OUT, fit_held_out, fit_lookups
+from steptime_lab.measurements.lookup_rows import MeasuredLookups, measured_lookups
 from steptime_lab.measurements.streams import FILE_NAME as STREAMS
 from steptime_lab.measurements.streams import Streams, streams_of, summarised
 
@@ -25,11 +26,11 @@ Said = Callable[[str], None]
 Forms = dict[Kind, LookupForm]
 
 
-def fit_and_write_lookups(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+def fit_and_write_lookups(folder: Path, out: Path, limits: DeviceLimits, name: str, seed: int, said: Said) -> Path:
     """The lookup models of a device; gives the file."""
     with ProcessPoolExecutor(max_workers=2) as executor:
         table, measured = read_lookups(folder, said=said, executor=executor)
-        models = fit_lookups(table, measured, seed, said=said, executor=executor)
+        models = fit_lookups(table, measured, limits, seed, said=said, executor=executor)
     file = lookups_file(out, name)
     models.save(file)
     return file
@@ -51,14 +52,14 @@ def read_lookups(
     return table, measured_lookups(table, streams)
 
 
-def fit_and_write_lookup_baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
+def fit_and_write_lookup_baselines(folder: Path, out: Path, limits: DeviceLimits, name: str, seed: int, said: Said) -> Path:
     """Other forms on the same rows, and the models' own shown some of the rows only; gives the file."""
     with ProcessPoolExecutor(max_workers=2) as executor:
         _, measured = read_lookups(folder, said=said, executor=executor)
         said("lookups: forms that are shown some of the rows only")
         parts = {
-            f"{test}: {group_of(kind)}": form.arrays()
-            for test, forms in fit_held_out(measured, seed, executor=executor).items()
+            f"{test}: {group_of(kind)}": pack(form)
+            for test, forms in fit_held_out(measured, limits, seed, executor=executor).items()
             for kind, form in forms.items()
         }
     for baseline, form_maker in BASELINES.items():
@@ -79,10 +80,10 @@ def read_lookup_baselines(file: Path) -> tuple[dict[str, Forms], dict[str, Forms
     """Baselines by name, and by held-out test the forms that did not see what it asks."""
     archive = Archive.open(file)
 
-    def read_forms(name: str, made: Callable[[Kind], LookupMaker]) -> Forms:
+    def read_forms(name: str, load: Callable[[Kind, Arrays], LookupForm]) -> Forms:
         parts = {kind: f"{name}: {group_of(kind)}" for kind in FORMS}
-        return {kind: made(kind).load(archive.part(part)) for kind, part in parts.items() if part in archive.parts}
+        return {kind: load(kind, archive.part(part)) for kind, part in parts.items() if part in archive.parts}
 
-    baselines = {name: read_forms(name, lambda _, one=one: one) for name, one in BASELINES.items()}  # type: ignore[misc]
-    held_out = {test: read_forms(test, lambda kind: maker(FORMS[kind])) for test in HELD_OUT}
+    baselines = {name: read_forms(name, lambda _, arrays, rule=rule: rule.load(arrays)) for name, rule in BASELINES.items()}  # type: ignore[misc]
+    held_out = {test: read_forms(test, load_form) for test in HELD_OUT}
     return baselines, held_out

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from steptime import __version__
+from steptime._hardware.device import DeviceLimits
 from steptime._lookups.columns import Floats
 from steptime._models.engine.residuals import Residuals
 from steptime._models.engine.residuals import group_of as residual_group
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitted import Kind, LookupModels, group_of
-from steptime._models.lookups.forms import FORMS, LookupForm, maker
-from steptime._models.lookups.rows import MeasuredLookups
+from steptime._models.lookups.forms import FORMS, LookupForm
+from steptime._models.lookups.forms.bag_backward import BagBackward
+from steptime._models.lookups.forms.dense_backward import DenseBackward
+from steptime._models.lookups.forms.rows_forward import RowsForward
 from steptime.errors import InputError
+from steptime_lab.fit.lookups import batched_backward, batched_forward, kernel_sum
+from steptime_lab.measurements.lookup_rows import MeasuredLookups
 
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "triton")
@@ -41,6 +47,7 @@ _SKEWED = 0.75
 def fit_lookups(
     table: pa.Table,
     measured: Mapping[Kind, MeasuredLookups],
+    limits: DeviceLimits,
     seed: int = 0,
     *,
     said: Callable[[str], None] = lambda _: None,
@@ -56,7 +63,7 @@ def fit_lookups(
             raise InputError(f"no row of {group_of(kind)} is of the split {FIT}: measure more of them, or leave them out")
     if not any((one.split == VALIDATION).any() for one in seen.values()):
         raise InputError(f"no lookup row is of the split {VALIDATION}, which intervals come from; measure more lookups")
-    forms = _fit_all(seen, seed, executor)
+    forms = _fit_all(seen, limits, seed, executor)
     groups: list[str] = []
     predicted, actual = [], []
     for kind, form in forms.items():
@@ -69,7 +76,7 @@ def fit_lookups(
 
 
 def fit_held_out(
-    measured: Mapping[Kind, MeasuredLookups], seed: int = 0, *, executor: Executor | None = None
+    measured: Mapping[Kind, MeasuredLookups], limits: DeviceLimits, seed: int = 0, *, executor: Executor | None = None
 ) -> dict[str, dict[Kind, LookupForm]]:
     """For every test of `HELD_OUT` the forms that saw none of the lookups it is on."""
     tests = {
@@ -81,22 +88,38 @@ def fit_held_out(
     kinds = {name: kind for name, (kind, _) in tests.items()}
     rows = {name: one.of(FIT) for name, (_, one) in tests.items()}
     each = map if executor is None else executor.map
-    forms = each(_fit, [FORMS[kinds[name]] for name in rows], list(rows.values()), [seed] * len(rows))
+    count = len(rows)
+    forms = each(fit_form, [kinds[name] for name in rows], list(rows.values()), [seed] * count, [limits] * count)
     found: dict[str, dict[Kind, LookupForm]] = {test: {} for test in HELD_OUT}
     for name, form in zip(rows, forms, strict=True):
         found[name.partition("/")[0]][kinds[name]] = form
     return found
 
 
-def _fit_all(seen: Mapping[Kind, MeasuredLookups], seed: int, executor: Executor | None) -> dict[Kind, LookupForm]:
+def _fit_all(
+    seen: Mapping[Kind, MeasuredLookups], limits: DeviceLimits, seed: int, executor: Executor | None
+) -> dict[Kind, LookupForm]:
     kinds = sorted(seen, key=lambda kind: -len(seen[kind]))
     each = map if executor is None else executor.map
-    forms = each(_fit, [FORMS[kind] for kind in kinds], [seen[kind] for kind in kinds], [seed] * len(kinds))
+    forms = each(fit_form, kinds, [seen[kind] for kind in kinds], [seed] * len(kinds), [limits] * len(kinds))
     return dict(zip(kinds, forms, strict=True))
 
 
-def _fit(form: str, rows: MeasuredLookups, seed: int) -> LookupForm:
-    return maker(form).fit(rows, seed)
+def fit_form(kind: Kind, rows: MeasuredLookups, seed: int, limits: DeviceLimits) -> LookupForm:
+    """The form of one implementation and direction; choices were made on validation rows beforehand."""
+    module, _ = FORMS[kind]
+    return _FITS[module](rows, seed, limits)
+
+
+# By the module of a form.
+_FITS: Mapping[str, Callable[[MeasuredLookups, int, DeviceLimits], LookupForm]] = {
+    "batched_forward": batched_forward.fit,
+    "batched_backward": batched_backward.fit,
+    "bag_forward": kernel_sum.fit_bag_forward,
+    "bag_backward": partial(kernel_sum.fit_kernel_sum, BagBackward),
+    "dense_backward": partial(kernel_sum.fit_kernel_sum, DenseBackward),
+    "rows_forward": partial(kernel_sum.fit_kernel_sum, RowsForward),
+}
 
 
 def skew_of(lookups: Lookups) -> Floats:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from steptime._lookups.columns import Floats, Places, TableColumns
-from steptime._models.kernels.question import OTHERS
-from steptime._models.lookups.batch import DTYPES, Flags, Lookups, Pool
-from steptime._models.lookups.rows import MeasuredLookups
+from steptime._models.lookups.batch import DTYPES, Flags, Lookups, Pool, Shares
+from steptime._models.lookups.device import LookupConstants
 from steptime._models.lookups.traffic import misses
-from steptime.errors import InputError
 
 RATE = 4e3  # bytes a nanosecond, about what memory moves: scales terms, so that factors are near one
 SPLIT_BYTES = 2.0**31  # output of one gather kernel: all fitted rows with more have two
-SMS = 132.0
-"""Of the GPU all rows were measured on, an H200."""
-
 SECTOR = 32.0
 """Bytes that caches and memory move at a time."""
 
-# Bytes of rows that caches keep, of the H200's 256 kB for each SM and 50 MB. Physics of embedding_bag forward fits alike (4.4 %
-# of fit rows) from half the first and from 22 to 40 MB of the second.
-_L1, _L2 = 200e3, 30e6
-# What of the batch before stays in the L2 cache: half of a footprint of so many bytes, and how sharply. Set on fit rows of
-# embedding_bag forward, warm against cold.
-_KEPT, _SHARPNESS = 35e6, 4.0
+_SHARPNESS = 4.0  # of what stays in the cache from the batch before, over its footprint
 
 
 @dataclass(frozen=True)
@@ -47,13 +38,12 @@ class OneTable:
     weighted: Floats
     half: Floats
     bfloat: Floats
-    sms: Floats  # of the part of the GPU
-    share: Floats
-    crowded: Floats  # whether other parts use caches and memory as well
-    others: Places
+    sms: Floats  # of the share of the GPU
+    shares: Shares
+    device: LookupConstants
 
     @classmethod
-    def of(cls, lookups: Lookups) -> OneTable:
+    def of(cls, lookups: Lookups, device: LookupConstants) -> OneTable:
         """Tables beside the first of a lookup are left out: these implementations have one."""
         place = lookups.member[lookups.starts[:-1]]
         pool = lookups.pool.take(place)
@@ -73,20 +63,20 @@ class OneTable:
             weighted=lookups.weighted.astype(np.float64),
             half=(pool.item < 4).astype(np.float64),
             bfloat=(pool.dtype == DTYPES.index("bfloat16")).astype(np.float64),
-            sms=SMS / lookups.share,
-            share=lookups.share,
-            crowded=((lookups.share > 1) & (lookups.others >= OTHERS.index("same"))).astype(np.float64),
-            others=lookups.others,
+            sms=device.sms / lookups.share,
+            shares=lookups.shares,
+            device=device,
         )
 
     def take(self, places: Flags | Places) -> OneTable:
         """Some of the lookups."""
-        own = {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return OneTable(tables=self.tables.take(places), pool=self.pool.take(places), **own)
+        columns: dict[str, Any] = {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        columns |= {name: getattr(self, name).take(places) for name in ("tables", "pool", "shares")}
+        return OneTable(**columns, device=self.device)
 
     def distinct(self) -> tuple[OneTable, Places]:
-        """One lookup of each table on each kind of part, and of every lookup which of these it is: caches, weights aside."""
-        keys = (self.place * 1024 + self.share.astype(np.intp)) * 2 + self.crowded.astype(np.intp)
+        """One lookup of each table on each kind of share, and of every lookup which of these it is: caches, weights aside."""
+        keys = (self.place * 1024 + self.shares.count.astype(np.intp)) * 2 + self.shares.crowded.astype(np.intp)
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         return self.take(first), inverse
 
@@ -102,30 +92,22 @@ class Traffic:
 
 
 def traffic_of(one: OneTable) -> Traffic:
-    """From reuse and order of lookups. Parts in use have a share of the GPU's cache each."""
+    """From reuse and order of lookups. Shares in use have their part of the GPU's cache each."""
     few, inverse = one.distinct()
-    capacity = _L2 / np.where(few.crowded > 0, few.share, 1.0)
+    device, share = one.device, few.shares.count
+    capacity = device.l2_kept_bytes / np.where(few.shares.crowded > 0, share, 1.0)
     total = np.maximum(few.lookups, 1.0)
     second = misses(few.tables, capacity / few.sectors)
-    first = np.maximum(misses(few.tables, _L1 / few.sectors, few.share / SMS), second)
+    first = np.maximum(misses(few.tables, device.l1_kept_bytes / few.sectors, share / device.sms), second)
     footprint = few.unique * few.sectors + few.batch * few.row + 16.0 * few.lookups
-    stays = 1.0 / (1.0 + (footprint / (_KEPT * capacity / _L2)) ** _SHARPNESS)
+    stays = 1.0 / (1.0 + (footprint / (device.warm_kept_bytes * capacity / device.l2_kept_bytes)) ** _SHARPNESS)
     met = (second / total)[inverse] * (1.0 - one.warm * stays[inverse])
     return Traffic((first / total)[inverse], (second / total)[inverse], met, footprint[inverse])
 
 
 def sizes_of(one: OneTable) -> Floats:
     """By which a lookup is inside or outside of what was fitted, [lookups, sizes]."""
-    return np.column_stack([one.batch, one.dim, one.lookups + 1, one.tables.longest + 1, one.tables.rows, one.share])
-
-
-def fit_rows(measured: MeasuredLookups) -> MeasuredLookups:
-    """Those of the split `fit`, of which there must be some."""
-    rows = measured.of("fit")
-    if not len(rows):
-        kind = f"{measured.lookups.implementation} {measured.lookups.direction}"
-        raise InputError(f"no row of {kind} is of the split fit: nothing to fit to")
-    return rows
+    return np.column_stack([one.batch, one.dim, one.lookups + 1, one.tables.longest + 1, one.tables.rows, one.shares.count])
 
 
 def over(bytes_: Floats, limit: Floats | float) -> Floats:

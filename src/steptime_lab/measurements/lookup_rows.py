@@ -1,25 +1,63 @@
-"""The measured set `lookups` as `MeasuredLookups`."""
+"""Measured lookups as questions in columns with their answers, and which of them a fit may see."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from steptime._lookups.columns import Floats
 from steptime._models.engine.splits import split_of
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import DTYPES, Lookups, Pool
 from steptime._models.lookups.question import OPTIMIZERS
-from steptime._models.lookups.rows import MeasuredLookups
 from steptime_lab.measurements.streams import Streams
 
 _COLUMNS = (
     "implementation", "direction", "optimizer", "dtype", "weighted", "batch", "series", "rows", "dims", "generators", "cache",
     "share", "others", "time_ns", "times_ns", "spread", "kernel_names", "kernel_ns",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MeasuredLookups:
+    """Lookups of one implementation and direction, and what was measured of each."""
+
+    lookups: Lookups
+    time_ns: Floats  # [lookups]
+    spread: Floats  # [lookups] (90th - 10th percentile) / median of its repeats
+    split: npt.NDArray[np.str_]  # [lookups] fit | validation | test
+    series: npt.NDArray[np.str_]  # [lookups] those of one series differ in which rows are looked up alone; "" for none
+    kernel_names: list[tuple[str, ...]]  # [lookups] in launch order
+    kernel_ns: list[tuple[float, ...]]  # [lookups]
+    times_ns: list[tuple[float, ...]]  # [lookups] repeats
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.time_ns)
+
+    def take(self, places: npt.NDArray[Any]) -> MeasuredLookups:
+        """Some of them; `places` may be a mask."""
+        chosen = np.arange(len(self))[places]
+        return MeasuredLookups(
+            self.lookups.take(chosen),
+            self.time_ns[chosen],
+            self.spread[chosen],
+            self.split[chosen],
+            self.series[chosen],
+            [self.kernel_names[place] for place in chosen],
+            [self.kernel_ns[place] for place in chosen],
+            [self.times_ns[place] for place in chosen],
+        )
+
+    def of(self, *splits: str) -> MeasuredLookups:
+        """Those of some splits."""
+        return self.take(np.isin(self.split, splits))
 
 
 def measured_lookups(table: pa.Table, streams: Streams) -> dict[tuple[str, str], MeasuredLookups]:
