@@ -1,6 +1,7 @@
 """steptime predicts how long a training step takes on a multi-GPU machine, why, and what is fastest.
 
-The public names are here and are loaded when first used, so that `import steptime` costs next to nothing.
+What is public is here, and docs/python.md describes it; modules whose names begin with an underscore are not. Names are loaded
+when first used, so that `import steptime` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -11,60 +12,88 @@ from typing import TYPE_CHECKING
 from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError, UnsupportedError
 
 if TYPE_CHECKING:
+    from steptime._api.capture import capture
+    from steptime._api.predict import predict, replay
+    from steptime._api.read import read
+    from steptime._api.shard import shard
+    from steptime._api.sweep import sweep
+    from steptime._platforms.calibration import Calibration
     from steptime._platforms.platform import Platform
-    from steptime._program.load import load
     from steptime._program.program import Program
     from steptime._program.workload import Workload
-    from steptime._shard.configs import configured_in
-    from steptime._sim.core.simulate import simulate
-    from steptime._sim.core.steady import steady
-    from steptime._sim.modelled.prediction import predict_on
-    from steptime._sim.prediction import predict
-    from steptime._sim.recorded.replay import replay
+    from steptime._report.answers import Prediction, Predictions, Replayed, Sharding
 
 __version__ = "0.1.0"
 
 # Public name -> "module:attribute" that holds it.
 _LAZY = {
+    "Calibration": "steptime._platforms.calibration:Calibration",
     "Platform": "steptime._platforms.platform:Platform",
+    "Prediction": "steptime._report.answers:Prediction",
+    "Predictions": "steptime._report.answers:Predictions",
     "Program": "steptime._program.program:Program",
+    "Replayed": "steptime._report.answers:Replayed",
+    "Sharding": "steptime._report.answers:Sharding",
     "Workload": "steptime._program.workload:Workload",
-    "configured_in": "steptime._shard.configs:configured_in",
-    "load": "steptime._program.load:load",
-    "predict": "steptime._sim.prediction:predict",
-    "predict_on": "steptime._sim.modelled.prediction:predict_on",
-    "replay": "steptime._sim.recorded.replay:replay",
-    "simulate": "steptime._sim.core.simulate:simulate",
-    "steady": "steptime._sim.core.steady:steady",
+    "capture": "steptime._api.capture:capture",
+    "predict": "steptime._api.predict:predict",
+    "read": "steptime._api.read:read",
+    "replay": "steptime._api.predict:replay",
+    "shard": "steptime._api.shard:shard",
+    "sweep": "steptime._api.sweep:sweep",
+}
+
+# Names of the last release -> where they are, and what to use instead; they go with the next release.
+_DEPRECATED = {
+    "configured_in": ("steptime._api.deprecated:configured_in", "steptime.read"),
+    "load": ("steptime._api.deprecated:load", "steptime.read"),
+    "predict_on": ("steptime._api.deprecated:predict_on", "steptime.predict"),
+    "simulate": ("steptime._sim.core.simulate:simulate", "steptime.predict"),
+    "steady": ("steptime._sim.core.steady:steady", "steptime.predict"),
 }
 
 __all__ = [
+    "Calibration",
     "DeadlockError",
     "InputError",
     "Platform",
+    "Prediction",
+    "Predictions",
     "Program",
+    "Replayed",
+    "Sharding",
     "SteptimeError",
     "TraceError",
     "UnsupportedError",
     "Workload",
     "__version__",
-    "configured_in",
-    "load",
+    "capture",
     "predict",
-    "predict_on",
+    "read",
     "replay",
-    "simulate",
-    "steady",
+    "shard",
+    "sweep",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name in _DEPRECATED:
+        import warnings  # noqa: PLC0415 (nearly nobody needs it)
+
+        place, instead = _DEPRECATED[name]
+        message = f"steptime.{name} is deprecated and goes with the next release; use {instead}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return _loaded(place)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _LAZY[name].partition(":")
-    value = getattr(import_module(module), attribute)
+    value = _loaded(_LAZY[name])
     globals()[name] = value
     return value
+
+
+def _loaded(place: str) -> object:
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

@@ -2,9 +2,9 @@
 
 SteptimeError
 ├── InputError          a file or an argument is wrong: one line, exit code 2
-│   └── TraceError      a trace that cannot be read at all
-├── DeadlockError       ranks that can never meet at a collective
-└── UnsupportedError    asked for something no model covers (strict mode)
+│   ├── TraceError          a trace that cannot be read at all
+│   └── UnsupportedError    strict mode: something that no model covers
+└── DeadlockError       ranks that can never meet at a collective
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ class DeadlockError(SteptimeError):
     """Ranks wait for each other for ever. The message names ranks, collective and who is missing."""
 
 
-class UnsupportedError(SteptimeError):
-    """No model covers what was asked, and a labelled fallback was not allowed."""
+class UnsupportedError(InputError):
+    """No model covers an op or a lookup, and `strict` does not allow a labelled guess."""

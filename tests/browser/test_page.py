@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from tests.browser.browsers import Browser, browser, needs_browser
 from tests.report.html_pages import HOSTILE, hostile
 
 from steptime._program.load import load
+from steptime._report.answers import Prediction
 from steptime._report.html.markup import clean
-from steptime._report.html.page import write_page
 from steptime._report.layout import time_ms
-from steptime._sim.prediction import Prediction, predict
+from steptime._sim.prediction import PredictedStep, predict
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dlrm_overlap4"
 
@@ -54,15 +55,15 @@ def opened() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prediction]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PredictedStep]:
     file, workload = tmp_path_factory.mktemp("page") / "page.html", load([EXAMPLE])
     prediction = predict(workload)
-    write_page(file, prediction, workload)
+    Prediction.of(prediction).html(file)
     return file, prediction
 
 
 @pytest.fixture
-def page(opened: Browser, made: tuple[Path, Prediction]) -> Browser:
+def page(opened: Browser, made: tuple[Path, PredictedStep]) -> Browser:
     opened.show(made[0])
     opened.execute_script(
         'byId = (id) => document.getElementById(id); byId("timeline").scrollIntoView({ behavior: "instant" })'
@@ -100,7 +101,7 @@ def point_at(page: Browser, family: str) -> ActionChains:
 @pytest.mark.parametrize("width", [1400, 800, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_opens_without_complaint_and_asks_nobody(
-    opened: Browser, made: tuple[Path, Prediction], width: int, scheme: str
+    opened: Browser, made: tuple[Path, PredictedStep], width: int, scheme: str
 ) -> None:
     file, prediction = made
     opened.show(file, width=width, scheme=scheme)
@@ -239,7 +240,7 @@ def test_one_family_can_be_looked_at_alone(page: Browser) -> None:
 
 
 @pytest.mark.slow
-def test_a_name_of_the_critical_path_is_found_on_the_timeline(page: Browser, made: tuple[Path, Prediction]) -> None:
+def test_a_name_of_the_critical_path_is_found_on_the_timeline(page: Browser, made: tuple[Path, PredictedStep]) -> None:
     name = made[1].critical_path.top[0].name
     page.find_element(By.CSS_SELECTOR, ".find").click()
     assert element(page, "query").get_attribute("value") == name
@@ -301,7 +302,7 @@ def test_everything_can_be_reached_by_tab_and_the_focus_is_seen(page: Browser) -
 def test_hostile_names_are_shown_as_text(opened: Browser, tmp_path: Path) -> None:
     prediction, workload = hostile()
     file = tmp_path / "hostile.html"
-    write_page(file, prediction, workload)
+    Prediction.of(replace(prediction, workload=workload)).html(file)
     opened.show(file)
     assert opened.complaints() == []
     assert opened.title == f"{clean(HOSTILE[1])} · steptime"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime._measurements.whole import whole, write_whole
+from steptime._files import whole, write_whole
 
 
 def test_a_file_appears_complete_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from steptime._program.workload import Workload
 from steptime._sim import Cohort, Timeline
 from steptime._sim.core.simulate import simulate
 from steptime._sim.explain.activity import Window
-from steptime._sim.prediction import Prediction, explain
+from steptime._sim.prediction import PredictedStep, explain
 
 HOSTILE = (
     "</script><script>document.title = 'owned'</script>",
@@ -28,10 +28,19 @@ HOSTILE = (
 Row = dict[str, Any]
 
 
-def predicted(timeline: Timeline, **changes: Any) -> Prediction:
+def workload_of(timeline: Timeline) -> Workload:
+    """The workload of a timeline's programs."""
+    programs = {each.cohort.program.rank: each.cohort.program for each in timeline.cohorts}
+    ranks = 1 + max(rank for each in timeline.cohorts for rank in each.cohort.ranks)
+    return Workload(tuple(programs[rank] for rank in sorted(programs)), ranks)
+
+
+def predicted(timeline: Timeline, **changes: Any) -> PredictedStep:
     """The explanation of a simulated window of one step."""
     step_ns = max(float(timeline.end_ns[0]), 1.0)
-    found = explain(timeline, Window(1), step_ns=step_ns, interval_ms=(step_ns * 0.9e-6, step_ns * 1.2e-6))
+    found = explain(
+        workload_of(timeline), timeline, Window(1), step_ns=step_ns, interval_ms=(step_ns * 0.9e-6, step_ns * 1.2e-6)
+    )
     return replace(found, **changes)
 
 
@@ -55,7 +64,7 @@ def cohort(made: Program, ranks: tuple[int, ...]) -> Cohort:
     return Cohort(made, ranks, constant_timing(made, duration_ns=40_000, gap_ns=9_000, call_ns=5_000, latency_ns=3_000))
 
 
-def hostile() -> tuple[Prediction, Workload]:
+def hostile() -> tuple[PredictedStep, Workload]:
     """A prediction in which everything that has a name has a hostile one."""
     made = program()
     prediction = predicted(simulate([cohort(made, (0,))]), warnings=HOSTILE)

@@ -13,12 +13,12 @@ from steptime._report.html.ranks import RANKS_AT_MOST, drawn
 from steptime._sim.core.simulate import simulate
 from steptime._sim.explain.path_summary import PathRank
 from steptime._sim.explain.straggler import Straggler
-from steptime._sim.prediction import Prediction
+from steptime._sim.prediction import PredictedStep
 
 EVENTS = 14  # calls and works of a rank: see `program`
 
 
-def many(ranks: int) -> Prediction:
+def many(ranks: int) -> PredictedStep:
     """Ranks of two programs: the first four, and all others."""
     made = [program(0, ranks, names=("aten::mm",)), program(4, ranks, names=("aten::add",))]
     found = predicted(simulate([cohort(made[0], (0, 1, 2, 3)), cohort(made[1], tuple(range(4, ranks)))]))
@@ -66,7 +66,7 @@ def test_ranks_drawn_for_the_same_reason_are_said_together() -> None:
 
 def test_the_page_says_which_ranks_stand_for_the_others_and_keeps_their_numbers() -> None:
     prediction = many(100)
-    text = page(prediction, Workload((prediction.timeline.cohorts[0].cohort.program,), 100))
+    text = page(replace(prediction, workload=Workload((prediction.timeline.cohorts[0].cohort.program,), 100)))
     found = Page.of(text)
     assert (
         "5 of 100 ranks are drawn. rank 5: the straggler; rank 6: most of the critical path; rank 7: computes longest;"
@@ -79,5 +79,5 @@ def test_the_page_says_which_ranks_stand_for_the_others_and_keeps_their_numbers(
 
 def test_more_ranks_than_anyone_reads_are_shown_by_their_extremes() -> None:
     prediction = many(300)
-    body = Page.of(page(prediction, Workload((prediction.timeline.cohorts[0].cohort.program,), 300))).body
+    body = Page.of(page(replace(prediction, workload=Workload((prediction.timeline.cohorts[0].cohort.program,), 300)))).body
     assert all(word in body for word in ("least", "median", "most", "9.000", "0.500"))

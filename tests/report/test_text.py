@@ -17,12 +17,12 @@ from steptime._report.inspection.text import print_inspection
 from steptime._report.layout import print_line, signed_percent, time_ms
 from steptime._report.replayed import ReplayReport, find_measured, report_replay
 from steptime._report.text import print_prediction, print_replay, print_warnings
-from steptime._sim.prediction import Prediction, predict
+from steptime._sim.prediction import PredictedStep, predict
 from steptime._sim.recorded.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
-Answers = tuple[Workload, Prediction, ReplayReport]
+Answers = tuple[Workload, PredictedStep, ReplayReport]
 
 
 @cache
@@ -40,8 +40,8 @@ def console(width: int = 100, encoding: str = "utf-8") -> tuple[Console, io.Byte
 def test_every_report_fits_its_terminal(width: int) -> None:
     workload, prediction, report = answers()
     out, raw = console(width)
-    print_prediction(out, workload, prediction)
-    print_replay(out, workload, report)
+    print_prediction(out, prediction)
+    print_replay(out, report)
     print_inspection(out, workload, inspect_workload(workload))
     lines = raw.getvalue().decode().splitlines()
     assert max(map(len, lines)) <= width
@@ -51,11 +51,11 @@ def test_every_report_fits_its_terminal(width: int) -> None:
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
 @pytest.mark.parametrize("scale", [1, 1_000])
 def test_every_number_of_every_rank_is_whole_at_any_width(width: int, scale: int) -> None:
-    workload, prediction, _ = answers()
+    _, prediction, _ = answers()
     times = [name for name in asdict(prediction.ranks[0]) if name.endswith("_ms")]
     ranks = [replace(r, **{name: scale * getattr(r, name) for name in times}) for r in prediction.ranks]
     out, raw = console(width)
-    print_prediction(out, workload, replace(prediction, ranks=tuple(ranks)))
+    print_prediction(out, replace(prediction, ranks=tuple(ranks)))
     words = raw.getvalue().decode().split()
     for rank in ranks:
         shown = [getattr(rank, name) for name in times] + [rank.host_bound_fraction * rank.step_ms]
@@ -74,9 +74,9 @@ def test_every_number_of_an_inspection_is_whole_at_any_width(width: int) -> None
 
 
 def test_a_prediction_answers_how_long_where_why_and_how_sure() -> None:
-    workload, prediction, _ = answers()
+    _, prediction, _ = answers()
     out, raw = console(160)
-    print_prediction(out, workload, prediction)
+    print_prediction(out, prediction)
     text = raw.getvalue().decode()
     assert f"Step time  {prediction.step_time_ms:.3f} ms" in text
     assert "4 of 4 ranks · NVIDIA H200 · 3 steps" in text
@@ -86,9 +86,9 @@ def test_a_prediction_answers_how_long_where_why_and_how_sure() -> None:
 
 
 def test_a_replay_shows_every_step_with_its_error() -> None:
-    workload, _, report = answers()
+    *_, report = answers()
     out, raw = console()
-    print_replay(out, workload, report)
+    print_replay(out, report)
     text = raw.getvalue().decode()
     for step in report.steps:
         assert signed_percent(step.error) in text
@@ -96,17 +96,17 @@ def test_a_replay_shows_every_step_with_its_error() -> None:
 
 
 def test_a_terminal_without_blocks_gets_plain_bars() -> None:
-    workload, prediction, _ = answers()
+    _, prediction, _ = answers()
     out, raw = console(encoding="latin-1")
-    print_prediction(out, workload, prediction)
+    print_prediction(out, prediction)
     assert b"####" in raw.getvalue()
 
 
 def test_many_ranks_are_shown_by_their_extremes() -> None:
-    workload, prediction, _ = answers()
+    _, prediction, _ = answers()
     many = tuple(replace(prediction.ranks[0], rank=rank, idle_ms=float(rank)) for rank in range(100))
     out, raw = console()
-    print_prediction(out, workload, replace(prediction, ranks=many))
+    print_prediction(out, replace(prediction, ranks=many))
     text = raw.getvalue().decode()
     assert all(word in text for word in ("least", "median", "most", "99.000", "49.500"))
 
@@ -129,8 +129,8 @@ def test_names_from_traces_are_text_and_not_markup(name: str) -> None:
     groups = (replace(found.groups[0], group=f"{name} group"),)
     files = ({"format": "kineto", "file": f"{name} file"},)
     out, raw = console()
-    print_prediction(out, replace(workload, name=name), odd)
-    print_replay(out, workload, replace(report, prediction=odd))
+    print_prediction(out, replace(odd, workload=replace(workload, name=name)))
+    print_replay(out, replace(report, prediction=odd))
     print_inspection(out, workload, replace(found, groups=groups, files=files))
     text = raw.getvalue().decode()
     assert text.count(name) == 1 + 2 * 2 + 2

@@ -18,7 +18,7 @@ from steptime._lookups.steps import StepLookups, drawn_steps
 from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._program.load import load
 from steptime._program.workload import Workload
-from steptime._sim.prediction import Iterations, Prediction, predict
+from steptime._sim.prediction import Iterations, PredictedStep, predict
 from steptime._sim.recorded import lookup_scenarios
 from steptime._sim.recorded.lookup_scenarios import lookup_works, predict_iterations
 from steptime.errors import InputError
@@ -53,7 +53,7 @@ def given(**steps: StepLookups) -> WorkloadLookups:
     return WorkloadLookups({int(rank[1:]): RankLookups("table_batched", "sgd", found) for rank, found in steps.items()})
 
 
-def iterations(prediction: Prediction) -> Iterations:
+def iterations(prediction: PredictedStep) -> Iterations:
     assert prediction.iterations is not None
     return prediction.iterations
 

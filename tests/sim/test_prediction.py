@@ -13,6 +13,7 @@ from tests.sim.worlds import Draft, constant_timing, jobs
 
 from steptime._program.load import load
 from steptime._program.program import CallKind, Collective, WorkKind
+from steptime._program.workload import Workload
 from steptime._sim import Cohort, Timing
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import steady
@@ -20,15 +21,16 @@ from steptime._sim.core.steps import step_times_ns
 from steptime._sim.explain.activity import Activity, Window, activity
 from steptime._sim.explain.path_summary import short_kernel_name
 from steptime._sim.explain.straggler import waiting
-from steptime._sim.prediction import Prediction, explain, predict
+from steptime._sim.prediction import PredictedStep, explain, predict
 from steptime._sim.recorded.timing import recorded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
 
-def settled(cohorts: list[Cohort]) -> Prediction:
+def settled(cohorts: list[Cohort]) -> PredictedStep:
     found = steady(cohorts)
-    return explain(found.timeline, Window(1), step_ns=float(found.period_ns[0]), interval_ms=(0.0, 0.0))
+    workload = Workload((cohorts[0].program,), 1)
+    return explain(workload, found.timeline, Window(1), step_ns=float(found.period_ns[0]), interval_ms=(0.0, 0.0))
 
 
 def close(a: float, b: float) -> bool:

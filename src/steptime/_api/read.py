@@ -64,9 +64,9 @@ def read(
 
 
 def _captured(function: str | Callable[..., Any], batch: int | None, ranks: int | None) -> Workload:
-    from steptime._capture.command import captured
+    from steptime._api.capture import capture
 
-    return captured(function, batch=batch, ranks=ranks or 1)
+    return capture(function, batch=batch, ranks=ranks or 1)
 
 
 def _is_config(path: Path) -> bool:

@@ -21,8 +21,8 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
+from steptime._files import write_whole
 from steptime._measurements.store import read
-from steptime._measurements.whole import write_whole
 from steptime._models.host.model import HostModel, shipped_host
 from steptime._platforms.calibration import host_factors
 from steptime._platforms.machine_costs import MachineCosts

@@ -19,6 +19,7 @@ from steptime._cli.platforms import platforms
 from steptime._cli.predict import predict
 from steptime._cli.replay import replay
 from steptime._cli.shard import shard
+from steptime._cli.sweep import sweep
 from steptime.errors import SteptimeError
 
 BAD_INPUT = 2
@@ -57,6 +58,7 @@ app.command()(capture)
 app.command()(platforms)
 app.command()(fabric)
 app.command()(shard)
+app.command()(sweep)
 # Their options are parsed where they also work without this command line: in the measuring harness.
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 app.command(context_settings=_AS_GIVEN, add_help_option=False)(calibrate)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from steptime._program.workload import Workload
-    from steptime._sim.core.timeline import Timeline
 
 # Reads shorter than this need no progress bar.
 PATIENCE_S = 0.5
@@ -58,12 +57,12 @@ def stdout() -> Iterator[Console]:
     sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
 
 
-def write_trace(timeline: Timeline, file: Path | None) -> None:
-    """Write the Perfetto file, if one was asked for."""
-    if file is not None:
-        from steptime._report.chrome import write_chrome_trace
+def input_files(paths: Sequence[Path], *others: Path | str | None) -> list[Path]:
+    """Every file that a command reads, as far as its arguments name them: what no output may replace."""
+    from steptime._program.formats.files import find_files
 
-        write_chrome_trace(timeline, file)
+    there = [path for path in paths if path.exists()]
+    return [*there, *(file.path for file in find_files(there)), *(Path(each) for each in others if each is not None)]
 
 
 def print_end(console: Console, file: Path | None, page: Path | None = None) -> None:

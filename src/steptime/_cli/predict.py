@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from steptime._cli.options import Json, Trace
-from steptime._cli.output import print_end, read, stdout, write_trace
-
-if TYPE_CHECKING:
-    from steptime._platforms.platform import Platform
-    from steptime._program.workload import Workload
-    from steptime._sim.prediction import Prediction
-
-DEVICE = "h200"
+from steptime._cli.output import input_files, print_end, read, stdout
 
 Workloads = Annotated[
     list[Path],
@@ -63,98 +55,31 @@ def predict(
     trace: Trace = None,
 ) -> None:
     """Predict the steady-state step time, say how sure that is, where the time goes and why."""
-    from steptime._report.json import dumps, prediction_document
+    from steptime._api.predict import platform_ranks
+    from steptime._api.predict import predict as predicted
+    from steptime._files import refuse_overwriting
+    from steptime._report.json import dumps
     from steptime._report.text import print_prediction
 
-    given = read(workload, batch=batch, ranks=ranks, plan=plan, platform_ranks=_ranks_of(platform))
-    chosen = _platform(given, platform, device, host, fabric, lookups)
-    if chosen is None:
-        found = _recorded(given, lookups, device, strict=strict, calibration=calibration)
-    else:
-        found = _modelled(given, chosen, lookups, strict=strict, calibration=calibration)
-    write_trace(found.timeline, trace)
+    outputs = {"--html": html, "--trace": trace}
+    refuse_overwriting(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
+    answer = predicted(
+        read(workload, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform)),
+        platform,
+        device=device,
+        host=host,
+        fabric=fabric,
+        lookups=lookups,
+        calibration=calibration,
+        strict=strict,
+    )
+    if trace is not None:
+        answer.trace(trace)
     if html is not None:
-        from steptime._report.html.page import write_page
-
-        write_page(html, found, given)
+        answer.html(html)
     if json:
-        print(dumps(prediction_document(found)), end="")
+        print(dumps(answer.to_dict()), end="")
         return
     with stdout() as console:
-        print_prediction(console, given, found)
+        print_prediction(console, answer)
         print_end(console, trace, html)
-
-
-def _ranks_of(name: str | None) -> int | None:
-    """How many ranks a platform has; None where none was named."""
-    if name is None:
-        return None
-    from steptime._platforms.platform import platform_parts
-
-    return platform_parts(name).ranks
-
-
-def _platform(
-    given: Workload, name: str | None, device: str | None, host: str | None, fabric: str | None, lookups: Path | None
-) -> Platform | None:
-    """The platform that was asked for; None: as recorded."""
-    from steptime._platforms.platform import Platform, platform_parts
-    from steptime.errors import InputError
-
-    ranks = given.world_size
-    if name is None:
-        if not any(program.recorded for program in given.programs):
-            raise InputError(
-                f"{given.name or 'the workload'} was never run: give the machine to predict for, as in "
-                f"--platform {_suggested(ranks)}"
-            )
-        for option, value in (("--host", host), ("--fabric", fabric)):
-            if value is not None:
-                raise InputError(f"{option} {value}: says a part of a platform; give the platform too, with --platform NAME")
-        if device is not None and lookups is None:
-            raise InputError(f"--device {device}: a part of a platform; give --platform NAME too, or --lookups FILE")
-        return None
-    parts = platform_parts(name)
-    # Fewer ranks than a platform has leave the others idle; more of them are joined by a fabric that was named for them.
-    enough = ranks < parts.ranks or fabric is not None
-    return Platform.of(parts.swapped(ranks=ranks if enough else None, device=device, host=host, fabric=fabric))
-
-
-def _suggested(ranks: int) -> str:
-    """A platform that has so many ranks; no shipped one has more than a few nodes."""
-    if ranks == 1:
-        return "1xh200"
-    most = 8  # of the fabric h200-nvlink
-    return f"{ranks}xh200-nvlink" if ranks <= most else "8xh200-nvlink --fabric FILE, a fabric of yours (`steptime fabric`)"
-
-
-def _recorded(
-    given: Workload, lookups: Path | None, device: str | None, *, strict: bool, calibration: Path | None
-) -> Prediction:
-    from steptime.errors import InputError
-
-    for option, wanted in (("--strict", strict), ("--calibration", calibration is not None)):
-        if wanted:
-            raise InputError(f"{option}: is about models; give the machine to predict for with --platform NAME")
-    if lookups is None:
-        from steptime._sim.prediction import predict as predicted
-
-        return predicted(given)
-    from steptime._lookups.workload import WorkloadLookups
-    from steptime._platforms.device import Device
-    from steptime._sim.recorded.lookup_scenarios import predict_iterations
-
-    return predict_iterations(given, WorkloadLookups.load(lookups), Device.load(device or DEVICE))
-
-
-def _modelled(
-    given: Workload, platform: Platform, lookups: Path | None, *, strict: bool, calibration: Path | None
-) -> Prediction:
-    from steptime._lookups.workload import WorkloadLookups
-    from steptime._platforms.calibration import UNCALIBRATED, Calibration
-    from steptime._sim.modelled.prediction import predict_on
-
-    if lookups is not None:
-        given = replace(given, lookups=WorkloadLookups.load(lookups))
-    speed = UNCALIBRATED if calibration is None else Calibration.read(calibration, platform)
-    return predict_on(given, platform, calibration=speed, strict=strict)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from steptime._cli.options import Json, Trace, Traces
-from steptime._cli.output import print_end, read, stdout, write_trace
+from steptime._cli.output import input_files, print_end, read, stdout
 
 
 def replay(
@@ -26,17 +26,19 @@ def replay(
     trace: Trace = None,
 ) -> None:
     """Play a run's own kernel times and host gaps through the simulator and compare with the recorded steps."""
-    from steptime._report.json import dumps, replay_document
-    from steptime._report.replayed import find_measured, report_replay
+    from steptime._api.predict import replay as replayed
+    from steptime._files import refuse_overwriting
+    from steptime._report.json import dumps
+    from steptime._report.replayed import find_measured
     from steptime._report.text import print_replay
-    from steptime._sim.recorded.replay import replay as replayed
 
-    workload = read(traces)
-    report = report_replay(replayed(workload), measured or find_measured(traces))
-    write_trace(report.prediction.timeline, trace)
+    refuse_overwriting({"--trace": trace}, input_files(traces, measured))
+    answer = replayed(read(traces), measured=measured or find_measured(traces))
+    if trace is not None:
+        answer.trace(trace)
     if json:
-        print(dumps(replay_document(report)), end="")
+        print(dumps(answer.to_dict()), end="")
         return
     with stdout() as console:
-        print_replay(console, workload, report)
+        print_replay(console, answer)
         print_end(console, trace)

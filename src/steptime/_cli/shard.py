@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from steptime._cli.options import Json
 from steptime._cli.output import stdout
 from steptime.errors import InputError
-
-if TYPE_CHECKING:
-    from steptime._platforms.platform import Platform
-    from steptime._shard.explain.explain import Explained
-    from steptime._shard.search.search import Searched
-    from steptime._shard.task.task import Task
 
 TaskFile = Annotated[
     Path,
@@ -63,17 +57,19 @@ def shard(
     ] = None,
 ) -> None:
     """Find the embedding sharding with the shortest step, and say why."""
-    from steptime._platforms.calibration import UNCALIBRATED, Calibration
+    from steptime._api.predict import calibration_for
+    from steptime._api.shard import machine_for, task_for
+    from steptime._api.shard import shard as sharded
+    from steptime._files import refuse_overwriting, write_output
     from steptime._report.json import dumps
-    from steptime._report.shard.document import evaluated_document, shard_document
+    from steptime._report.shard.document import evaluated_document
     from steptime._report.shard.text import print_evaluated, print_shard
     from steptime._shard.evaluate.plans import evaluated, plans_in
-    from steptime._shard.search.search import evaluators, search, usual_evaluations
-    from steptime._shard.search.state import Budget
 
-    machine = _platform(platform, ranks)
-    given = _task(task, machine, ranks, batch, memory)
-    speed = UNCALIBRATED if calibration is None else Calibration.read(calibration, machine)
+    refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate))
+    machine = machine_for(platform, ranks)
+    given = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory)
+    speed = calibration_for(calibration, machine)
     if evaluate is not None:
         if html is not None or torchrec is not None:
             raise InputError(
@@ -86,43 +82,13 @@ def shard(
         with stdout() as console:
             print_evaluated(console, given, machine.name, plans)
         return
-    from steptime._shard.explain.explain import explain
-
-    limits = Budget(evaluations or usual_evaluations(given.model), budget)
-    found = search(given, machine, limits, make=evaluators(machine, speed))
-    why = explain(found, machine, speed)
-    _write(html, torchrec, found, why, machine)
+    answer = sharded(given, machine, calibration=speed, budget_s=budget, evaluations=evaluations)
+    if html is not None:
+        answer.html(html)
+    if torchrec is not None:
+        write_output(torchrec, dumps(answer.torchrec()))
     if json:
-        print(dumps(shard_document(found, why, machine.name)), end="")
+        print(dumps(answer.to_dict()), end="")
         return
     with stdout() as console:
-        print_shard(console, found, why, machine.name, html, torchrec)
-
-
-def _platform(name: str, ranks: int | None) -> Platform:
-    from steptime._platforms.platform import Platform, platform_parts
-
-    parts = platform_parts(name)
-    # Fewer ranks than a platform has leave the others idle; more are refused by whoever knows the task.
-    return Platform.of(parts.swapped(ranks=ranks if ranks is not None and 1 < ranks < parts.ranks else None))
-
-
-def _task(file: Path, machine: Platform, ranks: int | None, batch: int | None, memory: int | None) -> Task:
-    from steptime._build.dlrm.config import Overrides
-    from steptime._shard.search.search import check_ranks
-    from steptime._shard.task.task import read_task
-
-    given = read_task(file, Overrides(batch, ranks, machine.ranks), memory)
-    check_ranks(given, machine)
-    return given
-
-
-def _write(html: Path | None, torchrec: Path | None, found: Searched, why: Explained, machine: Platform) -> None:
-    from steptime._build.dlrm.plan_files import torchrec_document
-    from steptime._report.json import dumps
-    from steptime._report.shard.html import write_shard_page
-
-    if html is not None:
-        write_shard_page(html, found, why, machine.name)
-    if torchrec is not None:
-        torchrec.write_text(dumps(torchrec_document(found.best.plan, found.task.tables)), encoding="utf-8")
+        print_shard(console, answer.searched, answer.explained, machine.name, html, torchrec)

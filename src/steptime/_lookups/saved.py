@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from steptime._files import write_output
 from steptime._lookups.footprint import Footprint, grid
 from steptime._lookups.lengths import QUANTILES, Lengths
 from steptime._lookups.spectrum import HOTTEST, Spectrum
@@ -125,7 +126,7 @@ def load(path: Path) -> TableStatistics:
 def write_json(path: Path, values: Any) -> None:
     """The same values always give the same bytes."""
     text = json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    write_output(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def read_json(path: Path) -> Any:

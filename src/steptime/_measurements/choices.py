@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from steptime._measurements.whole import write_whole
+from steptime._files import write_whole
 from steptime.errors import InputError
 
 FOLDER_NAME = "nccl_choices"

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from steptime._files import whole
 from steptime._measurements.recipe import Recipe
 from steptime._measurements.sets import MeasuredSet, measured_set
-from steptime._measurements.whole import whole
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1

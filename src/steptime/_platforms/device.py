@@ -18,7 +18,7 @@ from steptime._models.kernels.work import flop_of, moved_bytes, precision_of
 from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
 from steptime._models.lookups.question import Lookup
 from steptime._platforms.analytic.device import Transfer
-from steptime.errors import InputError
+from steptime.errors import InputError, UnsupportedError
 
 # Of a kernel that does next to nothing, on an H200: the shortest of the measured rows.
 _FLOOR_NS = 1_000.0
@@ -98,7 +98,7 @@ class Device:
         for place, (lookup, one) in enumerate(zip(lookups, found, strict=True)):
             if not one.estimate.inside:
                 tables = f"table {lookup.tables[0].table}" if len(lookup.tables) == 1 else f"{len(lookup.tables)} tables"
-                raise InputError(
+                raise UnsupportedError(
                     f"lookup {place} ({lookup.implementation} {lookup.direction} of {tables}) is beyond what was measured on "
                     f"{self.limits.name}; drop --strict for an estimate with a wide interval"
                 )
@@ -134,7 +134,7 @@ class Device:
                 op = question.call.op
                 of_op_ns = sum(b.estimate.time_ns for a, b in zip(questions, found, strict=True) if a.call.op == op)
                 share = f"{of_op_ns / total_ns:.1%} of the device time" if total_ns else "no device time"
-                raise InputError(
+                raise UnsupportedError(
                     f"{op} has no fitted model on {self.limits.name} ({one.why}); it is {share}; drop --strict for a roofline"
                 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from steptime._files import write_whole
 from steptime._hardware.description import is_file, read_json
 from steptime._hardware.fabric import FabricLimits, read_fabric
 from steptime._hardware.topology import Placement, first_ranks, place, place_together
@@ -116,8 +117,7 @@ def _analytic(limits: FabricLimits, name: str) -> AnalyticTier:
 def write_models(file: Path, tiers: Mapping[str, TierModel]) -> None:
     """The fitted models of a fabric's tiers, beside its TOML file."""
     content = {"schema_version": MODELS_VERSION, "tiers": {name: model.to_dict() for name, model in tiers.items()}}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(content, separators=(",", ":")) + "\n")
 
 
 @cache

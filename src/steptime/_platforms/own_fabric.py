@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime._files import write_output
 from steptime._hardware.description import RANGES, Quantity, Range
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
@@ -69,7 +70,7 @@ class OwnFabric:
         if self.limits.models is not None:
             write_models(folder / self.limits.models.name, self.models)
         file = folder / f"{self.limits.name}.toml"
-        file.write_text(fabric_toml(self.limits), encoding="utf-8")
+        write_output(file, fabric_toml(self.limits))
         return file
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from steptime._lookups.workload import WorkloadLookups
@@ -87,6 +88,12 @@ class Workload:
         if self.rebuild is None:
             raise InputError(f"{self.name or 'the workload'}: {fixed(batch, ranks)}")
         return self.rebuild(batch=batch, ranks=ranks)
+
+    def save(self, path: str | Path) -> None:
+        """Saves it: as one file where the path ends in `.json` or `.json.gz`, else as a folder with a file for every rank."""
+        from steptime._program.formats import saved  # noqa: PLC0415 (the saved form knows workloads)
+
+        saved.write(self, Path(path))
 
     def run_by(self, owner: int) -> tuple[int, ...]:
         """The ranks that run the program of this one, itself first where it does."""

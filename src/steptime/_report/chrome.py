@@ -18,12 +18,12 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._files import output
 from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import CallKind, Program, WorkKind
 from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.explain.path_summary import short_kernel_name
 from steptime._units import NS_PER_MS, NS_PER_US
-from steptime.errors import InputError
 
 # Process ids count from 1, and thread ids differ between ranks: Perfetto keeps 0 for the idle task and takes a thread whose
 # id is its process's for the main one.
@@ -38,26 +38,23 @@ _MARKS = (CallKind.STEP_BEGIN, CallKind.STEP_END)
 
 def write_chrome_trace(timeline: Timeline, file: Path, *, scenario: int = 0) -> None:
     """Write one scenario of a timeline; compressed if the name ends in .gz."""
-    try:
-        with _writer(file) as out:
-            out.write('{"displayTimeUnit":"ms","traceEvents":[')
-            separator = "\n"
-            for event in events(timeline, scenario=scenario):
-                out.write(separator + event)
-                separator = ",\n"
-            out.write("\n]}\n")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error}); check the folder and permissions") from error
+    with output(file) as unfinished, _writer(unfinished, packed=file.name.endswith(".gz")) as out:
+        out.write('{"displayTimeUnit":"ms","traceEvents":[')
+        separator = "\n"
+        for event in events(timeline, scenario=scenario):
+            out.write(separator + event)
+            separator = ",\n"
+        out.write("\n]}\n")
 
 
 @contextmanager
-def _writer(file: Path) -> Iterator[IO[str]]:
+def _writer(file: Path, *, packed: bool) -> Iterator[IO[str]]:
     with file.open("wb") as raw:
-        if file.name.endswith(".gz"):
+        if packed:
             # Neither name nor time in the header: same timeline, same bytes.
             with (
-                gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
-                io.TextIOWrapper(packed, "utf-8") as out,
+                gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as archive,
+                io.TextIOWrapper(archive, "utf-8") as out,
             ):
                 yield out
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime._report.inspection.inspection import Inspection
 from steptime._report.replayed import ReplayReport
-from steptime._sim.prediction import Iterations, Prediction
+from steptime._sim.prediction import Iterations, PredictedStep
 from steptime._units import ms
 
 # Changes when a key is removed or changes its meaning; new keys may appear without.
@@ -22,10 +22,10 @@ Document = dict[str, Any]
 
 def dumps(document: Document) -> str:
     """The document as JSON text, with a line end."""
-    return json.dumps(_rounded(document), indent=2, allow_nan=False) + "\n"
+    return json.dumps(rounded(document), indent=2, allow_nan=False) + "\n"
 
 
-def prediction_document(prediction: Prediction) -> Document:
+def prediction_document(prediction: PredictedStep) -> Document:
     """What `predict --json` writes; `iterations` is there where lookups of iterations were given."""
     path = prediction.critical_path
     iterations = {} if prediction.iterations is None else {"iterations": iterations_document(prediction.iterations)}
@@ -34,6 +34,7 @@ def prediction_document(prediction: Prediction) -> Document:
         "step_time_ms": prediction.step_time_ms,
         "platform": prediction.platform,
         "interval_ms": list(prediction.interval_ms),
+        **_asked(prediction),
         "first_step_ms": prediction.first_step_ms,
         "bound_by": prediction.bound_by,
         "ranks": [asdict(rank) for rank in prediction.ranks],
@@ -49,6 +50,25 @@ def prediction_document(prediction: Prediction) -> Document:
         "coverage": dict(prediction.coverage),
         "warnings": list(prediction.warnings),
         **iterations,
+    }
+
+
+def _asked(prediction: PredictedStep) -> Document:
+    """What was asked and what people compare; None where it is not known."""
+    workload = prediction.workload
+    known = workload.description
+    return {
+        "workload": workload.name or None,
+        "batch": known.batch,
+        "sequence": known.sequence,
+        "precision": prediction.precision,
+        "parallelism": None if known.parallelism is None else dict(known.parallelism),
+        "parameters": known.parameters,
+        "samples_per_s": prediction.samples_per_s,
+        "tokens_per_s": prediction.tokens_per_s,
+        "flop": prediction.flop,
+        "mfu": prediction.mfu,
+        "hfu": prediction.hfu,
     }
 
 
@@ -89,11 +109,12 @@ def inspection_document(inspection: Inspection) -> Document:
     return {"schema_version": SCHEMA_VERSION, **asdict(inspection)}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Plain values with their numbers as exact as anyone needs."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return value

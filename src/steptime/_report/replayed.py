@@ -8,7 +8,7 @@ from statistics import fmean
 
 from steptime._program.program import CallKind
 from steptime._sim.explain.activity import Window
-from steptime._sim.prediction import Prediction, explain
+from steptime._sim.prediction import PredictedStep, explain
 from steptime._sim.recorded.replay import Replay, StepReplay
 from steptime._sim.recorded.unprofiled import MEASURED_FILE, PUBLISHED, Case, read_measured
 from steptime._units import ms
@@ -33,7 +33,7 @@ class Unprofiled:
 class ReplayReport:
     """What `steptime replay` says."""
 
-    prediction: Prediction
+    prediction: PredictedStep
     steps: tuple[StepReplay, ...]
     measured_step_ms: float  # mean of the recorded steps
     error: float  # of the mean step
@@ -54,6 +54,7 @@ def report_replay(played: Replay, measured: Path | None = None) -> ReplayReport:
         said = f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is taken as recorded"
         warnings.append(said)
     prediction = explain(
+        workload,
         played.timeline,
         Window(count, begin, max(end - begin, 1)),
         step_ns=mean_ns,

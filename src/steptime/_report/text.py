@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from steptime._program.program import Program
 from steptime._program.workload import Workload
+from steptime._report.document import asked_facts, merged_warnings, source_words, span_words, speed_facts
 from steptime._report.layout import (
     between_ms,
     body_width,
@@ -32,7 +32,7 @@ from steptime._report.sizes import size_words
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.explain.bound import family_words
 from steptime._sim.explain.path_summary import PathSummary
-from steptime._sim.prediction import Iterations, Prediction
+from steptime._sim.prediction import Iterations, PredictedStep
 from steptime._units import ms
 
 # More ranks than this are shown by their extremes.
@@ -42,13 +42,9 @@ PATH_SHOWN = 8
 # Replay error from which a step stands out: the most that any case may have.
 LARGE_ERROR = 0.03
 
-OUT_OF_RANGE = "out_of_range"
-_WORTH_SAYING = 0.005
-
 _NAME_AT_LEAST = 8  # columns that a name on the critical path gets
 _BAR_AT_MOST = 40
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
-_NUMBERS = re.compile(r"\d+")
 
 _RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
     ("step", lambda r: r.step_ms),
@@ -63,26 +59,35 @@ _RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
 )
 
 
-def print_prediction(console: Console, workload: Workload, prediction: Prediction) -> None:
+def print_prediction(console: Console, prediction: PredictedStep) -> None:
     """The report of `steptime predict`."""
+    workload = prediction.workload
     print_header(console, "predict", workload)
-    said = "range with the recorded steps" if prediction.platform is None else "nine of ten measured steps expected within"
-    beside = [f"{said}: {between_ms(*prediction.interval_ms)} ms"]
+    beside = [span_words(prediction)]
     if prediction.platform is not None:
-        beside.insert(0, f"on {prediction.platform}")
+        beside.append(f"on {prediction.platform}")
     if prediction.memory.get("fits") is False:
         beside.insert(0, "DOES NOT FIT in memory")
     if prediction.first_step_ms is not None:
         beside.append(f"a single step from empty queues: {time_ms(prediction.first_step_ms)} ms")
     _step_time(console, prediction.step_time_ms, beside)
+    _print_facts(console, prediction)
     if prediction.iterations is not None:
         _iterations(console, prediction.iterations, prediction.step_time_ms)
     _explanation(console, prediction, "not known: ranks are missing" if workload.absent else "none")
 
 
-def print_replay(console: Console, workload: Workload, report: ReplayReport) -> None:
+def _print_facts(console: Console, prediction: PredictedStep) -> None:
+    """What was asked and how fast it is, a line each where something is known."""
+    for title, facts in (("Workload", asked_facts(prediction)), ("Speed", speed_facts(prediction))):
+        words = ", ".join(fact.words for fact in facts)
+        if words:
+            print_line(console, title, words, spaced=False)
+
+
+def print_replay(console: Console, report: ReplayReport) -> None:
     """The report of `steptime replay`."""
-    print_header(console, "replay", workload)
+    print_header(console, "replay", report.prediction.workload)
     measured = f"recorded {time_ms(report.measured_step_ms)} ms, error {signed_percent(report.error)}"
     _step_time(console, report.prediction.step_time_ms, [measured])
     print_section(console, "Steps", "ms; from the end of the step before to the end of its last work on any rank")
@@ -107,15 +112,11 @@ def print_warnings(console: Console, warnings: Sequence[str]) -> None:
     """Every warning once; those that differ in numbers only, as one."""
     if not warnings:
         return
-    alike: dict[str, list[str]] = {}
-    for warning in warnings:
-        alike.setdefault(_NUMBERS.sub("#", warning), []).append(warning)
     table = Table.grid(padding=(0, 1))
     table.add_column(style="yellow")
     table.add_column(overflow="fold")
-    for found in alike.values():
-        more = Text(f" (and {len(found) - 1} more like this)", style="dim") if len(found) > 1 else Text()
-        table.add_row("!", literal(found[0]) + more)
+    for warning in merged_warnings(warnings):
+        table.add_row("!", literal(warning))
     print_section(console, "Warnings", "", table)
 
 
@@ -168,7 +169,7 @@ def _iterations(console: Console, iterations: Iterations, recorded_ms: float) ->
     print_line(console, "Slowest", line, spaced=False)
 
 
-def _explanation(console: Console, prediction: Prediction, nobody: str) -> None:
+def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> None:
     print_section(console, "Ranks", "ms per step")
     print_numbers(console, ("rank", *(name for name, _ in _RANK_COLUMNS)), list(_ranks(prediction.ranks)))
     what = "ms per step, mean over ranks; communication behind computation is not counted"
@@ -181,18 +182,11 @@ def _explanation(console: Console, prediction: Prediction, nobody: str) -> None:
         print_line(console, "Straggler", said + f"{percent(straggler.share)} of all waiting for peers")
     elif len(prediction.ranks) > 1:
         print_line(console, "Straggler", nobody)
-    print_line(console, "Coverage", f"device time is {_sources(prediction.coverage)}", spaced=len(prediction.ranks) < 2)
+    print_line(console, "Coverage", f"device time is {source_words(prediction.coverage)}", spaced=len(prediction.ranks) < 2)
     if prediction.memory["peak_bytes"] is not None:
         print_line(console, "Memory", _memory(prediction.memory), spaced=False)
     print_warnings(console, prediction.warnings)
     print_line(console, "Bound by", prediction.bound_by, style="bold")
-
-
-def _sources(coverage: Mapping[str, float]) -> str:
-    """Where durations come from; what is beyond the fitted range is a part of these."""
-    said = ", ".join(f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE)
-    outside = coverage.get(OUT_OF_RANGE, 0.0)
-    return f"{said}; {percent(outside)} of it beyond the fitted range" if outside >= _WORTH_SAYING else said
 
 
 def _memory(memory: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
-"""`Prediction`: the answer people read. How long a step takes, what every rank does meanwhile, and why it is not faster."""
+"""`PredictedStep`: what a prediction says. How long a step takes, what every rank does meanwhile, and why it is not faster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from steptime._sim.core.timeline import Timeline
 from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
 from steptime._sim.explain.bound import bound_by
 from steptime._sim.explain.critical_path import critical_path
+from steptime._sim.explain.operations import Operations, operations_of, recorded_peak_flop_per_s
 from steptime._sim.explain.path_summary import PathSummary, summarise_path
 from steptime._sim.explain.straggler import Straggler, Waiting, waiting
 from steptime._sim.recorded.timing import recorded
@@ -47,10 +48,15 @@ class Iterations:
         return float(np.quantile(self.step_ms, level))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A predicted step."""
+# As people call what devices' data sheets name by type.
+_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """A predicted step of a workload."""
+
+    workload: Workload = field(compare=False, repr=False)
     step_time_ms: float
     # Holds nine of ten measured steps; as recorded: the span of the prediction and the recorded steps after the first.
     interval_ms: tuple[float, float]
@@ -67,9 +73,50 @@ class Prediction:
     warnings: tuple[str, ...] = ()
     iterations: Iterations | None = None  # where it was asked how iterations differ: `lookup_scenarios`
     platform: str | None = None  # None: as recorded
+    operations: Operations = field(default_factory=Operations)
+    peak_flop_per_s: float | None = None  # of all ranks together, in the precision of most operations; None: not known
+
+    @property
+    def precision(self) -> str | None:
+        """What the workload says it computes in, or else what most of its products do."""
+        return self.workload.description.precision or _PRECISIONS.get(
+            self.operations.precision or "", self.operations.precision
+        )
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples that all ranks together train on; None where the batch is not known."""
+        batch = self.workload.description.batch
+        return None if batch is None or not self.step_time_ms else 1e3 * batch / self.step_time_ms
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Samples times the tokens of each."""
+        sequence, samples = self.workload.description.sequence, self.samples_per_s
+        return None if samples is None or sequence is None else samples * sequence
+
+    @property
+    def flop(self) -> float | None:
+        """Operations that the model asks for in one step, over all ranks; None where no product is known."""
+        return self.operations.model or None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: these over what the devices could compute in the step time at their peak."""
+        return self._utilisation(self.operations.model)
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilisation: the same with what is computed again."""
+        return self._utilisation(self.operations.hardware)
+
+    def _utilisation(self, flop: float) -> float | None:
+        if not flop or not self.peak_flop_per_s or not self.step_time_ms:
+            return None
+        return flop / (self.peak_flop_per_s * self.step_time_ms / 1e3)
 
 
-def predict(workload: Workload) -> Prediction:
+def predict(workload: Workload) -> PredictedStep:
     """Predict the steady-state step with the run's own durations, as recorded; on a platform: `modelled.prediction`."""
     inputs = recorded(workload)
     found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
@@ -90,7 +137,8 @@ def predict(workload: Workload) -> Prediction:
     taken = [ms(period) for period in step_times_ns(inputs).values()]
     taken = taken[1:] or taken  # the first counts from the host's start and waits for what was launched before the recording
     period_ms = ms(found.period_ns[0])
-    return explain(
+    said = explain(
+        workload,
         found.timeline,
         Window(steps),
         step_ns=float(found.period_ns[0]),
@@ -99,9 +147,11 @@ def predict(workload: Workload) -> Prediction:
         first_step_ms=ms(found.first_ns[0]),
         warnings=warnings,
     )
+    return replace(said, peak_flop_per_s=recorded_peak_flop_per_s(workload, said.operations.precision))
 
 
 def explain(
+    workload: Workload,
     timeline: Timeline,
     window: Window,
     *,
@@ -110,13 +160,15 @@ def explain(
     complete: bool = True,
     first_step_ms: float | None = None,
     warnings: Sequence[str] = (),
-) -> Prediction:
+) -> PredictedStep:
     """Read the answers out of a timeline. Not `complete`: ranks are left out of it, and nobody can say who waits for whom."""
     seen: Activity = activity(timeline, window)
     since_ns = int(timeline.end_ns[0]) - round(step_ns * window.steps)
     path = summarise_path(critical_path(timeline), timeline, window.steps, since_ns)
     waited = waiting(timeline, steps=window.steps, step_ns=step_ns) if complete else Waiting(None, 0.0)
-    return Prediction(
+    return PredictedStep(
+        workload=workload,
+        operations=operations_of(workload),
         step_time_ms=ms(step_ns),
         interval_ms=interval_ms,
         ranks=seen.ranks,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from steptime._measurements.whole import whole
+from steptime._files import whole
 from steptime._program.formats.execution.reader import read
 from steptime._program.from_ops import to_program
 from steptime._program.program import Program

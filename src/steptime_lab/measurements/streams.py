@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from steptime._files import whole
 from steptime._lookups.columns import WINDOWS, TableColumns
 from steptime._lookups.generators import Generator
 from steptime._lookups.lengths import QUANTILES
 from steptime._lookups.spectrum import HOTTEST
 from steptime._lookups.statistics import REUSE_BINS
 from steptime._lookups.table import table_statistics
-from steptime._measurements.whole import whole
 from steptime.errors import InputError
 
 FILE_NAME = "lookup_streams.parquet"

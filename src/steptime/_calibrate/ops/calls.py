@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from steptime._measurements.whole import write_whole
+from steptime._files import write_whole
 from steptime._models.kernels.call import Call
 from steptime.errors import InputError
 

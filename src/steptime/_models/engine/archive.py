@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from steptime._measurements.whole import whole
+from steptime._files import whole
 from steptime._models.engine.stored import Array, Arrays
 from steptime.errors import InputError
 

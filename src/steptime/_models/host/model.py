@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 import steptime
+from steptime._files import write_output
 from steptime._hardware.description import Range
 from steptime._models.host.speed import STEP, HostCost, Speed
 from steptime._ops.catalogue import HostClass, op_kind
@@ -94,7 +95,7 @@ class HostModel:
 
     def save(self, path: Path) -> None:
         """Write it as JSON; the same model gives the same bytes."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n")
+        write_output(path, msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n")
 
     @classmethod
     def load(cls, path: Path) -> HostModel:

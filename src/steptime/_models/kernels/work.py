@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from steptime._models.kernels.call import Call, TensorArg
+
+# PyTorch lets convolutions of float32 use TF32 unless told otherwise, and no matrix product.
+_TF32_BY_DEFAULT = ("aten::convolution", "aten::convolution_backward")
+
+
+class Shaped(Protocol):
+    """A tensor argument of a call, or of an op of a program."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
 
 
 def base_of(op: str) -> str:
@@ -18,6 +34,11 @@ def precision_of(call: Call, tf32: bool) -> str:
     return "tf32" if tf32 and call.dtype == "float32" else call.dtype
 
 
+def computed_in(op: str, dtype: str) -> str:
+    """What a product of this type is computed in, unless its user said otherwise."""
+    return "tf32" if dtype == "float32" and base_of(op) in _TF32_BY_DEFAULT else dtype
+
+
 def moved_bytes(call: Call) -> float:
     """Every argument on the device read once, and an output of the size of the largest result written."""
     return float(call.nbytes + _output_bytes(call))
@@ -25,13 +46,27 @@ def moved_bytes(call: Call) -> float:
 
 def flop_of(call: Call) -> float:
     """Multiplications and additions of products, convolutions and attention; one operation per element of anything else."""
-    tensors = list(call.tensors())
-    count = _FLOP.get(base_of(call.op))
-    if count is not None:
-        found = count(call, tensors)
-        if found is not None:
-            return found
-    return float(max((tensor.numel for tensor in tensors), default=0))
+    found = product_flop(call.op, call.args)
+    return float(max((tensor.numel for tensor in call.tensors()), default=0)) if found is None else found
+
+
+def is_product(op: str) -> bool:
+    """Whether an op is a product, a convolution or attention."""
+    return base_of(op) in _FLOP
+
+
+def product_flop(op: str, args: Sequence[Any]) -> float | None:
+    """Multiplications and additions of a product, a convolution or attention with these arguments; None of anything else."""
+    count = _FLOP.get(base_of(op))
+    return None if count is None else count(op, args, list(_tensors(args)))
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[Shaped]:
+    for value in args:
+        if isinstance(value, tuple):
+            yield from _tensors(value)
+        elif hasattr(value, "shape"):
+            yield value
 
 
 def _output_bytes(call: Call) -> int:
@@ -51,7 +86,7 @@ def _output_bytes(call: Call) -> int:
     return max(tensor.nbytes for tensor in tensors)
 
 
-def _product(_: Call, tensors: list[TensorArg]) -> float | None:
+def _product(_op: str, _args: Sequence[Any], tensors: list[Shaped]) -> float | None:
     if len(tensors) < 2:
         return None
     left, right = tensors[-2:]
@@ -60,12 +95,12 @@ def _product(_: Call, tensors: list[TensorArg]) -> float | None:
     return 2.0 * left.numel * right.shape[-1]
 
 
-def _convolution(call: Call, tensors: list[TensorArg]) -> float | None:
+def _convolution(_op: str, args: Sequence[Any], tensors: list[Shaped]) -> float | None:
     """Every element of the weight meets every output position of every sample."""
     if len(tensors) < 2:
         return None
     inputs, weight = tensors[0], tensors[1]
-    stride = call.args[3] if len(call.args) > 3 else None
+    stride = args[3] if len(args) > 3 else None
     if not isinstance(stride, tuple) or len(inputs.shape) < 3:
         return None
     positions = math.prod(
@@ -74,20 +109,20 @@ def _convolution(call: Call, tensors: list[TensorArg]) -> float | None:
     return 2.0 * inputs.shape[0] * positions * weight.numel
 
 
-def _convolution_backward(call: Call, tensors: list[TensorArg]) -> float | None:
+def _convolution_backward(_op: str, args: Sequence[Any], tensors: list[Shaped]) -> float | None:
     """Two products of the forward's size: one for the input, one for the weight."""
     if len(tensors) < 3 or len(tensors[0].shape) < 3:
         return None
     gradient, weight = tensors[0], tensors[2]
     positions = gradient.shape[0] * math.prod(gradient.shape[2:])
-    mask = call.args[-1]
+    mask = args[-1]
     wanted = sum(bool(one) for one in mask[:2]) if isinstance(mask, tuple) else 2
     return 2.0 * wanted * positions * weight.numel
 
 
-def _attention(call: Call, tensors: list[TensorArg]) -> float | None:
+def _attention(op: str, _args: Sequence[Any], tensors: list[Shaped]) -> float | None:
     """Scores and their sum with the values; backward has five such products instead of two."""
-    backward = "backward" in call.op
+    backward = "backward" in op
     shaped = [tensor for tensor in tensors if len(tensor.shape) == 4]
     if len(shaped) < 3:
         return None
@@ -99,7 +134,7 @@ def _attention(call: Call, tensors: list[TensorArg]) -> float | None:
 # Ops whose output is the product of their last two operands, and how many dimensions those have.
 _PRODUCTS = {"aten::mm": 2, "aten::addmm": 2, "aten::bmm": 3, "aten::baddbmm": 3}
 
-_FLOP: dict[str, Callable[[Call, list[TensorArg]], float | None]] = {
+_FLOP: dict[str, Callable[[str, Sequence[Any], list[Shaped]], float | None]] = {
     **dict.fromkeys(_PRODUCTS, _product),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,

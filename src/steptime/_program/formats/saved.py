@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from steptime._files import write_output
 from steptime._lookups.workload import WorkloadLookups
 from steptime._program.formats import Format, Progress
 from steptime._program.formats.files import TolerantReader, TraceFile, open_stream
@@ -169,10 +170,7 @@ def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> 
         data = msgspec.json.encode(document) + b"\n"
     except (UnicodeEncodeError, OverflowError) as error:
         raise InputError(f"{path}: cannot be written as JSON ({error})") from error
-    try:
-        path.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); check the folder and its permissions") from error
+    write_output(path, gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
 
 
 def _saved(program: Program) -> dict[str, Any]:

@@ -12,10 +12,8 @@ import json
 import re
 from collections.abc import Mapping
 from importlib import resources
-from pathlib import Path
 
 from steptime import __version__
-from steptime._program.workload import Workload
 from steptime._report.html import sections
 from steptime._report.html.iterations import iterations_section
 from steptime._report.html.labels import Document
@@ -25,8 +23,7 @@ from steptime._report.html.memory import memory_section
 from steptime._report.html.ranks import drawn
 from steptime._report.html.timeline import timeline_document
 from steptime._sim.explain.critical_path import critical_path
-from steptime._sim.prediction import Prediction
-from steptime.errors import InputError
+from steptime._sim.prediction import PredictedStep
 
 # One script, in this order: reading the data, the state of the view, drawing it, what a person does with it.
 SCRIPTS = ("data.js", "view.js", "colours.js", "draw.js", "search.js", "details.js", "main.js", "pointer.js", "keys.js")
@@ -36,8 +33,9 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
 
-def page(prediction: Prediction, workload: Workload, *, facts: Mapping[str, str] | None = None) -> str:
+def page(prediction: PredictedStep, *, facts: Mapping[str, str] | None = None) -> str:
     """The page of a prediction, as text, the same for the same prediction; `facts` are said beside its own."""
+    workload = prediction.workload
     chosen = drawn(prediction)
     path = critical_path(prediction.timeline)
     document = timeline_document(prediction.timeline, chosen.ranks, path)
@@ -47,7 +45,7 @@ def page(prediction: Prediction, workload: Workload, *, facts: Mapping[str, str]
         "policy": Markup(f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"),
         "style": Markup(style),
         "name": escape(workload.name or "workload"),
-        "summary": sections.summary(prediction, workload, facts or {}),
+        "summary": sections.summary(prediction, facts or {}),
         "iterations": iterations_section(prediction.iterations),
         "families": sections.families(prediction.breakdown),
         "ranks": sections.ranks(prediction.ranks),
@@ -61,15 +59,6 @@ def page(prediction: Prediction, workload: Workload, *, facts: Mapping[str, str]
         "script": Markup(script),
     }
     return _PLACE.sub(lambda place: parts[place[1]], _part("page.html"))
-
-
-def write_page(file: Path, prediction: Prediction, workload: Workload, *, facts: Mapping[str, str] | None = None) -> None:
-    """Write the page of a prediction to a file."""
-    text = page(prediction, workload, facts=facts)
-    try:
-        file.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error}); check the folder and permissions") from error
 
 
 def _part(name: str) -> str:

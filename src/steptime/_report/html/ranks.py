@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steptime._sim.explain.activity import RankSummary
-from steptime._sim.prediction import Prediction
+from steptime._sim.prediction import PredictedStep
 
 # More lanes than these ranks have, nobody scrolls through.
 RANKS_AT_MOST = 64
@@ -42,7 +42,7 @@ def _ranks(ranks: list[int]) -> str:
     return "ranks " + ", ".join(map(str, sorted(ranks)[:_NAMED])) + more
 
 
-def drawn(prediction: Prediction, *, ranks_at_most: int = RANKS_AT_MOST, events_at_most: int = EVENTS_AT_MOST) -> Drawn:
+def drawn(prediction: PredictedStep, *, ranks_at_most: int = RANKS_AT_MOST, events_at_most: int = EVENTS_AT_MOST) -> Drawn:
     """All ranks of a prediction where they fit; else as many of the representative ones as do, the most telling first."""
     events = {
         rank: len(cohort.cohort.program.calls) + len(cohort.cohort.program.works)
@@ -62,7 +62,7 @@ def drawn(prediction: Prediction, *, ranks_at_most: int = RANKS_AT_MOST, events_
     return Drawn(tuple(sorted(chosen)), chosen, len(events))
 
 
-def _representatives(prediction: Prediction) -> list[tuple[int, str]]:
+def _representatives(prediction: PredictedStep) -> list[tuple[int, str]]:
     """Ranks and what each stands for, the most telling first; a rank may come twice."""
 
     def computing(rank: RankSummary) -> tuple[float, int]:

@@ -5,30 +5,26 @@ All of it is there without a script, so that it can be read aloud, searched and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from steptime._program.workload import Workload
+from steptime._report.document import OUT_OF_RANGE, asked_facts, merged_warnings, speed_facts
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.html.memory import memory_words
 from steptime._report.layout import percent, time_ms
-from steptime._report.text import OUT_OF_RANGE
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.explain.bound import family_words
 from steptime._sim.explain.path_summary import PathSummary
-from steptime._sim.prediction import Prediction
+from steptime._sim.prediction import PredictedStep
 
 # More ranks than this are shown by their extremes.
 RANKS_LISTED = 128
 
-_NUMBERS = re.compile(r"\d+")
 
-
-def summary(prediction: Prediction, workload: Workload, facts: Mapping[str, str]) -> Markup:
+def summary(prediction: PredictedStep, facts: Mapping[str, str]) -> Markup:
     """The step time with its interval, what bounds it, what it is the step of, and what to doubt."""
     number = tag("p", tag("strong", time_ms(prediction.step_time_ms)), tag("span", "ms per step", class_="unit"), class_="step")
-    known = (*_facts(prediction, workload), *facts.items())
+    known = (*_facts(prediction), *facts.items())
     said = [tag("div", tag("dt", name), tag("dd", value)) for name, value in known]
     return join(
         (
@@ -45,7 +41,7 @@ def _bound(sentence: str) -> tuple[Markup, str]:
     return tag("strong", regime[:1].upper() + regime[1:]), colon + evidence
 
 
-def _interval(prediction: Prediction) -> Markup:
+def _interval(prediction: PredictedStep) -> Markup:
     """The interval as a line with the step time on it."""
     low, high = prediction.interval_ms
     if high <= low:
@@ -54,12 +50,13 @@ def _interval(prediction: Prediction) -> Markup:
     line = bar([(1.0, "span")], f"from {time_ms(low)} to {time_ms(high)} ms")
     mark = tag("rect", x=f"{100 * here:.3f}%", width="3", height="100%", class_="here")
     dot = tag("svg", mark, class_="mark", aria_hidden="true")
-    said = "range with the recorded steps, ms" if prediction.platform is None else "nine of ten steps, ms"
+    said = "range with the recorded steps, ms" if prediction.platform is None else "90 % interval, ms"
     ends = tag("p", tag("span", time_ms(low)), tag("span", said), tag("span", time_ms(high)), class_="ends")
     return tag("div", tag("div", line, dot, class_="line"), ends, class_="interval")
 
 
-def _facts(prediction: Prediction, workload: Workload) -> Iterator[tuple[str, str]]:
+def _facts(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
+    workload = prediction.workload
     devices = list(dict.fromkeys(p.device_name for p in workload.programs if p.device_name))
     if prediction.platform is not None:
         yield "Platform", prediction.platform
@@ -67,6 +64,7 @@ def _facts(prediction: Prediction, workload: Workload) -> Iterator[tuple[str, st
         yield "Device, as recorded", ", ".join(devices[:2]) + (", ..." if len(devices) > 2 else "")
     ranks = len(prediction.ranks)
     yield "Ranks", str(ranks) if ranks == workload.world_size else f"{ranks} of {workload.world_size}"
+    yield from ((fact.name, fact.value) for fact in (*asked_facts(prediction), *speed_facts(prediction)))
     steps = max(len(p.steps) for p in workload.programs)
     if steps:
         yield "Steps drawn", str(steps)
@@ -82,10 +80,7 @@ def _facts(prediction: Prediction, workload: Workload) -> Iterator[tuple[str, st
 
 def warning_list(warnings: Sequence[str]) -> Markup:
     """Every warning once; those that differ in numbers only, as one."""
-    alike: dict[str, list[str]] = {}
-    for warning in warnings:
-        alike.setdefault(_NUMBERS.sub("#", warning), []).append(warning)
-    said = [found[0] + (f" (and {len(found) - 1} more like this)" if len(found) > 1 else "") for found in alike.values()]
+    said = merged_warnings(warnings)
     if not said:
         return Markup()
     return tag("ul", *(tag("li", one) for one in said), class_="warnings", aria_label="Warnings")

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 
 from steptime import __version__
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
@@ -18,7 +17,6 @@ from steptime._shard.explain.explain import Explained
 from steptime._shard.explain.plan import RankLoad
 from steptime._shard.search.search import Option, Searched
 from steptime._units import ms
-from steptime.errors import InputError
 
 # Class of the style sheet and words: what a rank's bar is made of.
 _PARTS = (
@@ -53,14 +51,6 @@ def shard_page(found: Searched, why: Explained, platform: str) -> str:
         )
     )
     return f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}</body>\n</html>\n'
-
-
-def write_shard_page(file: Path, found: Searched, why: Explained, platform: str) -> None:
-    """Write the page to a file."""
-    try:
-        file.write_text(shard_page(found, why, platform), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror or error}); check the folder and permissions") from error
 
 
 def _sections(found: Searched, why: Explained, platform: str) -> list[Markup]:

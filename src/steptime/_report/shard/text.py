@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._build.dlrm.plan import Plan
-from steptime._report.layout import between_ms, literal, print_line, print_numbers, print_section, print_title, time_ms
+from steptime._report.document import interval_words
+from steptime._report.layout import literal, print_line, print_numbers, print_section, print_title, time_ms
 from steptime._report.sizes import size_words
 from steptime._report.text import RANKS_SHOWN, print_warnings
 from steptime._shard.evaluate.plans import Given
@@ -42,7 +43,7 @@ def print_shard(
     _header(console, found.task, platform)
     low, high = (factor * ms(found.best.step_ns) for factor in why.interval)
     line = Text().append("Best plan  ", style="bold").append(f"{time_ms(ms(found.best.step_ns))} ms", style="bold green")
-    beside = f"nine of ten measured steps expected within: {between_ms(low, high)} ms; found by {found.best.by} among "
+    beside = f"{interval_words(low, high)}; found by {found.best.by} among "
     line.append(f"   {beside}{found.searched_plans:,} plans in {found.seconds:.1f} s", style="dim")
     print_title(console, line)
     _gain(console, why)

@@ -23,7 +23,7 @@ from steptime._program.one_step import OneStep, RecordedKernel
 from steptime._program.program import Program, Signature
 from steptime._sim.modelled.lookup_work import LookupWork, lookup_questions
 from steptime._units import dtype_bytes
-from steptime.errors import InputError
+from steptime.errors import UnsupportedError
 
 # An op without a model: as of calls without a model, its time is known to a factor.
 _FALLBACK_FACTOR = 4.0
@@ -86,7 +86,7 @@ def device_work(
         known = {work.op for work in kept}
         unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN and work.op not in known]
         if strict and unknown:
-            raise InputError(
+            raise UnsupportedError(
                 f"{program.names[int(program.ops.name[unknown[0].op])]} has no model on {device.limits.name} (rank "
                 f"{program.rank}, {len(unknown)} such calls); drop --strict to take it as moving its tensors once"
             )

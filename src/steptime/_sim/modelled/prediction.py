@@ -8,10 +8,11 @@ from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._sim.explain.activity import Window
+from steptime._sim.explain.operations import peak_flop_per_s
 from steptime._sim.modelled.interval import interval_ns
 from steptime._sim.modelled.memory import does_not_fit, memory_of
 from steptime._sim.modelled.step import ModelledStep, modelled
-from steptime._sim.prediction import Prediction, explain
+from steptime._sim.prediction import PredictedStep, explain
 from steptime._units import ms
 
 _WORTH_SAYING = 0.001
@@ -28,15 +29,15 @@ def predict_on(
     *,
     calibration: Calibration = UNCALIBRATED,
     strict: bool = False,
-) -> Prediction:
+) -> PredictedStep:
     """Predict the steady-state step of a workload on a platform; `strict`: an op without a model is an error, not a guess."""
     step = modelled(workload, platform, strict=strict)
     memory = memory_of(workload, platform)
-    found = prediction_of(step, calibration)
+    found = prediction_of(step, workload, calibration)
     return replace(found, memory=memory, warnings=(*does_not_fit(memory), *found.warnings))
 
 
-def prediction_of(step: ModelledStep, calibration: Calibration = UNCALIBRATED) -> Prediction:
+def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED) -> PredictedStep:
     """The prediction of a step whose models were asked."""
     if step.platform.device.limits.analytic and calibration is UNCALIBRATED:
         calibration = replace(calibration, host_error=_UNKNOWN_HOST)
@@ -49,6 +50,7 @@ def prediction_of(step: ModelledStep, calibration: Calibration = UNCALIBRATED) -
     if settling is not None and not settling.settled:
         warnings.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
     said = explain(
+        workload,
         found.timeline,
         Window(steps),
         step_ns=float(found.period_ns[0]),
@@ -56,7 +58,13 @@ def prediction_of(step: ModelledStep, calibration: Calibration = UNCALIBRATED) -
         first_step_ms=ms(found.first_ns[0]),
         warnings=warnings,
     )
-    return replace(said, platform=step.platform.name, coverage=step.coverage)
+    peak = peak_flop_per_s(step.platform.device.limits, said.operations.precision)
+    return replace(
+        said,
+        platform=step.platform.name,
+        coverage=step.coverage,
+        peak_flop_per_s=None if peak is None else peak * workload.world_size,
+    )
 
 
 def _caveats(step: ModelledStep) -> list[str]:

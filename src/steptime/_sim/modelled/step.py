@@ -114,6 +114,9 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     wire = collective_work(workload, platform.fabric)
     programs, warnings = [], [*workload.warnings, *wire.warnings]
     devices = device_work(steps, platform.device, workload.lookups, strict=strict)
+    # The timeline is of this device, whichever one was recorded.
+    device_name = platform.device.limits.name
+    workload = replace(workload, programs=tuple(replace(each, device_name=device_name) for each in workload.programs))
     for program, device in zip(workload.programs, devices, strict=True):
         host = host_columns(program, platform.host, device.launches(len(program.ops)))
         one = issued(program, host, device, wire.estimates[program.rank])

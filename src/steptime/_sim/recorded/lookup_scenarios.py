@@ -24,7 +24,7 @@ from steptime._program.workload import Workload
 from steptime._sim.core.repeatable import repeatable
 from steptime._sim.core.steady import steady
 from steptime._sim.core.timing import Cohort
-from steptime._sim.prediction import Iterations, Prediction, predict
+from steptime._sim.prediction import Iterations, PredictedStep, predict
 from steptime._sim.recorded.timing import Recorded, recorded
 from steptime._units import ms
 from steptime.errors import InputError
@@ -42,7 +42,7 @@ _ROW_OPS = frozenset(("aten::embedding", "aten::embedding_backward", "aten::embe
 _ROW_IMPLEMENTATIONS = ("embedding_dense", "embedding_sparse")
 
 
-def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Device) -> Prediction:
+def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Device) -> PredictedStep:
     """The prediction of a recorded run, and the distribution of its step time over iterations that look up other rows."""
     prediction = predict(workload)
     inputs = repeatable(recorded(workload))

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from steptime._measurements.whole import write_whole
+from steptime._files import write_whole
 
 
 @dataclass(frozen=True, slots=True)

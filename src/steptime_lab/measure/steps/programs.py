@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steptime._measurements.whole import whole
+from steptime._files import whole
 
 # The observer's counter at record time is no part of a program, and schemas repeat what the name says.
 _KEPT_ATTRIBUTES = ("seq_id", "tid", "fw_tid")

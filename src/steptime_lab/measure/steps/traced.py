@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.group import Group
-from steptime._measurements.whole import write_whole
+from steptime._files import write_whole
 from steptime_lab.measure.steps.attempts import Attempts, free
 from steptime_lab.measure.steps.programs import digest, owners, parse, stripped, write_packed
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from steptime._models.kernels.call import Argument, Call
 from steptime._models.kernels.from_ops.arguments import call_arguments
 from steptime._models.kernels.question import Question
+from steptime._models.kernels.work import computed_in
 from steptime._ops.overloads import Overload, overload_of
 from steptime._program.program import Signature, Tensor, Value
 
 # Distinct calls that are kept; a step has some hundreds.
 _MOST = 1 << 16
-# PyTorch lets convolutions of float32 use TF32 unless told otherwise, and no matrix product.
-_TF32_BY_DEFAULT = ("aten::convolution.default", "aten::convolution_backward.default")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +29,7 @@ class Resolved:
         found = self._questions.get((written, warm))
         if found is None:
             call = Call(self.overload.op, self.args, self.kwargs, written)
-            tf32 = call.op in _TF32_BY_DEFAULT and call.dtype == "float32"
+            tf32 = computed_in(call.op, call.dtype) == "tf32"
             found = self._questions[written, warm] = Question(call, tf32=tf32, warm=warm)
         return found
 

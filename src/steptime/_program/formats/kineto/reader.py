@@ -111,7 +111,7 @@ class _Builder:
             signatures=read_signatures(self.events.signatures),
             steps=tuple(self.step_numbers),
             origin_ns=self.origin + self._base_ns(),
-            device_name=self._device_name(),
+            device_name=str(self._device().get("name", "")),
             source=self.source,
             warnings=tuple(self.warnings),
             meta=self._meta(),
@@ -132,19 +132,21 @@ class _Builder:
         base = self.events.header.get("baseTimeNanoseconds")
         return base if type(base) is int and 0 <= base < 2**62 else 0
 
-    def _device_name(self) -> str:
+    def _device(self) -> dict[str, Any]:
+        """What the trace says of the device that its work ran on."""
         devices = self.events.header.get("deviceProperties")
         used = int(self.raw_works["device"][0]) if len(self.raw_works["device"]) else 0
         for device in devices if isinstance(devices, list) else []:
             if isinstance(device, dict) and device.get("id") == used:
-                return str(device.get("name", ""))
-        return ""
+                return device
+        return {}
 
     def _meta(self) -> dict[str, Any]:
         return {
             "rank_said": self.identity.said,
             "rank_known": self.identity.rank is not None,
             "world_size_known": self.identity.world_size is not None,
+            **({"device_sms": sms} if isinstance(sms := self._device().get("numSms"), int) else {}),
             "external_id": self.raw_ops["external_id"][self.op_order],
             "record_function_id": self.raw_ops["record_function_id"][self.op_order],
         }

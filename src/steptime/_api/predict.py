@@ -1,0 +1,129 @@
+"""`predict` and `replay`: how long a step takes, on a platform or as it was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steptime._api.read import read
+from steptime._lookups.workload import WorkloadLookups
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
+from steptime._platforms.device import Device
+from steptime._platforms.platform import Platform, platform_parts
+from steptime._program.workload import Workload
+from steptime._report.answers import Prediction, Replayed
+from steptime._report.replayed import find_measured, report_replay
+from steptime._sim.modelled.prediction import predict_on
+from steptime._sim.prediction import predict as predict_recorded
+from steptime._sim.recorded.lookup_scenarios import predict_iterations
+from steptime._sim.recorded.replay import replay as replay_recorded
+from steptime.errors import InputError
+
+if TYPE_CHECKING:
+    from steptime._api.read import Source
+
+# Whose models say how iterations of a recording differ that names no device.
+DEVICE = "h200"
+
+
+def predict(
+    source: Source,
+    platform: str | Path | Platform | None = None,
+    *,
+    batch: int | None = None,
+    ranks: int | None = None,
+    plan: str | Path | None = None,
+    device: str | Path | None = None,
+    host: str | Path | None = None,
+    fabric: str | Path | None = None,
+    lookups: str | Path | WorkloadLookups | None = None,
+    calibration: str | Path | Calibration | None = None,
+    strict: bool = False,
+) -> Prediction:
+    """Predict the steady-state step of a workload, or of anything `read` takes.
+
+    `platform` is a name (`8xh200-nvlink`), the path of a platform's TOML file or a `Platform`; without one the step is
+    predicted with the run's own durations, as recorded. `device`, `host` and `fabric` replace a component of it. `batch`,
+    `ranks` and `plan` are as for `read`. `lookups` says what ranks look up in their tables, `calibration` how fast the machine
+    is (`steptime calibrate` writes it). `strict`: an op without a model raises `UnsupportedError` instead of being a labelled
+    guess.
+    """
+    workload = read(source, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform))
+    if lookups is not None:
+        given = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
+        workload = replace(workload, lookups=given)
+    if platform is None:
+        options = {"host": host, "fabric": fabric, "device": device if workload.lookups is None else None}
+        _check_recorded(workload, {**options, "calibration": calibration, "strict": strict or None})
+        if workload.lookups is None:
+            return Prediction.of(predict_recorded(workload))
+        return Prediction.of(predict_iterations(workload, workload.lookups, Device.load(str(device or DEVICE))))
+    machine = platform_for(platform, workload.world_size, device=device, host=host, fabric=fabric)
+    return Prediction.of(predict_on(workload, machine, calibration=calibration_for(calibration, machine), strict=strict))
+
+
+def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:
+    """Play a run's own kernel times and host gaps through the simulator and compare with its recorded steps.
+
+    `measured` is a file of step times measured without a profiler; `measured.json` beside the recordings if there is one.
+    """
+    played = replay_recorded(read(source))
+    if measured is None and not isinstance(source, Workload) and not callable(source):
+        paths = [source] if isinstance(source, str | Path) else source
+        measured = find_measured([Path(each) for each in paths])
+    report = report_replay(played, None if measured is None else Path(measured))
+    return Replayed(report.prediction, report.steps, report.measured_step_ms, report.error, report.unprofiled)
+
+
+def platform_for(
+    platform: str | Path | Platform,
+    ranks: int | None = None,
+    *,
+    device: str | Path | None = None,
+    host: str | Path | None = None,
+    fabric: str | Path | None = None,
+) -> Platform:
+    """A platform for so many ranks: fewer than it has leave the others idle; more are joined by a fabric named for them."""
+    parts = platform.parts if isinstance(platform, Platform) else platform_parts(str(platform))
+    fits = ranks is not None and (ranks < parts.ranks or fabric is not None)
+    named = [None if each is None else str(each) for each in (device, host, fabric)]
+    chosen = parts.swapped(ranks=ranks if fits else None, device=named[0], host=named[1], fabric=named[2])
+    return platform if isinstance(platform, Platform) and chosen == parts else Platform.of(chosen)
+
+
+def platform_ranks(platform: str | Path | Platform | None) -> int | None:
+    """How many ranks a platform has; None where there is none."""
+    if platform is None:
+        return None
+    return platform.ranks if isinstance(platform, Platform) else platform_parts(str(platform)).ranks
+
+
+def calibration_for(calibration: str | Path | Calibration | None, platform: Platform) -> Calibration:
+    """What is known of the machine's own speed."""
+    if calibration is None:
+        return UNCALIBRATED
+    return calibration if isinstance(calibration, Calibration) else Calibration.read(Path(calibration), platform)
+
+
+def _check_recorded(workload: Workload, options: dict[str, object]) -> None:
+    """Without a platform there must be a run, and nothing may be asked about models."""
+    if not any(program.recorded for program in workload.programs):
+        raise InputError(
+            f"{workload.name or 'the workload'} was never run: give the machine to predict for, as in "
+            f"--platform {_suggested(workload.world_size)}"
+        )
+    for name, value in options.items():
+        if value is not None:
+            what = "is about models" if name in ("strict", "calibration") else "is a component of a platform"
+            also = ", or --lookups FILE" if name == "device" else ""
+            shown = "" if value is True else f" {value}"
+            raise InputError(f"--{name}{shown}: {what}; give the machine to predict for too, with --platform NAME{also}")
+
+
+def _suggested(ranks: int) -> str:
+    """A platform that has so many ranks; no shipped one has more than a few nodes."""
+    if ranks == 1:
+        return "1xh200"
+    most = 8  # of the fabric h200-nvlink
+    return f"{ranks}xh200-nvlink" if ranks <= most else "8xh200-nvlink --fabric FILE, a fabric of yours (`steptime fabric`)"

@@ -1,0 +1,54 @@
+"""`shard`: the embedding sharding of a task with the shortest predicted step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from steptime._api.predict import calibration_for
+from steptime._build.dlrm.config import Overrides
+from steptime._platforms.calibration import Calibration
+from steptime._platforms.platform import Platform, platform_parts
+from steptime._report.answers import Sharding
+from steptime._shard.explain.explain import explain
+from steptime._shard.search.search import check_ranks, evaluators, search, usual_evaluations
+from steptime._shard.search.state import Budget
+from steptime._shard.task.task import Task, read_task
+
+
+def shard(
+    task: str | Path | Task,
+    platform: str | Path | Platform,
+    *,
+    ranks: int | None = None,
+    batch: int | None = None,
+    memory_bytes: int | None = None,
+    calibration: str | Path | Calibration | None = None,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+) -> Sharding:
+    """Search for the fastest plan of a task on a platform, and explain it.
+
+    `task` is a file: a DLRM config with constraints (`.toml`, `.json`), a `.csv` of tables or a TorchRec collection. `ranks`,
+    `batch` and `memory_bytes` (of a rank, at most) change it; `budget_s` and `evaluations` bound the search.
+    """
+    machine = machine_for(platform, ranks)
+    given = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes)
+    speed = calibration_for(calibration, machine)
+    limits = Budget(evaluations or usual_evaluations(given.model), budget_s)
+    searched = search(given, machine, limits, make=evaluators(machine, speed))
+    return Sharding(searched, explain(searched, machine, speed), machine)
+
+
+def machine_for(platform: str | Path | Platform, ranks: int | None) -> Platform:
+    """Fewer ranks than a platform has leave the others idle; more are refused by whoever knows the task."""
+    parts = platform.parts if isinstance(platform, Platform) else platform_parts(str(platform))
+    return Platform.of(parts.swapped(ranks=ranks if ranks is not None and 1 < ranks < parts.ranks else None))
+
+
+def task_for(
+    task: str | Path | Task, machine: Platform, *, ranks: int | None, batch: int | None, memory_bytes: int | None
+) -> Task:
+    """The task in a file, for these ranks, this batch and this memory."""
+    given = task if isinstance(task, Task) else read_task(Path(task), Overrides(batch, ranks, machine.ranks), memory_bytes)
+    check_ranks(given, machine)
+    return given

@@ -1,0 +1,61 @@
+"""Files that are complete or absent, whatever ends the process that writes them; and outputs that never replace an input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from steptime.errors import InputError
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write; it takes the file's name when the block ends well, and is gone when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _whole(path) as unfinished:
+        yield unfinished
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file, complete or absent."""
+    with whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def output(path: Path) -> Iterator[Path]:
+    """Where to write a file that a user named: complete or as it was. What is no plain file (a pipe) is written as it is."""
+    try:
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        with _whole(path.resolve()) as unfinished:
+            yield unfinished
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); check the folder and permissions") from error
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """The content of a file that a user named."""
+    with output(path) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]) -> None:
+    """An error where a file that is read would be written; outputs by the option that names them."""
+    known = {Path(each).resolve() for each in inputs if each is not None}
+    for option, path in outputs.items():
+        if path is not None and path.resolve() in known:
+            raise InputError(f"{option} {path}: would overwrite what is read from there; choose another name")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

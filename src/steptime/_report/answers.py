@@ -1,0 +1,230 @@
+"""Answers as Python gives them: short to look at, as plain values, as a table, as a page, as a timeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptime._files import write_output
+from steptime._platforms.platform import Platform
+from steptime._report.document import interval_words, span_words
+from steptime._report.json import SCHEMA_VERSION, Document, prediction_document, replay_document, rounded
+from steptime._report.layout import signed_percent, time_ms
+from steptime._report.replayed import ReplayReport
+from steptime._shard.explain.explain import Explained
+from steptime._shard.search.search import Searched
+from steptime._sim.prediction import PredictedStep
+from steptime._units import ms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Prediction(PredictedStep):
+    """A predicted step, and how to look at it."""
+
+    @classmethod
+    def of(cls, step: PredictedStep) -> Prediction:
+        """The same step as an answer."""
+        return cls(**{each.name: getattr(step, each.name) for each in fields(step)})
+
+    def __repr__(self) -> str:
+        where = "as recorded" if self.platform is None else f"on {self.platform}"
+        mfu = "" if self.mfu is None else f", MFU {100 * self.mfu:.1f} %"
+        name = self.workload.name or "workload"
+        return f"<Prediction {name} {where}: {time_ms(self.step_time_ms)} ms per step, {span_words(self)}{mfu}>"
+
+    def to_dict(self) -> Document:
+        """What `steptime predict --json` writes."""
+        return _plain(prediction_document(self))
+
+    def to_table(self) -> pa.Table:
+        """A row for every rank, with what is known of the whole step in every row."""
+        return _table([{**_scalars(self.to_dict()), **rank} for rank in self.to_dict()["ranks"]])
+
+    def html(self, path: str | Path) -> None:
+        """Writes the page of `steptime predict --html`."""
+        from steptime._report.html.page import page
+
+        write_output(Path(path), page(self))
+
+    def trace(self, path: str | Path) -> None:
+        """Writes the timeline for Perfetto, as `steptime predict --trace` does."""
+        _write_trace(self, path)
+
+
+@dataclass(frozen=True, repr=False)
+class Replayed(ReplayReport):
+    """A run's own durations played again, and how far the simulator is off."""
+
+    def __repr__(self) -> str:
+        name = self.prediction.workload.name or "workload"
+        recorded = f"recorded {time_ms(self.measured_step_ms)} ms, error {signed_percent(self.error)}"
+        return f"<Replayed {name}: {time_ms(self.prediction.step_time_ms)} ms per step, {recorded}>"
+
+    def to_dict(self) -> Document:
+        """What `steptime replay --json` writes."""
+        return _plain(replay_document(self))
+
+    def to_table(self) -> pa.Table:
+        """A row for every step."""
+        return _table(self.to_dict()["steps"])
+
+    def html(self, path: str | Path) -> None:
+        """Writes the page of the replayed timeline."""
+        from steptime._report.html.page import page
+
+        recorded = f"{time_ms(self.measured_step_ms)} ms, error {signed_percent(self.error)}"
+        write_output(Path(path), page(self.prediction, facts={"Recorded": recorded}))
+
+    def trace(self, path: str | Path) -> None:
+        """Writes the replayed timeline for Perfetto."""
+        _write_trace(self.prediction, path)
+
+
+@dataclass(frozen=True, repr=False)
+class Sharding:
+    """The fastest plan of a sharding task, its runners-up, and why."""
+
+    searched: Searched
+    explained: Explained
+    platform: Platform
+
+    @property
+    def plan(self) -> dict[str, list[int]]:
+        """The best plan: table to the ranks of its shards."""
+        return self.searched.best.plan.to_dict()
+
+    @property
+    def step_time_ms(self) -> float:
+        """Of the best plan."""
+        return ms(self.searched.best.step_ns)
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """That nine of ten measured steps of the best plan are expected in."""
+        low, high = (factor * self.step_time_ms for factor in self.explained.interval)
+        return low, high
+
+    def __repr__(self) -> str:
+        task = self.searched.task
+        what = f"{task.model.name}: {len(task.tables)} tables on {task.ranks} ranks of {self.platform.name}"
+        return f"<Sharding {what}, {time_ms(self.step_time_ms)} ms per step, {interval_words(*self.interval_ms)}>"
+
+    def to_dict(self) -> Document:
+        """What `steptime shard --json` writes."""
+        from steptime._report.shard.document import shard_document
+
+        return _plain(shard_document(self.searched, self.explained, self.platform.name))
+
+    def to_table(self) -> pa.Table:
+        """A row for every plan: the best, its runners-up and the usual rules."""
+        found = self.to_dict()
+        plans = [
+            {"plan": name, "step_time_ms": one["step_time_ms"], "strategy": one["strategy"]}
+            for name, one in zip(("best", *map(str, range(2, 99))), (found["best"], *found["alternatives"]), strict=False)
+        ]
+        rules = [{"plan": name, "step_time_ms": step, "strategy": "rule"} for name, step in found["rules"].items()]
+        return _table([*plans, *rules])
+
+    def html(self, path: str | Path) -> None:
+        """Writes the page of `steptime shard --html`."""
+        from steptime._report.shard.html import shard_page
+
+        write_output(Path(path), shard_page(self.searched, self.explained, self.platform.name))
+
+    def torchrec(self) -> Document:
+        """The best plan as TorchRec's ShardingPlan, plain values."""
+        from steptime._build.dlrm.plan_files import torchrec_document
+
+        return _plain(torchrec_document(self.searched.best.plan, self.searched.task.tables))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One point of a sweep: what was set, and the prediction."""
+
+    settings: Mapping[str, Any]
+    prediction: Prediction
+
+    def to_dict(self) -> Document:
+        """Settings and the keys of a prediction."""
+        return {"settings": dict(self.settings), **self.prediction.to_dict()}
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions(Sequence[Prediction]):
+    """The predictions of a sweep, in the order they were asked for."""
+
+    variants: tuple[Variant, ...]
+    warnings: tuple[str, ...] = ()  # variants that cannot be built, and why
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [each.prediction for each in self.variants[place]]
+        return self.variants[place].prediction
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return (each.prediction for each in self.variants)
+
+    def __repr__(self) -> str:
+        if not self.variants:
+            return "<Predictions: none>"
+        best = self.ranked[0]
+        return f"<Predictions: {len(self)} variants, most per second with {settings_words(best.settings)}: {best.prediction!r}>"
+
+    @property
+    def ranked(self) -> tuple[Variant, ...]:
+        """Most samples per second first; those whose batch is not known by their step time."""
+        return tuple(
+            sorted(self.variants, key=lambda one: (-(one.prediction.samples_per_s or 0.0), one.prediction.step_time_ms))
+        )
+
+    def to_dict(self) -> Document:
+        """What `steptime sweep --json` writes."""
+        variants = [each.to_dict() for each in self.variants]
+        return {"schema_version": SCHEMA_VERSION, "variants": variants, "warnings": list(self.warnings)}
+
+    def to_table(self) -> pa.Table:
+        """A row for every variant."""
+        rows = []
+        for each in self.variants:
+            memory = each.prediction.memory
+            low, high = each.prediction.interval_ms
+            more: Document = {"interval_low_ms": low, "interval_high_ms": high}
+            more |= {"peak_bytes": memory.get("peak_bytes"), "fits": memory.get("fits")}
+            rows.append({**each.settings, **_scalars(each.prediction.to_dict()), **more})
+        return _table(rows)
+
+
+def settings_words(settings: Mapping[str, Any]) -> str:
+    """Settings of a variant in one line."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as it is"
+
+
+def _plain(document: Document) -> Document:
+    """As reading the JSON back would give it."""
+    plain: Document = json.loads(json.dumps(rounded(document), allow_nan=False))
+    return plain
+
+
+def _scalars(document: Document) -> Document:
+    return {key: value for key, value in document.items() if not isinstance(value, dict | list)}
+
+
+def _table(rows: Sequence[Document]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pylist(list(rows))
+
+
+def _write_trace(step: PredictedStep, path: str | Path) -> None:
+    from steptime._report.chrome import write_chrome_trace
+
+    write_chrome_trace(step.timeline, Path(path))

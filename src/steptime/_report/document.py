@@ -1,0 +1,95 @@
+"""What an answer says in words, once for text and for pages: what was asked, how fast it is, what to doubt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from steptime._report.layout import percent, time_ms
+from steptime._sim.prediction import PredictedStep
+
+OUT_OF_RANGE = "out_of_range"
+_WORTH_SAYING = 0.005
+_NUMBERS = re.compile(r"\d+")
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def interval_words(low_ms: float, high_ms: float) -> str:
+    """The range that nine of ten measured steps are expected in."""
+    return f"90 % interval {time_ms(low_ms)}-{time_ms(high_ms)} ms"
+
+
+def span_words(prediction: PredictedStep) -> str:
+    """What the range beside a step time is, and from where to where."""
+    low, high = prediction.interval_ms
+    if prediction.platform is not None:
+        return interval_words(low, high)
+    both = time_ms(low) if low == high else f"{time_ms(low)}-{time_ms(high)}"
+    return f"range with the recorded steps {both} ms"
+
+
+class Fact(NamedTuple):
+    """A name and a value, and both in a few words."""
+
+    name: str
+    value: str
+    words: str
+
+
+def asked_facts(prediction: PredictedStep) -> Iterator[Fact]:
+    """What the step is of, as far as that is known."""
+    known = prediction.workload.description
+    if known.batch is not None:
+        yield Fact("Batch", f"{known.batch:,}", f"batch {known.batch:,}")
+    if known.sequence is not None:
+        yield Fact("Sequence", f"{known.sequence:,}", f"sequence {known.sequence:,}")
+    if prediction.precision is not None:
+        yield Fact("Precision", prediction.precision, prediction.precision)
+    if known.parallelism:
+        ways = ", ".join(f"{kind} {count}" for kind, count in known.parallelism.items())
+        yield Fact("Parallelism", ways, ways)
+    if known.parameters is not None:
+        yield Fact("Parameters", quantity(known.parameters), f"{quantity(known.parameters)} parameters")
+
+
+def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:
+    """What people compare: throughput, operations, and how much of the devices' peak they are."""
+    if prediction.samples_per_s is not None:
+        yield Fact("Samples/s", rate(prediction.samples_per_s), f"{rate(prediction.samples_per_s)} samples/s")
+    if prediction.tokens_per_s is not None:
+        yield Fact("Tokens/s", rate(prediction.tokens_per_s), f"{rate(prediction.tokens_per_s)} tokens/s")
+    if prediction.flop is not None:
+        flop = f"{quantity(prediction.flop)}FLOP"
+        yield Fact("Model FLOPs", flop, f"{flop} per step")
+    for name, share in (("MFU", prediction.mfu), ("HFU", prediction.hfu)):
+        if share is not None:
+            yield Fact(name, f"{100 * share:.1f} %", f"{name} {100 * share:.1f} %")
+
+
+def quantity(value: float) -> str:
+    """A count with three digits and the prefix that fits."""
+    size, place = float(value), 0
+    while size >= 999.5 and place < len(_PREFIXES) - 1:
+        size, place = size / 1000, place + 1
+    return f"{size:.3g} {_PREFIXES[place]}" if place else f"{size:.3g}"
+
+
+def rate(value: float) -> str:
+    """So many per second, with as many digits as matter."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def merged_warnings(warnings: Sequence[str]) -> list[str]:
+    """Every warning once; those that differ in numbers only, as one."""
+    alike: dict[str, list[str]] = {}
+    for warning in warnings:
+        alike.setdefault(_NUMBERS.sub("#", warning), []).append(warning)
+    return [each[0] + (f" (and {len(each) - 1} more like this)" if len(each) > 1 else "") for each in alike.values()]
+
+
+def source_words(coverage: Mapping[str, float]) -> str:
+    """Where durations come from; what is beyond the fitted range is a part of these."""
+    shares = ", ".join(f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE)
+    outside = coverage.get(OUT_OF_RANGE, 0.0)
+    return f"{shares}; {percent(outside)} of it beyond the fitted range" if outside >= _WORTH_SAYING else shares
