@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import lru_cache
 
-from steptime._ops.overloads import overloads_of
+from steptime._ops.overloads import add_declarations, overloads_of
 
 
 class Role(IntEnum):
@@ -100,6 +100,12 @@ _FRAME = re.compile(
     r"|\.forward$"
 )
 _FUNCTION = re.compile(r"CppNode|Backward$")
+
+
+def declare(text: str) -> None:
+    """Adds ops that launch device work, in the notation of `declared`: `mylib::gelu.default T f`."""
+    add_declarations(text)
+    op_kind.cache_clear()
 
 
 @lru_cache(maxsize=1 << 14)

@@ -58,13 +58,25 @@ def overload_of(name: str, values: Sequence[Value]) -> Overload | None:
     return next((each for each in overloads_of(name) if each.takes(values)), None)
 
 
+# Ops that families declare themselves.
+_declared_besides: set[str] = set()
+
+
+def add_declarations(text: str) -> None:
+    """Overloads beside those of ATen, in its notation; names with their namespace."""
+    _declared_besides.update(text.split("\n"))
+    _every.cache_clear()
+    overloads_of.cache_clear()
+
+
 @cache
 def _every() -> dict[str, tuple[Overload, ...]]:
     found: dict[str, list[Overload]] = {}
-    for line in DECLARED.split("\n"):
-        name, _, words = line.partition(" ")
+    for line in (*DECLARED.split("\n"), *sorted(_declared_besides)):
+        name, _, words = line.strip().partition(" ")
         if name:
-            found.setdefault(_NAMESPACE + name.partition(".")[0], []).append(Overload(_NAMESPACE + name, _parameters(words)))
+            full = name if "::" in name else _NAMESPACE + name
+            found.setdefault(full.partition(".")[0], []).append(Overload(full, _parameters(words)))
     return {name: tuple(sorted(each, key=lambda overload: len(overload.parameters))) for name, each in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""Op families, one file each: which ops a family answers for, and the calls that are measured to model them."""
+"""Op families, one file each: its ops, the calls that are measured to model them, what these launch, and its form."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Rules
+from steptime._ops.catalogue import declare
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
@@ -39,6 +40,7 @@ class Family:
     warm: float = 1.0
     form: str = "launched"  # the module in `forms` that models it
     rules: Rules | None = None  # what its calls launch, where the form goes by rules
+    declares: str = ""  # what its ops take, where they are not ATen's: lines in the notation of `_ops.declared`
 
 
 @cache
@@ -46,7 +48,9 @@ def families() -> dict[str, Family]:
     """Every family, by name: a file in the folder `families`."""
     package = import_module("steptime._models.kernels.families")
     modules = sorted(entry.name for entry in iter_modules(package.__path__))
-    members = (import_module(f"{package.__name__}.{module}").FAMILY for module in modules)
+    members: list[Family] = [import_module(f"{package.__name__}.{module}").FAMILY for module in modules]
+    if declared := "\n".join(family.declares for family in members if family.declares):
+        declare(declared)
     return {family.name: family for family in members}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from steptime._models.kernels.family import families
 from steptime._models.kernels.from_ops.caches import Touched
 from steptime._models.kernels.from_ops.ordered import Ordered
 from steptime._models.kernels.from_ops.resolved import Resolved, resolved
@@ -63,6 +64,7 @@ class _Walk:
     """Goes through the table of a program's ops once, outermost first."""
 
     def __init__(self, program: Program, cached_bytes: int) -> None:
+        families()  # which may declare ops of their own
         self._table = op_table(program)
         self._cached_bytes = cached_bytes
         self._collectives = {row for row, _ in self._table.launching_collectives()}
