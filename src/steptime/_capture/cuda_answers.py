@@ -11,11 +11,17 @@ from unittest.mock import patch
 
 import torch
 
+from steptime._hardware.device import reference_device
+
 CAPABILITY = (9, 0)
 """Of the pretended GPU: an H100 or H200. What PyTorch chooses by it is chosen as there."""
 
 _PROPERTIES = SimpleNamespace(
-    name="pretended GPU", major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=141 << 30, multi_processor_count=132
+    name="pretended GPU",
+    major=CAPABILITY[0],
+    minor=CAPABILITY[1],
+    total_memory=int(reference_device().memory_bytes.value),
+    multi_processor_count=int(reference_device().sms.value),
 )
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from steptime._hardware.device import FOLDER, DeviceLimits, read_device
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.fitted import Answered, KernelModels
-from steptime._models.kernels.from_ops import WARM_WITHIN_BYTES
+from steptime._models.kernels.from_ops import warm_within_bytes
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.kernels.work import flop_of, moved_bytes, precision_of
 from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
@@ -62,8 +62,9 @@ class Device:
     @property
     def cached_bytes(self) -> int:
         """Bytes that may be touched between writing something and reading it from the cache: of a part, its share of them."""
-        scale = 1.0 if self.transfer is None else self.transfer.cache
-        return int(WARM_WITHIN_BYTES * scale) // self.limits.share
+        if self.transfer is None:
+            return warm_within_bytes(self.limits) // self.limits.share
+        return int(warm_within_bytes(self.transfer.here) * self.transfer.cache) // self.limits.share
 
     def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:
         """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from steptime._hardware.device import reference_device
 from steptime._models.kernels.fitted import Answered
-from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, LOOKUP, UNKNOWN, WARM_WITHIN_BYTES, IssuedWork, questions_of
+from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of, warm_within_bytes
 from steptime._models.kernels.launches.names import short_name
 from steptime._models.kernels.question import Question
 from steptime._program.program import Program
@@ -131,7 +132,7 @@ def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
         owner = case.owners[row["rank"]]
         if owner not in programs:
             program = program_of(case, owner)
-            programs[owner] = (program, questions_of(program, cached_bytes=WARM_WITHIN_BYTES // share))
+            programs[owner] = (program, questions_of(program, cached_bytes=warm_within_bytes(reference_device()) // share))
         program, works = programs[owner]
         answers = _answers(works, share, ask)
         expected = {place: len(said.answer.launches) for place, said in answers.items() if said.answer is not None}

@@ -12,16 +12,20 @@ from typing import Any
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
+from steptime._hardware.device import reference_device
+
 _BLOCK_BYTES = 2048
-# Blocks that run at once on an H200: 132 SMs of 2,048 threads, 128 to a block. Above that, blocks take several turns.
-_BLOCKS_AT_ONCE = 132 * 16
+_BLOCK_THREADS = 128
 META = torch.device("meta")
 
 
 def _blocks(sizes: Sequence[int]) -> int:
     """Blocks for parts of these many bytes."""
     whole = sum(-(size // -_BLOCK_BYTES) for size in sizes)
-    turns = max(1, -(whole // -_BLOCKS_AT_ONCE))
+    # More blocks than run at once take several turns.
+    gpu = reference_device()
+    at_once = int(gpu.sms.value * gpu.threads_per_sm.value) // _BLOCK_THREADS
+    turns = max(1, -(whole // -at_once))
     return sum(-(size // (-_BLOCK_BYTES * turns)) for size in sizes)
 
 

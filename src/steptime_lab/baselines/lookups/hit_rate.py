@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from steptime._hardware.device import reference_device
 from steptime._lookups.columns import Floats
 from steptime._models.lookups.batch import Lookups
 from steptime_lab.baselines.lookups.heuristic import (
@@ -21,7 +22,6 @@ from steptime_lab.baselines.lookups.heuristic import (
     state_bytes,
 )
 
-_SMS, _L2_BYTES = 132, 50e6  # NVIDIA H200
 # Of the later version: warps of an SM (64 at 71 % occupancy), and the part of L2 that is taken to hold rows.
 _WARPS, _L2_USED = 45.0, 0.9
 # Rows of one block in the kernel of the earlier version: so many elements.
@@ -33,14 +33,15 @@ _NEVER = -50.0
 
 def _live(lookups: Lookups, warps: Floats | float) -> Floats:
     """Tables that are in work at once, [tables of the pool]: as many as give every SM its warps."""
-    return np.ceil(_SMS * warps / np.maximum(lookups.pool.tables.batch, 1.0))
+    return np.ceil(reference_device().sms.value * warps / np.maximum(lookups.pool.tables.batch, 1.0))
 
 
 def _by_bags(lookups: Lookups) -> Floats:
     """Bytes from memory and from L2 where a bag hits if all of its rows are resident: C(resident, L) / C(rows, L)."""
     pool, each = lookups.pool, sample_bytes(lookups)
     tables = pool.tables
-    cached = np.minimum(_L2_BYTES / _live(lookups, np.maximum(_BLOCK_ELEMENTS / tables.dim, 1.0)), pool.row_bytes * tables.rows)
+    l2_bytes = reference_device().cache_bytes.value
+    cached = np.minimum(l2_bytes / _live(lookups, np.maximum(_BLOCK_ELEMENTS / tables.dim, 1.0)), pool.row_bytes * tables.rows)
     resident = cached / pool.row_bytes
     possible = (tables.pooling <= resident) & (tables.lookups > 0)
     bag = np.where(possible, tables.pooling, 0.0)
@@ -58,7 +59,8 @@ def _by_rows(lookups: Lookups) -> Floats:
     pool, each = lookups.pool, sample_bytes(lookups)
     tables = pool.tables
     looked_up = np.maximum(tables.lookups, 1e-9)
-    resident = np.minimum(_L2_USED * _L2_BYTES / (_live(lookups, _WARPS) * pool.row_bytes), np.minimum(tables.rows, looked_up))
+    l2_bytes = _L2_USED * reference_device().cache_bytes.value
+    resident = np.minimum(l2_bytes / (_live(lookups, _WARPS) * pool.row_bytes), np.minimum(tables.rows, looked_up))
     distinct = -tables.rows * np.expm1(looked_up * np.log1p(-1 / np.maximum(tables.rows, 2.0)))
     missed = np.where(distinct > resident, resident + (looked_up - resident) * (1 - resident / tables.rows), distinct)
     hits = np.clip(1 - missed / looked_up, 0.0, 1.0)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels.from_ops import WARM_WITHIN_BYTES, questions_of
+from steptime._hardware.device import reference_device
+from steptime._models.kernels.from_ops import questions_of, warm_within_bytes
 from steptime._platforms.calibration import Calibration
 from steptime._program.launch_queue import QUEUE_DEPTH
 from steptime._program.program import CallKind, Program
@@ -50,7 +51,7 @@ class OpsSeen:
 
 def ops_seen(program: Program, issued: Issued, row: Row, share: int) -> OpsSeen:
     """The profiled kernels of a rank, given to the ops of the program it runs."""
-    works = questions_of(program, cached_bytes=WARM_WITHIN_BYTES // share)
+    works = questions_of(program, cached_bytes=warm_within_bytes(reference_device()) // share)
     launches = Counter(issued.program.calls.op[issued.program.works.call].tolist())
     expected = {place: launches[work.op] for place, work in enumerate(works) if work.op in launches}
     owners = launched_by(program, works, row["op"], expected)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from steptime._hardware.device import DeviceLimits, reference_device
+from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.family import families
 from steptime._models.kernels.from_ops.caches import Touched
 from steptime._models.kernels.from_ops.ordered import Ordered
@@ -22,9 +24,17 @@ from steptime._program.program import Program, Signature, Tensor
 
 COMPUTE, LOOKUP, COLLECTIVE, UNKNOWN = "compute", "lookup", "collective", "unknown"
 
-# Bytes touched since an argument was: up to here kernels of measured steps take as long as with input just written, beyond
-# as long as with nothing in cache (seen in the measured steps of an H200, whose L2 has 50 MB; it changes between 25 and 35 MB).
-WARM_WITHIN_BYTES = 30_000_000
+
+@dataclass(frozen=True)
+class StepConstants:
+    """Of a device: bytes touched since an argument was, up to which kernels take as long as with input just written."""
+
+    warm_within_bytes: float
+
+
+def warm_within_bytes(limits: DeviceLimits) -> int:
+    """Bytes that may be touched between writing something and reading it from the cache of a whole GPU."""
+    return int(constants_of(limits, "steps", StepConstants).warm_within_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +51,13 @@ class IssuedWork:
     moved: float = 1.0
 
 
-def questions_of(program: Program, *, cached_bytes: int = WARM_WITHIN_BYTES) -> list[IssuedWork]:
+def questions_of(program: Program, *, cached_bytes: int | None = None) -> list[IssuedWork]:
     """The device work that a program's ops launch, in order, with what to ask about each piece of compute.
 
-    `cached_bytes` is how much a cache keeps: ranks that share a GPU share its L2, so that each has its share of it.
+    `cached_bytes` is how much a cache keeps (the reference device's if none is given): ranks that share a GPU share its L2, so
+    that each has its share of it.
     """
-    return _Walk(program, cached_bytes).works()
+    return _Walk(program, warm_within_bytes(reference_device()) if cached_bytes is None else cached_bytes).works()
 
 
 @dataclass(slots=True)
