@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "devices"
 
 # The precision a product of some dtype runs in.
-PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16")
+PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
 # Of attention.
 DIRECTIONS = ("forward", "backward")
 REFERENCE = "h200"

@@ -56,10 +56,8 @@ class OpKind:
     data: Data
     communicates: bool
     reserves: bool  # asks for memory
-    lists: bool  # works on lists of tensors
     reads_back: bool  # the host waits until the value is there
     sparse_part: bool  # returns what a sparse tensor is made of
-    multiplies: bool  # a matrix product, of however many operands
 
 
 # Other views of the same memory.
@@ -87,8 +85,6 @@ _NO_DATA = re.compile(
     r"|detach_?|squeeze_|unsqueeze_|t_|transpose_|as_strided_|requires_grad_|_version|_has_compatible_shallow_copy_type)"
 )
 _READ_BACK = frozenset(("item", "_local_scalar_dense", "nonzero", "is_nonzero"))
-# By what ATen calls its products: mm, addmm, bmm, _scaled_mm, _grouped_mm, ...; the rest by name.
-_PRODUCTS = re.compile(r"\w*mm(?:_\w+)?|(?:add)?mv_?|v?dot|matmul|linear|bilinear|einsum")
 
 # The project's own lookup, PyTorch's bags, FBGEMM's table-batched embeddings.
 _LOOKUP = re.compile(r"^(?:TableBatchedLookup|aten::(?:_?embedding_bag|embedding_sparse)|fbgemm::split_embedding|SplitLookup)")
@@ -122,10 +118,8 @@ def op_kind(name: str) -> OpKind:
         data=_data(plain, frame=frame, function=function),
         communicates=communicates,
         reserves=bool(_RESERVES.fullmatch(plain)),
-        lists=plain.startswith(("_foreach_", "_fused_")),
         reads_back=space == "aten" and plain in _READ_BACK,
         sparse_part=space == "aten" and plain in _SPARSE_PARTS,
-        multiplies=bool(_PRODUCTS.fullmatch(plain)),
     )
 
 

@@ -18,12 +18,8 @@ from steptime._models.kernels.work import flop_of, moved_bytes, precision_of
 from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
 from steptime._models.lookups.question import Lookup
 from steptime._platforms.analytic.device import Transfer
+from steptime._platforms.fallback import guess
 from steptime.errors import InputError, UnsupportedError
-
-# Of a kernel that does next to nothing, on an H200: the shortest of the measured rows.
-_FLOOR_NS = 1_000.0
-# An op without a model: its time is known to a factor.
-_FALLBACK_FACTOR = 4.0
 
 _Asked = TypeVar("_Asked", Question, Lookup)
 
@@ -124,9 +120,8 @@ class Device:
 
     def _fallback(self, question: Question, answered: Answered) -> KernelEstimate:
         call = question.call
-        time_ns = _FLOOR_NS + self.limits.roofline_ns(flop_of(call), moved_bytes(call), precision_of(call, question.tf32))
-        estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
-        return KernelEstimate(estimate, (LaunchTime("roofline", time_ns),), answered.family, answered.why)
+        estimate = guess(self.limits, flop_of(call), moved_bytes(call), precision_of(call, question.tf32))
+        return KernelEstimate(estimate, (LaunchTime("roofline", estimate.time_ns),), answered.family, answered.why)
 
     def _refuse(self, questions: Sequence[Question], found: Sequence[KernelEstimate]) -> None:
         total_ns = sum(one.estimate.time_ns for one in found)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits, device_names, read_device
-from steptime._models.kernels.work import computed_in, is_product, product_flop
+from steptime._models.kernels.work import computed_in
+from steptime._ops.operations import is_product, product_operations
+from steptime._ops.table import tensors_in
 from steptime._program.program import Phase, Program, Tensor, Value
 from steptime._program.workload import Workload
 
@@ -62,7 +64,7 @@ def _products(program: Program) -> Iterator[tuple[int, str, float]]:
     calls = zip(ops.name[kept].tolist(), ops.signature[kept].tolist(), ops.phase[kept].tolist(), strict=True)
     for (name, signature, phase), count in Counter(calls).items():
         arguments = program.signatures[signature].inputs
-        flop = product_flop(program.names[name], arguments)
+        flop = product_operations(program.names[name], arguments, tuple(tensors_in(arguments)))
         if flop is not None:
             precision = computed_in(program.names[name], _dtype(arguments))
             yield phase, precision, flop * count / max(len(program.steps), 1)

@@ -17,17 +17,17 @@ from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.kernels.work import precision_of
-from steptime._ops.table import on_device, tensors_in
+from steptime._ops.catalogue import op_kind
+from steptime._ops.operations import operations_of
+from steptime._ops.table import on_device, op_table
 from steptime._platforms.device import Device, KernelEstimate
+from steptime._platforms.fallback import FACTOR, guess
 from steptime._program.one_step import OneStep, RecordedKernel
-from steptime._program.program import Program, Signature
+from steptime._program.program import Program
 from steptime._sim.modelled.lookup_work import LookupWork, lookup_questions
 from steptime._units import dtype_bytes
 from steptime.errors import UnsupportedError
 
-# An op without a model: as of calls without a model, its time is known to a factor.
-_FALLBACK_FACTOR = 4.0
-_FALLBACK_FLOOR_NS = 2_000.0
 # Matrix products of these are cuBLAS's persistent kernels on Hopper, of which `overlap` knows that they bear company badly.
 _PERSISTENT_PRECISIONS = ("bfloat16", "float16")
 _MATRIX_PRODUCT, _PERSISTENT = "gemm", "nvjet gemm"
@@ -68,7 +68,9 @@ def device_work(
     Kernels that were recorded of ops that no model knows (compiled ones, a user's own) keep their recorded time.
     """
     programs = [each.program for each in steps]
-    issued = [questions_of(program, cached_bytes=device.cached_bytes) for program in programs]
+    issued = [
+        questions_of(step.program, cached_bytes=device.cached_bytes, launches_recorded=bool(step.kernels)) for step in steps
+    ]
     asked = [work.question for works in issued for work in works if work.question is not None]
     answers = iter(device.estimates(asked, strict=strict))
     ranks = {} if lookups is None else lookups.ranks
@@ -88,7 +90,7 @@ def device_work(
         if strict and unknown:
             raise UnsupportedError(
                 f"{program.names[int(program.ops.name[unknown[0].op])]} has no model on {device.limits.name} (rank "
-                f"{program.rank}, {len(unknown)} such calls); drop --strict to take it as moving its tensors once"
+                f"{program.rank}, {len(unknown)} such calls); drop --strict for a roofline of its arguments"
             )
         tables_work = rank_tables.work([next(looked_up) for _ in rank_tables.asked], device)
         found.append(_together(program, compute + kept, unknown, tables_work, _said(step, kept)))
@@ -98,7 +100,7 @@ def device_work(
 # A profiler makes kernels a few percent longer than they are, seldom shorter.
 _SAME_DEVICE = (0.9, 1.02)
 # Of kernels recorded on another device nothing more is known than how long they took there.
-_OTHER_DEVICE = (1.0 / _FALLBACK_FACTOR, _FALLBACK_FACTOR)
+_OTHER_DEVICE = (1.0 / FACTOR, FACTOR)
 
 
 def _kept(step: OneStep, answered: set[int], device: Device) -> list[OpWork]:
@@ -142,12 +144,30 @@ def _together(
         for one in lookups.ops
         if one.launches
     ]
-    warnings = [*lookups.warnings, *said]
-    if unknown:
-        names = Counter(program.names[int(program.ops.name[work.op])] for work in unknown)
-        most = ", ".join(f"{name} ({count})" for name, count in names.most_common(5))
-        warnings.append(f"no model knows {most}: taken as moving their tensors once at the speed of memory")
-    return DeviceWork(tuple(sorted([*compute, *unknown, *tables], key=lambda work: work.op)), tuple(warnings))
+    works = sorted([*compute, *unknown, *tables], key=lambda work: work.op)
+    return DeviceWork(tuple(works), (*lookups.warnings, *said, *_guesses(program, unknown, works)))
+
+
+def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork]) -> list[str]:
+    """What to say of ops that are guessed: how many there are, and how much of the kernels' time they take."""
+    arguments = op_table(program).arguments
+    blind = [work for work in unknown if not arguments[work.op].inputs and not arguments[work.op].outputs]
+    total_ns = sum(work.estimate.time_ns for work in works) or 1.0
+    messages = []
+    for guessed, what, how in (
+        ([work for work in unknown if work not in blind], "no model knows", "a roofline of their arguments stands for them"),
+        (
+            blind,
+            "no usable arguments are recorded of",
+            "each is taken as the shortest kernel: record their shapes",
+        ),
+    ):
+        if guessed:
+            names = Counter(program.names[int(program.ops.name[work.op])] for work in guessed)
+            most = ", ".join(f"{name} ({count})" for name, count in names.most_common(5))
+            share = sum(work.estimate.time_ns for work in guessed) / total_ns
+            messages.append(f"rank {program.rank}: {what} {len(guessed)} ops, {share:.1%} of the kernels' time ({most}); {how}")
+    return messages
 
 
 def _compute(work: IssuedWork, answer: KernelEstimate) -> OpWork:
@@ -156,7 +176,7 @@ def _compute(work: IssuedWork, answer: KernelEstimate) -> OpWork:
     launches = tuple(LaunchTime(_named(launch, question), launch.time_ns * work.moved) for launch in answer.launches)
     given, moved = answer.estimate, work.moved
     estimate = Estimate(given.time_ns * moved, given.low_ns * moved, given.high_ns * moved, given.source, given.inside)
-    read_back = len(launches) - 1 if _reads_back(work.name) else -1
+    read_back = len(launches) - 1 if op_kind(work.name).reads_back else -1
     group = f"{answer.family} {_size_class(given.time_ns)} {question.call.op}"
     return OpWork(work.op, launches, estimate, group, read_back)
 
@@ -172,23 +192,13 @@ def _size_class(time_ns: float) -> int:
     return int(np.log2(max(time_ns, 1.0)))
 
 
-def _reads_back(name: str) -> bool:
-    """Whether the host waits until the value is there."""
-    return name in ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
-
-
 def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:
-    nbytes = sum(_nbytes(signature) for signature in _signatures(program, work.op))
-    time_ns = _FALLBACK_FLOOR_NS + device.limits.roofline_ns(0.0, float(nbytes), "float32")
-    estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
-    return OpWork(work.op, (LaunchTime(work.name, time_ns),), estimate, f"unknown {work.name}")
-
-
-def _signatures(program: Program, op: int) -> Sequence[Signature]:
-    number = int(program.ops.signature[op])
-    return (program.signatures[number],) if number >= 0 else ()
-
-
-def _nbytes(signature: Signature) -> int:
-    tensors = [*tensors_in(signature.inputs), *tensors_in(signature.outputs)]
-    return sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors if on_device(tensor))
+    """An op that no model knows: what it computes and moves at least, by its arguments."""
+    table = op_table(program)
+    arguments = table.arguments[work.op]
+    tensors = [tensor for tensor in arguments.inputs + arguments.outputs if on_device(tensor)]
+    nbytes = sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors)
+    flop = operations_of(work.name.partition(".")[0], table.signatures[work.op].inputs, arguments.inputs)
+    dtype = next((tensor.dtype for tensor in tensors if "float" in tensor.dtype), tensors[0].dtype if tensors else "float32")
+    estimate = guess(device.limits, flop, float(nbytes), dtype)
+    return OpWork(work.op, (LaunchTime(work.name, estimate.time_ns),), estimate, f"unknown {work.name}")

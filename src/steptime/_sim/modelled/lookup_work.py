@@ -16,13 +16,14 @@ from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
 from steptime._lookups.workload import RankLookups
-from steptime._models.estimate import Estimate, Source
+from steptime._models.estimate import Estimate
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
-from steptime._ops.table import tensors_in
+from steptime._ops.table import op_table
 from steptime._platforms.device import Device
+from steptime._platforms.fallback import guess
 from steptime._program.program import Phase, Program, Tensor
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -34,8 +35,6 @@ _UPDATE_LAUNCHES = frozenset(("update", *(kernel for kernels in _UPDATES.values(
 # Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it.
 _READ_BACK_AFTER = "unique"
 _BACKWARD = re.compile("backward", re.IGNORECASE)
-# A lookup of which not even the sizes are known: its time is known to a factor.
-_FALLBACK_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +173,8 @@ def _index_storages(program: Program, op: int) -> list[int]:
     ]
 
 
-def _tensors(program: Program, op: int) -> list[Tensor]:
-    number = int(program.ops.signature[op])
-    return list(tensors_in(program.signatures[number].inputs)) if number >= 0 else []
+def _tensors(program: Program, op: int) -> tuple[Tensor, ...]:
+    return op_table(program).arguments[op].inputs
 
 
 def _from_shapes(program: Program, rows: _Rows) -> RankLookups | None:
@@ -196,18 +194,16 @@ def _from_shapes(program: Program, rows: _Rows) -> RankLookups | None:
 
 def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> LookupWork:
     """Lookups of which the tables are not known: what they were given and what they make, moved once."""
-    found = []
+    table, found = op_table(program), []
     for work in issued:
-        number = int(program.ops.signature[work.op])
-        signature = program.signatures[number] if number >= 0 else None
-        every = [] if signature is None else [*tensors_in(signature.inputs), *tensors_in(signature.outputs)]
+        arguments = table.arguments[work.op]
+        every = arguments.inputs + arguments.outputs
         nbytes = sum(
             tensor.numel * dtype_bytes(tensor.dtype) for tensor in every if len(tensor.shape) == 1 or tensor in every[-1:]
         )
-        time_ns = 5_000.0 + device.limits.roofline_ns(0.0, float(nbytes), "float32")
-        estimate = Estimate(time_ns, time_ns / _FALLBACK_FACTOR, time_ns * _FALLBACK_FACTOR, Source.FALLBACK, inside=False)
+        estimate = guess(device.limits, 0.0, float(nbytes), "float32")
         direction = BACKWARD if _BACKWARD.search(work.name) else FORWARD
-        found.append(LookupOp(work.op, direction, (LaunchTime(work.name, time_ns),), estimate))
+        found.append(LookupOp(work.op, direction, (LaunchTime(work.name, estimate.time_ns),), estimate))
     names = ", ".join(sorted({work.name for work in issued}))
     said = f"rank {program.rank}: the tables behind {names} are not recorded; give what is looked up with --lookups"
     return LookupWork(tuple(found), (said,))

@@ -32,7 +32,7 @@ def predict_on(
 ) -> PredictedStep:
     """Predict the steady-state step of a workload on a platform; `strict`: an op without a model is an error, not a guess."""
     step = modelled(workload, platform, strict=strict)
-    memory = memory_of(workload, platform)
+    memory = memory_of(step.workload, platform)
     found = prediction_of(step, workload, calibration)
     return replace(found, memory=memory, warnings=(*does_not_fit(memory), *found.warnings))
 

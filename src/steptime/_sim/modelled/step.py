@@ -27,6 +27,7 @@ from steptime._sim.laws.overlap import Beside
 from steptime._sim.laws.settling import Settling, steady_settled
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
+from steptime._sim.modelled.incomplete import on_a_device, refuse_lost_work
 from steptime._sim.modelled.issue import Issued, issued
 from steptime.errors import InputError
 
@@ -108,11 +109,13 @@ class ModelledStep:
 
 def modelled(workload: Workload, platform: Platform, *, strict: bool = False) -> ModelledStep:
     """The workload on a platform. `strict`: an op without a model is an error."""
-    steps = [one_step(program) for program in workload.programs]
+    if strict:
+        refuse_lost_work(workload.programs)
+    steps, moved = on_a_device([one_step(program) for program in workload.programs], strict=strict)
     workload = _everybody(replace(workload, programs=tuple(each.program for each in steps)))
     _check_ranks(workload, platform)
     wire = collective_work(workload, platform.fabric)
-    programs, warnings = [], [*workload.warnings, *wire.warnings]
+    programs, warnings = [], [*workload.warnings, *moved, *wire.warnings]
     devices = device_work(steps, platform.device, workload.lookups, strict=strict)
     # The timeline is of this device, whichever one was recorded.
     device_name = platform.device.limits.name

@@ -18,7 +18,7 @@ from steptime._models.kernels.from_ops.caches import Touched
 from steptime._models.kernels.from_ops.ordered import Ordered
 from steptime._models.kernels.from_ops.resolved import Resolved, resolved
 from steptime._models.kernels.question import Question
-from steptime._ops.catalogue import Role
+from steptime._ops.catalogue import Data, HostClass, Role
 from steptime._ops.table import memory_bytes, op_table, tensors_in
 from steptime._program.program import Program, Signature, Tensor
 
@@ -51,13 +51,15 @@ class IssuedWork:
     moved: float = 1.0
 
 
-def questions_of(program: Program, *, cached_bytes: int | None = None) -> list[IssuedWork]:
+def questions_of(program: Program, *, cached_bytes: int | None = None, launches_recorded: bool = False) -> list[IssuedWork]:
     """The device work that a program's ops launch, in order, with what to ask about each piece of compute.
 
     `cached_bytes` is how much a cache keeps (the reference device's if none is given): ranks that share a GPU share its L2, so
-    that each has its share of it.
+    that each has its share of it. `launches_recorded`: kernels were recorded beside the ops, so that an op without any launched
+    none.
     """
-    return _Walk(program, warm_within_bytes(reference_device()) if cached_bytes is None else cached_bytes).works()
+    kept = warm_within_bytes(reference_device()) if cached_bytes is None else cached_bytes
+    return _Walk(program, kept, launches_recorded=launches_recorded).works()
 
 
 @dataclass(slots=True)
@@ -74,9 +76,11 @@ class _Issue:
 class _Walk:
     """Goes through the table of a program's ops once, outermost first."""
 
-    def __init__(self, program: Program, cached_bytes: int) -> None:
+    def __init__(self, program: Program, cached_bytes: int, *, launches_recorded: bool) -> None:
         families()  # which may declare ops of their own
         self._table = op_table(program)
+        self._launches_recorded = launches_recorded
+        self._outputs_recorded = any(signature.outputs for signature in program.signatures)
         self._cached_bytes = cached_bytes
         self._collectives = {row for row, _ in self._table.launching_collectives()}
         self._touched = Touched()
@@ -118,9 +122,13 @@ class _Walk:
 
     def _launches(self, row: int, open_ops: list[int]) -> bool:
         """Issues an op with known overloads; whether it stands for what is inside it."""
-        table = self._table
-        if not table.arguments[row].on_device:
-            return True
+        table, arguments = self._table, self._table.arguments[row]
+        if not arguments.on_device:
+            # On the host, unless nothing is recorded of its tensors.
+            if arguments.inputs or arguments.outputs or self._launches_recorded:
+                return True
+            open_ops.append(row)
+            return False
         name, signature = table.names[row], table.signatures[row]
         call = resolved(name, signature, ordered=self._ordered.index_of(name, signature.inputs))
         if call is None:
@@ -149,7 +157,7 @@ class _Walk:
         self._issued.append(issue)
 
     def _launching(self, open_ops: list[int]) -> list[int]:
-        """Ops not known by name that launch themselves: nothing inside them does, and they make what was not there."""
+        """Ops without a known call that launch themselves: nothing inside them does, and they have something to do."""
         around = bytearray(len(self._table))  # whether something inside an op launches
         parents = self._table.parents
 
@@ -162,10 +170,24 @@ class _Walk:
             mark(parents[issue.op])
         launching = []
         for row in reversed(open_ops):
-            if not around[row] and self._table.arguments[row].makes_something():
+            if not around[row] and self._does_something(row):
                 launching.append(row)
                 mark(row)
         return launching
+
+    def _does_something(self, row: int) -> bool:
+        """Whether an op that stands alone works on the device: it makes what was not there, or writes what was.
+
+        Where nothing of that is recorded, an op that launches by its name does, and any op with tensors of a device.
+        """
+        kind, arguments = self._table.kinds[row], self._table.arguments[row]
+        if self._launches_recorded or arguments.makes_something():
+            return arguments.makes_something()
+        if kind.role is Role.LAUNCHES:
+            return True
+        if kind.host_class is HostClass.VIEW or not arguments.on_device:
+            return False
+        return kind.data is Data.IN_PLACE or not self._outputs_recorded
 
     def _work(self, issue: _Issue, usual: dict[Resolved, tuple[int, ...]]) -> IssuedWork:
         kind = self._table.kinds[issue.op]

@@ -1,0 +1,146 @@
+"""How many operations an op takes at least, by the shapes of its arguments: for rooflines and for ops without a model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Protocol
+
+
+class Shaped(Protocol):
+    """A tensor of a call or of a recorded op."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+
+
+# From positional arguments and the tensors among all of them to operations; None where the shapes do not tell.
+Count = Callable[[Sequence[object], Sequence[Shaped]], float | None]
+
+_AT_LEAST_A_MATRIX = 2
+
+
+def operations_of(name: str, args: Sequence[object], tensors: Sequence[Shaped]) -> float:
+    """Multiplications and additions of products, convolutions and attention; one operation per element of anything else.
+
+    `name` is without overload. Ops that are not in the table are counted by what their name says they do.
+    """
+    count = _COUNTS.get(name) or next((rule for pattern, rule in _BY_NAME if pattern.search(name)), None)
+    operations = None if count is None else count(args, tensors)
+    if operations is not None:
+        return operations
+    return float(max((tensor.numel for tensor in tensors), default=0))
+
+
+def is_product(name: str) -> bool:
+    """Whether an op is a product, a convolution or attention whose operations are known exactly."""
+    return name.partition(".")[0] in _COUNTS
+
+
+def product_operations(name: str, args: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Multiplications and additions of a product, a convolution or attention; None of anything else."""
+    count = _COUNTS.get(name.partition(".")[0])
+    return None if count is None else count(args, tensors)
+
+
+def _product(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Of the last two operands; what stands before them is added."""
+    if len(tensors) < 2:
+        return None
+    left, right = tensors[-2:]
+    if len(left.shape) < _AT_LEAST_A_MATRIX or len(right.shape) < _AT_LEAST_A_MATRIX:
+        return None
+    return 2.0 * left.numel * right.shape[-1]
+
+
+def _any_product(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Of the two largest matrices that can be multiplied: biases, scales and offsets stand beside them."""
+    matrices = [tensor for tensor in tensors if len(tensor.shape) >= _AT_LEAST_A_MATRIX]
+    counts = [
+        2.0 * left.numel * (right.shape[-1] if left.shape[-1] == right.shape[-2] else right.shape[-2])
+        for left, right in combinations(matrices, 2)
+        if left.shape[-1] in right.shape[-2:]
+    ]
+    return max(counts, default=None)
+
+
+def _convolution(args: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Every element of the weight meets every output position of every sample."""
+    if len(tensors) < 2:
+        return None
+    inputs, weight = tensors[0], tensors[1]
+    stride = args[3] if len(args) > 3 else None
+    if not isinstance(stride, tuple) or len(inputs.shape) < 3:
+        return None
+    positions = math.prod(
+        max(1, size // int(step)) for size, step in zip(inputs.shape[2:], stride, strict=False) if isinstance(step, int)
+    )
+    return 2.0 * inputs.shape[0] * positions * weight.numel
+
+
+def _any_convolution(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Of an image and a filter that come first, at a stride of one."""
+    images = [tensor for tensor in tensors if len(tensor.shape) >= 3]
+    if len(images) < 2:
+        return None
+    return 2.0 * images[0].shape[0] * math.prod(images[0].shape[2:]) * images[1].numel
+
+
+def _convolution_backward(args: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Two products of the forward's size: one for the input, one for the weight."""
+    if len(tensors) < 3 or len(tensors[0].shape) < 3:
+        return None
+    gradient, weight = tensors[0], tensors[2]
+    positions = gradient.shape[0] * math.prod(gradient.shape[2:])
+    mask = args[-1]
+    wanted = sum(bool(each) for each in mask[:2]) if isinstance(mask, tuple) else 2
+    return 2.0 * wanted * positions * weight.numel
+
+
+def _attention(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Scores and their sum with the values: queries and keys come first."""
+    shaped = [tensor for tensor in tensors if len(tensor.shape) == 4]
+    if len(shaped) < 3:
+        return None
+    query, key = shaped[:2]
+    return 4.0 * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
+
+
+def _attention_backward(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+    """Five such products instead of two; the gradient comes before queries and keys."""
+    shaped = [tensor for tensor in tensors if len(tensor.shape) == 4]
+    if len(shaped) < 3:
+        return None
+    query, key = shaped[1:3]
+    return 10.0 * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
+
+
+# Ops whose output is the product of their last two operands, and how many dimensions those have.
+PRODUCTS = {"aten::mm": 2, "aten::addmm": 2, "aten::bmm": 3, "aten::baddbmm": 3}
+_ATTENTION = "aten::_scaled_dot_product_{}_attention"
+_BACK_ENDS = ("flash", "efficient", "cudnn")
+_COUNTS: dict[str, Count] = {
+    **dict.fromkeys(PRODUCTS, _product),
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    **{_ATTENTION.format(name): _attention for name in _BACK_ENDS},
+    **{f"{_ATTENTION.format(name)}_backward": _attention_backward for name in _BACK_ENDS},
+}
+# What anything else is by its name; the first that fits wins.
+_BY_NAME: tuple[tuple[re.Pattern[str], Count], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), count)
+    for pattern, count in (
+        (r"(?:attention|attn|fmha).*backward|(?:attention|attn|fmha)_?bwd", _attention_backward),
+        (r"(?:attention|attn|fmha)(?!_math)", _attention),
+        (r"conv(?:\d|olution)\w*backward", _convolution_backward),
+        (r"conv(?:\d|_|olution)", _any_convolution),
+        (r"(?:::|_)\w*mm(?:_\w+)?$|matmul|linear$|einsum|gemm", _any_product),
+    )
+)
