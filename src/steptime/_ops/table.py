@@ -27,8 +27,8 @@ class Arguments:
     __slots__ = ("inputs", "longest_list", "on_cpu", "on_device", "outputs", "sparse", "touches")
 
     def __init__(self, signature: Signature) -> None:
-        self.inputs = tuple(tensors_in(signature.inputs))
-        self.outputs = tuple(tensors_in(signature.outputs))
+        self.inputs: tuple[Tensor, ...] = tuple(tensors_in(signature.inputs))
+        self.outputs: tuple[Tensor, ...] = tuple(tensors_in(signature.outputs))
         self.sparse = self.on_device = False
         for tensor in self.inputs + self.outputs:
             if is_sparse(tensor):
@@ -74,7 +74,7 @@ class OpTable:
         self.signatures = [program.signatures[number] if number >= 0 else NO_SIGNATURE for number in signatures]
         of_signature = [arguments_of(signature) for signature in program.signatures]
         of_signature.append(arguments_of(NO_SIGNATURE))  # of the number -1
-        self.arguments = [of_signature[number] for number in signatures]
+        self.arguments: list[Arguments] = [of_signature[number] for number in signatures]
         self.children: list[Sequence[int]] = _children(self.parents)
         self.last = _last_inside(self.parents)
         # Ops around one of their own name: autocast shows an op twice.
