@@ -13,7 +13,7 @@ import pytest
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Plan
-from steptime._build.dlrm.program import rank_program
+from steptime._build.dlrm.program import LocalTables, rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._lookups.generators import Generator
 from steptime._models.memory.peak import peak_memory
@@ -80,7 +80,7 @@ def both(case: CasePrograms) -> Iterator[tuple[Program, Program]]:
     widths = [sum(table.dim for table in tables) for tables in owned]
     for owner in case.traces:
         recorded = program_of(case, owner)
-        yield rank_program(model, as_drawn(recorded, model, owned[owner]), widths, owner), recorded
+        yield rank_program(model, LocalTables(as_drawn(recorded, model, owned[owner])), widths, owner), recorded
 
 
 @cache
@@ -127,8 +127,8 @@ def small(lookup: str = "table_batched", optimizer: str = "sgd", rows: int = 100
 @pytest.mark.parametrize("lookup", ["table_batched", "embedding_bag"])
 def test_a_rank_without_tables_takes_part_in_every_exchange(lookup: str) -> None:
     model = small(lookup)
-    with_tables = rank_program(model, [LocalTable(1000, 8, 32, 30)] * 3, (24, 0), 0)
-    without = rank_program(model, [], (24, 0), 1)
+    with_tables = rank_program(model, LocalTables([LocalTable(1000, 8, 32, 30)] * 3), (24, 0), 0)
+    without = rank_program(model, LocalTables([]), (24, 0), 1)
     kinds = [[one.kind for one in program.collectives] for program in (with_tables, without)]
     assert kinds[0] == kinds[1]
     assert without.collectives[0].in_splits == (0, 0)
@@ -137,7 +137,7 @@ def test_a_rank_without_tables_takes_part_in_every_exchange(lookup: str) -> None
 
 def test_long_runs_of_one_row_take_more_levels_to_sum() -> None:
     def levels(lookups: int) -> int:
-        program = rank_program(small(), [LocalTable(1000, 8, lookups, 1)] * 3, (24,), 0)
+        program = rank_program(small(), LocalTables([LocalTable(1000, 8, lookups, 1)] * 3), (24,), 0)
         backward = [row for row, name in enumerate(program.ops.name.tolist()) if program.names[name] == "aten::empty"]
         return len(backward)
 
@@ -145,12 +145,12 @@ def test_long_runs_of_one_row_take_more_levels_to_sum() -> None:
 
 
 def test_nothing_is_sorted_where_nothing_is_looked_up() -> None:
-    program = rank_program(small(), [LocalTable(1000, 8, 0, 0)] * 3, (24,), 0)
+    program = rank_program(small(), LocalTables([LocalTable(1000, 8, 0, 0)] * 3), (24,), 0)
     assert not signatures_of(program, "aten::sort")
 
 
 def test_keys_of_very_large_tables_are_sorted_as_64_bits() -> None:
-    program = rank_program(small(), [LocalTable(2**31, 8, 32, 30)] * 3, (24,), 0)
+    program = rank_program(small(), LocalTables([LocalTable(2**31, 8, 32, 30)] * 3), (24,), 0)
     (sort,) = signatures_of(program, "aten::sort")
     assert isinstance(sort.inputs[0], Tensor)
     assert sort.inputs[0].dtype == "int64"

@@ -41,7 +41,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "list": (lambda d: d["ranks"][1].update(dtype=["float32"]), r"rank 3: dtype is \['float32'\]; expected a name"),
     "dtype": (lambda d: d["ranks"][1].update(dtype="int4"), "rank 3: Lookups of a rank: dtype is 'int4'; expected"),
     "implementation": (lambda d: d["ranks"][1].update(implementation="magic"), "rank: implementation is 'magic'"),
-    "optimizer": (lambda d: d["ranks"][0].update(optimizer="none"), "rank 0: Lookups of a rank: optimizer is 'none'"),
+    "optimizer": (lambda d: d["ranks"][0].update(optimizer="lamb"), "rank 0: Lookups of a rank: optimizer is 'lamb'"),
     "weighted": (lambda d: d["ranks"][1].update(weighted=1), "rank 3: weighted is 1; expected true or false"),
     "steps": (lambda d: d["ranks"][1].update(steps=[]), "rank 3: expected a JSON object with schema_version and steps"),
     "iterations": (lambda d: d["ranks"][1]["steps"]["steps"].pop(), "rank 3 has 2 iterations where rank 0 has 3"),

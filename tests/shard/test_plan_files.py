@@ -32,6 +32,8 @@ pinned = { item = 1 }
 PLANS: dict[str, dict[str, Any]] = {
     "whole": {"user": 0, "item": 1},
     "sliced": {"user": [0, 1], "item": 1},
+    "row-wise": {"user": {"kind": "row_wise", "ranks": [0, 1]}, "item": 1},
+    "copied": {"user": {"kind": "data_parallel", "ranks": [0, 1]}, "item": 1},
 }
 
 

@@ -18,10 +18,13 @@ TABLE_BATCHED, EMBEDDING_BAG = "table_batched", "embedding_bag"
 IMPLEMENTATIONS = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense", "embedding_sparse", "embedding_dense")
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OPTIMIZERS = ("none", "sgd", "adagrad", "rowwise_adagrad")
+DENSE = "dense"
+"""In place of an optimiser: the backward pass leaves a gradient of all rows, and ops of the program update them."""
 
 _Made = TypeVar("_Made")
 _TEXTS = ("implementation", "optimizer", "dtype")
-_FIELDS = {"rank", *_TEXTS, "weighted", "steps"}
+_FIELDS = {*_TEXTS, "weighted", "steps"}
+_THEN = "then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +32,18 @@ class RankLookups:
     """The lookups of one rank: how they are done, and the statistics of its tables in every iteration."""
 
     implementation: str
-    optimizer: str  # that updates the rows
+    optimizer: str  # that updates the rows; `DENSE` where ops of the program do
     steps: StepLookups
     dtype: str = "float32"  # of the rows
     weighted: bool = False  # per-sample weights
+    then: tuple[RankLookups, ...] = ()  # further lookups of the same step, after these
 
     def __post_init__(self) -> None:
         if not self.steps.tables:
             raise InputError("Lookups of a rank: no table; expected at least one.")
         choices = (
             ("implementation", self.implementation, IMPLEMENTATIONS),
-            ("optimizer", self.optimizer, OPTIMIZERS[1:]),
+            ("optimizer", self.optimizer, (*OPTIMIZERS[1:], DENSE)),
             ("dtype", self.dtype, tuple(ITEM_BYTES)),
         )
         for name, value, expected in choices:
@@ -72,17 +76,7 @@ class WorkloadLookups:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        ranks = [
-            {
-                "rank": rank,
-                "implementation": one.implementation,
-                "optimizer": one.optimizer,
-                "dtype": one.dtype,
-                "weighted": one.weighted,
-                "steps": one.steps.to_dict(),
-            }
-            for rank, one in sorted(self.ranks.items())
-        ]
+        ranks = [{"rank": rank, **_plain(lookups)} for rank, lookups in sorted(self.ranks.items())]
         return {"schema_version": SCHEMA_VERSION, "ranks": ranks}
 
     @classmethod
@@ -119,13 +113,22 @@ def _rank(values: Any, place: str, file: str) -> tuple[int, RankLookups]:
     """One rank's entry; from where its rank is known, errors say the rank instead of its place in the list."""
     if not isinstance(values, dict):
         raise InputError(f"{place}: {type(values).__name__} found; expected a JSON object of one rank's lookups.")
-    if set(values) != _FIELDS:
-        odd = sorted(set(values) ^ _FIELDS)[0]
-        raise InputError(f"{place}: {odd!r} is {'missing' if odd in _FIELDS else 'unknown'}; expected {sorted(_FIELDS)}.")
+    if "rank" not in values:
+        raise InputError(f"{place}: 'rank' is missing; expected {sorted({'rank', *_FIELDS})}.")
     rank = values["rank"]
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
         raise InputError(f"{place}: rank is {rank!r}; expected a whole number of 0 or more.")
-    where = f"{file}, rank {rank}"
+    return rank, _lookups({key: value for key, value in values.items() if key != "rank"}, place, f"{file}, rank {rank}")
+
+
+def _lookups(values: Any, place: str, where: str) -> RankLookups:
+    then = values.get(_THEN, []) if isinstance(values, dict) else None
+    if not isinstance(values, dict) or not isinstance(then, list):
+        raise InputError(f"{where}: expected JSON objects, and a list of further ones under {_THEN!r}.")
+    named = set(values) - {_THEN}
+    if named != _FIELDS:
+        odd = sorted(named ^ _FIELDS)[0]
+        raise InputError(f"{place}: {odd!r} is {'missing' if odd in _FIELDS else 'unknown'}; expected {sorted(_FIELDS)}.")
     odd = next((name for name in _TEXTS if not isinstance(values[name], str)), None)
     if odd is not None:
         raise InputError(f"{where}: {odd} is {values[odd]!r}; expected a name.")
@@ -133,7 +136,19 @@ def _rank(values: Any, place: str, file: str) -> tuple[int, RankLookups]:
         raise InputError(f"{where}: weighted is {values['weighted']!r}; expected true or false.")
     steps = _placed(where, lambda: StepLookups.from_dict(values["steps"], where))
     given = {name: values[name] for name in (*_TEXTS, "weighted")}
-    return rank, _placed(where, lambda: RankLookups(steps=steps, **given))
+    further = tuple(_lookups(group, place, where) for group in then)
+    return _placed(where, lambda: RankLookups(steps=steps, then=further, **given))
+
+
+def _plain(lookups: RankLookups) -> dict[str, Any]:
+    values = {
+        "implementation": lookups.implementation,
+        "optimizer": lookups.optimizer,
+        "dtype": lookups.dtype,
+        "weighted": lookups.weighted,
+        "steps": lookups.steps.to_dict(),
+    }
+    return {**values, _THEN: [_plain(group) for group in lookups.then]} if lookups.then else values
 
 
 def _placed(where: str, made: Callable[[], _Made]) -> _Made:

@@ -14,13 +14,15 @@ _NO_PADDING = -1
 
 
 class Bag:
-    """One table: its rows, this step's lookups, and the gradient that the backward pass leaves."""
+    """One table: its rows, this step's lookups, and the gradient that the backward pass leaves, sparse unless it is `dense`."""
 
-    def __init__(self, tape: Tape, buffer: Tensor, start: int, table: LocalTable, batch: int) -> None:
+    def __init__(
+        self, tape: Tape, buffer: Tensor, start: int, table: LocalTable, batch: int, *, dense: bool = False
+    ) -> None:
         emit = tape.emit
-        self.tape, self.table, self._batch = tape, table, batch
+        self.tape, self.table, self._batch, self._dense = tape, table, batch, dense
         self.weight = emit.view(buffer, (table.rows, table.dim), offset=start)
-        tape.parameter(self.weight, self._kept)
+        tape.parameter(self.weight, None if dense else self._kept)
         self._indices = emit.tensor((table.indices,), "int64")
         self._offsets = emit.view(emit.tensor((batch + 1,), "int64"), (batch,))
         self.row_numbers, self.values = self._indices, self._indices  # of the gradient, once it is there
@@ -35,7 +37,7 @@ class Bag:
         emit, table = self.tape.emit, self.table
         sizes, bag_of = emit.tensor((self._batch,), "int64"), emit.tensor((table.indices,), "int64")
         pooled, nothing = emit.tensor((self._batch, table.dim)), emit.tensor((0,), "int64")
-        taken = (self.weight, self._indices, self._offsets, False, _SUM_MODE, True, None, False)
+        taken = (self.weight, self._indices, self._offsets, False, _SUM_MODE, not self._dense, None, False)
         made = (pooled, bag_of, sizes, nothing)
         with (
             emit.around("aten::embedding_bag", (*taken, None), made, sequence=emit.sequence),
@@ -43,7 +45,8 @@ class Bag:
         ):
             for each in (sizes, bag_of, pooled, nothing):
                 empty(emit, each.shape, each.dtype, made=each)
-        self.tape.record("EmbeddingBagBackward0", (self.weight,), (pooled,), partial(self._backward, made))
+        backward = self._dense_backward if self._dense else self._backward
+        self.tape.record("EmbeddingBagBackward0", (self.weight,), (pooled,), partial(backward, made))
         return pooled
 
     def _backward(self, made: tuple[Tensor, ...], gradients: Gradients) -> Gradients:
@@ -68,6 +71,16 @@ class Bag:
             with emit.around("aten::embedding_sparse_backward", said, (sparse,)):
                 self._of_rows(rows, sparse)
         return (sparse,)
+
+    def _dense_backward(self, made: tuple[Tensor, ...], gradients: Gradients) -> Gradients:
+        emit, table, gradient = self.tape.emit, self.table, given(gradients)
+        _, bag_of, sizes, largest = made
+        dense = emit.tensor((table.rows, table.dim))
+        taken = (gradient, self._indices, self._offsets, bag_of, sizes, largest, table.rows, False, _SUM_MODE)
+        with emit.around("aten::_embedding_bag_backward", (*taken, False, None, _NO_PADDING), (dense,)):
+            without = (gradient, self._indices, bag_of, sizes, largest, table.rows, False, _SUM_MODE, None, _NO_PADDING)
+            emit.op("aten::_embedding_bag_dense_backward", without, (dense,))
+        return (dense,)
 
     def _of_rows(self, rows: Tensor, sparse: Tensor) -> None:
         """Puts row numbers and their gradients together; what lies in a sparse tensor is looked at through views."""

@@ -12,7 +12,7 @@ from steptime._program.program import Tensor
 _CONTIGUOUS = 0  # c10::MemoryFormat
 
 
-class Interaction:
+class InteractionOps:
     """`dot` interactions index the lower triangle of the products by two rows of one tensor, made before the step."""
 
     def __init__(self, tape: Tape, *, dot: bool, tables: int, dim: int) -> None:

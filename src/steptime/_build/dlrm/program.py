@@ -1,21 +1,24 @@
 """`rank_program`: one training step of one rank of a DLRM, as PyTorch records it on a GPU, from the model alone.
 
 The step is that of `steptime_lab.workloads.networks.dlrm`: tables sharded by a plan, all_to_all both ways, both MLPs wrapped by
-DistributedDataParallel where there are several ranks, fp32.
+DistributedDataParallel where there are several ranks, fp32. Tables that every rank has a share or a copy of are looked up after
+these, in the order in which TorchRec's `ShardedEmbeddingBagCollection.compute_and_output_dist` goes through its groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from steptime._build.emit.autograd import Tape
 from steptime._build.emit.ddp import Reducer
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.exchange import Exchange
-from steptime._build.dlrm.interaction import Interaction
-from steptime._build.dlrm.sparse import PerTable
-from steptime._build.dlrm.tables import (LocalTable, NoTables, TableBatched, Tables, table_batched_sizes)
+from steptime._build.dlrm.copies import CopyOps
+from steptime._build.dlrm.exchange import ColumnExchangeOps, RowExchangeOps
+from steptime._build.dlrm.interaction import InteractionOps
+from steptime._build.dlrm.sparse import BagOps
+from steptime._build.dlrm.tables import LocalTable, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
 from steptime._build.emit.ops import Emitter
 from steptime._build.emit.layers import (DTYPE_NUMBERS, binary_cross_entropy, linear, mse_loss, relu, sigmoid)
 from steptime._program.program import Program, Tensor
@@ -24,8 +27,17 @@ LEARNING_RATE = 1e-6
 """Of `steptime_lab.workloads.networks.dlrm`; times do not depend on it."""
 
 
-def rank_program(model: Dlrm, local: Sequence[LocalTable], widths: Sequence[int], rank: int) -> Program:
-    """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's tables."""
+@dataclass(frozen=True, slots=True)
+class LocalTables:
+    """What one rank looks up, by how the tables are divided."""
+
+    sharded: Sequence[LocalTable]  # whole tables and slices of columns of this rank
+    row_wise: Sequence[LocalTable] = ()  # its shares of tables that are divided by rows
+    copied: Sequence[LocalTable] = ()  # its copies of tables, for its own samples
+
+
+def rank_program(model: Dlrm, local: LocalTables, widths: Sequence[int], rank: int) -> Program:
+    """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's sharded tables."""
     emit = Emitter(rank=rank, world_size=len(widths), source=model.name)
     _Step(Tape(emit), model, local, widths).write()
     return emit.program()
@@ -41,13 +53,19 @@ def what_is_written(model: Dlrm, local: Sequence[LocalTable]) -> Hashable:
 
 
 class _Step:
-    def __init__(self, tape: Tape, model: Dlrm, local: Sequence[LocalTable], widths: Sequence[int]) -> None:
+    def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int]) -> None:
         emit, ranks = tape.emit, len(widths)
         self._tape, self._model = tape, model
         self._samples = model.batch // ranks
-        self._tables = _tables(tape, model, local, ranks)
-        self._exchange = Exchange(tape, widths, self._samples) if ranks > 1 else None
-        self._interact = Interaction(tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1])
+        self._tables = _tables(tape, model, local.sharded, ranks) if any(widths) else None
+        self._row_wise = _tables(tape, model, local.row_wise, ranks) if local.row_wise else None
+        self._copies = CopyOps(tape, model, local.copied, self._samples, LEARNING_RATE) if local.copied else None
+        several = ranks > 1
+        self._exchange = ColumnExchangeOps(tape, widths, self._samples) if self._tables and several else None
+        self._row_exchange = RowExchangeOps(tape, self._samples) if self._row_wise and several else None
+        self._interact = InteractionOps(
+            tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1]
+        )
         self._bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
         self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True)
         self._inputs = emit.tensor((self._samples, model.dense_features))
@@ -56,22 +74,34 @@ class _Step:
     def write(self) -> None:
         emit = self._tape.emit
         emit.op("Optimizer.zero_grad#SGD.zero_grad")
-        self._tables.clear()
+        sharded = [tables for tables in (self._tables, self._row_wise) if tables is not None]
+        for tables in sharded:
+            tables.clear()
         prediction = sigmoid(self._tape, self._top(self._interact(*self._lookups_and_bottom())))
         # Under autocast the prediction would be cast here; in fp32 it is not.
         emit.op("aten::to", (prediction, DTYPE_NUMBERS["float32"], False, False, None), (prediction,), sequence=emit.sequence)
         loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(self._tape, prediction, self._labels)
         self._tape.backward(loss)
         self._update([*self._bottom.parameters, *self._top.parameters])
-        self._tables.update()
+        if self._copies is not None:
+            self._copies.update()
+        for tables in sharded:
+            tables.update()
 
     def _lookups_and_bottom(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        pooled = self._tables.look_up()
-        if self._exchange is None:
-            return self._bottom(self._inputs), (pooled,)
-        received = self._exchange.start(pooled)
+        """The bottom MLP while rows are exchanged; what it meets then: columns of ranks, sums of rows, and of copies."""
+        pooled = None if self._tables is None else self._tables.look_up()
+        received = pooled if pooled is None or self._exchange is None else self._exchange.start(pooled)
+        partial_sums = None if self._row_wise is None else self._row_wise.look_up()
+        summed = partial_sums if partial_sums is None or self._row_exchange is None else self._row_exchange.start(partial_sums)
+        copied = None if self._copies is None else self._copies.look_up()
         dense = self._bottom(self._inputs)
-        return dense, self._exchange.finish(received)
+        blocks: tuple[Tensor, ...] = ()
+        if received is not None:
+            blocks = (received,) if self._exchange is None else self._exchange.finish(received)
+        if summed is not None:
+            blocks = (*blocks, summed if self._row_exchange is None else self._row_exchange.finish(summed))
+        return dense, blocks if copied is None else (*blocks, copied)
 
     def _update(self, parameters: Sequence[Tensor]) -> None:
         gradients = tuple(self._tape.gradients[parameter.id or 0] for parameter in parameters)
@@ -115,12 +145,12 @@ def parameter_count(model: Dlrm) -> int:
     return dense + sum(table.rows * table.dim for table in model.tables)
 
 
-def _tables(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int) -> Tables:
+def _tables(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int) -> TableOps:
     if not local:
-        return NoTables(tape, model.batch)
+        return NoTableOps(tape, model.batch)
     adagrad = model.optimizer == "rowwise_adagrad"
     if model.lookup == "table_batched":
-        return TableBatched(tape, local, model.batch, adagrad=adagrad)
+        return TableBatchedOps(tape, local, model.batch, adagrad=adagrad)
     # Every rank's loss is a mean over its own samples, so that gradients of tables add up to so many times the mean's.
     # Adagrad divides by what the gradient was so far, and the factor with it.
-    return PerTable(tape, local, model.batch, LEARNING_RATE if adagrad else LEARNING_RATE / ranks, adagrad=adagrad)
+    return BagOps(tape, local, model.batch, LEARNING_RATE if adagrad else LEARNING_RATE / ranks, adagrad=adagrad)

@@ -18,14 +18,11 @@ from steptime._program.program import Tensor
 _SINGLE = DTYPE_NUMBERS["float32"]
 
 
-class PerTable:
+class BagOps:
     """All tables of a rank, one after the other; their columns side by side."""
 
     def __init__(self, tape: Tape, tables: Sequence[LocalTable], batch: int, learning_rate: float, *, adagrad: bool) -> None:
-        sizes = sizes_of(tables)
-        buffer = tape.emit.tensor((sum(sizes),))
-        starts = accumulate(sizes, initial=0)
-        self._bags = [Bag(tape, buffer, start, table, batch) for table, start in zip(tables, starts, strict=False)]
+        self._bags = bags_of(tape, tables, batch)
         self._states = [tape.emit.tensor((table.rows,)) for table in tables] if adagrad else []
         self._tape, self._learning_rate = tape, learning_rate
         self._name = "RowwiseAdagrad" if adagrad else "SGD"
@@ -46,6 +43,14 @@ class PerTable:
                     _add(bag, -self._learning_rate)
             for bag, state in zip(self._bags, self._states, strict=False):
                 _adagrad(bag, state, -self._learning_rate)
+
+
+def bags_of(tape: Tape, tables: Sequence[LocalTable], batch: int, *, dense: bool = False) -> list[Bag]:
+    """The tables in one buffer."""
+    sizes = sizes_of(tables)
+    buffer = tape.emit.tensor((sum(sizes),))
+    starts = accumulate(sizes, initial=0)
+    return [Bag(tape, buffer, start, table, batch, dense=dense) for table, start in zip(tables, starts, strict=False)]
 
 
 def _add(bag: Bag, alpha: float) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
 from steptime._build.dlrm.model import Table
 from steptime._lookups import lengths as bag_lengths
-from steptime._lookups.footprint import of_spectrum
+from steptime._lookups.footprint import grid, of_rows, of_spectrum
 from steptime._lookups.generators import Generator
 from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.scaling import scaled
-from steptime._lookups.spectrum import of_statistics, with_totals
+from steptime._lookups.spectrum import Spectrum, of_statistics, with_totals
 from steptime._lookups.statistics import REUSE_EDGES, Statistics
 from steptime._lookups.table import TableStatistics
 
@@ -33,6 +35,44 @@ def table_lookups(table: Table, batch: int) -> TableStatistics:
     if generator.lengths == "fixed":  # then no length is drawn, and the seed does not matter
         generator = replace(generator, seed=0)
     return replace(_expected(generator, batch), table=table.name, dim=table.dim)
+
+
+def row_share(whole: TableStatistics, ranks: int) -> TableStatistics:
+    """What one of so many ranks looks up that hold equal shares of a table's rows, popular and rare ones alike.
+
+    A row is looked up as often as before, on the one rank that has it. So a share has so many times fewer rows, distinct rows
+    and lookups, a window of its lookups has the share of the rows that so many times as many of all lookups have, and a bag
+    has a binomial number of its lookups there.
+    """
+    if ranks == 1:
+        return whole
+    lookups = round(whole.lookups / ranks)
+    unique = min(max(round(whole.unique / ranks), 1), lookups)
+    spectrum = with_totals(whole.spectrum, unique, lookups) if lookups else Spectrum((), ())
+    windows = grid(lookups)
+    lengths, spread = _thinned(whole, ranks)
+    rows = -(-whole.rows // ranks)
+    counted = replace(whole.counted, rows=rows, lookups=lookups, unique=unique, pooling_spread=spread)
+    return replace(
+        whole,
+        counted=counted if lookups else replace(counted, reuse=(0.0,) * len(counted.reuse)),
+        lengths=lengths,
+        hottest=spectrum.hottest() if lookups else (0,) * len(whole.hottest),
+        spectrum=spectrum,
+        footprint=of_rows(windows, whole.footprint.distinct(np.minimum(windows * ranks, whole.lookups)) / ranks),
+    )
+
+
+def _thinned(whole: TableStatistics, ranks: int) -> tuple[bag_lengths.Lengths, float]:
+    """Lengths of bags of which each lookup is kept with one chance in `ranks`, and their standard deviation."""
+    mean, kept = whole.lookups / whole.batch / ranks, whole.counted.pooling_spread / ranks
+    spread = math.sqrt(kept**2 + mean * (1 - 1 / ranks))
+    shares = np.minimum(bag_lengths.QUANTILES, 1 - 0.5 / whole.batch)
+    wide = np.array(whole.lengths.quantiles) / ranks - mean
+    # The larger of the two causes has the shape of the whole, widened to the deviation of both.
+    apart = wide * (spread / kept) if kept**2 > mean else spread * np.array([NormalDist().inv_cdf(share) for share in shares])
+    longest = np.minimum(np.maximum(np.round(mean + apart), 0.0), whole.lengths.quantiles)
+    return bag_lengths.Lengths(tuple(np.maximum.accumulate(longest).tolist())), spread
 
 
 @lru_cache(maxsize=_KEPT)

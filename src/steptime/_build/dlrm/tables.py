@@ -8,7 +8,7 @@ from typing import Protocol
 
 from steptime._build.emit.autograd import Gradients, Tape
 from steptime._build.emit.ops import is_contiguous
-from steptime._build.emit.layers import contiguous, empty, given
+from steptime._build.emit.layers import contiguous, empty, given, zeros
 from steptime._program.program import Tensor
 
 ALIGNMENT = 64
@@ -30,7 +30,7 @@ class LocalTable:
     distinct: int
 
 
-class Tables(Protocol):
+class TableOps(Protocol):
     """One rank's tables."""
 
     def clear(self) -> None:
@@ -66,7 +66,7 @@ def table_batched_sizes(tables: Sequence[LocalTable]) -> TableBatchedSizes:
     return TableBatchedSizes(len(dims), sum(dims), max(dims, default=0), sum(table.indices for table in tables), key_type)
 
 
-class NoTables:
+class NoTableOps:
     """A rank that owns no table: it sends nothing, and still meets the others."""
 
     def __init__(self, tape: Tape, batch: int) -> None:
@@ -89,15 +89,19 @@ class NoTables:
         return self._before
 
 
-class TableBatched:
-    """All tables in one launch forward, and a handful backward which update the rows themselves."""
+class TableBatchedOps:
+    """All tables in one launch forward, and a handful backward which update the rows themselves.
 
-    def __init__(self, tape: Tape, tables: Sequence[LocalTable], batch: int, *, adagrad: bool) -> None:
+    `dense`: they leave a gradient of all rows instead, as an optimiser of dense parameters takes it.
+    """
+
+    def __init__(self, tape: Tape, tables: Sequence[LocalTable], batch: int, *, adagrad: bool, dense: bool = False) -> None:
         emit, sizes = tape.emit, table_batched_sizes(tables)
-        self._tape, self._batch, self._adagrad, self._sizes = tape, batch, adagrad, sizes
-        self._anchor = tape.parameter(emit.tensor((0,)))
+        self._tape, self._batch, self._adagrad, self._sizes = tape, batch, adagrad and not dense, sizes
+        self._anchor = tape.parameter(emit.tensor((sum(sizes_of(tables)) if dense else 0,)))
         self._indices = emit.tensor((sizes.indices,), "int64")
         self._offsets = emit.tensor((sizes.tables * batch + 1,), "int64")
+        self.parameters = [self._anchor] if dense else []
 
     def clear(self) -> None:
         """Weights are no parameters: there is no gradient to clear."""
@@ -115,11 +119,16 @@ class TableBatched:
 
     def _backward(self, gradients: Gradients) -> Gradients:
         """Sorts lookups by row, then sums and updates, level by level while a run of one row is longer than a chunk."""
-        emit, gradient, count = self._tape.emit, given(gradients), self._indices.numel
+        emit, gradient = self._tape.emit, given(gradients)
         if not is_contiguous(gradient):
             contiguous(emit, gradient)
-        if not count:
-            return (None,)
+        dense = zeros(emit, self._anchor.shape) if self.parameters else None
+        if self._indices.numel:
+            self._sum_rows()
+        return (dense,)
+
+    def _sum_rows(self) -> None:
+        count = self._indices.numel
         key_type = self._sizes.key_type
         keys, infos = self._empty((count,), key_type), self._empty((count,), "int64")
         index_select(self._tape, infos, self._sorted(keys))
@@ -132,7 +141,7 @@ class TableBatched:
             self._empty((2 * chunks,), "int64")
             self._empty((8 * chunks * stride,), "float32")
             if chunks == 1:
-                return (None,)
+                return
             count = 2 * chunks
 
     def _sorted(self, keys: Tensor) -> Tensor:

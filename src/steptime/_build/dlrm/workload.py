@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
-from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, Plan
-from steptime._build.dlrm.program import parameter_count, rank_program, what_is_written
+from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, ROW_WISE, Plan
+from steptime._build.dlrm.program import LocalTables, parameter_count, rank_program, what_is_written
 from steptime._build.dlrm.tables import LocalTable
 from steptime._build.emit.ops import GROUP
-from steptime._lookups.workload import RankLookups, WorkloadLookups
-from steptime._build.dlrm.table_lookups import table_lookups
+from steptime._lookups.workload import DENSE, TABLE_BATCHED, RankLookups, WorkloadLookups
+from steptime._build.dlrm.table_lookups import row_share, table_lookups
 from steptime.errors import InputError
 from steptime._program.program import Program
 from steptime._program.workload import Description, UnnamedMemory, Workload
@@ -36,9 +36,9 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
     elif not isinstance(plan, Plan):
         plan = Plan.from_dict(plan, model.tables, ranks, f"{model.name}: the plan")
     check_kinds(model, plan)
-    owned = plan.split(model.tables)
-    found = [[table_lookups(table, model.batch) for table in tables] for tables in owned]
-    programs, owners = _programs(model, found)
+    warnings += _unmeasured(model, plan)
+    tables = [_RankTables.of(model, plan, owned) for owned in plan.split(model.tables)]
+    programs, owners = _programs(model, tables)
     return Workload(
         programs=programs,
         world_size=ranks,
@@ -47,8 +47,8 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
         meta={KIND: model.to_dict(), "plan": plan.owners()},
         owners=() if len(programs) == ranks else owners,
         groups={} if len(programs) == ranks else {GROUP: (tuple(range(ranks)),)},
-        lookups=_lookups(model, found),
-        unnamed=_unnamed(model, owned),
+        lookups=_lookups(model, tables),
+        unnamed=_unnamed(model, tables),
         description=Description(
             batch=model.batch,
             precision="fp32",
@@ -56,6 +56,34 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
             parameters=parameter_count(model),
         ),
     )
+
+
+@dataclass(frozen=True)
+class _RankTables:
+    """The statistics of what one rank looks up, by how the tables are divided."""
+
+    sharded: tuple[TableStatistics, ...]
+    row_wise: tuple[TableStatistics, ...]
+    copied: tuple[TableStatistics, ...]
+
+    @classmethod
+    def of(cls, model: Dlrm, plan: Plan, owned: Sequence[Table]) -> _RankTables:
+        """Of a rank that owns these shards."""
+        by_rows, copied = (plan.of_kind(model.tables, kind) for kind in (ROW_WISE, DATA_PARALLEL))
+        return cls(
+            tuple(table_lookups(table, model.batch) for table in owned),
+            tuple(row_share(table_lookups(table, model.batch), plan.ranks) for table in by_rows),
+            tuple(table_lookups(table, model.batch // plan.ranks) for table in copied),
+        )
+
+    @property
+    def local(self) -> LocalTables:
+        """As the program has them."""
+        return LocalTables(*(tuple(map(_local, some)) for some in (self.sharded, self.row_wise, self.copied)))
+
+
+def _local(table: TableStatistics) -> LocalTable:
+    return LocalTable(table.rows, table.dim, table.lookups, table.unique)
 
 
 def check_batch(model: Dlrm, ranks: int, where: str) -> None:
@@ -70,9 +98,6 @@ def check_batch(model: Dlrm, ranks: int, where: str) -> None:
 
 def check_kinds(model: Dlrm, plan: Plan) -> None:
     """Refuses a plan that divides tables in a way that is not modelled."""
-    odd = next((name for name, placed in plan.placements.items() if placed.kind in EVERYWHERE), None)
-    if odd is not None:
-        raise InputError(f"{model.name}: the plan has table {odd!r} on every rank; expected whole tables or slices of columns")
     cut = next((name for name, placed in plan.placements.items() if placed.kind == COLUMN_WISE), None)
     if cut is not None and model.interaction == "dot":
         raise InputError(
@@ -81,15 +106,22 @@ def check_kinds(model: Dlrm, plan: Plan) -> None:
         )
 
 
-def _programs(model: Dlrm, found: Sequence[Sequence[TableStatistics]]) -> tuple[tuple[Program, ...], tuple[int, ...]]:
+def _unmeasured(model: Dlrm, plan: Plan) -> list[str]:
+    kinds = sorted({placed.kind for placed in plan.placements.values()} & set(EVERYWHERE))
+    if not kinds or plan.ranks == 1:
+        return []
+    return [f"{model.name}: no step with {' or '.join(kinds)} tables was measured; its pieces are modelled like any other"]
+
+
+def _programs(model: Dlrm, ranks: Sequence[_RankTables]) -> tuple[tuple[Program, ...], tuple[int, ...]]:
     """The distinct programs by the first rank that runs each, and per rank whose it runs."""
-    widths = [sum(table.dim for table in tables) for tables in found]
+    widths = [sum(table.dim for table in tables.sharded) for tables in ranks]
     owner_of: dict[Hashable, int] = {}
     programs, owners = [], []
-    for rank, tables in enumerate(found):
-        local = [LocalTable(table.rows, table.dim, table.lookups, table.unique) for table in tables]
-        # Ranks that write the same ops may look up other rows, and hold tables of other sizes.
-        key = (what_is_written(model, local), tuple(replace(table, table="") for table in tables))
+    for rank, tables in enumerate(ranks):
+        local = tables.local
+        # Ranks that write the same ops may look up other rows, and hold tables of other sizes. What every rank has is alike.
+        key = (what_is_written(model, local.sharded), tuple(replace(table, table="") for table in tables.sharded))
         if key not in owner_of:
             owner_of[key] = rank
             programs.append(rank_program(model, local, widths, rank))
@@ -97,28 +129,38 @@ def _programs(model: Dlrm, found: Sequence[Sequence[TableStatistics]]) -> tuple[
     return tuple(programs), tuple(owners)
 
 
-def _lookups(model: Dlrm, found: Sequence[Sequence[TableStatistics]]) -> WorkloadLookups:
+def _lookups(model: Dlrm, ranks: Sequence[_RankTables]) -> WorkloadLookups:
     """One iteration, the expected one; a rank without tables looks up nothing."""
-    return WorkloadLookups(
-        {
-            rank: RankLookups(model.lookup, model.optimizer, StepLookups((tuple(tables),)))
-            for rank, tables in enumerate(found)
-            if tables
-        }
-    )
+    copies = model.lookup if model.lookup == TABLE_BATCHED else f"{model.lookup}_dense"
+    found = {}
+    for rank, tables in enumerate(ranks):
+        groups = [
+            RankLookups(implementation, optimizer, StepLookups((some,)))
+            for implementation, optimizer, some in (
+                (model.lookup, model.optimizer, tables.sharded),
+                (model.lookup, model.optimizer, tables.row_wise),
+                (copies, DENSE, tables.copied),
+            )
+            if some
+        ]
+        if groups:
+            found[rank] = replace(groups[0], then=tuple(groups[1:]))
+    return WorkloadLookups(found)
 
 
-def _unnamed(model: Dlrm, owned: Sequence[Sequence[Table]]) -> dict[int, UnnamedMemory]:
-    if model.lookup != "table_batched":
+def _unnamed(model: Dlrm, ranks: Sequence[_RankTables]) -> dict[int, UnnamedMemory]:
+    """Tables that one kernel looks up together are no argument of any op; copies are, for an optimiser takes them."""
+    if model.lookup != TABLE_BATCHED:
         return {}
     adagrad = model.optimizer == "rowwise_adagrad"
+    groups = {rank: [some for some in (tables.sharded, tables.row_wise) if some] for rank, tables in enumerate(ranks)}
     return {
         rank: UnnamedMemory(
-            (sum(table.nbytes for table in tables),),
-            (_FLOAT_BYTES * sum(table.rows for table in tables),) if adagrad else (),
+            tuple(_FLOAT_BYTES * sum(table.rows * table.dim for table in some) for some in held),
+            tuple(_FLOAT_BYTES * sum(table.rows for table in some) for some in held) if adagrad else (),
         )
-        for rank, tables in enumerate(owned)
-        if tables
+        for rank, held in groups.items()
+        if held
     }
 
 

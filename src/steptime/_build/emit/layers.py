@@ -219,6 +219,15 @@ def zero(emit: Emitter, x: Tensor) -> None:
         emit.op("aten::fill_", (x, 0), (x,))
 
 
+def zeros(emit: Emitter, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+    """`torch.zeros`."""
+    y = emit.tensor(shape, dtype)
+    with emit.around("aten::zeros", (y.shape, DTYPE_NUMBERS[dtype], None, emit.device, False), (y,)):
+        empty(emit, y.shape, dtype, layout=None, pinned=False, made=y)
+        zero(emit, y)
+    return y
+
+
 def transposed_pair(emit: Emitter, x: Tensor, first: int, second: int, *, sequence: int = -1) -> Tensor:
     """`x.transpose(first, second)`."""
     assert x.strides is not None

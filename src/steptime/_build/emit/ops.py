@@ -23,7 +23,7 @@ layers that use both, so that a builder writes the forward pass alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -60,8 +60,24 @@ def is_contiguous(tensor: Tensor) -> bool:
 class Emitter:
     """Writes the step of one rank, op by op in order of start."""
 
-    def __init__(self, *, rank: int = 0, world_size: int = 1, device: str = "cuda:0", source: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        device: str = "cuda:0",
+        source: str = "",
+        groups: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`groups` are those whose names collectives take; a group of all ranks has PyTorch's own name."""
         self.rank, self.world_size, self.device, self.source = rank, world_size, device, source
+        everybody = {GROUP: tuple(range(world_size))} if world_size > 1 else {}
+        self._groups = {
+            name: Group(GROUP, GROUP_DESCRIPTION, ranks, len(ranks))
+            if len(ranks) == world_size
+            else Group(name, name, ranks, len(ranks))
+            for name, ranks in (everybody if groups is None else groups).items()
+        }
         self.sequence = 0  # autograd's counter: what the next node gets
         self._nodes: list[Node] = []
         self._parents: list[int] = []
@@ -203,31 +219,59 @@ class Emitter:
             self.op("detach", (of,))
         return made
 
-    # Collectives, over all ranks
+    # Collectives, over all ranks where no group is named; each gives what `wait` takes
 
-    def all_reduce(self, tensors: tuple[Tensor, ...], *, asynchronous: bool = True) -> int:
-        """Sums tensors over all ranks, in place; gives what `wait` takes."""
+    def group_size(self, group: str) -> int:
+        """How many ranks a group has; 1 where there is none."""
+        return self._groups[group].size if group in self._groups else 1
+
+    def all_reduce(self, tensors: tuple[Tensor, ...], group: str = GROUP, *, asynchronous: bool = True) -> int:
+        """Sums tensors over the ranks, in place."""
         called = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
         with self.around("c10d::allreduce_", called, (tensors, OBJECT)):
-            return self._communicate("allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
+            return self._communicate(group, "allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], *, asynchronous: bool = True
     ) -> int:
-        """Sends parts of `in_splits` elements to every rank and receives `out_splits`; gives what `wait` takes."""
+        """Sends shares of `in_splits` elements to every rank and receives `out_splits`."""
         given, taken = tuple(in_splits), tuple(out_splits)
         called = (received, sent, OBJECT, taken, given, asynchronous, _NO_TIMEOUT)
         with self.around("c10d::alltoall_base_", called, (OBJECT,)):
-            return self._communicate("all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken)
+            return self._communicate(
+                GROUP, "all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken
+            )
 
-    def wait(self, number: int) -> None:
+    def broadcast(self, tensor: Tensor, group: str = GROUP) -> int:
+        """Gives every rank what the first has."""
+        called = ((tensor,), OBJECT, 0, 0, True, _NO_TIMEOUT)
+        with self.around("c10d::broadcast_", called, ((tensor,), OBJECT)):
+            return self._communicate(group, "broadcast", "broadcast", "nccl:broadcast", ((tensor,),), ((tensor,),))
+
+    def all_gather(self, whole: Tensor, shard: Tensor, group: str = GROUP) -> int:
+        """Gathers every rank's shard into the whole."""
+        called = (whole, shard, OBJECT, True, _NO_TIMEOUT)
+        with self.around("c10d::_allgather_base_", called, (whole, OBJECT)):
+            return self._communicate(group, "_allgather_base", "all_gather", "nccl:_all_gather_base", (shard,), (whole,))
+
+    def reduce_scatter(self, shard: Tensor, whole: Tensor, group: str = GROUP) -> int:
+        """Sums the whole over the ranks and leaves each its shard."""
+        called = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
+        with self.around("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
+            return self._communicate(
+                group, "_reduce_scatter_base", "reduce_scatter", "nccl:_reduce_scatter_base", (whole,), (shard,)
+            )
+
+    def wait(self, number: int, group: str = GROUP) -> None:
         """Makes the stream that computes wait for a collective."""
-        said = ((number, False), (GROUP, GROUP_DESCRIPTION), self.rank, WAIT, (), (), -1, -1, 1)
+        named = self._groups[group]
+        recorded = ((number, False), (named.name, named.description), self.rank, WAIT, (), (), -1, -1, 1)
         # A wait is recorded with no tensor, and PyTorch writes the dtype of none as Byte.
-        self.op(COMM_NODE, said, comm=Comm(WAIT, WAIT, GROUP, self.rank, number, dtype="uint8"))
+        self.op(COMM_NODE, recorded, comm=Comm(WAIT, WAIT, named.name, self.rank, number, dtype="uint8"))
 
     def _communicate(
         self,
+        group: str,
         name: str,
         kind: str,
         inner: str,
@@ -237,14 +281,14 @@ class Emitter:
         out_splits: tuple[int, ...] = (),
     ) -> int:
         self._collectives += 1
-        number = self._collectives
+        number, named = self._collectives, self._groups[group]
         sent, received = _flat(inputs), _flat(outputs)
         comm = Comm(
-            name, kind, GROUP, self.rank, number, in_splits, out_splits, sent, received,
+            name, kind, named.name, self.rank, number, in_splits, out_splits, sent, received,
             _bytes(sent), _bytes(received), sent[0].dtype,
         )  # fmt: skip
-        group = ((number, False), (GROUP, GROUP_DESCRIPTION), self.rank, name, in_splits, out_splits, 0, 1, self.world_size)
-        with self.around(COMM_NODE, (*inputs, *group), outputs, comm=comm):
+        about = ((number, False), (named.name, named.description), self.rank, name, in_splits, out_splits, 0, 1, named.size)
+        with self.around(COMM_NODE, (*inputs, *about), outputs, comm=comm):
             self.op(inner, (sent[0],))
         return number
 
@@ -252,12 +296,11 @@ class Emitter:
 
     def trace(self) -> ExecutionTrace:
         """What was written, as an execution trace."""
-        everybody = Group(GROUP, GROUP_DESCRIPTION, tuple(range(self.world_size)), self.world_size)
         return ExecutionTrace(
             schema=_SCHEMA,
             nodes=tuple(self._nodes),
             parents=tuple(self._parents),
-            groups={GROUP: everybody} if self.world_size > 1 else {},
+            groups={group.name: group for group in self._groups.values()},
             rank=self.rank,
             world_size=self.world_size,
             source=self.source,

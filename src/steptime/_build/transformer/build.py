@@ -99,7 +99,7 @@ def _give_buffers(emit: GroupEmitter, buffers: tuple[Tensor, ...]) -> None:
     flat = emit.tensor((sum(each.numel for each in rows),), rows[0].dtype)
     with emit.around("aten::flatten_dense_tensors", (buffers,), (flat,)):
         emit.op("aten::cat", (rows, 0), (flat,))
-    emit.await_in(emit.broadcast(flat, DATA), DATA)
+    emit.wait(emit.broadcast(flat, DATA), DATA)
     places = [emit.view(flat, each.shape, offset=number * each.numel) for number, each in enumerate(buffers)]
     emit.op("aten::unflatten_dense_tensors", (flat, buffers), (tuple(places),))
     for buffer, place in zip(buffers, places, strict=True):

@@ -148,9 +148,9 @@ class FullySharded:
             whole = _reserved(emit, self._ways * part, "float32")
             self._copy_in(whole, gradients)
             reduced = _reserved(emit, part, "float32")
-            emit.scattered(reduced, whole, FSDP)
-            if emit.size(DATA) > 1:
-                emit.reduced((reduced,), DATA, asynchronous=True)
+            emit.reduce_scatter(reduced, whole, FSDP)
+            if emit.group_size(DATA) > 1:
+                emit.all_reduce((reduced,), DATA)
             self._keep(unit, reduced)
 
     def _copy_in(self, whole: Tensor, gradients: tuple[Tensor, ...]) -> None:
@@ -191,7 +191,7 @@ class FullySharded:
             with emit.around("fsdp::all_gather_copy_in", (shards, whole, unit.sizes, part, 0), (own, whole)):
                 emit.op("aten::narrow", (whole, 0, 0, part), (own,))
                 emit.op("aten::_foreach_copy_", (_split(emit, own, unit.sizes), _flat(emit, shards), False))
-            emit.gathered(whole, own, FSDP)
+            emit.all_gather(whole, own, FSDP)
             unit.gathered = whole
 
     def _copy_out(self, unit: _Unit) -> None:

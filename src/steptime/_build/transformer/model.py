@@ -152,7 +152,7 @@ class Model:
         self._sharding.finished(scores)
         scores = view(tape, scores, (scores.numel // scores.shape[-1], scores.shape[-1]), (-1, scores.shape[-1]))
         labels = inputs.labels()
-        if tape.emit.size(TENSOR) > 1:
+        if tape.emit.group_size(TENSOR) > 1:
             return split_cross_entropy(tape, to_dtype(tape, scores, "float32"), labels)
         if config.head == "language_model":
             scores = to_dtype(tape, scores, "float32")

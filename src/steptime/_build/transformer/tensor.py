@@ -18,7 +18,7 @@ from steptime._program.program import Tensor
 def enter(tape: StepTape, x: Tensor) -> Tensor:
     """What goes into a layer split by columns: itself, and the sum of its gradients in backward."""
     emit = tape.emit
-    if emit.size(TENSOR) == 1:
+    if emit.group_size(TENSOR) == 1:
         return x
     y = emit.view(x)
     with emit.around("_CopyToModelParallelRegion", (x,), (y,), sequence=emit.sequence):
@@ -26,7 +26,7 @@ def enter(tape: StepTape, x: Tensor) -> Tensor:
 
     def backward(gradients: Gradients) -> Gradients:
         gradient = made_contiguous(emit, given(gradients[0]))
-        emit.await_in(emit.reduced((gradient,), TENSOR), TENSOR)
+        emit.wait(emit.all_reduce((gradient,), TENSOR, asynchronous=False), TENSOR)
         return (gradient,)
 
     tape.record("_CopyToModelParallelRegionBackward", (x,), (y,), backward)
@@ -36,11 +36,11 @@ def enter(tape: StepTape, x: Tensor) -> Tensor:
 def leave(tape: StepTape, x: Tensor) -> Tensor:
     """What comes out of a layer split by rows, summed over the ranks."""
     emit = tape.emit
-    if emit.size(TENSOR) == 1:
+    if emit.group_size(TENSOR) == 1:
         return x
     y = emit.view(x)
     with emit.around("_ReduceFromModelParallelRegion", (x,), (y,), sequence=emit.sequence):
-        emit.await_in(emit.reduced((x,), TENSOR), TENSOR)
+        emit.wait(emit.all_reduce((x,), TENSOR, asynchronous=False), TENSOR)
     tape.record("_ReduceFromModelParallelRegionBackward", (x,), (y,), lambda gradients: gradients)
     return y
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from steptime._lookups.table import TableStatistics
 from steptime._lookups.workload import (
+    DENSE,
     EMBEDDING_BAG,
     IMPLEMENTATIONS,
     ITEM_BYTES,
@@ -68,13 +70,19 @@ class Lookup:
 
 
 def rank_questions(lookups: RankLookups, direction: str) -> tuple[tuple[Lookup, ...], ...]:
-    """What a model is asked of every iteration of a rank: all tables at once where one launch looks them up, else each."""
-    optimizer = lookups.optimizer if direction == BACKWARD else "none"
+    """What a model is asked of every iteration of a rank: all tables at once where one launch looks them up, else each.
+
+    A dense gradient is asked for like the update of plain SGD, which also writes every distinct row once.
+    """
+    update = "sgd" if lookups.optimizer == DENSE else lookups.optimizer
+    optimizer = update if direction == BACKWARD else "none"
     together = lookups.implementation == TABLE_BATCHED
-    return tuple(
+    first = (
         tuple(
             Lookup(lookups.implementation, direction, tables, optimizer, lookups.dtype, weighted=lookups.weighted)
             for tables in ([step] if together else [(table,) for table in step])
         )
         for step in lookups.steps.steps
     )
+    groups = (first, *(rank_questions(group, direction) for group in lookups.then))
+    return tuple(tuple(chain.from_iterable(iteration)) for iteration in zip(*groups, strict=True))

@@ -15,7 +15,7 @@ from steptime._lookups.generators import Generator
 from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
-from steptime._lookups.workload import RankLookups
+from steptime._lookups.workload import DENSE, RankLookups
 from steptime._models.estimate import Estimate
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime
@@ -79,8 +79,7 @@ class RankQuestions:
     @property
     def lookups(self) -> int:
         """How many forward ops look up all tables once."""
-        assert self.given is not None
-        return 1 if self.given.implementation == TABLE_BATCHED else len(self.given.steps.tables)
+        return len(self.asked) // 2
 
     def work(self, answers: Sequence[LookupEstimate], device: Device) -> LookupWork:
         """The launches, from the answers to `asked`."""
@@ -88,7 +87,7 @@ class RankQuestions:
             return LookupWork()
         if self.given is None:
             return _unknown(self.program, self.issued, device)
-        found = _answered(self.program, self.rows, self.lookups, answers)
+        found = _answered(self.program, self.rows, _left_to_optimizer(self.given, self.rows), answers)
         beyond = any(not one.estimate.inside for one in found)
         said = f"rank {self.program.rank}: lookups beyond what was measured on {device.limits.name} are extrapolated"
         return LookupWork(tuple(found), (*self.warnings, said) if beyond else self.warnings)
@@ -127,15 +126,17 @@ def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
     return _Rows(tuple(forward), tuple(backward), tuple(update))
 
 
-def _answered(program: Program, rows: _Rows, expected: int, answers: Sequence[LookupEstimate]) -> list[LookupOp]:
+def _answered(
+    program: Program, rows: _Rows, left: Sequence[frozenset[str]], answers: Sequence[LookupEstimate]
+) -> list[LookupOp]:
+    expected = len(left)
     ahead, back = answers[: len(answers) // 2], answers[len(answers) // 2 :]
     found = [
         LookupOp(op, FORWARD, ahead[place % expected].launches, ahead[place % expected].estimate)
         for place, op in enumerate(rows.forward)
     ]
     for op, table in zip(rows.backward, _tables_backward(program, rows, expected), strict=True):
-        before = tuple(one for one in back[table].launches if not rows.update or one.kernel not in _UPDATE_LAUNCHES)
-        found.append(_part(op, back[table], before))
+        found.append(_part(op, back[table], tuple(one for one in back[table].launches if one.kernel not in left[table])))
     # An optimiser goes through its tables in the order in which they were made.
     of_name: Counter[str] = Counter()
     for op in rows.update:
@@ -145,6 +146,18 @@ def _answered(program: Program, rows: _Rows, expected: int, answers: Sequence[Lo
         kernels = _UPDATES.get(name, ())
         found.append(_part(op, back[table], tuple(one for one in back[table].launches if one.kernel in kernels)))
     return found
+
+
+def _left_to_optimizer(given: RankLookups, rows: _Rows) -> list[frozenset[str]]:
+    """Per question, the launches that ops of the optimiser make after the backward pass: of gradients that are kept."""
+    left = []
+    for group in (given, *given.then):
+        batched = group.implementation == TABLE_BATCHED
+        kernels = _UPDATE_LAUNCHES if rows.update else frozenset()
+        if group.optimizer == DENSE:
+            kernels = frozenset() if batched else frozenset(("update",))
+        left += [kernels] * (1 if batched else len(group.steps.tables))
+    return left
 
 
 def _part(op: int, answer: LookupEstimate, launches: tuple[LaunchTime, ...]) -> LookupOp:

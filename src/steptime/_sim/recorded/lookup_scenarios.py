@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._models.kernels.from_ops import LOOKUP, questions_of
-from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED, Lookup, rank_questions
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, Lookup, rank_questions
 from steptime._ops.catalogue import Role, op_kind
 from steptime._platforms.device import Device
 from steptime._program.program import Phase, Program, WorkKind
@@ -142,7 +142,7 @@ def _works(workload: Workload, inputs: Recorded, lookups: WorkloadLookups) -> tu
 
 def _differences(rank: int, works: LookupWorks, given: RankLookups) -> list[str]:
     """A word where the trace and the statistics do not speak of the same number of lookups."""
-    expected = 1 if given.implementation == TABLE_BATCHED else len(given.steps.tables)
+    expected = len(rank_questions(given, FORWARD)[0])
     if works.forward_per_step in (0, expected):
         return []
     return [
