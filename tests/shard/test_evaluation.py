@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.evaluator import BOUNDS, HOST, Evaluator
+from steptime._shard.evaluate.evaluator import BOUNDS, HOST, Evaluator, Laws
 from steptime._shard.evaluate.exact import ExactLookups
 from steptime._shard.evaluate.exchange import Exchanges, messages
-from steptime._shard.evaluate.laws import ALONE, AS_PLAYED, BUSY, Laws
 from steptime._shard.evaluate.lookups import LookupCurves
 from steptime._shard.task.drawn import sharding_tasks, step_tasks
 from steptime.errors import InputError
@@ -23,7 +22,7 @@ def platform() -> Platform:
 
 
 @cache
-def evaluator(number: int = 0, laws: Laws = AS_PLAYED, *, exact: bool = False) -> Evaluator:
+def evaluator(number: int = 0, laws: Laws | None = None, *, exact: bool = False) -> Evaluator:
     return Evaluator.of(sharding_tasks()[number], platform(), 4, laws=laws, exact=exact)
 
 
@@ -31,17 +30,27 @@ def plans_of(count: int, tables: int, seed: int = 3, ranks: int = 4) -> np.ndarr
     return np.random.default_rng(seed).integers(0, ranks, (count, tables))
 
 
-@pytest.mark.parametrize("number", [0, 1, 22, 30])
-def test_plans_evaluated_together_take_as_long_as_plans_played_one_by_one(number: int) -> None:
-    one = evaluator(number)
-    plans = plans_of(6, len(one.model.tables))
+# Tasks and platforms on which what `shard` composes and what `predict` plays are compared: uneven plans under both laws of
+# sharing, and links on which nobody measured any.
+COMPARED = [
+    *((QUARTERS, number) for number in (0, 1, 4, 7, 11, 16, 22, 25, 30, 33, 36, 39)),
+    *(("2xh200-half-loopback", number) for number in (2, 13, 27)),
+    *(("4xh200-nvlink", number) for number in (1, 9, 18, 22, 31)),
+]
+
+
+@pytest.mark.parametrize(("name", "number"), COMPARED)
+def test_plans_composed_take_as_long_as_plans_played_under_the_laws_of_the_platform(name: str, number: int) -> None:
+    model, on = sharding_tasks()[number], Platform.load(name)
+    one = Evaluator.of(model, on, on.ranks, exact=True)
+    plans = plans_of(2, len(model.tables), seed=number, ranks=on.ranks)
     together, played = one.evaluate(plans), one.simulate(plans)
-    off = np.abs(together.step_ns / played.step_ns - 1)
-    assert np.median(off) < 0.01 and off.max() < 0.03
-    np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.002)
-    np.testing.assert_allclose(together.waiting_ns, played.waiting_ns, atol=0.03 * played.step_ns.max())
+    # What remains: every rank's kernels besides lookups and exchanges are as long as in the step that stands for all plans.
+    np.testing.assert_allclose(together.step_ns, played.step_ns, rtol=0.005)
+    np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.005)
+    device = together.device_ns == together.step_ns  # where the host binds, it says who waits
+    np.testing.assert_allclose(together.waiting_ns[device], played.waiting_ns[device], atol=0.01 * played.step_ns.max())
     assert together.nbytes.tolist() == played.nbytes.tolist()
-    assert together.bound.tolist() == played.bound.tolist()
 
 
 def test_a_step_that_its_host_binds_takes_as_long_as_the_host_does() -> None:
@@ -70,7 +79,7 @@ def test_curves_through_some_subsets_say_what_the_models_say_of_others() -> None
 
 
 def test_the_order_of_ranks_does_not_matter() -> None:
-    one = evaluator(2, Laws())
+    one = evaluator(2)
     plans = plans_of(5, len(one.model.tables))
     turned = one.evaluate((plans + 1) % 4)
     np.testing.assert_allclose(turned.step_ns, one.evaluate(plans).step_ns, rtol=1e-9)
@@ -78,7 +87,7 @@ def test_the_order_of_ranks_does_not_matter() -> None:
 
 
 def test_plans_do_not_depend_on_which_others_are_evaluated_with_them() -> None:
-    one = evaluator(2, Laws())
+    one = evaluator(2)
     plans = plans_of(5000, len(one.model.tables))
     whole = one.evaluate(plans)
     assert len(whole) == 5000
@@ -87,18 +96,18 @@ def test_plans_do_not_depend_on_which_others_are_evaluated_with_them() -> None:
 
 
 def test_everything_on_one_rank_takes_longer_than_any_split() -> None:
-    one = evaluator(0, Laws())
+    one = evaluator(0)
     tables = len(one.model.tables)
     found = one.evaluate(np.concatenate([np.zeros((1, tables), dtype=np.int64), plans_of(20, tables)]))
     assert found.step_ns[0] > found.step_ns[1:].max()
     assert found.forward_ns[0, 1:].tolist() == [0.0, 0.0, 0.0] and found.nbytes[0, 1:].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_sharing_a_memory_is_never_faster_than_a_gpu_for_each_rank() -> None:
-    plans = plans_of(20, len(sharding_tasks()[1].tables))
-    shared, alone, busy = (evaluator(1, laws, exact=True).evaluate(plans) for laws in (Laws(), Laws(ALONE), Laws(BUSY)))
-    assert (shared.step_ns >= alone.step_ns).all()
-    assert (busy.step_ns >= alone.step_ns).all()
+def test_lookups_that_share_a_memory_are_never_faster_than_alone() -> None:
+    one = evaluator(1, exact=True)
+    plans = plans_of(20, len(one.model.tables))
+    found, alone = one.evaluate(plans), ExactLookups.of(one.model, platform().device, [("backward", "idle")])
+    assert (found.backward_ns >= alone.times(plans, 4)["backward", "idle"] - 1.0).all()
 
 
 def test_columns_of_exchanges_say_what_splits_say_one_by_one() -> None:
@@ -114,7 +123,7 @@ def test_columns_of_exchanges_say_what_splits_say_one_by_one() -> None:
 
 def test_ranks_that_leave_exchanges_one_by_one_are_never_later() -> None:
     plans = plans_of(20, len(sharding_tasks()[0].tables))
-    at_once, one_by_one = (evaluator(0, Laws(BUSY, one_by_one=one)).evaluate(plans) for one in (False, True))
+    at_once, one_by_one = (evaluator(0, Laws(contention=False, one_by_one=one)).evaluate(plans) for one in (False, True))
     assert np.ptp(one_by_one.exchange_ns, axis=1).min() > 0 == np.ptp(at_once.exchange_ns, axis=1).max()
     assert (one_by_one.step_ns <= 1.001 * at_once.step_ns).all()
     assert one_by_one.step_ns.mean() < 0.99 * at_once.step_ns.mean()
@@ -163,9 +172,9 @@ def test_more_ranks_than_the_platform_has_are_refused() -> None:
         Evaluator.of(sharding_tasks()[0], platform(), 8)
 
 
-def test_the_second_step_takes_as_long_as_any_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = evaluator(1, Laws())
+def test_the_last_step_that_is_played_takes_as_long_as_any_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = evaluator(1)
     plans = plans_of(50, len(one.model.tables))
-    second = one.evaluate(plans).step_ns
-    monkeypatch.setattr("steptime._shard.evaluate.stages._STEPS", 6)
-    np.testing.assert_allclose(one.evaluate(plans).step_ns, second, rtol=1e-9)
+    last = one.evaluate(plans).step_ns
+    monkeypatch.setattr("steptime._sim.composed._SETTLING_STEPS", 12)
+    np.testing.assert_allclose(one.evaluate(plans).step_ns, last, rtol=1e-4)

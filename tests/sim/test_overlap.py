@@ -14,10 +14,11 @@ from steptime._models.collectives.overlap import Overlap
 from steptime._program.program import Collective
 from steptime._sim import Cohort
 from steptime._sim.core.simulate import simulate
-from steptime._sim.laws.overlap import Beside, _share
-from steptime._sim.laws.settling import simulate_settled, steady_settled
+from steptime._sim.core.steady import steady
+from steptime._sim.laws.overlap import CollectivesBesideKernels, _share
+from steptime._sim.laws.settling import steady_settled
 
-LAW = Overlap("made up", held_sms=33.0, short_ns=1.0, moving=float(np.log(1.1)))
+LAW = Overlap("made up", sms=132.0, held_sms=33.0, short_ns=1.0, moving=float(np.log(1.1)))
 
 
 def _two_streams(ranks: int = 2, kernel_ns: int = 1_000_000, collective_ns: int = 400_000) -> Cohort:
@@ -30,42 +31,48 @@ def _two_streams(ranks: int = 2, kernel_ns: int = 1_000_000, collective_ns: int 
     return Cohort(program, tuple(range(ranks)), replace(constant_timing(program), duration_ns=durations))
 
 
+# A timeline with such a period never meets itself again.
+NEVER = np.array([10**15])
+
+
 def test_a_kernel_loses_what_the_collective_holds_while_it_is_there() -> None:
     cohort = _two_streams()
-    timeline, settling = simulate_settled([cohort], Beside.of([cohort], LAW).rates)
-    kernel_ns, collective_ns = timeline.cohorts[0].work_end_ns[:, 0, 0] - timeline.cohorts[0].work_start_ns[:, 0, 0]
-    # A quarter of 132 SMs is held: so much of the time that the collective runs has to be made up for.
-    assert settling.settled
-    assert collective_ns == pytest.approx(440_000, rel=1e-3)
-    assert kernel_ns == pytest.approx(1_000_000 + collective_ns / 4, rel=2e-3)
+    kernel, collective = CollectivesBesideKernels.of([cohort], LAW).slowdowns(simulate([cohort]), NEVER)[0][:, 0, 0]
+    # A quarter of 132 SMs is held, for 0.4 of the kernel's time.
+    assert collective == pytest.approx(1.1)
+    assert kernel == pytest.approx(1 / (1 - 0.4 / 4), rel=1e-3)
 
 
-def test_a_smaller_part_of_a_gpu_loses_more() -> None:
+def test_a_smaller_share_of_a_gpu_loses_more() -> None:
     cohort = _two_streams()
     law = replace(LAW, held_sms=5.0)
-    ends = [int(simulate_settled([cohort], Beside.of([cohort], law, share=share).rates)[0].end_ns[0]) for share in (1, 2, 4, 8)]
-    assert ends == sorted(set(ends))
+    found = [
+        CollectivesBesideKernels.of([cohort], law, share=share).slowdowns(simulate([cohort]), NEVER)[0][0, 0, 0]
+        for share in (1, 2, 4, 8)
+    ]
+    assert found == sorted(set(found))
 
 
 @given(jobs())
 @settings(max_examples=40)
 def test_where_nothing_was_measured_everything_is_played_as_ever(cohorts: list[Cohort]) -> None:
-    timeline, settling = simulate_settled(cohorts, Beside.of(cohorts, Overlap()).rates)
+    found, settling = steady_settled(cohorts, [CollectivesBesideKernels.of(cohorts, Overlap())])
     assert settling.rounds == 1
-    assert (timeline.end_ns == simulate(cohorts).end_ns).all()
+    assert (found.period_ns == steady(cohorts).period_ns).all()
 
 
 @given(jobs())
 @settings(max_examples=40)
 def test_nobody_goes_faster_than_alone(cohorts: list[Cohort]) -> None:
-    for rates in Beside.of(cohorts, LAW).rates(simulate(cohorts)):
-        assert (rates <= 1.0 + 1e-12).all()
-        assert (rates > 0.2).all()
+    timeline = simulate(cohorts)
+    for slowdowns in CollectivesBesideKernels.of(cohorts, LAW).slowdowns(timeline, np.repeat(NEVER, len(timeline.end_ns))):
+        assert (slowdowns >= 1.0 - 1e-12).all()
+        assert (slowdowns < 5.0).all()
 
 
 def test_a_steady_step_meets_the_collective_of_the_step_before() -> None:
     cohort = _two_streams(kernel_ns=300_000, collective_ns=900_000)
-    found, settling = steady_settled([cohort], Beside.of([cohort], LAW).rates)
+    found, settling = steady_settled([cohort], [CollectivesBesideKernels.of([cohort], LAW)])
     assert settling.settled
     assert float(found.period_ns[0]) >= 900_000
 

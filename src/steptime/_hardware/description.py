@@ -51,6 +51,7 @@ RANGES: Mapping[str, Range] = {
     "bandwidth_bytes_per_s": _BANDWIDTH,
     "host_bandwidth_bytes_per_s": _BANDWIDTH,
     "cache_bandwidth_bytes_per_s": _BANDWIDTH,
+    "buffered_bytes": Range(1, 1e12, "bytes (1.5 MB are 1.5e6)"),
     "latency_ns": Range(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
     "interval_factor": Range(1, 1e3, "times either way"),
     "start_ns": _TIME,

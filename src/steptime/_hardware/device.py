@@ -67,6 +67,14 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LookupContention:
+    """What a lookup takes of the memory from lookups on other shares of the GPU, as fractions of what a copy takes."""
+
+    backward: Quantity  # of a backward pass by itself
+    rows: Quantity  # of rows at random places, per even share of the bandwidth on paper that they move
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLimits:
     """A GPU as its data sheet has it. `share` parts of it are equal, and this is one of them."""
 
@@ -88,6 +96,7 @@ class DeviceLimits:
     transfer: TransferBasis | None = None  # where `models` are another device's
     # By form of model, what its features take for granted of the device beside its limits.
     features: Mapping[str, Mapping[str, Quantity]] = field(default_factory=dict)
+    contention: LookupContention | None = None  # where lookups on several shares were timed together
 
     @property
     def analytic(self) -> bool:
@@ -170,6 +179,11 @@ def _rates(file: Path, table: Mapping[str, Any], key: str, names: Sequence[str])
     return {name: quantity(file, rates, name) for name in names if name in rates}
 
 
+def _contention(file: Path, content: Mapping[str, Any]) -> LookupContention | None:
+    found = content.get("contention")
+    return None if found is None else LookupContention(*(quantity(file, found, key, FRACTION) for key in ("backward", "rows")))
+
+
 def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
     limits = content.get("limits")
     if not isinstance(limits, Mapping):
@@ -199,6 +213,7 @@ def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
         dispatch=_dispatch(file, content),
         transfer=transfer,
         features=_features(file, content),
+        contention=_contention(file, content),
     )
 
 

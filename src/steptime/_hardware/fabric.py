@@ -15,6 +15,7 @@ from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 _OVERSUBSCRIPTION = Range(1, 1e4, "times (1: none)")
+_BUFFERED = "buffered_bytes"
 FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
 
 NETWORK = "network"
@@ -55,6 +56,8 @@ class FabricLimits:
     tiers: tuple[LinkTier, ...]  # from the inside out
     models: Path | None  # fitted models of its tiers; None: data sheet only
     published: tuple[Published, ...] = ()
+    # Of what one rank sends to another, how much lies in buffers: where ranks were seen to leave an exchange one by one.
+    buffered_bytes: Quantity | None = None
 
     @property
     def ranks(self) -> int:
@@ -94,6 +97,7 @@ def read_fabric(name: str | Path) -> FabricLimits:
         tiers=_tiers(file, content),
         models=_models(file, content),
         published=_published(file, content),
+        buffered_bytes=quantity(file, content, _BUFFERED) if _BUFFERED in content else None,
     )
     _check_shape(file, limits)
     return limits
@@ -106,14 +110,19 @@ def fabric_toml(limits: FabricLimits) -> str:
     if limits.nodes > 1:
         lines += [f"rails = {limits.rails}", f"oversubscription = {limits.oversubscription:g}"]
     lines.append("analytic = true" if limits.models is None else f"models = {_text(limits.models.name)}")
+    if limits.buffered_bytes is not None:
+        lines.append(_quantity_line(_BUFFERED, limits.buffered_bytes))
     for one in limits.published:
         lines += ["", "[[published]]", *(f"{name} = {_text(getattr(one, name))}" for name in ("source", "license", "date"))]
     for tier in limits.tiers:
         lines += ["", "[[tiers]]", f"name = {_text(tier.name)}", f"kind = {_text(tier.kind)}", f"ranks = {tier.ranks}"]
         for name in ("bandwidth_bytes_per_s", "latency_ns"):
-            found: Quantity = getattr(tier, name)
-            lines.append(f"{name} = {{ value = {found.value:g}, source = {_text(found.source)} }}")
+            lines.append(_quantity_line(name, getattr(tier, name)))
     return "\n".join(lines) + "\n"
+
+
+def _quantity_line(name: str, found: Quantity) -> str:
+    return f"{name} = {{ value = {found.value:g}, source = {_text(found.source)} }}"
 
 
 def _text(value: str) -> str:

@@ -9,7 +9,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,30 +18,32 @@ Floats = npt.NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
 """ns of an even exchange, from the bytes of a rank's whole buffer."""
 
-# Of 320 exchanges with drawn columns and pauses on four quarters of an H200 (benchmarks/h200/ranks_together.py, 2026-11-15,
-# NCCL 2.28.9), ends from the last arrival on, over that of the last rank: 1.0, 1.25, 1.5 and 2 MB give mean errors of 11.9,
-# 11.1, 10.9 and 11.0 % a rank, against 46 % for ends at once. As many exchanges of 2 and 8 ranks, which had no say: 13.6 and
-# 20.8 %, against 52 and 51.
-BUFFERED_BYTES: Mapping[str, float] = {"loopback": 1.5e6}
-"""Fabric -> bytes of a flow that lie in buffers, of those that were measured."""
 
-
-def ends_ns(sent: Floats, arrivals_ns: Floats, buffered_bytes: float, even: Curve) -> Floats:
+def departures_ns(
+    sent: Floats, arrivals_ns: Floats, buffered_bytes: float, even: Curve, together_ns: Floats | None = None
+) -> Floats:
     """[ranks, exchanges] when each rank is done, counted from the last one's arrival.
 
     `sent` are bytes from rank to rank, [senders, receivers, exchanges]; what a rank keeps for itself does not count.
-    `arrivals_ns`: [ranks, exchanges].
+    `arrivals_ns`: [ranks, exchanges]. `together_ns`, [exchanges]: when the last rank is done with an exchange that all reach at
+    once, where more is known of that: flows alone make uneven exchanges of 2 to 8 ranks 6 to 12 % too long.
     """
-    ranks = len(sent)
-    flows = sent * (1.0 - np.eye(ranks))[:, :, None]
-    last = arrivals_ns.max(axis=0)
-    early = last - arrivals_ns
+    flows = sent * (1.0 - np.eye(len(sent)))[:, :, None]
+    slower = np.ones(sent.shape[2])
+    if together_ns is not None:
+        slower = together_ns / np.maximum(_done_ns(flows, buffered_bytes, even).max(axis=0), 1.0)
+    early = arrivals_ns.max(axis=0) - arrivals_ns
     if early.any():
         both = np.minimum(early[:, None], early[None])
-        whole = np.maximum(even(_moved_bytes(flows, flows)), 1.0)
+        whole = np.maximum(even(_moved_bytes(flows, flows)) * slower, 1.0)
         moved = flows * np.minimum(both / whole, 1.0)
         moved += np.minimum(buffered_bytes, flows) * np.minimum((early[:, None] - both) / whole, 1.0)
         flows = np.maximum(flows - moved, 0.0)
+    return _done_ns(flows, buffered_bytes, even) * slower
+
+
+def _done_ns(flows: Floats, buffered_bytes: float, even: Curve) -> Floats:
+    """[ranks, exchanges] when all flows to a rank have arrived and those from it fit into buffers."""
     received = _moved_bytes(flows, flows).max(axis=0)
     handed_over = _moved_bytes(flows, np.maximum(flows - buffered_bytes, 0.0)).max(axis=1)
     return even(np.maximum(received, handed_over))

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._models.lookups.company import Company
+from steptime._build.dlrm.table_lookups import table_lookups
+from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.exact import ExactLookups, Setting
 from steptime._shard.evaluate.exchange import Exchanges
-from steptime._shard.evaluate.laws import AS_PLAYED, COPYING, IDLE, SHARED, Laws, row_bytes
 from steptime._shard.evaluate.lookups import LookupCurves
 from steptime._shard.evaluate.simulated import simulated
-from steptime._shard.evaluate.stages import Ends, Played, Stages
-from steptime._shard.evaluate.stages_template import stages_of
+from steptime._shard.evaluate.template import composed_step
 from steptime._shard.task.table_memory import table_bytes
+from steptime._sim.composed import ComposedStep, Ends, PlayedPlans
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -35,6 +34,9 @@ Plans = npt.NDArray[np.integer]
 LOOKUPS, EXCHANGE, DENSE, HOST = "lookups", "exchange", "dense layers", "host"
 BOUNDS = (LOOKUPS, EXCHANGE, DENSE, HOST)
 """What a step can be bound by; the dense layers with the all_reduces of their gradients."""
+
+SAME, IDLE, COPYING = "same", "idle", "streaming"
+"""What other shares of a GPU do, as lookup models are asked (`models.kernels.question.OTHERS`)."""
 
 # Plans that are evaluated at once: their columns stay in a second-level cache.
 _AT_ONCE = 2048
@@ -74,14 +76,23 @@ class Evaluation:
         return cls(**{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)})
 
 
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """Which of the platform's laws hold; without one, its effect is left out, to see what it is worth."""
+
+    contention: bool = True  # lookups on shares of one GPU slow each other while they overlap; else all are always busy alike
+    one_by_one: bool = True  # ranks leave an exchange as they are done, and find work done that came late
+
+
 @dataclass(frozen=True, eq=False)
 class Together:
     """What evaluates many plans at once: of table-batched lookups."""
 
     lookups: LookupCurves | ExactLookups
-    stages: Stages
+    step: ComposedStep
     exchanges: Exchanges | None  # None where there is one rank
-    row_bytes: tuple[Floats, Floats] | None  # forward, backward; None where no rank shares its GPU's memory
+    contention: Contention | None
+    row_bytes: Mapping[str, Floats]  # direction -> [tables]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +103,6 @@ class Evaluator:
     platform: Platform
     ranks: int
     calibration: Calibration
-    laws: Laws
     together: Together | None  # None: every plan is played
 
     @classmethod
@@ -106,7 +116,7 @@ class Evaluator:
         laws: Laws | None = None,
         exact: bool = False,
     ) -> Evaluator:
-        """Of a model whose tables are the shards to place; `laws` say what ranks do to each other besides waiting.
+        """Of a model whose tables are the shards to place.
 
         `exact`: the lookup models are asked about every rank of every plan, which takes twenty times as long as curves through
         their answers about some subsets of the tables, and pays for less than a thousand plans.
@@ -118,22 +128,24 @@ class Evaluator:
             raise InputError(
                 f"{model.name} on {ranks} ranks, platform {platform.name} has {platform.ranks}; choose one with {ranks} or more"
             )
-        chosen = Laws() if laws is None else laws
         if model.lookup != TABLE_BATCHED:
-            return cls(model, platform, ranks, calibration, AS_PLAYED, None)
-        device = platform.device
-        sharing = device.limits.share > 1 and chosen.company == SHARED
-        others = chosen.others if device.limits.share > 1 else chosen.others[:1]
-        settings = [(direction, other) for direction in DIRECTIONS for other in others]
+            return cls(model, platform, ranks, calibration, None)
+        chosen, device, fabric = laws or Laws(), platform.device, platform.fabric
+        contention = Contention.of(device.limits) if chosen.contention else None
+        settings = [
+            (direction, other) for direction in DIRECTIONS for other in ((SAME,) if contention is None else (IDLE, COPYING))
+        ]
+        known = [table_lookups(table, model.batch) for table in model.tables]
         together = Together(
             ExactLookups.of(model, device, settings) if exact else LookupCurves.fit(model, device, ranks, settings),
-            stages_of(model, platform, ranks, calibration),
+            composed_step(model, platform, ranks, calibration),
             None
-            if platform.fabric is None or ranks == 1
-            else Exchanges.of(model, platform.fabric, ranks, calibration, one_by_one=chosen.one_by_one),
-            row_bytes(model) if sharing else None,
+            if fabric is None or ranks == 1
+            else Exchanges.of(model, fabric, ranks, calibration, one_by_one=chosen.one_by_one),
+            contention,
+            {direction: row_bytes(known, direction, model.optimizer) for direction in DIRECTIONS},
         )
-        return cls(model, platform, ranks, calibration, chosen, together)
+        return cls(model, platform, ranks, calibration, together)
 
     def exactly(self) -> Evaluator:
         """The same with the lookup models asked about every rank of every plan (`exact`); itself where plans are played."""
@@ -157,10 +169,10 @@ class Evaluator:
 
     def _evaluated(self, together: Together, plans: Plans) -> Evaluation:
         times = together.lookups.times(plans, self.ranks)
-        forward, backward = (times[direction, self.laws.others[0]] for direction in (FORWARD, BACKWARD))
-        company = self._company(together, plans, times)
-        played = self.play(together, plans, forward, backward, company)
-        step = np.maximum(played.device_ns, together.stages.host_ns)
+        alone = SAME if together.contention is None else IDLE
+        forward, backward = (times[direction, alone] for direction in (FORWARD, BACKWARD))
+        played = self.play(together, plans, forward, backward, self._lookups_together(together, plans, times))
+        step = np.maximum(played.device_ns, together.step.host_ns)
         found = Evaluation(
             step,
             played.device_ns,
@@ -174,30 +186,26 @@ class Evaluator:
         return replace(found, bound=_bound(found, step > played.device_ns))
 
     def play(
-        self, together: Together, plans: Plans, forward: Floats, backward: Floats, company: Company | None = None
-    ) -> Played:
+        self, together: Together, plans: Plans, forward: Floats, backward: Floats, beside: LookupsTogether | None = None
+    ) -> PlayedPlans:
         """Steps of plans whose lookups take so long, [plans, ranks], each rank by itself."""
-        exchanges, stretched = together.exchanges, None
+        exchanges = together.exchanges
         ends: Ends = _nothing_to_exchange
         if exchanges is not None:
             ends = exchanges.ends(self._summed(plans, exchanges.column_bytes))
-        if company is not None:
-            limits = self.platform.device.limits
-            bandwidth = limits.bandwidth_bytes_per_s.value / 1e9
-            between = together.stages.between_ns
-            stretched = partial(company.stretched, between_ns=between, bytes_per_ns=bandwidth, parts=limits.share)
-        return together.stages.play(forward, backward, ends, stretched)
+        return together.step.play(forward, backward, ends, beside)
 
-    def _company(self, together: Together, plans: Plans, times: Mapping[Setting, Floats]) -> Company | None:
-        if together.row_bytes is None:
+    def _lookups_together(self, together: Together, plans: Plans, times: Mapping[Setting, Floats]) -> LookupsTogether | None:
+        law = together.contention
+        if law is None:
             return None
         alone = [times[direction, IDLE] for direction in (FORWARD, BACKWARD)]
-        copies = [
-            np.maximum(times[direction, COPYING] / np.maximum(own, 1.0), 1.0)
+        taken = [
+            law.taken(direction, own, self._summed(plans, together.row_bytes[direction]))
             for direction, own in zip((FORWARD, BACKWARD), alone, strict=True)
         ]
-        moved = [self._summed(plans, own) for own in together.row_bytes]
-        return Company(*alone, *copies, *moved)
+        slowed = [law.slowed(own, times[way, COPYING]) for way, own in zip((FORWARD, BACKWARD), alone, strict=True)]
+        return LookupsTogether(*alone, *taken, *slowed)
 
     def _summed(self, plans: Plans, of_shards: Floats) -> Floats:
         """Per rank, [plans, ranks]."""

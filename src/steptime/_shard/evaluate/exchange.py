@@ -8,18 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._models.collectives.flows import BUFFERED_BYTES, ends_ns
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.fabric import Fabric
-from steptime._shard.evaluate.stages import Ends
+from steptime._sim.composed import Ends
+from steptime._sim.laws.departures import EXCHANGE, ExchangeDepartures
 
 Floats = npt.NDArray[np.float64]
 
 _FLOAT_BYTES = 4
-_ALL_TO_ALL = "all_to_all"
-# Sizes of even exchanges that the fabric's model is asked about once, from bytes to gigabytes; lines between them.
-_SIZES = np.concatenate([[0.0], np.geomspace(256.0, 1.1e11, 480)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +26,8 @@ class Exchanges:
     fabric: Fabric
     ranks: int
     column_bytes: Floats  # [tables] that a rank sends to one other for a table of its own
-    even_ns: Floats | None  # of even exchanges of `_SIZES`; None where nobody measured ranks that come one by one
-    factor: float  # by which all exchanges take longer, as somebody calibrated
+    departures: ExchangeDepartures | None  # where ranks leave one by one
+    slower: float  # by which all exchanges take longer, as somebody calibrated
 
     @classmethod
     def of(
@@ -38,34 +35,24 @@ class Exchanges:
     ) -> Exchanges:
         """Rows are exchanged as 32-bit floats, every rank's part of the batch."""
         sent = np.array([float(_FLOAT_BYTES * (model.batch // ranks) * table.dim) for table in model.tables])
-        factor = calibration.wire.get(_ALL_TO_ALL, 1.0)
-        even = None
-        if one_by_one and fabric.limits.name in BUFFERED_BYTES:
-            even = fabric.times(messages(np.repeat(_SIZES[:, None] / ranks, ranks, axis=1), ranks), range(ranks)).ns
-        return cls(fabric, ranks, sent, even, factor)
+        return cls(
+            fabric, ranks, sent, ExchangeDepartures.of(fabric) if one_by_one else None, calibration.wire.get(EXCHANGE, 1.0)
+        )
 
     def times(self, sent: Floats) -> Floats:
         """Of one exchange reached together, [plans], ns; `sent` are bytes from each rank to any other, [plans, ranks]."""
-        return self.factor * self.fabric.times(messages(sent, self.ranks), range(self.ranks)).ns
+        return self.slower * self.fabric.times(messages(sent, self.ranks), range(self.ranks)).ns
 
     def ends(self, sent: Floats) -> Ends:
         """Of plans that send so much from each rank to any other, [plans, ranks]: forward first, then back."""
-        if self.even_ns is None:
-            at_once = np.repeat(self.times(sent)[:, None], self.ranks, axis=1)
+        together = self.times(sent)
+        departures = self.departures
+        if departures is None:
+            at_once = np.repeat(together[:, None], self.ranks, axis=1)
             return lambda _number, _arrivals_ns: at_once
         forward = np.repeat(sent.T[:, None], self.ranks, axis=1)
         back = forward.swapaxes(0, 1)
-        buffered = BUFFERED_BYTES[self.fabric.limits.name]
-
-        def one_by_one(number: int, arrivals_ns: Floats) -> Floats:
-            arrivals = arrivals_ns.T / self.factor
-            return self.factor * ends_ns(back if number else forward, arrivals, buffered, self._even).T
-
-        return one_by_one
-
-    def _even(self, size_bytes: Floats) -> Floats:
-        assert self.even_ns is not None
-        return np.interp(size_bytes, _SIZES, self.even_ns)
+        return lambda number, arrivals_ns: departures.ends_ns(back if number else forward, arrivals_ns.T, together).T
 
 
 def messages(sent: Floats, ranks: int) -> Messages:
@@ -76,6 +63,6 @@ def messages(sent: Floats, ranks: int) -> Messages:
     pairs = np.sqrt((sent**2).mean(axis=1)) * ranks
     even = np.ptp(sent, axis=1) == 0
     load = np.where(even, total, busiest)
-    kind = np.full(len(sent), KINDS.index(_ALL_TO_ALL), dtype=np.intp)
+    kind = np.full(len(sent), KINDS.index(EXCHANGE), dtype=np.intp)
     counts = np.full(len(sent), ranks, dtype=np.intp)
     return Messages(kind, counts, ranks * sent.max(axis=1), load, np.where(even, total, pairs))

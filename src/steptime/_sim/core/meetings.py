@@ -41,8 +41,13 @@ class Meeting:
     """Parties that must all have arrived before any of them departs. `missing`: ranks that never issue it."""
 
     parties: tuple[Party, ...]
-    groups: int
+    members: tuple[tuple[int, ...], ...]  # of every concrete group, in the order of the group
     missing: tuple[int, ...]
+
+    @property
+    def groups(self) -> int:
+        """How many concrete groups there are."""
+        return len(self.members)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +78,7 @@ def meetings(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> tuple[Meeting,
             column = columns.at(index, collective)
             if column.closed:
                 group = None if len(column.groups) == 1 else column.place
-                found.append(Meeting((replace(party, group=group),), len(column.groups), ()))
+                found.append(Meeting((replace(party, group=group),), column.groups, ()))
             else:
                 matching.add(party, column)
     return (*found, *matching.meetings())
@@ -180,4 +185,4 @@ class _Matching:
                 here.update(ranks[part.low + place] for place in places.tolist())
             missing |= self.present.intersection(key[1]) - here
         parties = tuple(replace(self.parties[p], group=None if len(keys) == 1 else groups[p]) for p in sorted(groups))
-        return Meeting(parties, len(keys), tuple(sorted(missing)))
+        return Meeting(parties, tuple(key[1] for key in keys), tuple(sorted(missing)))

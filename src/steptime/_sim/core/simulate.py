@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Literal, Protocol
 
 import numpy as np
 
 from steptime._program.launch_queue import QUEUE_DEPTH
+from steptime._program.program import Collective
 from steptime._sim.core.compile import LaneGraph
 from steptime._sim.core.lanes import play
 from steptime._sim.core.meetings import Meeting, Part
@@ -24,6 +25,18 @@ _PER_WORK = ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "absent_ns
 Keep = Literal["all", "ends"]
 
 
+class Departures(Protocol):
+    """When ranks leave a collective that they do not leave all at once."""
+
+    def durations_ns(
+        self, meeting: Meeting, calls: Mapping[int, Collective], arrivals_ns: Nanoseconds, together_ns: Nanoseconds
+    ) -> Nanoseconds | None:
+        """From the last arrival to the end of each rank; None where all leave together, after `together_ns`.
+
+        Arrays are (rank, scenario), in the order of `calls`, which says what each rank calls.
+        """
+
+
 def simulate(cohorts: Sequence[Cohort], *, queue_depth: int | None = QUEUE_DEPTH, keep: Keep = "all") -> Timeline:
     """Play one window. `keep="ends"` leaves the start and moving arrays empty (no rows), which saves their memory."""
     stage = Stage(cohorts, schedule(cohorts, queue_depth=queue_depth))
@@ -36,11 +49,15 @@ def simulate(cohorts: Sequence[Cohort], *, queue_depth: int | None = QUEUE_DEPTH
 class Stage:
     """The ends of everything, per cohort as (row of its graph, rank, scenario), while a plan is played."""
 
-    def __init__(self, cohorts: Sequence[Cohort], plan: Plan) -> None:
+    def __init__(self, cohorts: Sequence[Cohort], plan: Plan, departures: Departures | None = None) -> None:
         self.cohorts = tuple(cohorts)
         self.plan = plan
+        self.departures = departures
         self.graphs: dict[int, LaneGraph] = {part.cohort: graph for part, graph in zip(plan.parts, plan.graphs, strict=True)}
         self.scenarios = _scenarios(self.cohorts)
+        self._together = [_of_part(self.cohorts[part.cohort].timing, part).duration_ns for part in plan.parts]
+        if departures is not None:  # writes the durations that it finds
+            self.cohorts = tuple(_with_own_durations(cohort, self.scenarios) for cohort in self.cohorts)
         self.ends = [
             np.empty((self.graphs[number].rows, len(cohort.ranks), self.scenarios), dtype=np.int64)
             for number, cohort in enumerate(self.cohorts)
@@ -73,6 +90,8 @@ class Stage:
         ends[step.call] = np.maximum(ends[step.half] + timing.call_ns[call], ends[step.copy] + timing.return_ns[call])
 
     def _depart(self, step: Depart) -> None:
+        if self.departures is not None and not step.alone and len(step.leaving) == len(step.meeting.parties):
+            self._leave_one_by_one(step.meeting, self.departures)
         last = None if step.alone else self._last_arrival(step.meeting)
         for party in step.leaving:
             graph, timing, ends = self.plan.graphs[party.part], self._timing[party.part], self._ends[party.part]
@@ -85,10 +104,36 @@ class Stage:
             np.maximum(out, timing.absent_ns[party.work], out=out)
             out += timing.duration_ns[party.work]
 
+    def _leave_one_by_one(self, meeting: Meeting, departures: Departures) -> None:
+        """Writes the durations of a collective whose ranks do not leave together."""
+        if meeting.groups > 1:
+            return
+        arrivals = self._arrivals(meeting)
+        parts = [(party, self.plan.parts[party.part]) for party in meeting.parties]
+        calls = {
+            rank: party.collective
+            for party, part in parts
+            for rank in self.cohorts[part.cohort].ranks[part.low : part.high]
+        }  # fmt: skip
+        together = [
+            np.broadcast_to(self._together[party.part][party.work], own.shape)
+            for party, own in zip(meeting.parties, arrivals, strict=True)
+        ]
+        found = departures.durations_ns(meeting, calls, np.concatenate(arrivals), np.concatenate(together))
+        if found is not None:
+            for party, own in zip(
+                meeting.parties, np.split(found, np.cumsum([len(one) for one in arrivals])[:-1]), strict=True
+            ):
+                self._timing[party.part].duration_ns[party.work] = own
+
+    def _arrivals(self, meeting: Meeting) -> list[Nanoseconds]:
+        """Of every party, (rank, scenario)."""
+        graphs = self.plan.graphs
+        return [self._ends[p.part][graphs[p.part].half[int(graphs[p.part].work_row[p.work])]] for p in meeting.parties]
+
     def _last_arrival(self, meeting: Meeting) -> Nanoseconds:
         """When the last member of each concrete group arrives: (group, scenario)."""
-        graphs = self.plan.graphs
-        arrivals = [self._ends[p.part][graphs[p.part].half[int(graphs[p.part].work_row[p.work])]] for p in meeting.parties]
+        arrivals = self._arrivals(meeting)
         if meeting.groups == 1:
             return np.asarray(np.max([a.max(axis=0) for a in arrivals], axis=0)[None], dtype=np.int64)
         group = np.concatenate([p.group for p in meeting.parties if p.group is not None])
@@ -132,6 +177,13 @@ def _take(ends: Nanoseconds, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64
     if len(rows) and bool((np.diff(rows) == 1).all()):
         return ends[int(rows[0]) : int(rows[-1]) + 1]
     return ends[rows]
+
+
+def _with_own_durations(cohort: Cohort, scenarios: int) -> Cohort:
+    """With a duration for every rank and scenario, to be written to."""
+    own = cohort.timing.duration_ns
+    durations = np.broadcast_to(own, (len(own), len(cohort.ranks), scenarios)).copy()
+    return replace(cohort, timing=replace(cohort.timing, duration_ns=durations))
 
 
 def _of_part(timing: Timing, part: Part) -> Timing:

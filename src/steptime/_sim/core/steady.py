@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from steptime._program.launch_queue import QUEUE_DEPTH
 from steptime._sim.core.schedule import schedule
-from steptime._sim.core.simulate import Stage
+from steptime._sim.core.simulate import Departures, Stage
 from steptime._sim.core.timeline import Timeline
 from steptime._sim.core.timing import Cohort, Nanoseconds
 from steptime._units import LONG_AGO
@@ -34,10 +34,16 @@ class Steady:
     converged: bool  # whether every scenario repeated exactly
 
 
-def steady(cohorts: Sequence[Cohort], *, queue_depth: int | None = QUEUE_DEPTH, iterations_at_most: int = 64) -> Steady:
+def steady(
+    cohorts: Sequence[Cohort],
+    *,
+    queue_depth: int | None = QUEUE_DEPTH,
+    iterations_at_most: int = 64,
+    departures: Departures | None = None,
+) -> Steady:
     """Repeat the window, all ranks starting together with empty queues, until it repeats itself."""
     idle = [_idle(cohort) for cohort in cohorts]
-    stage = Stage(idle, schedule(idle, queue_depth=queue_depth, repeated=True))
+    stage = Stage(idle, schedule(idle, queue_depth=queue_depth, repeated=True), departures)
     for number, cohort in enumerate(idle):
         stage.open(number, cohort.timing.thread_start_ns, cohort.timing.stream_start_ns)
     history = [_History(stage, number) for number in range(len(idle))]

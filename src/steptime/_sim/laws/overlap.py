@@ -1,8 +1,7 @@
 """A rank's collectives and the kernels beside them slow each other, where a fabric's pairs were measured.
 
 A collective holds SMs from its own start, waiting included, so a kernel is slower for the part of its time that one is there;
-moving is slower for the part of it that kernels run beside. A fixed point (`settling`); together with contention between ranks
-on one GPU: `settling.together(beside.rates, shared.rates)`.
+moving is slower for the part of it that kernels run beside.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from steptime._models.collectives.overlap import Overlap, is_persistent
 from steptime._program.program import Program, WorkKind
 from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.core.timing import Cohort, Nanoseconds
-from steptime._sim.laws.settling import Fractions
+from steptime._sim.laws.settling import Factors
 
 Flags = npt.NDArray[np.bool_]
 
@@ -51,8 +50,8 @@ def _members(program: Program) -> Nanoseconds:
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
-    """The law, for ranks on parts of a GPU of which there are `share`; `busy`: a thread keeps one of a rank's cores busy."""
+class CollectivesBesideKernels:
+    """A `settling.Law`, for ranks on one of `share` shares of a GPU; `busy`: a thread keeps one of a rank's cores busy."""
 
     law: Overlap
     works: tuple[_Works, ...]  # of every cohort
@@ -60,23 +59,22 @@ class Beside:
     busy: bool = False
 
     @classmethod
-    def of(cls, cohorts: Sequence[Cohort], law: Overlap, *, share: int = 1, busy: bool = False) -> Beside:
+    def of(cls, cohorts: Sequence[Cohort], law: Overlap, *, share: int = 1, busy: bool = False) -> CollectivesBesideKernels:
         """Of cohorts whose durations are those of works alone."""
         return cls(law, tuple(_Works.of(cohort) for cohort in cohorts), share, busy)
 
-    def rates(self, timeline: Timeline, period_ns: Nanoseconds | None = None) -> list[Fractions]:
-        """As `settling.Rates` has it."""
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """As `settling.Law` has it."""
         found = []
         for played, works in zip(timeline.cohorts, self.works, strict=True):
-            rates = np.ones(played.work_end_ns.shape)
+            factors = np.ones(played.work_end_ns.shape)
             if self.law.measured:
-                for rank, scenario in np.ndindex(rates.shape[1:]):
-                    period = None if period_ns is None else int(period_ns[scenario])
-                    rates[:, rank, scenario] = self._speeds(played, works, (rank, scenario), period)
-            found.append(rates)
+                for rank, scenario in np.ndindex(factors.shape[1:]):
+                    factors[:, rank, scenario] = 1.0 / self._speeds(played, works, (rank, scenario), int(period_ns[scenario]))
+            found.append(factors)
         return found
 
-    def _speeds(self, played: CohortTimeline, works: _Works, place: tuple[int, int], period_ns: int | None) -> Fractions:
+    def _speeds(self, played: CohortTimeline, works: _Works, place: tuple[int, int], period_ns: int) -> Factors:
         """How fast each work of a rank went on the average, beside what it met in this timeline; 1 for alone."""
         begin, moving, end = (values[:, *place] for values in (played.work_start_ns, played.moving_ns, played.work_end_ns))
         alone = works.alone_ns[:, place[0] % works.alone_ns.shape[1], place[1] % works.alone_ns.shape[2]]
@@ -91,13 +89,13 @@ class Beside:
         return speeds
 
 
-def _repeated(begin: Nanoseconds, end: Nanoseconds, period_ns: int | None) -> tuple[Nanoseconds, Nanoseconds]:
+def _repeated(begin: Nanoseconds, end: Nanoseconds, period_ns: int) -> tuple[Nanoseconds, Nanoseconds]:
     """Spans with those of the windows before and after."""
-    shifts = (0,) if period_ns is None else (-period_ns, 0, period_ns)
+    shifts = (-period_ns, 0, period_ns)
     return np.concatenate([begin + shift for shift in shifts]), np.concatenate([end + shift for shift in shifts])
 
 
-def _share(begin: Nanoseconds, end: Nanoseconds, spans: tuple[Nanoseconds, Nanoseconds]) -> Fractions:
+def _share(begin: Nanoseconds, end: Nanoseconds, spans: tuple[Nanoseconds, Nanoseconds]) -> Factors:
     """Which part of each of some stretches of time lies within any of the spans."""
     order = np.argsort(spans[0], kind="stable")
     starts, ends = spans[0][order], np.maximum.accumulate(spans[1][order]) if len(order) else spans[1]
@@ -112,5 +110,5 @@ def _share(begin: Nanoseconds, end: Nanoseconds, spans: tuple[Nanoseconds, Nanos
         inside = np.minimum(moments, ends[place]) - starts[place] + before[place]
         return np.where(place >= 0, inside, 0)
 
-    found: Fractions = (until(end) - until(begin)) / np.maximum(end - begin, 1)
+    found: Factors = (until(end) - until(begin)) / np.maximum(end - begin, 1)
     return found

@@ -1,35 +1,27 @@
 """Durations that depend on what runs beside: a fixed point around the simulation.
 
 How long a work takes depends on what overlaps it, and what overlaps it on how long everything takes. So: play, see at every
-moment what runs beside what, give every work the duration its company leaves it, play again. After the first round durations
-move half of the way. Rounds end when what is wanted and what was played agree, or after `ROUNDS`. Nothing is random, so the
-same input gives the same timeline.
+moment what runs beside what, give every work the duration that leaves it, play again. After the first round durations move half
+of the way. Rounds end when what is wanted and what was played agree, or after `ROUNDS`. Nothing is random, so the same input
+gives the same timeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._program.launch_queue import QUEUE_DEPTH
-from steptime._sim.core.schedule import schedule
-from steptime._sim.core.simulate import Stage
+from steptime._sim.core.simulate import Departures
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timeline import Timeline
 from steptime._sim.core.timing import Cohort, Nanoseconds
 
-Fractions = npt.NDArray[np.float64]
-Played = TypeVar("Played")
-
-Rates = Callable[[Timeline, Nanoseconds | None], list[Fractions]]
-"""Per cohort and (work, rank, scenario): how fast a work went on the average, 1 for alone.
-
-With a period (scenario,) the timeline repeats itself.
-"""
+Factors = npt.NDArray[np.float64]
 
 # Wire-bound steps settle in 2; ranks that want 1.5 times what the memory gives need 10 to 17, but their end moves by less than
 # 0.1 % after 8. Four made-up ranks that want nearly everything and never meet still want 0.3 % after 20: `Settling` says so.
@@ -38,6 +30,13 @@ ROUNDS = 12
 LATER_STEP = 0.5
 # Settled: what the works want to change, as a fraction of all their time.
 SETTLED = 1e-3
+
+
+class Law(Protocol):
+    """What runs beside a work makes it take longer."""
+
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """Per cohort (work, rank, scenario): how many times as long as alone a work takes in a timeline that repeats itself."""
 
 
 @dataclass(frozen=True)
@@ -49,66 +48,37 @@ class Settling:
     settled: bool
 
 
-def together(*laws: Rates) -> Rates:
-    """Several reasons to be slower at once: each takes its part of the speed."""
-
-    def rates(timeline: Timeline, period_ns: Nanoseconds | None) -> list[Fractions]:
-        found = [law(timeline, period_ns) for law in laws]
-        return [np.prod(np.stack(each), axis=0) for each in zip(*found, strict=True)]
-
-    return rates
-
-
-def simulate_settled(
-    cohorts: Sequence[Cohort], rates: Rates, *, queue_depth: int | None = QUEUE_DEPTH, rounds_at_most: int = ROUNDS
-) -> tuple[Timeline, Settling]:
-    """Play one window; durations are those of works alone."""
-    plan = schedule(cohorts, queue_depth=queue_depth)
-
-    def play(changed: Sequence[Cohort]) -> tuple[Timeline, Timeline, None]:
-        stage = Stage(changed, plan)
-        for number, cohort in enumerate(changed):
-            stage.open(number, cohort.timing.thread_start_ns, cohort.timing.stream_start_ns)
-        stage.play(continued=False)
-        timeline = stage.timeline(queue_depth=queue_depth, keep="all")
-        return timeline, timeline, None
-
-    return _settle(cohorts, rates, play, rounds_at_most)
-
-
 def steady_settled(
-    cohorts: Sequence[Cohort], rates: Rates, *, queue_depth: int | None = QUEUE_DEPTH, rounds_at_most: int = ROUNDS
-) -> tuple[Steady, Settling]:
-    """Repeat the window until it repeats itself; what overlaps its ends are the windows before and after."""
-    steps = max(1, *(len(cohort.program.steps) for cohort in cohorts))
-
-    def play(changed: Sequence[Cohort]) -> tuple[Steady, Timeline, Nanoseconds]:
-        found = steady(changed, queue_depth=queue_depth)
-        return found, found.timeline, np.rint(found.period_ns * steps).astype(np.int64)
-
-    return _settle(cohorts, rates, play, rounds_at_most)
-
-
-def _settle(
     cohorts: Sequence[Cohort],
-    rates: Rates,
-    play: Callable[[Sequence[Cohort]], tuple[Played, Timeline, Nanoseconds | None]],
-    rounds_at_most: int,
-) -> tuple[Played, Settling]:
+    laws: Sequence[Law],
+    *,
+    departures: Departures | None = None,
+    queue_depth: int | None = QUEUE_DEPTH,
+    rounds_at_most: int = ROUNDS,
+) -> tuple[Steady, Settling]:
+    """The steady state of cohorts whose durations are those of works alone; the slowdowns of several laws multiply."""
+    steps = max(1, *(len(cohort.program.steps) for cohort in cohorts))
     alone = [cohort.timing.duration_ns for cohort in cohorts]
-    durations, done = alone, 0
+    durations, rounds = alone, 0
     while True:
         timings = [replace(cohort.timing, duration_ns=own) for cohort, own in zip(cohorts, durations, strict=True)]
-        played, timeline, period = play([replace(c, timing=timing) for c, timing in zip(cohorts, timings, strict=True)])
-        done += 1
-        speeds = rates(timeline, period)
-        wanted = [np.rint(own / speed).astype(np.int64) for own, speed in zip(alone, speeds, strict=True)]
+        slowed = [replace(cohort, timing=timing) for cohort, timing in zip(cohorts, timings, strict=True)]
+        played = steady(slowed, queue_depth=queue_depth, departures=departures)
+        rounds += 1
+        wanted = _wanted(alone, laws, played.timeline, np.rint(played.period_ns * steps).astype(np.int64))
         change = _change(durations, wanted)
-        if change <= SETTLED or done >= rounds_at_most:
-            return played, Settling(done, change, change <= SETTLED)
-        step = 1.0 if done == 1 else LATER_STEP
+        if change <= SETTLED or rounds >= rounds_at_most:
+            return played, Settling(rounds, change, change <= SETTLED)
+        step = 1.0 if rounds == 1 else LATER_STEP
         moves = (np.rint(step * (want - was)).astype(np.int64) for was, want in zip(durations, wanted, strict=True))
         durations = [was + move for was, move in zip(durations, moves, strict=True)]
+
+
+def _wanted(alone: Sequence[Nanoseconds], laws: Sequence[Law], timeline: Timeline, period_ns: Nanoseconds) -> list[Nanoseconds]:
+    found = [own.astype(np.float64) for own in alone]
+    for law in laws:
+        found = [own * factor for own, factor in zip(found, law.slowdowns(timeline, period_ns), strict=True)]
+    return [np.rint(own).astype(np.int64) for own in found]
 
 
 def _change(durations: Sequence[Nanoseconds], wanted: Sequence[Nanoseconds]) -> float:

@@ -6,19 +6,17 @@ An uneven exchange is known by what every rank sends: ranks that meet say it tog
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._models.collectives.message import KINDS, Message
 from steptime._models.estimate import Estimate, Source
 from steptime._platforms.fabric import Fabric
 from steptime._program.program import Collective, Program
 from steptime._program.workload import Workload
-
-Column = npt.NDArray[np.float64]
+from steptime._sim.laws.departures import sent_bytes
 
 # What takes about as long as another kind of as many bytes, where a fabric's tables lack it: a broadcast and a reduce move what
 # an all_gather and a reduce_scatter do, a barrier is an all_reduce of next to nothing, nothing moves more than an all_reduce.
@@ -142,28 +140,9 @@ def _widened(given: Estimate) -> Estimate:
 def _message(met: _Met, kind: str) -> Message:
     collective, ranks = met.collective, len(met.members)
     if kind == "all_to_all" and collective.kind == "all_to_all":
-        sent = _sent(met)
+        sent = sent_bytes(met.calls)
         if np.ptp(sent * (1.0 - np.eye(ranks)) + np.eye(ranks) * sent.mean()) > 0:
             whole = tuple(tuple(round(size) for size in row) for row in sent.tolist())
             return Message(kind, ranks, max(map(sum, whole)), whole)
     nbytes = _BARRIER_BYTES if collective.kind == "barrier" else max(collective.bytes_in, collective.bytes_out)
     return Message(kind, ranks, nbytes)
-
-
-def _sent(met: _Met) -> Column:
-    """Bytes from rank to rank, [sender, receiver]; of ranks that say nothing, what those that receive from it say."""
-    ranks = len(met.members)
-    sent = np.full((ranks, ranks), np.nan)
-    known = [(place, call) for place, call in enumerate(met.calls) if call is not None]
-    for place, collective in known:
-        sent[place] = _parts(collective.in_splits, collective.bytes_in, ranks)
-    for place, collective in known:
-        taken = _parts(collective.out_splits, collective.bytes_out, ranks)
-        sent[:, place] = np.where(np.isnan(sent[:, place]), taken, sent[:, place])
-    return np.where(np.isnan(sent), np.nanmean(sent) if np.isfinite(sent).any() else 0.0, sent)
-
-
-def _parts(splits: Iterable[int], total: int, ranks: int) -> Column:
-    given = tuple(splits)
-    parts = np.array(given, dtype=np.float64) if len(given) == ranks else np.ones(ranks)
-    return parts * (total / max(float(parts.sum()), 1.0))

@@ -17,6 +17,7 @@ from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.kernels.work import precision_of
+from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import operations_of
 from steptime._ops.table import on_device, op_table
@@ -24,7 +25,7 @@ from steptime._platforms.device import Device, KernelEstimate
 from steptime._platforms.fallback import FACTOR, guess
 from steptime._program.one_step import OneStep, RecordedKernel
 from steptime._program.program import Program
-from steptime._sim.modelled.lookup_work import LookupWork, lookup_questions
+from steptime._sim.modelled.lookup_work import LookupWork, lookup_answers, lookup_questions
 from steptime._units import dtype_bytes
 from steptime.errors import UnsupportedError
 
@@ -42,6 +43,7 @@ class OpWork:
     estimate: Estimate  # of all launches together
     group: str
     read_back: int = -1  # place of the launch of which the host waits for the end, to read a value
+    memory: MemoryUse | None = None  # of a lookup beside others
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def device_work(
         for program, works in zip(programs, issued, strict=True)
     ]
     every = [lookup for one in tables for lookup in one.asked]
-    looked_up = iter(device.lookup_estimates(every, strict=strict) if every else ())
+    looked_up = iter(lookup_answers(every, device, strict=strict) if every else ())
     found = []
     for step, works, rank_tables in zip(steps, issued, tables, strict=True):
         program = step.program
@@ -140,7 +142,7 @@ def _together(
     program: Program, compute: list[OpWork], unknown: list[OpWork], lookups: LookupWork, said: Sequence[str]
 ) -> DeviceWork:
     tables = [
-        OpWork(one.op, one.launches, one.estimate, f"lookup {one.direction}", one.read_back)
+        OpWork(one.op, one.launches, one.estimate, f"lookup {one.direction}", one.read_back, one.memory)
         for one in lookups.ops
         if one.launches
     ]

@@ -22,6 +22,7 @@ from steptime._hardware.device import DeviceLimits
 from steptime._models.estimate import Estimate
 from steptime._models.host.columns import HostColumns, Piece
 from steptime._models.host.speed import Speed
+from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.waits import tensor_waits
 from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, WorkKind, Works
 from steptime._sim.core.timing import Timing
@@ -59,6 +60,7 @@ class Issued:
     share: Floats  # per work: of its estimate, how much it is
     estimates: tuple[Estimate, ...]
     groups: tuple[str, ...]  # per estimate: which err together
+    memory: tuple[MemoryUse | None, ...]  # per estimate: of lookups beside others
     warnings: tuple[str, ...] = ()
 
     def timing(self, speed: Speed, device: DeviceLimits, factors: Floats | None = None) -> Timing:
@@ -102,6 +104,7 @@ class _Issuer:
         self._estimates: list[Estimate] = [work.estimate for work in device.works] + list(wire)
         self._groups = [work.group for work in device.works]
         self._groups += [f"collective {each.kind}" for each in program.collectives]
+        self._memory = [work.memory for work in device.works] + [None] * len(wire)
         self._launches = self._by_piece(device.works)
         self._needs = self._by_need()
         roles = [thread.role for thread in program.threads]
@@ -304,6 +307,7 @@ class _Issuer:
             share=np.array(self._share),
             estimates=tuple(self._estimates),
             groups=tuple(self._groups),
+            memory=tuple(self._memory),
             warnings=tuple(warnings),
         )
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from steptime._lookups.generators import Generator
 from steptime._lookups.parametric import expected_statistics
@@ -19,6 +21,7 @@ from steptime._lookups.workload import DENSE, RankLookups
 from steptime._models.estimate import Estimate
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime
+from steptime._models.lookups.contention import Contention, MemoryUse, row_bytes
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
 from steptime._ops.table import op_table
@@ -46,6 +49,7 @@ class LookupOp:
     launches: tuple[LaunchTime, ...]
     estimate: Estimate
     read_back: int = -1  # place of the launch of which the host waits for the end
+    memory: MemoryUse | None = None  # where lookups on other shares of the GPU slow it, and it them
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,37 @@ class LookupWork:
 
     ops: tuple[LookupOp, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LookupAnswer:
+    """What a lookup takes, and where ranks share a memory, alone on it and what it takes of it."""
+
+    lookup: LookupEstimate
+    memory: MemoryUse | None = None
+
+
+def lookup_answers(lookups: Sequence[Lookup], device: Device, *, strict: bool = False) -> list[LookupAnswer]:
+    """What lookups take on a device. Where lookups on several shares of it were timed together: beside idle shares."""
+    law = Contention.of(device.limits)
+    if law is None:
+        return [LookupAnswer(found) for found in device.lookup_estimates(lookups, strict=strict)]
+    # Of other implementations nobody timed several together: as if all shares did the same.
+    known = [lookup.implementation == TABLE_BATCHED for lookup in lookups]
+    asked = [replace(lookup, others="idle") if own else lookup for lookup, own in zip(lookups, known, strict=True)]
+    beside = [replace(lookup, others="streaming") for lookup in lookups if lookup.implementation == TABLE_BATCHED]
+    copies = iter(device.lookup_estimates(beside) if beside else ())
+    found = []
+    for lookup, own, answer in zip(asked, known, device.lookup_estimates(asked, strict=strict), strict=True):
+        found.append(LookupAnswer(answer, _memory_use(law, lookup, answer, next(copies)) if own else None))
+    return found
+
+
+def _memory_use(law: Contention, lookup: Lookup, alone: LookupEstimate, copies: LookupEstimate) -> MemoryUse:
+    alone_ns, beside_ns = (np.array([one.estimate.time_ns]) for one in (alone, copies))
+    moved = row_bytes(lookup.tables, lookup.direction, lookup.optimizer).sum(keepdims=True)
+    taken = law.taken(lookup.direction, alone_ns, moved)
+    return MemoryUse(float(taken[0]), float(law.slowed(alone_ns, beside_ns)[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +116,7 @@ class RankQuestions:
         """How many forward ops look up all tables once."""
         return len(self.asked) // 2
 
-    def work(self, answers: Sequence[LookupEstimate], device: Device) -> LookupWork:
+    def work(self, answers: Sequence[LookupAnswer], device: Device) -> LookupWork:
         """The launches, from the answers to `asked`."""
         if not self.issued:
             return LookupWork()
@@ -126,17 +161,16 @@ def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
     return _Rows(tuple(forward), tuple(backward), tuple(update))
 
 
-def _answered(
-    program: Program, rows: _Rows, left: Sequence[frozenset[str]], answers: Sequence[LookupEstimate]
-) -> list[LookupOp]:
+def _answered(program: Program, rows: _Rows, left: Sequence[frozenset[str]], answers: Sequence[LookupAnswer]) -> list[LookupOp]:
     expected = len(left)
     ahead, back = answers[: len(answers) // 2], answers[len(answers) // 2 :]
     found = [
-        LookupOp(op, FORWARD, ahead[place % expected].launches, ahead[place % expected].estimate)
+        _part(op, FORWARD, ahead[place % expected], ahead[place % expected].lookup.launches)
         for place, op in enumerate(rows.forward)
     ]
     for op, table in zip(rows.backward, _tables_backward(program, rows, expected), strict=True):
-        found.append(_part(op, back[table], tuple(one for one in back[table].launches if one.kernel not in left[table])))
+        before = tuple(one for one in back[table].lookup.launches if one.kernel not in left[table])
+        found.append(_part(op, BACKWARD, back[table], before))
     # An optimiser goes through its tables in the order in which they were made.
     of_name: Counter[str] = Counter()
     for op in rows.update:
@@ -144,7 +178,8 @@ def _answered(
         table = of_name[name] % expected
         of_name[name] += 1
         kernels = _UPDATES.get(name, ())
-        found.append(_part(op, back[table], tuple(one for one in back[table].launches if one.kernel in kernels)))
+        launches = tuple(one for one in back[table].lookup.launches if one.kernel in kernels)
+        found.append(_part(op, BACKWARD, back[table], launches))
     return found
 
 
@@ -160,13 +195,19 @@ def _left_to_optimizer(given: RankLookups, rows: _Rows) -> list[frozenset[str]]:
     return left
 
 
-def _part(op: int, answer: LookupEstimate, launches: tuple[LaunchTime, ...]) -> LookupOp:
-    """Some of the launches of a backward pass with its update."""
-    given = answer.estimate
+def _part(op: int, direction: str, answer: LookupAnswer, launches: tuple[LaunchTime, ...]) -> LookupOp:
+    """Some of the launches of a lookup, or all."""
+    given = answer.lookup.estimate
+    if launches == answer.lookup.launches:
+        return LookupOp(op, direction, launches, given, _read_back(launches), answer.memory)
     share = sum(one.time_ns for one in launches) / given.time_ns if given.time_ns else 0.0
     estimate = Estimate(given.time_ns * share, given.low_ns * share, given.high_ns * share, given.source, given.inside)
+    return LookupOp(op, direction, launches, estimate, _read_back(launches), answer.memory)
+
+
+def _read_back(launches: tuple[LaunchTime, ...]) -> int:
     counted = [place for place, one in enumerate(launches) if one.kernel == _READ_BACK_AFTER]
-    return LookupOp(op, BACKWARD, launches, estimate, counted[-1] if counted else -1)
+    return counted[-1] if counted else -1
 
 
 def _tables_backward(program: Program, rows: _Rows, expected: int) -> list[int]:

@@ -6,7 +6,7 @@ under another calibration, and the samples of an interval, ask no model again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,8 +23,10 @@ from steptime._program.program import Collective
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, Timing
-from steptime._sim.laws.overlap import Beside
-from steptime._sim.laws.settling import Settling, steady_settled
+from steptime._sim.laws.contention import LookupsBesideLookups
+from steptime._sim.laws.departures import ExchangeDepartures
+from steptime._sim.laws.overlap import CollectivesBesideKernels
+from steptime._sim.laws.settling import Law, Settling, steady_settled
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.incomplete import on_a_device, refuse_lost_work
@@ -84,13 +86,28 @@ class ModelledStep:
         return np.array([1.0] * compute + factors)[:, None]
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
-        """The steady state; collectives and the kernels beside them slow each other where that was measured."""
+        """The steady state, with what ranks and streams do to each other where that was measured."""
         cohorts = self.cohorts(calibration)
-        fabric = self.platform.fabric
-        law = Overlap() if fabric is None else Overlap.load(fabric.limits.name)
-        if not law.measured:
-            return steady(cohorts), None
-        return steady_settled(cohorts, Beside.of(cohorts, law, share=self.platform.device.limits.share).rates)
+        departures, laws = ExchangeDepartures.of(self.platform.fabric), self._laws(cohorts)
+        if not laws:
+            return steady(cohorts, departures=departures), None
+        return steady_settled(cohorts, laws, departures=departures)
+
+    def slowdowns(self, settled: Steady, calibration: Calibration = UNCALIBRATED) -> list[Floats]:
+        """Per program (work, rank, scenario): how many times as long as alone its works take in its steady state."""
+        factors = [np.ones(played.work_end_ns.shape) for played in settled.timeline.cohorts]
+        for law in self._laws(self.cohorts(calibration)):
+            found = law.slowdowns(settled.timeline, np.rint(settled.period_ns).astype(np.int64))
+            factors = [one * more for one, more in zip(factors, found, strict=True)]
+        return factors
+
+    def _laws(self, cohorts: Sequence[Cohort]) -> list[Law]:
+        """What slows what on this platform."""
+        fabric, share = self.platform.fabric, self.platform.device.limits.share
+        overlap = Overlap() if fabric is None else Overlap.load(fabric.limits.name)
+        lookups = LookupsBesideLookups(tuple(tuple(one.memory[at] for at in one.estimate) for one in self.programs))
+        found: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.measured else []
+        return [*found, lookups] if lookups.holds else found
 
     @property
     def coverage(self) -> dict[str, float]:

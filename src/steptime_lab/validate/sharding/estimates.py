@@ -12,9 +12,8 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._lookups.generators import Generator
 from steptime._models.lookups.question import DIRECTIONS
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.evaluator import Evaluation, Evaluator
+from steptime._shard.evaluate.evaluator import Evaluation, Evaluator, Laws
 from steptime._shard.evaluate.exact import ExactLookups
-from steptime._shard.evaluate.laws import ALONE, AS_PLAYED, BUSY, Laws
 from steptime_lab.validate.sharding.measured import MeasuredTask
 from steptime_lab.validate.sharding.planner import planner_costs
 
@@ -24,10 +23,9 @@ OURS = "predicted step"
 TABLE_COSTS, PLANNER, PLANNER_HERE = "sum of table costs", "bytes over bandwidth", "bytes over this platform's bandwidth"
 UNIFORM, NO_SKEW, NO_HOST = "without index distribution", "without skew and host costs", "without host costs"
 LAWS = {
-    "contention: none, as on separate GPUs": Laws(ALONE),
-    "contention: all ranks busy alike": Laws(BUSY),
+    "contention: all ranks busy alike": Laws(contention=False),
     "exchanges: for all ranks at once": Laws(one_by_one=False),
-    "as `predict` plays it": AS_PLAYED,
+    "neither law": Laws(contention=False, one_by_one=False),
 }
 ABLATIONS = (UNIFORM, NO_SKEW, NO_HOST, *LAWS)
 

@@ -2,18 +2,20 @@
 
 Of all device work, a plan changes the lookups and the exchanges alone. So the rest of a played step is reduced to the longest
 ways from where a rank can be held up (the ends of collectives, and its streams at the begin of the step) to where it arrives
-at collectives and ends the step: a max-plus recurrence with a few terms. The host never waits for the device in such a step,
-so that the period is the host's own or the device's, whichever is longer.
+at collectives, begins its lookups and ends the step: the simulator's max-plus recurrence with a few terms, under the same laws.
+The host never waits for the device in such a step, so that the period is the host's own or the device's, whichever is longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.collectives.overlap import Overlap
+from steptime._models.lookups.contention import LookupsTogether
 from steptime._sim.core import edges
 from steptime._sim.core.timeline import CohortTimeline
 from steptime._sim.modelled.issue import Issued
@@ -22,15 +24,13 @@ Floats = npt.NDArray[np.float64]
 
 FORWARD, BACKWARD = "lookup forward", "lookup backward"
 EXCHANGE = "collective all_to_all"
-# Steps that are played: the first begins with empty streams, the second as the first ended. In every step the gradients of the
-# dense layers are summed over all ranks, which nobody leaves before the others: the second takes as long as any after it.
-_STEPS = 2
+# Steps that are played: the first begins with empty streams, those after it as the one before ended. In every step the
+# gradients of the dense layers are summed over all ranks, which nobody leaves before the others: without laws the second takes
+# as long as any after it. What lookups do to each other settles within two more.
+_STEPS, _SETTLING_STEPS = 2, 4
 
 Ends = Callable[[int, Floats], Floats]
 """Of the first or second exchange, reached then: when each rank is done, from the last one's arrival on; [plans, ranks]."""
-
-Stretched = Callable[[Floats], tuple[Floats, Floats]]
-"""Lookups forward and backward, [plans, ranks], of ranks that begin backward then; forward is that of the next step."""
 
 Way = tuple[int, int, int]
 """From where: a stream's front or, behind all streams, a collective's end; and over how many forward and backward lookups."""
@@ -47,7 +47,7 @@ class Term:
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class PlayedPlans:
     """Steps of many plans."""
 
     device_ns: Floats  # [plans] from step to step, as fast as the device can
@@ -57,78 +57,123 @@ class Played:
     waiting_ns: Floats  # [plans, ranks] in collectives
 
 
+@dataclass(frozen=True, slots=True)
+class BesideCollectives:
+    """What collectives do to the lookups backward beside them: kernels lose more, the shorter they are."""
+
+    law: Overlap
+    share: int  # of the GPU
+    kernels: tuple[float, ...]  # of the lookups' time
+
+    def factors(self, alone_ns: Floats) -> Floats:
+        """How many times as long the lookups take with collectives beside all of them."""
+        found = np.zeros_like(alone_ns)
+        for part in self.kernels:
+            found += part * self.law.compute_factor(part * alone_ns, self.share)
+        return found
+
+
 @dataclass(frozen=True, eq=False)
-class Stages:
+class ComposedStep:
     """One rank's step, the same on all ranks but for its lookups."""
 
     streams: int
     arrivals: tuple[tuple[Term, ...], ...]  # of every collective, in order
     fronts: tuple[tuple[Term, ...], ...]  # of every stream at the end
+    to_forward: tuple[Term, ...]  # to where lookups forward begin
+    to_backward: tuple[Term, ...]
     moving_ns: tuple[float, ...]  # of every collective, from the last arrival
     exchanges: tuple[int, ...]  # which collectives are exchanges
     slower: tuple[float, ...]  # per exchange: how many times as long as alone it took beside kernels
     host_ns: float  # of a step
-    between_ns: float  # from the lookups backward to those forward of the next step
+    pauses_ns: float  # between the kernels of the lookups backward
+    beside: BesideCollectives
 
     @classmethod
-    def of(cls, issued: Issued, played: CohortTimeline, alone_ns: Sequence[float], period_ns: float) -> Stages:
-        """From the first rank of a played cohort; `alone_ns` are what its exchanges take with nothing beside them."""
+    def of(cls, issued: Issued, played: CohortTimeline, slower: Sequence[float], beside: BesideCollectives) -> ComposedStep:
+        """From the first rank of a played cohort; its exchanges took so many times as long as with nothing beside them."""
         program, timing = issued.program, played.cohort.timing
         took = (played.work_end_ns - played.moving_ns)[:, 0, 0].astype(np.float64)
         groups = [issued.groups[number] for number in issued.estimate]
-        arrivals, fronts, order = _ways(issued, played, groups, took)
-        exchanges = [place for place, work in enumerate(order) if groups[work] == EXCHANGE]
-        factors = [took[order[at]] / alone if alone else 1.0 for at, alone in zip(exchanges, alone_ns, strict=True)]
+        ways = _ways(issued, played, groups, took)
+        exchanges = [place for place, work in enumerate(ways.order) if groups[work] == EXCHANGE]
+        backward = np.array([took[work] for work, group in enumerate(groups) if group == BACKWARD])
         return cls(
             len(program.streams),
-            tuple(arrivals),
-            tuple(fronts),
-            tuple(float(took[work]) for work in order),
+            tuple(ways.arrivals),
+            tuple(ways.fronts),
+            ways.begins.get(FORWARD, ways.fronts[0]),
+            ways.begins.get(BACKWARD, ways.fronts[0]),
+            tuple(float(took[work]) for work in ways.order),
             tuple(exchanges),
-            tuple(factors),
+            tuple(slower),
             float((timing.gap_ns + timing.call_ns)[:, 0, 0].sum()),
-            _between(groups, played, period_ns),
+            float(sum(timing.spacing_ns[work, 0, 0] for work, group in enumerate(groups) if group == BACKWARD))
+            * max(len(backward) - 1, 0)
+            / max(len(backward), 1),
+            replace(beside, kernels=tuple((backward / max(backward.sum(), 1.0)).tolist())),
         )
 
-    def play(self, forward: Floats, backward: Floats, ends: Ends, stretched: Stretched | None = None) -> Played:
-        """Plans with lookups that take so long by themselves, [plans, ranks], ns."""
+    def play(self, forward: Floats, backward: Floats, ends: Ends, together: LookupsTogether | None = None) -> PlayedPlans:
+        """Plans with lookups that take so long by themselves, [plans, ranks], ns; `together`: on shares of one GPU."""
+        alone, most = backward, self.beside.factors(backward) if self.beside.law.measured else None
         fronts = [np.zeros_like(forward) for _ in range(self.streams)]
-        period, ended = np.zeros(len(forward)), np.zeros(len(forward))
-        exchanged, waiting = np.zeros_like(forward), np.zeros_like(forward)
+        period, ended, between = np.zeros(len(forward)), np.zeros(len(forward)), np.zeros_like(forward)
+        exchanged, waiting, ended_back = np.zeros_like(forward), np.zeros_like(forward), np.zeros_like(forward)
         way = {place: (number, slower) for number, (place, slower) in enumerate(zip(self.exchanges, self.slower, strict=True))}
-        for _ in range(_STEPS):
+        for number in range(_SETTLING_STEPS if together is not None or most is not None else _STEPS):
             sources, waiting, exchanged = list(fronts), np.zeros_like(forward), np.zeros_like(forward)
+            held: list[tuple[Floats, Floats]] = []
+            ahead_ns = _latest(self.to_forward, sources, forward, backward)
             for place, (terms, moving) in enumerate(zip(self.arrivals, self.moving_ns, strict=True)):
                 arrival = _latest(terms, sources, forward, backward)
                 last = arrival.max(axis=1, keepdims=True)
                 time = np.full_like(forward, moving)
                 if place in way:
-                    number, slower = way[place]
-                    time = ends(number, arrival) * slower
+                    exchange, slower = way[place]
+                    time = ends(exchange, arrival) * slower
                     exchanged = exchanged + time
                 waiting = waiting + (last - arrival)
                 sources.append(last + time)
-            this = forward
-            if stretched is not None:
-                forward, backward = stretched(_latest(self._to_backward, sources, forward, np.zeros_like(forward)))
+                held.append((arrival, sources[-1]))
+            back_ns = _latest(self.to_backward, sources, forward, backward)
+            this, ahead = forward, forward
+            if number:
+                between = np.maximum(ahead_ns - ended_back, 0.0)
+            if most is not None:
+                backward = _beside(alone, most, held, back_ns, backward)
+            if together is not None:
+                ahead, backward = _together(together, backward, self.pauses_ns, back_ns, between)
+            ended_back = back_ns + backward + self.pauses_ns
             fronts = [_latest(terms, sources, this, backward) for terms in self.fronts]
             before, ended = ended, np.max([front.max(axis=1) for front in fronts], axis=0)
-            period = ended - before
-        return Played(period, forward, backward, exchanged, waiting)
-
-    @property
-    def _to_backward(self) -> tuple[Term, ...]:
-        """Ways over the lookups backward to the end of their stream: how ranks differ there, they differ where those begin."""
-        found = (tuple(term for term in terms if term.backward) for terms in self.fronts)
-        return next((some for some in found if some), self.fronts[0])
+            period, forward = ended - before, ahead
+        return PlayedPlans(period, forward, backward, exchanged, waiting)
 
 
-def _between(groups: Sequence[str], played: CohortTimeline, period_ns: float) -> float:
-    """From the end of the lookups backward to the begin of those forward, a step later."""
-    begin, end = played.work_start_ns[:, 0, 0], played.work_end_ns[:, 0, 0]
-    ahead = [float(begin[work]) for work, group in enumerate(groups) if group == FORWARD]
-    back = [float(end[work]) for work, group in enumerate(groups) if group == BACKWARD]
-    return max(period_ns - (max(back) - min(ahead)), 0.0) if ahead and back else 0.0
+def _beside(alone: Floats, most: Floats, held: Sequence[tuple[Floats, Floats]], begin: Floats, took: Floats) -> Floats:
+    """Lookups that begin then and took so long, slower by `most` while one of the collectives is there."""
+    common = np.zeros_like(alone)
+    for start, end in held:
+        common += np.clip(np.minimum(end, begin + took) - np.maximum(start, begin), 0.0, None)
+    share = np.clip(common / np.maximum(took, 1.0), 0.0, 1.0)
+    return alone / (share / most + (1.0 - share))
+
+
+def _together(
+    lookups: LookupsTogether, backward: Floats, pauses_ns: float, begin_ns: Floats, between_ns: Floats
+) -> tuple[Floats, Floats]:
+    """Forward and backward of lookups that begin backward then; in the pauses between kernels nothing is taken or slowed."""
+    whole = np.where(backward > 0, backward + pauses_ns, 0.0)
+    share = backward / np.maximum(whole, 1.0)
+    changed = replace(
+        lookups,
+        backward_ns=whole,
+        backward_taken=lookups.backward_taken * share,
+        backward_slowed=lookups.backward_slowed * share,
+    )
+    forward, found = changed.durations_ns(begin_ns, between_ns)
+    return forward, np.maximum(found - pauses_ns * (backward > 0), 0.0)
 
 
 def _latest(terms: Sequence[Term], sources: Sequence[Floats], forward: Floats, backward: Floats) -> Floats:
@@ -144,10 +189,17 @@ def _latest(terms: Sequence[Term], sources: Sequence[Floats], forward: Floats, b
     return found
 
 
-def _ways(
-    issued: Issued, played: CohortTimeline, groups: Sequence[str], took: Floats
-) -> tuple[list[tuple[Term, ...]], list[tuple[Term, ...]], list[int]]:
-    """Longest ways to the arrival at each collective and to the end of each stream, and the collectives' works in order."""
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """Longest ways to the arrival at each collective, the begin of lookups and the end of each stream."""
+
+    arrivals: list[tuple[Term, ...]]
+    begins: dict[str, tuple[Term, ...]]  # forward, backward
+    fronts: list[tuple[Term, ...]]
+    order: list[int]  # the collectives' works
+
+
+def _ways(issued: Issued, played: CohortTimeline, groups: Sequence[str], took: Floats) -> _Ways:
     program, timing = issued.program, played.cohort.timing
     streams = len(program.streams)
     spacing, release = timing.spacing_ns[:, 0, 0], timing.release_ns[:, 0, 0]
@@ -159,7 +211,7 @@ def _ways(
     ends: dict[int, dict[Way, float]] = {}
     arrivals: list[tuple[Term, ...]] = []
     order: list[int] = []
-    counted = {FORWARD: False, BACKWARD: False}
+    begins: dict[str, tuple[Term, ...]] = {}
     for work, stream in enumerate(program.works.stream.tolist()):
         after = [(ends[at], float(release[work])) for at in awaited.get(work, ())]
         start = _longest([(front[stream], float(spacing[work])), *after])
@@ -167,13 +219,13 @@ def _ways(
             arrivals.append(_terms(start))
             order.append(work)
             ends[work] = {(streams + len(order) - 1, 0, 0): 0.0}
-        elif groups[work] in counted:
-            ends[work] = start if counted[groups[work]] else _over_lookup(start, groups[work])
-            counted[groups[work]] = True
+        elif groups[work] in (FORWARD, BACKWARD):
+            ends[work] = start if groups[work] in begins else _over_lookup(start, groups[work])
+            begins.setdefault(groups[work], _terms(start))
         else:
             ends[work] = {way: time + took[work] for way, time in start.items()}
         front[stream] = ends[work]
-    return arrivals, [_terms(one) for one in front], order
+    return _Ways(arrivals, begins, [_terms(one) for one in front], order)
 
 
 def _longest(ways: Sequence[tuple[Mapping[Way, float], float]]) -> dict[Way, float]:
@@ -191,7 +243,7 @@ def _over_lookup(ways: Mapping[Way, float], group: str) -> dict[Way, float]:
 
 
 def _terms(ways: Mapping[Way, float]) -> tuple[Term, ...]:
-    """Without those that another one from the same place makes needless."""
+    """Without dominated ones."""
     kept = []
     for (source, forward, backward), time in sorted(ways.items()):
         others = [way for way, own in ways.items() if own >= time and way != (source, forward, backward)]

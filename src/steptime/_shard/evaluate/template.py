@@ -8,32 +8,31 @@ import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._models.collectives.overlap import Overlap
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.stages import BACKWARD, FORWARD, Stages
+from steptime._sim.composed import BACKWARD, EXCHANGE, FORWARD, BesideCollectives, ComposedStep
 from steptime._sim.modelled.step import modelled
 
 # On more ranks the tables of the step that stands for all are alike, so that all ranks run one program.
 _MOST_PROGRAMS = 8
 
 
-def stages_of(model: Dlrm, platform: Platform, ranks: int, calibration: Calibration) -> Stages:
-    """The stages of a model's step on so many ranks."""
+def composed_step(model: Dlrm, platform: Platform, ranks: int, calibration: Calibration) -> ComposedStep:
+    """A model's step on so many ranks, whatever its plan."""
     like = model if ranks <= min(_MOST_PROGRAMS, len(model.tables)) else _alike(model, ranks)
     built = dlrm_workload(like, ranks, {table.name: place % ranks for place, table in enumerate(like.tables)})
     step = modelled(built, platform)
-    found, _ = step.steady(calibration)
+    settled, _ = step.steady(calibration)
     # A rank whose tables look nothing up has nothing to update either.
-    most = max(len({FORWARD, BACKWARD} & set(one.groups)) for one in step.programs)
-    place = next(at for at, one in enumerate(step.programs) if len({FORWARD, BACKWARD} & set(one.groups)) == most)
-    one = step.programs[place]
-    own = one.program.collectives
-    alone = [
-        estimate.time_ns * calibration.wire.get(collective.kind, 1.0)
-        for estimate, collective in zip(one.estimates[len(one.estimates) - len(own) :], own, strict=True)
-        if collective.kind == "all_to_all"
-    ]
-    return Stages.of(one, found.timeline.cohorts[place], alone, float(found.period_ns[0]))
+    both = [len({FORWARD, BACKWARD} & set(one.groups)) for one in step.programs]
+    place = both.index(max(both))
+    issued, played = step.programs[place], settled.timeline.cohorts[place]
+    slowdowns = step.slowdowns(settled, calibration)[place][:, 0, 0]
+    exchanges = [work for work, number in enumerate(issued.estimate) if issued.groups[number] == EXCHANGE]
+    overlap = Overlap() if platform.fabric is None else Overlap.load(platform.fabric.limits.name)
+    beside = BesideCollectives(overlap, platform.device.limits.share, ())
+    return ComposedStep.of(issued, played, slowdowns[exchanges].tolist(), beside)
 
 
 def _alike(model: Dlrm, ranks: int) -> Dlrm:
