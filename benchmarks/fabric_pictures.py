@@ -28,7 +28,7 @@ from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.tier import TierModel, saved
 from steptime._models.engine.splits import TEST
 from steptime._platforms.fabric import Fabric
-from steptime._platforms.fabric_fitting import tier_points
+from steptime._platforms.fabric_timings import tier_points
 from steptime_lab.measurements.shipped import shipped
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"

@@ -30,7 +30,8 @@ from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.error import gmae
 from steptime._platforms.fabric import Fabric, write_models
-from steptime._platforms.fabric_fitting import fit_tiers, tier_points
+from steptime._platforms.fabric_timings import tier_points
+from steptime_lab.fit.fabrics import fit_tiers
 
 SHARED = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 SMALL = 1 << 20  # below, sites differ by several times

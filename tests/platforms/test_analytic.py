@@ -104,7 +104,7 @@ def test_a_device_with_better_memory_is_never_slower() -> None:
 def test_what_is_in_the_cache_is_not_read_from_memory() -> None:
     both = (TensorArg((1 << 20,)), TensorArg((1 << 20,)))
     warm = Question(Call("aten::add.Tensor", both, written=(0, 1)), warm=True)
-    launch, reached = (LaunchTime("vectorized_elementwise_kernel", 5e3),), transfer("a100").reached
+    launch, reached = (LaunchTime("vectorized_elementwise_kernel", 5e3),), transfer("a100").here.reach
     (hot,), (cold,) = (
         works_of(warm, "elementwise", launch, read_device("h200"), 1.0, reached),
         works_of(replace(warm, warm=False), "elementwise", launch, read_device("h200"), 1.0, reached),

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from steptime._models.collectives.message import Message
+from steptime._models.collectives.overlap import Overlap
 from steptime._platforms.fabric import Fabric
 from steptime._program.program import Collective
 from steptime.errors import InputError
+from steptime_lab.fit.overlap import measured_pairs, overlap_rows
 from steptime_lab.fit.waiting import (
     ProfiledStep,
     StepCollective,
@@ -28,6 +30,7 @@ from steptime_lab.fit.waiting import (
     waits_of,
 )
 from steptime_lab.measurements.shipped import FOLDER
+from steptime_lab.validate.overlap import validate_overlap
 from steptime_lab.validate.waiting import case_factors, validation_of, waiting_share
 
 CASES = ("dlrm-t00-b2048-r4", "dlrm-t00-b4096-r2")
@@ -149,3 +152,12 @@ def test_kernels_of_real_steps_are_compared_with_themselves() -> None:
     assert len(pairs.text) == len(pairs.alone_ns) > 10
     assert set(pairs.share.tolist()) == {2.0, 4.0}
     assert (pairs.beside_ns > 0).all()
+
+
+def test_pairs_of_the_test_split_are_told_better_than_by_what_each_takes_alone() -> None:
+    rows = overlap_rows(FOLDER)
+    found = validate_overlap(Overlap.load("loopback"), "loopback", rows, measured_pairs(rows, "loopback")[0])
+    assert found.whole.summary.gmae < found.whole.baselines["as if alone"].gmae
+    assert {"a product beside", "the collective beside busy cores"} <= set(found.parts)
+    with pytest.raises(InputError, match="no pairs"):
+        validate_overlap(Overlap.load("h100-nvlink"), "h100-nvlink", rows, measured_pairs(rows, "loopback")[0])

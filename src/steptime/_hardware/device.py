@@ -99,6 +99,13 @@ class DeviceLimits:
     contention: LookupContention | None = None  # where lookups on several shares were timed together
 
     @property
+    def reach(self) -> Reached:
+        """What kernels reach of it: as measured, or as on the reference device."""
+        reached = self.reached or reference_device().reached
+        assert reached is not None
+        return reached
+
+    @property
     def analytic(self) -> bool:
         """Whether its times are another device's, scaled by what is on paper of both."""
         return self.transfer is not None

@@ -21,7 +21,7 @@ from steptime._models.collectives.fitting import Points, fit_curves, fit_fabric,
 from steptime._models.collectives.message import Floats
 from steptime._models.collectives.tier import TierModel, moved_share
 from steptime._platforms.fabric import write_models
-from steptime._platforms.fabric_fitting import described, tier_points
+from steptime._platforms.fabric_timings import described, tier_points
 from steptime.errors import InputError
 
 _SET = "collectives"

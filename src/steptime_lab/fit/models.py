@@ -16,10 +16,10 @@ from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.splits import FIT, TEST, split_of
 from steptime._models.kernels.forms import Form
 from steptime._platforms.fabric import Fabric, read_models, write_models
-from steptime._platforms.fabric_fitting import fit_measured
 from steptime._program.load import load
 from steptime.errors import InputError
 from steptime_lab.baselines.kernels import BASELINES, load_baselines
+from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.host import fit as fit_host
 from steptime_lab.fit.kernels.fitting import fit_kernels
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups

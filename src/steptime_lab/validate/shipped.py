@@ -9,15 +9,18 @@ from pathlib import Path
 from steptime._hardware.device import FOLDER, read_device
 from steptime._hardware.fabric import read_fabric
 from steptime._models.collectives.fitting import swept
+from steptime._models.collectives.overlap import FILE as OVERLAP
+from steptime._models.collectives.overlap import Overlap, read_overlaps
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms import Form
 from steptime._models.lookups.fitted import LookupModels, lookups_file
 from steptime._platforms.fabric import Fabric, read_models
-from steptime._platforms.fabric_fitting import fit_measured
 from steptime.errors import InputError
+from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.lookups import lookup_baselines_file, read_lookup_baselines, read_lookups
 from steptime_lab.fit.models import baselines_file, read_baselines
-from steptime_lab.fit.waiting import profiled_steps, waits
+from steptime_lab.fit.overlap import overlap_rows
+from steptime_lab.fit.waiting import kernels_beside, profiled_steps, waits
 from steptime_lab.measurements.shipped import BASELINES, shipped
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime_lab.validate.collectives import validate_collectives
@@ -25,6 +28,7 @@ from steptime_lab.validate.device_time import device_times, validation_of
 from steptime_lab.validate.kernels import validate_kernels
 from steptime_lab.validate.lookups import validate_lookups
 from steptime_lab.validate.memory import validate_memory
+from steptime_lab.validate.overlap import validate_overlap
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
 from steptime_lab.validate.summary import Validation
@@ -98,6 +102,12 @@ def _waiting(models: Models) -> Validation:
     return waiting_validation(waits(profiled_steps(MEASUREMENTS), fabric))
 
 
+def _overlap(models: Models) -> Validation:
+    overlaps = read_overlaps(OVERLAP if models.folder is None else models.folder / OVERLAP.name)
+    in_steps = kernels_beside(profiled_steps(MEASUREMENTS))
+    return validate_overlap(overlaps.get(models.fabric, Overlap()), models.fabric, overlap_rows(MEASUREMENTS), in_steps)
+
+
 def _device_time(models: Models) -> Validation:
     return validation_of(device_times(models.kernels().ask))
 
@@ -125,6 +135,7 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "lookups": _lookups,
     "collectives": _collectives,
     "waiting": _waiting,
+    "overlap": _overlap,
     "device-time": _device_time,
     "memory": _memory,
     "steps": _steps,

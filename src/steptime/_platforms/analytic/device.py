@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from steptime._hardware.device import DeviceLimits, Reached, TransferBasis, reference_device
+from steptime._hardware.device import DeviceLimits, TransferBasis
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.fitted import LookupEstimate
@@ -36,13 +36,6 @@ class Transfer:
     basis: TransferBasis
 
     @cached_property
-    def reached(self) -> Reached:
-        """What kernels reach here, and so there; of the reference device where nobody said."""
-        reached = self.here.reached or reference_device().reached
-        assert reached is not None
-        return reached
-
-    @cached_property
     def _slower(self) -> float:
         """How many times as long what is bound by instructions takes there."""
         return _rate(self.here) / _rate(self.there)
@@ -54,7 +47,7 @@ class Transfer:
 
     def launches(self, question: Question, family: str, launches: Sequence[LaunchTime]) -> tuple[LaunchTime, ...]:
         """The launches of a call with their times there."""
-        here, there = (works_of(question, family, launches, self.here, cache, self.reached) for cache in (1.0, self.cache))
+        here, there = (works_of(question, family, launches, self.here, cache, self.here.reach) for cache in (1.0, self.cache))
         reached = self._attention_flop_per_s(question)
         return tuple(
             replace(launch, time_ns=self._time_ns(launch.time_ns, work, replace(other, flop_per_s=reached or work.flop_per_s)))
@@ -70,7 +63,7 @@ class Transfer:
         return (
             found.value
             if kind in ("flash", "cudnn")
-            else self.reached.attention_flop_per_s[kind][direction].value / self._slower
+            else self.here.reach.attention_flop_per_s[kind][direction].value / self._slower
         )
 
     def lookups(self, lookups: Sequence[Lookup], known: Sequence[LookupEstimate]) -> list[LookupEstimate]:
@@ -102,7 +95,7 @@ class Transfer:
 
     def book_ns(self, limits: DeviceLimits, work: Work, *, whole_waves: bool = False) -> float:
         """What a launch takes at the limits of a device, reached as far as kernels reach them here."""
-        reached = self.reached
+        reached = self.here.reach
         peak = limits.peak_flop_per_s.get(work.precision, limits.peak_flop_per_s["float32"]).value
         flop_per_s = work.flop_per_s or reached.peak.value * peak
         # L2 is reached through the SMs, so elsewhere it goes with their number and clock.

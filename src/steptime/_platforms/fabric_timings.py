@@ -1,13 +1,12 @@
-"""A fabric's models from what was measured on it: the set `collectives`, or what nccl-tests printed."""
+"""A fabric as timed collectives show it: its nodes and tiers, and which tier each of them tells of."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,37 +14,11 @@ from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published
 from steptime._hardware.topology import first_ranks, place
 from steptime._measurements.nccl_tests import Point
-from steptime._models.collectives.fitting import FittedFabric, Points, fit_curves, fit_fabric, fit_points, swept, unseen_logs
-from steptime._models.collectives.tier import TierModel, moved_share
+from steptime._models.collectives.fitting import Points
+from steptime._models.collectives.tier import moved_share
 from steptime.errors import InputError
 
 EXCHANGE, PAIR = "all_to_all", "send_recv"
-
-
-def fit_measured(limits: FabricLimits, rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, TierModel], FittedFabric]:
-    """From rows of the measured set on the fabric of this name: one node, one tier. The second says how it was chosen."""
-    if len(limits.tiers) > 1:
-        raise InputError(f"fabric {limits.name} has {len(limits.tiers)} tiers; measured rows do not say which one they used")
-    found = fit_fabric(swept(rows, limits.name))
-    return {limits.tiers[0].name: found.model}, found
-
-
-def fit_tiers(limits: FabricLimits, points: Sequence[Point], *, held_out: bool = False) -> dict[str, TierModel]:
-    """From timed collectives of its first ranks: those within a node by tier; those over nodes as `network_points` has them.
-
-    `held_out` keeps the rows of the split `test` from the curves within nodes. The network's curves see all they are given.
-    """
-    found: dict[str, TierModel] = {}
-    for name, some in tier_points(limits, points).items():
-        network = limits.network is not None and name == limits.network.name
-        if held_out and not network:
-            found[name] = fit_points(some)
-            continue
-        model = fit_curves(some)
-        errors = unseen_logs(model, some)
-        ends = {kind: (float(np.quantile(one, 0.05)), float(np.quantile(one, 0.95))) for kind, one in errors.items()}
-        found[name] = replace(model, residuals=ends)
-    return found
 
 
 def described(name: str, points: Sequence[Point], kind: str = "nvswitch") -> FabricLimits:

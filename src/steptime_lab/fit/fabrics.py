@@ -1,0 +1,42 @@
+"""A fabric's models from what was measured on it: the set `collectives`, or what nccl-tests printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steptime._hardware.fabric import FabricLimits
+from steptime._measurements.nccl_tests import Point
+from steptime._models.collectives.fitting import FittedFabric, fit_curves, fit_fabric, fit_points, swept, unseen_logs
+from steptime._models.collectives.tier import TierModel
+from steptime._platforms.fabric_timings import tier_points
+from steptime.errors import InputError
+
+
+def fit_measured(limits: FabricLimits, rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, TierModel], FittedFabric]:
+    """From rows of the measured set on the fabric of this name: one node, one tier. The second says how it was chosen."""
+    if len(limits.tiers) > 1:
+        raise InputError(f"fabric {limits.name} has {len(limits.tiers)} tiers; measured rows do not say which one they used")
+    found = fit_fabric(swept(rows, limits.name))
+    return {limits.tiers[0].name: found.model}, found
+
+
+def fit_tiers(limits: FabricLimits, points: Sequence[Point], *, held_out: bool = False) -> dict[str, TierModel]:
+    """From timed collectives of its first ranks: those within a node by tier; those over nodes as `network_points` has them.
+
+    `held_out` keeps the rows of the split `test` from the curves within nodes. The network's curves see all they are given.
+    """
+    found: dict[str, TierModel] = {}
+    for name, some in tier_points(limits, points).items():
+        network = limits.network is not None and name == limits.network.name
+        if held_out and not network:
+            found[name] = fit_points(some)
+            continue
+        model = fit_curves(some)
+        errors = unseen_logs(model, some)
+        ends = {kind: (float(np.quantile(one, 0.05)), float(np.quantile(one, 0.95))) for kind, one in errors.items()}
+        found[name] = replace(model, residuals=ends)
+    return found
