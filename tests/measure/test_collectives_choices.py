@@ -15,9 +15,9 @@ from steptime._calibrate.collectives.fabrics import Place
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
-from steptime._measurements.choices import Asked, Choice, choices_of, write_choices
 from steptime_lab.measure import collectives
 from steptime_lab.measure.collectives.choices import Log, learn, parse
+from steptime_lab.measurements.choices import Asked, Choice, choices_of, write_choices
 
 RING = Choice("RING", "LL", 2)
 

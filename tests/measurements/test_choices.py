@@ -9,10 +9,10 @@ from tests.measurements.test_store import a_recipe
 
 from steptime._calibrate.collectives.cases import Case
 from steptime._calibrate.collectives.fabrics import Place
-from steptime._measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, choices_of, with_choices, write_choices
 from steptime._measurements.store import Store, read
 from steptime.errors import InputError
 from steptime_lab.measure.tables import merge
+from steptime_lab.measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, choices_of, with_choices, write_choices
 
 RING, TREE = Choice("RING", "SIMPLE", 2), Choice("TREE", "LL", None)
 UNKNOWN = ("", "", None)

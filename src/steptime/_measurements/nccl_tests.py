@@ -1,4 +1,4 @@
-"""What `nccl-tests` prints, its text table or its JSON, and two published tables of such results, as points.
+"""What `nccl-tests` prints, its text table or its JSON, as points.
 
 Bytes are as nccl-tests counts them, like those of the measured set `collectives`: the larger of a rank's two buffers. Its
 `sendrecv` of more than two ranks is a ring: each sends to the next.
@@ -6,13 +6,10 @@ Bytes are as nccl-tests counts them, like those of the measured set `collectives
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import math
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +65,8 @@ class Points:
 
 
 @dataclass(slots=True)
-class _Run:
-    """What the lines before a table say of it."""
+class TestRun:
+    """One run of nccl-tests: what the lines before a table say of it."""
 
     kind: str | None
     ranks: int = 0
@@ -107,7 +104,7 @@ def read_nccl_tests(file: Path, kind: str | None = None) -> Points:
 
 
 def _from_text(lines: Iterable[str], kind: str | None) -> Points:
-    run, points, skipped = _Run(kind), [], 0
+    run, points, skipped = TestRun(kind), [], 0
     for line in lines:
         if not _ROW.match(line):
             _note(run, line)
@@ -120,10 +117,10 @@ def _from_text(lines: Iterable[str], kind: str | None) -> Points:
     return Points(tuple(points), skipped)
 
 
-def _note(run: _Run, line: str) -> None:
+def _note(run: TestRun, line: str) -> None:
     """What a line above a table says."""
     if version := _VERSION.search(line):
-        run.nccl = _dotted(version[1]) if version[1] else str(version[2])
+        run.nccl = dotted(version[1]) if version[1] else str(version[2])
     if starting := _STARTING.search(line):
         run.kind = kind_of(starting[1])
     if "Using devices" in line:
@@ -137,15 +134,16 @@ def _note(run: _Run, line: str) -> None:
         run.header = tuple(words)
 
 
-def _point(run: _Run, words: Sequence[str]) -> Point | None:
+def _point(run: TestRun, words: Sequence[str]) -> Point | None:
     """A row of the table, or None where it is cut off, garbled, or of what steptime does not model."""
     place = next((place for place, name in enumerate(run.header) if name in ("time", "cputime")), None)
     if run.kind is None or run.ranks < 1 or place is None or len(words) < max(len(run.header), place + 3):
         return None
-    return _checked(run, words[0], words[place])
+    return timed_point(run, words[0], words[place])
 
 
-def _checked(run: _Run, size: object, time_us: object) -> Point | None:
+def timed_point(run: TestRun, size: object, time_us: object) -> Point | None:
+    """A row of a run, or None where it is garbled or of what steptime does not model."""
     try:
         size_bytes, ns = int(str(size)), 1e3 * float(str(time_us))
     except ValueError:
@@ -155,7 +153,7 @@ def _checked(run: _Run, size: object, time_us: object) -> Point | None:
     return Point(run.kind, run.ranks, len(run.hosts), size_bytes, ns, run.nccl, run.device)
 
 
-def _dotted(version: str) -> str:
+def dotted(version: str) -> str:
     """22902: 2.29.2."""
     number = int(version)
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
@@ -171,7 +169,7 @@ def _from_json(file: Path, text: str, kind: str | None) -> Points:
     return Points(tuple(point for point in found if point is not None), sum(point is None for point in found))
 
 
-def _json_run(content: Mapping[str, Any], kind: str | None) -> _Run:
+def _json_run(content: Mapping[str, Any], kind: str | None) -> TestRun:
     config = content.get("config")
     config = config if isinstance(config, dict) else {}
     # It lists one device per process, which may drive several.
@@ -181,12 +179,12 @@ def _json_run(content: Mapping[str, Any], kind: str | None) -> _Run:
     program = content.get("args")
     named = kind_of(str(program[0])) if isinstance(program, list) and program else None
     version = content.get("nccl_version")
-    return _Run(
+    return TestRun(
         kind=named or kind,
         ranks=len(devices) * each,
         hosts=frozenset(str(one.get("hostname")) for one in devices),
         device=str(devices[0].get("device_info", "")).strip() if devices else "",
-        nccl=_dotted(str(version))
+        nccl=dotted(str(version))
         if isinstance(version, int) and 0 <= version < 10**9 and not isinstance(version, bool)
         else "",
     )
@@ -204,61 +202,8 @@ def _results(content: object) -> Iterator[Mapping[str, Any]]:
             yield from _results(one)
 
 
-def _json_point(run: _Run, row: Mapping[str, Any]) -> Point | None:
+def _json_point(run: TestRun, row: Mapping[str, Any]) -> Point | None:
     timed = row.get("out_of_place")
     if not isinstance(timed, dict):
         return None
-    return _checked(run, row.get("size"), timed.get("time", timed.get("cpu_time")))
-
-
-def read_single_node_table(file: Path) -> Points:
-    """Published columns gpu, nccl, collective, dtype, num_gpus, nbytes, us: one node each."""
-
-    def point(row: Mapping[str, str]) -> Point | None:
-        run = _Run(kind_of(row["collective"]), int(row["num_gpus"]), frozenset({""}), row["gpu"], row["nccl"])
-        return _checked(run, row["nbytes"], row["us"])
-
-    return _table(file, point, ("gpu", "nccl", "collective", "num_gpus", "nbytes", "us"))
-
-
-def read_multi_node_table(file: Path) -> Points:
-    """Published columns of nccl-tests logs: source, collective, device, n_ranks, n_nodes, nccl, size_bytes, time_us_oop."""
-
-    def point(row: Mapping[str, str]) -> Point | None:
-        kind, ranks, nodes = kind_of(row["collective"]), int(float(row["n_ranks"])), int(float(row["n_nodes"]))
-        found = _checked(_Run(kind, ranks), row["size_bytes"], row["time_us_oop"])
-        nccl = _dotted(row["nccl"]) if row["nccl"].isdigit() else row["nccl"]
-        return found and Point(found.kind, ranks, nodes, found.bytes, found.ns, nccl, row["device"], row["source"])
-
-    return _table(file, point, ("source", "collective", "device", "n_ranks", "n_nodes", "nccl", "size_bytes", "time_us_oop"))
-
-
-def read_profiled_table(file: Path) -> Points:
-    """Published columns of one collective, milliseconds: size, num_workers, devices_per_node, time_stats.KIND.median."""
-    kind = kind_of(file.name.split(".")[0])
-
-    def point(row: Mapping[str, str]) -> Point | None:
-        ranks, per_node = int(row["num_workers"]), int(row["devices_per_node"])
-        found = _checked(_Run(kind, ranks), row["size"], 1e3 * float(row[f"time_stats.{kind}.median"]))
-        return found and Point(found.kind, ranks, -(-ranks // per_node), found.bytes, found.ns)
-
-    return _table(file, point, ("size", "num_workers", "devices_per_node", f"time_stats.{kind}.median"))
-
-
-def _table(file: Path, point: Callable[[Mapping[str, str]], Point | None], columns: Sequence[str]) -> Points:
-    try:
-        with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
-        raise InputError(f"{file}: not readable as a compressed table ({error})") from error
-    if not rows or not set(columns) <= set(rows[0]):
-        raise InputError(
-            f"{file}: expected columns {', '.join(columns)}; there are {', '.join(rows[0]) if rows else 'no rows'}"
-        )
-    found: list[Point | None] = []
-    for row in rows:
-        try:
-            found.append(point(row))
-        except (ValueError, TypeError):
-            found.append(None)
-    return Points(tuple(one for one in found if one is not None), sum(one is None for one in found))
+    return timed_point(run, row.get("size"), timed.get("time", timed.get("cpu_time")))

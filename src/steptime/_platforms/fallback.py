@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime._hardware.device import DeviceLimits, reference_device
+from steptime._hardware.device import DeviceLimits
 from steptime._models.estimate import Estimate, Source
 from steptime._units import dtype_bytes, dtype_name
 
@@ -14,9 +14,7 @@ _ONE_BYTE, _TWO_BYTES = "float8", "bfloat16"
 
 def guess(limits: DeviceLimits, flop: float, nbytes: float, precision: str) -> Estimate:
     """What computing and moving so much takes at least, beside what the shortest kernel takes."""
-    reached = limits.reached or reference_device().reached
-    start_ns = 0.0 if reached is None else reached.start_ns.value
-    return guessed(start_ns + limits.roofline_ns(flop, nbytes, _rated(limits, precision)))
+    return guessed(limits.reach.start_ns.value + limits.roofline_ns(flop, nbytes, _rated(limits, precision)))
 
 
 def guessed(time_ns: float) -> Estimate:

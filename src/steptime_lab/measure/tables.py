@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steptime._calibrate.harness.options import LineParser
-from steptime._measurements.choices import choices_of, with_choices
 from steptime._measurements.sets import measured_sets
 from steptime._measurements.store import merge as merge_parts
 from steptime._measurements.store import read, write_part
 from steptime.errors import InputError
+from steptime_lab.measurements.choices import choices_of, with_choices
 from steptime_lab.measurements.noise import Floor, Noise, noise_by, noise_of
 from steptime_lab.measurements.programs import FILE_NAME as PROGRAMS
 from steptime_lab.measurements.programs import pack
