@@ -16,11 +16,11 @@ from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.forms import attention
 from steptime._models.kernels.forms.attention.features import AttentionConstants, table
 from steptime._models.kernels.forms.attention.heads import heads_of
-from steptime._models.kernels.forms.convolution.passes import short_name
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.engine import blend
 from steptime_lab.fit.kernels import attention as fitting
+from steptime_lab.fit.kernels.convolution_passes import short_name
 from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
@@ -46,7 +46,7 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def form(rows: list[Row]) -> Iterator[attention.Attention]:
+def form(rows: list[Row]) -> Iterator[attention.AttentionForm]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blend, "_STEPS", 100)
         patch.setitem(blend._TREES, "rounds", 60)
@@ -84,34 +84,36 @@ def test_the_book_is_quadratic_in_length_halved_by_a_causal_mask_and_slower_on_p
     assert _book(_flash(length=4096), share=4) / _book(_flash(length=4096)) == pytest.approx(4, rel=0.1)
 
 
-def test_fitted_rows_are_answered_closely(form: attention.Attention, rows: list[Row]) -> None:
+def test_fitted_rows_are_answered_closely(form: attention.AttentionForm, rows: list[Row]) -> None:
     answers = form.answers([row.question for row in rows])
     errors = [abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)]
     assert np.median(errors) < 0.12
 
 
-def test_a_call_launches_what_the_nearest_measured_one_did(form: attention.Attention, rows: list[Row]) -> None:
+def test_a_call_launches_what_the_nearest_measured_one_did(form: attention.AttentionForm, rows: list[Row]) -> None:
     answer = form.answers([rows[0].question])[0]
     assert [launch.kernel for launch in answer.launches] == [short_name(name) for name in rows[0].kernel_names]
 
 
-def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: attention.Attention) -> None:
+def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: attention.AttentionForm) -> None:
     near, far = form.answers([Question(_flash(8, 4096)), Question(_flash(8, 4096 * 8))])
     assert not far.inside
     assert 16 < far.time_ns / near.time_ns < 256
 
 
-def test_a_form_survives_a_file_without_pickling(form: attention.Attention, rows: list[Row]) -> None:
+def test_a_form_survives_a_file_without_pickling(form: attention.AttentionForm, rows: list[Row]) -> None:
     file = BytesIO()
     np.savez(file, **pack(form))  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
-        loaded = unpack(attention.Attention, dict(kept))
+        loaded = unpack(attention.AttentionForm, dict(kept))
     questions = [row.question for row in rows[:20]]
     assert loaded.answers(questions) == form.answers(questions)
 
 
-def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(form: attention.Attention, rows: list[Row]) -> None:
+def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(
+    form: attention.AttentionForm, rows: list[Row]
+) -> None:
     assert form.answers([]) == []
     alone, among = form.answers([rows[3].question])[0], form.answers([row.question for row in rows[:10]])[3]
     assert alone.time_ns == pytest.approx(among.time_ns)

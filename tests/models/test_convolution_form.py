@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
@@ -14,13 +15,13 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.forms import convolution
-from steptime._models.kernels.forms.convolution.features import Columns, ConvolutionConstants, Pass, table
+from steptime._models.kernels.forms.convolution.features import ConvolutionConstants, Pass, PassColumns, table
 from steptime._models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
-from steptime._models.kernels.forms.convolution.passes import short_name, split, way
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.engine.blend import Training
 from steptime_lab.fit.kernels import convolution as fitting
+from steptime_lab.fit.kernels.convolution_passes import short_name, split, way
 from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
@@ -50,7 +51,7 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def form(rows: list[Row]) -> Iterator[convolution.Convolution]:
+def form(rows: list[Row]) -> Iterator[convolution.ConvolutionForm]:
     with pytest.MonkeyPatch.context() as patch:
         quick = {"rounds": 60, "training": Training(steps=60)}
         patch.setattr(fitting, "_BLENDS", {name: {**settings, **quick} for name, settings in fitting._BLENDS.items()})
@@ -61,7 +62,7 @@ def test_a_layer_has_the_result_that_its_geometry_gives() -> None:
     layer = layer_of(_forward(side=29, tap=5))
     assert layer.result == (29, 29)
     assert layer.passes == (FPROP,)
-    assert layer.weight_elements == 128 * 64 * 25
+    assert (layer.outputs, layer.inputs // layer.groups, math.prod(layer.taps)) == (128, 64, 25)
 
 
 def test_a_backward_call_has_the_passes_that_its_mask_asks_for() -> None:
@@ -131,47 +132,47 @@ def test_every_measured_call_is_split_into_the_passes_it_asks_for(rows: list[Row
 @pytest.mark.parametrize("name", [FPROP, DGRAD, WGRAD])
 def test_the_book_grows_with_the_batch_and_with_fewer_sms(name: str) -> None:
     layers = [layer_of(_forward(batch)) for batch in (16, 64, 256)]
-    _, base = table(Columns([Pass(layer, name, Question(_forward())) for layer in layers], DEVICE))
+    _, base = table(PassColumns([Pass(layer, name, Question(_forward())) for layer in layers], DEVICE))
     assert base[0] < base[1] < base[2]
     assert base[2] / base[1] == pytest.approx(4, rel=0.3)
     shared = Question(_forward(), share=4, others="same")
-    assert table(Columns([Pass(layers[2], name, shared)], DEVICE))[1][0] > 2 * base[2]
+    assert table(PassColumns([Pass(layers[2], name, shared)], DEVICE))[1][0] > 2 * base[2]
 
 
-def test_fitted_rows_are_answered_closely(form: convolution.Convolution, rows: list[Row]) -> None:
+def test_fitted_rows_are_answered_closely(form: convolution.ConvolutionForm, rows: list[Row]) -> None:
     answers = form.answers([row.question for row in rows])
     errors = [abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)]
     assert np.median(errors) < 0.15
 
 
-def test_a_call_launches_what_the_nearest_measured_one_did(form: convolution.Convolution, rows: list[Row]) -> None:
+def test_a_call_launches_what_the_nearest_measured_one_did(form: convolution.ConvolutionForm, rows: list[Row]) -> None:
     answer = form.answers([rows[0].question])[0]
     assert [launch.kernel for launch in answer.launches] == [short_name(name) for name in rows[0].kernel_names]
     assert all(launch.time_ns > 0 for launch in answer.launches)
 
 
-def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: convolution.Convolution) -> None:
+def test_what_lies_far_outside_grows_like_its_work_and_says_so(form: convolution.ConvolutionForm) -> None:
     near, far = form.answers([Question(_forward(256)), Question(_forward(256 * 64))])
     assert not far.inside
     assert 16 < far.time_ns / near.time_ns < 256
 
 
-def test_a_benchmarked_choice_was_never_measured(form: convolution.Convolution) -> None:
+def test_a_benchmarked_choice_was_never_measured(form: convolution.ConvolutionForm) -> None:
     assert not form.answers([Question(_forward(), benchmark=True)])[0].inside
 
 
-def test_a_form_survives_a_file_without_pickling(form: convolution.Convolution, rows: list[Row]) -> None:
+def test_a_form_survives_a_file_without_pickling(form: convolution.ConvolutionForm, rows: list[Row]) -> None:
     file = BytesIO()
     np.savez(file, **pack(form))  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as kept:
-        loaded = unpack(convolution.Convolution, dict(kept))
+        loaded = unpack(convolution.ConvolutionForm, dict(kept))
     questions = [row.question for row in rows[:20]]
     assert loaded.answers(questions) == form.answers(questions)
 
 
 def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(
-    form: convolution.Convolution, rows: list[Row]
+    form: convolution.ConvolutionForm, rows: list[Row]
 ) -> None:
     assert form.answers([]) == []
     alone, among = form.answers([rows[3].question])[0], form.answers([row.question for row in rows[:10]])[3]

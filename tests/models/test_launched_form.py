@@ -13,14 +13,15 @@ from steptime._models.engine.splits import TEST, VALIDATION
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import launches_of
-from steptime._models.kernels.forms.launched import Launched
-from steptime._models.kernels.forms.launched.columns import Columns
-from steptime._models.kernels.forms.launched.parts import parts_of, start
+from steptime._models.kernels.forms.launched import LaunchedForm
+from steptime._models.kernels.forms.launched.columns import LaunchColumns
+from steptime._models.kernels.forms.launched.shares import shares_of
 from steptime._models.kernels.forms.launched.terms import TERMS, LaunchConstants, terms, traffic
 from steptime._models.kernels.launches.facts import FACTS
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.kernels import launched as fitting
+from steptime_lab.fit.kernels.launched import starting_scales
 from steptime_lab.measurements.kernel_rows import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
@@ -40,7 +41,7 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def form(rows: list[Row]) -> Launched:
+def form(rows: list[Row]) -> LaunchedForm:
     return fitting.fit(rows, 0, H200)
 
 
@@ -48,7 +49,7 @@ def relu(elements: int, dtype: str = "float32") -> Question:
     return Question(Call("aten::relu.default", (TensorArg((elements,), dtype),)))
 
 
-def test_rows_it_was_not_fitted_to_are_predicted_within_a_tenth(form: Launched, rows: list[Row]) -> None:
+def test_rows_it_was_not_fitted_to_are_predicted_within_a_tenth(form: LaunchedForm, rows: list[Row]) -> None:
     asked = [row for row in rows if row.split == VALIDATION and row.question.share == 1]
     answers = form.answers([row.question for row in asked])
     off = [abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, asked, strict=True)]
@@ -56,34 +57,34 @@ def test_rows_it_was_not_fitted_to_are_predicted_within_a_tenth(form: Launched, 
     assert np.median(off) < 0.1
 
 
-def test_the_same_rows_and_seed_give_the_same_form(form: Launched, rows: list[Row]) -> None:
+def test_the_same_rows_and_seed_give_the_same_form(form: LaunchedForm, rows: list[Row]) -> None:
     again = pack(fitting.fit(rows, 0, H200))
     own = pack(form)
     assert own.keys() == again.keys()
     assert all(np.array_equal(own[name], again[name]) for name in own)
 
 
-def test_a_form_made_from_its_arrays_gives_the_same_answers(form: Launched, rows: list[Row]) -> None:
+def test_a_form_made_from_its_arrays_gives_the_same_answers(form: LaunchedForm, rows: list[Row]) -> None:
     questions = [row.question for row in rows[::5]]
     arrays = pack(form)
     assert all(array.dtype.kind in "fiuU" for array in arrays.values())
-    assert unpack(Launched, arrays).answers(questions) == form.answers(questions)
+    assert unpack(LaunchedForm, arrays).answers(questions) == form.answers(questions)
 
 
-def test_answers_do_not_depend_on_what_is_asked_beside(form: Launched, rows: list[Row]) -> None:
+def test_answers_do_not_depend_on_what_is_asked_beside(form: LaunchedForm, rows: list[Row]) -> None:
     questions = [row.question for row in rows[::9]]
     arrays = pack(form)
-    together = unpack(Launched, arrays).answers(questions + questions[:3])
-    alone = unpack(Launched, arrays)
+    together = unpack(LaunchedForm, arrays).answers(questions + questions[:3])
+    alone = unpack(LaunchedForm, arrays)
     assert together[: len(questions)] == [alone.answers([question])[0] for question in questions]
     assert together[len(questions) :] == together[:3]
 
 
-def test_no_question_has_no_answer(form: Launched) -> None:
+def test_no_question_has_no_answer(form: LaunchedForm) -> None:
     assert form.answers([]) == []
 
 
-def test_far_outside_the_fitted_sizes_time_grows_with_bytes_and_says_so(form: Launched) -> None:
+def test_far_outside_the_fitted_sizes_time_grows_with_bytes_and_says_so(form: LaunchedForm) -> None:
     usual, large, larger = form.answers([relu(1 << 20), relu(1 << 31), relu(1 << 32)])
     assert usual.inside
     assert not large.inside
@@ -92,14 +93,14 @@ def test_far_outside_the_fitted_sizes_time_grows_with_bytes_and_says_so(form: La
     assert 8 * 2**32 / 4800 < larger.time_ns < 8 * 2**32 / 2400
 
 
-def test_a_kernel_never_measured_costs_at_least_its_bytes_and_is_outside(form: Launched) -> None:
+def test_a_kernel_never_measured_costs_at_least_its_bytes_and_is_outside(form: LaunchedForm) -> None:
     x = TensorArg((4096, 4096))
     answer = form.answers([Question(Call("aten::cumsum.default", (x, 1)))])[0]
     assert not answer.inside
     assert answer.time_ns > 2 * x.nbytes / 4800
 
 
-def test_fewer_sms_are_never_faster_beside_parts_that_do_the_same(form: Launched) -> None:
+def test_fewer_sms_are_never_faster_beside_parts_that_do_the_same(form: LaunchedForm) -> None:
     question = relu(1 << 24)
     times = [
         form.answers([replace(question, share=share, others="none" if share == 1 else "same")])[0].time_ns
@@ -109,7 +110,7 @@ def test_fewer_sms_are_never_faster_beside_parts_that_do_the_same(form: Launched
     assert 1.5 < times[-1] / times[0] < 16
 
 
-def test_settings_that_cannot_be_are_one_clear_line(form: Launched) -> None:
+def test_settings_that_cannot_be_are_one_clear_line(form: LaunchedForm) -> None:
     with pytest.raises(InputError, match="share 0"):
         form.answers([replace(relu(64), share=0)])
     with pytest.raises(InputError, match="'noisy'"):
@@ -117,26 +118,26 @@ def test_settings_that_cannot_be_are_one_clear_line(form: Launched) -> None:
 
 
 def test_a_part_that_is_the_whole_scales_nothing() -> None:
-    parts = parts_of(DEVICE.sms, np.ones(3), np.array([0, 1, 2]), start())
-    assert np.array_equal(parts.memory, np.ones(3))
-    assert np.array_equal(parts.sms, np.full(3, 132.0))
+    shares = shares_of(DEVICE.sms, np.ones(3), np.array([0, 1, 2]), starting_scales())
+    assert np.array_equal(shares.memory, np.ones(3))
+    assert np.array_equal(shares.sms, np.full(3, 132.0))
 
 
 def test_what_was_written_just_before_comes_from_cache_until_it_no_longer_fits() -> None:
-    columns = Columns(tuple(FACTS))
-    parts = parts_of(DEVICE.sms, np.ones(1), np.zeros(1, dtype=np.int64), start())
+    columns = LaunchColumns(tuple(FACTS))
+    shares = shares_of(DEVICE.sms, np.ones(1), np.zeros(1, dtype=np.int64), starting_scales())
     for elements, kept in ((1 << 18, 1.0), (1 << 26, 0.0)):
         call = relu(elements).call
-        moved = traffic(np.asarray(columns.rows(call, launches_of(call, DEVICE.gpu), warm=True)), DEVICE, parts)
+        moved = traffic(np.asarray(columns.rows(call, launches_of(call, DEVICE.gpu), warm=True)), DEVICE, shares)
         assert moved.cache_bytes[0] == kept * 4 * elements
         assert moved.memory_bytes[0] == (1 - kept) * 4 * elements
 
 
 def test_terms_are_never_negative_and_always_as_many(rows: list[Row]) -> None:
-    columns = Columns(tuple(FACTS))
+    columns = LaunchColumns(tuple(FACTS))
     for row in rows[::17]:
         numbers = np.asarray(columns.rows(row.question.call, launches_of(row.question.call, DEVICE.gpu), row.question.warm))
-        parts = parts_of(DEVICE.sms, np.full(len(numbers), 4.0), np.full(len(numbers), 2), start())
-        found = terms(columns, numbers, traffic(numbers, DEVICE, parts), DEVICE, parts)
+        shares = shares_of(DEVICE.sms, np.full(len(numbers), 4.0), np.full(len(numbers), 2), starting_scales())
+        found = terms(columns, numbers, traffic(numbers, DEVICE, shares), DEVICE, shares)
         assert found.shape == (len(numbers), TERMS)
         assert (found >= 0).all()

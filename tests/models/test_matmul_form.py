@@ -15,15 +15,16 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import FIT, TEST
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.forms.matmul import Matmul
-from steptime._models.kernels.forms.matmul import names as kernel_names
+from steptime._models.kernels.forms.matmul import MatmulForm
+from steptime._models.kernels.forms.matmul.beside import MAIN, PATTERNS, REDUCE
 from steptime._models.kernels.forms.matmul.features import MatmulConstants, inputs_of
 from steptime._models.kernels.forms.matmul.group import GROUPS, TILES, groups_of, upright
-from steptime._models.kernels.forms.matmul.mixture import Mixture
-from steptime._models.kernels.forms.matmul.parts import COMPANY, FACTORS, NO_PARTS, Parts
+from steptime._models.kernels.forms.matmul.mixture import KernelMixture
 from steptime._models.kernels.forms.matmul.product import LAYOUTS, OPERATIONS, Products, of_columns, of_questions
+from steptime._models.kernels.forms.matmul.shares import COMPANY, FACTORS, NO_SHARES, ProductShares
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
+from steptime_lab.fit.kernels import matmul_names as kernel_names
 from steptime_lab.fit.kernels.matmul import fit
 from steptime_lab.fit.kernels.matmul_training import Schedule
 from steptime_lab.measurements.kernel_rows import Row, rows_of
@@ -36,15 +37,15 @@ SHORT = Schedule(epochs=4, batch=64, further=2, trees=20)
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    """Every 24th measured product on a whole GPU, and every sixth on parts."""
+    """Every 24th measured product on a whole GPU, and every sixth on shares."""
     table = shipped("kernels")
     table = table.filter(pc.equal(table["family"].cast("string"), "matmul"))
-    whole, parts = (table.filter(pc.equal(pc.equal(table["share"], 1), side)) for side in (True, False))
-    return [*rows_of(whole.take(np.arange(0, whole.num_rows, 24))), *rows_of(parts.take(np.arange(0, parts.num_rows, 6)))]
+    whole, shares = (table.filter(pc.equal(pc.equal(table["share"], 1), side)) for side in (True, False))
+    return [*rows_of(whole.take(np.arange(0, whole.num_rows, 24))), *rows_of(shares.take(np.arange(0, shares.num_rows, 6)))]
 
 
 @pytest.fixture(scope="module")
-def fitted(rows: list[Row]) -> Matmul:
+def fitted(rows: list[Row]) -> MatmulForm:
     return fit(rows, 0, H200, SHORT)
 
 
@@ -58,7 +59,7 @@ def transposed(rows: int, columns: int, dtype: str) -> TensorArg:
     return TensorArg((rows, columns), dtype, strides=(1, rows))
 
 
-def test_a_short_fit_already_beats_a_constant_rate_on_unseen_products(fitted: Matmul, rows: list[Row]) -> None:
+def test_a_short_fit_already_beats_a_constant_rate_on_unseen_products(fitted: MatmulForm, rows: list[Row]) -> None:
     unseen = [row for row in rows if row.split == TEST and row.question.share == 1]
     measured = np.array([row.time_ns for row in unseen])
     products = of_questions([row.question for row in unseen])
@@ -68,13 +69,13 @@ def test_a_short_fit_already_beats_a_constant_rate_on_unseen_products(fitted: Ma
     assert np.median(np.abs(predicted / measured - 1)) < 0.2 < np.median(np.abs(constant / measured - 1))
 
 
-def test_a_file_of_its_arrays_loads_the_same_form(fitted: Matmul, rows: list[Row]) -> None:
+def test_a_file_of_its_arrays_loads_the_same_form(fitted: MatmulForm, rows: list[Row]) -> None:
     file = io.BytesIO()
     np.savez(file, **pack(fitted))  # type: ignore[arg-type]
     file.seek(0)
     questions = [row.question for row in rows[:200]]
     with np.load(file, allow_pickle=False) as arrays:
-        again = unpack(Matmul, dict(arrays))
+        again = unpack(MatmulForm, dict(arrays))
     assert again.answers(questions) == fitted.answers(questions)
 
 
@@ -86,7 +87,7 @@ def test_rows_of_validation_and_test_change_nothing(rows: list[Row]) -> None:
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_columns_and_questions_give_nearly_the_same_times(fitted: Matmul, rows: list[Row]) -> None:
+def test_columns_and_questions_give_nearly_the_same_times(fitted: MatmulForm, rows: list[Row]) -> None:
     questions = [row.question for row in rows[:300]] + [row.question for row in rows[-100:]]
     products = of_questions(questions)
     columns = {name: getattr(products, name) for name in Products.__dataclass_fields__}
@@ -94,7 +95,7 @@ def test_columns_and_questions_give_nearly_the_same_times(fitted: Matmul, rows: 
     assert np.median(np.abs(fitted.times_ns(columns) / answered - 1)) < 0.1
 
 
-def test_an_answer_does_not_depend_on_what_else_is_asked(fitted: Matmul, rows: list[Row]) -> None:
+def test_an_answer_does_not_depend_on_what_else_is_asked(fitted: MatmulForm, rows: list[Row]) -> None:
     questions = [row.question for row in rows[:50]]
     together = fitted.answers(questions)
     for question, answer in zip(questions, together, strict=True):
@@ -137,13 +138,13 @@ def test_columns_that_make_no_product_are_named(columns: dict[str, object], word
         (Call("aten::relu.default", (TensorArg((9,)),)), "no matrix product"),
     ],
 )
-def test_calls_that_cannot_be_raise_one_line_with_the_op(fitted: Matmul, call: Call, word: str) -> None:
+def test_calls_that_cannot_be_raise_one_line_with_the_op(fitted: MatmulForm, call: Call, word: str) -> None:
     with pytest.raises(InputError, match=word) as error:
         fitted.answers([Question(call)])
     assert call.op in str(error.value) and "\n" not in str(error.value)
 
 
-def test_products_without_elements_launch_nothing_and_those_without_terms_fill(fitted: Matmul) -> None:
+def test_products_without_elements_launch_nothing_and_those_without_terms_fill(fitted: MatmulForm) -> None:
     nothing, fill = fitted.answers([mm(0, 8, 8), mm(8, 0, 8)])
     assert nothing.launches == ()
     assert [launch.kernel for launch in fill.launches] == ["fill"]
@@ -156,7 +157,7 @@ def test_groups_go_by_the_least_aligned_leading_dimension() -> None:
     assert [GROUPS[place] for place in groups_of(of_columns(tf32))] == ["tf32_aligned", "tf32_odd"]
 
 
-def test_a_vector_from_the_left_is_the_same_product_from_the_right(fitted: Matmul) -> None:
+def test_a_vector_from_the_left_is_the_same_product_from_the_right(fitted: MatmulForm) -> None:
     lying = Question(Call("aten::mm.default", (TensorArg((1, 700)), TensorArg((700, 333)))))
     standing = Question(Call("aten::mm.default", (transposed(333, 700, "float32"), TensorArg((700, 1)))))
     first, second = (upright(of_questions([one])) for one in (lying, standing))
@@ -165,7 +166,7 @@ def test_a_vector_from_the_left_is_the_same_product_from_the_right(fitted: Matmu
     assert answers[0].time_ns == pytest.approx(answers[1].time_ns, rel=1e-5)
 
 
-def test_copies_follow_rules(fitted: Matmul) -> None:
+def test_copies_follow_rules(fitted: MatmulForm) -> None:
     left, right = TensorArg((8, 32, 64)), TensorArg((8, 64, 48))
     odd = TensorArg((8, 32, 64), strides=(1, 8, 256))
     added = Call("aten::baddbmm.default", (TensorArg((8, 32, 48)), left, right), (("beta", 1),))
@@ -180,20 +181,20 @@ def test_copies_follow_rules(fitted: Matmul) -> None:
     assert counts == [1, 0, 0, 1, 1]
 
 
-def test_measured_launches_are_named_most_of_the_time(fitted: Matmul, rows: list[Row]) -> None:
+def test_measured_launches_are_named_most_of_the_time(fitted: MatmulForm, rows: list[Row]) -> None:
     whole = [row for row in rows if row.question.share == 1]
     answers = fitted.answers([row.question for row in whole])
     right = [len(answer.launches) == len(row.kernel_names) for answer, row in zip(answers, whole, strict=True)]
     assert np.mean(right) > 0.55
 
 
-def test_launch_times_add_up_and_are_positive(fitted: Matmul, rows: list[Row]) -> None:
+def test_launch_times_add_up_and_are_positive(fitted: MatmulForm, rows: list[Row]) -> None:
     for answer in fitted.answers([row.question for row in rows[:400]]):
         assert all(launch.time_ns > 0 for launch in answer.launches)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_far_outside_time_grows_like_work_and_says_so(fitted: Matmul, dtype: str) -> None:
+def test_far_outside_time_grows_like_work_and_says_so(fitted: MatmulForm, dtype: str) -> None:
     big, deeper, wider = fitted.answers(
         [mm(2**16, 2**16, 2**16, dtype), mm(2**16, 2**17, 2**16, dtype), mm(2**16, 2**16, 2**17, dtype)]
     )
@@ -204,7 +205,7 @@ def test_far_outside_time_grows_like_work_and_says_so(fitted: Matmul, dtype: str
 
 @pytest.mark.parametrize("side", ["m", "n", "k", "batch"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_doubling_a_side_never_saves_more_than_a_tenth(fitted: Matmul, side: str, precision: str) -> None:
+def test_doubling_a_side_never_saves_more_than_a_tenth(fitted: MatmulForm, side: str, precision: str) -> None:
     ladder = 64 * 2 ** np.arange(8)
     columns: dict[str, object] = {name: np.full(8, 256) for name in ("m", "n", "k")}
     columns |= {"batch": np.full(8, 4), "operation": "bmm", "precision": precision, side: ladder}
@@ -212,41 +213,41 @@ def test_doubling_a_side_never_saves_more_than_a_tenth(fitted: Matmul, side: str
     assert (times[1:] > 0.9 * times[:-1]).all()
 
 
-def test_measured_products_are_inside(fitted: Matmul, rows: list[Row]) -> None:
+def test_measured_products_are_inside(fitted: MatmulForm, rows: list[Row]) -> None:
     seen = [row.question for row in rows if row.split == FIT and row.question.share == 1]
     assert all(answer.inside for answer in fitted.answers(seen))
 
 
-def test_warm_operands_never_cost_more_than_a_little(fitted: Matmul) -> None:
+def test_warm_operands_never_cost_more_than_a_little(fitted: MatmulForm) -> None:
     cold = [mm(size, 1024, 1024, "bfloat16") for size in (64, 256, 1024, 4096)]
     warm = [replace(question, warm=True) for question in cold]
     for before, after in zip(fitted.answers(cold), fitted.answers(warm), strict=True):
         assert after.time_ns < 1.05 * before.time_ns
 
 
-def test_a_large_product_takes_longer_the_smaller_its_part_of_a_gpu(fitted: Matmul) -> None:
+def test_a_large_product_takes_longer_the_smaller_its_part_of_a_gpu(fitted: MatmulForm) -> None:
     whole = mm(4096, 4096, 4096, "bfloat16")
-    parts = [replace(whole, share=share, others="same") for share in (2, 4, 8)]
-    times = [answer.time_ns for answer in fitted.answers([whole, *parts])]
+    shares = [replace(whole, share=share, others="same") for share in (2, 4, 8)]
+    times = [answer.time_ns for answer in fitted.answers([whole, *shares])]
     assert all(smaller > 1.4 * larger for larger, smaller in pairwise(times))
 
 
 def test_whole_gpus_have_all_of_everything() -> None:
-    parts = Parts(np.array([2.0, 8.0]), np.full((2, len(COMPANY), len(FACTORS)), 0.3))
+    shares = ProductShares(np.array([2.0, 8.0]), np.full((2, len(COMPANY), len(FACTORS)), 0.3))
     share, others = np.array([1, 2, 4]), np.array([0, 2, 1])
-    factors = parts.factors(share, others)
+    factors = shares.factors(share, others)
     assert np.array_equal(factors[:, 0], np.ones(len(FACTORS)))
     assert np.log(factors[0, 1:]) == pytest.approx([0.3 - np.log(2), 0.3 - np.log(4)])
-    assert inputs_of(of_columns({"m": [8], "n": [8], "k": [8]}), 0, parts, DEVICE).sms == DEVICE.sms
+    assert inputs_of(of_columns({"m": [8], "n": [8], "k": [8]}), 0, shares, DEVICE).sms == DEVICE.sms
 
 
-def test_torch_and_numpy_give_the_same_times(fitted: Matmul, rows: list[Row]) -> None:
+def test_torch_and_numpy_give_the_same_times(fitted: MatmulForm, rows: list[Row]) -> None:
     torch = pytest.importorskip("torch")
     from steptime_lab.fit.kernels import matmul_training as training
 
     whole = of_questions([row.question for row in rows if row.question.share == 1])
     for group, name in enumerate(GROUPS):
-        inputs = inputs_of(whole.take(groups_of(whole) == group), group, NO_PARTS, DEVICE)
+        inputs = inputs_of(whole.take(groups_of(whole) == group), group, NO_SHARES, DEVICE)
         prefix = f"{name}.whole."
         network = {key.removeprefix(prefix): value for key, value in pack(fitted).items() if key.startswith(prefix)}
         tiles = TILES[group]
@@ -256,7 +257,7 @@ def test_torch_and_numpy_give_the_same_times(fitted: Matmul, rows: list[Row]) ->
             inputs, choice=np.clip(inputs.choice, network["choice_low"][:, None], network["choice_high"][:, None])
         )
         found = training._forward(torch, own, training._tensors(torch, clipped), *along)[0].numpy()
-        assert Mixture(group, network).ask(inputs).log_ns == pytest.approx(found, abs=0.02)
+        assert KernelMixture(group, network).ask(inputs).log_ns == pytest.approx(found, abs=0.02)
 
 
 def test_kernel_names_say_tile_split_and_role() -> None:
@@ -270,5 +271,5 @@ def test_kernel_names_say_tile_split_and_role() -> None:
     assert (tile.kind, tile.along_n, tile.along_m) == ("nvjet", 128, 256)
     whole, split = kernel_names.candidate((simt,), single), kernel_names.candidate((simt, reduce), single)
     assert split == whole + len(TILES[single])
-    assert kernel_names.PATTERNS[kernel_names.pattern_of((simt, reduce))] == (kernel_names.MAIN, kernel_names.REDUCE)
+    assert PATTERNS[kernel_names.pattern_of((simt, reduce))] == (MAIN, REDUCE)
     assert kernel_names.pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0

@@ -14,7 +14,7 @@ from steptime._measurements.store import read
 from steptime._models.collectives.overlap import FILE as OVERLAP
 from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.splits import FIT, TEST, split_of
-from steptime._models.kernels.forms import Form
+from steptime._models.kernels.forms import KernelForm
 from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._program.load import load
 from steptime.errors import InputError
@@ -109,7 +109,7 @@ def baselines_file(folder: Path, name: str) -> Path:
     return folder / f"{name}-baselines.npz"
 
 
-def read_baselines(file: Path) -> dict[str, Form]:
+def read_baselines(file: Path) -> dict[str, KernelForm]:
     """The baselines that `fit_and_write` wrote."""
     return load_baselines(Archive.open(file))
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from steptime._models.engine.splits import TEST
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import Answered, KernelModels
-from steptime._models.kernels.forms import Form
+from steptime._models.kernels.forms import KernelForm
 from steptime._models.kernels.work import base_of, precision_of
 from steptime.errors import InputError
 from steptime_lab.measurements.kernel_rows import Row, rows_of
@@ -34,7 +34,7 @@ _COMPANY = {"idle": "idle parts", "same": "parts that do the same", "streaming":
 
 
 def validate_kernels(
-    table: pa.Table, models: KernelModels, baselines: Mapping[str, Form], step_kernels: pa.Table, *, split: str = TEST
+    table: pa.Table, models: KernelModels, baselines: Mapping[str, KernelForm], step_kernels: pa.Table, *, split: str = TEST
 ) -> Validation:
     """Every row of the split on a whole GPU and on parts; `step_kernels` says how much of real steps each family takes."""
     rows = [row for row in rows_of(table) if row.split == split and row.family in families()]
@@ -134,7 +134,7 @@ def _case(row: Row, answered: Answered, models: KernelModels) -> Case:
     return Case(_name(row), predicted, measured, row.spread, covered, repeat_errors(row.times_ns))
 
 
-def _beside(rows: Sequence[Row], cases: Sequence[Case], form: Form) -> list[Case]:
+def _beside(rows: Sequence[Row], cases: Sequence[Case], form: KernelForm) -> list[Case]:
     """The same cases by a baseline."""
     answers = form.answers([row.question for row in rows])
     return [

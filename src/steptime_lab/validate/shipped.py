@@ -12,7 +12,7 @@ from steptime._models.collectives.fitting import swept
 from steptime._models.collectives.overlap import FILE as OVERLAP
 from steptime._models.collectives.overlap import Overlap, read_overlaps
 from steptime._models.kernels.fitted import KernelModels
-from steptime._models.kernels.forms import Form
+from steptime._models.kernels.forms import KernelForm
 from steptime._models.lookups.fitted import LookupModels, lookups_file
 from steptime._platforms.fabric import Fabric, read_models
 from steptime.errors import InputError
@@ -57,7 +57,7 @@ class Models:
             )
         return limits.models
 
-    def baselines(self) -> dict[str, Form]:
+    def baselines(self) -> dict[str, KernelForm]:
         """The baselines beside them, where they were fitted."""
         file = baselines_file(self.folder or BASELINES, read_device(self.device).models)
         return read_baselines(file) if file.exists() else {}

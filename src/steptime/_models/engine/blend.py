@@ -62,16 +62,6 @@ class Guess:
     nodes: Longs  # way -> how many nodes and trees are its
     rounds: Longs
 
-    @classmethod
-    def of(cls, ways: tuple[Trees, ...]) -> Guess:
-        """The trees of every way, joined."""
-        joined = {
-            name: np.concatenate([np.atleast_1d(getattr(trees, name)) for trees in ways])
-            for name in ("feature", "threshold", "children", "value", "roots", "depth", "columns")
-        }
-        sizes = {"nodes": [trees.value.size for trees in ways], "rounds": [trees.roots.size for trees in ways]}
-        return cls(**joined, **{name: np.asarray(values) for name, values in sizes.items()})
-
     @cached_property
     def ways(self) -> tuple[Trees, ...]:
         """The trees of each way."""

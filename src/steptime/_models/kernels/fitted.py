@@ -12,7 +12,7 @@ from steptime._models.engine.archive import Archive, StoredParts, write_archive
 from steptime._models.engine.residuals import Residuals
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.family import families, family_of
-from steptime._models.kernels.forms import Form, load_form
+from steptime._models.kernels.forms import KernelForm, load_form
 from steptime._models.kernels.question import Answer, Question
 from steptime.errors import InputError
 
@@ -32,7 +32,7 @@ class Answered:
 class KernelModels:
     """Fitted forms by name."""
 
-    forms: Mapping[str, Form]
+    forms: Mapping[str, KernelForm]
     residuals: Residuals
     recipe: Mapping[str, Any]
 
@@ -70,7 +70,7 @@ class KernelModels:
         return cls(StoredParts(archive, names, load_form), residuals, archive.recipe)
 
 
-def _answers(form: Form, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:
+def _answers(form: KernelForm, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:
     """All at once; where one cannot be answered, one by one."""
     try:
         return [(answer, "") for answer in form.answers(questions)]

@@ -15,8 +15,8 @@ from steptime._hardware.device import DeviceLimits, Reached
 from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families, launches_of
-from steptime._models.kernels.forms.launched.columns import Columns
-from steptime._models.kernels.forms.launched.parts import Parts
+from steptime._models.kernels.forms.launched.columns import LaunchColumns
+from steptime._models.kernels.forms.launched.shares import LaunchShares
 from steptime._models.kernels.forms.launched.terms import LaunchConstants, traffic
 from steptime._models.kernels.forms.matmul.product import OPERATIONS, of_questions
 from steptime._models.kernels.launches import Launch
@@ -24,7 +24,7 @@ from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of
 from steptime.errors import InputError
 
-_SIZES_ONLY = Columns(())
+_SIZES_ONLY = LaunchColumns(())
 _PRODUCTS = tuple(f"aten::{name}" for name in OPERATIONS)
 _ATTENTION = ("flash", "cudnn", "efficient")
 
@@ -73,7 +73,7 @@ def _by_rule(question: Question, launches: Sequence[Launch], device: LaunchConst
         return []
     rows = np.asarray(_SIZES_ONLY.rows(question.call, launches, question.warm), dtype=np.float64)
     same = np.ones(len(launches))
-    moved = traffic(rows, device, Parts(same, same, same, same, same, same, same, cache * same))
+    moved = traffic(rows, device, LaunchShares(same, same, same, same, same, same, same, cache * same))
     return [
         Work(
             memory_bytes=float(memory + written),

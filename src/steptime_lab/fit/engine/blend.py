@@ -110,7 +110,11 @@ def _batches(rows: int, batch: int | None, steps: int, seed: int) -> Iterator[sl
 
 def fit_guess(features: Floats, ways: npt.NDArray[np.int_], seed: int) -> Guess:
     """Learns which rows go which way; ways are any whole numbers."""
-    return Guess.of(tuple(_rounded(grow_trees(features, taken, seed=seed, **_GUESS)) for taken in flags_of(ways).T))
+    grown = [_rounded(grow_trees(features, taken, seed=seed, **_GUESS)) for taken in flags_of(ways).T]
+    names = ("feature", "threshold", "children", "value", "roots", "depth", "columns")
+    joined = {name: np.concatenate([np.atleast_1d(getattr(trees, name)) for trees in grown]) for name in names}
+    sizes = {"nodes": [trees.value.size for trees in grown], "rounds": [trees.roots.size for trees in grown]}
+    return Guess(**joined, **{name: np.asarray(values) for name, values in sizes.items()})
 
 
 def flags_of(ways: npt.NDArray[np.int_]) -> Floats:

@@ -9,10 +9,10 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import constants_of
-from steptime._models.kernels.forms.attention import PARTS, WHOLE, Attention, coordinates, heads_of_call, kind_of, ratios
+from steptime._models.kernels.forms.attention import PARTS, WHOLE, AttentionForm, coordinates, heads_of_call, kind_of, ratios
 from steptime._models.kernels.forms.attention.features import AttentionConstants, table
-from steptime._models.kernels.forms.convolution.passes import short_name
 from steptime_lab.fit.engine.blend import fit_blend
+from steptime_lab.fit.kernels.convolution_passes import short_name
 from steptime_lab.fit.kernels.launch_lists import fit_lists
 from steptime_lab.measurements.kernel_rows import Row
 
@@ -20,7 +20,7 @@ from steptime_lab.measurements.kernel_rows import Row
 LEARNS_FROM_VALIDATION = True
 
 
-def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Attention:
+def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> AttentionForm:
     """Fits to measured attention calls."""
     device = constants_of(limits, "attention", AttentionConstants)
     calls = [heads_of_call(row.question.call) for row in rows]
@@ -38,4 +38,4 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Attention:
     names = [[short_name(name) for name in row.kernel_names] for row in rows]
     kinds = [kind_of(heads) for heads in calls]
     lists = fit_lists(kinds, coordinates(calls), names, [row.kernel_ns for row in rows], target)
-    return Attention(blends, lists, features.min(axis=0), features.max(axis=0), device)
+    return AttentionForm(blends, lists, features.min(axis=0), features.max(axis=0), device)

@@ -20,7 +20,7 @@ from steptime._models.kernels.forms.convolution import (
     GROUPED,
     PARTS,
     WHOLE,
-    Convolution,
+    ConvolutionForm,
     blend_of,
     coordinates,
     kind_of,
@@ -28,9 +28,9 @@ from steptime._models.kernels.forms.convolution import (
     ratios,
     states_of,
 )
-from steptime._models.kernels.forms.convolution.features import Columns, ConvolutionConstants, Pass, crowd, table
-from steptime._models.kernels.forms.convolution.passes import short_name, split, way
+from steptime._models.kernels.forms.convolution.features import ConvolutionConstants, Pass, PassColumns, crowd, table
 from steptime_lab.fit.engine.blend import Training, fit_blend
+from steptime_lab.fit.kernels.convolution_passes import short_name, split, way
 from steptime_lab.fit.kernels.launch_lists import fit_lists
 from steptime_lab.measurements.kernel_rows import Row
 
@@ -50,7 +50,7 @@ _GUESSED = (DENSE, GROUPED)  # where cuDNN has many ways and the likeliest one s
 LEARNS_FROM_VALIDATION = True
 
 
-def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Convolution:
+def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> ConvolutionForm:
     """Fits to measured convolutions."""
     device = constants_of(limits, "convolution", ConvolutionConstants)
     passes, kernels, spans = [], [], []
@@ -60,7 +60,7 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Convolution:
             passes.append(Pass(layer, name, row.question))
             spans.append([row.kernel_ns[place] for place in places])
             kernels.append([short_name(row.kernel_names[place]) for place in places])
-    columns = Columns(passes, device)
+    columns = PassColumns(passes, device)
     features, base = table(columns)
     target = np.log(np.array([sum(times) for times in spans]) / base)
     shared = columns.share > 1  # they scatter five times as much: fitted apart
@@ -71,7 +71,7 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Convolution:
     if shared.any():
         known = ratios(blends, passes, features, lists.nearest(kinds, points, states))
         blends[PARTS] = fit_blend(crowd(columns, base)[shared], (target - known)[shared], seed, **_BLENDS[PARTS])
-    return Convolution(lists, features.min(axis=0), features.max(axis=0), blends, device)
+    return ConvolutionForm(lists, features.min(axis=0), features.max(axis=0), blends, device)
 
 
 def _fit_whole(

@@ -18,7 +18,7 @@ from steptime._models.engine.residuals import Residuals, group_of
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import KernelModels
-from steptime._models.kernels.forms import Form
+from steptime._models.kernels.forms import KernelForm
 from steptime.errors import InputError
 from steptime_lab.measurements.kernel_rows import Row, of, rows_of
 
@@ -29,7 +29,7 @@ _RECIPE = ("device", "driver", "torch", "cuda", "cudnn", "triton")
 class FormFitter(Protocol):
     """The module here that fits a form. One that learns from validation rows as well has `LEARNS_FROM_VALIDATION = True`."""
 
-    def fit(self, rows: Sequence[Row], seed: int, limits: DeviceLimits, /) -> Form:
+    def fit(self, rows: Sequence[Row], seed: int, limits: DeviceLimits, /) -> KernelForm:
         """Fits to the rows of the split `fit`, choosing on those of `validation` if there are any; none is of `test`."""
         ...
 
@@ -74,7 +74,7 @@ def fit_kernels(
 _Validated = tuple[list[str], list[float], list[float]]
 
 
-def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tuple[Form, _Validated]:
+def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tuple[KernelForm, _Validated]:
     """The form, and how it does on validation rows; one that learns from those as well is fitted without them for that."""
     module = fitter(form)
     fitted = module.fit(rows, seed, limits)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.kernels.family import launches_of
-from steptime._models.kernels.forms.launched.columns import Columns, Numbers
+from steptime._models.kernels.forms.launched.columns import LaunchColumns, Numbers
 from steptime._models.kernels.forms.launched.groups import groups_of
-from steptime._models.kernels.forms.launched.parts import others_code
+from steptime._models.kernels.forms.launched.shares import others_code
 from steptime._models.kernels.launches import Gpu, Launch
 from steptime._models.kernels.launches.facts import FACTS
 from steptime._models.kernels.launches.names import short_name
@@ -20,10 +20,10 @@ from steptime_lab.measurements.kernel_rows import Row
 
 
 @dataclass(frozen=True)
-class Table:
+class LaunchTable:
     """Launches of measured questions, those whose rules agree with what was seen."""
 
-    columns: Columns
+    columns: LaunchColumns
     numbers: Numbers  # launches x columns
     groups: list[tuple[str, ...]]
     row: npt.NDArray[np.int64]  # of which measured row
@@ -32,11 +32,11 @@ class Table:
     time_ns: Numbers  # of the launch
 
 
-def table_of(rows: Sequence[Row], gpu: Gpu) -> Table:
+def table_of(rows: Sequence[Row], gpu: Gpu) -> LaunchTable:
     """The launches of measured rows; rows whose launches are not those of the rules are left out."""
     agreed = [(place, row, launched) for place, row in enumerate(rows) if (launched := _agreeing(row, gpu)) is not None]
     extra = sorted({name for _, _, launched in agreed for launch in launched for name in launch.facts} - set(FACTS))
-    columns = Columns((*FACTS, *extra))
+    columns = LaunchColumns((*FACTS, *extra))
     numbers: list[list[float]] = []
     groups: list[tuple[str, ...]] = []
     places: list[tuple[int, int, int]] = []
@@ -48,7 +48,7 @@ def table_of(rows: Sequence[Row], gpu: Gpu) -> Table:
         places += [(place, question.share, others_code(question))] * len(launched)
         time_ns += row.kernel_ns
     where = np.asarray(places, dtype=np.int64).reshape(-1, 3)
-    return Table(
+    return LaunchTable(
         columns,
         np.asarray(numbers).reshape(-1, columns.width),
         groups,

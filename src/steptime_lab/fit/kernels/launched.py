@@ -16,18 +16,18 @@ from steptime._models.engine.splits import FIT, VALIDATION
 from steptime._models.engine.trees import Trees
 from steptime._models.error import GMAE_FLOOR
 from steptime._models.kernels.family import family_of, launches_of
-from steptime._models.kernels.forms.launched import Launched
+from steptime._models.kernels.forms.launched import LaunchedForm
 from steptime._models.kernels.forms.launched.columns import Numbers
 from steptime._models.kernels.forms.launched.groups import coded
-from steptime._models.kernels.forms.launched.model import MOST, Batch, Model, base_ns, features
-from steptime._models.kernels.forms.launched.parts import parts_of, start
+from steptime._models.kernels.forms.launched.model import MOST, Batch, LaunchedModel, base_ns, features
+from steptime._models.kernels.forms.launched.shares import SCALED, shares_of
 from steptime._models.kernels.forms.launched.terms import LaunchConstants, terms, traffic
 from steptime._models.kernels.launches import Gpu
 from steptime._models.kernels.question import OTHERS
 from steptime.errors import InputError
 from steptime_lab.fit.engine.terms import fit_group_weights
 from steptime_lab.fit.engine.trees import grow_trees
-from steptime_lab.fit.kernels.launch_table import Table, table_of
+from steptime_lab.fit.kernels.launch_table import LaunchTable, table_of
 from steptime_lab.measurements.kernel_rows import Row, of
 
 # Levels of a group, coarse to fine: least launches that make one, and how strongly it is drawn towards the level above,
@@ -53,28 +53,33 @@ _ROUNDS, _ROUNDS_PARTS = 400, 150
 _SETTINGS = {"learning_rate": 0.07, "num_leaves": 31, "max_depth": 8, "min_data_in_leaf": 10, "feature_fraction": 0.5}
 
 
-def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> Launched:
+# Powers where the fit starts: bandwidth is nearly what the SMs can draw; L2 is free beside idle parts, else shared evenly.
+_IDLE = (0.1, 0.9, 0.9, 0.9, 1.0, 0.0, 0.0)
+_BUSY = (0.3, 0.9, 0.9, 0.9, 1.0, 0.0, -1.0)
+
+
+def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> LaunchedForm:
     """Fits to the rows of the split `fit`; families that the trees make worse on `validation` rows go without them."""
     device = constants_of(limits, "launched", LaunchConstants)
     whole = [row for row in rows if row.question.share == 1]
     shared = [row for row in rows if row.question.share > 1]
     if not whole or not shared:
-        return Launched(_chosen(rows, rows, seed, device))
-    return Launched(_chosen(whole, whole, seed, device), _chosen(rows, shared, seed, device))
+        return LaunchedForm(_chosen(rows, rows, seed, device))
+    return LaunchedForm(_chosen(whole, whole, seed, device), _chosen(rows, shared, seed, device))
 
 
-def _chosen(rows: Sequence[Row], validated: Sequence[Row], seed: int, device: LaunchConstants) -> Model:
+def _chosen(rows: Sequence[Row], validated: Sequence[Row], seed: int, device: LaunchConstants) -> LaunchedModel:
     model = fit_model(rows, seed, device)
     return replace(model, uncorrected=_uncorrected(model, of(validated, VALIDATION)))
 
 
-def _uncorrected(model: Model, rows: Sequence[Row]) -> frozenset[str]:
+def _uncorrected(model: LaunchedModel, rows: Sequence[Row]) -> frozenset[str]:
     rows = [row for row in rows if _answerable(row, model.device.gpu)]
     every = frozenset(family_of(row.question.call.op) for row in rows)
     if not rows:
         return every
     errors = []
-    for form in (Launched(model), Launched(replace(model, uncorrected=every))):
+    for form in (LaunchedForm(model), LaunchedForm(replace(model, uncorrected=every))):
         answers = form.answers([row.question for row in rows])
         errors.append([abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)])
     family = np.asarray([family_of(row.question.call.op) for row in rows])
@@ -89,7 +94,7 @@ def _answerable(row: Row, gpu: Gpu) -> bool:
         return False
 
 
-def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> Model:
+def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> LaunchedModel:
     """The model of the rows of the split `fit`."""
     fitted = of(rows, FIT)
     table = table_of(fitted, device.gpu)
@@ -109,20 +114,20 @@ def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> Model:
         ranges=np.asarray(list(ranges.values())).reshape(-1, 2),
     )
     batch = _batch(table, model)
-    moved = traffic(batch.numbers, device, parts_of(device.sms, batch.share, batch.others, scales))
+    moved = traffic(batch.numbers, device, shares_of(device.sms, batch.share, batch.others, scales))
     seen = features(table.columns, batch, moved, crossed)
     rounds = _ROUNDS_PARTS if (table.share > 1).any() else _ROUNDS
     return replace(model, trees=grow_trees(seen, left, importance, seed, rounds, **_SETTINGS))
 
 
-def _batch(table: Table, model: Model) -> Batch:
+def _batch(table: LaunchTable, model: LaunchedModel) -> Batch:
     """The launches of a table as the model sees them."""
     group, code = np.asarray([model.group_of(names) for names in table.groups], dtype=np.int64).reshape(-1, 2).T
     codes = np.asarray([model.codes_of(names) for names in table.groups]).reshape(-1, 3)
     return Batch(table.numbers, group, code, codes, table.share, table.others)
 
 
-def _importance(table: Table, rows: Sequence[Row]) -> Numbers:
+def _importance(table: LaunchTable, rows: Sequence[Row]) -> Numbers:
     call_ns = np.asarray([row.time_ns for row in rows])[table.row]
     whole = _WHOLE_IMPORTANCE if (table.share > 1).any() else 1.0
     step = np.asarray([1.0 if row.source == _SWEPT else _STEP_IMPORTANCE for row in rows])[table.row]
@@ -131,19 +136,19 @@ def _importance(table: Table, rows: Sequence[Row]) -> Numbers:
 
 
 def _summed(
-    table: Table,
+    table: LaunchTable,
     importance: Numbers,
     scales: Numbers,
     device: LaunchConstants,
     used: npt.NDArray[np.bool_] | slice = slice(None),
-) -> Model:
+) -> LaunchedModel:
     """A model that is the sum of terms alone, of some of the launches."""
-    parts = parts_of(device.sms, table.share[used], table.others[used], scales)
+    shares = shares_of(device.sms, table.share[used], table.others[used], scales)
     numbers = table.numbers[used]
-    worked = terms(table.columns, numbers, traffic(numbers, device, parts), device, parts)
+    worked = terms(table.columns, numbers, traffic(numbers, device, shares), device, shares)
     groups = table.groups if isinstance(used, slice) else [table.groups[row] for row in np.flatnonzero(used)]
     weights = fit_group_weights(worked, table.time_ns[used], groups, importance[used], _LEAST, _PULL)
-    return Model(
+    return LaunchedModel(
         facts=table.columns.facts,
         groups=weights.names,
         weights=weights.values,
@@ -159,9 +164,16 @@ def _summed(
     )
 
 
-def _fit_scales(table: Table, importance: Numbers, device: LaunchConstants) -> Numbers:
+def starting_scales() -> Numbers:
+    """Step and power of every company and kind where a fit begins (companies x kinds x 2)."""
+    found = np.zeros((len(OTHERS), len(SCALED), 2))
+    found[1:, :, 1] = (_IDLE, _BUSY, _BUSY)
+    return found
+
+
+def _fit_scales(table: LaunchTable, importance: Numbers, device: LaunchConstants) -> Numbers:
     """Scales under which weights of all rows fit the rows on shares of a GPU best."""
-    scales = start()
+    scales = starting_scales()
     shared = table.share > 1
     if not shared.any():
         return scales
@@ -177,7 +189,7 @@ def _fit_scales(table: Table, importance: Numbers, device: LaunchConstants) -> N
 
 
 def _loss(
-    table: Table, model: Model, batch: Batch, used: npt.NDArray[np.int64], importance: Numbers
+    table: LaunchTable, model: LaunchedModel, batch: Batch, used: npt.NDArray[np.int64], importance: Numbers
 ) -> Callable[[Numbers], float]:
     sample = batch.take(used)
     truth, weight = np.log(table.time_ns[used]), importance[used]
@@ -206,7 +218,7 @@ def _descended(scales: Numbers, company: int, steps: Sequence[float], loss: Call
     return scales
 
 
-def _crossed(table: Table, rows: Sequence[Row], importance: Numbers, scales: Numbers, device: LaunchConstants) -> Numbers:
+def _crossed(table: LaunchTable, rows: Sequence[Row], importance: Numbers, scales: Numbers, device: LaunchConstants) -> Numbers:
     """The sum of terms for every launch by weights that have not seen its call."""
     folds = np.asarray([_fold(row.question.call.to_json()) for row in rows])[table.row]
     crossed = np.empty(len(table.time_ns))
@@ -220,7 +232,7 @@ def _fold(text: str) -> int:
     return int(hashlib.sha256(f"fold {text}".encode()).hexdigest()[:8], 16) % _FOLDS
 
 
-def _codes(table: Table, left: Numbers) -> dict[str, float]:
+def _codes(table: LaunchTable, left: Numbers) -> dict[str, float]:
     """By path, op and tag, how far the sum of terms is off on average."""
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
@@ -231,7 +243,7 @@ def _codes(table: Table, left: Numbers) -> dict[str, float]:
     return {name: sums[name] / (counts[name] + _SMOOTHING) for name in sorted(sums)}
 
 
-def _ranges(table: Table) -> dict[str, tuple[float, float]]:
+def _ranges(table: LaunchTable) -> dict[str, tuple[float, float]]:
     """By group of a path, the least and most elements measured."""
     ranges: dict[str, tuple[float, float]] = {}
     for names, elements in zip(table.groups, table.numbers[:, 0].tolist(), strict=True):

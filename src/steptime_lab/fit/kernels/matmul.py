@@ -12,18 +12,18 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import FIT
-from steptime._models.kernels.forms.matmul.beside import Beside
+from steptime._models.kernels.forms.matmul.beside import COPY, PATTERNS, SmallKernels
 from steptime._models.kernels.forms.matmul.ensemble import FOLDS, NETWORKS, Ensemble, FittedGroup, tree_features
 from steptime._models.kernels.forms.matmul.features import Floats, MatmulConstants, inputs_of, sizes_of
 from steptime._models.kernels.forms.matmul.group import GROUPS, groups_of
-from steptime._models.kernels.forms.matmul.mixture import Mixed, Mixture
-from steptime._models.kernels.forms.matmul.model import Matmul
-from steptime._models.kernels.forms.matmul.names import COPY, PATTERNS, candidates, pattern_of, role
-from steptime._models.kernels.forms.matmul.parts import NO_PARTS, Parts
+from steptime._models.kernels.forms.matmul.mixture import KernelMixture, Mixed
+from steptime._models.kernels.forms.matmul.model import MatmulForm
 from steptime._models.kernels.forms.matmul.product import Column, Products, of_questions
+from steptime._models.kernels.forms.matmul.shares import NO_SHARES, ProductShares
 from steptime.errors import InputError
 from steptime_lab.fit.engine.trees import grow_trees
-from steptime_lab.fit.kernels.matmul_beside import fit_curves, fit_lines, fit_parts
+from steptime_lab.fit.kernels.matmul_beside import fit_curves, fit_lines, fit_shares
+from steptime_lab.fit.kernels.matmul_names import candidates, pattern_of, role
 from steptime_lab.fit.kernels.matmul_training import Schedule, Targets, UsualRates, train
 from steptime_lab.measurements.kernel_rows import Row
 
@@ -36,7 +36,7 @@ _TREES: dict[str, Any] = {
 }
 
 
-def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule | None = None) -> Matmul:
+def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule | None = None) -> MatmulForm:
     """Fits to rows on whole GPUs and on shares of one."""
     device = constants_of(limits, "matmul", MatmulConstants)
     usual = constants_of(limits, "matmul", UsualRates)
@@ -44,7 +44,7 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
     whole = [row for row in rows if row.question.share == 1]
     products = of_questions([row.question for row in whole])
     groups = groups_of(products)
-    beside = Beside(fit_lines(whole, products), fit_curves(whole, products, usual.copied_bytes_per_ns))
+    beside = SmallKernels(fit_lines(whole, products), fit_curves(whole, products, usual.copied_bytes_per_ns))
     fitted = {}
     for group, name in enumerate(GROUPS):
         places = np.flatnonzero(groups == group)
@@ -53,8 +53,8 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
             group, [whole[place] for place in places], chosen, seed, schedule or Schedule(), device, usual
         )
     ensembles = [Ensemble(group, fitted[name], device.sms) for group, name in enumerate(GROUPS)]
-    parts = _fit_parts([row for row in rows if row.question.share > 1], ensembles, device)
-    return Matmul(beside, parts, fitted, device)
+    shares = _fit_shares([row for row in rows if row.question.share > 1], ensembles, device)
+    return MatmulForm(beside, shares, fitted, device)
 
 
 def main_log_ns(rows: Sequence[Row]) -> Floats:
@@ -84,17 +84,17 @@ def _fit_group(
     folds = _folds(rows)
     if len(set(folds)) < FOLDS:
         raise InputError(f"{len(rows)} measured products of the group {GROUPS[group]} are too few to be fitted on")
-    inputs = inputs_of(products, group, NO_PARTS, device)
+    inputs = inputs_of(products, group, NO_SHARES, device)
     names = [row.kernel_names for row in rows]
     targets = Targets(main_log_ns(rows), candidates(names, group), np.array([pattern_of(one) for one in names]))
     unseen, networks = np.empty((1 + len(PATTERNS), len(rows)), dtype=np.float32), []
     for fold in range(FOLDS):
         inner, outer = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         networks.append(train(group, inputs.take(inner), targets.take(inner), FOLDS * seed + fold, schedule, usual))
-        asked = Mixture(group, networks[-1]).ask(inputs.take(outer))
+        asked = KernelMixture(group, networks[-1]).ask(inputs.take(outer))
         unseen[0, outer], unseen[1:, outer] = asked.log_ns, asked.launched
     # One network learns from the measured times and from the others' mean, which is smoother: better than from rows alone.
-    mean = np.mean([Mixture(group, network).ask(inputs).log_ns for network in networks], axis=0)
+    mean = np.mean([KernelMixture(group, network).ask(inputs).log_ns for network in networks], axis=0)
     both = replace(targets, log_ns=((targets.log_ns + mean) / 2).astype(np.float32))
     networks.append(train(group, inputs, both, seed, schedule, usual, networks[0]))
     features = tree_features(inputs, Mixed(unseen[0], unseen[1:]))
@@ -103,18 +103,18 @@ def _fit_group(
     return FittedGroup(sizes.min(axis=1), sizes.max(axis=1), trees, dict(zip(NETWORKS, networks, strict=True)))
 
 
-def _fit_parts(rows: Sequence[Row], ensembles: Sequence[Ensemble], device: MatmulConstants) -> Parts:
+def _fit_shares(rows: Sequence[Row], ensembles: Sequence[Ensemble], device: MatmulConstants) -> ProductShares:
     if not rows:
-        return NO_PARTS
+        return NO_SHARES
     products = of_questions([row.question for row in rows])
     groups = groups_of(products)
 
-    def predict(parts: Parts, places: Column) -> Column:
+    def predict(shares: ProductShares, places: Column) -> Column:
         found = np.empty(len(places))
         for group in np.unique(groups[places]):
             mine = groups[places] == group
-            inputs = inputs_of(products.take(places[mine]), int(group), parts, device)
+            inputs = inputs_of(products.take(places[mine]), int(group), shares, device)
             found[mine] = ensembles[group].quick(inputs).log_ns
         return found
 
-    return fit_parts(products.share, products.others, predict, main_log_ns(rows))
+    return fit_shares(products.share, products.others, predict, main_log_ns(rows))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from steptime._models.kernels.forms.matmul.beside import KNOTS, ROLES, Curves, Lines, copy_bytes
-from steptime._models.kernels.forms.matmul.names import COPY, role
-from steptime._models.kernels.forms.matmul.parts import COMPANY, FACTORS, Parts
+from steptime._models.kernels.forms.matmul.beside import COPY, KNOTS, ROLES, Curves, Lines, copy_bytes
 from steptime._models.kernels.forms.matmul.product import BIASES, Column, Products
+from steptime._models.kernels.forms.matmul.shares import COMPANY, FACTORS, ProductShares
+from steptime_lab.fit.kernels.matmul_names import role
 from steptime_lab.measurements.kernel_rows import Row
 
 _ROUNDS = 20  # of reweighting; the fit has settled after about ten
@@ -74,37 +74,37 @@ def fit_lines(rows: Sequence[Row], products: Products) -> Lines:
     return np.array([_line(*np.array(found[name]).reshape(-1, 2).T) for name in ROLES])
 
 
-# ln(ns) of the rows at some places, as they would be on such parts.
-Predict = Callable[["Parts", Column], Column]
+# ln(ns) of the rows at some places, as they would be on such shares.
+Predict = Callable[["ProductShares", Column], Column]
 
 
-def fit_parts(share: Column, others: Column, predict: Predict, log_ns: Column) -> Parts:
-    """Parts fitted to rows."""
+def fit_shares(share: Column, others: Column, predict: Predict, log_ns: Column) -> ProductShares:
+    """What shares of a GPU have, fitted to rows."""
     shares = np.unique(share)
     deviations = np.zeros((len(shares), len(COMPANY), len(FACTORS)))
     seen = np.zeros(deviations.shape[:2], dtype=bool)
-    for row, parts in enumerate(shares):
+    for row, number in enumerate(shares):
         for place in range(len(COMPANY)):
-            mine = np.flatnonzero((share == parts) & (np.maximum(others - 1, 0) == place))
+            mine = np.flatnonzero((share == number) & (np.maximum(others - 1, 0) == place))
             if len(mine):
                 seen[row, place] = True
-                _descend(Parts(shares, deviations), (row, place), predict, mine, log_ns[mine])
+                _descend(ProductShares(shares, deviations), (row, place), predict, mine, log_ns[mine])
     for place in range(len(COMPANY)):
         known = seen[:, place]
         if known.any() and not known.all():
             for factor in range(len(FACTORS)):
                 fitted = deviations[known, place, factor]
                 deviations[~known, place, factor] = np.interp(np.log2(shares[~known]), np.log2(shares[known]), fitted)
-    return Parts(shares, deviations)
+    return ProductShares(shares, deviations)
 
 
-def _descend(parts: Parts, cell: tuple[int, int], predict: Predict, mine: Column, log_ns: Column) -> None:
+def _descend(shares: ProductShares, cell: tuple[int, int], predict: Predict, mine: Column, log_ns: Column) -> None:
     """Moves one cell's factors, one at a time, while that lessens the mean error; halves the step when it no longer does."""
 
-    deviations = parts.deviations
+    deviations = shares.deviations
 
     def cost() -> float:
-        error = np.abs(predict(parts, mine) - log_ns).mean()
+        error = np.abs(predict(shares, mine) - log_ns).mean()
         return float(error + _PULL * np.square(deviations[cell] / _SCALES).sum())
 
     best, step = cost(), _STEP

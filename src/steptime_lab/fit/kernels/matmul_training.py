@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels.forms.matmul.features import Floats, Inputs
+from steptime._models.kernels.forms.matmul.beside import PATTERNS
+from steptime._models.kernels.forms.matmul.features import Floats, ProductInputs
 from steptime._models.kernels.forms.matmul.group import HALF_16, TILES, VECTOR
 from steptime._models.kernels.forms.matmul.mixture import LEAST_K_PER_SPLIT, MOST_CORRECTION
-from steptime._models.kernels.forms.matmul.names import PATTERNS
 from steptime._models.kernels.forms.matmul.product import Column
 from steptime.errors import InputError
 
@@ -88,7 +88,7 @@ def torch_module() -> Any:
     return torch
 
 
-def starts(group: int, inputs: Inputs, seed: int, usual: UsualRates) -> dict[str, Floats]:
+def starts(group: int, inputs: ProductInputs, seed: int, usual: UsualRates) -> dict[str, Floats]:
     """Where a fit starts: kernels at their kind's usual rate, no preference among them."""
     rng = np.random.default_rng(seed)
     tiles = TILES[group]
@@ -128,7 +128,7 @@ def starts(group: int, inputs: Inputs, seed: int, usual: UsualRates) -> dict[str
     return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
 
 
-def ranges(inputs: Inputs, log_ns: Floats) -> dict[str, Floats]:
+def ranges(inputs: ProductInputs, log_ns: Floats) -> dict[str, Floats]:
     """Where the fitted rows lie: beyond it the networks are held."""
     found = {
         "choice_low": inputs.choice.min(axis=1),
@@ -141,7 +141,7 @@ def ranges(inputs: Inputs, log_ns: Floats) -> dict[str, Floats]:
     return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
 
 
-def _tensors(torch: Any, inputs: Inputs) -> dict[str, Any]:
+def _tensors(torch: Any, inputs: ProductInputs) -> dict[str, Any]:
     """Inputs with one product per row."""
     found = {
         name: torch.tensor(np.asarray(getattr(inputs, name), dtype=np.float32))[:, None]
@@ -153,7 +153,7 @@ def _tensors(torch: Any, inputs: Inputs) -> dict[str, Any]:
 
 
 def _times(torch: Any, own: dict[str, Any], rows: dict[str, Any], along_n: Any, along_m: Any) -> Any:
-    """ns of every candidate: `Mixture._times`, products along the first axis."""
+    """ns of every candidate: `KernelMixture._times`, products along the first axis."""
     m, n, k, batch, size, sms = (rows[name] for name in ("m", "n", "k", "batch", "element_bytes", "sms"))
     tiles = torch.ceil(n / along_n) * torch.ceil(m / along_m) * batch
     rate = torch.exp(own["rate"][None] + own["rate_layout"].T[rows["layout"]])
@@ -221,7 +221,7 @@ def _pacing(torch: Any, own: Mapping[str, Any], physical: list[str], steps: int,
 
 def train(
     group: int,
-    inputs: Inputs,
+    inputs: ProductInputs,
     targets: Targets,
     seed: int,
     schedule: Schedule,

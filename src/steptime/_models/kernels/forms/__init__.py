@@ -15,7 +15,7 @@ from steptime._models.engine.stored import Arrays, unpack
 from steptime._models.kernels.question import Answer, Question
 
 
-class Form(Protocol):
+class KernelForm(Protocol):
     """A fitted model: it exists, so it can answer."""
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
@@ -23,7 +23,7 @@ class Form(Protocol):
         ...
 
 
-def load_form(name: str, arrays: Arrays) -> Form:
+def load_form(name: str, arrays: Arrays) -> KernelForm:
     """The form of that name whose arrays these are."""
-    form: Form = unpack(import_module(f"{__name__}.{name}").FORM, arrays)
+    form: KernelForm = unpack(import_module(f"{__name__}.{name}").FORM, arrays)
     return form

@@ -34,7 +34,7 @@ def heads_of_call(call: Call) -> Heads:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionForm:
     """The fitted form."""
 
     blend: dict[str, Blend]  # for the whole GPU, and what shares of one add
@@ -97,4 +97,4 @@ def _point(heads: Heads) -> tuple[float, ...]:
     return (*(math.log(size) for size in sizes), 2.0 * (heads.keys % 8 == 0), float(heads.causal), 3.0 * (heads.batch == 1))
 
 
-FORM = Attention
+FORM = AttentionForm

@@ -21,8 +21,8 @@ from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import reference_constants
 from steptime._models.engine.stored import Floats, stored
 from steptime._models.kernels.call import Call
-from steptime._models.kernels.forms.convolution.features import Columns, ConvolutionConstants, Pass, crowd, table
-from steptime._models.kernels.forms.convolution.layer import BIAS, FPROP, WGRAD, Layer, layer_of
+from steptime._models.kernels.forms.convolution.features import ConvolutionConstants, Pass, PassColumns, crowd, table
+from steptime._models.kernels.forms.convolution.layer import BIAS, FPROP, WGRAD, ConvolutionLayer, layer_of
 from steptime._models.kernels.forms.lists import Lists, Near
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._units import dtype_bytes
@@ -35,13 +35,13 @@ _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of
 
 
 @lru_cache(maxsize=1 << 16)
-def layer_of_call(call: Call) -> Layer:
+def layer_of_call(call: Call) -> ConvolutionLayer:
     """The layer of a call."""
     return layer_of(call)
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionForm:
     """The fitted form."""
 
     lists: Lists
@@ -73,7 +73,7 @@ class Convolution:
 
     def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats, Near]:
         """Features and times of passes, and the measured passes that lie near them."""
-        columns = Columns(passes, self.device)
+        columns = PassColumns(passes, self.device)
         features, base = table(columns)
         near = self.lists.nearest([kind_of(one) for one in passes], coordinates(passes), states_of(passes))
         learned = ratios(self.blends, passes, features, near)
@@ -104,7 +104,7 @@ def blend_of(one: Pass) -> str:
     return DEPTHWISE if one.layer.depthwise else GROUPED if one.layer.groups > 1 else DENSE
 
 
-def _order(layer: Layer) -> tuple[str, ...]:
+def _order(layer: ConvolutionLayer) -> tuple[str, ...]:
     """ATen's depthwise kernels give the weight's gradient first; they run where channels come first in memory."""
     if layer.depthwise and not layer.channels_last and WGRAD in layer.passes:
         return (WGRAD, *(name for name in layer.passes if name != WGRAD))
@@ -132,7 +132,7 @@ def states_of(passes: Sequence[Pass]) -> list[int]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _point(layer: Layer) -> tuple[float, ...]:
+def _point(layer: ConvolutionLayer) -> tuple[float, ...]:
     element = dtype_bytes(layer.dtype)
     aligned = tuple(3.0 * (channels * element % 16 == 0) for channels in (layer.inputs, layer.outputs))
     few = 3.0 * (layer.inputs <= 4)  # images of three colours are padded
@@ -149,4 +149,4 @@ def _point(layer: Layer) -> tuple[float, ...]:
     return (*(math.log(size) for size in sizes), *aligned, few, strided, math.log(layer.groups), *fine)
 
 
-FORM = Convolution
+FORM = ConvolutionForm

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.engine.stored import Floats
-from steptime._models.kernels.forms.convolution.layer import DGRAD, FPROP, WGRAD, Layer
+from steptime._models.kernels.forms.convolution.layer import DGRAD, FPROP, WGRAD, ConvolutionLayer
 from steptime._models.kernels.question import Question
 from steptime._units import dtype_bytes
 
@@ -54,13 +54,13 @@ class ConvolutionConstants:
 class Pass:
     """One pass of a layer under the settings of a question."""
 
-    layer: Layer
+    layer: ConvolutionLayer
     name: str
     question: Question
 
 
 @lru_cache(maxsize=1 << 16)
-def _numbers(layer: Layer, name: str) -> tuple[float, ...]:
+def _numbers(layer: ConvolutionLayer, name: str) -> tuple[float, ...]:
     return (
         *(layer.batch, layer.inputs, layer.outputs, layer.groups, *layer.taps, *layer.image, *layer.result),
         *(layer.stride[0] * layer.stride[1], layer.dilation[0] * layer.dilation[1], dtype_bytes(layer.dtype)),
@@ -69,7 +69,7 @@ def _numbers(layer: Layer, name: str) -> tuple[float, ...]:
     )
 
 
-class Columns:
+class PassColumns:
     """Sizes of many passes, a column each, and times by the book. Shapes are (passes,) throughout."""
 
     def __init__(self, passes: Sequence[Pass], device: ConvolutionConstants) -> None:
@@ -219,7 +219,7 @@ def _alignment(lengths: Floats) -> Floats:
     return powers
 
 
-def table(columns: Columns) -> tuple[Floats, Floats]:
+def table(columns: PassColumns) -> tuple[Floats, Floats]:
     """Features, shape (passes, features), and the time by the book in ns, of which a model learns the ratio."""
     times, base = _book(columns)
     rows, width, inner = columns.sizes()
@@ -252,14 +252,14 @@ def table(columns: Columns) -> tuple[Floats, Floats]:
     return np.stack([*plain, *(flag.astype(np.float64) for flag in flags), *waves, *ratios], axis=1), base
 
 
-def crowd(columns: Columns, base: Floats) -> Floats:
+def crowd(columns: PassColumns, base: Floats) -> Floats:
     """The few features that say what a part of a GPU and its company add, shape (passes, features)."""
     flags = (columns.last, columns.single, columns.fprop, columns.dgrad, columns.wgrad, columns.depthwise, columns.warm)
     sizes = (columns.share, columns.others, np.log(base), np.log(columns.memory_ns / base), np.log(columns.nbytes))
     return np.stack([*sizes, *(flag.astype(np.float64) for flag in flags)], axis=1)
 
 
-def _book(columns: Columns) -> tuple[list[Floats], Floats]:
+def _book(columns: PassColumns) -> tuple[list[Floats], Floats]:
     """Times of the ways cuDNN has, and the one it is likeliest to take."""
     device = columns.device
     single_peak = device.single_flop_per_ns

@@ -18,7 +18,7 @@ _SPATIAL = (1, 2, 3)  # axes of an image: what cuDNN takes
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ConvolutionLayer:
     """A convolution with everything its time depends on, in two spatial axes: a line is an image of height 1."""
 
     batch: int
@@ -41,28 +41,8 @@ class Layer:
         """Whether every input channel has filters of its own."""
         return self.groups > 1 and self.groups == self.inputs
 
-    @property
-    def pixels(self) -> int:
-        """Places of the result over the whole batch."""
-        return self.batch * math.prod(self.result)
 
-    @property
-    def input_elements(self) -> int:
-        """Elements of what a forward pass reads."""
-        return self.batch * self.inputs * math.prod(self.image)
-
-    @property
-    def output_elements(self) -> int:
-        """Elements of what a forward pass writes."""
-        return self.pixels * self.outputs
-
-    @property
-    def weight_elements(self) -> int:
-        """Elements of all filters."""
-        return self.outputs * (self.inputs // self.groups) * math.prod(self.taps)
-
-
-def layer_of(call: Call) -> Layer:
+def layer_of(call: Call) -> ConvolutionLayer:
     """The layer of a convolution call; InputError where shapes, dtypes or arguments do not belong together."""
     if call.op not in (FORWARD, BACKWARD):
         raise InputError(f"{call.op} is no convolution: {FORWARD} or {BACKWARD} was expected")
@@ -97,7 +77,7 @@ def layer_of(call: Call) -> Layer:
     if backward and _tensor(call, 0).shape != expected:
         raise InputError(f"{call.op} of a gradient {_sizes(_tensor(call, 0))}: {_text(expected)} was expected")
     names = {places[0]: "image", places[1]: "weight", places[2]: "result"}
-    return Layer(
+    return ConvolutionLayer(
         batch=image.shape[0],
         inputs=image.shape[1],
         outputs=weight.shape[0],

@@ -6,16 +6,17 @@ time(call) = sum over its launches of max(least of its kernel, terms . weights o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from steptime._models.engine.stored import stored
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import family_of, launches_of
 from steptime._models.kernels.forms.launched.groups import groups_of
-from steptime._models.kernels.forms.launched.model import Batch, Model
-from steptime._models.kernels.forms.launched.parts import others_code
+from steptime._models.kernels.forms.launched.model import Batch, LaunchedModel
+from steptime._models.kernels.forms.launched.shares import others_code
 from steptime._models.kernels.question import OTHERS, Answer, LaunchTime, Question
 from steptime.errors import InputError
 
@@ -36,11 +37,11 @@ class _Prepared:
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedForm:
     """The fitted form: one model for whole GPUs, one that has seen shares of them as well."""
 
-    whole: Model
-    parts: Model | None = None
+    whole: LaunchedModel
+    shared: LaunchedModel | None = field(default=None, metadata=stored(prefix="parts."))
 
     @cached_property
     def _known(self) -> dict[Question, Answer]:
@@ -67,13 +68,13 @@ class Launched:
         found: list[Answer | None] = [None] * len(questions)
         for question in questions:
             _check(question)
-        for model, of_part in ((self.whole, False), (self.parts or self.whole, True)):
+        for model, of_part in ((self.whole, False), (self.shared or self.whole, True)):
             places = [place for place, question in enumerate(questions) if (question.share > 1) == of_part]
             for place, answer in zip(places, self._answers(model, [questions[one] for one in places]), strict=True):
                 found[place] = answer
         return [answer for answer in found if answer is not None]
 
-    def _answers(self, model: Model, questions: Sequence[Question]) -> list[Answer]:
+    def _answers(self, model: LaunchedModel, questions: Sequence[Question]) -> list[Answer]:
         if not questions:
             return []
         prepared = [_prepared(model, question.call, question.warm) for question in questions]
@@ -92,7 +93,7 @@ class Launched:
         return [Answer(tuple(LaunchTime(name, next(times)) for name in one.kernels), one.inside) for one in prepared]
 
 
-def _prepared(model: Model, call: Call, warm: bool) -> _Prepared:
+def _prepared(model: LaunchedModel, call: Call, warm: bool) -> _Prepared:
     launches = launches_of(call, model.device.gpu)
     names = [groups_of(call.op, launch) for launch in launches]
     return _Prepared(
@@ -113,4 +114,4 @@ def _check(question: Question) -> None:
         raise InputError(f"{question.call.op}: others {question.others!r}, expected one of {', '.join(OTHERS)}")
 
 
-FORM = Launched
+FORM = LaunchedForm

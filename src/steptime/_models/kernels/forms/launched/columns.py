@@ -37,7 +37,7 @@ _ABSENT = -1.0
 
 
 @dataclass(frozen=True)
-class Columns:
+class LaunchColumns:
     """The order of the numbers of a launch. `facts` starts with FACTS."""
 
     facts: tuple[str, ...]

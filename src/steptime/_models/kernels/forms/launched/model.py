@@ -11,10 +11,10 @@ import numpy.typing as npt
 from steptime._models.engine.constants import reference_constants
 from steptime._models.engine.stored import stored
 from steptime._models.engine.trees import Trees
-from steptime._models.kernels.forms.launched.columns import PAIRS, Columns, Numbers
+from steptime._models.kernels.forms.launched.columns import PAIRS, LaunchColumns, Numbers
 from steptime._models.kernels.forms.launched.groups import CODE_LEVELS, coded, finest
-from steptime._models.kernels.forms.launched.parts import parts_of
-from steptime._models.kernels.forms.launched.terms import LaunchConstants, Traffic, terms, traffic
+from steptime._models.kernels.forms.launched.shares import shares_of
+from steptime._models.kernels.forms.launched.terms import LaunchConstants, LaunchTraffic, terms, traffic
 
 # The most that trees may change a time, as a natural logarithm.
 MOST = 1.2
@@ -45,7 +45,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Model:
+class LaunchedModel:
     """All that is fitted: weights of terms per group of launches, scales of shares of a GPU, and trees."""
 
     facts: tuple[str, ...]
@@ -63,9 +63,9 @@ class Model:
     device: LaunchConstants = field(default_factory=partial(reference_constants, "launched", LaunchConstants))
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> LaunchColumns:
         """The numbers of a launch."""
-        return Columns(self.facts)
+        return LaunchColumns(self.facts)
 
     @cached_property
     def _rows(self) -> dict[str, int]:
@@ -102,20 +102,20 @@ class Model:
         return np.maximum(found, moved.at_peak_ns(self.device))
 
 
-def base_ns(model: Model, batch: Batch) -> tuple[Numbers, Traffic]:
+def base_ns(model: LaunchedModel, batch: Batch) -> tuple[Numbers, LaunchTraffic]:
     """The weighted sum of terms of every launch, and where its bytes are."""
     device = model.device
-    parts = parts_of(device.sms, batch.share, batch.others, model.scales)
-    moved = traffic(batch.numbers, device, parts)
-    worked = terms(model.columns, batch.numbers, moved, device, parts)
+    shares = shares_of(device.sms, batch.share, batch.others, model.scales)
+    moved = traffic(batch.numbers, device, shares)
+    worked = terms(model.columns, batch.numbers, moved, device, shares)
     found = np.einsum("lt,lt->l", worked, model.weights[batch.group])
     usual = np.einsum("lt,lt->l", worked, model.weights[batch.code])
     found = np.clip(found, usual / _MOST_APART, usual * _MOST_APART)
-    found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(device, parts), found)
+    found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(device, shares), found)
     return np.maximum(found, model.least_ns[batch.group]), moved
 
 
-def features(columns: Columns, batch: Batch, moved: Traffic, base: Numbers) -> Numbers:
+def features(columns: LaunchColumns, batch: Batch, moved: LaunchTraffic, base: Numbers) -> Numbers:
     """What trees see of every launch."""
     grid = batch.numbers[:, columns.features :]
     blocks, work = grid[:, :_SEEN_PAIRS], grid[:, PAIRS : PAIRS + _SEEN_PAIRS]

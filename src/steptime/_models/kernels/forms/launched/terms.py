@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from steptime._models.kernels.forms.launched.columns import PAIRS, SIZES, Columns, Numbers
-from steptime._models.kernels.forms.launched.parts import Parts
+from steptime._models.kernels.forms.launched.columns import PAIRS, SIZES, LaunchColumns, Numbers
+from steptime._models.kernels.forms.launched.shares import LaunchShares
 from steptime._models.kernels.launches import Gpu
 from steptime._models.kernels.launches.facts import FACTS
 
@@ -49,7 +49,7 @@ class LaunchConstants:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class LaunchTraffic:
     """Bytes by where they are when a launch asks for them, each per launch."""
 
     memory_bytes: Numbers
@@ -57,11 +57,11 @@ class Traffic:
     written_bytes: Numbers
     cold_share: Numbers
 
-    def least_ns(self, device: LaunchConstants, parts: Parts) -> Numbers:
+    def least_ns(self, device: LaunchConstants, shares: LaunchShares) -> Numbers:
         """What the bytes alone take."""
-        read = self.memory_bytes / device.read_bytes_per_ns * parts.memory
-        moved = read + self.written_bytes / device.write_bytes_per_ns * parts.written
-        return moved + self.cache_bytes / device.cache_bytes_per_ns * parts.cache
+        read = self.memory_bytes / device.read_bytes_per_ns * shares.memory
+        moved = read + self.written_bytes / device.write_bytes_per_ns * shares.written
+        return moved + self.cache_bytes / device.cache_bytes_per_ns * shares.cache
 
     def at_peak_ns(self, device: LaunchConstants) -> Numbers:
         """What is beyond L2 cannot be moved faster than at the memory's bandwidth on paper."""
@@ -69,65 +69,69 @@ class Traffic:
         return beyond / device.peak_bytes_per_ns
 
 
-def traffic(rows: Numbers, device: LaunchConstants, parts: Parts) -> Traffic:
+def traffic(rows: Numbers, device: LaunchConstants, shares: LaunchShares) -> LaunchTraffic:
     """How much of what was written before is still in L2."""
     cold, warm, hot, written, produced, since = rows[:, 1:7].T
-    cache_bytes = device.kept_bytes * parts.cache_bytes
+    cache_bytes = device.kept_bytes * shares.cache_bytes
     stays_warm = np.where(warm > 0, np.clip(_GONE - (np.maximum(produced, warm) + written / 2) / cache_bytes, 0, 1), 0.0)
     stays_hot = np.where(hot > 0, np.clip(_GONE - since / cache_bytes, 0, 1), 0.0)
     kept = warm * stays_warm + hot * stays_hot
     read = cold + warm + hot
-    return Traffic(read - kept, kept, written, np.divide(cold, read, out=np.zeros_like(read), where=read > 0))
+    return LaunchTraffic(read - kept, kept, written, np.divide(cold, read, out=np.zeros_like(read), where=read > 0))
 
 
-def terms(columns: Columns, rows: Numbers, moved: Traffic, device: LaunchConstants, parts: Parts) -> Numbers:
+def terms(
+    columns: LaunchColumns, rows: Numbers, moved: LaunchTraffic, device: LaunchConstants, shares: LaunchShares
+) -> Numbers:
     """Terms of every launch (launches x TERMS)."""
     first = len(SIZES)
     fact = {name: rows[:, first + place] for place, name in enumerate(FACTS)}
     elements = rows[:, 0]
     found = np.empty((len(rows), TERMS))
-    for place, term in enumerate(_plain(elements, fact, moved, device, parts)):
+    for place, term in enumerate(_plain(elements, fact, moved, device, shares)):
         found[:, place] = term
     grid = rows[:, columns.features :]
     blocks, work = grid[:, :PAIRS], grid[:, PAIRS:]
-    waves = _waves(blocks, work * parts.blocks[:, None], parts.sms)
+    waves = _waves(blocks, work * shares.blocks[:, None], shares.sms)
     found[:, _PLAIN - 2 : _PLAIN] = waves[:, :2, -1] * moved.cold_share[:, None]
     found[:, _PLAIN:] = waves.reshape(len(rows), TERMS - _PLAIN)
     return found
 
 
-def _plain(elements: Numbers, fact: dict[str, Numbers], moved: Traffic, device: LaunchConstants, parts: Parts) -> list[Numbers]:
+def _plain(
+    elements: Numbers, fact: dict[str, Numbers], moved: LaunchTraffic, device: LaunchConstants, shares: LaunchShares
+) -> list[Numbers]:
     memory, kept, written = moved.memory_bytes, moved.cache_bytes, moved.written_bytes
-    least_ns, host = moved.least_ns(device, parts), fact["host_bytes"]
-    every = (memory * parts.memory + written * parts.written + kept * parts.cache) / device.read_bytes_per_ns
-    fixed_ns, work = 1000.0 * parts.latency, parts.work / 1e4
+    least_ns, host = moved.least_ns(device, shares), fact["host_bytes"]
+    every = (memory * shares.memory + written * shares.written + kept * shares.cache) / device.read_bytes_per_ns
+    fixed_ns, work = 1000.0 * shares.latency, shares.work / 1e4
     return [
         fixed_ns,
-        memory / device.read_bytes_per_ns * parts.memory,
-        kept / device.cache_bytes_per_ns * parts.cache,
-        written / device.write_bytes_per_ns * parts.written,
+        memory / device.read_bytes_per_ns * shares.memory,
+        kept / device.cache_bytes_per_ns * shares.cache,
+        written / device.write_bytes_per_ns * shares.written,
         elements * work,
-        np.sqrt(memory * parts.memory + written * parts.written) / 10,
+        np.sqrt(memory * shares.memory + written * shares.written) / 10,
         every * fact["sector_waste"],
         elements * fact["casts"] * work,
         fixed_ns * fact["tail"],
         fact["rows"] * 1e3 * work,
-        fact["gathered_bytes"] / 5000 * parts.memory,
-        fact["reuse"] * parts.latency,
+        fact["gathered_bytes"] / 5000 * shares.memory,
+        fact["reuse"] * shares.latency,
         np.maximum(0, elements - 5e5) * work,
         fact["items"] * 1e3 * work,
         host / 50,
         fact["pageable_bytes"] / 10,
         fixed_ns * (fact["split"] > 1),
-        (fact["split"] - 1) * parts.latency,
+        (fact["split"] - 1) * shares.latency,
         fixed_ns * np.log2(1 + fact["block_height"]) / 10,
-        *(np.maximum(0, fact["chain_ns"] * multiple * parts.latency - least_ns) for multiple in _MULTIPLES),
+        *(np.maximum(0, fact["chain_ns"] * multiple * shares.latency - least_ns) for multiple in _MULTIPLES),
         np.maximum(0, host - _STAGED_BYTES) / 20,
         1000.0 * (host > _PAGED_BYTES),
         1000.0 * ((host > _SMALL_BYTES[0]) & (host < _SMALL_BYTES[1])),
         fixed_ns * moved.cold_share,
         fixed_ns * np.log2(1 + fact["footprint_bytes"] / 1e6) / 10,
-        10.0 * fact["tensors"] * parts.latency,
+        10.0 * fact["tensors"] * shares.latency,
         elements * np.minimum(1, fact["odd_share"]) * work,
     ]
 

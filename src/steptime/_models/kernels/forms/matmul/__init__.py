@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels.forms.matmul.model import Matmul
+from steptime._models.kernels.forms.matmul.model import MatmulForm
 
-__all__ = ["FORM", "Matmul"]
+__all__ = ["FORM", "MatmulForm"]
 
-FORM = Matmul
+FORM = MatmulForm

@@ -8,11 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.kernels.forms.matmul.features import bias_copied
-from steptime._models.kernels.forms.matmul.names import COPY, EPILOGUE, MAIN, MEMSET, PATTERNS, REDUCE, SCALE
-from steptime._models.kernels.forms.matmul.parts import FACTORS, Parts
 from steptime._models.kernels.forms.matmul.product import Column, Products
+from steptime._models.kernels.forms.matmul.shares import FACTORS, ProductShares
 from steptime._models.kernels.question import LaunchTime
 
+COPY, MEMSET, REDUCE, SCALE, EPILOGUE, MAIN = "copy", "memset", "split_k_reduce", "scale", "epilogue", "gemm"
+# What is launched beside copies of operands and bias: nothing, a clearing of counters, a sum over the parts of k, and single
+# precision's large-k kernel with what it needs. 27,725 of 27,789 rows are one of these.
+PATTERNS = ((MAIN,), (MEMSET, MAIN), (MAIN, REDUCE), (MEMSET, SCALE, MAIN, EPILOGUE))
 ROLES = (MEMSET, REDUCE, SCALE, EPILOGUE)
 _LEAST_MAIN = 0.3  # of what the mixture predicts: the main kernel never takes less beside its small ones
 
@@ -24,7 +27,7 @@ Curves = npt.NDArray[np.float64]  # odd operands and kinds of bias x knots: ln(n
 
 
 @dataclass(frozen=True)
-class Beside:
+class SmallKernels:
     """How long what is launched beside the main kernel takes."""
 
     lines: Lines
@@ -45,7 +48,7 @@ def copies(products: Products) -> Column:
     return found
 
 
-def copy_ns(curves: Curves, products: Products, parts: Parts) -> Column:
+def copy_ns(curves: Curves, products: Products, shares: ProductShares) -> Column:
     """ns that all copies of each product take."""
     if not (bias_copied(products).any() or products.copied.any()):
         return np.zeros(len(products))
@@ -56,7 +59,7 @@ def copy_ns(curves: Curves, products: Products, parts: Parts) -> Column:
     odd = products.copied > 0
     found[odd] += _along(curves[0], products.copied_bytes[odd])
     if (products.share > 1).any():
-        found /= parts.factors(products.share, products.others)[FACTORS.index("memory")]
+        found /= shares.factors(products.share, products.others)[FACTORS.index("memory")]
     return found
 
 
@@ -68,11 +71,13 @@ def _along(curve: Column, bytes_: Column) -> Column:
     return found
 
 
-def launches(beside: Beside, products: Products, parts: Parts, main_ns: Column, scores: Column) -> list[tuple[LaunchTime, ...]]:
+def launches(
+    beside: SmallKernels, products: Products, shares: ProductShares, main_ns: Column, scores: Column
+) -> list[tuple[LaunchTime, ...]]:
     """Every product's launches: copies, then the likeliest pattern, whose kernels share `main_ns` (all but copies)."""
     elements = (products.batch * products.m * products.n).astype(float)
     small = {name: beside.lines[place, 0] + beside.lines[place, 1] * elements for place, name in enumerate(ROLES)}
-    each = copy_ns(beside.curves, products, parts) / np.maximum(copies(products), 1)
+    each = copy_ns(beside.curves, products, shares) / np.maximum(copies(products), 1)
     listed = []
     for index, (pattern, count) in enumerate(zip(scores.argmax(axis=0), copies(products), strict=True)):
         total = float(main_ns[index])

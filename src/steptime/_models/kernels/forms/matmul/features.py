@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.kernels.forms.matmul.group import VECTOR, upright
-from steptime._models.kernels.forms.matmul.parts import Parts
 from steptime._models.kernels.forms.matmul.product import Column, Products
+from steptime._models.kernels.forms.matmul.shares import ProductShares
 
 Floats = npt.NDArray[Any]  # float32
 
@@ -29,7 +29,7 @@ class MatmulConstants:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ProductInputs:
     """Float32 columns of one group's products; `choice`, `flags` and `waves` have one row per feature."""
 
     n: Floats
@@ -51,10 +51,10 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.m)
 
-    def take(self, places: Column) -> Inputs:
+    def take(self, places: Column) -> ProductInputs:
         """Some of them."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Inputs(**{name: column if column.size == 1 else column[..., places] for name, column in columns.items()})
+        return ProductInputs(**{name: column if column.size == 1 else column[..., places] for name, column in columns.items()})
 
 
 def bias_copied(products: Products) -> Column:
@@ -100,7 +100,7 @@ def _waves(n: Floats, m: Floats, batch: Floats, sms: Floats) -> list[Floats]:
     return found
 
 
-def inputs_of(products: Products, group: int, parts: Parts, device: MatmulConstants) -> Inputs:
+def inputs_of(products: Products, group: int, shares: ProductShares, device: MatmulConstants) -> ProductInputs:
     """What the group's mixture reads."""
     if group == VECTOR:
         products = upright(products)
@@ -109,7 +109,7 @@ def inputs_of(products: Products, group: int, parts: Parts, device: MatmulConsta
         for column in (products.m, products.n, products.k, products.batch, products.element_bytes)
     )
     whole = bool((products.share == 1).all())
-    factors = np.ones((4, 1)) if whole else parts.factors(products.share, products.others)
+    factors = np.ones((4, 1)) if whole else shares.factors(products.share, products.others)
     share_sms, memory, cache, time = factors.astype(np.float32)
     sms = np.float32(device.sms) * share_sms
     bytes_a, bytes_b, bytes_c = size * batch * m * k, size * batch * n * k, size * batch * m * n
@@ -122,7 +122,7 @@ def inputs_of(products: Products, group: int, parts: Parts, device: MatmulConsta
     sizes = tuple((np.log2(column) - 8) / 4 for column in (n, m, k))
     per_sm = (np.log2(np.maximum(m * n * batch / sms, 1)) - 8) / 4
     warm = (products.hot_a + products.hot_b) > 0
-    return Inputs(
+    return ProductInputs(
         *(n, m, k, batch, size, total - hot, hot, products.layout, sms, memory, cache, time),
         choice=_choice(products, (sizes[0], sizes[1], sizes[2], np.log2(batch) / 4, per_sm), epilogue),
         flags=_stack([epilogue, products.operation >= _BATCHED, *(products.precision == place for place in (3, 1, 0)), warm]),
@@ -130,7 +130,7 @@ def inputs_of(products: Products, group: int, parts: Parts, device: MatmulConsta
     )
 
 
-def sizes_of(inputs: Inputs) -> Column:
+def sizes_of(inputs: ProductInputs) -> Column:
     """log2 of m, n, k, batch, elements of the result and products: what `inside` goes by."""
     result = inputs.m * inputs.n * inputs.batch
     found: Column = np.log2(np.stack([inputs.m, inputs.n, inputs.k, inputs.batch, result, result * inputs.k]))

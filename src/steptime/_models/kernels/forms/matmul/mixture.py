@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._models.kernels.forms.matmul.features import Floats, Inputs
+from steptime._models.kernels.forms.matmul.features import Floats, ProductInputs
 from steptime._models.kernels.forms.matmul.group import TILES
 
 MOST_CORRECTION = 0.7  # of ln(time): a factor of two either way
@@ -47,7 +47,7 @@ def _sigmoid(values: Floats) -> Floats:
     return (1 / (1 + np.exp(-values))).astype(np.float32)
 
 
-class Mixture:
+class KernelMixture:
     """One group's fitted networks, ready to be asked. Candidates lie along the first axis, products along the second."""
 
     def __init__(self, group: int, network: Network) -> None:
@@ -64,7 +64,7 @@ class Mixture:
         self._memory, self._cache = (_exp(network, name)[0] / _US for name in ("memory", "cache"))
         self._hot = _sigmoid(network["hot"])[0]
 
-    def _times(self, inputs: Inputs) -> Floats:
+    def _times(self, inputs: ProductInputs) -> Floats:
         """us of every candidate, whole ones first, then split ones."""
         tiles = np.ceil(inputs.n / self._along_n) * np.ceil(inputs.m / self._along_m)
         tiles *= inputs.batch
@@ -114,7 +114,7 @@ class Mixture:
         np.sqrt(compute, out=compute)
         np.add(compute, self._start, out=out)
 
-    def ask(self, inputs: Inputs) -> Mixed:
+    def ask(self, inputs: ProductInputs) -> Mixed:
         """ln(ns) of every product and the scores of what is launched with it."""
         network = self.network
         logs = self._times(inputs)
@@ -133,7 +133,7 @@ class Mixture:
         logs -= mean
         return self._corrected(inputs, choice, mean, np.sqrt(np.einsum("ij,ij,ij->j", score, logs, logs)))
 
-    def _corrected(self, inputs: Inputs, choice: Floats, mean: Floats, spread: Floats) -> Mixed:
+    def _corrected(self, inputs: ProductInputs, choice: Floats, mean: Floats, spread: Floats) -> Mixed:
         network = self.network
         waves = np.clip(inputs.waves, network["waves_low"][:, None], network["waves_high"][:, None])
         scaled = (np.clip(mean, network["mean_low"], network["mean_high"]) - 9) / 3  # ln(8 us) is 9

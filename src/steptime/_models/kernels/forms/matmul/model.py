@@ -1,4 +1,4 @@
-"""`Matmul`: the fitted form, asked by questions or by columns."""
+"""`MatmulForm`: the fitted form, asked by questions or by columns."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from steptime._models.engine.constants import reference_constants
 from steptime._models.engine.stored import stored
-from steptime._models.kernels.forms.matmul.beside import Beside, copy_ns, launches
+from steptime._models.kernels.forms.matmul.beside import PATTERNS, SmallKernels, copy_ns, launches
 from steptime._models.kernels.forms.matmul.ensemble import Ensemble, FittedGroup
 from steptime._models.kernels.forms.matmul.features import MatmulConstants, inputs_of, sizes_of
 from steptime._models.kernels.forms.matmul.group import GROUPS, groups_of
-from steptime._models.kernels.forms.matmul.names import PATTERNS
-from steptime._models.kernels.forms.matmul.parts import Parts
 from steptime._models.kernels.forms.matmul.product import Column, Products, of_columns, of_questions
+from steptime._models.kernels.forms.matmul.shares import ProductShares
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 
 _CHUNK = 4096  # products at once: what their columns take stays in a core's cache
@@ -36,11 +35,11 @@ def _chunks(groups: Column) -> Iterator[tuple[int, Column]]:
 
 
 @dataclass(frozen=True)
-class Matmul:
+class MatmulForm:
     """Times of matrix products."""
 
-    beside: Beside
-    parts: Parts
+    beside: SmallKernels
+    shares: ProductShares = field(metadata=stored(prefix="parts."))
     groups: dict[str, FittedGroup] = field(metadata=stored(prefix="", names=GROUPS))
     device: MatmulConstants = field(default_factory=partial(reference_constants, "matmul", MatmulConstants))
 
@@ -54,8 +53,8 @@ class Matmul:
         found = np.empty(len(products))
         for group, places in _chunks(groups_of(products)):
             some = products.take(places)
-            main_ns = np.exp(self._ensembles[group].quick(inputs_of(some, group, self.parts, self.device)).log_ns)
-            found[places] = main_ns + copy_ns(self.beside.curves, some, self.parts)
+            main_ns = np.exp(self._ensembles[group].quick(inputs_of(some, group, self.shares, self.device)).log_ns)
+            found[places] = main_ns + copy_ns(self.beside.curves, some, self.shares)
         return found
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
@@ -78,10 +77,10 @@ class Matmul:
         main_ns, inside = np.empty(len(products)), np.empty(len(products), dtype=bool)
         scores = np.empty((len(PATTERNS), len(products)))
         for group, places in _chunks(groups_of(products)):
-            inputs = inputs_of(products.take(places), group, self.parts, self.device)
+            inputs = inputs_of(products.take(places), group, self.shares, self.device)
             mixed = self._ensembles[group].ask(inputs)
             main_ns[places], scores[:, places] = np.exp(mixed.log_ns), mixed.launched
             sizes, fitted = sizes_of(inputs), self._ensembles[group]
             inside[places] = ((sizes >= fitted.sizes_low - _SLACK) & (sizes <= fitted.sizes_high + _SLACK)).all(axis=0)
-        listed = launches(self.beside, products, self.parts, main_ns, scores)
+        listed = launches(self.beside, products, self.shares, main_ns, scores)
         return [Answer(one, bool(within)) for one, within in zip(listed, inside, strict=True)]

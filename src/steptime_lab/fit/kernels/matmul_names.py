@@ -1,4 +1,4 @@
-"""What kernel names say: which tile of a group ran, whether it was split along k, and what was launched beside it."""
+"""What kernel names say of products: which tile of a group ran, whether it was split along k, what was launched beside."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from steptime._models.kernels.forms.matmul.beside import COPY, EPILOGUE, MAIN, MEMSET, PATTERNS, REDUCE, SCALE
 from steptime._models.kernels.forms.matmul.group import TILES, Tile
 from steptime._models.kernels.forms.matmul.product import Column
-
-COPY, MEMSET, REDUCE, SCALE, EPILOGUE, MAIN = "copy", "memset", "split_k_reduce", "scale", "epilogue", "gemm"
-# What is launched beside copies of operands and bias: nothing, a clearing of counters, a sum over the parts of k, and single
-# precision's large-k kernel with what it needs. 27,725 of 27,789 rows are one of these.
-PATTERNS = ((MAIN,), (MEMSET, MAIN), (MAIN, REDUCE), (MEMSET, SCALE, MAIN, EPILOGUE))
 
 # Words in a kernel's name -> what it is for, in this order.
 _ROLES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from steptime._models.kernels.forms.convolution.layer import BIAS, DGRAD, FPROP, WGRAD, Layer
+from steptime._models.kernels.forms.convolution.layer import BIAS, DGRAD, FPROP, WGRAD, ConvolutionLayer
 
 # What a kernel does within its pass.
 IN, OUT, BEFORE, TAIL, MAIN = "in", "out", "before", "tail", "main"
@@ -51,7 +51,7 @@ def role(name: str, channels_last: bool) -> str:
     return IN if any(part in text for part in (*_TRANSFORMS, "winogradwgraddata", "winogradwgraddelta")) else MAIN
 
 
-def split(names: Sequence[str], layer: Layer) -> dict[str, list[int]]:
+def split(names: Sequence[str], layer: ConvolutionLayer) -> dict[str, list[int]]:
     """Pass -> places of its kernels in the call's list; a pass that launched nothing of its own is not there."""
     places = list(range(len(names)))
     found = {}

@@ -1,6 +1,6 @@
-"""Parts of a GPU: what a half, a quarter or an eighth has of the multiprocessors, the memory and the cache, beside its company.
+"""Shares of a GPU: what a half, a quarter or an eighth has of the SMs, the memory and the cache, beside its company.
 
-The networks of the whole GPU are asked with a part's multiprocessors and bandwidths; how much of each a part has is fitted for
+The networks of the whole GPU are asked with a share's SMs and bandwidths; how much of each a share has is fitted for
 every number of parts and every company, starting from an equal share where the others work and from everything where they idle.
 """
 
@@ -21,7 +21,7 @@ Deviations = npt.NDArray[np.float64]  # shares x company x factors
 
 
 @dataclass(frozen=True)
-class Parts:
+class ProductShares:
     """Fitted deviations, by number of parts and company."""
 
     shares: Column
@@ -42,7 +42,7 @@ class Parts:
         return np.exp(logs)
 
 
-NO_PARTS = Parts(np.zeros(0), np.zeros((0, len(COMPANY), len(FACTORS))))
+NO_SHARES = ProductShares(np.zeros(0), np.zeros((0, len(COMPANY), len(FACTORS))))
 
 
 def _start(share: Column, company: Column) -> Deviations:
