@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from steptime.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @contextmanager
@@ -49,6 +52,12 @@ def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Iterable[Path
     for option, path in outputs.items():
         if path is not None and path.resolve() in known:
             raise InputError(f"{option} {path}: would overwrite what is read from there; choose another name")
+
+
+def check_file_name(option: str, name: str) -> None:
+    """An error where a name could not be a file's, or would lead to another folder."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{option} {name!r}: expected letters, digits, '.', '_', '+' and '-', for files are called so")
 
 
 @contextmanager

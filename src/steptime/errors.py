@@ -10,11 +10,18 @@ SteptimeError
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """Text from a file as a terminal or a page may show it: what would steer them is replaced."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
+
+
 class SteptimeError(Exception):
     """Base of every error a user can cause; whatever its message quotes from a file, it is one line."""
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().split())
+        return printable(" ".join(super().__str__().split()))
 
 
 class InputError(SteptimeError):

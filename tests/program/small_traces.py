@@ -7,6 +7,7 @@ import json
 import tempfile
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.program.test_chakra import COLL, COMP, node, varint
@@ -97,18 +98,10 @@ def small_workload() -> Workload:
 @cache
 def small_saved() -> bytes:
     """The same, saved."""
-    buffer = _Kept()
-    saved.write(small_workload(), buffer)  # type: ignore[arg-type]
-    return buffer.data
-
-
-class _Kept:
-    """Stands for a path: keeps what is written."""
-
-    name, data = "small.json", b""
-
-    def write_bytes(self, data: bytes) -> None:
-        self.data = data
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "small.json"
+        saved.write(small_workload(), file)
+        return file.read_bytes()
 
 
 @cache

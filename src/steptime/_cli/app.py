@@ -20,7 +20,7 @@ from steptime._cli.predict import predict
 from steptime._cli.replay import replay
 from steptime._cli.shard import shard
 from steptime._cli.sweep import sweep
-from steptime.errors import SteptimeError
+from steptime.errors import SteptimeError, printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -100,5 +100,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"steptime: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"steptime: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return BAD_INPUT

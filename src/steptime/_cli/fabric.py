@@ -51,6 +51,7 @@ def fabric(
     json: Json = False,
 ) -> None:
     """Make a fabric of your own: from nccl-tests output, from measured collectives, or from a data sheet."""
+    from steptime._files import refuse_overwriting
     from steptime._platforms.own_fabric import DataSheet, from_data_sheet
     from steptime._report.fabric import own_fabric_document, print_own_fabric
     from steptime._report.json import dumps
@@ -81,6 +82,7 @@ def fabric(
         made = from_data_sheet(
             name, DataSheet(ranks, bandwidth, latency, gpus_per_node, network_bandwidth, network_latency), links=links
         )
+    refuse_overwriting({"--name": out / f"{name}.toml", "-o": out / f"{name}.json"}, files or ())
     file = made.write(out)
     if json:
         print(dumps(own_fabric_document(made, file)), end="")

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steptime.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -96,8 +98,8 @@ def _progress() -> Iterator[Callable[[str, int], None] | None]:
             if time.monotonic() - began < PATIENCE_S:
                 return
             bar.start()
-            tasks.append(bar.add_task(name, total=None))
-        bar.update(tasks[0], description=name, completed=sum(read_before.values()))
+            tasks.append(bar.add_task(printable(name), total=None))
+        bar.update(tasks[0], description=printable(name), completed=sum(read_before.values()))
 
     try:
         yield told

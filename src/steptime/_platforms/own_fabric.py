@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._files import write_output
+from steptime._files import check_file_name, write_output
 from steptime._hardware.description import RANGES, Quantity, Range
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
@@ -25,7 +24,6 @@ from steptime._platforms.fabric_timings import described, tier_points
 from steptime.errors import InputError
 
 _SET = "collectives"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # More than any machine has; what is counted rank by rank stays small.
 MOST_RANKS = 1 << 17
 # Rows of ranks that share a GPU went over sockets of one box, and so did those without any GPU (gloo).
@@ -90,7 +88,7 @@ def from_nccl_tests(
     name: str, files: Sequence[Path], *, links: str | None = None, gpus_per_node: int | None = None
 ) -> OwnFabric:
     """From text or JSON. `gpus_per_node`: where the output names too few hosts, or ran on fewer GPUs than there are."""
-    checked_name(name)
+    check_file_name("--name", name)
     found = [read_nccl_tests(file) for file in files]
     points = [_on_nodes(point, gpus_per_node) for one in found for point in one.points]
     limits = _grown(described(name, points, links or _SWITCH), gpus_per_node)
@@ -103,7 +101,7 @@ def from_measured(
     name: str, folder: Path, *, of: str | None = None, links: str | None = None, gpus_per_node: int | None = None
 ) -> OwnFabric:
     """From the rows of one of the fabrics in a folder; `of` says which where there are several."""
-    checked_name(name)
+    check_file_name("--name", name)
     rows = read(folder, _SET).to_pylist() if folder.is_dir() else []
     there = sorted({str(row["fabric"]) for row in rows})
     if not there:
@@ -122,7 +120,7 @@ def from_measured(
 
 def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) -> OwnFabric:
     """Labelled analytic: its estimates have wide intervals."""
-    checked_name(name)
+    check_file_name("--name", name)
     per_node = sheet.ranks if sheet.gpus_per_node is None else sheet.gpus_per_node
     checks = (
         (2 <= sheet.ranks <= MOST_RANKS, f"--ranks {sheet.ranks}: a fabric joins 2 to {MOST_RANKS:,}"),
@@ -150,13 +148,6 @@ def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) ->
     title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, as on paper; nothing was measured"
     rails = per_node if nodes > 1 else 0
     return OwnFabric(FabricLimits(name, title, per_node, nodes, rails, 1.0, tuple(tiers), None))
-
-
-def checked_name(name: str) -> str:
-    """A name that can be a file's."""
-    if not _NAME.fullmatch(name):
-        raise InputError(f"--name {name!r}: expected letters, digits, '.', '_', '+' and '-', for files are called so")
-    return name
 
 
 def _on_paper(name: str, kind: str, ranks: int, gb_per_s: float, us: float) -> LinkTier:

@@ -9,6 +9,7 @@ from typing import Any
 
 from steptime._program.agreement import disagreements
 from steptime._program.collectives import numbered
+from steptime._program.doubts import doubts
 from steptime._program.execution import ExecutionTrace
 from steptime._program.formats import HEAD_BYTES, format_of
 from steptime._program.formats.files import TolerantReader, TraceFile, find_files, open_stream, rank_in_name
@@ -207,5 +208,5 @@ def _workload(programs: list[Program], world_size: int, found: _Found, given: Se
         found.warnings.append(
             f"{len(absent)} of {world_size} ranks have no trace here ({listed}); known only where others met them"
         )
-    warnings = [*found.warnings, *disagreements(programs), *(w for p in programs for w in p.warnings)]
+    warnings = [*found.warnings, *disagreements(programs), *doubts(programs), *(w for p in programs for w in p.warnings)]
     return replace(workload, warnings=tuple(dict.fromkeys(warnings)))

@@ -12,6 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from steptime.errors import printable
+
 _INDENT = 2
 _BODY_INDENT = 2 * _INDENT
 _GAP = 2  # between columns
@@ -22,7 +24,7 @@ _HELD = "\ue000"  # one column wide and no space: lines do not break here
 
 def literal(text: str, style: str = "") -> Text:
     """Text from a file as it is: brackets are no markup, and what would steer the terminal is shown as unknown."""
-    return Text("".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text), style=style)
+    return Text(printable(text), style=style)
 
 
 @dataclass(frozen=True)

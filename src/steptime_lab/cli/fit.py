@@ -25,9 +25,12 @@ def fit(
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn while fitting.")] = 0,
 ) -> None:
     """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""
+    from steptime._files import check_file_name
     from steptime_lab.fit.models import WHAT, Names, fit_and_write
     from steptime_lab.measurements.shipped import FOLDER
 
+    check_file_name("--name", name)
+    check_file_name("--host", host)
     chosen = [word for word in only.split(",") if word]
     unknown = sorted(set(chosen) - set(WHAT))
     if unknown or not chosen:

@@ -25,7 +25,7 @@ from steptime._calibrate.harness.ranks import FAILED, LATE
 from steptime._calibrate.harness.session import Session, clock_file
 from steptime._measurements.sets import measured_sets
 from steptime._measurements.store import read
-from steptime.errors import InputError
+from steptime.errors import InputError, printable
 
 SCHEMA_VERSION = 1
 
@@ -229,5 +229,5 @@ def _without_paths(command: Sequence[str]) -> list[str]:
 
 def fail(error: Exception | str) -> int:
     """One line on stderr, exit code 2."""
-    print(f"steptime: error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"steptime: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     return 2

@@ -13,6 +13,7 @@ from steptime._calibrate.harness.budget import Budget, Progress
 from steptime._calibrate.harness.conditions import ClockReader, completed
 from steptime._measurements.recipe import Recipe
 from steptime._measurements.store import Store
+from steptime.errors import printable
 
 
 def clock_file(folder: Path, recipe: Recipe) -> Path:
@@ -62,4 +63,4 @@ class Session:
         """Says what is not as it should be, once, on stderr."""
         self.warnings.append(message)
         if self.rank == 0:
-            print(f"steptime: warning: {message}", file=sys.stderr, flush=True)
+            print(f"steptime: warning: {printable(message)}", file=sys.stderr, flush=True)

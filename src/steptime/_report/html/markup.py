@@ -9,6 +9,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from steptime.errors import printable
+
 # Kernels' names are templates of any length; a person reads the beginning.
 NAME_AT_MOST = 600
 
@@ -24,7 +26,7 @@ class Markup(str):
 def clean(text: str) -> str:
     """Text from a file as it is shown: what would steer a page is unknown, what nobody reads is left out."""
     kept = text if len(text) <= NAME_AT_MOST else text[: NAME_AT_MOST - 1] + "…"
-    return kept if kept.isprintable() else "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in kept)
+    return printable(kept)
 
 
 def escape(text: str) -> Markup:

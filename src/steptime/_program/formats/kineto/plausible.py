@@ -28,14 +28,15 @@ def leave_out_implausible(events: KinetoEvents) -> None:
         return
     middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
     negative = sum(_plausible(events, table, middle) for table in tables) + sum(s[3] < 0 for s in events.steps)
-    events.steps = [
+    near = [
         (name, tid, start, max(duration, 0))
         for name, tid, start, duration in events.steps
         if abs(start - middle) <= WINDOW_AT_MOST_NS and duration <= WINDOW_AT_MOST_NS
     ]
-    far = len(starts) - sum(t.length for t in tables) - len(events.steps)
-    # Only these have ids that tell a copy from the same thing done again.
-    twins = sum(_single(events, table) for table in (events.calls, events.works))
+    events.steps = list(dict.fromkeys(near))
+    far = len(starts) - sum(t.length for t in tables) - len(near)
+    # Only these have ids that tell a copy from the same thing done again; a step is marked once.
+    twins = sum(_single(events, table) for table in (events.calls, events.works)) + len(near) - len(events.steps)
     for count, what in (
         (far, "lie a day away from the others or last a day, and were left out"),
         (negative, "end before they start; they count as taking no time"),

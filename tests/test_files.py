@@ -1,0 +1,100 @@
+"""Outputs are complete or as they were, and never replace what is read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from steptime._cli.app import run
+from steptime._files import check_file_name, output, refuse_overwriting, write_output
+from steptime.errors import InputError, SteptimeError, printable
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_what_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("old")
+    with pytest.raises(KeyboardInterrupt), output(file) as unfinished:
+        unfinished.write_text("half of it")
+        raise KeyboardInterrupt
+    assert file.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("old")
+    with pytest.raises(InputError, match=r"a\.json: cannot be written \(No space left on device\)"), output(file):
+        raise OSError(28, "No space left on device")
+    assert file.read_text() == "old"
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_output(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    write_output(Path("/dev/null"), "gone")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_output_never_replaces_an_input(tmp_path: Path) -> None:
+    read = tmp_path / "run" / "rank0.json"
+    read.parent.mkdir()
+    read.write_text("recorded")
+    with pytest.raises(InputError, match=r"--trace .*rank0\.json: would overwrite what is read"):
+        refuse_overwriting({"--html": None, "--trace": tmp_path / "run" / ".." / "run" / "rank0.json"}, (None, read))
+    refuse_overwriting({"--trace": tmp_path / "other.json"}, (read,))
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_commands_refuse_to_write_over_what_they_read(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = tmp_path / "run"
+    shutil.copytree(EXAMPLES / "prefetch_sync", recording)
+    config = tmp_path / "c.toml"
+    shutil.copy(EXAMPLES / "configs" / "dlrm_small.toml", config)
+    file = recording / "rank0.kineto.json.gz"
+    before = file.read_bytes(), config.read_bytes()
+    for words in (
+        ["predict", file, option, file],
+        ["predict", recording, option, file],
+        ["predict", config, "--platform", "2xh200-nvlink", option, config],
+    ):
+        assert run(list(map(str, words))) == 2
+        assert "would overwrite what is read" in capsys.readouterr().err
+    assert (file.read_bytes(), config.read_bytes()) == before
+
+
+def test_replay_and_shard_refuse_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = tmp_path / "task.toml"
+    shutil.copy(EXAMPLES / "sharding" / "task.toml", task)
+    shutil.copytree(EXAMPLES / "prefetch_sync", tmp_path / "run")
+    file = tmp_path / "run" / "rank0.kineto.json.gz"
+    assert run(["replay", str(tmp_path / "run"), "--trace", str(file)]) == 2
+    assert run(["shard", str(task), "--platform", "4xh200-nvlink", "--torchrec", str(task)]) == 2
+    assert capsys.readouterr().err.count("would overwrite what is read") == 2
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/b", "", ".hidden", "a\nb"])
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="--host"):
+        check_file_name("--host", name)
+
+
+def test_a_fitted_host_stays_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "-o", str(tmp_path / "out"), "--host", "../evil", "--only", "host"]) == 2
+    assert "--host '../evil'" in capsys.readouterr().err
+    assert not (tmp_path / "evil.json").exists()
+
+
+def test_errors_do_not_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable("a\x1b[2Jb\tc") == "a\ufffd[2Jb c"
+    assert "\x1b" not in str(SteptimeError("file: \x1b[2J is no number"))
+    (tmp_path / "rank0.json").write_text('{"schema":"\\u001b[2J","nodes":[]}')
+    assert run(["predict", str(tmp_path / "rank0.json"), "--platform", "1xh200"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
