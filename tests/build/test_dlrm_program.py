@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.support.same_ops import same_device_ops, same_ops
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Plan
@@ -21,7 +22,6 @@ from steptime._ops.waits import needed_by_nobody, tensor_waits
 from steptime._program.program import Program, Signature, Tensor
 from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped, shipped_programs
-from steptime_lab.validate.same_ops import same_device_ops, same_ops
 
 Row = dict[str, Any]
 

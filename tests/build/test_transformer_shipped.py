@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.support.same_ops import same_ops
 
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Parallelism, Transformer
@@ -17,7 +18,6 @@ from steptime._platforms.device import Device
 from steptime._program.program import Program, Tensor
 from steptime_lab.measurements.programs import program_of
 from steptime_lab.measurements.shipped import shipped_programs
-from steptime_lab.validate.same_ops import same_ops
 
 CASES = ("gpt2-b8-r1", "bert-b8-r1", "gpt2-b16-r1-bf16", "bert-b16-r2", "bert-b64-r4-bf16")
 MODELS: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
+from tests.support.same_ops import same_device_ops  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -19,7 +20,6 @@ from steptime._capture.collectives.ranks import capture_ranks  # noqa: E402
 from steptime._ops.waits import REDUCER, tensor_waits  # noqa: E402
 from steptime._program.program import Phase, Program  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
-from steptime_lab.validate.same_ops import same_device_ops  # noqa: E402
 
 Step = Callable[[], None]
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
 from tests.slow import slow_beyond  # noqa: E402
+from tests.support.same_ops import same_device_ops  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 
 from steptime._capture.collectives.log import CommLog  # noqa: E402
@@ -24,7 +25,6 @@ from steptime._program.program import CallKind, Program  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
 from steptime_lab.measurements.programs import program_of  # noqa: E402
 from steptime_lab.measurements.shipped import shipped_programs  # noqa: E402
-from steptime_lab.validate.same_ops import same_device_ops  # noqa: E402
 from steptime_lab.workloads import shared_buffers  # noqa: E402
 from steptime_lab.workloads.case import Case, build  # noqa: E402
 from steptime_lab.workloads.cases import step_cases  # noqa: E402

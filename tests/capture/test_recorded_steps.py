@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 from tests.capture.resnet import resnet50  # noqa: E402
 from tests.slow import slow_unless  # noqa: E402
+from tests.support.same_ops import same_device_ops, same_ops  # noqa: E402
 from transformers.models.xlnet.modeling_xlnet import XLNetModel  # noqa: E402
 
 from steptime._capture.capture import Captured, capture  # noqa: E402
@@ -24,7 +25,6 @@ from steptime._models.memory.peak import peak_memory  # noqa: E402
 from steptime._program.program import Program  # noqa: E402
 from steptime_lab.measurements.programs import program_of  # noqa: E402
 from steptime_lab.measurements.shipped import shipped_programs  # noqa: E402
-from steptime_lab.validate.same_ops import same_device_ops, same_ops  # noqa: E402
 from steptime_lab.workloads.case import build  # noqa: E402
 from steptime_lab.workloads.cases import step_cases  # noqa: E402
 from steptime_lab.workloads.shared_buffers import SharedBuffers  # noqa: E402

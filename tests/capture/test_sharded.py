@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
+from tests.support.same_ops import same_device_ops  # noqa: E402
 
 from steptime._capture.collectives.log import Partitions  # noqa: E402
 from steptime._capture.collectives.ranks import OP_STREAM, capture_ranks  # noqa: E402
@@ -21,7 +22,6 @@ from steptime._ops.waits import WAIT, tensor_waits  # noqa: E402
 from steptime._program.load import load  # noqa: E402
 from steptime._program.program import Program  # noqa: E402
 from steptime._program.workload import Workload  # noqa: E402
-from steptime_lab.validate.same_ops import same_device_ops  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

@@ -80,7 +80,7 @@ def test_plans_of_a_sharding_task_were_timed_in_every_block() -> None:
 @pytest.mark.slow
 def test_the_noise_floor_in_the_docs_is_that_of_the_shipped_rows() -> None:
     found = re.search(r"<!-- noise -->\n(.*?)\n<!-- /noise -->", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None, "benchmarks/noise_floor.py --docs puts it there"
+    assert found is not None, "scripts/accuracy_tables.py noise --docs puts it there"
     assert found[1].splitlines() == noise_lines(noises(FOLDER, parts=False))
 
 

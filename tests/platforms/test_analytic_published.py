@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.traced_kernels import traced_calls, validation_of
 
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.question import Question
 from steptime._platforms import Device
 from steptime._program.load import load
-from steptime_lab.validate.traced_kernels import traced_calls, validation_of
 
 TRACES = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "traces"
 
@@ -83,5 +83,5 @@ def test_the_kernels_of_a_trace_take_about_as_long_as_carried_over(
     found = validation_of(traced_calls(load(sorted(TRACES.glob(files))), device), device)
     assert found.facts["of_the_time_answered"] > 0.9
     assert abs(found.facts["all_of_it_predicted_over_measured"] - 1) < most_off
-    assert found.parts["matmul"].summary.mape < products_off
-    assert found.parts["matmul"].summary.interval_coverage == 1.0
+    assert found.groups["matmul"].summary.mape < products_off
+    assert found.groups["matmul"].summary.interval_coverage == 1.0

@@ -13,7 +13,7 @@ from steptime._models.engine.splits import TEST
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped
 from steptime_lab.validate.collectives import validate_collectives
-from steptime_lab.validate.summary import Validation
+from steptime_lab.validate.engine import Validation
 
 SIZES = sorted({int(2 ** (place / 2)) // 256 * 256 for place in range(18, 50)})
 NOISE = 0.02
@@ -52,7 +52,7 @@ def test_a_law_that_is_met_is_met_to_about_its_noise(found: Validation) -> None:
 
 
 def test_parts_are_by_kind_ranks_evenness_and_size(found: Validation) -> None:
-    labels = set(found.parts)
+    labels = set(found.groups)
     assert {
         "all_reduce",
         "all_to_all even",
@@ -60,18 +60,18 @@ def test_parts_are_by_kind_ranks_evenness_and_size(found: Validation) -> None:
         "all_reduce below 1 MiB",
         "all_to_all even from 1 MiB",
     } <= labels
-    small, large = (found.parts[f"all_reduce {size}"].summary.rows for size in ("below 1 MiB", "from 1 MiB"))
-    assert small + large == found.parts["all_reduce"].summary.rows
+    small, large = (found.groups[f"all_reduce {size}"].summary.rows for size in ("below 1 MiB", "from 1 MiB"))
+    assert small + large == found.groups["all_reduce"].summary.rows
 
 
 def test_every_message_is_asked_once_in_fifths(found: Validation) -> None:
-    assert found.parts["all_reduce, in fifths"].summary.rows == 3 * len(SIZES)
-    assert found.parts["all_reduce, 4 ranks, in fifths"].summary.rows == len(SIZES)
-    assert found.parts["all_to_all uneven, in fifths"].summary.rows == 60
+    assert found.groups["all_reduce, in fifths"].summary.rows == 3 * len(SIZES)
+    assert found.groups["all_reduce, 4 ranks, in fifths"].summary.rows == len(SIZES)
+    assert found.groups["all_to_all uneven, in fifths"].summary.rows == 60
 
 
 def test_baselines_are_asked_the_same_rows(found: Validation) -> None:
-    part = found.parts["all_reduce, in fifths"]
+    part = found.groups["all_reduce, in fifths"]
     assert set(part.baselines) == {"line", "published"}
     assert {one.rows for one in part.baselines.values()} == {part.summary.rows}
     # The rows are a line with noise, and the published curve jumps.
@@ -79,7 +79,7 @@ def test_baselines_are_asked_the_same_rows(found: Validation) -> None:
 
 
 def test_the_rule_that_made_the_exchanges_wins(found: Validation) -> None:
-    rules = {label: part.summary.gmae for label, part in found.parts.items() if label.startswith("uneven by ")}
+    rules = {label: part.summary.gmae for label, part in found.groups.items() if label.startswith("uneven by ")}
     assert len([label for label in rules if "ranks" not in label]) == 6
     best = min(rules["uneven by busiest rank"], rules["uneven by load and pairs"])
     assert best == min(rules.values())
@@ -87,16 +87,16 @@ def test_the_rule_that_made_the_exchanges_wins(found: Validation) -> None:
 
 
 def test_rank_counts_left_out_are_asked_of_the_others(found: Validation) -> None:
-    part = found.parts["4 ranks from 2 and 8"].summary
+    part = found.groups["4 ranks from 2 and 8"].summary
     large = sum(size >= 1 << 20 for size in SIZES)
     assert part.rows == 2 * large
     assert part.gmae < 0.12
-    assert "8 ranks from 2 and 4" in found.parts
+    assert "8 ranks from 2 and 4" in found.groups
 
 
 def test_another_box_is_met_by_its_own_speed(found: Validation) -> None:
-    as_is = found.parts["other runs and boxes"].summary
-    scaled = found.parts["other runs and boxes, each at the speed of its all_reduce of 1 MiB"].summary
+    as_is = found.groups["other runs and boxes"].summary
+    scaled = found.groups["other runs and boxes, each at the speed of its all_reduce of 1 MiB"].summary
     assert as_is.bias == pytest.approx(-1 / 3, abs=0.05)
     assert abs(scaled.bias) < 0.05
 
@@ -106,7 +106,7 @@ def test_a_table_without_repeats_has_no_noise_floor() -> None:
     points = Points(["all_reduce"] * len(SIZES), np.full(len(SIZES), 8), sizes, 20_000 + sizes / 3)
     found = validate_collectives("table", FittedFabric(fit_points(points), points, Reduction(0.5)))
     assert found.whole.summary.noise_floor is None
-    assert not [label for label in found.parts if "uneven" in label or "from 2" in label or "boxes" in label]
+    assert not [label for label in found.groups if "uneven" in label or "from 2" in label or "boxes" in label]
 
 
 def test_a_fabric_without_test_rows_says_so() -> None:
@@ -139,12 +139,12 @@ def loopback() -> Validation:
     ],
 )
 def test_shipped_loopback_rows_are_met(loopback: Validation, label: str, bar: float) -> None:
-    assert loopback.parts[label].summary.gmae < bar
+    assert loopback.groups[label].summary.gmae < bar
 
 
 @pytest.mark.slow
 def test_shipped_uneven_exchanges_are_many_and_beat_the_published_rule(loopback: Validation) -> None:
-    part = loopback.parts["all_to_all uneven, in fifths"]
+    part = loopback.groups["all_to_all uneven, in fifths"]
     assert part.summary.rows >= 300
     assert part.baselines["published"].gmae > 2 * part.summary.gmae
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from tests.models.test_issued import Trace, gpu
+from tests.support.measured_alone import MeasuredAlone
 
 from steptime._models.kernels.fitted import Answered
 from steptime._models.kernels.from_ops import questions_of
@@ -17,7 +18,6 @@ from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.measurements.shipped import shipped, shipped_programs
 from steptime_lab.validate.device_time import CaseTime, case_time, device_times, op_times, validation_of
-from steptime_lab.validate.measured_alone import MeasuredAlone
 
 CASE = "resnet50-b16-r1"
 
@@ -105,7 +105,7 @@ def test_shipped_cases_are_compared_by_name() -> None:
     assert [case.name for case in found] == [CASE]
     assert found[0].measured_ns == compared(CASE).measured_ns
     assert heard == ["1 of 1 cases"]
-    part = validation_of(found).parts["resnet50"].summary
+    part = validation_of(found).groups["resnet50"].summary
     assert part.rows == 1 and part.max == pytest.approx(abs(found[0].predicted_ns / found[0].measured_ns - 1))
 
 

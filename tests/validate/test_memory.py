@@ -69,7 +69,7 @@ def rank(name: str, ranks: int, steady: int, first: int, measured: int, *, reser
 def test_parts_are_workloads_by_ranks_and_an_interval_holds_what_lies_between() -> None:
     found = [rank("a", 1, 100, 100, 101), rank("b", 2, 100, 120, 110), rank("c", 2, 100, 120, 130)]
     checked = validation_of(found)
-    assert list(checked.parts) == [
+    assert list(checked.groups) == [
         "bert, 1 rank", "bert, 2 ranks", "all, reserved", "bert, 1 rank, reserved", "bert, 2 ranks, reserved"
     ]  # fmt: skip
     assert [case.covered for case in checked.cases] == [True, True, False]
@@ -79,15 +79,15 @@ def test_parts_are_workloads_by_ranks_and_an_interval_holds_what_lies_between() 
 
 def test_reserved_memory_that_is_not_known_is_no_case() -> None:
     checked = validation_of([rank("a", 2, 100, 100, 100), rank("b", 4, 100, 100, 100, reserved=False)])
-    assert checked.parts["all, reserved"].summary.rows == 1
-    assert "bert, 4 ranks, reserved" not in checked.parts
+    assert checked.groups["all, reserved"].summary.rows == 1
+    assert "bert, 4 ranks, reserved" not in checked.groups
 
 
 def test_shipped_steps_on_one_rank_come_within_the_bars() -> None:
     checked = validate_memory(["bert-b8-r1", "resnet50-b16-r1", "dlrm-ddp-bags-b2048-r1"])
     assert len(checked.cases) == 3
     assert checked.whole.summary.max < 0.02
-    assert checked.parts["all, reserved"].summary.max < 0.10
+    assert checked.groups["all, reserved"].summary.max < 0.10
 
 
 def test_every_rank_of_a_sharded_case_has_its_own_memory() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.same_ops import same_device_ops, same_ops
+
 from steptime._build.emit.autograd import Tape
 from steptime._build.emit.layers import linear, mse_loss, relu
 from steptime._build.emit.ops import Emitter
 from steptime._program.program import Program, Tensor
-from steptime_lab.validate.same_ops import same_device_ops, same_ops
 
 
 def step(

@@ -146,7 +146,7 @@ def test_picks_on_measured_tasks_beat_chance_and_bytes_over_bandwidth(validated:
     assert whole.ours.mean_regret <= whole.others["bytes over bandwidth"].mean_regret
     assert whole.ours.spearman is not None and whole.ours.spearman > 0.85
     assert validated.steps.whole.summary.mape < 0.10
-    assert set(validated.parts) == {"first tasks", "heavy", "ordinary", "unequal tables"}
+    assert set(validated.groups) == {"first tasks", "heavy", "ordinary", "unequal tables"}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.step_sample import sample_names, sample_of
 
 from steptime._cli.app import run
 from steptime._platforms.calibration import Calibration
@@ -18,7 +19,6 @@ from steptime_lab.validate.steps.bars import SAMPLE, SHIPPED_BARS, bars_left, re
 from steptime_lab.validate.steps.cases import GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, StepCase, Visit
 from steptime_lab.validate.steps.explain import Split
 from steptime_lab.validate.steps.predict import HOST_ALONE, KERNEL_SUM, STREAM_MAX, CaseOutcome, RankOutcome, VisitOutcome
-from steptime_lab.validate.steps.sample import sample_names, sample_of
 from steptime_lab.validate.steps.steps import BY_VISIT, StepValidation, between_visits, imbalance, validate_steps, validation_of
 
 STEP_NS = 10_000_000
@@ -80,8 +80,8 @@ def test_a_case_is_the_median_of_its_visits() -> None:
 def test_parts_are_told_by_case_and_by_visit_with_the_baselines_beside() -> None:
     found = validation_of([outcome("one", 0.1, 0.2, 0.3), outcome("two", -0.05)])
     assert [one.name for one in found.cases] == ["one", "two"]
-    assert found.whole.summary.rows == found.parts["DLRM 2 and 4 ranks"].summary.rows == 2
-    assert found.parts[BY_VISIT].summary.rows == 4
+    assert found.whole.summary.rows == found.groups["DLRM 2 and 4 ranks"].summary.rows == 2
+    assert found.groups[BY_VISIT].summary.rows == 4
     assert found.whole.summary.mape == pytest.approx(0.125)
     assert found.whole.summary.interval_coverage == 1.0  # the interval holds the measured step, however wrong its middle
     assert found.whole.baselines[KERNEL_SUM].mape == pytest.approx(0.5)
@@ -92,8 +92,8 @@ def test_cases_whose_repeats_disagree_are_no_part_of_the_steady_ones() -> None:
     wild = outcome("wild", 0.4)
     wild = replace(wild, visits=tuple(replace(one, visit=replace(one.visit, spread=0.06)) for one in wild.visits))
     found = validation_of([outcome("calm", 0.01), wild])
-    assert found.parts["DLRM 2 and 4 ranks steady"].summary.max == pytest.approx(0.01)
-    assert found.parts["DLRM 2 and 4 ranks"].summary.max == pytest.approx(0.4)
+    assert found.groups["DLRM 2 and 4 ranks steady"].summary.max == pytest.approx(0.01)
+    assert found.groups["DLRM 2 and 4 ranks"].summary.max == pytest.approx(0.4)
 
 
 def test_the_noise_between_visits_counts_both_ways_and_never_a_visit_against_itself() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.support.traced_kernels import traced_calls, validation_of
 
 from steptime._hardware import read_device
 from steptime._models.engine.residuals import Residuals
@@ -19,7 +20,6 @@ from steptime._platforms import Device
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime.errors import InputError
-from steptime_lab.validate.traced_kernels import traced_calls, validation_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 RESIDUALS = Residuals.of(["elementwise"] * 100, np.full(100, 1e3), np.linspace(900, 1100, 100))
@@ -68,7 +68,7 @@ def test_a_case_is_the_median_of_a_distinct_call(workload: Workload) -> None:
 def test_what_has_no_model_is_left_out_and_said(workload: Workload) -> None:
     some = device("matmul")
     found = validation_of(traced_calls(workload, some), some)
-    assert set(found.parts) <= {"matmul", "longer than 5 us", "up to 5 us"}
+    assert set(found.groups) <= {"matmul", "longer than 5 us", "up to 5 us"}
     assert 0 < found.facts["of_the_time_answered"] < 1
     with pytest.raises(InputError, match="no kernel of the trace has a model on h200"):
         validation_of(traced_calls(workload, device()), device())

@@ -83,7 +83,7 @@ def test_with_exact_estimates_waiting_explains_every_rank_and_nothing_else_does(
     total = sum(float(one.collective.ran_ns.sum()) for one in waited)
     assert waiting_share(waited) == pytest.approx((total - 3 * sum(FREE)) / total, rel=1e-5)
     assert found.facts["waiting, all_reduce, 3 ranks"] == pytest.approx(waiting_share(waited))
-    assert found.parts["ranks that waited 10% of the time or more"].summary.rows == 6  # all but the last to arrive
+    assert found.groups["ranks that waited 10% of the time or more"].summary.rows == 6  # all but the last to arrive
     with pytest.raises(InputError, match="no step"):
         validation_of([])
 

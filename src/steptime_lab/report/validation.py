@@ -11,7 +11,7 @@ from rich.text import Text
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import literal, print_line, print_numbers, print_section, print_title
 from steptime._report.text import print_warnings
-from steptime_lab.validate.summary import Part, Summary, Validation
+from steptime_lab.validate.engine import Group, Summary, Validation
 
 _HEADS = ("", "rows", "GMAE", "MAPE", "p90", "max", "inside\n90 %", "noise\nfloor")
 _WORST = 8  # cases that are named
@@ -27,9 +27,9 @@ def validation_document(found: Validation) -> Document:
         "set": found.name,
         "summary": _summary(found.whole.summary),
         "baselines": {name: _summary(one) for name, one in found.whole.baselines.items()},
-        "parts": {
-            name: {**_summary(part.summary), "baselines": {other: _summary(one) for other, one in part.baselines.items()}}
-            for name, part in found.parts.items()
+        "parts": {  # the name that groups have had in the JSON from the first
+            name: {**_summary(group.summary), "baselines": {other: _summary(one) for other, one in group.baselines.items()}}
+            for name, group in found.groups.items()
         },
         "facts": dict(found.facts),
         "cases": [
@@ -47,23 +47,23 @@ def validation_document(found: Validation) -> Document:
 
 
 def print_validation(console: Console, found: Validation, *, full: bool = False) -> None:
-    """The report of `steptime validate`: every part of the cases, or only those that are no parts of parts."""
+    """The report of `steptime validate`: every group of the cases, or only those that are no groups of groups."""
     title = Text().append(f"steptime validate {found.name}", style="bold").append(" · ", style="dim")
     print_title(console, title.append_text(literal(found.title)))
     baselines = list(found.whole.baselines)
     beside = baselines if len(baselines) <= _BESIDE else []
     heads = (*_HEADS, *(f"GMAE of\n{name}" for name in beside))
-    shown = {name: part for name, part in found.parts.items() if full or "," not in name}
-    rows = [_row("all", found.whole, beside), *(_row(name, part, beside) for name, part in shown.items())]
+    shown = {name: group for name, group in found.groups.items() if full or "," not in name}
+    rows = [_row("all", found.whole, beside), *(_row(name, group, beside) for name, group in shown.items())]
     print_section(console, "Errors", "predicted against measured; GMAE is a geometric mean")
     said = [place for place in range(len(heads)) if place == 0 or any(row[place] for row in rows)]
     print_numbers(console, [heads[place] for place in said], [[row[place] for place in said] for row in rows])
     if not beside and baselines:
         print_section(console, "Instead", "other forms on the same cases")
-        others = [(name, Part(one)) for name, one in found.whole.baselines.items()]
-        print_numbers(console, _HEADS[:6], [_row(name, part, [])[:6] for name, part in others])
+        others = [(name, Group(one)) for name, one in found.whole.baselines.items()]
+        print_numbers(console, _HEADS[:6], [_row(name, group, [])[:6] for name, group in others])
         _print_instead(console, shown, baselines)
-    _print_worst(console, found.parts)
+    _print_worst(console, found.groups)
     for name, value in found.facts.items():
         if "/" not in name:
             print_line(console, name.replace("_", " "), _fact(name, value), spaced=False)
@@ -72,14 +72,14 @@ def print_validation(console: Console, found: Validation, *, full: bool = False)
     print_warnings(console, found.warnings)
 
 
-def _print_instead(console: Console, parts: Mapping[str, Part], baselines: Sequence[str]) -> None:
+def _print_instead(console: Console, groups: Mapping[str, Group], baselines: Sequence[str]) -> None:
     """GMAE of every other form on the parts of which they all know all cases."""
-    known = {name: part for name, part in parts.items() if set(baselines) <= set(part.baselines)}
+    known = {name: group for name, group in groups.items() if set(baselines) <= set(group.baselines)}
     if known:
         heads = ("GMAE", "this", *(name.replace(" ", "\n", 1) for name in baselines))
         rows = [
-            [name, *(_percent(one.gmae) for one in (part.summary, *(part.baselines[other] for other in baselines)))]
-            for name, part in known.items()
+            [name, *(_percent(one.gmae) for one in (group.summary, *(group.baselines[other] for other in baselines)))]
+            for name, group in known.items()
         ]
         print_numbers(console, heads, rows)
 
@@ -88,10 +88,10 @@ def _summary(one: Summary) -> Document:
     return {**asdict(one), "geomean": one.gmae}
 
 
-def _row(name: str, part: Part, baselines: Sequence[str]) -> list[str]:
-    one = part.summary
+def _row(name: str, group: Group, baselines: Sequence[str]) -> list[str]:
+    one = group.summary
     told = (one.gmae, one.mape, one.p90, one.max, one.interval_coverage, one.noise_floor)
-    beside = (part.baselines[other].gmae if other in part.baselines else None for other in baselines)
+    beside = (group.baselines[other].gmae if other in group.baselines else None for other in baselines)
     return [name, f"{one.rows:,}", *(_percent(value) for value in (*told, *beside))]
 
 
@@ -108,9 +108,9 @@ def _percent(value: float | None) -> str:
     return f"{100 * value:.1f} %" if value < 10 else f"{1 + value:,.0f} x"
 
 
-def _print_worst(console: Console, parts: Mapping[str, Part]) -> None:
-    """The largest error of each of the parts that have the largest ones."""
-    order = sorted(parts.items(), key=lambda item: -item[1].summary.max)
-    said = list(dict.fromkeys(part.summary.worst for _, part in order))[:_WORST]
+def _print_worst(console: Console, groups: Mapping[str, Group]) -> None:
+    """The largest error of each of the groups that have the largest ones."""
+    order = sorted(groups.items(), key=lambda item: -item[1].summary.max)
+    said = list(dict.fromkeys(group.summary.worst for _, group in order))[:_WORST]
     if said:
         print_section(console, "Worst", "the largest errors, by op and shapes", Text("\n").join(literal(line) for line in said))

@@ -7,8 +7,8 @@ fifth of the messages; rank counts are left out wholly; and uneven exchanges go 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives.line import fit_line
 from steptime_lab.baselines.collectives.published import as_published, fit_published
-from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
+from steptime_lab.validate.engine import Case, Compared, Group, Validation, group, groups, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]
 
@@ -32,21 +32,7 @@ _LOAD_AND_PAIRS = "load and pairs"
 _SEVERAL = "rank counts were measured in several runs on different boxes: those left out say more about boxes than about ranks"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Points with what a model and the baselines said."""
-
-    points: Points
-    cases: Sequence[Case]
-    beside: Mapping[str, Sequence[Case]]
-
-    def part(self, places: Flags) -> Part:
-        """Some of them."""
-        some = np.flatnonzero(places).tolist()
-        return Part(
-            summary([self.cases[place] for place in some]),
-            {name: summary([cases[place] for place in some]) for name, cases in self.beside.items()},
-        )
+Asked = list[Compared[int]]  # of every point, by its place
 
 
 def validate_collectives(
@@ -59,16 +45,16 @@ def validate_collectives(
         raise InputError(f"{fabric}: no collectives of the split {split} that the model answers")
     asked = _asked(tested, fitted.model, points.of(FIT, VALIDATION), _noise(tested, fitted.reduction.quantile))
     fifths = _in_fifths(points, fitted)
-    parts = {label: asked.part(places) for label, places in _labels(tested)}
-    parts |= {f"{label}, in fifths": fifths.part(places) for label, places in _labels(points) if "MiB" not in label}
+    found = groups(asked, _labels(tested))
+    found |= groups(fifths, [(f"{label}, in fifths", own) for label, own in _labels(points) if "MiB" not in label])
     uneven, facts = _uneven(points, fitted.model)
-    parts |= uneven | _left_out(points) | _other_boxes(elsewhere, fitted)
+    found |= uneven | _left_out(points) | _other_boxes(elsewhere, fitted)
     return Validation(
         name=f"collectives {fabric}",
         title=f"collectives on {fabric}, wait-free, {split} rows",
-        cases=asked.cases,
-        whole=asked.part(np.ones(len(tested), dtype=np.bool_)),
-        parts=parts,
+        cases=[one.case for one in asked],
+        whole=group(asked),
+        groups=found,
         facts=facts,
         notes=(
             f"a message's time is {fitted.reduction}, chosen on validation rows",
@@ -99,10 +85,13 @@ def _noise(points: Points, quantile: float) -> list[tuple[float, ...]]:
 def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple[float, ...]]) -> Asked:
     cases = _cases(points, model, noise)
     line, published = fit_line(seen), fit_published(seen)
-    beside = {_LINE: _others(cases, line.times(points.messages).ns)}
+    beside = {_LINE: line.times(points.messages).ns.tolist()}
     if all(pair in published.curves for pair in zip(points.kind, points.ranks.tolist(), strict=True)):
-        beside[_PUBLISHED] = _others(cases, published.times(as_published(points)).ns)
-    return Asked(points, cases, beside)
+        beside[_PUBLISHED] = published.times(as_published(points)).ns.tolist()
+    return [
+        Compared(place, case, {name: case.by(times[place]) for name, times in beside.items()})
+        for place, case in enumerate(cases)
+    ]
 
 
 def _cases(points: Points, model: TierModel, noise: Sequence[tuple[float, ...]] | None = None) -> list[Case]:
@@ -127,14 +116,11 @@ def _name(points: Points, place: int) -> str:
 
 
 def _others(cases: Sequence[Case], predicted: Floats) -> list[Case]:
-    return [
-        replace(case, predicted=float(time), covered=None, repeat_errors=())
-        for case, time in zip(cases, predicted, strict=True)
-    ]
+    return [case.by(time) for case, time in zip(cases, predicted.tolist(), strict=True)]
 
 
-def _labels(points: Points) -> Iterator[tuple[str, Flags]]:
-    """Parts of the points by kind, then by rank count, then by size; none that is empty."""
+def _labels(points: Points) -> Iterator[tuple[str, Callable[[int], bool]]]:
+    """Groups of points by kind, then by rank count, then by size; none that is empty."""
     kinds, ranks = np.array(points.kind), np.asarray(points.ranks)
     large = points.bytes >= LARGE_BYTES
     for kind in KINDS:
@@ -142,7 +128,7 @@ def _labels(points: Points) -> Iterator[tuple[str, Flags]]:
             some = [(label, own)]
             some += [(f"{label}, {count} ranks", own & (ranks == count)) for count in np.unique(ranks).tolist()]
             some += [(f"{label} below 1 MiB", own & ~large), (f"{label} from 1 MiB", own & large)]
-            yield from ((name, places) for name, places in some if places.any())
+            yield from ((name, places.tolist().__getitem__) for name, places in some)
 
 
 def _evenness(kind: str, own: Flags, uneven: Flags) -> list[tuple[str, Flags]]:
@@ -153,30 +139,22 @@ def _evenness(kind: str, own: Flags, uneven: Flags) -> list[tuple[str, Flags]]:
 
 def _in_fifths(points: Points, fitted: FittedFabric) -> Asked:
     """Every row once, by models and baselines that did not see its fifth."""
-    cases: dict[int, Case] = {}
-    beside: dict[str, dict[int, Case]] = {}
+    found: Asked = []
     for own in folded(points):
         seen = points.take(~own)
         model = replace(
             fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged), residuals=fitted.model.residuals
         )
         tested = points.take(own)
-        found = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
-        places = np.flatnonzero(own).tolist()
-        cases |= dict(zip(places, found.cases, strict=True))
-        for name, some in found.beside.items():
-            beside.setdefault(name, {}).update(zip(places, some, strict=True))
-    return Asked(
-        points,
-        [cases[place] for place in range(len(points))],
-        {name: [some[place] for place in range(len(points))] for name, some in beside.items() if len(some) == len(points)},
-    )
+        asked = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
+        found += [replace(one, item=place) for place, one in zip(np.flatnonzero(own).tolist(), asked, strict=True)]
+    return sorted(found, key=lambda one: one.item)
 
 
 # --- uneven exchanges ------------------------------------------------------------------------------------------------------
 
 
-def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Part], dict[str, float]]:
+def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Group], dict[str, float]]:
     """Every uneven exchange by every rule, all with one curve: that of the even ones."""
     even = points.take(~points.uneven & np.array([kind == "all_to_all" for kind in points.kind]))
     if not len(even) or not points.uneven.any():
@@ -192,13 +170,13 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Part], dict[str
         f"times_the_error_{nearest} against {_LOAD_AND_PAIRS}".replace(" ", "_"): others[nearest] / best.gmae,
         "times_the_error_uneven_by_max_of_max_as_published_against_load_and_pairs": others["uneven by max of max"] / best.gmae,
     }
-    parts = {name: Part(one) for name, one in found.items()} | {f"uneven by {_LOAD_AND_PAIRS}": Part(best)}
+    by_rule = {name: Group(one) for name, one in found.items()} | {f"uneven by {_LOAD_AND_PAIRS}": Group(best)}
     for count in sorted(set(asked.ranks.tolist())):
         own = asked.take(asked.ranks == count)
         cases = _cases(own, replace(curves, idle_power=model.idle_power))
         beside = {rule: summary(_by_rule(own, curves, rule)) for rule in RULES}
-        parts[f"uneven by {_LOAD_AND_PAIRS}, {count} ranks"] = Part(summary(cases), beside)
-    return parts, facts
+        by_rule[f"uneven by {_LOAD_AND_PAIRS}, {count} ranks"] = Group(summary(cases), beside)
+    return by_rule, facts
 
 
 def _by_rule(points: Points, curves: TierModel, rule: str) -> list[Case]:
@@ -210,12 +188,12 @@ def _by_rule(points: Points, curves: TierModel, rule: str) -> list[Case]:
 # --- rank counts and boxes -------------------------------------------------------------------------------------------------
 
 
-def _left_out(points: Points) -> dict[str, Part]:
+def _left_out(points: Points) -> dict[str, Group]:
     """Large even messages of a rank count by models that saw the others, or those below it where it is the largest."""
     even = points.take(~points.uneven & (points.bytes >= LARGE_BYTES))
     seen = points.take(~points.uneven)
     counts = sorted(set(points.ranks.tolist()))
-    parts: dict[str, Part] = {}
+    found: dict[str, Group] = {}
     for count in counts[1:] if len(counts) > 2 else []:
         others = [other for other in counts if other != count]
         model = fit_curves(seen.take(np.isin(seen.ranks, others)), idle_power=0.0)
@@ -225,14 +203,14 @@ def _left_out(points: Points) -> dict[str, Part]:
         if not cases:
             continue
         label = f"{count} ranks from {' and '.join(map(str, others))}"
-        parts[label] = Part(summary(cases))
+        found[label] = Group(summary(cases))
         kinds = np.array(asked.kind)[known]
         for kind in [kind for kind in KINDS if (kinds == kind).any()]:
-            parts[f"{kind}, {label}"] = Part(summary([case for case, own in zip(cases, kinds == kind, strict=True) if own]))
-    return parts
+            found[f"{kind}, {label}"] = Group(summary([case for case, own in zip(cases, kinds == kind, strict=True) if own]))
+    return found
 
 
-def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Part]:
+def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Group]:
     """Rows of other runs, each process's times over what its all_reduce of 1 MiB says of its speed, and as they are."""
     own = set(fitted.runs)
     speeds: dict[tuple[str, str, int], list[float]] = defaultdict(list)
@@ -254,6 +232,6 @@ def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Part]
     as_is = _cases(points, replace(fitted.model, residuals={}))
     scaled = _others(as_is, np.array([case.predicted for case in as_is]) * speed / usual)
     return {
-        "other runs and boxes": Part(summary(as_is)),
-        "other runs and boxes, each at the speed of its all_reduce of 1 MiB": Part(summary(scaled)),
+        "other runs and boxes": Group(summary(as_is)),
+        "other runs and boxes, each at the speed of its all_reduce of 1 MiB": Group(summary(scaled)),
     }

@@ -22,7 +22,7 @@ from steptime._program.program import Program
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped
-from steptime_lab.validate.summary import Case, Part, Validation, summary
+from steptime_lab.validate.engine import Case, Compared, Validation, group, groups
 
 Ask = Callable[[Sequence[Question]], Sequence[Answered]]
 Row = Mapping[str, Any]  # of the set step_kernels
@@ -221,15 +221,11 @@ def op_times(cases: Iterable[CaseTime]) -> dict[str, OpTime]:
 
 def validation_of(cases: Sequence[CaseTime]) -> Validation:
     """The sums of all cases, per workload and part of the GPU, and how much of the time was answered."""
-    compared = {case.name: _case(case) for case in cases}
-    parts = {
-        name: Part(summary([compared[case.name] for case in cases if chosen(case)])) for name, chosen in _parts(cases) if cases
-    }
-    clear = {case.name: _clear(case) for case in cases if case.share > 1}
-    for name, chosen in _parts(cases):
-        some = [clear[case.name] for case in cases if chosen(case) and case.name in clear and clear[case.name].measured]
-        if some:
-            parts[f"{name}, beside no collective"] = Part(summary(some))
+    compared = [Compared(case, _case(case)) for case in cases]
+    clear = [Compared(case, _clear(case)) for case in cases if case.share > 1]
+    clear = [one for one in clear if one.case.measured]
+    named = list(_groups(cases))
+    found = groups(compared, named) | groups(clear, [(f"{name}, beside no collective", chosen) for name, chosen in named])
     measured = sum(case.measured_ns for case in cases)
     missing: Times = defaultdict(float)
     for case in cases:
@@ -238,9 +234,9 @@ def validation_of(cases: Sequence[CaseTime]) -> Validation:
     return Validation(
         name="device-time",
         title="compute kernels of whole steps, from execution traces",
-        cases=list(compared.values()),
-        whole=Part(summary(list(compared.values()))),
-        parts=parts,
+        cases=[one.case for one in compared],
+        whole=group(compared),
+        groups=found,
         facts=_facts(cases, measured),
         notes=("collectives and lookups are left out; what nothing answers counts as zero",),
         warnings=tuple(f"{why}: {time_ns / measured:.3%} of the measured compute" for why, time_ns in _largest(missing)),
@@ -261,7 +257,7 @@ def _clear(case: CaseTime) -> Case:
     return Case(case.name, predicted, sum(op.clear_measured_ns for op in case.ops.values()))
 
 
-def _parts(cases: Sequence[CaseTime]) -> Iterable[tuple[str, Callable[[CaseTime], bool]]]:
+def _groups(cases: Sequence[CaseTime]) -> Iterable[tuple[str, Callable[[CaseTime], bool]]]:
     for workload in sorted({case.workload for case in cases}):
         yield workload, lambda case, workload=workload: case.workload == workload  # type: ignore[misc]
     for workload, share in sorted({(case.workload, case.share) for case in cases}):

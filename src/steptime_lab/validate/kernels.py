@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from steptime._models.kernels.forms import KernelForm
 from steptime._models.kernels.work import base_of, precision_of
 from steptime.errors import InputError
 from steptime_lab.measurements.kernel_rows import Row, rows_of
-from steptime_lab.validate.summary import Case, Part, Summary, Validation, repeat_errors, summary
+from steptime_lab.validate.engine import Case, Compared, Group, Summary, Validation, group, groups, repeat_errors
 
 # What ops are called where only the innermost one of a step is recorded.
 _INNER = {
@@ -40,28 +39,25 @@ def validate_kernels(
     rows = [row for row in rows_of(table) if row.split == split and row.family in families()]
     answered = models.ask([row.question for row in rows])
     cases = [_case(row, one, models) for row, one in zip(rows, answered, strict=True)]
-    beside = {name: _beside(rows, cases, form) for name, form in baselines.items()}
+    beside = {name: form.answers([row.question for row in rows]) for name, form in baselines.items()}
     missing = [f"{row.family}: {one.why}" for row, one in zip(rows, answered, strict=True) if one.answer is None]
-
-    def part(chosen: Callable[[Row], bool]) -> Part | None:
-        places = [place for place, row in enumerate(rows) if chosen(row) and answered[place].answer is not None]
-        if not places:
-            return None
-        others = {name: summary([some[place] for place in places]) for name, some in beside.items()}
-        return Part(summary([cases[place] for place in places]), others)
-
-    parts = {name: found for name, chosen in _parts(rows) if (found := part(chosen)) is not None}
-    whole = part(_whole)
-    if whole is None:
+    compared = [
+        Compared(row, case, {name: case.by(answers[place].time_ns) for name, answers in beside.items()})
+        for place, (row, case) in enumerate(zip(rows, cases, strict=True))
+        if answered[place].answer is not None
+    ]
+    whole = [one for one in compared if _whole(one.item)]
+    if not whole:
         raise InputError("these models answer no row of a whole GPU; fit them to kernels that were measured on one")
+    found = groups(compared, _groups(rows))
     shares = family_shares(step_kernels)
     return Validation(
         name="kernels",
         title=f"device time of op calls, {split} rows",
-        cases=[case for case, one in zip(cases, answered, strict=True) if one.answer is not None],
-        whole=whole,
-        parts=parts,
-        facts=_facts(parts, shares),
+        cases=[one.case for one in compared],
+        whole=group(whole),
+        groups=found,
+        facts=_facts(found, shares),
         notes=("noise floor: one repeat against the mean of the others; a median of three repeats has about half of it",),
         warnings=tuple(sorted(set(missing))),
     )
@@ -84,7 +80,7 @@ def _whole(row: Row) -> bool:
     return row.question.share == 1
 
 
-def _parts(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[Row], bool]]]:
+def _groups(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[Row], bool]]]:
     """Names and choices: families, families by precision, workloads' own calls, long kernels, parts of the GPU."""
     for family in sorted({row.family for row in rows}):
         yield family, lambda row, family=family: _whole(row) and row.family == family  # type: ignore[misc]
@@ -111,8 +107,8 @@ def _precision(row: Row) -> str:
     return precision_of(row.question.call, row.question.tf32)
 
 
-def _facts(parts: Mapping[str, Part], shares: Mapping[str, float]) -> dict[str, float]:
-    own: dict[str, Summary] = {family: parts[family].summary for family in families() if family in parts}
+def _facts(found: Mapping[str, Group], shares: Mapping[str, float]) -> dict[str, float]:
+    own: dict[str, Summary] = {family: found[family].summary for family in families() if family in found}
     known = {family: share for family, share in shares.items() if family in own}
     weighted = sum(share * own[family].gmae for family, share in known.items()) / sum(known.values())
     return {
@@ -132,15 +128,6 @@ def _case(row: Row, answered: Answered, models: KernelModels) -> Case:
     log = math.log(measured / predicted)
     covered = bool(quantiles[0] <= log <= quantiles[-1])
     return Case(_name(row), predicted, measured, row.spread, covered, repeat_errors(row.times_ns))
-
-
-def _beside(rows: Sequence[Row], cases: Sequence[Case], form: KernelForm) -> list[Case]:
-    """The same cases by a baseline."""
-    answers = form.answers([row.question for row in rows])
-    return [
-        replace(case, predicted=answer.time_ns, covered=None, repeat_errors=())
-        for case, answer in zip(cases, answers, strict=True)
-    ]
 
 
 def _name(row: Row) -> str:

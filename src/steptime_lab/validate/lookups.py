@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of
 from steptime_lab.measurements.lookup_rows import MeasuredLookups
-from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
+from steptime_lab.validate.engine import Case, Compared, Group, Validation, groups, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]
 Forms = Mapping[Kind, LookupForm]
@@ -45,21 +45,6 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Measured lookups of one kind with what the models said."""
-
-    measured: MeasuredLookups
-    cases: list[Case]
-    beside: Mapping[str, list[Case]]  # by baseline
-
-    def part(self, places: Sequence[int]) -> tuple[list[Case], dict[str, list[Case]]]:
-        """Some of them."""
-        return [self.cases[place] for place in places], {
-            name: [some[place] for place in places] for name, some in self.beside.items()
-        }
-
-
 def validate_lookups(
     measured: Mapping[Kind, MeasuredLookups],
     models: LookupModels,
@@ -76,30 +61,24 @@ def validate_lookups(
     }
     if not asked:
         raise InputError(f"no lookups of the split {split} that these models answer")
-    places: dict[str, dict[Kind, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for kind, one in asked.items():
-        for place, labels in enumerate(_labels(kind, one.measured)):
-            for label in labels:
-                places[label][kind].append(place)
-    parts = {
-        label: _joined([asked[kind].part(some) for kind, some in places[label].items()])
-        for label in sorted(places, key=_order)
-        if label != _WHOLE
-    }
+    compared = [one for some in asked.values() for one in some]
+    labels = sorted({label for one in compared for label in one.item}, key=_order)
+    if _WHOLE not in labels:
+        raise InputError("these models answer no lookup of a whole GPU; fit them to lookups that were measured on one")
+    found = groups(compared, [(label, lambda own, label=label: label in own) for label in labels])  # type: ignore[misc]
+    whole = found.pop(_WHOLE)
     facts: dict[str, float] = {}
     for test, forms in held_out.items():
         unseen = {kind: measured[kind].take(HELD_OUT[test](measured[kind])) for kind in forms if kind in measured}
-        found_parts, found_facts = _unseen(test, unseen, forms, split)
-        parts |= found_parts
-        facts |= found_facts
-    if _WHOLE not in places:
-        raise InputError("these models answer no lookup of a whole GPU; fit them to lookups that were measured on one")
+        of_test, test_facts = _unseen(test, unseen, forms, split)
+        found |= of_test
+        facts |= test_facts
     return Validation(
         name="lookups",
         title=f"device time of embedding lookups, {split} rows",
-        cases=[case for one in asked.values() for case in one.cases],
-        whole=_joined([asked[kind].part(some) for kind, some in places[_WHOLE].items()]),
-        parts=parts,
+        cases=[one.case for one in compared],
+        whole=whole,
+        groups=found,
         facts=facts,
         notes=(
             "noise floor: one repeat against the mean of the others; a median of three repeats has about half of it",
@@ -108,7 +87,10 @@ def validate_lookups(
     )
 
 
-def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baselines: Mapping[str, LookupForm]) -> Asked:
+def _asked(
+    kind: Kind, measured: MeasuredLookups, models: LookupModels, baselines: Mapping[str, LookupForm]
+) -> list[Compared[frozenset[str]]]:
+    """Every lookup, with the names of the groups that it belongs to."""
     predicted = models.form(*kind).times(measured.lookups).time_ns.tolist()
     cases = []
     for place, time_ns in enumerate(predicted):
@@ -117,14 +99,10 @@ def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baseline
         covered = bool(quantiles[0] <= math.log(actual / time_ns) <= quantiles[-1])
         repeats = repeat_errors(measured.times_ns[place])
         cases.append(Case(_name(kind, measured, place), time_ns, actual, float(measured.spread[place]), covered, repeats))
-    beside = {name: _others(cases, form, measured) for name, form in baselines.items()}
-    return Asked(measured, cases, beside)
-
-
-def _others(cases: Sequence[Case], form: LookupForm, measured: MeasuredLookups) -> list[Case]:
-    predicted = form.times(measured.lookups).time_ns.tolist()
+    beside = {name: form.times(measured.lookups).time_ns.tolist() for name, form in baselines.items()}
     return [
-        replace(case, predicted=time_ns, covered=None, repeat_errors=()) for case, time_ns in zip(cases, predicted, strict=True)
+        Compared(frozenset(labels), case, {name: case.by(times[place]) for name, times in beside.items()})
+        for place, (labels, case) in enumerate(zip(_labels(kind, measured), cases, strict=True))
     ]
 
 
@@ -148,15 +126,8 @@ def _name(kind: Kind, measured: MeasuredLookups, place: int) -> str:
     return " ".join(said)
 
 
-def _joined(found: Sequence[tuple[list[Case], dict[str, list[Case]]]]) -> Part:
-    """One part of the cases of several kinds, with the baselines that every one of them has."""
-    common = [name for name in found[0][1] if all(name in beside for _, beside in found)]
-    others = {name: summary([case for _, beside in found for case in beside[name]]) for name in common}
-    return Part(summary([case for cases, _ in found for case in cases]), others)
-
-
 def _labels(kind: Kind, measured: MeasuredLookups) -> list[list[str]]:
-    """Of every lookup, the parts it belongs to; what has a comma in its name is a part of a part."""
+    """Of every lookup, the groups it belongs to; what has a comma in its name is a group of a group."""
     lookups, direction = measured.lookups, kind[1]
     quarters = np.searchsorted(np.quantile(skew_of(lookups), (0.25, 0.5, 0.75)), skew_of(lookups))
     widest = lookups.maxima(lookups.pool.tables.dim)
@@ -203,9 +174,9 @@ def _whole(measured: MeasuredLookups) -> Flags:
 
 def _unseen(
     test: str, unseen: Mapping[Kind, MeasuredLookups], forms: Forms, split: str
-) -> tuple[dict[str, Part], dict[str, float]]:
+) -> tuple[dict[str, Group], dict[str, float]]:
     """Errors by direction; of series the rank correlations as well, over all splits, since the forms saw none of them."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, Group] = {}
     facts: dict[str, float] = {}
     for direction in DIRECTIONS:
         cases: list[Case] = []
@@ -224,7 +195,7 @@ def _unseen(
             if test == "series":
                 ranks += ranks_of(whole, predicted)
         if cases:
-            parts[f"{direction}: {_NAMES[test]}"] = Part(summary(cases))
+            parts[f"{direction}: {_NAMES[test]}"] = Group(summary(cases))
         facts |= ranks.facts(direction)
     return parts, facts
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._models.memory.peak import PeakMemory, peak_memory
 from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
 from steptime_lab.measurements.shipped import FOLDER, shipped
-from steptime_lab.validate.summary import Case, Part, Validation, summary
+from steptime_lab.validate.engine import Case, Compared, Validation, group, groups
 
 Row = Mapping[str, Any]  # of the set steps
 
@@ -134,17 +133,21 @@ def unnamed_bytes(row: Row, rank: int) -> tuple[int, int]:
     return sum(_FLOAT_BYTES * table.rows * table.dim for table in mine), state
 
 
+Belongs = Callable[[RankMemory], bool]
+
+
 def validation_of(found: Sequence[RankMemory]) -> Validation:
     """By workload and ranks, allocated; reserved beside, whose errors have a bar of their own."""
-    groups = _parts(found)
-    parts = {name: _part(chosen) for name, chosen in groups}
-    reserved = {f"{name}, reserved": _reserved(chosen) for name, chosen in (("all", list(found)), *groups)}
+    named = list(_groups(found))
+    allocated = [Compared(each, each.allocated_case, {"steady": each.steady_case}) for each in found]
+    reserved = [Compared(each, pair[0], {"steady": pair[1]}) for each in found if (pair := each.reserved_cases) is not None]
+    every: list[tuple[str, Belongs]] = [("all", lambda _: True), *named]
     return Validation(
         name="memory",
         title="peak memory of whole steps, from execution traces",
         cases=[each.allocated_case for each in found],
-        whole=_part(found),
-        parts={**parts, **{name: part for name, part in reserved.items() if part is not None}},
+        whole=group(allocated),
+        groups=groups(allocated, named) | groups(reserved, [(f"{name}, reserved", chosen) for name, chosen in every]),
         facts=_facts(found),
         notes=(
             "bytes of one rank, over its first dozen steps",
@@ -156,20 +159,10 @@ def validation_of(found: Sequence[RankMemory]) -> Validation:
     )
 
 
-def _part(found: Sequence[RankMemory]) -> Part:
-    return Part(summary([each.allocated_case for each in found]), {"steady": summary([each.steady_case for each in found])})
-
-
-def _reserved(found: Sequence[RankMemory]) -> Part | None:
-    pairs = [cases for cases in (each.reserved_cases for each in found) if cases is not None]
-    return Part(summary([first for first, _ in pairs]), {"steady": summary([one for _, one in pairs])}) if pairs else None
-
-
-def _parts(found: Sequence[RankMemory]) -> list[tuple[str, list[RankMemory]]]:
-    groups: dict[tuple[str, int], list[RankMemory]] = defaultdict(list)
-    for each in found:
-        groups[each.workload, each.ranks].append(each)
-    return [(f"{workload}, {ranks} rank{'s' * (ranks > 1)}", groups[workload, ranks]) for workload, ranks in sorted(groups)]
+def _groups(found: Sequence[RankMemory]) -> Iterator[tuple[str, Belongs]]:
+    for workload, ranks in sorted({(each.workload, each.ranks) for each in found}):
+        name = f"{workload}, {ranks} rank{'s' * (ranks > 1)}"
+        yield name, lambda each, key=(workload, ranks): (each.workload, each.ranks) == key  # type: ignore[misc]
 
 
 def _facts(found: Sequence[RankMemory]) -> dict[str, float]:

@@ -25,13 +25,13 @@ from steptime_lab.measurements.shipped import BASELINES, shipped
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime_lab.validate.collectives import validate_collectives
 from steptime_lab.validate.device_time import device_times, validation_of
+from steptime_lab.validate.engine import Validation
 from steptime_lab.validate.kernels import validate_kernels
 from steptime_lab.validate.lookups import validate_lookups
 from steptime_lab.validate.memory import validate_memory
 from steptime_lab.validate.overlap import validate_overlap
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
-from steptime_lab.validate.summary import Validation
 from steptime_lab.validate.waiting import validation_of as waiting_validation
 
 

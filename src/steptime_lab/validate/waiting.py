@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime.errors import InputError
 from steptime_lab.fit.waiting import Waited
-from steptime_lab.validate.summary import Case, Part, Validation, summary
+from steptime_lab.validate.engine import Case, Compared, Validation, group, groups
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,21 +37,15 @@ def validation_of(waited: Sequence[Waited]) -> Validation:
         "wait, shortest of the ranks": lambda one: one.waited_ns + float(one.collective.ran_ns.min()),
         "no wait, estimate x factor": lambda one: np.full(one.ranks, one.alone_ns * factors[one.collective.case, one.kind]),
     }
-    chosen, *_ = rules
-
-    def cases(some: Sequence[Waited], rule: str, least: float = 0.0) -> list[Case]:
-        return [case for one in some for case in _cases(one, rules[rule](one), least)]
-
-    def part(some: Sequence[Waited], least: float = 0.0) -> Part:
-        found = {rule: summary(cases(some, rule, least)) for rule in rules}
-        return Part(found.pop(chosen), found)
-
+    compared = [one for each in waited for one in _compared(each, rules)]
     lots: dict[str, list[Waited]] = defaultdict(list)
     for one in sorted(waited, key=lambda one: (one.kind, one.ranks)):
-        lots[f"{one.kind}, {one.ranks} ranks"].append(one)
-    parts = {name: part(some) for name, some in lots.items()}
-    if cases(waited, chosen, _WAITERS):
-        parts[f"ranks that waited {_WAITERS:.0%} of the time or more"] = part(waited, _WAITERS)
+        lots[_lot(one)].append(one)
+    named: list[tuple[str, Callable[[RankWaited], bool]]] = [
+        (name, lambda rank, name=name: _lot(rank.waited) == name)  # type: ignore[misc]
+        for name in lots
+    ]
+    named.append((f"ranks that waited {_WAITERS:.0%} of the time or more", lambda rank: rank.share >= _WAITERS))
     facts = {"waiting": waiting_share(waited)}
     for name, some in lots.items():
         facts[f"waiting, {name}"] = waiting_share(some)
@@ -58,9 +53,9 @@ def validation_of(waited: Sequence[Waited]) -> Validation:
     return Validation(
         name="waiting",
         title="collectives of profiled steps on each rank: waiting + wait-free time",
-        cases=cases(waited, chosen),
-        whole=part(waited),
-        parts=parts,
+        cases=[one.case for one in compared],
+        whole=group(compared),
+        groups=groups(compared, named),
         facts=facts,
         notes=("arrivals are those of the profile; broadcasts are left out, because ranks do not leave them together",),
     )
@@ -71,9 +66,25 @@ def waiting_share(waited: Sequence[Waited]) -> float:
     return float(sum(one.waited_ns.sum() for one in waited) / sum(one.collective.ran_ns.sum() for one in waited))
 
 
-def _cases(one: Waited, predicted_ns: Floats, least: float) -> list[Case]:
-    """One per rank that waited at least this share of the time."""
+@dataclass(frozen=True, slots=True)
+class RankWaited:
+    """One rank in one collective, and of its time the share that it waited."""
+
+    waited: Waited
+    share: float
+
+
+def _lot(one: Waited) -> str:
+    return f"{one.kind}, {one.ranks} ranks"
+
+
+def _compared(one: Waited, rules: Mapping[str, Callable[[Waited], Floats]]) -> list[Compared[RankWaited]]:
+    """Every rank by the first rule, beside the others."""
     name = f"{one.collective.case}, {one.kind} of {one.collective.message.bytes} bytes"
-    times = zip(predicted_ns.tolist(), one.collective.ran_ns.tolist(), strict=True)
-    enough = one.waited_ns >= least * one.collective.ran_ns
-    return [Case(f"{name}, rank {rank}", said, ran) for rank, (said, ran) in enumerate(times) if enough[rank]]
+    chosen, *others = ((rule, predict(one).tolist()) for rule, predict in rules.items())
+    found = []
+    for rank, (ran_ns, waited_ns) in enumerate(zip(one.collective.ran_ns.tolist(), one.waited_ns.tolist(), strict=True)):
+        case = Case(f"{name}, rank {rank}", chosen[1][rank], ran_ns)
+        beside = {rule: case.by(times[rank]) for rule, times in others}
+        found.append(Compared(RankWaited(one, waited_ns / ran_ns), case, beside))
+    return found

@@ -11,7 +11,7 @@ import numpy as np
 from steptime_lab.validate.sharding.estimates import ABLATIONS
 from steptime_lab.validate.sharding.given import GivenPlan
 from steptime_lab.validate.sharding.scores import Score, picked
-from steptime_lab.validate.sharding.sharding import CHANCE, ShardingPart, ShardingValidation, TaskOutcome
+from steptime_lab.validate.sharding.sharding import CHANCE, ShardingGroup, ShardingValidation, TaskOutcome
 
 _SCHEMA_VERSION = 1
 _WORST = 6
@@ -26,7 +26,7 @@ def sharding_document(found: ShardingValidation) -> dict[str, Any]:
         "schema_version": _SCHEMA_VERSION,
         "set": "sharding",
         **_part(found.whole),
-        "parts": {name: _part(part) for name, part in found.parts.items()},
+        "parts": {name: _part(part) for name, part in found.groups.items()},
         "steps": asdict(found.steps.whole.summary),
         "cases": [_task(one) for one in found.outcomes],
         "given": [{**asdict(one), "faster": one.faster, "slower": one.slower} for one in found.given],
@@ -34,7 +34,7 @@ def sharding_document(found: ShardingValidation) -> dict[str, Any]:
     }
 
 
-def _part(part: ShardingPart) -> dict[str, Any]:
+def _part(part: ShardingGroup) -> dict[str, Any]:
     ours = {**asdict(part.ours), "chance": part.others[CHANCE].success_10}
     others = {name: asdict(one) for name, one in part.others.items() if name not in ABLATIONS}
     left_out = {name: asdict(one) for name, one in part.others.items() if name in ABLATIONS}
@@ -78,10 +78,10 @@ def sharding_lines(found: ShardingValidation, *, full: bool = False) -> list[str
         *(_score(name, one) for name, one in whole.others.items() if name in ABLATIONS),
         "",
         "Parts",
-        *(_score(f"{name} ({part.ours.tasks})", part.ours) for name, part in found.parts.items()),
+        *(_score(f"{name} ({part.ours.tasks})", part.ours) for name, part in found.groups.items()),
     ]
     if full:
-        for name, part in found.parts.items():
+        for name, part in found.groups.items():
             lines += ["", f"Parts: {name}", *(_score(other, one) for other, one in part.others.items())]
     return [*lines, "", *_notes(found), *_given(found.given, full=full), "", "Worst picks", *_worst(found.outcomes)]
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from steptime._shard.evaluate.evaluator import Evaluation
 from steptime.errors import InputError
 from steptime_lab.validate.calibrations import platform_of
+from steptime_lab.validate.engine import Case, Compared, Validation, group, groups, repeat_errors
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, estimates, rule_picks
 from steptime_lab.validate.sharding.given import GivenPlan, given_plans
 from steptime_lab.validate.sharding.measured import MeasuredTask, shipped_tasks
 from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, score
-from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class TaskOutcome:
 
 
 @dataclass(frozen=True)
-class ShardingPart:
+class ShardingGroup:
     """Some of the tasks: what ours reaches, what all others do, and what the data allow."""
 
     ours: Score
@@ -68,8 +68,8 @@ class ShardingValidation:
     """What `steptime validate sharding` found."""
 
     outcomes: tuple[TaskOutcome, ...]
-    whole: ShardingPart
-    parts: Mapping[str, ShardingPart]
+    whole: ShardingGroup
+    groups: Mapping[str, ShardingGroup]
     steps: Validation  # predicted step times of all plans against measured ones
     given: tuple[GivenPlan, ...] = ()  # plans that were searched for and timed beside the rules'
 
@@ -100,8 +100,8 @@ def outcome_of(task: MeasuredTask) -> TaskOutcome:
 
 
 def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = ()) -> ShardingValidation:
-    """All tasks and their parts; `given` are plans that were timed beside the rules'."""
-    groups: dict[str, Callable[[MeasuredTask], bool]] = {
+    """All tasks and groups of them; `given` are plans that were timed beside the rules'."""
+    named: dict[str, Callable[[MeasuredTask], bool]] = {
         FIRST: lambda task: not task.further,
         FURTHER: lambda task: task.further,
         HEAVY: lambda task: task.heavy,
@@ -109,12 +109,12 @@ def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = 
         EQUAL: lambda task: task.equal,
         UNEQUAL: lambda task: not task.equal,
     }
-    some = {name: [one for one in outcomes if belongs(one.task)] for name, belongs in groups.items()}
-    parts = {name: part_of(chosen) for name, chosen in some.items() if chosen}
-    return ShardingValidation(tuple(outcomes), part_of(outcomes), parts, _steps(outcomes, some), tuple(given))
+    some = {name: [one for one in outcomes if belongs(one.task)] for name, belongs in named.items()}
+    scored = {name: score_group(chosen) for name, chosen in some.items() if chosen}
+    return ShardingValidation(tuple(outcomes), score_group(outcomes), scored, _steps(outcomes, some), tuple(given))
 
 
-def part_of(outcomes: Sequence[TaskOutcome]) -> ShardingPart:
+def score_group(outcomes: Sequence[TaskOutcome]) -> ShardingGroup:
     """What every way to pick reaches on some tasks."""
     judged = [one.judged for one in outcomes]
     made = {
@@ -128,16 +128,14 @@ def part_of(outcomes: Sequence[TaskOutcome]) -> ShardingPart:
     }
     chance = score(judged, [chance_pick(one.task) for one in outcomes])
     ours = made.pop(OURS)
-    return ShardingPart(ours, {CHANCE: chance, **rules, **made}, ceiling([one.task for one in outcomes]))
+    return ShardingGroup(ours, {CHANCE: chance, **rules, **made}, ceiling([one.task for one in outcomes]))
 
 
-def _steps(outcomes: Sequence[TaskOutcome], groups: Mapping[str, Sequence[TaskOutcome]]) -> Validation:
-    cases = {one.task.name: _cases(one) for one in outcomes}
-    every = [case for some in cases.values() for case in some]
-    parts = {
-        name: Part(summary([case for one in some for case in cases[one.task.name]])) for name, some in groups.items() if some
-    }
-    return Validation("sharding", "steps of sharding plans, never run", every, Part(summary(every)), parts)
+def _steps(outcomes: Sequence[TaskOutcome], chosen: Mapping[str, Sequence[TaskOutcome]]) -> Validation:
+    compared = [Compared(one.task.name, case) for one in outcomes for case in _cases(one)]
+    names = {name: {one.task.name for one in some} for name, some in chosen.items()}
+    found = groups(compared, [(name, own.__contains__) for name, own in names.items()])
+    return Validation("sharding", "steps of sharding plans, never run", [one.case for one in compared], group(compared), found)
 
 
 def _cases(one: TaskOutcome) -> list[Case]:

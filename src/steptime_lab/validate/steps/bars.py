@@ -9,7 +9,7 @@ from pathlib import Path
 
 import steptime_lab
 from steptime.errors import InputError
-from steptime_lab.validate.summary import Part, Summary, Validation
+from steptime_lab.validate.engine import Group, Summary, Validation
 
 SHIPPED_BARS = Path(steptime_lab.__file__).parent / "data" / "bars.toml"
 SCHEMA_VERSION = 1
@@ -31,19 +31,19 @@ class Bar:
 
     def left_by(self, validation: Validation) -> str:
         """One line that says how the bar is left; empty where it is kept."""
-        part = validation.whole if self.group == ALL else validation.parts.get(self.group)
-        if part is None:
+        group = validation.whole if self.group == ALL else validation.groups.get(self.group)
+        if group is None:
             return f"{self.group}: no case; the bar of its {self.measure} cannot be checked"
-        value = self._value(part)
+        value = self._value(group)
         if value is None:
             return f"{self.group}: no {self.measure} was found; the bar cannot be checked"
         if self.least <= value <= self.most:
             return ""
         span = f"{self.least:.1%} to {self.most:.1%}" if self.least else f"at most {self.most:.1%}"
-        return f"{self.group}: {self.measure} is {value:.2%}, the bar is {span} (worst: {part.summary.worst})"
+        return f"{self.group}: {self.measure} is {value:.2%}, the bar is {span} (worst: {group.summary.worst})"
 
-    def _value(self, part: Part) -> float | None:
-        one: Summary = part.summary
+    def _value(self, group: Group) -> float | None:
+        one: Summary = group.summary
         if self.measure == _COVERAGE:
             return one.interval_coverage
         return float(getattr(one, _MEASURES[self.measure]))

@@ -19,10 +19,10 @@ import numpy as np
 
 from steptime._models.error import gmae
 from steptime.errors import InputError
+from steptime_lab.validate.engine import Case, Compared, Validation, group, groups, repeat_errors
 from steptime_lab.validate.steps.cases import DLRM, GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, shipped_steps
-from steptime_lab.validate.steps.predict import CaseOutcome, RankOutcome, VisitOutcome, predict_cases
+from steptime_lab.validate.steps.predict import CaseOutcome, RankOutcome, predict_cases
 from steptime_lab.validate.steps.sources import CONFIG, RECORDED, SOURCES, TRACE, Build, builder
-from steptime_lab.validate.summary import Case, Part, Validation, repeat_errors, summary
 
 REGIMES = (GPU_BOUND, HOST_BOUND, WIRE_BOUND, MIXED)
 TRANSFORMERS, CONVNETS = ("bert", "gpt2", "xlnet"), ("inception_v3", "resnet50")
@@ -81,16 +81,16 @@ def validate_steps(
 
 
 def validation_of(outcomes: Sequence[CaseOutcome], source: str = TRACE, warnings: Sequence[str] = ()) -> Validation:
-    """All cases, every part of them, baselines beside, and what else was compared."""
-    parts = {name: [one for one in outcomes if belongs(one)] for name, belongs in _groups(outcomes).items()}
-    by_case = {name: _part(some, _by_case) for name, some in parts.items() if some}
-    by_visit = {f"{name}, {BY_VISIT}": _part(some, _by_visit) for name, some in parts.items() if some}
+    """All cases, every group of them, baselines beside, and what else was compared."""
+    cases, visits = [_by_case(one) for one in outcomes], [each for one in outcomes for each in _by_visit(one)]
+    named = _groups(outcomes)
+    by_visit = {BY_VISIT: group(visits)} | groups(visits, [(f"{name}, {BY_VISIT}", own) for name, own in named.items()])
     return Validation(
         name="steps",
         title=f"training steps {_TITLES[source]}, after same-machine calibration",
-        cases=[case for one in outcomes for case in _by_case(one)],
-        whole=_part(outcomes, _by_case),
-        parts={**by_case, BY_VISIT: _part(outcomes, _by_visit), **by_visit},
+        cases=[one.case for one in cases],
+        whole=group(cases),
+        groups=groups(cases, named.items()) | by_visit,
         facts=_facts(outcomes),
         notes=(
             "a case is the median of its visits: processes that timed the same step, each predicted with its own calibration",
@@ -102,64 +102,55 @@ def validation_of(outcomes: Sequence[CaseOutcome], source: str = TRACE, warnings
 
 
 def _groups(outcomes: Sequence[CaseOutcome]) -> dict[str, Belongs]:
-    """Parts by name: workloads and ranks, regimes, and the groups that bars are set for."""
-    groups: dict[str, Belongs] = {}
+    """By name: workloads and ranks, regimes, and the groups that bars are set for."""
+    named: dict[str, Belongs] = {}
     for workload, ranks in sorted({(one.workload, one.ranks) for one in outcomes}):
         name = f"{workload} {ranks} rank{'s' * (ranks > 1)}"
-        groups[name] = lambda one, key=(workload, ranks): (one.workload, one.ranks) == key  # type: ignore[misc]
+        named[name] = lambda one, key=(workload, ranks): (one.workload, one.ranks) == key  # type: ignore[misc]
     for regime in REGIMES:
-        groups[regime] = lambda one, regime=regime: one.regime == regime  # type: ignore[misc]
-    groups["DLRM 2 and 4 ranks"] = _dlrm
-    groups["DLRM 2 and 4 ranks steady"] = lambda one: _dlrm(one) and one.spread < STEADY_SPREAD
-    groups["Transformers"] = lambda one: one.workload in TRANSFORMERS
+        named[regime] = lambda one, regime=regime: one.regime == regime  # type: ignore[misc]
+    named["DLRM 2 and 4 ranks"] = _dlrm
+    named["DLRM 2 and 4 ranks steady"] = lambda one: _dlrm(one) and one.spread < STEADY_SPREAD
+    named["Transformers"] = lambda one: one.workload in TRANSFORMERS
     for regime in REGIMES:
-        groups[f"Transformers {regime}"] = lambda one, regime=regime: one.workload in TRANSFORMERS and one.regime == regime  # type: ignore[misc]
-    groups["convnets"] = lambda one: one.workload in CONVNETS
-    return groups
+        named[f"Transformers {regime}"] = lambda one, regime=regime: one.workload in TRANSFORMERS and one.regime == regime  # type: ignore[misc]
+    named["convnets"] = lambda one: one.workload in CONVNETS
+    return named
 
 
 def _dlrm(one: CaseOutcome) -> bool:
     return one.workload == DLRM and one.ranks in (2, 4)
 
 
-def _part(outcomes: Sequence[CaseOutcome], cases_of: Callable[[CaseOutcome, str | None], list[Case]]) -> Part:
-    baselines = list(outcomes[0].visits[0].baselines_ns)
-    return Part(
-        summary([case for one in outcomes for case in cases_of(one, None)]),
-        {name: summary([case for one in outcomes for case in cases_of(one, name)]) for name in baselines},
-    )
-
-
-def _by_case(one: CaseOutcome, baseline: str | None = None) -> list[Case]:
+def _by_case(one: CaseOutcome) -> Compared[CaseOutcome]:
     low, high = (median(visit.interval_ns[end] for visit in one.visits) for end in (0, 1))
-    return [
-        Case(
-            name=one.name,
-            predicted=median(_predicted_ns(visit, baseline) for visit in one.visits),
-            measured=one.measured_ns,
-            spread=one.spread,
-            covered=None if baseline else low <= one.measured_ns <= high,
-            repeat_errors=tuple(error for visit in one.visits for error in repeat_errors(visit.visit.times_ns)),
+    case = Case(
+        name=one.name,
+        predicted=one.predicted_ns,
+        measured=one.measured_ns,
+        spread=one.spread,
+        covered=low <= one.measured_ns <= high,
+        repeat_errors=tuple(error for visit in one.visits for error in repeat_errors(visit.visit.times_ns)),
+    )
+    names = one.visits[0].baselines_ns
+    beside = {name: case.by(median(visit.baselines_ns[name] for visit in one.visits)) for name in names}
+    return Compared(one, case, beside)
+
+
+def _by_visit(one: CaseOutcome) -> list[Compared[CaseOutcome]]:
+    found = []
+    for visit in one.visits:
+        seen, (low, high) = visit.visit, visit.interval_ns
+        case = Case(
+            name=f"{one.name} ({seen.process})",
+            predicted=visit.predicted_ns,
+            measured=seen.measured_ns,
+            spread=seen.spread,
+            covered=low <= seen.measured_ns <= high,
+            repeat_errors=repeat_errors(seen.times_ns),
         )
-    ]
-
-
-def _by_visit(one: CaseOutcome, baseline: str | None = None) -> list[Case]:
-    return [
-        Case(
-            name=f"{one.name} ({visit.visit.process})",
-            predicted=_predicted_ns(visit, baseline),
-            measured=visit.visit.measured_ns,
-            spread=visit.visit.spread,
-            covered=None if baseline else visit.interval_ns[0] <= visit.visit.measured_ns <= visit.interval_ns[1],
-            repeat_errors=repeat_errors(visit.visit.times_ns),
-        )
-        for visit in one.visits
-    ]
-
-
-def _predicted_ns(visit: VisitOutcome, baseline: str | None) -> float:
-    return visit.predicted_ns if baseline is None else visit.baselines_ns[baseline]
+        found.append(Compared(one, case, {name: case.by(time_ns) for name, time_ns in visit.baselines_ns.items()}))
+    return found
 
 
 def _facts(outcomes: Sequence[CaseOutcome]) -> dict[str, float]:

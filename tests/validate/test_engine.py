@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._models.error import GMAE_FLOOR, gmae
-from steptime_lab.validate.summary import Case, repeat_errors, summary
+from steptime_lab.validate.engine import Case, repeat_errors, summary
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:

@@ -20,7 +20,7 @@ from steptime._platforms.device import Device, KernelEstimate
 from steptime._program.program import Program
 from steptime._program.workload import Workload
 from steptime.errors import InputError
-from steptime_lab.validate.summary import Case, Part, Validation, summary
+from steptime_lab.validate.engine import Case, Group, Validation, summary
 
 _SHORT_NS = 5_000.0
 
@@ -85,8 +85,8 @@ def validation_of(calls: Sequence[TracedCall], device: Device) -> Validation:
         name="traced-kernels",
         title=f"kernels of a trace on {device.limits.name}",
         cases=[call.case for call in asked],
-        whole=Part(summary([call.case for call in asked])),
-        parts={name: Part(summary([call.case for call in some])) for name, some in sorted(parts.items())},
+        whole=Group(summary([call.case for call in asked])),
+        groups={name: Group(summary([call.case for call in some])) for name, some in sorted(parts.items())},
         facts={"of_the_time_answered": asked_ns / time_ns, "all_of_it_predicted_over_measured": said_ns / asked_ns},
         notes=("a case is a distinct call; ops without a model are left out",),
     )

@@ -1,6 +1,6 @@
 """Fits the shipped fabrics to published tables of NCCL timings, and says how far they lie off on rows they did not see.
 
-    python benchmarks/public_fabrics.py [--data TABLES] [--write FOLDER]
+    python scripts/public_fabrics.py [--data TABLES] [--write FOLDER]
 
 TABLES holds nccl_single_node.csv.gz, nccl_tests_multi_node.csv.gz and vidur_network/. They are not part of the project; the
 fitted curves are, each with the source of its rows. Of several NCCL versions the newest is fitted; the same message in two

@@ -1,6 +1,6 @@
 """Draws docs/pictures/fabric_*.svg: time over bytes of every collective on every shipped fabric, measured and as fitted.
 
-    python benchmarks/fabric_pictures.py [--data TABLES] [--out FOLDER]
+    python scripts/fabric_pictures.py [--data TABLES] [--out FOLDER]
 
 Measured points of loopback come with the package. Those of the other fabrics are in published tables that do not
 (`public_fabrics.py` says which): without them only curves can be drawn, and then only into a FOLDER of their own, so that
@@ -19,8 +19,8 @@ from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-
 from public_fabrics import SHARED, SITES, Tables, described
+
 from steptime._hardware.fabric import NETWORK, fabric_names
 from steptime._hardware.topology import first_ranks
 from steptime._models.collectives.fitting import Points, fit_fabric, swept

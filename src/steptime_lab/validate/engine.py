@@ -1,13 +1,19 @@
-"""Predicted against measured: cases, and the same few numbers for any lot of them."""
+"""Predicted against measured. A set is its cases, each with the same case as every baseline has it, and groups by name.
+
+What a set declares: `Compared` items, and for every group which items belong to it. The rest is the same for all sets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from steptime._models.error import gmae
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,10 @@ class Case:
         """Relative, signed."""
         return (self.predicted - self.measured) / self.measured
 
+    def by(self, predicted: float) -> Case:
+        """The same case as somebody else predicts it, who says nothing of intervals or repeats."""
+        return replace(self, predicted=predicted, covered=None, repeat_errors=())
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -43,8 +53,8 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of the cases under a name, with the baselines on the same ones."""
+class Group:
+    """Cases under a name, with the baselines on the same ones."""
 
     summary: Summary
     baselines: Mapping[str, Summary] = field(default_factory=dict)
@@ -57,11 +67,35 @@ class Validation:
     name: str
     title: str
     cases: Sequence[Case]
-    whole: Part
-    parts: Mapping[str, Part]
+    whole: Group
+    groups: Mapping[str, Group]
     facts: Mapping[str, float] = field(default_factory=dict)  # named numbers that are no errors of cases
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared(Generic[Item]):
+    """One item of a set with its case, and the same case as each baseline has it."""
+
+    item: Item
+    case: Case
+    baselines: Mapping[str, Case] = field(default_factory=dict)
+
+
+def group(compared: Sequence[Compared[Item]]) -> Group:
+    """At least one item, with the baselines that know all of them."""
+    common = [name for name in compared[0].baselines if all(name in one.baselines for one in compared)]
+    return Group(
+        summary([one.case for one in compared]),
+        {name: summary([one.baselines[name] for one in compared]) for name in common},
+    )
+
+
+def groups(compared: Sequence[Compared[Item]], named: Iterable[tuple[str, Callable[[Item], bool]]]) -> dict[str, Group]:
+    """By name, those items that belong; none without any."""
+    chosen = ((name, [one for one in compared if belongs(one.item)]) for name, belongs in named)
+    return {name: group(some) for name, some in chosen if some}
 
 
 def summary(cases: Sequence[Case]) -> Summary:

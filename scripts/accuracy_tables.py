@@ -1,0 +1,136 @@
+"""The accuracy tables of README.md and docs/, as `steptime validate` finds them.
+
+    python scripts/accuracy_tables.py [SET ...] [trace.json ...] [--docs]
+
+A SET is kernels, device-time, lookups, collectives, noise, or a source of steps: trace, config, recorded. A file is what
+`steptime validate steps --from SOURCE --json` wrote, named SOURCE.json. `--docs` puts the tables between the markers of their
+pages: steps in README.md (the groups that bars are set for) and in docs/models.md (everything), the others in docs/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from steptime_lab.measure.tables import noise_lines, noises
+from steptime_lab.measurements.shipped import FOLDER
+from steptime_lab.report.validation import validation_document
+from steptime_lab.validate.shipped import Models, validated
+from steptime_lab.validate.steps.sources import SOURCES
+from steptime_lab.validate.steps.steps import BY_VISIT, validate_steps
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"kernels": "models.md", "device-time": "models.md", "lookups": "lookups.md", "collectives": "collectives.md"}
+NOISE = "noise"
+STEP_GROUPS = (
+    "DLRM 2 and 4 ranks", "DLRM 2 and 4 ranks steady", "Transformers", "convnets", "GPU-bound", "host-bound", "wire-bound",
+    "mixed",
+)  # fmt: skip
+TITLES = {
+    "trace": "From execution traces",
+    "config": "From configs alone, never run",
+    "recorded": "From execution traces, host times as profiled",
+}
+FIGURES = {
+    "geomean": "geomean", "mape": "MAPE", "p90": "p90", "max": "max", "interval_coverage": "inside 90 %",
+    "noise_floor": "repeats' own noise",
+}  # fmt: skip
+# More baselines than this have lines of their own.
+MOST_BESIDE = 3
+Document = Mapping[str, Any]
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def row(name: str, group: Document, beside: list[str]) -> str:
+    others = group.get("baselines", {})
+    cells = [name, f"{group['rows']:,}", *(percent(group[key]) for key in FIGURES)]
+    return "| " + " | ".join([*cells, *(percent(others[one]["geomean"]) if one in others else "" for one in beside)]) + " |"
+
+
+def table(document: Document, groups: Mapping[str, Document]) -> Iterator[str]:
+    every = list(document["baselines"])
+    beside = every if len(every) <= MOST_BESIDE else []
+    heads = ["%", "cases", *FIGURES.values(), *beside]
+    yield "| " + " | ".join(heads) + " |"
+    yield "|" + "---|" * len(heads)
+    yield row("**all**", {**document["summary"], "baselines": document["baselines"]}, beside)
+    for name, group in groups.items():
+        yield row(name, group, beside)
+    if not beside:
+        for name, group in document["baselines"].items():
+            yield row(f"instead: {name}", group, [])
+
+
+def facts(document: Document) -> Iterator[str]:
+    for name, value in document["facts"].items():
+        if "/" not in name:
+            told = f"{value:.2f} x" if name.startswith("times_") else f"{100 * value:.2f} %" if value < 2 else f"{value:,.0f}"
+            yield f"- {name.replace('_', ' ')}: {told}"
+
+
+def steps_text(documents: Mapping[str, Document], *, short: bool) -> str:
+    blocks = []
+    for source, document in documents.items():
+        groups = {f"**all, {BY_VISIT}**": document["parts"][BY_VISIT]}
+        groups |= {
+            name: group
+            for name, group in document["parts"].items()
+            if name != BY_VISIT and (name in STEP_GROUPS if short else not name.endswith(BY_VISIT))
+        }
+        worst = f"\nWorst: {document['summary']['worst']}" if short else "\n" + "\n".join(facts(document))
+        blocks.append(f"{TITLES[source]}:\n\n" + "\n".join(table(document, groups)) + "\n" + worst)
+        if short:
+            break
+    return "\n\n".join(blocks) + "\n"
+
+
+def steps_document(word: str) -> Document:
+    if word.endswith(".json"):
+        found: Document = json.loads(Path(word).read_text(encoding="utf-8"))
+        return found
+    return validation_document(validate_steps(word).validation)
+
+
+def write(page: Path, begin: str, end: str, block: str) -> None:
+    before = page.read_text(encoding="utf-8")
+    between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not between.search(before):
+        sys.exit(f"{page}: no {begin} ... {end} to write between")
+    page.write_text(between.sub(lambda _: f"{begin}\n{block}{end}", before), encoding="utf-8")
+
+
+def main() -> None:
+    words, docs = [word for word in sys.argv[1:] if word != "--docs"], "--docs" in sys.argv[1:]
+    known = (*PAGES, NOISE, *SOURCES)
+    unknown = [word for word in words if Path(word).stem not in known]
+    if unknown:
+        sys.exit(f"{unknown[0]}: expected {', '.join(known)}, or a source of steps + .json")
+    chosen = words or list(known)
+    for what in (word for word in chosen if word in PAGES):
+        document = validation_document(validated(what, Models()))
+        text = "\n".join([*table(document, document["parts"]), "", *facts(document)]) + "\n"
+        print(f"== {what}\n{text}")
+        if docs:
+            write(ROOT / "docs" / PAGES[what], f"<!-- {what} -->", f"<!-- /{what} -->", text)
+    if NOISE in chosen:
+        text = "\n".join(noise_lines(noises(FOLDER, parts=False))) + "\n"
+        print(f"== {NOISE}\n{text}")
+        if docs:
+            write(ROOT / "docs" / "measuring.md", "<!-- noise -->", "<!-- /noise -->", text)
+    steps = {Path(word).stem: steps_document(word) for word in chosen if Path(word).stem in SOURCES}
+    if steps:
+        print(steps_text(steps, short=False))
+        if docs:
+            write(ROOT / "README.md", "<!-- steps:begin -->", "<!-- steps:end -->", steps_text(steps, short=True))
+            write(ROOT / "docs" / "models.md", "<!-- steps:begin -->", "<!-- steps:end -->", steps_text(steps, short=False))
+
+
+if __name__ == "__main__":
+    main()
