@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/_sharding_candidates.py --out FILE [--plans FILE]
 
-writes what was kept as src/steptime/data/sharding_predictions.json on 2026-11-15, before measuring: `searched` of whole tables,
+writes what was kept in src/steptime_lab/data/committed on 2026-11-15, before measuring: `searched` of whole tables,
 which is what the testbed's training step places, and `columns_divided` where slices of columns are allowed too (a list of ranks
 per table: its slices in order, as equal as multiples of four are). Of tasks whose rules' plans were measured, host and wire are
 calibrated as they were then; the others are predicted without. `--plans` also writes the searched plans as `measure sharding

@@ -10,7 +10,7 @@ from steptime._build.dlrm.plan import Plan
 from steptime._shard.rules import rules
 from steptime._shard.task.drawn import further_tasks, sharding_tasks
 
-FILE = Path(steptime_lab.__file__).parent / "data" / "sharding_predictions.json"
+FILE = Path(steptime_lab.__file__).parent / "data" / "committed" / "sharding_predictions.json"
 
 
 def test_every_predicted_plan_is_one_of_its_task() -> None:

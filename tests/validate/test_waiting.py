@@ -158,6 +158,6 @@ def test_pairs_of_the_test_split_are_told_better_than_by_what_each_takes_alone()
     rows = overlap_rows(FOLDER)
     found = validate_overlap(Overlap.load("loopback"), "loopback", rows, measured_pairs(rows, "loopback")[0])
     assert found.whole.summary.gmae < found.whole.baselines["as if alone"].gmae
-    assert {"a product beside", "the collective beside busy cores"} <= set(found.parts)
+    assert {"a product beside", "the collective beside busy cores"} <= set(found.groups)
     with pytest.raises(InputError, match="no pairs"):
         validate_overlap(Overlap.load("h100-nvlink"), "h100-nvlink", rows, measured_pairs(rows, "loopback")[0])

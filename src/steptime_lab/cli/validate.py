@@ -15,7 +15,10 @@ from steptime.errors import InputError
 def validate(
     what: Annotated[
         str,
-        typer.Argument(metavar="SET", help="kernels, lookups, collectives, waiting, device-time, memory, steps or sharding."),
+        typer.Argument(
+            metavar="SET",
+            help="kernels, lookups, collectives, waiting, overlap, device-time, memory, steps, sharding or committed.",
+        ),
     ] = "kernels",
     device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
     fabric: Annotated[str, typer.Option("--fabric", help="Whose collectives.")] = "loopback",

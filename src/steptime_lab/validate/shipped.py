@@ -24,6 +24,7 @@ from steptime_lab.fit.waiting import kernels_beside, profiled_steps, waits
 from steptime_lab.measurements.shipped import BASELINES, shipped
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime_lab.validate.collectives import validate_collectives
+from steptime_lab.validate.committed import validate_committed
 from steptime_lab.validate.device_time import device_times, validation_of
 from steptime_lab.validate.engine import Validation
 from steptime_lab.validate.kernels import validate_kernels
@@ -112,22 +113,15 @@ def _device_time(models: Models) -> Validation:
     return validation_of(device_times(models.kernels().ask))
 
 
-def _memory(models: Models) -> Validation:
-    if models.folder is not None:
-        raise InputError("validate memory replays an allocator and asks no fitted models; drop --models")
-    return validate_memory()
+def _shipped_alone(what: str, validate: Callable[[], Validation]) -> Callable[[Models], Validation]:
+    """A set that asks shipped models, or none."""
 
+    def checked(models: Models) -> Validation:
+        if models.folder is not None:
+            raise InputError(f"validate {what} asks no models of a folder; drop --models")
+        return validate()
 
-def _steps(models: Models) -> Validation:
-    if models.folder is not None:
-        raise InputError("validate steps asks the shipped models; drop --models")
-    return validate_steps().validation
-
-
-def _sharding(models: Models) -> Validation:
-    if models.folder is not None:
-        raise InputError("validate sharding asks the shipped models; drop --models")
-    return validate_sharding().steps
+    return checked
 
 
 SETS: dict[str, Callable[[Models], Validation]] = {
@@ -137,7 +131,8 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "waiting": _waiting,
     "overlap": _overlap,
     "device-time": _device_time,
-    "memory": _memory,
-    "steps": _steps,
-    "sharding": _sharding,
+    "memory": _shipped_alone("memory", validate_memory),
+    "steps": _shipped_alone("steps", lambda: validate_steps().validation),
+    "sharding": _shipped_alone("sharding", lambda: validate_sharding().steps),
+    "committed": _shipped_alone("committed", validate_committed),
 }

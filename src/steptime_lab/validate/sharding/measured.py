@@ -61,7 +61,7 @@ class MeasuredTask:
 
     @property
     def further(self) -> bool:
-        """Whether it was drawn later, and its plans predicted before any of them ran (`data/sharding_predictions.json`)."""
+        """Whether it was drawn later, and its plans predicted before any of them ran (`data/committed`)."""
         return self.name in {task.name for task in further_tasks()}
 
     @property

@@ -1,8 +1,8 @@
 """Training steps that had no part in making any model: captured and predicted here, then measured on a GPU.
 
-`python benchmarks/unseen_steps.py predict FILE` captures every one, predicts it for an H200 and writes the file, without a GPU;
-`python benchmarks/unseen_steps.py measure FILE` times them on a GPU, unprofiled, many steps between two synchronisations;
-`python benchmarks/unseen_steps.py compare PREDICTED MEASURED` puts the two beside each other.
+`python benchmarks/h200/unseen_steps.py predict FILE` captures every one, predicts it for an H200 and writes the file, without a
+GPU; `... measure FILE` times them on a GPU, unprofiled, many steps between two synchronisations. `steptime validate committed`
+puts what was committed beside what was measured.
 """
 
 from __future__ import annotations
@@ -219,22 +219,6 @@ def measure(file: Path) -> None:
         del step
 
 
-def compare(predicted: Path, measured: Path) -> None:
-    said, seen = (json.loads(file.read_text(encoding="utf-8")) for file in (predicted, measured))
-    heads = ("step", "predicted, ms (90 % interval)", "measured, ms", "error", "allocated", "reserved", "bound by")
-    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    for name, one in said.items():
-        if name not in seen:
-            continue
-        took = statistics.median(seen[name]["step_ms"])
-        ratios = [one["step_time_ms"] / took, *(one[key] / seen[name][key] for key in ("allocated_bytes", "reserved_bytes"))]
-        low, high = one["interval_ms"]
-        cells = [name, f"{one['step_time_ms']:.2f} ({low:.2f} to {high:.2f})", f"{took:.2f}"]
-        cells += [f"{100 * (ratio - 1):+.1f} %" for ratio in ratios]
-        print(f"| {' | '.join([*cells, one['bound_by']])} |")
-
-
 if __name__ == "__main__":
-    recorded = [str(Path(__file__).parent / "h200" / f"unseen_{name}.json") for name in ("predicted", "measured")]
-    what, *files = sys.argv[1:] or ["compare", *recorded]
-    {"predict": predict, "measure": measure, "compare": compare}[what](*map(Path, files))
+    what, file = sys.argv[1:]
+    {"predict": predict, "measure": measure}[what](Path(file))
