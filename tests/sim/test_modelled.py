@@ -233,3 +233,13 @@ def test_a_kind_that_a_fabric_was_never_measured_on_has_a_stand_in() -> None:
     found = modelled(odd, Platform.load("2xh200-nvlink"))
     assert any("never measured on broadcast; all_gather stands for it" in warning for warning in found.warnings)
     assert found.coverage["fallback"] > 0
+
+
+def test_times_beyond_64_bits_of_nanoseconds_are_refused_by_name() -> None:
+    one, limits = step("table_batched").programs[0], platform().device.limits
+    with pytest.raises(InputError, match="the host's cudaLaunchKernel would take"):
+        one.timing(Speed(1.0, 1e15), limits)
+    slow = np.full((len(one.estimates), 1), 1e15)
+    with pytest.raises(InputError, match="check their units") as caught:
+        one.timing(STEP, limits, slow)
+    assert any(name in str(caught.value) for name in one.program.names)
