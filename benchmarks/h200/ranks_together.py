@@ -69,7 +69,7 @@ class Bench:
         import torch
         import torch.distributed as dist
 
-        from steptime._calibrate.collectives.clock import DeviceClock
+        from steptime._calibrate.harness.clock import DeviceClock
         from steptime._calibrate.harness.group import join
 
         self.group, self.dist = join(), dist
@@ -79,7 +79,7 @@ class Bench:
 
     def begin(self) -> Any:
         """A moment that all ranks share; what is queued next was queued before it."""
-        from steptime._calibrate.collectives.clock import align
+        from steptime._calibrate.harness.clock import align
 
         align(self.group)
         self.clock.run_ahead(600_000.0)
@@ -196,8 +196,8 @@ def _prepared(bench: Bench, task: Any, plan: Sequence[int]) -> Any:
     """This rank's lookups backward and forward, as a function that leaves four marks."""
     import torch
 
-    from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
     from steptime_lab.workloads.shared_buffers import shared_buffers
+    from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
     from steptime_lab.workloads.torch_arrays import side_by_side
 
     mine = [table for table, rank in zip(task.tables, plan, strict=True) if rank == bench.group.rank]

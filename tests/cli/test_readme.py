@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from steptime._calibrate.harness.command import JOBS, parser
+from steptime._calibrate.harness.command import parser
 from steptime._cli.app import run
+from steptime_lab.measure.command import JOBS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,7 +56,7 @@ def job_of(words: list[str]) -> str:
 
 @pytest.mark.parametrize("words", [words for words in commands("steptime") if job_of(words)], ids=" ".join)
 def test_every_command_that_needs_a_gpu_is_understood(words: list[str]) -> None:
-    given = parser(job_of(words)).parse_args(words[words.index(job_of(words)) + 1 :])
+    given = parser(JOBS[job_of(words)]).parse_args(words[words.index(job_of(words)) + 1 :])
     assert given.out.name.startswith("my_")
 
 

@@ -11,6 +11,7 @@ from tests.measurements.test_store import a_recipe, a_row, a_store
 from steptime._calibrate import calibrate
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import RanksError
+from steptime._calibrate.host.representative import representative_probes
 from steptime._models.host.model import shipped_host
 from steptime.errors import InputError
 
@@ -40,7 +41,8 @@ def test_every_sample_asks_every_representative_again(tmp_path: Path, monkeypatc
     calibrate.sample(GROUP, session)
     rows = rows_of(tmp_path)
     found = {(one["kind"], one["op"]) for one in rows}
-    assert found >= {pair for pair in calibrate.REPRESENTATIVE if pair[0] != "collective_call"}
+    asked = {(kind, probe.op) for probe in representative_probes() for kind in probe.kinds if not probe.together}
+    assert found == asked
     assert {(one["source"], one["profiler"]) for one in rows} == {("calibration", "off")}
     calibrate.sample(GROUP, session)
     assert len(rows_of(tmp_path)) == 2 * len(rows)

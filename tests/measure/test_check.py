@@ -12,7 +12,7 @@ def test_the_checks_of_the_device_hold_where_the_device_is_the_cpu() -> None:
 
 
 def test_a_lookup_that_computes_something_else_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from steptime._calibrate.lookup_kernels import plain as table_batched_plain
+    from steptime_lab.workloads.table_batched import plain as table_batched_plain
 
     honest = table_batched_plain.forward
     calls = []

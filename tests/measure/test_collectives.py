@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.collectives.cases import Case
-from steptime._calibrate.collectives.lap import Lap
-from steptime._calibrate.collectives.timing import mean_inside, result_of
+from steptime._calibrate.collectives.cases import CollectiveCase
+from steptime._calibrate.collectives.readings import LapReadings
+from steptime._calibrate.collectives.timing import result_of
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read
 from steptime_lab.measure.collectives import run
+from steptime_lab.measure.collectives.circumstances import mean_inside
 
 NAN = math.nan
 SMALL = Options(ranks=(2,), device="cpu", small=True)
@@ -115,21 +116,21 @@ def readings(*repeats: list[tuple[float, ...]]) -> np.ndarray:
 
 
 def test_the_time_runs_from_the_last_arrival_to_the_last_end() -> None:
-    result = result_of(Case("all_reduce", 4, mode="single"), readings([(100.0, 190.0), (130.0, 180.0)]))
+    result = result_of(CollectiveCase("all_reduce", 4, mode="single"), readings([(100.0, 190.0), (130.0, 180.0)]))
     assert result is not None
     assert result["times_ns"] == [60.0]
     assert result["waiting_ns"] == 30.0
 
 
 def test_back_to_back_calls_take_as_long_as_the_slowest_rank_says() -> None:
-    result = result_of(Case("all_reduce", 4), readings([(0.0, 7.0), (0.0, 9.0)], [(0.0, 8.0), (0.0, 6.0)]))
+    result = result_of(CollectiveCase("all_reduce", 4), readings([(0.0, 7.0), (0.0, 9.0)], [(0.0, 8.0), (0.0, 6.0)]))
     assert result is not None
     assert result["times_ns"] == [9.0, 8.0]
     assert result["waiting_ns"] is None
 
 
 def test_a_repeat_that_failed_on_one_rank_counts_on_none() -> None:
-    case = Case("all_reduce", 4, beside="gemm")
+    case = CollectiveCase("all_reduce", 4, beside="gemm")
     result = result_of(case, readings([(0.0, 5.0, 3.0, 2.0), (NAN, NAN)], [(0.0, 6.0, 4.0, 2.0), (0.0, 7.0, 5.0, 2.0)]))
     assert result is not None
     assert (result["times_ns"], result["beside_ns"], result["beside_alone_ns"]) == ([7.0], 4.5, 2.0)
@@ -142,8 +143,8 @@ def test_only_kernels_wholly_beside_the_collective_are_averaged() -> None:
 
 
 def test_every_repeat_keeps_what_the_sentinel_took_in_its_block() -> None:
-    cases = [Case("all_reduce", 4), Case("broadcast", 8)]
-    lap = Lap(cases, ranks=2, passes=3)
+    cases = [CollectiveCase("all_reduce", 4), CollectiveCase("broadcast", 8)]
+    lap = LapReadings(cases, ranks=2, passes=3)
     for repeat, sentinel in enumerate((50.0, 60.0)):
         one = np.full((2, 2, 2, 4), NAN)  # (ranks, cases, own and sentinel, fields)
         one[:, :, :, 0] = 0.0
@@ -155,13 +156,13 @@ def test_every_repeat_keeps_what_the_sentinel_took_in_its_block() -> None:
     assert second is not None
     assert (first["times_ns"], first["reference_ns"]) == ([2.0, 2.0], [51.0, 61.0])
     assert (second["times_ns"], second["reference_ns"]) == ([4.0], [61.0])
-    found = result_of(Case("all_reduce", 4), lap.sentinels())
+    found = result_of(CollectiveCase("all_reduce", 4), lap.sentinels())
     assert found is not None
     assert found["times_ns"] == [51.0, 61.0]
 
 
 JOB = """
-from steptime.measure.collectives.sample import sample
+from steptime._calibrate.collectives.sample import sample
 
 
 def work(group, session, plan):
@@ -174,9 +175,6 @@ def test_a_sample_adds_rows_of_the_same_kind_beside_another_job(tmp_path: Path, 
     package = tmp_path / "more"
     package.mkdir()
     (package / "planted_sample.py").write_text(JOB)
-    (package / "sitecustomize.py").write_text(
-        f"import steptime_lab.measure\nsteptime.measure.__path__.append({str(package)!r})\n"
-    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *(entry for entry in sys.path if entry)]))
     session = Session.start(tmp_path / "out", a_recipe(), minutes=2)
     run_ranks("planted_sample", Layout(2, device="cpu"), session.to_plan(), limit_s=120)

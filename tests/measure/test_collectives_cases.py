@@ -12,29 +12,31 @@ from steptime._calibrate.collectives.cases import (
     CUT,
     MAIN,
     OTHERS,
-    Case,
+    CollectiveCase,
     blocks,
     calls_of,
     cost_ns,
     fitting,
     laps,
+    largest_buffer_bytes,
     once_ns,
     repeats_of,
     rough_ns,
 )
-from steptime._calibrate.collectives.fabrics import LOOPBACK, Place, layout_of, places
-from steptime._calibrate.collectives.splits import WANTED, largest_buffer_bytes, largest_sent_bytes, uneven
+from steptime._calibrate.collectives.fabrics import LOOPBACK, Place
 from steptime._calibrate.harness.options import Options
 from steptime._units import MIB
 from steptime.errors import InputError
 from steptime_lab.measure.collectives import share_s
+from steptime_lab.measure.collectives.places import layout_of, places
+from steptime_lab.measure.collectives.splits import WANTED, largest_sent_bytes, uneven
 from steptime_lab.measure.collectives.tiers import few, tiers
 
 RANKS = (2, 4, 8)
 FOUR = Place(4, "loopback", 4)
 
 
-def every(ranks: int, *, dense: bool = True) -> list[Case]:
+def every(ranks: int, *, dense: bool = True) -> list[CollectiveCase]:
     return [case for tier in tiers(ranks, dense=dense, seed=0) for case in tier]
 
 
@@ -171,18 +173,18 @@ def test_laps_and_blocks_hold_every_case_once_in_order_and_none_takes_long() -> 
 
 
 def test_cases_are_repeated_more_often_where_many_repeats_are_outliers() -> None:
-    small, large = Case("all_reduce", 4), Case("all_reduce", 64 * MIB)
+    small, large = CollectiveCase("all_reduce", 4), CollectiveCase("all_reduce", 64 * MIB)
     assert (repeats_of(small, FOUR), repeats_of(large, FOUR)) == (5, 3)
     for place in (Place(8, "loopback", 8), Place(2, "loopback-2x2", 2)):
         assert (repeats_of(small, place), repeats_of(large, place)) == (7, 4)
 
 
 def test_small_messages_are_timed_in_long_rows_and_large_ones_alone() -> None:
-    assert calls_of(Case("all_reduce", 4), 4) == 20
-    assert calls_of(Case("all_reduce", 8 * MIB), 4) == 2
-    assert calls_of(Case("all_reduce", 256 * MIB), 4) == 1
-    assert calls_of(Case("all_reduce", 4, mode="single"), 4) == 1
-    assert calls_of(Case("all_reduce", 4, skew_ns=1.0, late_rank=0), 4) == 1
+    assert calls_of(CollectiveCase("all_reduce", 4), 4) == 20
+    assert calls_of(CollectiveCase("all_reduce", 8 * MIB), 4) == 2
+    assert calls_of(CollectiveCase("all_reduce", 256 * MIB), 4) == 1
+    assert calls_of(CollectiveCase("all_reduce", 4, mode="single"), 4) == 1
+    assert calls_of(CollectiveCase("all_reduce", 4, skew_ns=1.0, late_rank=0), 4) == 1
     assert calls_of(BUCKET, 4) == 8
 
 
@@ -220,7 +222,7 @@ def test_one_gpu_and_no_sharing_is_said_in_one_line() -> None:
 
 
 def test_the_settings_of_a_fabric_are_in_the_rows_and_in_the_key() -> None:
-    case = Case("all_reduce", 1024)
+    case = CollectiveCase("all_reduce", 1024)
     plain, wide = Place(4, "loopback", 4), Place(4, "loopback-2x2", 4)
     assert plain.columns()["settings"] == "{}"
     assert '"NCCL_SOCKET_NTHREADS": "2"' in wide.columns()["settings"]

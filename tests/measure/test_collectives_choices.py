@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.collectives.cases import Case
+from steptime._calibrate.collectives.cases import CollectiveCase
 from steptime._calibrate.collectives.fabrics import Place
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
@@ -88,7 +88,7 @@ def test_nccl_is_asked_once_per_folder_and_not_again_after_it_failed(tmp_path: P
     monkeypatch.setattr("steptime_lab.measure.collectives.choices.run_ranks", fake)
     session = Session.start(tmp_path, a_recipe(), minutes=2)
     four, two, eight = (Place(ranks, "default", 1) for ranks in (4, 2, 8))
-    cases = [Case("all_reduce", 8)]
+    cases = [CollectiveCase("all_reduce", 8)]
     learn(session, {four: cases, two: cases, eight: cases}, "cuda")
     assert choices_of([tmp_path]) == {Asked("2.28", 4, "default", "all_reduce", 8): RING}
     assert asked == ["INFO", "INFO"]

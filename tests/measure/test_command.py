@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.harness.command import JOBS, _without_paths, main
+from steptime._calibrate.harness.command import _without_paths
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import FAILED, RanksError
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import Store, read
 from steptime.errors import InputError
 from steptime_lab.measure import kernels
+from steptime_lab.measure.command import JOBS, main
 
 CPU = ["--device", "cpu", "--small"]
 

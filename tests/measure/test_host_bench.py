@@ -56,15 +56,15 @@ def test_a_chain_recovers_the_planted_cost_of_a_node_and_of_starting(clock: Cloc
 def test_slow_calls_get_shorter_bursts_and_the_same_time(clock: Clock) -> None:
     bench = a_bench(bursts=2, calls=200)
     assert bench.per_call(clock.action(1_000)) == [1_000, 1_000]
-    quick = bench.made
+    quick = bench.calls_made
     assert bench.per_call(clock.action(2_000_000)) == [2_000_000, 2_000_000]
-    assert bench.made < quick
+    assert bench.calls_made < quick
 
 
 def test_a_burst_never_has_more_calls_than_the_launch_queue_takes(clock: Clock) -> None:
     bench = a_bench(bursts=1, calls=200)
     bench.per_call(clock.action(10), most_calls=3)
-    assert bench.made == 5 + 3
+    assert bench.calls_made == 5 + 3
 
 
 def test_a_loop_that_fails_is_counted_like_the_others(clock: Clock) -> None:

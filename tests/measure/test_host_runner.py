@@ -13,16 +13,18 @@ from steptime._calibrate.harness.group import Group, leave
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError
 from steptime._calibrate.harness.session import Session
-from steptime._calibrate.host.bench import Bench
-from steptime._calibrate.host.issued import SMALL_FILE, grouped
-from steptime._calibrate.host.order import BETWEEN_OPS, probes
+from steptime._calibrate.host.bench import HostBench
 from steptime._calibrate.host.probe import Probe, Times
-from steptime._calibrate.host.recording import MODES
-from steptime._calibrate.host.runner import FATAL_FILE, Runner
-from steptime._calibrate.ops.calls import read_calls
 from steptime._measurements.store import read
 from steptime._models.kernels.call import Call, TensorArg
-from steptime_lab.measure import host
+from steptime_lab.measure import host, restarts
+from steptime_lab.measure.crash_marker import AvoidList
+from steptime_lab.measure.host.issued import SMALL_FILE, grouped
+from steptime_lab.measure.host.marked_bench import MarkedBench
+from steptime_lab.measure.host.order import BETWEEN_OPS, probes
+from steptime_lab.measure.host.profiled_runner import ProfiledRunner
+from steptime_lab.measure.host.recording import MODES
+from steptime_lab.measure.ops.calls import read_calls
 from steptime_lab.workloads.cases import small_cases
 
 GROUP = Group(0, 1, "cpu", 1)
@@ -32,29 +34,32 @@ def a_session(folder: Path, run: str = "20260101T000000-abcd") -> Session:
     return Session.start(folder, a_recipe(run), minutes=5)
 
 
-def a_bench(folder: Path = Path(), bursts: int = 2, calls: int = 4) -> Bench:
+def a_bench(folder: Path = Path(), bursts: int = 2, calls: int = 4) -> MarkedBench:
     session: Any = a_session(folder) if folder != Path() else None
-    return Bench(GROUP, session, bursts, calls)
+    return MarkedBench(GROUP, session, bursts, calls)
 
 
-def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0, run: str = "", passes: int = 1) -> Runner:
+def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0, passes: int = 1) -> ProfiledRunner:
     # A run of its own each time, as a command that is given again has.
-    session = a_session(folder, run=run or f"run-{time.perf_counter_ns()}")
+    session = a_session(folder, run=f"run-{time.perf_counter_ns()}")
     session.store.process = f"p{time.perf_counter_ns()}"
     done = session.store.done("host")
-    return Runner(Bench(GROUP, session, 2, 4), session, mode, seconds, passes=passes, done=done)
+    bench, avoid = MarkedBench(GROUP, session, 2, 4), AvoidList(folder, "host")
+    return ProfiledRunner(
+        bench, session, seconds, passes=passes, mode=mode, done=done, avoided=avoid.cases(), marker=avoid.marker(0)
+    )
 
 
 def progress(total: int = 1) -> Progress:
     return Progress("test", total, Budget.of_minutes(1), quiet=True)
 
 
-def giving(*times: float) -> Callable[[Bench], Times]:
+def giving(*times: float) -> Callable[[HostBench], Times]:
     return lambda _bench: (list(times),)
 
 
-def failing(error: Exception) -> Callable[[Bench], Times]:
-    def measure(_bench: Bench) -> Times:
+def failing(error: Exception) -> Callable[[HostBench], Times]:
+    def measure(_bench: HostBench) -> Times:
         raise error
 
     return measure
@@ -110,18 +115,11 @@ def test_what_is_measured_under_one_profiler_is_not_done_under_another(tmp_path:
 def test_a_probe_that_ended_its_process_is_not_asked_again(tmp_path: Path) -> None:
     probes = [Probe(("op",), "a", giving(1.0)), Probe(("op",), "b", failing(KeyboardInterrupt()))]  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        a_runner(tmp_path, run="one").run(probes, progress(2))
-    a_runner(tmp_path, run="one").run([*probes, Probe(("op",), "c", giving(1.0))], progress(3))
-    assert (tmp_path / FATAL_FILE).read_text() == "op b\n"
+        a_runner(tmp_path).run(probes, progress(2))
+    assert AvoidList(tmp_path, "host").add_crashed()
+    a_runner(tmp_path).run([*probes, Probe(("op",), "c", giving(1.0))], progress(3))
+    assert AvoidList(tmp_path, "host").cases() == {"op b"}
     assert sorted(row["op"] for row in rows_of(tmp_path)) == ["a", "c"]
-
-
-def test_a_probe_that_ran_when_the_whole_run_was_interrupted_is_asked_again(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        a_runner(tmp_path).run([Probe(("op",), "b", failing(KeyboardInterrupt()))], progress())  # type: ignore[arg-type]
-    a_runner(tmp_path).run([Probe(("op",), "b", giving(1.0))], progress())
-    assert not (tmp_path / FATAL_FILE).exists()
-    assert [row["op"] for row in rows_of(tmp_path)] == ["b"]
 
 
 def test_op_calls_are_kept_when_every_workload_is_recorded_and_not_before(
@@ -155,7 +153,7 @@ def test_bursts_of_a_probe_lie_in_different_passes_each_with_the_speed_of_the_ho
     asked: list[str] = []
 
     def probe(op: str) -> Probe:
-        def measure(_bench: Bench) -> Times:
+        def measure(_bench: HostBench) -> Times:
             asked.append(op)
             return ([float(len(asked))],)
 
@@ -173,7 +171,7 @@ def test_bursts_of_a_probe_lie_in_different_passes_each_with_the_speed_of_the_ho
 def test_what_failed_once_is_not_tried_in_later_passes_and_what_it_had_said_is_kept(tmp_path: Path) -> None:
     said, asked = progress(6), []
 
-    def second_time_fails(_bench: Bench) -> Times:
+    def second_time_fails(_bench: HostBench) -> Times:
         asked.append(1)
         return ([7.0],) if len(asked) == 1 else failing(ValueError())(_bench)
 
@@ -190,7 +188,7 @@ def test_where_time_is_short_the_first_of_the_list_get_all_their_bursts(
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
-    def slow(_bench: Bench) -> Times:
+    def slow(_bench: HostBench) -> Times:
         now[0] += 1.0
         return ([1.0],)
 
@@ -229,10 +227,10 @@ def test_unprofiled_comes_first_and_only_after_follows_a_profiler_in_its_process
     started: list[tuple[int, list[str]]] = []
 
     def run_ranks(job: str, layout: Layout, plan: dict[str, Any], **_: Any) -> None:
-        assert job == "host"
+        assert job == host.__name__
         started.append((layout.ranks, [mode for mode, _ in plan.get("modes", [])]))
 
-    monkeypatch.setattr(host, "run_ranks", run_ranks)
+    monkeypatch.setattr(restarts, "run_ranks", run_ranks)
     host.run(a_session(tmp_path), Options(ranks=(1, 4), device="cpu"))
     assert started[:2] == [(1, []), (1, ["off"])]
     assert started[-1] == (4, ["off"])
@@ -250,7 +248,7 @@ def test_a_short_run_gives_unprofiled_all_it_needs_and_says_what_cannot_start(
         given.append((layout.ranks, plan.get("modes", [])))
         now[0] += sum(host.STARTING_S + seconds for _, seconds in plan.get("modes", []))
 
-    monkeypatch.setattr(host, "run_ranks", run_ranks)
+    monkeypatch.setattr(restarts, "run_ranks", run_ranks)
     monkeypatch.setattr(time, "time", lambda: now[0])
     host.run(Session.start(tmp_path / "short", a_recipe(), minutes=0.75), Options(ranks=(1, 4), device="cpu"))
     assert given[1:] == [(1, [["off", 28.0]])]
@@ -278,9 +276,10 @@ def test_a_group_that_ends_badly_is_started_once_more_and_the_others_go_on(
 
     def run_ranks(_job: str, _layout: Layout, plan: dict[str, Any], **_: Any) -> None:
         started.append(plan.get("modes", []))
+        AvoidList(tmp_path, "host").marker(0).begin("op a")
         raise RanksError("planted")
 
-    monkeypatch.setattr(host, "run_ranks", run_ranks)
+    monkeypatch.setattr(restarts, "run_ranks", run_ranks)
     host.run(a_session(tmp_path), Options(device="cpu"))
     assert len(started) == 2 * (1 + len(host.GROUPS))
     assert "planted" in capsys.readouterr().err

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._calibrate.host.shrink import KEPT, shrink
 from steptime._models.kernels.call import Call, TensorArg
+from steptime_lab.measure.host.shrink import KEPT, shrink
 
 SIZES = st.integers(1, 5000)
 

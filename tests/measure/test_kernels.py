@@ -14,19 +14,20 @@ from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError
 from steptime._calibrate.harness.session import Session
 from steptime._calibrate.harness.setting import Setting
-from steptime._calibrate.ops.arena import Arena
-from steptime._calibrate.ops.calls import FILE_NAME, Trial, avoid_tried, avoided, write_calls
-from steptime._calibrate.ops.profile import HostProfile, MarkersError, Segment
 from steptime._measurements.store import read
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._units import MIB
 from steptime.errors import InputError
-from steptime_lab.measure import kernels
-from steptime_lab.measure.kernels import attempt, cases, events, executor, parts_of, remaining, run, sweep, work
-from steptime_lab.measure.kernels.cases import Case
+from steptime_lab.measure import restarts
+from steptime_lab.measure.crash_marker import AvoidList
+from steptime_lab.measure.kernels import bench, cases, events, remaining, run, shares_of, sweep, work
+from steptime_lab.measure.kernels.bench import KernelBench
+from steptime_lab.measure.kernels.cases import KernelCase
 from steptime_lab.measure.kernels.events import Sample
-from steptime_lab.measure.kernels.executor import Executor
 from steptime_lab.measure.kernels.sentinels import Sentinels
+from steptime_lab.measure.ops.arena import Arena
+from steptime_lab.measure.ops.calls import FILE_NAME, write_calls
+from steptime_lab.measure.ops.profile import HostProfile, MarkersError, Segment
 
 GROUP = Group(0, 1, "cpu", 1)
 RELU = Call("aten::relu.default", (TensorArg((64, 8)),))
@@ -36,8 +37,8 @@ UNKNOWN = Call("aten::no_such_op.default", ())
 HUGE = Call("aten::relu.default", (TensorArg((64 * MIB,)),))
 
 
-def case(call: Call, source: str = "sweep") -> Case:
-    return Case(call, call.to_json(), "some", source)
+def case(call: Call, source: str = "sweep") -> KernelCase:
+    return KernelCase(call, call.to_json(), "some", source)
 
 
 def a_session(folder: Path, minutes: float = 5) -> Session:
@@ -48,7 +49,7 @@ def measured(folder: Path, calls: list[Call], run: str = "first") -> tuple[list[
     session = Session.start(folder, replace(a_recipe(), run=run), minutes=5)
     progress = session.progress("kernels", len(calls))
     with torch.inference_mode():
-        made = Executor(GROUP, session, Arena(GROUP.device, 8 * MIB), progress)
+        made = KernelBench(GROUP, session, Arena(GROUP.device, 8 * MIB), progress)
         asked = remaining(session, [case(call) for call in calls], Setting())
         sweep(session, made, asked, Setting(repeats=2))
         made.close()
@@ -85,15 +86,15 @@ def test_what_is_measured_is_not_asked_again(tmp_path: Path) -> None:
 
 def test_no_time_left_means_no_rows_and_no_error(tmp_path: Path) -> None:
     session = Session(tmp_path, a_recipe(), Budget(0.0), a_session(tmp_path).store)
-    made = Executor(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
+    made = KernelBench(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
     sweep(session, made, [case(RELU)], Setting())
     assert read(tmp_path, "kernels").num_rows == 0
 
 
 def test_batches_are_cut_by_count_and_by_the_bytes_drawn_per_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "BATCH", 3)
+    monkeypatch.setattr(bench, "BATCH", 3)
     session = a_session(tmp_path)
-    made = Executor(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
+    made = KernelBench(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
     indices = case(Call("aten::relu.default", (TensorArg((MIB // 8,), "int64", high=3),)))
     assert [len(batch) for batch in made.batches([case(RELU)] * 7)] == [3, 3, 1]
     assert [len(batch) for batch in made.batches([indices] * 7)] == [2, 2, 2, 1]
@@ -135,7 +136,7 @@ def test_one_of_several_ranks_does_not_run_a_batch_again_beside_others_that_are_
     monkeypatch.setattr(HostProfile, "segments", lost)
     monkeypatch.setattr(Group, "barrier", lambda _: None)
     session = a_session(tmp_path)
-    made = Executor(Group(1, 2, "cpu", 2), session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
+    made = KernelBench(Group(1, 2, "cpu", 2), session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
     assert made.measure([case(RELU)], Setting(share=2, others="same")) == []
     assert len(tried) == 1
 
@@ -158,10 +159,10 @@ def test_a_sample_is_timed_a_second_way_after_everything_else(
     session = a_session(tmp_path)
     sample = Sample()
     with torch.inference_mode():
-        made = Executor(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
+        made = KernelBench(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
         sweep(session, made, [case(RELU)], Setting(), keep=sample.keeps)
         assert [row["cache"] for row in read(tmp_path, "kernels").to_pylist()] == ["warm"]
-        sample.release(made, session, cuda=False)
+        sample.release(made, session)
     held = {row["cache"]: row["event_ns"] for row in read(tmp_path, "kernels").to_pylist()}
     assert held["warm"] is None
     assert held["cold"] > 0
@@ -169,34 +170,33 @@ def test_a_sample_is_timed_a_second_way_after_everything_else(
 
 
 def test_a_call_that_ends_its_process_is_not_tried_again(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, rank=0)
-    trial.note(case(BROKEN).text)
-    trial.note(case(RELU).text)
-    assert avoid_tried(tmp_path)
-    assert avoided(tmp_path) == {case(RELU).text}
+    avoid = AvoidList(tmp_path, "kernels")
+    avoid.marker(0).begin(case(BROKEN).text)
+    avoid.marker(0).begin(case(RELU).text)
+    assert avoid.add_crashed()
+    assert avoid.cases() == {case(RELU).text}
     assert [one.call for one in remaining(a_session(tmp_path), [case(RELU), case(FILL)], Setting())] == [FILL]
 
 
 def test_an_op_that_ended_two_processes_is_not_tried_again(tmp_path: Path) -> None:
     others = [Call("aten::relu.default", (TensorArg((size,)),)) for size in (1, 2)]
     for call in others:
-        Trial(tmp_path, rank=0).note(case(call).text)
-        avoid_tried(tmp_path)
+        AvoidList(tmp_path, "kernels").add([case(call).text])
     assert [one.call for one in remaining(a_session(tmp_path), [case(RELU), case(FILL)], Setting())] == [FILL]
 
 
 def test_a_process_that_ended_for_no_call_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = a_session(tmp_path)
+    session, avoid = a_session(tmp_path), AvoidList(tmp_path, "kernels")
     started: list[str] = []
 
     def fails(job: str, *_: object, **__: object) -> None:
         started.append(job)
         if len(started) == 1:
-            Trial(tmp_path, rank=0).note("a call")
+            avoid.marker(0).begin("a call")
         raise RanksError("planted")
 
-    monkeypatch.setattr(kernels, "run_ranks", fails)
-    attempt(session, "kernels", Layout(1, device="cpu"), {})
+    monkeypatch.setattr(restarts, "run_ranks", fails)
+    restarts.run_avoiding(session, "kernels", Layout(1, device="cpu"), {}, avoid, attempts=8)
     assert len(started) == 2
 
 
@@ -204,10 +204,11 @@ def test_what_an_interrupted_run_was_trying_is_tried_again(tmp_path: Path, monke
     def fails(*_: object, **__: object) -> None:
         raise RanksError("planted")
 
-    Trial(tmp_path, rank=3).note(case(RELU).text)
-    monkeypatch.setattr(kernels, "run_ranks", fails)
-    attempt(a_session(tmp_path), "parts", Layout(4, share_gpu=True, device="cpu"), {})
-    assert avoided(tmp_path) == set()
+    avoid = AvoidList(tmp_path, "kernels")
+    avoid.marker(3).begin(case(RELU).text)
+    monkeypatch.setattr(restarts, "run_ranks", fails)
+    restarts.run_avoiding(a_session(tmp_path), "shares", Layout(4, share_gpu=True, device="cpu"), {}, avoid, attempts=8)
+    assert avoid.cases() == set()
 
 
 @pytest.mark.parametrize(
@@ -219,8 +220,8 @@ def test_what_an_interrupted_run_was_trying_is_tried_again(tmp_path: Path, monke
         (Options(ranks=(2,)), (True, ())),
     ],
 )
-def test_parts_are_measured_where_ranks_share_a_gpu(options: Options, expected: tuple[bool, tuple[int, ...]]) -> None:
-    assert parts_of(options) == expected
+def test_shares_are_measured_where_ranks_share_a_gpu(options: Options, expected: tuple[bool, tuple[int, ...]]) -> None:
+    assert shares_of(options) == expected
 
 
 def test_a_damaged_file_of_calls_is_said_before_ranks_are_started(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steptime._calibrate.ops.arena import Arena
-from steptime._calibrate.ops.arguments import Prepared, operator
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime._units import MIB
 from steptime.errors import InputError
+from steptime_lab.measure.ops.arena import Arena
+from steptime_lab.measure.ops.arguments import PreparedCall, operator
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def arena() -> Arena:
 
 
 def first(call: Call, arena: Arena) -> torch.Tensor:
-    tensor = Prepared(call, arena).fresh()[0][0]
+    tensor = PreparedCall(call, arena).fresh()[0][0]
     assert isinstance(tensor, torch.Tensor)
     return tensor
 
@@ -78,7 +78,7 @@ def test_calls_with_every_kind_of_argument_run_after_a_trip_through_json(
     op: str, args: tuple[Argument, ...], kwargs: tuple[tuple[str, Argument], ...], arena: Arena
 ) -> None:
     call = Call.from_json(Call(op, args, kwargs).to_json())
-    prepared = Prepared(call, arena)
+    prepared = PreparedCall(call, arena)
     with torch.inference_mode():
         prepared.run()
         prepared.produce(prepared.fresh()[0])
@@ -98,7 +98,7 @@ def test_calls_with_every_kind_of_argument_run_after_a_trip_through_json(
     ids=str,
 )
 def test_a_producer_writes_its_tensor_without_changing_it(tensor: TensorArg, arena: Arena) -> None:
-    prepared = Prepared(Call("aten::clone.default", (tensor,)), arena)
+    prepared = PreparedCall(Call("aten::clone.default", (tensor,)), arena)
     assert prepared.can_be_warm
     args, _ = prepared.fresh()
     before, version = args[0].clone(), args[0]._version
@@ -109,4 +109,4 @@ def test_a_producer_writes_its_tensor_without_changing_it(tensor: TensorArg, are
 
 @pytest.mark.parametrize("written", [(), (1,), (5,)])
 def test_nothing_is_warm_where_nothing_is_written(written: tuple[int, ...], arena: Arena) -> None:
-    assert not Prepared(Call("aten::add.Tensor", (TensorArg((3,)), 2.0), written=written), arena).can_be_warm
+    assert not PreparedCall(Call("aten::add.Tensor", (TensorArg((3,)), 2.0), written=written), arena).can_be_warm

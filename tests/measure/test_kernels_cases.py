@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from steptime._calibrate.ops.calls import write_calls
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families
 from steptime_lab.measure.kernels import cases
-from steptime_lab.measure.kernels.cases import Case, part_cases, shuffled, sweep_cases, whole_gpu_cases, workload_cases
+from steptime_lab.measure.kernels.cases import KernelCase, part_cases, shuffled, sweep_cases, whole_gpu_cases, workload_cases
+from steptime_lab.measure.ops.calls import write_calls
 
 NO_FILE = Path("no_such_file.json")
 PRODUCT = Call("aten::mm.default", (TensorArg((3, 4)), TensorArg((4, 5))))
@@ -97,10 +97,10 @@ def test_small_runs_ask_a_few_of_every_family() -> None:
 
 
 def test_cache_settings_and_device_are_part_of_the_question() -> None:
-    case = Case(PRODUCT, PRODUCT.to_json(), "matmul", "sweep")
-    allowed = Case(PRODUCT, PRODUCT.to_json(), "matmul", "sweep", tf32=True)
-    searched = Case(PRODUCT, PRODUCT.to_json(), "matmul", "sweep", benchmark=True)
-    elsewhere = Case(PRODUCT, PRODUCT.to_json(), "matmul", "a_model")
+    case = KernelCase(PRODUCT, PRODUCT.to_json(), "matmul", "sweep")
+    allowed = KernelCase(PRODUCT, PRODUCT.to_json(), "matmul", "sweep", tf32=True)
+    searched = KernelCase(PRODUCT, PRODUCT.to_json(), "matmul", "sweep", benchmark=True)
+    elsewhere = KernelCase(PRODUCT, PRODUCT.to_json(), "matmul", "a_model")
     keys = [
         case.key("cold", 1, "none"),
         case.key("warm", 1, "none"),

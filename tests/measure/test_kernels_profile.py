@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from steptime._calibrate.ops.profile import DeviceProfile, DeviceWork, HostProfile, MarkersError, cut
 from steptime._models.kernels.call import Call, TensorArg
-from steptime_lab.measure.kernels.cases import Case
+from steptime_lab.measure.kernels.cases import KernelCase
 from steptime_lab.measure.kernels.rows import row_of
+from steptime_lab.measure.ops.profile import DeviceProfile, DeviceWork, HostProfile, MarkersError, cut
 
 SPIN = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 
@@ -98,7 +98,7 @@ def test_without_a_gpu_an_op_is_one_kernel_of_its_name() -> None:
 
 
 CALL = Call("aten::relu.default", (TensorArg((3,)),))
-CASE = Case(CALL, CALL.to_json(), "activation", "sweep")
+CASE = KernelCase(CALL, CALL.to_json(), "activation", "sweep")
 
 
 def test_a_row_has_the_median_of_every_kernel_and_of_the_span() -> None:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from steptime._calibrate.ops.arena import Arena
-from steptime._calibrate.ops.arguments import Prepared
-from steptime._calibrate.ops.calls import read_calls, write_calls
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._units import MIB
 from steptime.errors import InputError
 from steptime_lab.measure.kernels.record import OpRecorder, record_calls
+from steptime_lab.measure.ops.arena import Arena
+from steptime_lab.measure.ops.arguments import PreparedCall
+from steptime_lab.measure.ops.calls import read_calls, write_calls
 
 
 def training_step() -> tuple[Callable[[], None], nn.Module]:
@@ -157,7 +157,7 @@ def test_every_recorded_call_can_be_run_again() -> None:
     assert len(calls) > 8
     for call in calls:
         with torch.inference_mode():
-            Prepared(Call.from_json(call.to_json()), arena).run()
+            PreparedCall(Call.from_json(call.to_json()), arena).run()
 
 
 def test_calls_of_several_workloads_share_a_file(tmp_path: Path) -> None:

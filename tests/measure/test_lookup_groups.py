@@ -19,17 +19,17 @@ from steptime._calibrate.harness.session import Session
 from steptime._lookups.parametric import expected_statistics
 from steptime._measurements.store import read
 from steptime_lab.measure.lookups import IMPLEMENTATIONS, names, work
-from steptime_lab.measure.lookups.cases import Case, cases_of
+from steptime_lab.measure.lookups.cases import LookupCase, cases_of
 from steptime_lab.measure.lookups.groups import GROUPS, group_cases, small_group_cases
 from steptime_lab.measure.lookups.memory import Memory, limits_of
-from steptime_lab.measure.lookups.prepared import Prepared
+from steptime_lab.measure.lookups.prepared import PreparedLookup
 
 WHOLE = limits_of(141 * 10**9, 1)
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
 
 @cache
-def whole(name: str, seed: int = 0) -> list[Case]:
+def whole(name: str, seed: int = 0) -> list[LookupCase]:
     return group_cases(name, seed, WHOLE)
 
 
@@ -76,7 +76,7 @@ def test_orders_of_a_launch_have_the_same_tables() -> None:
     assert [len(orders) for orders in same.values()] == [5] * 40
 
 
-def forward_s(case: Case) -> float:
+def forward_s(case: LookupCase) -> float:
     """A lower bound of the forward pass by bytes, with rates and cache sizes fitted to the broad sweep on an H200."""
     table, tables = case.generators[0], len(case.dims)
     row_bytes = 4 * case.dims[0]
@@ -114,7 +114,7 @@ def test_dense_and_sparse_gradients_update_alike() -> None:
     for name in ("embedding_dense", "embedding_sparse"):
         torch.manual_seed(0)
         memory = Memory(torch.device("cpu"), 1)
-        prepared = Prepared(replace(case, implementation=name), memory)
+        prepared = PreparedLookup(replace(case, implementation=name), memory)
         out = prepared.forward()
         assert out.shape == (prepared.statistics[0].lookups, case.dims[0])
         prepared.backward(out)
@@ -128,7 +128,7 @@ def test_a_bag_with_dense_gradients_looks_up_and_updates_as_with_sparse_ones() -
     for name in ("embedding_bag", "embedding_bag_dense"):
         torch.manual_seed(0)
         memory = Memory(torch.device("cpu"), 1)
-        prepared = Prepared(Case(name, "sgd", "float32", False, 16, (8,), (table,)), memory)
+        prepared = PreparedLookup(LookupCase(name, "sgd", "float32", False, 16, (8,), (table,)), memory)
         out = prepared.forward()
         prepared.backward(out)
         after.append((out.detach(), memory._rows[torch.float32]))

@@ -13,17 +13,17 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.session import Session
 from steptime._calibrate.harness.setting import Setting
-from steptime._calibrate.ops.profile import DeviceWork
 from steptime._lookups.generators import Generator
 from steptime._lookups.statistics import statistics_of
 from steptime._measurements.store import read
 from steptime_lab.measure.lookups import run, work
-from steptime_lab.measure.lookups.bench import Bench
-from steptime_lab.measure.lookups.cases import MOST_TABLES, Case, Limits, cases_of, shuffled, small_cases
+from steptime_lab.measure.lookups.bench import LookupBench
+from steptime_lab.measure.lookups.cases import MOST_TABLES, LookupCase, LookupLimits, cases_of, shuffled, small_cases
 from steptime_lab.measure.lookups.memory import Memory, limits_of
-from steptime_lab.measure.lookups.prepared import Prepared
+from steptime_lab.measure.lookups.prepared import PreparedLookup
 from steptime_lab.measure.lookups.proof import disagreement
 from steptime_lab.measure.lookups.rows import row_of
+from steptime_lab.measure.ops.profile import DeviceWork
 
 CPU = torch.device("cpu")
 WHOLE = limits_of(141 * 10**9, 1)
@@ -42,7 +42,7 @@ def plan(folder: Path, **more: Any) -> tuple[Session, dict[str, Any]]:
     return Session.from_plan(values, 0), values
 
 
-def small(name: str) -> Case:
+def small(name: str) -> LookupCase:
     return next(case for case in small_cases(0) if case.implementation == name)
 
 
@@ -54,8 +54,8 @@ def test_the_same_seed_gives_the_same_lookups_and_another_seed_others(name: str)
     assert not set(cases_of(name, 40, 1, WHOLE)) & set(first)
 
 
-@pytest.mark.parametrize("limits", [WHOLE, limits_of(141 * 10**9, 8), Limits(1 << 20, 5000, 1 << 20, 1 << 20, rows=100)])
-def test_lookups_stay_within_the_tables_and_outputs_of_their_limits(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [WHOLE, limits_of(141 * 10**9, 8), LookupLimits(1 << 20, 5000, 1 << 20, 1 << 20, rows=100)])
+def test_lookups_stay_within_the_tables_and_outputs_of_their_limits(limits: LookupLimits) -> None:
     for case in cases_of("table_batched", 60, 3, limits):
         assert case.elements <= limits.elements
         assert max(case.rows) <= limits.rows
@@ -91,7 +91,7 @@ def test_the_order_depends_on_the_seed_and_not_on_the_order_before() -> None:
 
 
 def test_statistics_of_a_prepared_lookup_are_those_of_its_generators() -> None:
-    prepared = Prepared(small("table_batched"), Memory(CPU, 1))
+    prepared = PreparedLookup(small("table_batched"), Memory(CPU, 1))
     for generator, found in zip(prepared.case.generators, prepared.statistics, strict=True):
         bags = generator.bags(prepared.case.batch)
         assert found == statistics_of(bags.indices, bags.offsets, generator.rows)
@@ -103,7 +103,7 @@ def test_both_implementations_look_up_and_update_the_same() -> None:
     for name in ("table_batched", "embedding_bag"):
         torch.manual_seed(0)
         memory = Memory(CPU, 1)
-        prepared = Prepared(Case(name, "sgd", "float32", False, 32, (8,), (table,)), memory)
+        prepared = PreparedLookup(LookupCase(name, "sgd", "float32", False, 32, (8,), (table,)), memory)
         out = prepared.forward()
         prepared.backward(out)
         after.append((out.detach(), memory._rows[torch.float32][:400]))
@@ -112,7 +112,7 @@ def test_both_implementations_look_up_and_update_the_same() -> None:
 
 
 def test_a_row_has_the_median_of_every_kernel_and_the_sum_of_each_repeat() -> None:
-    prepared = Prepared(small("embedding_bag"), Memory(CPU, 1))
+    prepared = PreparedLookup(small("embedding_bag"), Memory(CPU, 1))
     repeats = [(DeviceWork("sort", start, 10 + start), DeviceWork("update", start + 40, 5)) for start in (0, 100, 200)]
     row = row_of(prepared, "backward", "cold", repeats, share=1, others="none")
     assert row is not None
@@ -144,16 +144,16 @@ def test_what_was_measured_is_not_asked_again(tmp_path: Path) -> None:
 def test_a_lookup_that_fails_is_counted_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = session(tmp_path)
     progress = mine.progress("lookups", 2)
-    bench = Bench(Group(0, 1, "cpu", 1), mine, Memory(CPU, 1), progress)
+    bench = LookupBench(Group(0, 1, "cpu", 1), mine, Memory(CPU, 1), progress)
     bad, good = small_cases(0)[0], small("embedding_bag")
-    backward = Prepared.backward
+    backward = PreparedLookup.backward
 
-    def failing(self: Prepared, out: torch.Tensor) -> None:
+    def failing(self: PreparedLookup, out: torch.Tensor) -> None:
         if self.case == bad:
             raise RuntimeError("no memory for it")
         backward(self, out)
 
-    monkeypatch.setattr(Prepared, "backward", failing)
+    monkeypatch.setattr(PreparedLookup, "backward", failing)
     rows = bench.measure([bad, good], Setting())
     assert {row["implementation"] for row in rows} == {"embedding_bag"}
     assert progress.skipped == {"failed": 1} and progress.done == 2
@@ -162,7 +162,7 @@ def test_a_lookup_that_fails_is_counted_and_the_others_are_measured(tmp_path: Pa
 def test_the_proof_finds_kernels_that_forget_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(CPU, 1)
     assert disagreement(small_cases(0), memory) == ""
-    from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
+    from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 
     monkeypatch.setattr(TableBatchedLookup, "update", lambda *_: None)
     assert disagreement(small_cases(0), memory).startswith("the updated rows of")
@@ -171,7 +171,7 @@ def test_the_proof_finds_kernels_that_forget_a_row(monkeypatch: pytest.MonkeyPat
 def test_kernels_that_do_not_run_are_left_out_and_the_rest_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
+    from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 
     def broken(*_: object) -> None:
         raise ValueError("no compiler here")

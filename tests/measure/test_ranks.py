@@ -42,13 +42,10 @@ def work(group, session, plan):
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A job module that workers find because they look in this folder first for `steptime_lab.measure.planted`."""
+    """A job's module, where workers find it."""
     package = tmp_path / "more"
     package.mkdir()
     (package / "planted.py").write_text(JOB)
-    (package / "sitecustomize.py").write_text(
-        f"import steptime_lab.measure\nsteptime.measure.__path__.append({str(package)!r})\n"
-    )
     paths = [str(package), *(entry for entry in sys.path if entry)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     return "planted"

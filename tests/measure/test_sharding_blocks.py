@@ -17,12 +17,12 @@ from steptime._calibrate.harness.ranks import Layout, RanksError
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read
 from steptime_lab.measure import sharding
-from steptime_lab.measure.sharding import Place, due, order_of, plans_of, tasks_of, timed_at, work
-from steptime_lab.measure.sharding.summary import by_task, chance, paired_noise, slowest_over_fastest, summary
-from steptime_lab.measure.steps.flight import Flight
+from steptime_lab.measure.crash_marker import CrashMarker
+from steptime_lab.measure.sharding import PlansPlace, due, order_of, plans_of, tasks_of, timed_at, work
+from steptime_lab.measure.sharding.differences import by_task, chance, paired_noise, slowest_over_fastest, summary
 
 CPU = Options(ranks=(1,), device="cpu", small=True)
-ALONE = Place(Layout(1, device="cpu"), 1, "none")
+ALONE = PlansPlace(Layout(1, device="cpu"), 1, "none")
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_task_is_timed_in_every_block_and_then_not_due_but_due_once_more_for_t
     assert due(session, CPU, ALONE, 1) == [first]
     work(Group(0, 1, "cpu", 1), session, plan_of([first], turn=1))
     assert due(session, CPU, ALONE, 1) == []
-    assert not Flight(session.folder, "sharding").file.exists()
+    assert not CrashMarker(session.folder, "sharding").file.exists()
 
 
 def test_the_task_that_ended_its_ranks_is_skipped_and_the_others_go_on(
@@ -98,15 +98,15 @@ def test_the_task_that_ended_its_ranks_is_skipped_and_the_others_go_on(
     def dies_once(_job: str, _layout: Layout, plan: dict[str, Any], **_: Any) -> None:
         started.append(plan["tasks"])
         if len(started) == 1:
-            Flight(session.folder, "sharding").begin(f"{first}/naive")
+            CrashMarker(session.folder, "sharding").begin(f"{first}/naive")
             raise RanksError("sharding on 1 ranks: a rank failed")
         work(Group(0, 1, "cpu", 1), session, {**plan, "calibrate": False})
 
-    monkeypatch.setattr(sharding, "run_ranks", dies_once)
+    monkeypatch.setattr("steptime_lab.measure.restarts.run_ranks", dies_once)
     sharding.run(session, CPU)
     assert started[:2] == [[first, second], [second]]
     assert set(read(session.folder, "sharding")["task"].to_pylist()) == {second}
-    assert f"{first}/naive was in flight" in capsys.readouterr().err
+    assert f"{first}/naive was running" in capsys.readouterr().err
 
 
 def test_a_random_pick_is_counted_over_rules_so_that_shared_plans_count_twice() -> None:

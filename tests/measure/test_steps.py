@@ -21,14 +21,14 @@ from steptime._calibrate.harness.budget import Budget
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
-from steptime._calibrate.harness.patience import GAVE_UP
 from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.watchdog import GAVE_UP
 from steptime._measurements.store import read
 from steptime.errors import InputError
+from steptime_lab.measure.attempts import Attempts, reason_of
+from steptime_lab.measure.crash_marker import CrashMarker
+from steptime_lab.measure.shared_mps import SharedMps
 from steptime_lab.measure.steps import _run_phase, full_traces, names, run, work
-from steptime_lab.measure.steps.attempts import Attempts, reason_of
-from steptime_lab.measure.steps.daemon import Daemon
-from steptime_lab.measure.steps.flight import Flight
 from steptime_lab.measure.steps.kernel_rows import cut
 from steptime_lab.measure.steps.phases import Phase, cases_of, due, need_s, phases, share_s
 from steptime_lab.measure.steps.profiled import batches
@@ -72,23 +72,23 @@ def dlrm_cases(ranks: int = 1) -> list[Case]:
     return cases_of(ranks, small=True, only=("dlrm",))
 
 
-def test_what_was_in_flight_is_said_once(tmp_path: Path) -> None:
-    flight = Flight(tmp_path, "timed4")
-    assert flight.take() == ""
-    flight.begin("a")
-    flight.begin("b")
-    assert flight.take() == "b"
-    assert flight.take() == ""
+def test_what_was_running_is_said_once(tmp_path: Path) -> None:
+    marker = CrashMarker(tmp_path, "timed4")
+    assert marker.take() == ""
+    marker.begin("a")
+    marker.begin("b")
+    assert marker.take() == "b"
+    assert marker.take() == ""
 
 
 def test_a_damaged_marker_names_no_case(tmp_path: Path) -> None:
-    flight = Flight(tmp_path, "timed4")
-    flight.file.write_text("[1", encoding="utf-8")
-    assert flight.take() == ""
+    marker = CrashMarker(tmp_path, "timed4")
+    marker.file.write_bytes(b"\xff\xfe")
+    assert marker.take() == ""
 
 
 def attempts_of(session: Session, group: Group) -> Attempts:
-    return Attempts(group, session, Flight(session.folder, "timed1"), session.progress("steps", 1))
+    return Attempts(group, session, CrashMarker(session.folder, "timed1"), session.progress("steps", 1))
 
 
 def test_a_case_that_fails_here_is_skipped_and_counted_with_its_reason(session: Session) -> None:
@@ -121,14 +121,14 @@ def test_a_rank_that_hangs_is_ended_and_its_rows_are_kept(tmp_path: Path) -> Non
     script = f"""
 import time
 from pathlib import Path
-from steptime.measure.conditions import recipe
-from steptime.measure.session import Session
-from steptime.measure.steps.patience import patience
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.watchdog import watchdog
 session = Session.start(Path({str(tmp_path)!r}), recipe(["x"], need_gpu=False), 1.0)
-with patience(0.2, "nothing", session):
+with watchdog(0.2, "nothing", session):
     pass
 time.sleep(0.4)
-with patience(0.2, "something", session):
+with watchdog(0.2, "something", session):
     session.store.flush = lambda: Path({str(tmp_path)!r}, "flushed").write_text("x")
     time.sleep(60)
 """
@@ -183,7 +183,7 @@ def test_a_phase_that_cannot_even_start_is_skipped_and_said(
     def started_ranks(*given: Any, **__: object) -> None:
         started.append(given[2]["phase"])
 
-    monkeypatch.setattr("steptime_lab.measure.steps.run_ranks", started_ranks)
+    monkeypatch.setattr("steptime_lab.measure.restarts.run_ranks", started_ranks)
     options = replace(CPU, only=("dlrm",))
     run(replace(session, budget=Budget(time.time() + 2)), options)
     assert started == []
@@ -244,7 +244,7 @@ def test_one_rank_times_its_cases_and_stores_lookups_of_every_iteration(session:
     lookups, unique, reuse = iterations[0]["t0"]
     assert 0 < unique <= lookups
     assert len(reuse) == 17 and sum(reuse) == pytest.approx(1, abs=1e-3)
-    assert not Flight(session.folder, "timed1").file.exists()
+    assert not CrashMarker(session.folder, "timed1").file.exists()
 
 
 def test_a_case_that_cannot_be_built_costs_only_itself(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_stripping_changes_nothing_that_the_reader_reads(tmp_path: Path) -> None
 
 
 def test_the_calls_of_each_kind_of_case_are_recorded_once(session: Session) -> None:
-    from steptime._calibrate.ops.calls import FILE_NAME, read_calls
+    from steptime_lab.measure.ops.calls import FILE_NAME, read_calls
     from steptime_lab.measure.steps.traced import recorded_kinds
 
     case = dlrm_cases()[1]
@@ -352,30 +352,32 @@ def test_a_case_of_which_a_rank_lost_its_kernels_is_due_again(session: Session) 
 
 
 def test_an_interrupted_case_is_not_skipped_by_the_next_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dlrm_cases()[0]
+
     def interrupted(*_: object, **__: object) -> None:
-        Flight(session.folder, "timed1").begin("some")
+        CrashMarker(session.folder, "timed1").begin(case.name)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("steptime_lab.measure.steps.run_ranks", interrupted)
+    monkeypatch.setattr("steptime_lab.measure.restarts.run_ranks", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _run_phase(Phase("timed", 1), session, CPU, session.budget, ["some"], set(), Daemon(session, CPU))
-    assert Flight(session.folder, "timed1").take() == ""
+        _run_phase(Phase("timed", 1), session, CPU, session.budget, [case.name], set(), SharedMps(session, CPU))
+    assert CrashMarker(session.folder, "timed1").take() == ""
 
 
 @pytest.mark.slow
 def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = dlrm_cases(2)
     options = replace(CPU, ranks=(2,), only=("dlrm",))
-    Flight(session.folder, "timed2").begin(first.name)
+    CrashMarker(session.folder, "timed2").begin(first.name)
     phase = Phase("timed", 2)
-    _run_phase(phase, session, options, session.budget, [first.name, second.name], set(), Daemon(session, options))
+    _run_phase(phase, session, options, session.budget, [first.name, second.name], set(), SharedMps(session, options))
     rows = read(session.folder, "steps").to_pylist()
     assert [(row["name"], row["ranks"]) for row in rows] == [(second.name, 2)]
     assert len(rows[0]["wire_probe_ns"]) == SMALL.rounds and min(rows[0]["wire_probe_ns"]) > 0
     assert first.name in capsys.readouterr().err
     # Skipped once: the next run makes it.
     assert due(phase, [first, second], session, options) == [first.name]
-    assert not Flight(session.folder, "timed2").file.exists()
+    assert not CrashMarker(session.folder, "timed2").file.exists()
 
 
 @pytest.mark.slow
@@ -404,14 +406,14 @@ def test_groups_share_a_daemon_until_ranks_die_in_it(session: Session, monkeypat
         log.append("stop")
         raise subprocess.TimeoutExpired("quit", 30)
 
-    monkeypatch.setattr("steptime_lab.measure.steps.daemon.mps", faked)
-    with Daemon(session, Options(ranks=(4, 1), share_gpu=True)) as daemon:
+    monkeypatch.setattr("steptime_lab.measure.shared_mps.mps", faked)
+    with SharedMps(session, Options(ranks=(4, 1), share_gpu=True)) as daemon:
         first = daemon.environment(4)
         assert daemon.environment(1) is None
         daemon.renew()
         assert daemon.environment(4) != first
     assert log == ["start", "stop", "start", "stop"]
-    with Daemon(session, Options(ranks=(4,))) as daemon:
+    with SharedMps(session, Options(ranks=(4,))) as daemon:
         assert daemon.environment(4) is None
     assert len(log) == 4
 
@@ -420,12 +422,12 @@ def test_the_marker_of_a_case_outlives_a_process_that_is_killed(tmp_path: Path) 
     script = f"""
 import time
 from pathlib import Path
-from steptime.measure.steps.flight import Flight
-Flight(Path({str(tmp_path)!r}), "timed4").begin("slow")
+from steptime_lab.measure.crash_marker import CrashMarker
+CrashMarker(Path({str(tmp_path)!r}), "timed4").begin("slow")
 print("begun", flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=own_environment()) as process:
         assert process.stdout is not None and process.stdout.readline() == b"begun\n"
         process.send_signal(signal.SIGKILL)
-    assert Flight(tmp_path, "timed4").take() == "slow"
+    assert CrashMarker(tmp_path, "timed4").take() == "slow"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.collectives.cases import Case
+from steptime._calibrate.collectives.cases import CollectiveCase
 from steptime._calibrate.collectives.fabrics import Place
 from steptime._measurements.store import Store, read
 from steptime.errors import InputError
@@ -18,7 +18,7 @@ RING, TREE = Choice("RING", "SIMPLE", 2), Choice("TREE", "LL", None)
 UNKNOWN = ("", "", None)
 
 
-def measured(folder: Path, *cases: Case, place: Place | None = None, **more: Any) -> Path:
+def measured(folder: Path, *cases: CollectiveCase, place: Place | None = None, **more: Any) -> Path:
     """A folder with a row of each case."""
     store = Store(folder, a_recipe(), "p1")
     for case in cases:
@@ -45,7 +45,9 @@ def chosen(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def test_a_choice_is_joined_where_all_that_was_asked_is_the_same(tmp_path: Path) -> None:
-    folder = measured(tmp_path, Case("all_reduce", 64), Case("all_reduce", 128), Case("broadcast", 64))
+    folder = measured(
+        tmp_path, CollectiveCase("all_reduce", 64), CollectiveCase("all_reduce", 128), CollectiveCase("broadcast", 64)
+    )
     table = read(folder, "collectives")
     assert chosen(with_choices(table, {asked(64): RING, asked(64, "broadcast"): TREE})) == [RING, UNKNOWN, TREE]
     for other in (asked(64, ranks=2), asked(64, fabric="default"), asked(64, nccl="2.30"), asked(65)):
@@ -54,9 +56,9 @@ def test_a_choice_is_joined_where_all_that_was_asked_is_the_same(tmp_path: Path)
 
 
 def test_uneven_splits_get_no_choice_and_known_ones_stay(tmp_path: Path) -> None:
-    measured(tmp_path / "a", Case("all_to_all", 64, splits=(1, 2, 3, 4)))
+    measured(tmp_path / "a", CollectiveCase("all_to_all", 64, splits=(1, 2, 3, 4)))
     assert chosen(with_choices(read(tmp_path / "a", "collectives"), {asked(64, "all_to_all"): RING})) == [UNKNOWN]
-    measured(tmp_path / "b", Case("all_reduce", 64), algorithm="TREE", protocol="LL")
+    measured(tmp_path / "b", CollectiveCase("all_reduce", 64), algorithm="TREE", protocol="LL")
     assert chosen(with_choices(read(tmp_path / "b", "collectives"), {asked(64): RING})) == [TREE]
 
 
@@ -70,7 +72,7 @@ def test_what_is_written_is_read_back_and_what_is_not_a_list_of_choices_is_named
 
 
 def test_merging_joins_choices_onto_rows_that_were_merged_before(tmp_path: Path) -> None:
-    rows, later, out = measured(tmp_path / "rows", Case("all_reduce", 64)), tmp_path / "later", tmp_path / "out"
+    rows, later, out = measured(tmp_path / "rows", CollectiveCase("all_reduce", 64)), tmp_path / "later", tmp_path / "out"
     merge([str(rows), "-o", str(out)])
     assert chosen(read(out, "collectives")) == [UNKNOWN]
     write_choices(later / FOLDER_NAME / "x.json", {asked(64): RING}, nccl="2.28", ranks=4, fabric="loopback")

@@ -134,8 +134,8 @@ def runs_on_cpu(call: Call) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_small_calls_really_run_with_the_values_they_ask_for(name: str) -> None:
-    from steptime._calibrate.ops.arena import Arena
-    from steptime._calibrate.ops.arguments import Prepared
+    from steptime_lab.measure.ops.arena import Arena
+    from steptime_lab.measure.ops.arguments import PreparedCall
 
     torch.manual_seed(0)
     arena = Arena.on(torch.device("cpu"), 1)
@@ -143,7 +143,7 @@ def test_small_calls_really_run_with_the_values_they_ask_for(name: str) -> None:
     for call in swept(name, 800):
         # Two of each op; an index beyond what it indexes, or a logarithm of what is no probability, is an error here.
         if ran[call.op] < 2 and runs_on_cpu(call):
-            Prepared(call, arena).run()
+            PreparedCall(call, arena).run()
             ran[call.op] += 1
     possible = [op for op in families()[name].ops if not any(part in op for part in CUDA_ONLY)]
     assert len(ran) >= 0.8 * len(possible)
@@ -231,7 +231,7 @@ def test_bags_share_all_their_indices_equally() -> None:
 
 
 def test_the_triangle_of_an_interaction_is_below_the_diagonal() -> None:
-    from steptime._calibrate.ops.arguments import fixed
+    from steptime_lab.measure.ops.arguments import fixed
 
     cpu = torch.device("cpu")
     call = next(call for call in swept("indexing", 200) if call.op == "aten::index.Tensor" and len(call.args[1]) == 3)  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from steptime._calibrate.lookup_kernels import plain
-from steptime._calibrate.lookup_kernels.layout import Layout
-from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
 from steptime.errors import InputError
+from steptime_lab.workloads.table_batched import plain
+from steptime_lab.workloads.table_batched.layout import Layout
+from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 
 RATE, EPS = 0.1, 1e-6
 
@@ -110,7 +110,7 @@ def check(implementation: ModuleType, case: Case) -> None:
 
 def interpreted(names: list[str]) -> None:
     """Runs in a process of its own: Triton decides whether it interprets when it is imported."""
-    from steptime._calibrate.lookup_kernels import launch as table_batched_launch
+    from steptime_lab.workloads.table_batched import launch as table_batched_launch
 
     for case in CASES:
         if case.name in names:
@@ -159,7 +159,7 @@ def compiled() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from steptime._calibrate.lookup_kernels import kernels
+    from steptime_lab.workloads.table_batched import kernels
 
     constants: dict[str, tuple[int, dict[str, object]]] = {
         "table_batched_forward": (2, {"QUADS": 128}),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from steptime._calibrate.harness.budget import Progress
 from steptime._calibrate.harness.conditions import gpus
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
@@ -23,7 +24,7 @@ from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._files import write_whole
 from steptime._measurements.store import read
-from steptime._models.host.model import HostModel, shipped_host
+from steptime._models.host.model import Burst, shipped_bursts
 from steptime._platforms.calibration import host_factors
 from steptime._platforms.machine_costs import MachineCosts
 from steptime.errors import InputError
@@ -33,26 +34,16 @@ SOURCE = "calibration"
 # The host that ships, whose usual bursts a new machine is compared with.
 HOST = "xeon-h200"
 
-# Kind and op of what a sample asks, most wanted first; together about a second.
-REPRESENTATIVE = (
-    ("op", "aten::add.Tensor"), ("op", "aten::mm.default"), ("op", "aten::view.default"), ("op", "aten::cat.default"),
-    ("op_autograd", "linear"), ("backward_node", "linear"), ("optimizer_step", "adam_foreach"), ("module_call", "nested"),
-    ("alloc", "empty"), ("launch", "neg_out"), ("launch_to_return", "neg_out"), ("collective_call", "all_reduce"),
-)  # fmt: skip
 # Seconds: of a sample, and of a whole calibration, which with its start has to stay below 90.
 SAMPLE_HOST_S, SAMPLE_FABRIC_S = 2.0, 2.0
-HOST_S, FABRIC_S, LIMIT_S = 20.0, 25.0, 85.0
+HOST_S, FABRIC_S, LIMIT_S = 12.0, 25.0, 85.0
+# Bursts of every host cost: a host changes its speed within seconds, so that they are spread over several.
+SAMPLE_PASSES, PASSES = 5, 20
 
 
 def sample(group: Group, session: Session) -> None:
     """A few seconds of host and fabric by the processes that are about to be timed, or just were; they have not profiled."""
-    from steptime._calibrate.host.issued import common, grouped
-    from steptime._calibrate.host.order import probes
-
-    asked = probes(grouped(common(("float32",))), python=False)
-    known = {(probe.kinds[0], probe.op): probe for probe in asked}
-    chosen = [known[pair] for pair in REPRESENTATIVE]
-    _measure(group, session, [probe for probe in chosen if group.ranks > 1 or not probe.together], SAMPLE_HOST_S, passes=5)
+    _host(group, session, SAMPLE_HOST_S, SAMPLE_PASSES)
     _collectives(group, session, SAMPLE_FABRIC_S)
 
 
@@ -60,9 +51,7 @@ def run(session: Session, options: Options) -> None:
     """One group of ranks, its rows, and `calibration.json`."""
     layout = Layout(_ranks(options), options.share_gpu, options.device)
     try:
-        run_ranks(
-            "calibrate", layout, session.to_plan(small=options.small), limit_s=min(LIMIT_S, session.budget.left_s() + 5.0)
-        )
+        run_ranks(__name__, layout, session.to_plan(small=options.small), limit_s=min(LIMIT_S, session.budget.left_s() + 5.0))
     except RanksError as error:
         session.warn(f"{error}; the calibration holds what was measured before")
     share = layout.ranks if layout.share_gpu else 1
@@ -74,13 +63,10 @@ def run(session: Session, options: Options) -> None:
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank's part."""
-    from steptime._calibrate.host.issued import common, grouped
-    from steptime._calibrate.host.order import probes
-
     if plan.get("small"):
         sample(group, session)
         return
-    _measure(group, session, probes(grouped(common(("float32",))), short=True, python=False), HOST_S, passes=7)
+    _host(group, session, HOST_S, PASSES)
     _collectives(group, session, FABRIC_S)
 
 
@@ -95,14 +81,14 @@ def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int)
         "recipe": {name: row[name] for name in recipe} if (row := next(iter(host), None)) else dict(recipe),
         "ranks": ranks,
         "share": share,
-        "factors": {"host": factors(costs, shipped_host(HOST))},
+        "factors": {"host": factors(costs, shipped_bursts(HOST))},
     }
 
 
-def factors(costs: MachineCosts, host: HostModel) -> dict[str, float] | None:
+def factors(costs: MachineCosts, usual: Mapping[str, Burst]) -> dict[str, float] | None:
     """Per kind, and over kinds, how many times as long the CPU takes here as on the usual machine; None where none is known."""
     logs: dict[str, list[float]] = defaultdict(list)
-    for (kind, _), factor in host_factors(costs.host, host).items():
+    for (kind, _), factor in host_factors(costs.host, usual).items():
         logs[kind].append(math.log(factor))
     means = {kind: float(np.mean(some)) for kind, some in sorted(logs.items())}
     if not means:
@@ -126,13 +112,13 @@ def _ranks(options: Options) -> int:
     return max(1, len(gpus()))
 
 
-def _measure(group: Group, session: Session, chosen: Sequence[Any], seconds: float, *, passes: int) -> None:
-    from steptime._calibrate.harness.budget import Progress
-    from steptime._calibrate.host.bench import Bench
+def _host(group: Group, session: Session, seconds: float, passes: int) -> None:
+    from steptime._calibrate.host.bench import HostBench
+    from steptime._calibrate.host.representative import representative_probes
     from steptime._calibrate.host.runner import Runner
 
-    bench = Bench(group, session, bursts=1, calls=100)
-    runner = Runner(bench, session, "off", seconds, passes=passes, source=SOURCE)
+    chosen = [probe for probe in representative_probes() if group.ranks > 1 or not probe.together]
+    runner = Runner(HostBench(group, session, bursts=1, calls=100), session, seconds, passes=passes, source=SOURCE)
     runner.run(chosen, Progress("calibration, host", passes * len(chosen), session.budget, quiet=True))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from steptime._models.collectives.message import KINDS, Message
-from steptime._models.host.model import Burst, HostModel
+from steptime._models.host.model import Burst
 from steptime._models.host.speed import LAUNCH_PER_CPU, STEP, Speed
 from steptime._platforms.machine_costs import HostBurst, MachineCosts, WireCost
 from steptime._platforms.platform import Platform
@@ -50,7 +50,7 @@ class Calibration:
     @classmethod
     def of(cls, costs: MachineCosts, platform: Platform) -> Calibration:
         """The speeds that these costs show beside the models of a platform; as uncalibrated where they show none."""
-        factors = host_factors(costs.host, platform.host)
+        factors = host_factors(costs.host, platform.host.usual_bursts)
         wire = _wire(costs.fabric, platform)
         return cls(
             _speed(factors, platform.ranks) if factors else UNCALIBRATED.speed,
@@ -63,7 +63,7 @@ class Calibration:
     def read(cls, file: Path, platform: Platform) -> Calibration:
         """From the file that `steptime calibrate` wrote, for predictions on a platform."""
         costs = MachineCosts.read(file)
-        if not host_factors(costs.host, platform.host):
+        if not host_factors(costs.host, platform.host.usual_bursts):
             raise InputError(
                 f"{file}: none of its host costs is known to the host of platform {platform.name}; calibrate again"
             )
@@ -73,9 +73,8 @@ class Calibration:
 UNCALIBRATED = Calibration()
 
 
-def host_factors(bursts: Iterable[HostBurst], host: HostModel) -> dict[tuple[str, str], float]:
+def host_factors(bursts: Iterable[HostBurst], usual: Mapping[str, Burst]) -> dict[tuple[str, str], float]:
     """Kind and op -> how many times as long the CPU takes as on the usual machine with such a host."""
-    usual = host.usual_bursts
     known = ((burst, usual.get(f"{burst.kind} {burst.op}")) for burst in bursts)
     return {
         (burst.kind, burst.op): _factor(burst, of)

@@ -15,9 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from steptime._measurements.store import spread_of
@@ -28,9 +27,12 @@ Row = Mapping[str, Any]
 SCHEMA_VERSION = 1
 # Nothing that a calibration times takes a quarter of an hour, and no message has a pebibyte: what is beyond is damaged.
 _LONGEST_NS, _MOST_BYTES, _MOST_RANKS = 1e12, 1 << 50, 1 << 20
-# Slopes of what costs next to nothing come out below zero, and their spread with them.
-_Time = Annotated[float, msgspec.Meta(ge=-_LONGEST_NS, le=_LONGEST_NS)]
-_Spread = Annotated[float, msgspec.Meta(ge=-_LONGEST_NS, le=_LONGEST_NS)]
+
+
+def _check(entry: HostBurst | WireCost, **ranges: tuple[float, float]) -> None:
+    for name, (least, most) in ranges.items():
+        if not least <= getattr(entry, name) <= most:
+            raise ValueError(f"{name} is {getattr(entry, name)}; expected {least:g} to {most:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,15 @@ class HostBurst:
 
     kind: str
     op: str
-    time_ns: _Time
-    spread: _Spread = 0.0
+    time_ns: float
+    spread: float = 0.0
     call: str | None = ""
     phase: str | None = ""
     repeats: int = 1
+
+    def __post_init__(self) -> None:
+        # Slopes of what costs next to nothing come out below zero, and their spread with them.
+        _check(self, time_ns=(-_LONGEST_NS, _LONGEST_NS), spread=(-_LONGEST_NS, _LONGEST_NS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +57,20 @@ class WireCost:
     """One collective of a size; `mode` says whether calls came behind one another."""
 
     collective: str
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
-    ranks: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)]
-    time_ns: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_NS)]
+    bytes: int
+    ranks: int
+    time_ns: float
     mode: str | None = None
-    spread: _Spread = 0.0
+    spread: float = 0.0
     dtype: str | None = None
     fabric: str | None = None
     share: int = 1
     repeats: int = 1
+
+    def __post_init__(self) -> None:
+        _check(
+            self, bytes=(0, _MOST_BYTES), ranks=(1, _MOST_RANKS), time_ns=(0, _LONGEST_NS), spread=(-_LONGEST_NS, _LONGEST_NS)
+        )
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,8 @@ class MachineCosts:
     @classmethod
     def read(cls, file: Path) -> MachineCosts:
         """From a file of `steptime calibrate`."""
+        import msgspec  # noqa: PLC0415 - measuring writes such files where msgspec may be absent
+
         expected = "expected what `steptime calibrate` wrote"
         try:
             content = file.read_bytes()

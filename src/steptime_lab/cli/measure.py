@@ -9,4 +9,6 @@ from steptime._cli.calibrate import run_measuring
 
 def measure(context: typer.Context) -> None:
     """Measure kernels, lookups, host, collectives, steps or sharding on the GPUs of this machine."""
-    run_measuring(context.args)
+    from steptime_lab.measure.command import main
+
+    run_measuring(lambda: main(context.args))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from steptime._calibrate.harness.command import fail, main
+from steptime._calibrate.harness.command import fail
 from steptime.errors import SteptimeError
+from steptime_lab.measure.command import main
 
 if __name__ == "__main__":
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,11 +13,12 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
-from steptime._calibrate.lookup_kernels.layout import Layout as TableLayout
-from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
 from steptime._lookups.generators import Generator
 from steptime._measurements.store import read
 from steptime.errors import InputError
+from steptime_lab.measure.command import JOBS
+from steptime_lab.workloads.table_batched.layout import Layout as TableLayout
+from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 from steptime_lab.workloads.torch_arrays import TorchArrays, side_by_side
 
 # Job -> the ranks it is tried on, and the sets that must have got rows.
@@ -39,7 +39,7 @@ def run(session: Session, options: Options) -> None:
     """Tries every job, then the checks that need the device; says what failed and raises if anything did."""
     failures = []
     try:
-        run_ranks("check", Layout(1, options.share_gpu, options.device), session.to_plan(), limit_s=300)
+        run_ranks(__name__, Layout(1, options.share_gpu, options.device), session.to_plan(), limit_s=300)
     except RanksError as error:
         failures.append(f"mathematics on the device: {error}")
     for job, (ranks, sets) in TRIED.items():
@@ -67,7 +67,7 @@ def names(_: Options) -> list[str]:
 
 def _try(job: str, session: Session, options: Options) -> list[str]:
     try:
-        import_module(f"steptime_lab.measure.{job}").run(session, options)
+        JOBS[job].load().run(session, options)
     except InputError as error:
         return [f"{job}: {error}"]
     except Exception as error:

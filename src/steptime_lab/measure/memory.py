@@ -14,14 +14,15 @@ from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.conditions import Smi, nvidia_smi
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
-from steptime._calibrate.harness.ranks import QUIET, Layout, RanksError, run_ranks
+from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.sets import measured_set
 from steptime._measurements.store import key_of
 from steptime._units import MIB
-from steptime_lab.measure.steps.attempts import CASE_S, Attempts, forget
-from steptime_lab.measure.steps.daemon import Daemon
-from steptime_lab.measure.steps.flight import Flight
+from steptime_lab.measure.attempts import CASE_S, Attempts, forget
+from steptime_lab.measure.crash_marker import CrashMarker
+from steptime_lab.measure.restarts import CaseGroup
+from steptime_lab.measure.shared_mps import SharedMps
 from steptime_lab.measure.steps.phases import cases_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 # Steps with the ranks waiting for one another after each, then without: more than there are input batches.
 WAITING, RUNNING = 4, 8
-_RESTARTS = 4
 # NCCL's watchdog lets go of what finished collectives moved every 100 ms (kWatchdogThreadSleepMillis in
 # torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp).
 _WATCHDOG_S = 0.25
@@ -39,7 +39,7 @@ _PINNED_BYTES = 64 * MIB
 
 def run(session: Session, options: Options) -> None:
     """One group per number of ranks goes through its cases; one that dies is started again behind its case."""
-    with Daemon(session, options) as daemon:
+    with SharedMps(session, options) as daemon:
         for ranks in sorted(set(options.ranks), reverse=True):
             _run_group(session, options, ranks, daemon)
 
@@ -51,30 +51,13 @@ def names(options: Options) -> list[str]:
     return [*workloads(), *(case.name for ranks in options.ranks for case in cases_of(ranks, small=options.small, only=()))]
 
 
-def _run_group(session: Session, options: Options, ranks: int, daemon: Daemon) -> None:
-    flight = Flight(session.folder, f"memory{ranks}")
-    layout = Layout(ranks, options.share_gpu, options.device)
-    skipped: set[str] = set()
-    for _ in range(1 + _RESTARTS):
-        lost = flight.take()
-        if lost:
-            session.warn(f"memory of {lost} was in flight when its ranks ended; it is skipped this time")
-            skipped.add(lost)
-        waiting = [name for name in due(session, options, ranks) if name not in skipped]
-        if not waiting or session.budget.left_s() <= 0:
-            return
-        plan = session.to_plan(cases=waiting, small=options.small, only=list(options.only), phase=f"memory{ranks}")
-        try:
-            limit_s = session.budget.left_s() + 2 * CASE_S
-            run_ranks("memory", layout, plan, limit_s=limit_s, environment=QUIET, daemon=daemon.environment(ranks))
-            return
-        except RanksError as error:
-            session.warn(str(error))
-            daemon.renew()
-        except KeyboardInterrupt:
-            # The case did nothing wrong: the next run begins with it.
-            flight.end()
-            raise
+def _run_group(session: Session, options: Options, ranks: int, daemon: SharedMps) -> None:
+    def plan(waiting: Sequence[str], _start: int) -> dict[str, Any]:
+        return session.to_plan(cases=waiting, small=options.small, only=list(options.only), phase=marker.group)
+
+    marker, layout = CrashMarker(session.folder, f"memory{ranks}"), Layout(ranks, options.share_gpu, options.device)
+    group = CaseGroup(session, __name__, layout, daemon, marker, QUIET, grace_s=2 * CASE_S)
+    group.run(session.budget, lambda: due(session, options, ranks), plan, skipped=set())
 
 
 def due(session: Session, options: Options, ranks: int) -> list[str]:
@@ -94,7 +77,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank's part: every rank has a row of its own."""
     wanted = set(plan["cases"])
     cases = [case for case in cases_of(group.ranks, small=plan["small"], only=plan["only"]) if case.name in wanted]
-    attempts = Attempts(group, session, Flight(session.folder, plan["phase"]), session.progress("memory", len(cases)))
+    attempts = Attempts(group, session, CrashMarker(session.folder, plan["phase"]), session.progress("memory", len(cases)))
     with no_collector():
         for case in cases:
             if not attempts.time_left():

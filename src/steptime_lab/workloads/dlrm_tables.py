@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._calibrate.lookup_kernels.layout import ALIGNMENT
-from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
-from steptime._calibrate.lookup_kernels.rowwise_adagrad import RowwiseAdagrad
 from steptime._lookups.generators import Bags
 from steptime.errors import InputError
 from steptime_lab.workloads.shared_buffers import SharedBuffers, nbytes_of
+from steptime_lab.workloads.table_batched.layout import ALIGNMENT
+from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
+from steptime_lab.workloads.table_batched.rowwise_adagrad import RowwiseAdagrad
 from steptime_lab.workloads.torch_arrays import side_by_side
 
 MOST_AT_BEST = 2 << 30

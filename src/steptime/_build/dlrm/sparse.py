@@ -1,6 +1,6 @@
 """Optimisers over the sparse gradients of `nn.EmbeddingBag`s, as PyTorch records them: SGD, and row-wise Adagrad.
 
-Row-wise Adagrad is that of `steptime._calibrate.lookup_kernels.rowwise_adagrad`: rows looked up more than once are summed first (`coalesce`).
+Row-wise Adagrad is that of `steptime_lab.workloads.table_batched.rowwise_adagrad`: rows looked up more than once are summed first (`coalesce`).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from steptime._build.emit.layers import contiguous, empty, given, zeros
 from steptime._program.program import Tensor
 
 ALIGNMENT = 64
-"""Elements between which tables start in their buffer (steptime._calibrate.lookup_kernels.layout)."""
+"""Elements between which tables start in their buffer (steptime_lab.workloads.table_batched.layout)."""
 
-# Of the table-batched kernels (steptime._calibrate.lookup_kernels.launch): positions walked in a row, and from how many quads
+# Of the table-batched kernels (steptime_lab.workloads.table_batched.launch): positions walked in a row, and from how many quads
 # of weights on keys are sorted as 64 bits.
 _CHUNK = 32
 _INT32 = 1 << 31

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 
-from steptime._calibrate.collectives.cases import Case
-from steptime._calibrate.collectives.splits import largest_buffer_bytes
+from steptime._calibrate.collectives.cases import CollectiveCase, largest_buffer_bytes
 from steptime._calibrate.harness.group import Group
 from steptime._units import dtype_bytes
 
@@ -22,7 +21,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Buffers:
     """One send and one receive buffer per dtype, as large as the largest case needs; cases use their beginnings."""
 
-    def __init__(self, group: Group, cases: Iterable[Case]) -> None:
+    def __init__(self, group: Group, cases: Iterable[CollectiveCase]) -> None:
         # Whatever the dtype of a case, its collective is tried out in fp32.
         largest = {"float32": 4}
         for case in cases:
@@ -49,7 +48,7 @@ class Buffers:
         return send, receive
 
 
-def call_of(case: Case, group: Group, buffers: Buffers) -> Call:
+def call_of(case: CollectiveCase, group: Group, buffers: Buffers) -> Call:
     """The collective of a case as this rank calls it; the current stream waits for it."""
     if case.collective == "barrier":
         return dist.barrier
@@ -80,7 +79,7 @@ def _done(_: object) -> None:
     """Calls that are not asynchronous give nothing back."""
 
 
-def _uneven(case: Case, group: Group, send: torch.Tensor, receive: torch.Tensor) -> Call:
+def _uneven(case: CollectiveCase, group: Group, send: torch.Tensor, receive: torch.Tensor) -> Call:
     assert case.splits is not None
     item, ranks = dtype_bytes(case.dtype), group.ranks
     sent = [size // item for size in case.splits[group.rank * ranks : (group.rank + 1) * ranks]]

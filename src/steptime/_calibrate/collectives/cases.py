@@ -1,4 +1,4 @@
-"""`Case`: one collective to time; how often, and about how long that takes."""
+"""`CollectiveCase`: one collective to time; how often, and about how long that takes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from steptime._calibrate.collectives.fabrics import Place
-from steptime._calibrate.collectives.splits import Matrix
 from steptime._measurements.sets import measured_set
 from steptime._measurements.store import key_of
 from steptime._units import MIB, NS_PER_MS
+
+Matrix = tuple[int, ...]  # sent bytes, row by row: entry (i, j) goes from rank i to rank j
 
 MAIN = ("all_reduce", "all_to_all")
 OTHERS = ("all_gather", "reduce_scatter", "broadcast", "send_recv", "send_recv_ring", "reduce")
@@ -25,7 +28,7 @@ _BLOCK_NS, _LAP_NS = 250 * NS_PER_MS, 10_000 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CollectiveCase:
     """One question: this collective, so many bytes, under these circumstances."""
 
     collective: str
@@ -58,13 +61,19 @@ class Case:
         return key_of(measured_set("collectives"), {**place.columns(), **self.columns()})
 
 
+def largest_buffer_bytes(splits: Matrix, ranks: int) -> int:
+    """The largest send or receive buffer of a rank."""
+    matrix = np.asarray(splits).reshape(ranks, ranks)
+    return int(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
+
+
 # Timed in every block: how much the fabric itself moves while it is measured.
-SENTINEL = Case("all_reduce", MIB)
+SENTINEL = CollectiveCase("all_reduce", MIB)
 # DDP's bucket, of which a backward pass has many one after another.
-BUCKET = Case("all_reduce", 25 * MIB)
+BUCKET = CollectiveCase("all_reduce", 25 * MIB)
 
 
-def repeats_of(case: Case, place: Place) -> int:
+def repeats_of(case: CollectiveCase, place: Place) -> int:
     """One in each pass; fewer of those that take long, more where many repeats are outliers."""
     if case.size_bytes > 32 * MIB:
         return 4 if place.unsteady else 3
@@ -85,7 +94,7 @@ def rough_ns(collective: str, ranks: int, size_bytes: int) -> float:
     return 18_000.0 * ranks + size_bytes * (0.22 + 0.06 * ranks) * heavy
 
 
-def calls_of(case: Case, ranks: int) -> int:
+def calls_of(case: CollectiveCase, ranks: int) -> int:
     """How many back to back in one repeat: about 2 ms worth of them."""
     if case.mode == "single" or case.skew_ns is not None or case.size_bytes > 100 * MIB:
         return 1
@@ -99,30 +108,30 @@ def calls_of(case: Case, ranks: int) -> int:
     return int(min(most, max(fewest, 2.0 * NS_PER_MS // rough_ns(case.collective, ranks, case.size_bytes))))
 
 
-def once_ns(case: Case, ranks: int) -> float:
+def once_ns(case: CollectiveCase, ranks: int) -> float:
     """About how long one repeat of a case takes."""
     one = calls_of(case, ranks) * rough_ns(case.collective, ranks, case.size_bytes)
     around = 1.5 * NS_PER_MS + (case.skew_ns or 0.0)
     return (4.0 if case.beside != "none" else 1.2) * one + around
 
 
-def cost_ns(case: Case, place: Place) -> float:
+def cost_ns(case: CollectiveCase, place: Place) -> float:
     """About how long all repeats of a case take."""
     return repeats_of(case, place) * once_ns(case, place.ranks)
 
 
-def laps(cases: Sequence[Case], place: Place) -> list[list[Case]]:
+def laps(cases: Sequence[CollectiveCase], place: Place) -> list[list[CollectiveCase]]:
     """The cases in order, cut where those before take some seconds: so far apart are the repeats of one."""
     return _cut(cases, [cost_ns(case, place) for case in cases], _LAP_NS)
 
 
-def blocks(cases: Sequence[Case], ranks: int) -> list[list[Case]]:
+def blocks(cases: Sequence[CollectiveCase], ranks: int) -> list[list[CollectiveCase]]:
     """The cases in order, cut where one repeat of those before takes a fraction of a second."""
     return _cut(cases, [once_ns(case, ranks) for case in cases], _BLOCK_NS)
 
 
-def _cut(cases: Sequence[Case], costs_ns: Sequence[float], most_ns: float) -> list[list[Case]]:
-    found: list[list[Case]] = [[]]
+def _cut(cases: Sequence[CollectiveCase], costs_ns: Sequence[float], most_ns: float) -> list[list[CollectiveCase]]:
+    found: list[list[CollectiveCase]] = [[]]
     taken = 0.0
     for case, cost in zip(cases, costs_ns, strict=True):
         if taken + cost > most_ns and found[-1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
-from steptime._calibrate.collectives.cases import MAIN, Case, fitting
+from steptime._calibrate.collectives.cases import MAIN, CollectiveCase, fitting
 from steptime._calibrate.collectives.fabrics import Place
 from steptime._calibrate.collectives.sweep import Sweep
 from steptime._calibrate.harness.budget import Budget, Progress
@@ -25,7 +25,7 @@ def sample(group: Group, session: Session, fabric: str, *, seconds: float = 3.0,
     if group.ranks == 1:
         return 0
     place = Place(group.ranks, fabric, group.share)
-    cases = [Case(name, fitting(name, size, group.ranks)) for size in SIZES for name in MAIN if size <= largest_bytes]
+    cases = [CollectiveCase(name, fitting(name, size, group.ranks)) for size in SIZES for name in MAIN if size <= largest_bytes]
     budget = Budget(min(session.budget.ends_at, Budget.of_minutes(seconds / 60).ends_at + 1.0))
     found = Sweep(group, replace(session, budget=budget), place, cases)
     found.supported(cases)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from steptime._calibrate.collectives.calls import Buffers, call_of
-from steptime._calibrate.collectives.cases import SENTINEL, Case, blocks, calls_of, cost_ns, fitting, laps, once_ns, repeats_of
+from steptime._calibrate.collectives.cases import (
+    SENTINEL,
+    CollectiveCase,
+    blocks,
+    calls_of,
+    cost_ns,
+    fitting,
+    laps,
+    once_ns,
+    repeats_of,
+)
 from steptime._calibrate.collectives.fabrics import Place
-from steptime._calibrate.collectives.lap import Lap
-from steptime._calibrate.collectives.timing import Bench, Reading, result_of
+from steptime._calibrate.collectives.readings import LapReadings
+from steptime._calibrate.collectives.timing import CollectiveBench, Reading, result_of
 from steptime._calibrate.harness.budget import Progress
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.session import Session
@@ -31,16 +40,23 @@ _RESERVE_S = 1.0
 class Sweep:
     """One group's measurements at one place."""
 
-    def __init__(self, group: Group, session: Session, place: Place, cases: Sequence[Case]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        session: Session,
+        place: Place,
+        cases: Sequence[CollectiveCase],
+        bench: type[CollectiveBench] = CollectiveBench,
+    ) -> None:
         self.group = group
         self.session = session
         self.place = place
         self.buffers = Buffers(group, cases)
-        self.bench = Bench(group, self.buffers)
+        self.bench = bench(group, self.buffers)
         self._guarded = any(c.collective == SENTINEL.collective and c.size_bytes >= SENTINEL.size_bytes for c in cases)
         self._pace = 1.0  # seconds that cases take over what was planned for them
 
-    def supported(self, cases: Sequence[Case]) -> set[str]:
+    def supported(self, cases: Sequence[CollectiveCase]) -> set[str]:
         """The collectives this backend can do; makes it connect what it will use."""
         largest = {case.collective: max(c.size_bytes for c in cases if c.collective == case.collective) for case in cases}
         return {name for name, size in largest.items() if self.group.all_agree(self._tried(name, size))}
@@ -50,13 +66,13 @@ class Sweep:
         try:
             for size in [size for size in sizes if size <= largest_bytes] or [largest_bytes]:
                 for _ in range(2):
-                    call_of(Case(collective, size), self.group, self.buffers)()
+                    call_of(CollectiveCase(collective, size), self.group, self.buffers)()
             self.group.synchronize()
         except (RuntimeError, NotImplementedError, ValueError):
             return False
         return True
 
-    def measure(self, cases: Sequence[Case], progress: Progress, seed: int) -> int:
+    def measure(self, cases: Sequence[CollectiveCase], progress: Progress, seed: int) -> int:
         """What there is time for, in order; how many cases have a row now."""
         added = 0
         for number, lap in enumerate(laps(cases, self.place)):
@@ -71,16 +87,16 @@ class Sweep:
                 progress.step(fitting_in - failed)
         return added
 
-    def _how_many(self, lap: Sequence[Case]) -> int:
+    def _how_many(self, lap: Sequence[CollectiveCase]) -> int:
         """How many of the first cases there is time for, with all their repeats."""
         left_ns = 1e9 * (self.session.budget.left_s() - _RESERVE_S)
         taken_ns = accumulate(cost_ns(case, self.place) * self._pace for case in lap)
         return sum(taken < left_ns for taken in taken_ns)
 
-    def _lap(self, lap: Sequence[Case], seed: int) -> int:
+    def _lap(self, lap: Sequence[CollectiveCase], seed: int) -> int:
         """Passes over some cases, each in an order of its own; their rows are flushed; how many failed."""
         wanted = [repeats_of(case, self.place) for case in lap]
-        found = Lap(lap, self.group.ranks, max(wanted))
+        found = LapReadings(lap, self.group.ranks, max(wanted))
         order = random.Random(seed)
         try:
             for repeat in range(max(wanted)):
@@ -99,7 +115,7 @@ class Sweep:
             self.session.store.flush()
         return sum(row is None for row in rows)
 
-    def _pass(self, lap: Lap, repeat: int, turn: Sequence[int]) -> None:
+    def _pass(self, lap: LapReadings, repeat: int, turn: Sequence[int]) -> None:
         """One repeat of every case whose turn it is; the sentinel in every block."""
         self.buffers.refill()
         readings = np.full((len(lap.cases), 2, len(Reading())), math.nan)  # per case: its own, and its block's sentinel
@@ -111,14 +127,14 @@ class Sweep:
         every = np.asarray(self.group.gather_rows(readings.ravel().tolist()))
         lap.add(repeat, every.reshape(self.group.ranks, *readings.shape))
 
-    def _read(self, case: Case) -> Reading:
+    def _read(self, case: CollectiveCase) -> Reading:
         try:
             return self.bench.read(case)
         except RuntimeError as error:
             self.session.warn(f"{case.collective} of {case.size_bytes} bytes: {str(error).splitlines()[0]}")
             return Reading()
 
-    def _row(self, case: Case, result: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _row(self, case: CollectiveCase, result: dict[str, Any] | None) -> dict[str, Any] | None:
         if result is None:
             return None
         return {
@@ -129,26 +145,5 @@ class Sweep:
             "rank": case.late_rank or 0,
         }  # fmt: skip
 
-    def _sentinel_row(self, lap: Lap) -> dict[str, Any] | None:
+    def _sentinel_row(self, lap: LapReadings) -> dict[str, Any] | None:
         return self._row(SENTINEL, result_of(SENTINEL, lap.sentinels())) if self._guarded else None
-
-
-def sweep(group: Group, session: Session, plan: Mapping[str, Any], wanted: Sequence[Sequence[Case]]) -> None:
-    """Measures what is wanted at the plan's place and not yet there."""
-    place = Place.from_dict(plan["place"])
-    done = set(plan["done"])
-    left = [[case for case in tier if case.key(place) not in done] for tier in wanted]
-    every = [case for tier in left for case in tier]
-    if not every:
-        return
-    progress = session.progress(f"collectives, {place.ranks} ranks, {place.fabric}", len(every))
-    found = Sweep(group, session, place, every)
-    able = found.supported(every)
-    gc.collect()
-    gc.disable()
-    for number, tier in enumerate(left):
-        for name in {case.collective for case in tier} - able:
-            progress.skip(f"no {name} here", sum(case.collective == name for case in tier))
-        found.measure([case for case in tier if case.collective in able], progress, int(plan["seed"]) + 1000 * number)
-    gc.enable()
-    progress.close()

@@ -1,7 +1,7 @@
-"""`steptime measure` and `steptime calibrate`.
+"""Runs a measuring job from a command line, in this machine's conditions.
 
-They need nothing but torch, numpy, pyarrow and the standard library: where nothing else is installed, they are
-`python -m steptime_lab.measure JOB ...`.
+It needs nothing but torch, numpy, pyarrow and the standard library, so that the lab's `python -m steptime_lab.measure JOB ...`
+works where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from steptime._calibrate.harness.conditions import NO_GPU, Clocks, disturbances, gpus, recipe, strangers
-from steptime._calibrate.harness.jobs import job_module
+from steptime._calibrate.harness.job import Job
 from steptime._calibrate.harness.options import LineParser, Options
 from steptime._calibrate.harness.ranks import FAILED, LATE
 from steptime._calibrate.harness.session import Session, clock_file
@@ -32,31 +32,14 @@ SCHEMA_VERSION = 1
 # How many names an error lists.
 _NAMES = 20
 
-# What is done with measurements once they are there; needs no GPU.
-AFTERWARDS = ("noise", "merge")
 
-# Job -> what it measures, the ranks it takes by default, minutes it takes by default.
-JOBS = {
-    "kernels": ("device time of every kernel an op launches", (1,), 10.0),
-    "lookups": ("embedding lookups, forward and backward with update", (1,), 5.0),
-    "host": ("what the CPU spends per op, with and without a profiler", (1,), 3.0),
-    "collectives": ("collectives: even, uneven, skewed, beside compute", (2, 4, 8), 5.0),
-    "steps": ("real training steps, their traces and their memory", (4, 2, 1), 10.0),
-    "sharding": ("one task under several plans, interleaved", (4,), 8.0),
-    "memory": ("peak memory of the steps' cases, one at a time", (4, 2, 1), 5.0),
-    "check": ("everything small, and checks that it is right", (1,), 10.0),
-    "calibrate": ("this machine's host and fabric", (1,), 1.5),
-}
-
-
-def parser(job: str) -> argparse.ArgumentParser:
+def parser(job: Job) -> argparse.ArgumentParser:
     """The options of one job."""
-    about, ranks, minutes = JOBS[job]
-    words = "steptime calibrate" if job == "calibrate" else f"steptime measure {job}"
-    made = LineParser(prog=words, allow_abbrev=False, description=f"Measures {about}. Interrupted, it goes on where it was.")
+    about = f"Measures {job.about}. Interrupted, it goes on where it was."
+    made = LineParser(prog=job.words, allow_abbrev=False, description=about)
     made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where rows are added, as Parquet")
-    made.add_argument("--minutes", type=float, default=minutes, help=f"stop after so many ({minutes:g})")
-    usual = ",".join(map(str, ranks))
+    made.add_argument("--minutes", type=float, default=job.minutes, help=f"stop after so many ({job.minutes:g})")
+    usual = ",".join(map(str, job.ranks))
     made.add_argument("--ranks", default="", metavar="N,N", help=f"rank counts ({usual}, or as many as there are GPUs)")
     made.add_argument("--share-gpu", action="store_true", help="all ranks on the first GPU, through CUDA MPS")
     made.add_argument(
@@ -68,32 +51,17 @@ def parser(job: str) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="of the cases drawn (0)")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it without a GPU")
     made.add_argument("--json", action="store_true", help="say the result as JSON")
-    if job == "sharding":
-        said = "JSON, task: name: table: rank; only these tasks, these plans beside those of the rules"
-        made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=said)
+    if job.takes_plans:
+        about = "JSON, task: name: table: rank; only these tasks, these plans beside those of the rules"
+        made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=about)
     return made
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs one job; the first argument names it."""
+def run_job(job: Job, arguments: Sequence[str]) -> int:
+    """Runs a job with the options of a command line."""
     # Whoever ends a run in time (timeout, a batch system) gets what Ctrl-C gets: rows kept, nothing left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if arguments and arguments[0] in AFTERWARDS:
-        from steptime_lab.measure import tables
-
-        return int(getattr(tables, arguments[0])(arguments[1:]))
-    if not arguments or arguments[0] not in JOBS:
-        said = "\n".join(f"  {name:12s} {about}" for name, (about, _, _) in JOBS.items() if name != "calibrate")
-        if arguments and arguments[0] in ("-h", "--help"):
-            print(f"usage: steptime measure JOB -o DIR [options]; steptime measure JOB --help says which\n\n{said}")
-            print("  noise        how far repeats lie apart, in these measurements or in the shipped ones")
-            print("  merge        the measurements of several folders in one")
-            return 0
-        word = repr(arguments[0]) if arguments else "nothing"
-        raise InputError(f"measure what? {word} is none of {', '.join(name for name in JOBS if name != 'calibrate')}")
-    job = arguments[0]
-    words = ["steptime", "calibrate", *arguments[1:]] if job == "calibrate" else ["steptime", "measure", *arguments]
-    given = parser(job).parse_args(list(arguments[1:]))
+    given = parser(job).parse_args(list(arguments))
     options = Options(
         ranks=_ranks(given.ranks) if given.ranks else _usual_ranks(job, given.share_gpu or given.device == "cpu"),
         share_gpu=given.share_gpu,
@@ -103,16 +71,16 @@ def main(arguments: Sequence[str]) -> int:
         only=tuple(name for name in given.only.split(",") if name),
         plans=getattr(given, "plans", None),
     )
-    return measure(job, given.out, given.minutes, options, words, as_json=given.json)
+    return measure(job, given.out, given.minutes, options, [*job.words.split(), *arguments], as_json=given.json)
 
 
-def measure(job: str, folder: Path, minutes: float, options: Options, command: Sequence[str], *, as_json: bool = False) -> int:
+def measure(job: Job, folder: Path, minutes: float, options: Options, command: Sequence[str], *, as_json: bool = False) -> int:
     """Runs a job in this machine's conditions and says what it added."""
     check(options)
     if not minutes > 0:
         raise InputError(f"--minutes {minutes:g}: there has to be some time")
-    module = job_module(job)
-    _check_only(job, options, module)
+    module = job.load()
+    _check_only(job.name, options, module)
     begun = time.monotonic()
     cuda = options.device == "cuda"
     made = recipe(_without_paths(command), need_gpu=cuda)
@@ -130,10 +98,10 @@ def measure(job: str, folder: Path, minutes: float, options: Options, command: S
         raise
     counts = {name: read(folder, name).num_rows - count for name, count in before.items()}
     added = {name: count for name, count in counts.items() if count}
-    _say(job, folder, added, session.warnings, time.monotonic() - begun, as_json)
+    _say(job.name, folder, added, session.warnings, time.monotonic() - begun, as_json)
     failures = [warning for warning in session.warnings if FAILED in warning or LATE in warning]
     if failures and not added:
-        raise InputError(f"{job}: nothing was measured, its ranks failed: {failures[-1]}")
+        raise InputError(f"{job.name}: nothing was measured, its ranks failed: {failures[-1]}")
     return 0
 
 
@@ -201,11 +169,10 @@ def _say(job: str, folder: Path, added: dict[str, int], warnings: list[str], sec
     print(f"{job}: {rows} rows added to {folder} in {seconds:.0f} s")
 
 
-def _usual_ranks(job: str, any_number: bool) -> tuple[int, ...]:
-    """The job's own rank counts; on GPUs of their own, those that there are GPUs for."""
-    usual = JOBS[job][1]
-    fitting = tuple(count for count in usual if any_number or count <= len(gpus()))
-    return fitting or (min(usual),)
+def _usual_ranks(job: Job, any_number: bool) -> tuple[int, ...]:
+    """The job's default rank counts; on GPUs of their own, those that there are GPUs for."""
+    fitting = tuple(count for count in job.ranks if any_number or count <= len(gpus()))
+    return fitting or (min(job.ranks),)
 
 
 def _ranks(text: str) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class Layout:
 
 
 def run_ranks(
-    job: str,
+    module: str,
     layout: Layout,
     plan: Mapping[str, Any],
     *,
@@ -75,7 +75,7 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     daemon: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs `steptime_lab.measure.<job>.work(group, session, plan)` on every rank; returns when all have ended well.
+    """Runs `work(group, session, plan)` of a module on every rank; returns when all have ended well.
 
     `daemon` is the environment of an MPS daemon that already runs; without it one is started where ranks share a GPU.
     """
@@ -86,12 +86,12 @@ def run_ranks(
         if layout.share_gpu and layout.ranks > 1 and layout.device == "cuda" and not places:
             places = stack.enter_context(mps())
         port = {"MASTER_PORT": str(_free_port())}
-        command = [sys.executable, "-m", "steptime._calibrate.harness.worker", job, str(file)]
+        command = [sys.executable, "-m", "steptime._calibrate.harness.worker", module, str(file)]
         started = [
             subprocess.Popen(command, env={**os.environ, **places, **port, **layout.environment(rank), **(environment or {})})
             for rank in range(layout.ranks)
         ]
-        _wait(started, f"{job} on {layout.ranks} ranks", limit_s)
+        _wait(started, f"{module.rpartition('.')[2]} on {layout.ranks} ranks", limit_s)
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], what: str, limit_s: float) -> None:

@@ -1,4 +1,4 @@
-"""`Bench`: how host time is taken: bursts of calls from a drained device, too short to fill the launch queue."""
+"""`HostBench`: how host time is taken: bursts of calls from a drained device, too short to fill the launch queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 if TYPE_CHECKING:
     from steptime._calibrate.harness.group import Group
@@ -18,13 +17,8 @@ if TYPE_CHECKING:
 
 Action = Callable[[], object]
 
-# Streams, events and the spinning kernel; torch gives them no types.
-CUDA: Any = torch.cuda
-
 # A launch blocks behind 1,021 that have not started, 825 where arguments are large (docs/decisions/0004); this stays below.
 MOST_LAUNCHES = 800
-# A call rarely launches more; those on lists of tensors are counted by their tensors.
-LAUNCHES_PER_CALL = 4
 # What one burst may take, the device included: slow kernels get fewer calls, never fewer than this many.
 BURST_NS = 20e6
 FEWEST_CALLS = 4
@@ -63,20 +57,14 @@ def _nothing(*_args: object, **_kwargs: object) -> None:
 
 
 @dataclass
-class Bench:
-    """One rank's bench.
-
-    Where `marking`, a marking kernel goes before and after the calls of a loop, so that a recording tells how much they
-    launched; `loops` counts loops, `made` the calls of the last one.
-    """
+class HostBench:
+    """One rank's bench; `calls_made` are the calls of its last loop."""
 
     group: Group
     session: Session
     bursts: int = 5
     calls: int = 200
-    marking: bool = False
-    loops: int = 0
-    made: int = 0
+    calls_made: int = 0
 
     @property
     def cuda(self) -> bool:
@@ -89,19 +77,14 @@ class Bench:
 
     def per_call(self, action: Action, most_calls: int = MOST_LAUNCHES) -> list[float]:
         """Host time of a call: one value per burst. The first calls are not counted; slow calls get shorter bursts."""
-        self._mark()
-        self.loops += 1
-        try:
-            calls = min(self.calls, most_calls, self._calls_in_a_burst(action))
-            found = []
-            for _ in range(self.bursts):
-                self.synchronize()
-                found.append(burst_ns(action, calls))
+        calls = min(self.calls, most_calls, self._calls_in_a_burst(action))
+        times = []
+        for _ in range(self.bursts):
             self.synchronize()
-        finally:
-            self._mark()
-        self.made = FIRST_CALLS + calls * self.bursts
-        return found
+            times.append(burst_ns(action, calls))
+        self.synchronize()
+        self.calls_made = FIRST_CALLS + calls * self.bursts
+        return times
 
     def _calls_in_a_burst(self, action: Action) -> int:
         for _ in range(2):
@@ -133,10 +116,6 @@ class Bench:
             low.append(self._once(make(small)))
             high.append(self._once(make(large)))
         return line(small, low, large, high)
-
-    def _mark(self) -> None:
-        if self.marking:
-            CUDA._sleep(1)
 
     def _once(self, action: Action) -> float:
         self.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from steptime._calibrate.host.bench import Bench
+from steptime._calibrate.host.bench import HostBench
 
 # One list of times per kind of the probe.
 Times = Sequence[list[float]]
@@ -20,7 +20,7 @@ class Probe:
 
     kinds: tuple[str, ...]
     op: str
-    measure: Callable[[Bench], Times]
+    measure: Callable[[HostBench], Times]
     phase: str = "other"
     call: str = ""
     source: str = "sweep"
@@ -31,3 +31,7 @@ class Probe:
     def name(self) -> str:
         """One line, for messages and for the list of probes that ended a process."""
         return f"{self.kinds[0]} {self.op} {self.call}".rstrip()
+
+    def ways(self) -> list[Probe]:
+        """This probe, then what is asked where it cannot be run."""
+        return [self, *(self.otherwise.ways() if self.otherwise else ())]

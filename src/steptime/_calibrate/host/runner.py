@@ -1,4 +1,4 @@
-"""Runs probes in one process under one profiler mode: skips what is done, says what cannot be run, keeps every row."""
+"""Runs probes in one process: skips what is done, says what cannot be run, keeps every row."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,20 +18,43 @@ from steptime._calibrate.harness.budget import Progress
 from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.session import Session
 from steptime._calibrate.harness.setting import LostContextError
-from steptime._calibrate.host.answer import Answer
-from steptime._calibrate.host.bench import Bench
-from steptime._calibrate.host.loading import load
+from steptime._calibrate.host.bench import HostBench
 from steptime._calibrate.host.probe import Probe, Times
-from steptime._calibrate.host.recording import Recording, recording
-from steptime._calibrate.host.reference import Reference, between
+from steptime._calibrate.host.reference import HostSpeed, Reference, between
+from steptime._calibrate.host.representative import load
 from steptime._measurements.sets import measured_set
 from steptime._measurements.store import key_of
 
 # Probes between which the garbage collector runs. Starting and ending a profiler takes a good part of a second as well.
 AT_ONCE = 240
-# Names of probes that ended a process; each rank keeps its run and the name of its running one in a file, which a sudden end
-# leaves behind.
-FATAL_FILE = "host_fatal.txt"
+
+
+class ProbeTimes:
+    """What the bursts of a probe, or of its alternative, took so far; `launches` per call where a recording shows them."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.launches: float | None = None
+        self._times: tuple[list[float], ...] = tuple([] for _ in probe.kinds)
+        self._speeds: tuple[list[HostSpeed], ...] = tuple([] for _ in probe.kinds)
+
+    def add(self, times: Times, speed: HostSpeed) -> None:
+        """One pass: a list of times per kind, all of them taken at about this speed."""
+        for kept, speeds, values in zip(self._times, self._speeds, times, strict=True):
+            kept.extend(values)
+            speeds.extend([speed] * len(values))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One per kind, less what is the same for all rows of a process; none before the first pass."""
+        return [
+            {
+                "kind": kind, "op": self.probe.op, "call": self.probe.call, "source": self.probe.source,
+                "phase": self.probe.phase, "launches": self.launches, "times_ns": times,
+                "reference_cpu_ns": [speed.cpu_ns for speed in speeds],
+                "reference_launch_ns": [speed.launch_ns for speed in speeds],
+            }
+            for kind, times, speeds in zip(self.probe.kinds, self._times, self._speeds, strict=True) if times
+        ]  # fmt: skip
 
 
 @dataclass
@@ -41,49 +64,34 @@ class Runner:
     `seconds` count from the first pass; `source` replaces the probes' own where it is not empty.
     """
 
-    bench: Bench
+    bench: HostBench
     session: Session
-    mode: str
     seconds: float
     passes: int = 1
     source: str = ""
+    mode: str = "off"  # the profiler, as rows have it
     done: Counter[str] = field(default_factory=Counter)
-    _answers: dict[int, Answer] = field(default_factory=dict)
+    avoided: frozenset[str] = frozenset()  # names of probes that ended a process
+    _results: dict[int, ProbeTimes] = field(default_factory=dict)
     _failed: set[int] = field(default_factory=set)
     _pass_ends_at: float = 0.0
 
     def run(self, probes: Sequence[Probe], progress: Progress) -> None:
         """All probes, in order and over again, until time is up; their rows are written at the end, whatever it is."""
-        self._take_over()
-        fatal = fatal_names(self.session.folder)
-        wanted = dict(enumerate(probe for probe in probes if self._wanted(probe, fatal, progress)))
+        self.bench.group.barrier()
+        wanted = dict(enumerate(probe for probe in probes if self._wanted(probe, progress)))
         load(self.bench, wanted.values())
         reference, began = Reference(self.bench), time.monotonic()
         gc.collect()
-        gc.freeze()  # what is there now need not be looked through between the parts of every pass
+        gc.freeze()  # what is there now need not be looked through between the blocks of every pass
         try:
             for ends_at in _ends_of_passes(began, self.seconds, self.passes):
                 self._pass_ends_at = ends_at
-                for part in _parts(wanted, AT_ONCE):
-                    self._part(part, reference, progress)
-                self._running.unlink(missing_ok=True)
+                for block in _blocks(wanted, AT_ONCE):
+                    self._run_block(block, reference, progress)
         finally:
             gc.unfreeze()
-            self._keep(len(wanted), progress)
-
-    @property
-    def _running(self) -> Path:
-        return self.session.folder / f"host_running-{self.bench.group.rank}.txt"
-
-    def _take_over(self) -> None:
-        """What ran when an earlier process of this run ended suddenly is not tried again; another run was cut off whole."""
-        if self._running.exists():
-            run, _, name = self._running.read_text(encoding="utf-8").partition(" ")
-            if run == self.session.recipe.run:
-                with (self.session.folder / FATAL_FILE).open("a", encoding="utf-8") as file:
-                    file.write(f"{name}\n")
-            self._running.unlink()
-        self.bench.group.barrier()
+            self._store(len(wanted), progress)
 
     def row(self, kind: str, op: str, times_ns: list[float], **more: Any) -> dict[str, Any]:
         """A row of the set under this runner's conditions."""
@@ -93,9 +101,19 @@ class Runner:
             **more,
         }  # fmt: skip
 
-    def _wanted(self, probe: Probe, fatal: set[str], progress: Progress) -> bool:
+    def around(self, block: Mapping[int, Probe]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """What a block of probes runs in; a profiler, where one is a condition."""
+        return nullcontext()
+
+    def starts(self, probe: Probe) -> None:
+        """Called before a probe runs."""
+
+    def ran(self, number: int) -> None:
+        """Called after a probe ran."""
+
+    def _wanted(self, probe: Probe, progress: Progress) -> bool:
         """Ranks that have to run a probe together follow the first one's decision."""
-        wanted = not self._is_done(probe) and probe.name not in fatal
+        wanted = not self._is_done(probe) and probe.name not in self.avoided
         if probe.together:
             wanted = bool(self.bench.group.decide(int(wanted)))
         if not wanted:
@@ -103,47 +121,34 @@ class Runner:
         return wanted
 
     def _is_done(self, probe: Probe) -> bool:
-        rows = [
-            self.row(kind, one.op, [], call=one.call, phase=one.phase) for one in _alternatives(probe) for kind in one.kinds
-        ]
+        rows = [self.row(kind, each.op, [], call=each.call, phase=each.phase) for each in probe.ways() for kind in each.kinds]
         return any(self.done[key_of(measured_set("host"), row)] for row in rows)
 
-    def _part(self, part: Mapping[int, Probe], reference: Reference, progress: Progress) -> None:
-        """One recording of some probes; how much each launched is known when it has ended."""
-        if not self._in_time() and not any(probe.together for probe in part.values()):
+    def _run_block(self, block: Mapping[int, Probe], reference: Reference, progress: Progress) -> None:
+        """Some probes one after another, with the host's speed before and after each."""
+        if not self._in_time() and not any(probe.together for probe in block.values()):
             return
-        bench = self.bench
-        bench.marking = self.mode == "cuda" and bench.cuda and all(probe.kinds == ("op",) for probe in part.values())
-        bench.loops = 0
-        looped: dict[int, tuple[int, int]] = {}  # probe -> which loop of the recording it was, how many calls that made
-        found = Recording()
-        try:
-            with recording(self.mode, read=bench.marking) as found, no_collector():
-                before = reference.read()
-                for number, probe in part.items():
-                    times = self._burst(number, probe, progress)
-                    if times is not None:
-                        after = reference.read()
-                        self._answers[number].add(times, between(before, after))
-                        looped[number] = bench.loops, bench.made
-                        before = after
-        finally:
-            counts = found.launches()
-            if bench.marking and len(counts) == bench.loops:
-                for number, (loop, made) in looped.items():
-                    self._answers[number].launches = counts[loop - 1] / made
+        with self.around(block), no_collector():
+            before = reference.read()
+            for number, probe in block.items():
+                times = self._burst(number, probe, progress)
+                if times is not None:
+                    after = reference.read()
+                    self._results[number].add(times, between(before, after))
+                    self.ran(number)
+                    before = after
 
     def _burst(self, number: int, probe: Probe, progress: Progress) -> Times | None:
         """A probe's times in this pass; none where there is no time for it, or where it failed before or now."""
         if not self._goes_on(number, probe):
             return None
-        known = self._answers.get(number)
+        known = self._results.get(number)
         answer = self._try(replace(known.probe, otherwise=None) if known else probe, progress)
         if answer is None:
             self._failed.add(number)
             return None
         progress.step()
-        self._answers.setdefault(number, Answer(answer[0]))
+        self._results.setdefault(number, ProbeTimes(answer[0]))
         return answer[1]
 
     def _goes_on(self, number: int, probe: Probe) -> bool:
@@ -153,21 +158,21 @@ class Runner:
     def _in_time(self) -> bool:
         return self.session.budget.left_s() > 0 and time.monotonic() < self._pass_ends_at
 
-    def _keep(self, wanted: int, progress: Progress) -> None:
-        for _, answer in sorted(self._answers.items()):
-            for row in answer.rows():
+    def _store(self, wanted: int, progress: Progress) -> None:
+        for _, result in sorted(self._results.items()):
+            for row in result.rows():
                 self.session.store.add("host", self.row(**{**row, "source": self.source or row["source"]}))
         self.session.store.flush()
-        if left := wanted - len(self._answers.keys() | self._failed):
+        if left := wanted - len(self._results.keys() | self._failed):
             progress.skip("no time left", left)
 
     def _try(self, probe: Probe, progress: Progress) -> tuple[Probe, Times] | None:
-        """The probe's answer, or that of the one to ask otherwise."""
+        """The probe's times, or those of its alternative."""
         reason = ""
-        self._running.write_text(f"{self.session.recipe.run} {probe.name}", encoding="utf-8")
-        for one in _alternatives(probe):
+        self.starts(probe)
+        for way in probe.ways():
             try:
-                return one, one.measure(self.bench)
+                return way, way.measure(self.bench)
             except (torch.OutOfMemoryError, MemoryError):
                 reason = "does not fit"
                 if self.bench.cuda:
@@ -175,7 +180,7 @@ class Runner:
             # What an op raises on arguments it does not like is not to be foreseen; one probe less is no harm.
             except Exception as error:
                 reason = f"cannot be run ({type(error).__name__})"
-            self._check_device(one)
+            self._check_device(way)
         progress.skip(reason)
         return None
 
@@ -186,17 +191,7 @@ class Runner:
             raise LostContextError(f"{probe.name} broke the device's context: {error}") from error
 
 
-def fatal_names(folder: Path) -> set[str]:
-    """Probes that ended a process before."""
-    file = folder / FATAL_FILE
-    return set(file.read_text(encoding="utf-8").splitlines()) if file.exists() else set()
-
-
-def _alternatives(probe: Probe) -> list[Probe]:
-    return [probe, *(_alternatives(probe.otherwise) if probe.otherwise else ())]
-
-
-def _parts(probes: Mapping[int, Probe], at_once: int) -> Iterator[dict[int, Probe]]:
+def _blocks(probes: Mapping[int, Probe], at_once: int) -> Iterator[dict[int, Probe]]:
     """In order, so many at a time; single ops apart from others, because only their loops are marked and others spin too."""
     for _, same in groupby(probes.items(), key=lambda entry: entry[1].kinds == ("op",)):
         row = list(same)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import msgspec
 
 import steptime
 from steptime._files import write_output
@@ -95,11 +94,15 @@ class HostModel:
 
     def save(self, path: Path) -> None:
         """Write it as JSON; the same model gives the same bytes."""
+        import msgspec  # noqa: PLC0415 - measuring compares with a host where msgspec may be absent
+
         write_output(path, msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n")
 
     @classmethod
     def load(cls, path: Path) -> HostModel:
         """Read what `save` wrote."""
+        import msgspec  # noqa: PLC0415
+
         try:
             text = path.read_bytes()
             version = msgspec.json.decode(text, type=_Version).schema_version
@@ -139,7 +142,8 @@ class HostModel:
             _COST.check(f"{where}: {key}", value)
 
 
-class _Version(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class _Version:
     schema_version: int
 
 
@@ -150,3 +154,9 @@ def shipped_host(name: str) -> HostModel:
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json"))) or "none"
         raise InputError(f"no host is called {name!r}; there are {known}")
     return HostModel.load(path)
+
+
+def shipped_bursts(name: str) -> Mapping[str, Burst]:
+    """The usual bursts of a host that comes with the package, read without msgspec."""
+    content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return {asked: Burst(**burst) for asked, burst in content["bursts"].items()}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime._calibrate.collectives.cases import MAIN, OTHERS, Case, cost_ns
-from steptime._calibrate.collectives.fabrics import Place, layout_of, places
+from steptime._calibrate.collectives.cases import MAIN, OTHERS, CollectiveCase, cost_ns
+from steptime._calibrate.collectives.fabrics import Place
 from steptime._calibrate.harness.budget import Budget
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime_lab.measure.collectives.choices import learn
+from steptime_lab.measure.collectives.places import layout_of, places
 from steptime_lab.measure.collectives.tiers import few, tiers
 
 # Importing torch, joining the group, connecting.
@@ -70,7 +72,7 @@ def _measure(session: Session, options: Options, place: Place, seconds: float) -
     )  # fmt: skip
     try:
         run_ranks(
-            "collectives", layout_of(place, options.device), plan,
+            __name__, layout_of(place, options.device), plan,
             limit_s=part.left_s() + _GRACE_S, environment=place.settings,
         )  # fmt: skip
     except RanksError as error:
@@ -79,31 +81,53 @@ def _measure(session: Session, options: Options, place: Place, seconds: float) -
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank's part: the same cases in the same order on every rank."""
-    from steptime._calibrate.collectives.sweep import sweep
-
     wanted = cases_of(Place.from_dict(plan["place"]), seed=int(plan["seed"]), small=bool(plan["small"]), only=plan["only"])
-    sweep(group, session, plan, wanted)
+    _sweep(group, session, plan, wanted)
 
 
-def cases_of(place: Place, *, seed: int, small: bool, only: Sequence[str]) -> list[list[Case]]:
+def _sweep(group: Group, session: Session, plan: Mapping[str, Any], wanted: Sequence[Sequence[CollectiveCase]]) -> None:
+    """Measures what is wanted at the plan's place and not yet there."""
+    from steptime._calibrate.collectives.sweep import Sweep
+    from steptime_lab.measure.collectives.circumstances import CircumstancesBench
+
+    place = Place.from_dict(plan["place"])
+    done = set(plan["done"])
+    left = [[case for case in tier if case.key(place) not in done] for tier in wanted]
+    every = [case for tier in left for case in tier]
+    if not every:
+        return
+    progress = session.progress(f"collectives, {place.ranks} ranks, {place.fabric}", len(every))
+    found = Sweep(group, session, place, every, CircumstancesBench)
+    able = found.supported(every)
+    gc.collect()
+    gc.disable()
+    for number, tier in enumerate(left):
+        for name in {case.collective for case in tier} - able:
+            progress.skip(f"no {name} here", sum(case.collective == name for case in tier))
+        found.measure([case for case in tier if case.collective in able], progress, int(plan["seed"]) + 1000 * number)
+    gc.enable()
+    progress.close()
+
+
+def cases_of(place: Place, *, seed: int, small: bool, only: Sequence[str]) -> list[list[CollectiveCase]]:
     """Everything to measure at a place, in lists of falling worth."""
     if small:
         return few(place.ranks, seed=seed, only=only)
     return tiers(place.ranks, dense=place.dense, seed=seed, only=only)
 
 
-def _tiers(place: Place, options: Options) -> list[list[Case]]:
+def _tiers(place: Place, options: Options) -> list[list[CollectiveCase]]:
     only = [name for name in options.only if name != CHOICES]
     return cases_of(place, seed=options.seed, small=options.small, only=only)
 
 
-def _left(session: Session, place: Place, tiered: Sequence[Sequence[Case]]) -> list[list[Case]]:
+def _left(session: Session, place: Place, tiered: Sequence[Sequence[CollectiveCase]]) -> list[list[CollectiveCase]]:
     """The tiers without what is measured."""
     done = session.store.done("collectives")
     return [[case for case in tier if case.key(place) not in done] for tier in tiered]
 
 
-def _needs_s(place: Place, tiered: Sequence[Sequence[Case]]) -> tuple[float, float]:
+def _needs_s(place: Place, tiered: Sequence[Sequence[CollectiveCase]]) -> tuple[float, float]:
     """With the start: the first tier, and all of them."""
     costs = [sum(cost_ns(case, place) for case in tier) / 1e9 for tier in tiered]
     return _STARTING_S + costs[0], _STARTING_S + sum(costs)

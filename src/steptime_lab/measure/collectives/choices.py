@@ -14,13 +14,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from steptime._calibrate.collectives.cases import Case
-from steptime._calibrate.collectives.fabrics import Place, layout_of
+from steptime._calibrate.collectives.cases import CollectiveCase
+from steptime._calibrate.collectives.fabrics import Place
 from steptime._calibrate.harness.budget import Budget
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.mps import mps
 from steptime._calibrate.harness.ranks import RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
+from steptime_lab.measure.collectives.places import layout_of
 from steptime_lab.measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, write_choices
 
 # For send and receive, and what is made of them, NCCL says nothing.
@@ -59,7 +60,7 @@ def _name(said: str, names: Sequence[str]) -> str:
     return said.upper()
 
 
-def learn(session: Session, wanted: Mapping[Place, Sequence[Case]], device: str) -> None:
+def learn(session: Session, wanted: Mapping[Place, Sequence[CollectiveCase]], device: str) -> None:
     """Asks for NCCL's choices at every place, once per folder. Nothing is timed, so that groups may run at once."""
     with ExitStack() as stack:
         # Groups that share one GPU need one daemon between them; groups with a GPU per rank follow each other.
@@ -82,7 +83,7 @@ class _Asking:
         self._daemon = daemon
         self._failed = False
 
-    def ask(self, place: Place, cases: Sequence[Case]) -> None:
+    def ask(self, place: Place, cases: Sequence[CollectiveCase]) -> None:
         """Asks now, unless more than half of what is wanted is known, or time is up."""
         file = _file(self._session, place)
         asked = sorted({(case.size_bytes, case.collective) for case in cases if case.collective in SAID and case.size_bytes})
@@ -107,7 +108,7 @@ class _Asking:
             said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
             try:
                 run_ranks(
-                    "collectives.choices", layout_of(place, self._device), plan, limit_s=_LIMIT_S + _STARTING_S,
+                    __name__, layout_of(place, self._device), plan, limit_s=_LIMIT_S + _STARTING_S,
                     environment={**place.settings, **said}, daemon=self._daemon,
                 )  # fmt: skip
             except RanksError as error:
@@ -125,7 +126,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """Calls every collective once, smallest first, and reads what NCCL has written about it."""
     from steptime._calibrate.collectives.calls import Buffers, call_of
 
-    cases = [Case(str(collective), int(size)) for size, collective in plan["asked"]]
+    cases = [CollectiveCase(str(collective), int(size)) for size, collective in plan["asked"]]
     buffers = Buffers(group, cases)
     log = Log(Path(plan["debug"]))
     nccl, fabric = session.recipe.nccl, str(plan["fabric"])

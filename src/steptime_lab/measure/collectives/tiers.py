@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from steptime._calibrate.collectives.cases import BUCKET, MAIN, OTHERS, Case, fitting
-from steptime._calibrate.collectives.splits import WANTED, largest_sent_bytes, uneven
+from steptime._calibrate.collectives.cases import BUCKET, MAIN, OTHERS, CollectiveCase, fitting
 from steptime._units import MIB, NS_PER_MS
+from steptime_lab.measure.collectives.splits import WANTED, largest_sent_bytes, uneven
 
 _KIB = 1024
 _DOUBLING = tuple(4 << power for power in range(27))  # 4 B to 256 MiB
@@ -19,7 +19,7 @@ _CROWDED = (MIB, 16 * MIB, 64 * _KIB)
 _SKEWS_NS = (0.2 * NS_PER_MS, 1.0 * NS_PER_MS, 5.0 * NS_PER_MS)
 
 
-def tiers(ranks: int, *, dense: bool, seed: int, only: Sequence[str] = ()) -> list[list[Case]]:
+def tiers(ranks: int, *, dense: bool, seed: int, only: Sequence[str] = ()) -> list[list[CollectiveCase]]:
     """Every case of a place, in lists of falling worth; the first is what every place should have. No case is in two."""
     uneven_cases = WANTED.get(ranks, 60) // (1 if dense else 4)
     found = [
@@ -38,7 +38,7 @@ def tiers(ranks: int, *, dense: bool, seed: int, only: Sequence[str] = ()) -> li
     ]
 
 
-def essential(ranks: int, seed: int) -> list[Case]:
+def essential(ranks: int, seed: int) -> list[CollectiveCase]:
     """A few of each kind: sizes of the main collectives, company, busy hosts, late ranks, uneven splits, other collectives."""
     main = _plain(MAIN, ranks, _ESSENTIAL)
     # One circumstance at a time.
@@ -47,18 +47,18 @@ def essential(ranks: int, seed: int) -> list[Case]:
     return [BUCKET, *main[:16], *crowded, *late, *_uneven(ranks, 12, seed), *main[16:], *_plain(OTHERS, ranks, _COARSE)]
 
 
-def few(ranks: int, *, seed: int, only: Sequence[str] = ()) -> list[list[Case]]:
+def few(ranks: int, *, seed: int, only: Sequence[str] = ()) -> list[list[CollectiveCase]]:
     """A handful of cases of each kind, small."""
     sizes = [4, 4 * _KIB, 100 * _KIB]
     found = [
         *_plain((*MAIN, *OTHERS), ranks, sizes),
         *[case for case in _uneven(ranks, 40, seed) if case.size_bytes < 256 * _KIB][:4],
-        *(Case(name, fitting(name, 64 * _KIB, ranks), beside=beside) for name in MAIN for beside in ("gemm", "copy")),
-        *(Case(name, fitting(name, 64 * _KIB, ranks), host_threads="busy") for name in MAIN),
-        *(Case(name, fitting(name, 64 * _KIB, ranks), skew_ns=1.0 * NS_PER_MS, late_rank=ranks - 1) for name in MAIN),
-        Case("all_reduce", 4, mode="single"),
-        Case("barrier", 0, mode="single"),
-        Case("all_reduce", 4 * _KIB, dtype="bfloat16"),
+        *(CollectiveCase(name, fitting(name, 64 * _KIB, ranks), beside=beside) for name in MAIN for beside in ("gemm", "copy")),
+        *(CollectiveCase(name, fitting(name, 64 * _KIB, ranks), host_threads="busy") for name in MAIN),
+        *(CollectiveCase(name, fitting(name, 64 * _KIB, ranks), skew_ns=1.0 * NS_PER_MS, late_rank=ranks - 1) for name in MAIN),
+        CollectiveCase("all_reduce", 4, mode="single"),
+        CollectiveCase("barrier", 0, mode="single"),
+        CollectiveCase("all_reduce", 4 * _KIB, dtype="bfloat16"),
     ]
     return [list(dict.fromkeys(case for case in found if not only or case.collective in only))]
 
@@ -69,44 +69,46 @@ def _grid(between: Sequence[float], largest: int) -> list[int]:
     return [*doubling, *(int(size * factor) for size in doubling for factor in between if _KIB <= size < largest)]
 
 
-def _plain(names: Iterable[str], ranks: int, sizes: Iterable[int]) -> list[Case]:
+def _plain(names: Iterable[str], ranks: int, sizes: Iterable[int]) -> list[CollectiveCase]:
     # Two ranks in a ring are a pair.
     wanted = [name for name in names if not (name == "send_recv_ring" and ranks == 2)]
-    return [Case(name, fitting(name, size, ranks)) for size in sizes for name in wanted]
+    return [CollectiveCase(name, fitting(name, size, ranks)) for size in sizes for name in wanted]
 
 
-def _uneven(ranks: int, count: int, seed: int) -> list[Case]:
-    return [Case("all_to_all", largest_sent_bytes(matrix, ranks), splits=matrix) for matrix in uneven(ranks, count, seed)]
-
-
-def _crowded(ranks: int, sizes: Iterable[int]) -> list[Case]:
-    """Beside compute, and with host threads busy; then both."""
-    pairs = [(name, fitting(name, size, ranks)) for size in sizes for name in MAIN]
+def _uneven(ranks: int, count: int, seed: int) -> list[CollectiveCase]:
     return [
-        *(Case(name, size, beside=beside) for name, size in pairs for beside in ("gemm", "copy")),
-        *(Case(name, size, host_threads="busy") for name, size in pairs),
-        *(Case(name, size, beside="gemm", host_threads="busy") for name, size in pairs if size <= 8 * MIB),
+        CollectiveCase("all_to_all", largest_sent_bytes(matrix, ranks), splits=matrix) for matrix in uneven(ranks, count, seed)
     ]
 
 
-def _skewed(ranks: int, sizes: Iterable[int], seed: int) -> list[Case]:
+def _crowded(ranks: int, sizes: Iterable[int]) -> list[CollectiveCase]:
+    """Beside compute, and with host threads busy; then both."""
+    pairs = [(name, fitting(name, size, ranks)) for size in sizes for name in MAIN]
+    return [
+        *(CollectiveCase(name, size, beside=beside) for name, size in pairs for beside in ("gemm", "copy")),
+        *(CollectiveCase(name, size, host_threads="busy") for name, size in pairs),
+        *(CollectiveCase(name, size, beside="gemm", host_threads="busy") for name, size in pairs if size <= 8 * MIB),
+    ]
+
+
+def _skewed(ranks: int, sizes: Iterable[int], seed: int) -> list[CollectiveCase]:
     draw = random.Random(seed)
     return [
-        Case(name, fitting(name, size, ranks), skew_ns=skew, late_rank=draw.choice((0, draw.randrange(ranks))))
+        CollectiveCase(name, fitting(name, size, ranks), skew_ns=skew, late_rank=draw.choice((0, draw.randrange(ranks))))
         for size in sizes
         for name in MAIN
         for skew in _SKEWS_NS
     ]
 
 
-def _single(ranks: int) -> list[Case]:
+def _single(ranks: int) -> list[CollectiveCase]:
     """What a host that waits for it sees, where latency matters."""
     sizes = [4, 256, 4 * _KIB, 16 * _KIB, 64 * _KIB, 256 * _KIB, MIB]
-    cases = [Case(case.collective, case.size_bytes, mode="single") for case in _plain((*MAIN, *OTHERS), ranks, sizes)]
-    return [*cases, Case("barrier", 0, mode="single")]
+    cases = [CollectiveCase(case.collective, case.size_bytes, mode="single") for case in _plain((*MAIN, *OTHERS), ranks, sizes)]
+    return [*cases, CollectiveCase("barrier", 0, mode="single")]
 
 
-def _half_precision(ranks: int) -> list[Case]:
+def _half_precision(ranks: int) -> list[CollectiveCase]:
     names = ("all_reduce", "reduce_scatter", "all_to_all")
     sizes = (4 * _KIB, 64 * _KIB, 512 * _KIB, 4 * MIB, 16 * MIB)
-    return [Case(name, fitting(name, size, ranks), dtype="bfloat16") for name in names for size in sizes]
+    return [CollectiveCase(name, fitting(name, size, ranks), dtype="bfloat16") for name in names for size in sizes]

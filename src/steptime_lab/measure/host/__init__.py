@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
-from steptime._calibrate.harness.ranks import QUIET, Layout, RanksError, run_ranks
+from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
 from steptime.errors import InputError
+from steptime_lab.measure.crash_marker import AvoidList
+from steptime_lab.measure.restarts import run_avoiding
 
 if TYPE_CHECKING:
-    from steptime._calibrate.host.issued import Issued
     from steptime._calibrate.host.probe import Probe
+    from steptime_lab.measure.host.issued import Issued
+
+JOB = "host"
 
 # What each kind of row is a time of. A row's own file says more: measure/host/*.py.
 KINDS: Mapping[str, str] = {
@@ -115,13 +119,8 @@ def _record(session: Session, options: Options) -> None:
 
 def _run_group(session: Session, layout: Layout, plan: dict[str, Any], limit_s: float) -> None:
     """A group that ends badly is started once more: what it had measured is kept, what ended it is left out."""
-    for attempt in range(2):
-        try:
-            limit_s = min(limit_s, session.budget.left_s() + 10.0)
-            run_ranks("host", layout, plan, limit_s=limit_s, environment=QUIET)
-            return
-        except RanksError as error:
-            session.warn(f"{error}; {'once more without what ended it' if attempt == 0 else 'its other rows are kept'}")
+    avoid = AvoidList(session.folder, JOB)
+    run_avoiding(session, __name__, layout, plan, avoid, attempts=2, limit_s=limit_s, environment=QUIET)
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
@@ -129,7 +128,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     if plan.get("record"):
         _record_small(group, session)
         return
-    from steptime._calibrate.host.order import handful, probes
+    from steptime_lab.measure.host.order import handful, probes
 
     issued = issued_by(session, group)
     for mode, seconds in plan["modes"]:
@@ -145,25 +144,29 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
 
 
 def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe], seconds: float, *, small: bool) -> None:
-    from steptime._calibrate.host.bench import Bench
-    from steptime._calibrate.host.runner import Runner
+    from steptime_lab.measure.host.marked_bench import MarkedBench
+    from steptime_lab.measure.host.profiled_runner import ProfiledRunner
     from steptime_lab.measure.host.scenes import scenes
 
     passes, calls = SMALL_PASSES if small else PASSES[mode]
     group.barrier()
     done = session.store.done("host")
-    bench = Bench(group, session, bursts=1, calls=calls)
-    runner = Runner(bench, session, mode, seconds, passes=passes, done=done)
+    bench = MarkedBench(group, session, bursts=1, calls=calls)
+    avoid = AvoidList(session.folder, JOB)
+    runner = ProfiledRunner(
+        bench, session, seconds, passes=passes, mode=mode, done=done, avoided=avoid.cases(), marker=avoid.marker(group.rank)
+    )
     progress = session.progress(f"host, profiler {mode}, {passes} bursts each", passes * len(chosen))
     for kind, times in scenes(runner.bench, mode).items():
         session.store.add("host", runner.row(kind, "neg_out", times))
     runner.run(chosen, progress)
+    avoid.marker(group.rank).end()
     progress.close()
 
 
 def issued_by(session: Session, group: Group) -> list[Issued]:
     """The calls that are asked: those recorded in the session's folder, then common ones."""
-    from steptime._calibrate.host.issued import common, grouped, recorded
+    from steptime_lab.measure.host.issued import common, grouped, recorded
 
     # Not every CPU multiplies in bfloat16.
     dtypes = ("float32", "bfloat16") if group.device_name.startswith("cuda") else ("float32",)
@@ -176,9 +179,9 @@ def issued_by(session: Session, group: Group) -> list[Issued]:
 
 def _record_small(group: Group, session: Session) -> None:
     """The op calls of a small step of every workload, the ones included that leave the device alone."""
-    from steptime._calibrate.host.issued import SMALL_FILE
-    from steptime._calibrate.ops.calls import write_calls
+    from steptime_lab.measure.host.issued import SMALL_FILE
     from steptime_lab.measure.kernels.record import record_calls
+    from steptime_lab.measure.ops.calls import write_calls
     from steptime_lab.workloads.case import build
     from steptime_lab.workloads.cases import small_cases
 

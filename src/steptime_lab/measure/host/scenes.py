@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from steptime._calibrate.host.bench import CUDA, Bench
-from steptime._calibrate.host.launches import GATE_CYCLES, QUEUED
-from steptime._calibrate.host.recording import Recording, around_launches, gaps, recording
+from steptime._calibrate.host.bench import HostBench
+from steptime_lab.measure.host.launches import GATE_CYCLES, QUEUED
+from steptime_lab.measure.host.marked_bench import CUDA
+from steptime_lab.measure.host.recording import Recording, around_launches, gaps, recording
 
 REPEATS = 50
 
 
-def scenes(bench: Bench, mode: str) -> dict[str, list[float]]:
+def scenes(bench: HostBench, mode: str) -> dict[str, list[float]]:
     """Kind -> times; empty where there is no device to look at."""
     if not bench.cuda or mode not in ("cuda", "cpu_cuda"):
         return {}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime._calibrate.ops.calls import read_calls
 from steptime._measurements.sets.kernels import SET
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import Family, families, family_of
+from steptime_lab.measure.ops.calls import read_calls
 
 # Calls of a sweep on a whole GPU; each gives a cold and, nearly always, a warm row.
 FULL = 16_000
@@ -38,7 +38,7 @@ SWEEP = "sweep"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """A call and the settings it is run under."""
 
     call: Call
@@ -70,43 +70,43 @@ def draw_of(text: str, what: str) -> float:
     return int.from_bytes(hashlib.sha256(f"{what}:{text}".encode()).digest()[:6], "big") / 2**48
 
 
-def sweep_cases(chosen: Iterable[Family], count: int, seed: int) -> list[Case]:
+def sweep_cases(chosen: Iterable[Family], count: int, seed: int) -> list[KernelCase]:
     """So many calls over the families by their weights, none twice, in the families' order."""
     every = list(chosen)
     total = sum(family.weight for family in every)
-    found: dict[str, Case] = {}
+    found: dict[str, KernelCase] = {}
     for family in every:
         each = max(1, round(count * family.weight / total))
         random = np.random.default_rng([seed, zlib.crc32(family.name.encode())])
         for call in family.sweep(random, each):
             text = call.to_json()
             warm = draw_of(text, "warm") < family.warm
-            found.setdefault(text, Case(call, text, family.name, SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
+            found.setdefault(text, KernelCase(call, text, family.name, SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
     return list(found.values())
 
 
-def workload_cases(file: Path, chosen: Iterable[str] | None = None) -> list[Case]:
+def workload_cases(file: Path, chosen: Iterable[str] | None = None) -> list[KernelCase]:
     """The calls of recorded steps, none twice; a call of several workloads belongs to the first. None without the file."""
     if not file.exists():
         return []
     allowed = None if chosen is None else set(chosen)
-    found: dict[str, Case] = {}
+    found: dict[str, KernelCase] = {}
     for name, calls in read_calls(file).items():
         for call in calls:
             text, family = call.to_json(), _family_of(call)
             if allowed is None or family in allowed:
                 # As PyTorch sets it unless told otherwise.
                 tf32 = _base(call) in _CONVOLUTIONS and call.dtype == "float32"
-                found.setdefault(text, Case(call, text, family, name, tf32=tf32))
+                found.setdefault(text, KernelCase(call, text, family, name, tf32=tf32))
     return list(found.values())
 
 
-def shuffled(cases: Sequence[Case], seed: int) -> list[Case]:
+def shuffled(cases: Sequence[KernelCase], seed: int) -> list[KernelCase]:
     """In an order that depends on the calls and the seed only: a longer list keeps the order of a shorter one."""
     return sorted(cases, key=lambda case: draw_of(case.text, f"order {seed}"))
 
 
-def whole_gpu_cases(file: Path, only: Sequence[str], seed: int, *, small: bool, smallest: bool = False) -> list[Case]:
+def whole_gpu_cases(file: Path, only: Sequence[str], seed: int, *, small: bool, smallest: bool = False) -> list[KernelCase]:
     """Everything a whole GPU is asked. `smallest`: single precision and few bytes, for a CPU."""
     every = _families(only)
     if not small:
@@ -122,7 +122,7 @@ def whole_gpu_cases(file: Path, only: Sequence[str], seed: int, *, small: bool, 
     return _unique(shuffled(found, seed))
 
 
-def part_cases(file: Path, only: Sequence[str], seed: int, *, largest_bytes: int, small: bool) -> list[Case]:
+def part_cases(file: Path, only: Sequence[str], seed: int, *, largest_bytes: int, small: bool) -> list[KernelCase]:
     """What a part of a GPU is asked: calls of the whole GPU's sweep that fit it."""
     count = SMALL_PART if small else FULL_PART
     fitting = [case for case in workload_cases(file, only or None) if case.call.nbytes <= largest_bytes]
@@ -130,17 +130,17 @@ def part_cases(file: Path, only: Sequence[str], seed: int, *, largest_bytes: int
     sweep = [case for case in sweep_cases(_families(only), FULL, seed) if case.call.nbytes <= largest_bytes]
     # By shares within each family, so that a family of few small calls is not crowded out.
     wanted = (count - len(workloads)) / max(1, len(sweep))
-    chosen: list[Case] = []
+    chosen: list[KernelCase] = []
     for family in dict.fromkeys(case.family for case in sweep):
         own = shuffled([case for case in sweep if case.family == family], seed)
         chosen += own[: max(1, round(wanted * len(own)))]
     return _unique(shuffled([*workloads, *chosen], seed))
 
 
-def benchmark_cases(only: Sequence[str], seed: int, count: int, largest_bytes: int) -> list[Case]:
+def benchmark_cases(only: Sequence[str], seed: int, count: int, largest_bytes: int) -> list[KernelCase]:
     """Convolutions of the sweep for which cuDNN may try its algorithms; each costs a search."""
     found = [
-        Case(case.call, case.text, case.family, case.source, tf32=case.tf32, benchmark=True)
+        KernelCase(case.call, case.text, case.family, case.source, tf32=case.tf32, benchmark=True)
         for case in shuffled(sweep_cases(_families(only), FULL, seed), seed)
         if _base(case.call) in _CONVOLUTIONS and case.call.nbytes <= largest_bytes
     ]
@@ -151,8 +151,8 @@ def _families(only: Sequence[str]) -> list[Family]:
     return [family for family in families().values() if not only or family.name in only]
 
 
-def _unique(cases: Iterable[Case]) -> list[Case]:
-    found: dict[tuple[str, bool], Case] = {}
+def _unique(cases: Iterable[KernelCase]) -> list[KernelCase]:
+    found: dict[tuple[str, bool], KernelCase] = {}
     for case in cases:
         found.setdefault((case.text, case.tf32), case)
     return list(found.values())

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
+from steptime._calibrate.harness.clock import Clock, clock_of
 from steptime._calibrate.harness.session import Session
-from steptime._calibrate.ops.arguments import Prepared
-from steptime_lab.measure.kernels.cases import Case, draw_of
-from steptime_lab.measure.kernels.executor import COLD, Executor
+from steptime._units import NS_PER_MS
+from steptime_lab.measure.kernels.bench import COLD, KernelBench
+from steptime_lab.measure.kernels.cases import KernelCase, draw_of
+from steptime_lab.measure.ops.arguments import PreparedCall
 
 # Of the calls long enough that the gaps between launches do not matter.
 SAMPLE = 0.03
@@ -22,9 +23,7 @@ _LONG_ENOUGH_NS = 20_000
 # What fits the launch queue (about 1,024) with room for launches nobody counted.
 _LAUNCHES = 600
 _MOST_RUNS = 30
-# An H200 counts at most so many cycles in a second; a slower device waits longer, which does no harm.
-_CYCLES_PER_S = 2.0e9
-_LONGEST_WAIT_S = 0.05
+_LONGEST_WAIT_NS = 50 * NS_PER_MS
 
 
 @dataclass
@@ -32,9 +31,9 @@ class Sample:
     """Rows kept back until the process profiles no more; then their calls are timed with events too."""
 
     enabled: bool = True
-    held: list[tuple[Case, dict[str, Any]]] = field(default_factory=list)
+    held: list[tuple[KernelCase, dict[str, Any]]] = field(default_factory=list)
 
-    def keeps(self, case: Case, row: dict[str, Any]) -> bool:
+    def keeps(self, case: KernelCase, row: dict[str, Any]) -> bool:
         """Takes the row where it belongs to the sample."""
         if not self.enabled or row["cache"] != COLD or float(np.median(row["times_ns"])) < _LONG_ENOUGH_NS:
             return False
@@ -45,13 +44,13 @@ class Sample:
         self.held.append((case, row))
         return True
 
-    def release(self, executor: Executor, session: Session, cuda: bool, *, at_least_s: float = 1.0) -> None:
+    def release(self, bench: KernelBench, session: Session, *, at_least_s: float = 1.0) -> None:
         """Times what is held, stores it and says how far the two ways of timing lie apart."""
-        ratios = []
+        ratios, clock = [], clock_of(bench.group)
         for case, row in self.held:
             if session.budget.left_s() > at_least_s:
                 try:
-                    row["event_ns"] = event_ns(executor.prepare(case), len(row["kernel_ns"]), cuda=cuda)
+                    row["event_ns"] = event_ns(bench.prepare(case), len(row["kernel_ns"]), clock)
                     ratios.append(row["event_ns"] / float(np.median(row["times_ns"])))
                 except RuntimeError as error:
                     session.warn(f"{case.call.op} could not be timed with events: {str(error).splitlines()[0]}")
@@ -68,27 +67,20 @@ def said(ratios: Sequence[float]) -> str:
     return f"CUDA events / kernel records: median {middle:.3f} (10-90 %: {low:.3f}-{high:.3f}) over {len(ratios)} calls"
 
 
-def event_ns(prepared: Prepared, kernels: int, *, cuda: bool) -> float:
+def event_ns(prepared: PreparedCall, kernels: int, clock: Clock) -> float:
     """Time per run of several in a row, each on memory of its own, so cold."""
     runs = max(3, min(_MOST_RUNS, _LAUNCHES // max(1, kernels)))
     prepared.run()
-    if not cuda:
-        start = time.perf_counter_ns()
-        for _ in range(runs):
-            prepared.run()
-        return (time.perf_counter_ns() - start) / runs
-    torch.cuda.synchronize()
-    start_s = time.perf_counter()
+    clock.wait(clock.mark())
+    start_ns = time.perf_counter_ns()
     prepared.run()
-    issue_s = time.perf_counter() - start_s
-    torch.cuda.synchronize()
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    issue_ns = time.perf_counter_ns() - start_ns
+    clock.wait(clock.mark())
     # The host is ahead before the first run starts: what is timed is the device alone.
-    wait_s = min(_LONGEST_WAIT_S, 1e-3 + 2 * runs * issue_s)
-    torch.cuda._sleep(int(_CYCLES_PER_S * wait_s))  # type: ignore[no-untyped-call]
-    first.record()
+    clock.run_ahead(min(_LONGEST_WAIT_NS, NS_PER_MS + 2.0 * runs * issue_ns))
+    first = clock.mark()
     for _ in range(runs):
         prepared.run()
-    last.record()
-    torch.cuda.synchronize()
-    return float(first.elapsed_time(last)) * 1e6 / runs
+    last = clock.mark()
+    clock.wait(last)
+    return clock.between_ns(first, last) / runs

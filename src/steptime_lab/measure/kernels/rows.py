@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from steptime._calibrate.ops.profile import Segment
-from steptime_lab.measure.kernels.cases import Case
+from steptime_lab.measure.kernels.cases import KernelCase
+from steptime_lab.measure.ops.profile import Segment
 
 
-def row_of(case: Case, cache: str, repeats: Sequence[Segment], *, share: int, others: str) -> dict[str, Any] | None:
+def row_of(case: KernelCase, cache: str, repeats: Sequence[Segment], *, share: int, others: str) -> dict[str, Any] | None:
     """The row of a case in one cache state; nothing where the op launched nothing."""
     told = told_by(repeats)
     return None if told is None else {**case.asked(), "cache": cache, "share": share, "others": others, **told}

@@ -13,8 +13,8 @@ from steptime._calibrate.harness.session import Session
 
 if TYPE_CHECKING:
     from steptime._calibrate.harness.setting import Setting
-    from steptime_lab.measure.lookups.bench import Bench
-    from steptime_lab.measure.lookups.cases import Case
+    from steptime_lab.measure.lookups.bench import LookupBench
+    from steptime_lab.measure.lookups.cases import LookupCase
     from steptime_lab.measure.lookups.memory import Memory
 
 IMPLEMENTATIONS = ("embedding_bag", "table_batched")
@@ -41,7 +41,7 @@ def run(session: Session, options: Options) -> None:
                 break
             plan = within.to_plan(seed=options.seed, small=options.small, only=list(options.only), attempt=number)
             try:
-                run_ranks("lookups", layout, plan, limit_s=within.budget.left_s() + 60)
+                run_ranks(__name__, layout, plan, limit_s=within.budget.left_s() + 60)
                 break
             except RanksError as error:
                 session.warn(str(error))
@@ -59,7 +59,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     import torch
 
     from steptime._calibrate.harness.setting import Setting
-    from steptime_lab.measure.lookups.bench import Bench
+    from steptime_lab.measure.lookups.bench import LookupBench
     from steptime_lab.measure.lookups.memory import Memory
 
     seed, small = int(plan["seed"]), bool(plan["small"])
@@ -77,7 +77,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     if not any(some for _, some in asked):
         return
     progress = session.progress(f"lookups on 1/{group.share}", sum(len(some) for _, some in asked))
-    bench = Bench(group, session, memory, progress)
+    bench = LookupBench(group, session, memory, progress)
     if not group.all_agree(_proven(session, memory, seed)):
         asked = [(one, [case for case in some if case.implementation != "table_batched"]) for one, some in asked]
     bench.try_out(_small_cases(group, seed, tuple(plan["only"])))
@@ -103,7 +103,7 @@ def _proven(session: Session, memory: Memory, seed: int) -> bool:
     return True
 
 
-def _small_cases(group: Group, seed: int, only: Sequence[str]) -> list[Case]:
+def _small_cases(group: Group, seed: int, only: Sequence[str]) -> list[LookupCase]:
     """A few lookups of every implementation and group asked for."""
     from steptime_lab.measure.lookups.cases import small_cases
     from steptime_lab.measure.lookups.groups import small_group_cases
@@ -119,7 +119,7 @@ def _groups(group: Group, only: Sequence[str]) -> list[str]:
     return [name for name in GROUPS if name in only or (not only and group.share == 1)]
 
 
-def _cases(group: Group, seed: int, only: Sequence[str]) -> list[Case]:
+def _cases(group: Group, seed: int, only: Sequence[str]) -> list[LookupCase]:
     """The lookups of a whole GPU, the broad sweep before the groups; or those that fit a part of one (of groups: if named)."""
     import torch
 
@@ -139,7 +139,7 @@ def _cases(group: Group, seed: int, only: Sequence[str]) -> list[Case]:
     return [*(case for case in every if case.fits(part)), *(case for case in asked if case.fits(roomy))][:_PART]
 
 
-def _remaining(session: Session, cases: Sequence[Case], setting: Setting, attempt: int) -> list[Case]:
+def _remaining(session: Session, cases: Sequence[LookupCase], setting: Setting, attempt: int) -> list[LookupCase]:
     """The cases that have no row yet under this setting; in another order at every further attempt."""
     from steptime_lab.measure.lookups.cases import shuffled
 
@@ -148,19 +148,19 @@ def _remaining(session: Session, cases: Sequence[Case], setting: Setting, attemp
     return left if attempt == 0 else shuffled(left, attempt)
 
 
-def _measure(session: Session, group: Group, bench: Bench, cases: Sequence[Case], setting: Setting) -> None:
+def _measure(session: Session, group: Group, bench: LookupBench, cases: Sequence[LookupCase], setting: Setting) -> None:
     """One pass: by all ranks at once, or by the first one while the others do what the setting says."""
     if setting.others in ("none", "same"):
         _sweep(session, bench, cases, setting)
         return
-    from steptime_lab.measure.parts import others
+    from steptime_lab.measure.shares import others
 
     with others(group, session, setting.others) as mine:
         if mine:
             _sweep(session, bench.alone(), cases, setting)
 
 
-def _sweep(session: Session, bench: Bench, cases: Sequence[Case], setting: Setting) -> None:
+def _sweep(session: Session, bench: LookupBench, cases: Sequence[LookupCase], setting: Setting) -> None:
     """Batch by batch until all are done or time is; only the first rank's rows are kept."""
     for batch in bench.batches(cases):
         if not bench.group.decide(int(session.budget.left_s() > 0)):

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from steptime._calibrate.harness.budget import Progress
+from steptime._calibrate.harness.clock import clock_of
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.session import Session
 from steptime._calibrate.harness.setting import LostContextError, Setting
-from steptime._calibrate.ops.profile import MarkersError, Segment, profile_on
-from steptime_lab.measure.lookups.cases import Case
-from steptime_lab.measure.lookups.clock import event_times_ns
+from steptime_lab.measure.lookups.cases import LookupCase
+from steptime_lab.measure.lookups.events import event_times_ns
 from steptime_lab.measure.lookups.memory import Memory
-from steptime_lab.measure.lookups.prepared import Prepared, held_bytes
+from steptime_lab.measure.lookups.prepared import PreparedLookup, held_bytes
 from steptime_lab.measure.lookups.rows import row_of
+from steptime_lab.measure.ops.profile import MarkersError, Segment, profile_on
 
 FORWARD, BACKWARD = "forward", "backward"
 COLD, WARM = "cold", "warm"
@@ -39,10 +40,10 @@ _LONG_ENOUGH_NS = 20_000
 
 
 @dataclass
-class _Ready:
+class _ReadyLookup:
     """A case with what its repeats did so far."""
 
-    prepared: Prepared
+    prepared: PreparedLookup
     segments: dict[tuple[str, str], list[Segment]] = field(default_factory=dict)
     failed: bool = False
 
@@ -51,7 +52,7 @@ class _Ready:
         return self.prepared.case.warm or self.prepared.case.draw("warm") < _WARM_CASES
 
 
-class Bench:
+class LookupBench:
     """Measures batches of cases on one rank."""
 
     def __init__(self, group: Group, session: Session, memory: Memory, progress: Progress) -> None:
@@ -60,14 +61,14 @@ class Bench:
         self._total_bytes = torch.cuda.mem_get_info(group.device)[1] if self._cuda else 0
         self._warned: set[str] = set()
 
-    def alone(self) -> Bench:
+    def alone(self) -> LookupBench:
         """The same, not waiting for other ranks."""
-        return Bench(replace(self.group, ranks=1), self._session, self._memory, self._progress)
+        return LookupBench(replace(self.group, ranks=1), self._session, self._memory, self._progress)
 
-    def batches(self, cases: Sequence[Case]) -> Iterator[list[Case]]:
+    def batches(self, cases: Sequence[LookupCase]) -> Iterator[list[LookupCase]]:
         """Cut by count and by the bytes that prepared cases hold: the same on every rank."""
         limit = _HELD_SHARE * self._total_bytes / self.group.share if self._cuda else _CPU_HELD_BYTES
-        batch: list[Case] = []
+        batch: list[LookupCase] = []
         held = 0
         for case in cases:
             own = held_bytes(case)
@@ -79,7 +80,7 @@ class Bench:
         if batch:
             yield batch
 
-    def measure(self, batch: Sequence[Case], setting: Setting) -> list[dict[str, Any]]:
+    def measure(self, batch: Sequence[LookupCase], setting: Setting) -> list[dict[str, Any]]:
         """The rows of a batch: two or four for every case that runs."""
         ready = [one for one in map(self._prepare, batch) if one is not None]
         self.group.barrier()
@@ -98,7 +99,7 @@ class Bench:
         self._tidy()
         return rows
 
-    def try_out(self, cases: Sequence[Case]) -> None:
+    def try_out(self, cases: Sequence[LookupCase]) -> None:
         """Runs cases unrecorded: kernels are compiled and libraries loaded at their first use."""
         for case in cases:
             one = self._prepare(case)
@@ -106,16 +107,16 @@ class Bench:
                 self._issue(one, COLD, lambda _: None)
         self.group.synchronize()
 
-    def _prepare(self, case: Case) -> _Ready | None:
+    def _prepare(self, case: LookupCase) -> _ReadyLookup | None:
         try:
-            return _Ready(Prepared(case, self._memory))
+            return _ReadyLookup(PreparedLookup(case, self._memory))
         except Exception as error:  # torch's, Triton's and our own have no other ancestor in common
             self._say(case, error)
             return None
 
-    def _profile(self, ready: Sequence[_Ready], setting: Setting) -> None:
+    def _profile(self, ready: Sequence[_ReadyLookup], setting: Setting) -> None:
         random = np.random.default_rng([setting.seed, len(ready)])
-        owners: list[tuple[_Ready, str, str] | None] = []
+        owners: list[tuple[_ReadyLookup, str, str] | None] = []
         with profile_on(self.group.device) as profile:
             for repeat in range(_REPEATS):
                 for index in random.permutation(len(ready)):
@@ -127,9 +128,9 @@ class Bench:
             if owner is not None:
                 owner[0].segments.setdefault(owner[1:], []).append(segment)
 
-    def _issue(self, one: _Ready, cache: str, mark: Callable[[str], None]) -> list[tuple[_Ready, str, str] | None]:
+    def _issue(self, one: _ReadyLookup, cache: str, mark: Callable[[str], None]) -> list[tuple[_ReadyLookup, str, str] | None]:
         """One forward and one backward run; says for every segment it marked whose it is (nobody's: what was between them)."""
-        owners: list[tuple[_Ready, str, str] | None] = []
+        owners: list[tuple[_ReadyLookup, str, str] | None] = []
         if one.failed:
             return owners
         try:
@@ -152,13 +153,13 @@ class Bench:
             self._say(one.prepared.case, error)
         return owners
 
-    def _between(self, one: _Ready, cache: str, *, first: bool) -> None:
+    def _between(self, one: _ReadyLookup, cache: str, *, first: bool) -> None:
         if cache == COLD:
             self._memory.flush()
         elif first:
             one.prepared.forward()
 
-    def _rows(self, one: _Ready, setting: Setting) -> list[dict[str, Any]]:
+    def _rows(self, one: _ReadyLookup, setting: Setting) -> list[dict[str, Any]]:
         case = one.prepared.case
         found = [
             row_of(one.prepared, direction, cache, segments, share=setting.share, others=setting.others)
@@ -174,9 +175,9 @@ class Bench:
             self._add_events(one, rows)
         return rows
 
-    def _add_events(self, one: _Ready, rows: Sequence[dict[str, Any]]) -> None:
+    def _add_events(self, one: _ReadyLookup, rows: Sequence[dict[str, Any]]) -> None:
         try:
-            found = event_times_ns(one.prepared, self._memory.flush, cuda=self._cuda)
+            found = event_times_ns(one.prepared, self._memory.flush, clock_of(self.group))
         except Exception as error:
             self._say(one.prepared.case, error)
             return
@@ -184,7 +185,7 @@ class Bench:
             if row["cache"] == COLD and (not self._cuda or float(np.median(row["times_ns"])) >= _LONG_ENOUGH_NS):
                 row["event_ns"] = found[row["direction"] == BACKWARD]
 
-    def _say(self, case: Case, error: Exception) -> None:
+    def _say(self, case: LookupCase, error: Exception) -> None:
         try:
             self.group.synchronize()
         except RuntimeError as lost:

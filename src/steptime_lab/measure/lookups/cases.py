@@ -46,7 +46,7 @@ SERIES_LENGTH = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LookupLimits:
     """What one lookup may take: elements of tables, lookups, bytes of rows read, elements of the output, rows of a table."""
 
     elements: int
@@ -57,7 +57,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LookupCase:
     """One lookup: an implementation, its tables (dim and generator each) and a batch."""
 
     implementation: str
@@ -102,7 +102,7 @@ class Case:
         """Whether the gradient has all rows of the table, not only those looked up."""
         return self.implementation.endswith("_dense")
 
-    def fits(self, limits: Limits) -> bool:
+    def fits(self, limits: LookupLimits) -> bool:
         """Whether it stays within limits."""
         within = self.elements <= limits.elements and self.outputs <= limits.outputs
         return within and self.lookups <= limits.lookups and self.read_bytes <= limits.read_bytes
@@ -134,11 +134,11 @@ class Case:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
-def cases_of(implementation: str, count: int, seed: int, limits: Limits) -> list[Case]:
+def cases_of(implementation: str, count: int, seed: int, limits: LookupLimits) -> list[LookupCase]:
     """So many lookups of one implementation; the same arguments give the same ones, and a longer list begins with a shorter."""
     random = Random(f"{implementation} {seed}")
     pool = pool_of(random)
-    found: list[Case] = []
+    found: list[LookupCase] = []
     while len(found) < count:
         case = fitted(drawn(implementation, random, pool), random, limits)
         if random.random() < _SERIES / SERIES_LENGTH / (1 - _SERIES):
@@ -152,9 +152,9 @@ def pool_of(random: Random) -> list[Generator]:
     return [_streams(random) for _ in range(_POOL)]
 
 
-def small_cases(seed: int) -> list[Case]:
+def small_cases(seed: int) -> list[LookupCase]:
     """A few of each implementation, in every dtype and with every optimiser, that take a CPU milliseconds."""
-    limits = Limits(elements=1 << 20, lookups=4000, read_bytes=1 << 20, outputs=1 << 20, rows=3000)
+    limits = LookupLimits(elements=1 << 20, lookups=4000, read_bytes=1 << 20, outputs=1 << 20, rows=3000)
     found = [*cases_of("table_batched", 5, seed, limits), *cases_of("embedding_bag", 4, seed, limits)]
     optimizers = ("sgd", "rowwise_adagrad", "sgd", "sgd", "rowwise_adagrad", "sgd", "adagrad", "sgd", "sgd")
     dtypes = ("float32", "float32", "float16", "bfloat16", "float32", "float32", "float32", "bfloat16", "float32")
@@ -164,7 +164,7 @@ def small_cases(seed: int) -> list[Case]:
     ]
 
 
-def shuffled(cases: Iterable[Case], seed: int) -> list[Case]:
+def shuffled(cases: Iterable[LookupCase], seed: int) -> list[LookupCase]:
     """In an order that depends on the cases and the seed alone."""
     return sorted(cases, key=lambda case: case.draw(f"order {seed}"))
 
@@ -203,7 +203,7 @@ def skewed(table: Generator, random: Random, level: float) -> Generator:
     return replace(table, kind="zipf", alpha=alpha, shift=shift, locality=locality, window=window)
 
 
-def drawn(implementation: str, random: Random, pool: Sequence[Generator], tables: int = 0) -> Case:
+def drawn(implementation: str, random: Random, pool: Sequence[Generator], tables: int = 0) -> LookupCase:
     """A lookup of tables of a pool: so many of them, or by default any number up to `MOST_TABLES`."""
     batched = implementation == "table_batched"
     uniform_count = random.randint(1, MOST_TABLES)
@@ -214,7 +214,7 @@ def drawn(implementation: str, random: Random, pool: Sequence[Generator], tables
     # Each mix of dtype and optimiser is a kernel to compile: 16-bit rows are updated by SGD alone.
     other = "rowwise_adagrad" if batched else "adagrad"
     adaptive = dtype == "float32" and random.random() < (0.35 if batched else 0.12)
-    return Case(
+    return LookupCase(
         implementation=implementation,
         optimizer=other if adaptive else "sgd",
         dtype=dtype,
@@ -257,7 +257,7 @@ def _table(streams: Generator, random: Random, *, empty: bool) -> Generator:
     return replace(streams, pooling=pooling, lengths=lengths, seed=random.getrandbits(31))
 
 
-def fitted(case: Case, random: Random, limits: Limits) -> Case:
+def fitted(case: LookupCase, random: Random, limits: LookupLimits) -> LookupCase:
     """The case with fewer tables and rows where they do not fit, and batch and bags scaled to the size that is drawn for it."""
     case = replace(case, generators=tuple(replace(g, rows=min(g.rows, limits.rows)) for g in case.generators))
     while case.elements > limits.elements and len(case.dims) > 1:
@@ -286,7 +286,7 @@ def _with_bags(table: Generator, factor: float) -> Generator:
     return replace(table, pooling=float(round(pooling)) if table.pooling == round(table.pooling) else round(pooling, 2))
 
 
-def series_of(case: Case, name: str) -> list[Case]:
+def series_of(case: LookupCase, name: str) -> list[LookupCase]:
     """The same tables and bags, six skews: what differs in time comes from which rows are looked up."""
     found = []
     for step in range(SERIES_LENGTH):

@@ -15,8 +15,8 @@ from steptime._lookups.generators import Generator
 from steptime_lab.measure.lookups.cases import (
     DIMS,
     MOST_TABLES,
-    Case,
-    Limits,
+    LookupCase,
+    LookupLimits,
     dims_of,
     drawn,
     fitted,
@@ -36,19 +36,19 @@ _TOUCHED_BYTES = (1e5, 5e6, 2e7, 3e7, 4.5e7, 4e8, 4e9)
 _HOTTEST = {10_000: (10, 30, 100, 300, 1000, 3000, 8000), 60_000: (10, 100, 300, 1000, 3000, 10_000, 30_000, 58_000)}
 
 
-def group_cases(name: str, seed: int, limits: Limits) -> list[Case]:
+def group_cases(name: str, seed: int, limits: LookupLimits) -> list[LookupCase]:
     """The lookups of a group that stay within limits; the same arguments give the same ones."""
     return [case for case in GROUPS[name](Random(f"{name} {seed}"), limits) if case.fits(limits)]
 
 
-def small_group_cases(name: str, seed: int) -> list[Case]:
+def small_group_cases(name: str, seed: int) -> list[LookupCase]:
     """A few lookups of a group with tables, batch and bags so small that they take a CPU milliseconds."""
-    whole = Limits(elements=1 << 32, lookups=30_000_000, read_bytes=3_000_000_000, outputs=1 << 27)
+    whole = LookupLimits(elements=1 << 32, lookups=30_000_000, read_bytes=3_000_000_000, outputs=1 << 27)
     cases = group_cases(name, seed, whole)
     return [_shrunk(case) for case in cases[:: len(cases) // 5][:_SMALL]]
 
 
-def _shrunk(case: Case) -> Case:
+def _shrunk(case: LookupCase) -> LookupCase:
     tables = [
         replace(table, rows=min(table.rows, 1000), pooling=min(table.pooling, 5.0), long_bag=min(table.long_bag, 50))
         for table in case.generators[:6]
@@ -56,7 +56,7 @@ def _shrunk(case: Case) -> Case:
     return replace(case, batch=min(case.batch, 32), dims=case.dims[:6], generators=tuple(tables))
 
 
-def _step_latency(random: Random, limits: Limits) -> Iterator[Case]:
+def _step_latency(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """What one step of a program costs: a single table, equal bags, every footprint. 1,507 cases, 75 s."""
     del limits
     grid = product(DIMS, (61, 62, 64, 68, 72, 200), (256, 1024, 4096, 16384, 65536), _TOUCHED_BYTES)
@@ -65,19 +65,19 @@ def _step_latency(random: Random, limits: Limits) -> Iterator[Case]:
         for dtype in ("float32", *(HALVES if place % 4 == 0 else ())):
             rows = max(1, round(touched / dim / (4 if dtype == "float32" else 2)))
             table = Generator(rows=rows, pooling=float(pooling), seed=random.getrandbits(31))
-            yield Case("table_batched", "sgd", dtype, False, batch, (dim,), (table,), warm=True)
+            yield LookupCase("table_batched", "sgd", dtype, False, batch, (dim,), (table,), warm=True)
 
 
-def _long_bag(random: Random, limits: Limits) -> Iterator[Case]:
+def _long_bag(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """One bag longer than all others, early and late: what a tail costs beside a full device. 162 cases, 8 s."""
     del limits
     grid = product(("table_batched", "embedding_bag"), (256, 2048, 16384), (64, 256, 1000), (0.0, 0.5, 1.0), (16, 64, 256))
     for name, batch, longest, place, dim in grid:
         table = Generator(rows=200_000, pooling=8.0, long_bag=longest, long_bag_at=place, seed=random.getrandbits(31))
-        yield Case(name, "sgd", "float32", False, batch, (dim,), (table,), warm=True)
+        yield LookupCase(name, "sgd", "float32", False, batch, (dim,), (table,), warm=True)
 
 
-def _table_order(random: Random, limits: Limits) -> Iterator[Case]:
+def _table_order(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """The same tables in five orders: what a model that does not know their order cannot know. 200 cases, 12 s."""
     pool = pool_of(random)
     for _ in range(40):
@@ -92,7 +92,7 @@ def _table_order(random: Random, limits: Limits) -> Iterator[Case]:
             )
 
 
-def _wide_series(random: Random, limits: Limits) -> Iterator[Case]:
+def _wide_series(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """Six skews of the same tables, at least 2x apart in time: short equal bags, so many bytes that memory decides.
 
     Uniform lookups read 0.6 to 3 GB from memory (3.8 TB/s), the most skewed ones find nearly all of it in the first-level
@@ -111,11 +111,11 @@ def _wide_series(random: Random, limits: Limits) -> Iterator[Case]:
         tables = tuple(Generator(rows=rows, pooling=pooling, seed=random.getrandbits(31)) for _ in range(count))
         name = "table_batched" if batched else "embedding_bag"
         optimizer = "rowwise_adagrad" if batched and place % 4 == 0 else "sgd"
-        case = Case(name, optimizer, "float32", False, batch, (dim,) * count, tables, warm=True)
+        case = LookupCase(name, optimizer, "float32", False, batch, (dim,) * count, tables, warm=True)
         yield from series_of(case, f"wide-{name}-{place}")
 
 
-def _hot_rows(random: Random, limits: Limits) -> Iterator[Case]:
+def _hot_rows(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """Updates that collide: the hottest row's count, alone and with others as hot. 344 cases, 20 s."""
     del limits
     kinds = [("adagrad", "float32", 1), *(("sgd", dtype, 1) for dtype in ("float32", *HALVES))]
@@ -128,10 +128,10 @@ def _hot_rows(random: Random, limits: Limits) -> Iterator[Case]:
                     rows=200_000, pooling=10.0, kind="hot", alpha=round(share / (1 - share), 6), shift=float(hot_rows),
                     seed=random.getrandbits(31),
                 )  # fmt: skip
-                yield Case("embedding_bag", optimizer, dtype, False, lookups // 10, (dim,), (table,))
+                yield LookupCase("embedding_bag", optimizer, dtype, False, lookups // 10, (dim,), (table,))
 
 
-def _many_tables(random: Random, limits: Limits) -> Iterator[Case]:
+def _many_tables(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """21 to 60 tables, small batches, bags of unequal length: where the forward pass is known least. 300 cases, 16 s."""
     pool = pool_of(random)
     for _ in range(300):
@@ -141,7 +141,7 @@ def _many_tables(random: Random, limits: Limits) -> Iterator[Case]:
         yield replace(case, batch=min(case.batch, 1024), generators=tables)
 
 
-def _half_rows(random: Random, limits: Limits) -> Iterator[Case]:
+def _half_rows(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """Rows of 16 bits. 200 cases, 11 s."""
     pool = pool_of(random)
     for place, name in product(range(100), ("table_batched", "embedding_bag")):
@@ -149,7 +149,7 @@ def _half_rows(random: Random, limits: Limits) -> Iterator[Case]:
         yield fitted(case, random, limits)
 
 
-def _module_gradients(random: Random, limits: Limits) -> Iterator[Case]:
+def _module_gradients(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """`nn.Embedding` with both kinds of gradients and `nn.EmbeddingBag` with dense ones, as their users leave them.
 
     A dense gradient is as large as its table, and so is the update: 1 GB at most. 448 cases, 25 s.
@@ -165,10 +165,10 @@ def _module_gradients(random: Random, limits: Limits) -> Iterator[Case]:
         table = skewed(Generator(rows=rows, pooling=pooling, seed=random.getrandbits(31)), random, random.random())
         batch = max(1, round(lookups / pooling))
         dtype = HALVES[place % 2] if place % 6 == 1 else "float32"
-        yield Case(name, "adagrad" if adagrad else "sgd", dtype, False, batch, (dim,), (table,))
+        yield LookupCase(name, "adagrad" if adagrad else "sgd", dtype, False, batch, (dim,), (table,))
 
 
-def _large_on_parts(random: Random, limits: Limits) -> Iterator[Case]:
+def _large_on_parts(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """As much as a rank of an uneven sharding looks up on its part of a GPU: few tables, cold or hot, 3 to 14 million lookups.
 
     64 cases, 30 s on a quarter beside parts that do the same.
@@ -183,10 +183,12 @@ def _large_on_parts(random: Random, limits: Limits) -> Iterator[Case]:
         tables = tuple(Generator(rows=rows, pooling=pooling, seed=random.getrandbits(31)) for _ in range(count))
         if place % 2:
             tables = tuple(skewed(table, random, random.random()) for table in tables)
-        yield Case("table_batched", ("sgd", "rowwise_adagrad")[place // 2 % 2], "float32", False, batch, (dim,) * count, tables)
+        yield LookupCase(
+            "table_batched", ("sgd", "rowwise_adagrad")[place // 2 % 2], "float32", False, batch, (dim,) * count, tables
+        )
 
 
-GROUPS: dict[str, Callable[[Random, Limits], Iterator[Case]]] = {
+GROUPS: dict[str, Callable[[Random, LookupLimits], Iterator[LookupCase]]] = {
     "step_latency": _step_latency,
     "long_bag": _long_bag,
     "table_order": _table_order,

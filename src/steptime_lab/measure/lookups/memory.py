@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from steptime._units import MIB
-from steptime_lab.measure.lookups.cases import Limits
+from steptime_lab.measure.lookups.cases import LookupLimits
 
 # Of the memory that a rank has: elements of the tables of one case, in any dtype.
 _ELEMENTS_PER_BYTE = 0.035
@@ -51,9 +51,9 @@ class Memory:
         self._flush.sum()
 
 
-def limits_of(memory_bytes: int, share: int) -> Limits:
+def limits_of(memory_bytes: int, share: int) -> LookupLimits:
     """What fits one of `share` parts of a device with so much memory; 0: the CPU."""
     if not memory_bytes:
-        return Limits(_CPU_ELEMENTS, 1 << 16, 1 << 22, 1 << 21)
+        return LookupLimits(_CPU_ELEMENTS, 1 << 16, 1 << 22, 1 << 21)
     elements = int(_ELEMENTS_PER_BYTE * memory_bytes / share)
-    return Limits(elements, _MOST_LOOKUPS // share, _MOST_READ_BYTES // share, _MOST_OUTPUTS // share)
+    return LookupLimits(elements, _MOST_LOOKUPS // share, _MOST_READ_BYTES // share, _MOST_OUTPUTS // share)

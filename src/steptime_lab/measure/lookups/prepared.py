@@ -1,4 +1,4 @@
-"""`Prepared`: a lookup ready to run: its indices drawn on the device, its tables in place, its statistics known."""
+"""`PreparedLookup`: a lookup ready to run: its indices drawn on the device, its tables in place, its statistics known."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import torch
 
-from steptime._calibrate.lookup_kernels.layout import Layout
-from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
 from steptime._lookups.statistics import Statistics
-from steptime_lab.measure.lookups.cases import Case
+from steptime_lab.measure.lookups.cases import LookupCase
 from steptime_lab.measure.lookups.memory import Memory
+from steptime_lab.workloads.table_batched.layout import Layout
+from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 from steptime_lab.workloads.torch_arrays import TorchArrays, side_by_side
 from steptime_lab.workloads.torch_statistics import statistics_of_launch
 
@@ -24,10 +24,10 @@ class _Implementation(Protocol):
     def backward(self, out: torch.Tensor) -> None: ...
 
 
-class Prepared:
+class PreparedLookup:
     """Runs one case, forward and backward with update, as a training step would."""
 
-    def __init__(self, case: Case, memory: Memory) -> None:
+    def __init__(self, case: LookupCase, memory: Memory) -> None:
         self.case = case
         indices, offsets = drawn(case, memory.device)
         self.statistics: tuple[Statistics, ...] = statistics_of_launch(indices, offsets, case.rows, case.batch)
@@ -46,7 +46,7 @@ class Prepared:
 
 class _TableBatched:
     def __init__(
-        self, case: Case, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
+        self, case: LookupCase, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
     ) -> None:
         elements = Layout.elements_of(case.rows, case.dims)
         rows = memory.rows(elements, getattr(torch, case.dtype))
@@ -69,7 +69,7 @@ class _Module:
     """A module of PyTorch and its optimiser: `embedding_bag` sums a bag's rows, `embedding` gives every row it looks up."""
 
     def __init__(
-        self, case: Case, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
+        self, case: LookupCase, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
     ) -> None:
         rows, dim, dtype = case.rows[0], case.dims[0], getattr(torch, case.dtype)
         weight = memory.rows(rows * dim, dtype).view(rows, dim)
@@ -94,14 +94,14 @@ class _Module:
         self._optimizer.zero_grad()
 
 
-def held_bytes(case: Case) -> int:
+def held_bytes(case: LookupCase) -> int:
     """What a prepared case keeps in device memory besides the rows."""
     state = 4 * (sum(case.rows) if case.optimizer == "rowwise_adagrad" else case.elements if case.optimizer == "adagrad" else 0)
     gradient = 0 if case.dtype == "float32" or case.implementation == "table_batched" else 2 * case.outputs
     return int((12 if case.weighted else 8) * case.lookups) + 8 * case.batch * len(case.dims) + state + gradient
 
 
-def drawn(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(case: LookupCase, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices of all tables one after the other, and the bags' offsets, table by table, and the end."""
     arrays = TorchArrays(device)
     return side_by_side([generator.bags(case.batch, 0, arrays) for generator in case.generators])

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from steptime._calibrate.lookup_kernels import plain
-from steptime._calibrate.lookup_kernels.lookup import TableBatchedLookup
-from steptime_lab.measure.lookups.cases import Case
+from steptime_lab.measure.lookups.cases import LookupCase
 from steptime_lab.measure.lookups.memory import Memory
 from steptime_lab.measure.lookups.prepared import drawn
+from steptime_lab.workloads.table_batched import plain
+from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 
 
 class NoKernelsError(RuntimeError):
@@ -21,7 +21,7 @@ class NoKernelsError(RuntimeError):
 _TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2}
 
 
-def disagreement(cases: Sequence[Case], memory: Memory) -> str:
+def disagreement(cases: Sequence[LookupCase], memory: Memory) -> str:
     """The first table-batched case whose sums or updated rows differ from plain PyTorch's; empty where none does."""
     for case in cases:
         if case.implementation == "table_batched":
@@ -34,7 +34,7 @@ def disagreement(cases: Sequence[Case], memory: Memory) -> str:
     return ""
 
 
-def _difference(case: Case, memory: Memory) -> str:
+def _difference(case: LookupCase, memory: Memory) -> str:
     indices, offsets = drawn(case, memory.device)
     scales = torch.rand(indices.numel(), device=memory.device) + 0.5 if case.weighted else None
     lookup = TableBatchedLookup(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from steptime._calibrate.ops.profile import Segment
 from steptime_lab.measure.kernels.rows import told_by
-from steptime_lab.measure.lookups.prepared import Prepared
+from steptime_lab.measure.lookups.prepared import PreparedLookup
+from steptime_lab.measure.ops.profile import Segment
 
 
 def row_of(
-    prepared: Prepared, direction: str, cache: str, repeats: Sequence[Segment], *, share: int, others: str
+    prepared: PreparedLookup, direction: str, cache: str, repeats: Sequence[Segment], *, share: int, others: str
 ) -> dict[str, Any] | None:
     """The row of a lookup in one direction and cache state; nothing where nothing was launched."""
     told = told_by(repeats)

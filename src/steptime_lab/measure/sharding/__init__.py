@@ -16,14 +16,15 @@ from steptime._calibrate.collectives.fabrics import FABRIC, fabric_of
 from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
-from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
+from steptime._calibrate.harness.ranks import Layout
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read
+from steptime_lab.measure.attempts import Attempts, free
+from steptime_lab.measure.crash_marker import CrashMarker
+from steptime_lab.measure.restarts import CaseGroup
+from steptime_lab.measure.sharding.differences import summary
 from steptime_lab.measure.sharding.plans import Given, read_plans
-from steptime_lab.measure.sharding.summary import summary
-from steptime_lab.measure.steps.attempts import Attempts, free
-from steptime_lab.measure.steps.daemon import Daemon
-from steptime_lab.measure.steps.flight import Flight
+from steptime_lab.measure.shared_mps import SharedMps
 from steptime_lab.measure.steps.rows import asked, key_of_case, lookups_json
 from steptime_lab.measure.steps.timed import calibrate
 from steptime_lab.measure.steps.timing import steps_for, time_once
@@ -36,7 +37,6 @@ BLOCKS = 8
 _SMALL_BLOCKS, _SMALL_TASKS, _SMALL_BATCH = 2, 2, 32
 # One task in so many is timed again in another group of processes.
 _REPEATED = 5
-_RESTARTS = 4
 _TASK_S = 120.0
 # What is timed of a plan in a block; 2,240 of them take four minutes.
 _TIMED_S = 0.06
@@ -49,7 +49,7 @@ _NEED_S = 8.0
 
 
 @dataclass(frozen=True)
-class Place:
+class PlansPlace:
     """Where the plans are timed."""
 
     layout: Layout
@@ -61,15 +61,15 @@ def run(session: Session, options: Options) -> None:
     """Times every task under its plans, then a fifth of them again in other processes; ends with what was found, in a line."""
     ranks = max(options.ranks)
     share = ranks if options.share_gpu else 1
-    place = Place(Layout(ranks, options.share_gpu, options.device), share, fabric_of(ranks, share, options.device))
-    with Daemon(session, options) as daemon:
+    place = PlansPlace(Layout(ranks, options.share_gpu, options.device), share, fabric_of(ranks, share, options.device))
+    with SharedMps(session, options) as daemon:
         skipped: set[str] = set()
         for turn in range(2):
             _run_turn(session, options, place, daemon, turn, skipped)
     print(summary(timed_at(place, options, read(session.folder, "sharding").to_pylist())), file=sys.stderr, flush=True)
 
 
-def timed_at(place: Place, options: Options, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def timed_at(place: PlansPlace, options: Options, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows of the tasks of these options at a place: plans of one task on other ranks or wires are no rivals."""
     asked_now = {(task.name, task.batch) for task in known_tasks(options)}
     where = (place.layout.ranks, place.share, place.fabric)
@@ -83,35 +83,20 @@ def names(options: Options) -> list[str]:
     return [task.name for task in known_tasks(options)]
 
 
-def _run_turn(session: Session, options: Options, place: Place, daemon: Daemon, turn: int, skipped: set[str]) -> None:
+def _run_turn(session: Session, options: Options, place: PlansPlace, daemon: SharedMps, turn: int, skipped: set[str]) -> None:
     """Goes through the tasks that are due; after one that ended its ranks, with a fresh group and without it."""
-    flight = Flight(session.folder, "sharding")
-    for start in range(1 + _RESTARTS):
-        lost = flight.take()
-        if lost:
-            session.warn(f"sharding: {lost} was in flight when its ranks ended; its task is skipped this time")
-            skipped.add(lost.partition("/")[0])
-        names = [name for name in due(session, options, place, turn) if name not in skipped]
-        if not names or session.budget.left_s() <= 0:
-            return
-        told = {"small": options.small, "seed": options.seed, "plans": given_plans(options)}
-        plan = session.to_plan(tasks=names, fabric=place.fabric, turn=turn, calibrate=start == 0, **told)
-        settings = {FABRIC: place.fabric}
-        limit_s = session.budget.left_s() + _TASK_S
-        try:
-            running = daemon.environment(place.layout.ranks)
-            run_ranks("sharding", place.layout, plan, limit_s=limit_s, environment=settings, daemon=running)
-            return
-        except RanksError as error:
-            session.warn(str(error))
-            daemon.renew()
-        except KeyboardInterrupt:
-            # The task did nothing wrong: the next run begins with it.
-            flight.end()
-            raise
+
+    def plan(names: Sequence[str], start: int) -> dict[str, Any]:
+        options_of_plan = {"small": options.small, "seed": options.seed, "plans": given_plans(options)}
+        return session.to_plan(tasks=names, fabric=place.fabric, turn=turn, calibrate=start == 0, **options_of_plan)
+
+    marker = CrashMarker(session.folder, "sharding")
+    group = CaseGroup(session, __name__, place.layout, daemon, marker, {FABRIC: place.fabric}, grace_s=_TASK_S)
+    tasks = lambda: due(session, options, place, turn)  # noqa: E731
+    group.run(session.budget, tasks, plan, skipped, names=lambda case: [case.partition("/")[0]])
 
 
-def due(session: Session, options: Options, place: Place, turn: int) -> list[str]:
+def due(session: Session, options: Options, place: PlansPlace, turn: int) -> list[str]:
     """Names of the tasks of which a plan was not timed in every block often enough."""
     done = session.store.done("sharding")
     given = given_plans(options)
@@ -190,8 +175,8 @@ def order_of(task: str, block: int, plans: int, *seeds: int) -> list[int]:
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank's part in every task."""
     tasks = tasks_of(small=plan["small"], only=plan["tasks"])
-    flight = Flight(session.folder, "sharding")
-    attempts = Attempts(group, session, flight, session.progress("sharding", len(tasks)), case_s=_TASK_S)
+    marker = CrashMarker(session.folder, "sharding")
+    attempts = Attempts(group, session, marker, session.progress("sharding", len(tasks)), case_s=_TASK_S)
     with no_collector():
         if plan["calibrate"]:
             calibrate(group, session)

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 from steptime._calibrate.harness.budget import Budget
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
-from steptime._calibrate.harness.ranks import QUIET, Layout, RanksError, run_ranks
+from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
-from steptime_lab.measure.steps.attempts import CASE_S, Attempts
-from steptime_lab.measure.steps.daemon import Daemon
-from steptime_lab.measure.steps.flight import Flight
+from steptime_lab.measure.attempts import CASE_S, Attempts
+from steptime_lab.measure.crash_marker import CrashMarker
+from steptime_lab.measure.restarts import CaseGroup
+from steptime_lab.measure.shared_mps import SharedMps
 
 if TYPE_CHECKING:
     from steptime_lab.measure.steps.phases import Phase
     from steptime_lab.workloads.case import Case
 
-# How often a group that died is started again within its share of the time.
-_RESTARTS = 4
 # Small workloads of few ranks, smallest batch first, whose full traces are kept: (workload, ranks).
 _FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
 
@@ -38,7 +37,7 @@ def run(session: Session, options: Options) -> None:
 
     later_s = [needs_s(phase) for phase in planned]
     skipped: set[str] = set()
-    with Daemon(session, options) as daemon:
+    with SharedMps(session, options) as daemon:
         for at, phase in enumerate(planned):
             names = due(phase, cases[phase.ranks], session, options)
             if not names:
@@ -67,41 +66,27 @@ def _run_phase(
     share: Budget,
     names: Sequence[str],
     skipped: set[str],
-    daemon: Daemon,
+    daemon: SharedMps,
 ) -> None:
     """One phase: started again after a case that ended its group, which is then skipped for the rest of the run."""
     from steptime_lab.measure.steps.phases import cases_of, due
     from steptime_lab.measure.steps.traced import recorded_kinds
 
     cases = cases_of(phase.ranks, small=options.small, only=options.only)
-    flight = Flight(session.folder, phase.name)
-    for start in range(1 + _RESTARTS):
-        lost = flight.take()
-        if lost:
-            session.warn(f"{phase.name}: {lost} was in flight when its ranks ended; it is skipped this time")
-            skipped |= set(lost.split("+"))
-        names = [name for name in names if name not in skipped]
-        if not names or share.left_s() <= 0:
-            return
-        plan = session.to_plan(
-            ends_at=share.ends_at, kind=phase.kind, phase=phase.name, cases=names, small=options.small, only=list(options.only),
+
+    def waiting() -> list[str]:
+        return [name for name in due(phase, cases, session, options) if name in names]
+
+    def plan(asked: Sequence[str], start: int) -> dict[str, Any]:
+        return session.to_plan(
+            ends_at=share.ends_at, kind=phase.kind, phase=phase.name, cases=asked, small=options.small, only=list(options.only),
             full_traces=full_traces(cases), called=recorded_kinds(session.folder), seed=options.seed, turn=phase.turn,
             calibrate=calibrations(phase, options.small) if start == 0 else 0,
         )  # fmt: skip
-        try:
-            # The last case may begin just before the end of the share.
-            limit_s = share.left_s() + 2 * CASE_S
-            layout = Layout(phase.ranks, options.share_gpu, options.device)
-            run_ranks("steps", layout, plan, limit_s=limit_s, environment=QUIET, daemon=daemon.environment(phase.ranks))
-            return
-        except RanksError as error:
-            session.warn(str(error))
-            daemon.renew()
-        except KeyboardInterrupt:
-            # The case did nothing wrong: the next run begins with it.
-            flight.end()
-            raise
-        names = [name for name in due(phase, cases, session, options) if name in names]
+
+    layout, marker = Layout(phase.ranks, options.share_gpu, options.device), CrashMarker(session.folder, phase.name)
+    group = CaseGroup(session, __name__, layout, daemon, marker, QUIET, grace_s=2 * CASE_S)
+    group.run(share, waiting, plan, skipped, names=lambda case: case.split("+"))
 
 
 def calibrations(phase: Phase, small: bool) -> int:
@@ -127,6 +112,6 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     wanted = set(plan["cases"])
     cases = [case for case in cases_of(group.ranks, small=plan["small"], only=plan["only"]) if case.name in wanted]
     progress = session.progress(f"steps, {plan['phase']}", len(cases))
-    attempts = Attempts(group, session, Flight(session.folder, plan["phase"]), progress)
+    attempts = Attempts(group, session, CrashMarker(session.folder, plan["phase"]), progress)
     {"timed": timed, "traced": traced, "profiled": profiled}[plan["kind"]].work(attempts, cases, plan)
     attempts.close()

@@ -18,7 +18,7 @@ from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.group import Group
 from steptime._measurements.sets import measured_set
 from steptime._measurements.store import key_of
-from steptime_lab.measure.steps.attempts import Attempts, free
+from steptime_lab.measure.attempts import Attempts, free
 from steptime_lab.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
 from steptime_lab.measure.steps.programs import write_packed
 

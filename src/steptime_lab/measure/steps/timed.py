@@ -15,9 +15,9 @@ import numpy as np
 
 from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.patience import patience
 from steptime._calibrate.harness.session import Session
-from steptime_lab.measure.steps.attempts import Attempts, free, reason_of
+from steptime._calibrate.harness.watchdog import watchdog
+from steptime_lab.measure.attempts import Attempts, free, reason_of
 from steptime_lab.measure.steps.state import wire_ns
 from steptime_lab.measure.steps.timing import FULL, SMALL, Pace
 from steptime_lab.measure.steps.trial import Trial, built, repeated, tried_alone
@@ -162,7 +162,7 @@ def _rounds(attempts: Attempts, held: Sequence[Trial], pace: Pace, seeds: Sequen
     for turn in range(max((pace.rounds_of(trial.step_s) for trial in held), default=0)):
         if turn >= _LEAST_ROUNDS and not attempts.time_left(0.0):
             return
-        with patience(_PROBE_S, "the all_reduce before a round", attempts.session):
+        with watchdog(_PROBE_S, "the all_reduce before a round", attempts.session):
             wire = wire_ns(group)
         for at in order_of(names, turn, *seeds):
             trial = held[at]
@@ -177,7 +177,7 @@ def calibrate(group: Group, session: Session) -> None:
     """A short calibration of host and fabric by the group that times, so that factors can be fitted to this very run."""
     from steptime._calibrate.calibrate import sample
 
-    with patience(_CALIBRATION_HANGS_S, "the calibration", session):
+    with watchdog(_CALIBRATION_HANGS_S, "the calibration", session):
         failed = ""
         try:
             sample(group, session)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.group import Group
 from steptime._files import write_whole
-from steptime_lab.measure.steps.attempts import Attempts, free
+from steptime_lab.measure.attempts import Attempts, free
 from steptime_lab.measure.steps.programs import digest, owners, parse, stripped, write_packed
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def record_op_calls(kind: str, step: Step, attempts: Attempts) -> None:
 
     Every rank records, though rank 0 alone keeps its calls: what fails then fails on all of them, and none waits for another.
     """
-    from steptime._calibrate.ops.calls import FILE_NAME, write_calls
     from steptime_lab.measure.kernels.record import record_calls
+    from steptime_lab.measure.ops.calls import FILE_NAME, write_calls
 
     calls = record_calls(step)
     attempts.group.synchronize()
@@ -114,6 +114,6 @@ def record_op_calls(kind: str, step: Step, attempts: Attempts) -> None:
 
 def recorded_kinds(folder: Path) -> list[str]:
     """The kinds of cases whose op calls are kept already."""
-    from steptime._calibrate.ops.calls import FILE_NAME, read_calls
+    from steptime_lab.measure.ops.calls import FILE_NAME, read_calls
 
     return sorted(read_calls(folder / FILE_NAME)) if (folder / FILE_NAME).exists() else []

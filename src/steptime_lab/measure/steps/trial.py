@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steptime._calibrate.collectives.fabrics import fabric_of
 from steptime._calibrate.harness.group import Group
-from steptime_lab.measure.steps.attempts import forget, free
+from steptime_lab.measure.attempts import forget, free
 from steptime_lab.measure.steps.rows import asked, lookups_json
 from steptime_lab.measure.steps.state import host_ns
 from steptime_lab.measure.steps.timing import Pace, steps_for, time_once, warm_up

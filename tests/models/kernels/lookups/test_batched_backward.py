@@ -60,7 +60,7 @@ def lookup(*tables: TableStatistics, **more: Any) -> Lookup:
 
 
 def launched(count: int, weighted: bool) -> list[str]:
-    """Names of kernels as `steptime._calibrate.lookup_kernels.launch` and the library's sort launch them."""
+    """Names of kernels as `steptime_lab.workloads.table_batched.launch` and the library's sort launch them."""
     small = [COPY, ARANGE, COPY, COPY, SMALL]
     large = [COPY, FILL, SET, SET, HISTOGRAM, SUMS, *[SET, ONESWEEP] * 4]
     names = ["table_batched_linearize", *(small if count <= 4096 else large), *[GATHER] * (1 + weighted)]

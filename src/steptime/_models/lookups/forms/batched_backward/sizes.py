@@ -12,7 +12,7 @@ from steptime._models.lookups.batch import Lookups, Pool
 from steptime._models.lookups.device import LookupConstants
 from steptime._models.lookups.question import ITEM_BYTES, OPTIMIZERS
 
-# As the launches are made (`steptime._calibrate.lookup_kernels.launch`): positions of a chunk, bags of a program of the first
+# As the launches are made (`steptime_lab.workloads.table_batched.launch`): positions of a chunk, bags of a program of the first
 # kernel and the lookups of each that it handles at once, quads of a program of the update.
 CHUNK, _BAGS, _LANES, _QUADS = 32, 32, 16, 64
 

@@ -1,0 +1,88 @@
+"""What ranks do together: what DistributedDataParallel adds to forward and backward, and what calling a collective costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from steptime._calibrate.harness.watchdog import watchdog
+from steptime._calibrate.host.bench import Action, HostBench, burst_ns, less, line
+from steptime._calibrate.host.probe import Probe, Times
+from steptime._calibrate.host.representative import WAIT_S, collective_probe, join
+
+# Layers of one parameter each, 16 x 16. Every bucket is a collective, and they have to fit into the launch queue.
+FEW, MANY = 8, 64
+# Megabytes: all gradients in one bucket, or one for every parameter (256 floats are 0.001 MB).
+ONE_BUCKET, MANY_BUCKETS = 25.0, 0.0005
+KINDS = ("ddp_forward", "ddp_forward_fixed", "ddp_backward", "ddp_backward_fixed", "ddp_bucket")
+
+COLLECTIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], Action]] = {
+    "all_reduce": lambda whole, _part: partial(dist.all_reduce, whole),
+    "all_to_all_single": lambda whole, _part: partial(dist.all_to_all_single, torch.empty_like(whole), whole),
+    "all_gather_into_tensor": lambda whole, part: partial(dist.all_gather_into_tensor, whole, part),
+    "reduce_scatter_tensor": lambda whole, part: partial(dist.reduce_scatter_tensor, part, whole),
+    "broadcast": lambda whole, _part: partial(dist.broadcast, whole, 0),
+}
+
+
+def together_probes() -> list[Probe]:
+    """All ranks take part; with a single one the group is of that one."""
+    calls = [collective_probe(name, call) for name, call in COLLECTIVES.items()]
+    return [*calls, Probe(KINDS, "ddp", _measure, phase="backward", together=True)]
+
+
+def _measure(bench: HostBench) -> Times:
+    """Forward and backward, each against the bare module; slopes are per parameter."""
+    join(bench)
+    device = bench.group.device
+    with watchdog(WAIT_S, "DDP", bench.session):
+        bare = {count: _passes(bench, _layers(count, device)) for count in (FEW, MANY)}
+        one = {count: _passes(bench, _wrapped(count, device, ONE_BUCKET)) for count in (FEW, MANY)}
+        many = _passes(bench, _wrapped(MANY, device, MANY_BUCKETS))
+    extra = {(count, way): less(one[count][way], bare[count][way]) for count in (FEW, MANY) for way in (0, 1)}
+    forward = line(FEW, extra[FEW, 0], MANY, extra[MANY, 0])
+    backward = line(FEW, extra[FEW, 1], MANY, extra[MANY, 1])
+    # The first bucket is there either way.
+    bucket = [value / (MANY - 1) for value in less(many[1], one[MANY][1])]
+    return (*forward, *backward, bucket)
+
+
+def _passes(bench: HostBench, module: nn.Module) -> tuple[list[float], list[float]]:
+    """Times of forward and of backward, from a drained device each."""
+    x = torch.randn(8, 16, device=bench.group.device)
+    seed = torch.randn(8, 16, device=bench.group.device)
+    forward, backward = [], []
+    # DDP rebuilds its buckets after the first pass.
+    for number in range(4 + 2 * bench.bursts):
+        for parameter in module.parameters():
+            parameter.grad = None
+        kept: list[torch.Tensor] = []
+        ahead: Action = partial(_keep, kept, module, x)
+        bench.group.barrier()
+        first = burst_ns(ahead, 1)
+        bench.synchronize()
+        second = burst_ns(partial(torch.autograd.backward, kept[0], seed), 1)
+        bench.synchronize()
+        if number >= 4:
+            forward.append(first)
+            backward.append(second)
+    return forward, backward
+
+
+def _keep(kept: list[torch.Tensor], module: nn.Module, x: torch.Tensor) -> None:
+    kept.append(module(x))
+
+
+def _layers(count: int, device: torch.device) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(count))).to(device)
+
+
+def _wrapped(count: int, device: torch.device, bucket_mb: float) -> nn.Module:
+    module = _layers(count, device)
+    where = [device] if device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=where, bucket_cap_mb=bucket_mb)

@@ -1,0 +1,255 @@
+"""Runs cases in batches: once unrecorded, then cold and producer-warm repeats in rounds under one profile per batch."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from steptime._calibrate.harness.budget import Progress
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.setting import LostContextError, Setting
+from steptime.errors import InputError
+from steptime_lab.measure.crash_marker import AvoidList
+from steptime_lab.measure.kernels.cases import KernelCase
+from steptime_lab.measure.kernels.rows import row_of
+from steptime_lab.measure.kernels.sentinels import CALLS, Sentinels
+from steptime_lab.measure.ops.arena import Arena, DoesNotFitError, torch_dtype
+from steptime_lab.measure.ops.arguments import PreparedCall
+from steptime_lab.measure.ops.profile import MarkersError, Segment, profile_on
+
+COLD, WARM = "cold", "warm"
+
+# Calls per profile; times six runs. More make parsing wait, fewer make starting and stopping the profiler cost.
+BATCH = 400
+# What the index tensors and masks of one batch may take, of the arena's size.
+_FIXED_SHARE = 0.25
+
+# A call that takes longer than so many seconds is repeated at most so often.
+_FEWER_REPEATS = ((0.030, 1), (0.003, 2))
+
+
+# First runs of one op may take such a share of the time: cuDNN plans some calls for longer than all others take to run.
+_FIRST_RUNS_SHARE, _LEAST_FIRST_RUNS_S = 0.06, 10.0
+_OF_FEW = 0.8
+
+
+@dataclass
+class _ReadyCall:
+    """A case that ran, with its repeats so far."""
+
+    case: KernelCase
+    prepared: PreparedCall
+    repeats: int
+    segments: dict[str, list[Segment]] = field(default_factory=lambda: {COLD: [], WARM: []})
+
+
+class KernelBench:
+    """Measures batches of cases on one rank. `rows` leave through `measure`; keeping them is the caller's matter."""
+
+    def __init__(self, group: Group, session: Session, arena: Arena, progress: Progress) -> None:
+        self.group = group
+        self._session = session
+        self._arena = arena
+        self._progress = progress
+        self._marker = AvoidList(session.folder, "kernels").marker(session.rank)
+        self._sentinels = Sentinels()
+        self._warned: set[str] = set()
+        self._first_runs_s: defaultdict[str, float] = defaultdict(float)
+        self._first_runs_limit_s = max(_LEAST_FIRST_RUNS_S, _FIRST_RUNS_SHARE * session.budget.left_s())
+        self._flags: tuple[bool, bool] | None = None
+
+    def batches(self, cases: Sequence[KernelCase]) -> Iterator[list[KernelCase]]:
+        """Cut by count and by the bytes of what is drawn per case: the same on every rank."""
+        ops = {case.call.op for case in cases}
+        if ops:
+            # Where few ops are asked, there is nobody whose time they could take.
+            self._first_runs_limit_s = max(self._first_runs_limit_s, _OF_FEW * self._session.budget.left_s() / len(ops))
+        limit = _FIXED_SHARE * self._arena.nbytes
+        batch: list[KernelCase] = []
+        held = 0
+        for case in cases:
+            own = _fixed_bytes(case)
+            if batch and (len(batch) >= BATCH or held + own > limit):
+                yield batch
+                batch, held = [], 0
+            batch.append(case)
+            held += own
+        if batch:
+            yield batch
+
+    def measure(self, batch: Sequence[KernelCase], setting: Setting) -> list[tuple[KernelCase, dict[str, Any]]]:
+        """The rows of a batch: up to two for every case that runs."""
+        ready = [one for one in (self._prepare(case, setting) for case in batch) if one is not None]
+        self._marker.begin("")
+        if not self._profiled(ready, setting):
+            self._progress.skip("the profile lost records", len(ready))
+            return []
+        rows = []
+        for one in ready:
+            found = [row_of(one.case, c, s, share=setting.share, others=setting.others) for c, s in one.segments.items() if s]
+            rows += [(one.case, row) for row in found if row is not None]
+            if any(found):
+                self._progress.step()
+            else:
+                self._progress.skip("launches nothing on the device")
+        return rows
+
+    def alone(self) -> KernelBench:
+        """The same, not waiting for other ranks."""
+        return KernelBench(replace(self.group, ranks=1), self._session, self._arena, self._progress)
+
+    def close(self) -> None:
+        """Nothing is measured any more."""
+        self._marker.end()
+        if self._sentinels.said() and self.group.rank == 0:
+            print(self._sentinels.said(), file=sys.stderr, flush=True)
+
+    def prepare(self, case: KernelCase) -> PreparedCall:
+        """A case ready to run under its own settings."""
+        prepared = PreparedCall(case.call, self._arena)
+        self._set_flags(case)
+        return prepared
+
+    def _prepare(self, case: KernelCase, setting: Setting) -> _ReadyCall | None:
+        """Runs a case once, or twice where it was slow: plans are made and code is loaded at the first run."""
+        if self._first_runs_s[case.call.op] > self._first_runs_limit_s:
+            self._progress.skip("its op takes too long to plan")
+            return None
+        self._marker.begin(case.text)
+        try:
+            prepared = self.prepare(case)
+            took_s = self._first_run(prepared)
+            self._first_runs_s[case.call.op] += took_s
+            if took_s > _FEWER_REPEATS[-1][0]:
+                took_s = self._first_run(prepared)
+        except (RuntimeError, TypeError, ValueError, IndexError, InputError, NotImplementedError, AttributeError) as error:
+            self._failed(case, error)
+            return None
+        repeats = next((few for limit_s, few in _FEWER_REPEATS if took_s > limit_s), setting.repeats)
+        return _ReadyCall(case, prepared, min(repeats, setting.repeats))
+
+    def _first_run(self, prepared: PreparedCall) -> float:
+        start = time.perf_counter()
+        prepared.run()
+        self.group.synchronize()
+        return time.perf_counter() - start
+
+    def _failed(self, case: KernelCase, error: Exception) -> None:
+        if isinstance(error, DoesNotFitError):
+            self._progress.skip(str(error))
+            return
+        try:
+            self.group.synchronize()
+        except RuntimeError as lost:
+            raise LostContextError(f"the CUDA context was lost in {case.text[:200]}: {error}") from lost
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            self._progress.skip("out of memory")
+            return
+        self._progress.skip("failed")
+        if case.call.op not in self._warned:
+            self._warned.add(case.call.op)
+            reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+            self._session.warn(f"{case.call.op} failed: {reason}")
+
+    def _profiled(self, ready: Sequence[_ReadyCall], setting: Setting) -> bool:
+        """Profiles a batch, a second time where records were lost or the device had changed; whether there are records."""
+        watched = self._watched(setting)
+        for last in (False, True):
+            for one in ready:
+                one.segments = {COLD: [], WARM: []}
+            self._arena.refill()
+            gc.collect()
+            if not last:
+                self.group.barrier()
+            gc.disable()
+            try:
+                self._profile([*ready, *watched], setting)
+            except MarkersError as error:
+                # Run again by one of several ranks, it would run beside others that are elsewhere.
+                dropped = last or self.group.ranks > 1
+                self._session.warn(f"a batch of {len(ready)} calls is {'dropped' if dropped else 'run again'}: {error}")
+                if dropped:
+                    return False
+                continue
+            finally:
+                gc.enable()
+            times = [[float(sum(work.duration_ns for work in run)) for run in one.segments[COLD]] for one in watched]
+            # Ranks that measure together would lose step.
+            if not watched or not self._sentinels.drifted(times) or last or self.group.ranks > 1:
+                return True
+            self._sentinels.repeated += 1
+            watched = self._watched(setting)
+        return False
+
+    def _watched(self, setting: Setting) -> list[_ReadyCall]:
+        """The sentinels of a batch; a CPU is too unsteady for any."""
+        if self.group.device.type != "cuda":
+            return []
+        made = [KernelCase(call, call.to_json(), "", "") for call in CALLS]
+        try:
+            return [_ReadyCall(case, PreparedCall(case.call, self._arena), setting.repeats) for case in made]
+        except DoesNotFitError:
+            return []
+
+    def _profile(self, ready: Sequence[_ReadyCall], setting: Setting) -> None:
+        random = np.random.default_rng([setting.seed, len(ready)])
+        issued: list[tuple[_ReadyCall, str] | None] = []
+        with profile_on(self.group.device) as profile:
+            for repeat in range(max((one.repeats for one in ready), default=0)):
+                # A whole round lies between two repeats of a call, so what it keeps (index tensors) has left the caches.
+                for cache in (COLD, WARM):
+                    for index in random.permutation(len(ready)):
+                        one = ready[index]
+                        if repeat < one.repeats and (cache == COLD or (one.case.warm and one.prepared.can_be_warm)):
+                            issued += self._run(one, cache, profile.mark)
+        for segment, owner in zip(profile.segments(), issued, strict=True):
+            if owner is not None:
+                owner[0].segments[owner[1]].append(segment)
+
+    def _run(self, one: _ReadyCall, cache: str, mark: Any) -> list[tuple[_ReadyCall, str] | None]:
+        """Issues one run; says for every segment it marked whose it is (nobody's: the producer's)."""
+        prepared = one.prepared
+        self._set_flags(one.case)
+        args, kwargs = prepared.fresh()
+        owners: list[tuple[_ReadyCall, str] | None] = []
+        try:
+            if cache == WARM:
+                mark("producer")
+                owners.append(None)
+                prepared.produce(args)
+            mark(prepared.call.op)
+            owners.append((one, cache))
+            prepared.op(*args, **kwargs)
+        except RuntimeError:
+            # It ran before, so this is memory; what was launched is not a whole run.
+            owners[-1] = None
+        return owners
+
+    def _set_flags(self, case: KernelCase) -> None:
+        flags = (case.tf32, case.benchmark)
+        if flags != self._flags:
+            torch.backends.cuda.matmul.allow_tf32 = case.tf32
+            torch.backends.cudnn.allow_tf32 = case.tf32
+            torch.backends.cudnn.benchmark = case.benchmark
+            self._flags = flags
+
+
+def _fixed_bytes(case: KernelCase) -> int:
+    return sum(tensor.nbytes for tensor in case.call.tensors() if not _is_floating(tensor.dtype))
+
+
+def _is_floating(name: str) -> bool:
+    try:
+        return torch_dtype(name).is_floating_point
+    except TypeError:
+        return False
