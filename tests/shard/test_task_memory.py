@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,25 +11,26 @@ from tests.shard.additive import additive, model_of
 
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Division
+from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Division, Plan
+from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
 from steptime._shard.search.search import search
 from steptime._shard.search.state import FREE, Budget
-from steptime._shard.task.memory import everywhere_bytes, memory_of, shard_bytes, state_bytes
+from steptime._shard.task.drawn import sharding_tasks, step_tasks
+from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.shortage import packed
 from steptime._shard.task.task import Task
+from steptime._sim.modelled.memory import memory_of as replay
 from steptime.errors import InputError
-from steptime_lab.measurements.shipped import shipped
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
 GIB = 1 << 30
 
 
 def test_a_rank_holds_its_shards_and_what_every_rank_needs() -> None:
-    model = model_of(3)
-    memory = memory_of(model, Division.whole(3), 2, GIB)
+    memory = memory_of(model_of(3), Division.whole(3), 2, GIB)
     used = memory.used([0, 1, 0], 2)
-    sizes = [shard_bytes(model, table, 2) for table in model.tables]
+    sizes = memory.shard_bytes.tolist()
     assert used.tolist() == [memory.rank_bytes + sizes[0] + sizes[2], memory.rank_bytes + sizes[1]]
     assert memory.used(np.array([[0, 1, 0], [1, 1, 1]]), 2).shape == (2, 2)
 
@@ -37,32 +38,40 @@ def test_a_rank_holds_its_shards_and_what_every_rank_needs() -> None:
 def test_slices_repeat_the_state_of_rows_and_the_lookups() -> None:
     model = replace(model_of(1), optimizer="rowwise_adagrad")
     whole, halves = (memory_of(model, division, 2, GIB) for division in (Division.whole(1), Division((2,), (COLUMN_WISE,))))
-    assert halves.shard_bytes.sum() - whole.shard_bytes.sum() >= state_bytes(model, model.tables[0])
+    assert halves.shard_bytes.sum() - whole.shard_bytes.sum() >= model.state_bytes(model.tables[0])
 
 
 def test_row_wise_takes_less_of_a_rank_than_a_copy() -> None:
-    model = model_of(1)
-    table = model.tables[0]
-    assert everywhere_bytes(model, table, ROW_WISE, 4) < everywhere_bytes(model, table, DATA_PARALLEL, 4)
+    by_rows, copied = (memory_of(model_of(1), Division((0,), (kind,)), 4, GIB) for kind in (ROW_WISE, DATA_PARALLEL))
+    assert by_rows.rank_bytes < copied.rank_bytes
 
 
-def test_the_memory_of_measured_steps_is_not_underestimated_by_much() -> None:
-    short: list[int] = []
-    seen: set[str] = set()
-    for row in shipped("steps").to_pylist():
-        if row["workload"] != "dlrm" or not row["allocated_bytes"] or row["name"] in seen:
-            continue
-        seen.add(row["name"])
-        model = Dlrm.from_dict(json.loads(row["config"])).with_batch(row["batch"])
-        if model.lookup != "table_batched" or len(row["allocated_bytes"]) != row["ranks"]:
-            continue
-        plan = json.loads(row["plan"]) if row["plan"] else dict.fromkeys((table.name for table in model.tables), 0)
-        memory = memory_of(model, Division.whole(len(model.tables)), row["ranks"], GIB)
-        used = memory.used([plan[table.name] for table in model.tables], row["ranks"])
-        short.extend(np.array(row["allocated_bytes"]) - used)
-    assert len(short) > 100
-    assert max(short) < 64 << 20  # 33 MiB when this was written
-    assert np.median(short) > -(128 << 20)  # and not by much too large: 73 MiB
+def _plans(model: Dlrm, ranks: int) -> list[Plan]:
+    dealt: dict[str, Any] = {table.name: index % ranks for index, table in enumerate(model.tables)}
+    first, second, *_, last = (table.name for table in model.tables)
+    changes: list[dict[str, Any]] = [{}, {first: {"kind": "row_wise"}}, {last: {"kind": "data_parallel"}}]
+    if model.interaction == "cat":
+        changes.append({first: [1, 2], second: [0, 3]})
+    chunks = Plan.whole(model.tables, [index * ranks // len(model.tables) for index in range(len(model.tables))], ranks)
+    return [chunks, *(Plan.from_dict(dealt | change, model.tables, ranks) for change in changes)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [sharding_tasks()[3], sharding_tasks()[20], step_tasks(4)[0], step_tasks(4)[2], step_tasks(4)[5].with_batch(8192)],
+    ids=lambda model: model.name,
+)
+def test_the_search_knows_what_the_allocator_replays(model: Dlrm) -> None:
+    limit, outside = rank_limit(PLATFORM.device.limits, 4)
+    errors = []
+    for plan in _plans(model, 4):
+        replayed = replay(dlrm_workload(model, 4, plan), PLATFORM)["ranks"]
+        division, owners = plan.divided(model.tables)
+        used = memory_of(model, division, 4, limit, outside).used(list(owners), 4)
+        fullest = max(replayed, key=lambda one: one["peak_bytes"])
+        assert used[fullest["rank"]] == pytest.approx(fullest["peak_bytes"], rel=0.05)
+        errors += [used[one["rank"]] / one["peak_bytes"] - 1 for one in replayed]
+    assert abs(float(np.median(errors))) < 0.02
 
 
 def test_packing_respects_pinned_shards_and_room() -> None:
@@ -87,7 +96,7 @@ def test_a_table_larger_than_a_rank_is_named_with_what_is_short_and_three_helps(
         search(Task(_large(4_000_000), 4, constraints), PLATFORM, Budget(50), make=additive)
     said = str(raised.value)
     assert "\n" not in said
-    assert "needs 1.0 GiB with state and buffers, a rank has 0.8 GiB" in said
+    assert "needs 1.0 GiB with state and buffers, a rank has 0.9 GiB" in said
     assert "are short" in said
     assert all(f"({number})" in said for number in (1, 2, 3))
     assert "column_wise of the 3 largest tables" in said

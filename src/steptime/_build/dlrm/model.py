@@ -64,6 +64,10 @@ class Dlrm:
     interaction: str = "dot"  # dot (lower triangle of pairwise products) | cat
     loss: str = "bce"  # bce | mse
 
+    def state_bytes(self, table: Table) -> int:
+        """Of the optimiser, for one of the tables or a slice of one: row-wise Adagrad keeps a number a row."""
+        return 4 * table.rows if self.optimizer == "rowwise_adagrad" else 0
+
     def with_batch(self, batch: int) -> Dlrm:
         """The same model on another global batch."""
         return replace(self, batch=batch)

@@ -11,7 +11,7 @@ import numpy as np
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, QUAD, ROW_WISE, TABLE_WISE, Division
 from steptime._shard.search.state import FREE, Places
-from steptime._shard.task.memory import Memory, memory_of, passing_bytes, state_bytes, weight_bytes
+from steptime._shard.task.memory import Memory, memory_of
 from steptime._shard.task.task import Task
 from steptime._units import MIB
 from steptime.errors import InputError
@@ -118,12 +118,17 @@ def _enough_memory(task: Task, division: Division, memory: Memory) -> int:
 
 
 def _enough_ranks(task: Task, division: Division, memory: Memory, outside_bytes: int) -> int | None:
-    ranks = task.ranks + 1
+    """The fewest ranks that are enough, or a few more: they are tried a sixteenth apart.
+
+    More ranks need less each, so that what was found for some stands for all up to twice as many.
+    """
+    ranks, known, found = task.ranks + 1, task.ranks, memory
     while ranks <= _MOST_RANKS:
-        if task.model.batch % ranks == 0:
-            found = memory_of(task.model, division, ranks, memory.limit, outside_bytes)
-            if packed(found, pinned_of(task, division), ranks) is not None:
-                return ranks
+        if ranks >= 2 * known:
+            known, found = ranks, memory_of(task.model, division, ranks, memory.limit, outside_bytes)
+        enough = found.shard_bytes.max(initial=0) <= found.room and found.shard_bytes.sum() <= found.room * ranks
+        if enough and task.model.batch % ranks == 0 and packed(found, pinned_of(task, division), ranks) is not None:
+            return ranks
         ranks += max(1, ranks // 16)
     return None
 
@@ -131,9 +136,8 @@ def _enough_ranks(task: Task, division: Division, memory: Memory, outside_bytes:
 def _cut(task: Task, division: Division, memory: Memory, outside_bytes: int) -> tuple[str, bool]:
     """The largest tables in slices of columns, or by rows where they have too few columns."""
     model, room = task.model, max(memory.room, 1)
-    sizes = {place: weight_bytes(table) + state_bytes(model, table) + passing_bytes(model, table, task.ranks)
-             for place, table in enumerate(task.tables)}  # fmt: skip
-    large = [place for place, size in sizes.items() if size > room // 4 and division.kinds[place] == TABLE_WISE]
+    sizes = memory_of(model, Division.whole(len(task.tables)), task.ranks, memory.limit).shard_bytes.tolist()
+    large = [place for place, size in enumerate(sizes) if size > room // 4 and division.kinds[place] == TABLE_WISE]
     large = [place for place in large if task.tables[place].name not in task.constraints.pinned]
     if not large or model.interaction == "dot":
         return "", False
@@ -152,17 +156,17 @@ def _cut(task: Task, division: Division, memory: Memory, outside_bytes: int) -> 
 def _changed(task: Task, division: Division, memory: Memory, outside_bytes: int) -> Iterator[tuple[str, bool]]:
     """Another optimiser, dtype or batch."""
     model = task.model
-    state = sum(state_bytes(model, table) for table in task.tables)
+    state = sum(map(model.state_bytes, task.tables))
     if state:
         without = replace(model, optimizer="sgd")
         yield f"optimizer sgd, without state: {_gib(state)} less", _fits(task, without, division, memory, outside_bytes)
-    weights = sum(weight_bytes(table) for table in task.tables)
+    weights = sum(table.nbytes for table in task.tables)
     everything = int(memory.shard_bytes.sum())
     saved = 1 - weights / 2 / max(everything, 1)
     yield f"rows in 16 bits: {_gib(weights // 2)} less", _fits(task, model, division, memory, outside_bytes, saved)
     halved = model.batch // 2
     if halved and halved % task.ranks == 0:
-        less = sum(passing_bytes(model, table, task.ranks) for table in task.tables) // 2
+        less = max(everything - weights - state, 0) // 2
         yield f"half the batch: about {_gib(less)} less", _fits(task, model.with_batch(halved), division, memory, outside_bytes)
 
 
