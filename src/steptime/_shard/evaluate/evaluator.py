@@ -23,7 +23,6 @@ from steptime._shard.evaluate.exchange import Exchanges
 from steptime._shard.evaluate.lookups import LookupCurves
 from steptime._shard.evaluate.simulated import simulated
 from steptime._shard.evaluate.template import composed_step
-from steptime._shard.task.table_memory import table_bytes
 from steptime._sim.composed import ComposedStep, Ends, PlayedPlans
 from steptime.errors import InputError
 
@@ -180,7 +179,7 @@ class Evaluator:
             played.backward_ns,
             played.exchange_ns,
             played.waiting_ns,
-            self._summed(plans, table_bytes(self.model)),
+            self._summed(plans, self._held_bytes),
             np.zeros(len(plans), dtype=np.intp),
         )
         return replace(found, bound=_bound(found, step > played.device_ns))
@@ -213,6 +212,11 @@ class Evaluator:
         place = (plans + self.ranks * np.arange(len(plans))[:, None]).ravel()
         return np.bincount(place, np.tile(of_shards, len(plans)), count).reshape(len(plans), self.ranks).astype(np.float64)
 
+    @property
+    def _held_bytes(self) -> Floats:
+        """Weights and optimiser state of every shard."""
+        return np.array([float(table.nbytes + self.model.state_bytes(table)) for table in self.model.tables])
+
     def simulate(self, rank_of: Plans) -> Evaluation:
         """The same the whole way, one plan after another: every workload built, every model asked, every step played."""
         plans = checked(rank_of, len(self.model.tables), self.ranks)
@@ -222,7 +226,7 @@ class Evaluator:
             for name in ("forward_ns", "backward_ns", "exchange_ns", "waiting_ns")
         )
         step, host = (np.array([getattr(one, name) for one in found]) for name in ("step_ns", "host_ns"))
-        held = self._summed(plans, table_bytes(self.model))
+        held = self._summed(plans, self._held_bytes)
         made = Evaluation(step, step, forward, backward, exchange, waiting, held, np.zeros(len(plans), dtype=np.intp))
         return replace(made, bound=_bound(made, host >= step * (1.0 - _EXACT)))
 
