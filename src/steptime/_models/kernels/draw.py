@@ -102,6 +102,11 @@ def activation_shape(rng: Rng, most_elements: int = USUAL_BYTES // 4) -> Shape:
     return shape if math.prod(shape) <= most_elements else (log_int(rng, 1024, most_elements),)
 
 
+def activation(rng: Rng, values: str = "normal") -> TensorArg:
+    """An activation or gradient."""
+    return TensorArg(activation_shape(rng), floating(rng), values=values)
+
+
 def permuted(tensor: TensorArg, order: Sequence[int]) -> TensorArg:
     """The view that `Tensor.permute` gives."""
     strides = tensor.strides or contiguous(tensor.shape)

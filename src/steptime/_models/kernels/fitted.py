@@ -38,20 +38,20 @@ class KernelModels:
 
     def ask(self, questions: Sequence[Question]) -> list[Answered]:
         """Every question, each by the form of its family."""
-        asked = [family_of(question.call.op) for question in questions]
-        found: list[Answered | None] = [None] * len(questions)
-        places: dict[str, list[int]] = defaultdict(list)
-        for place, family in enumerate(asked):
+        names = [family_of(question.call.op) for question in questions]
+        answers: dict[int, Answered] = {}
+        by_form: dict[str, list[int]] = defaultdict(list)
+        for number, family in enumerate(names):
             form = families()[family].form if family else ""
             if form in self.forms:
-                places[form].append(place)
+                by_form[form].append(number)
             else:
-                why = f"no family has {questions[place].call.op}" if not family else f"{family} is not fitted"
-                found[place] = Answered(family, None, why)
-        for form, some in places.items():
-            for place, (answer, why) in zip(some, _answers(self.forms[form], [questions[one] for one in some]), strict=True):
-                found[place] = Answered(asked[place], answer, why)
-        return [one for one in found if one is not None]
+                why = f"no family has {questions[number].call.op}" if not family else f"{family} is not fitted"
+                answers[number] = Answered(family, None, why)
+        for form, numbers in by_form.items():
+            by_number = zip(numbers, _answers(self.forms[form], [questions[number] for number in numbers]), strict=True)
+            answers |= {number: Answered(names[number], answer, why) for number, (answer, why) in by_number}
+        return [answers[number] for number in range(len(questions))]
 
     def save(self, file: Path) -> None:
         """One compressed file of plain arrays."""

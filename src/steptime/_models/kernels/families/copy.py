@@ -8,6 +8,7 @@ from steptime._models.kernels.draw import (
     SEQUENCES,
     USUAL_BYTES,
     Rng,
+    activation,
     activation_shape,
     chance,
     channels_last,
@@ -34,7 +35,7 @@ _MOST_ELEMENTS = USUAL_BYTES // 4
 
 
 def _draw_plain(rng: Rng) -> Call:
-    x = TensorArg(activation_shape(rng), floating(rng))
+    x = activation(rng)
     if chance(rng, 0.5):
         return Call("aten::clone.default", (x,))
     return Call("aten::copy_.default", (x, x), written=(1,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import Rng, activation_shape, floating, mixture, pick
+from steptime._models.kernels.draw import Rng, activation, activation_shape, floating, mixture, pick
 from steptime._models.kernels.families import elementwise
 from steptime._models.kernels.families import fill as filled
 from steptime._models.kernels.family import Family
@@ -14,7 +14,7 @@ _RATES = (0.1, 0.1, 0.2, 0.3, 0.5)
 
 
 def _draw_forward(rng: Rng) -> Call:
-    return Call("aten::native_dropout.default", (TensorArg(activation_shape(rng), floating(rng)), pick(rng, _RATES), True))
+    return Call("aten::native_dropout.default", (activation(rng), pick(rng, _RATES), True))
 
 
 def _draw_backward(rng: Rng) -> Call:
@@ -25,7 +25,7 @@ def _draw_backward(rng: Rng) -> Call:
 
 def _draw_bernoulli(rng: Rng) -> Call:
     """The mask alone, as dropout of whole channels or paths draws it."""
-    return Call("aten::bernoulli_.float", (TensorArg(activation_shape(rng), floating(rng)), pick(rng, _RATES)))
+    return Call("aten::bernoulli_.float", (activation(rng), pick(rng, _RATES)))
 
 
 # What dropout launches: a fused kernel that draws, scales and keeps the mask; its backward is element-wise.

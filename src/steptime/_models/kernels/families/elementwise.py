@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.draw import (
     HALVES,
     Rng,
     Shape,
+    activation,
     activation_shape,
     chance,
     floating,
@@ -75,24 +76,20 @@ def _draw_operand(rng: Rng, x: TensorArg) -> TensorArg:
     return TensorArg(x.shape, other)
 
 
-def _draw_input(rng: Rng, values: str = "normal") -> TensorArg:
-    return TensorArg(activation_shape(rng), floating(rng), values=values)
-
-
 def _draw_one(rng: Rng) -> Call:
     op = pick(rng, tuple(_ONE))
-    return Call(op, (_draw_input(rng, _ONE[op]),))
+    return Call(op, (activation(rng, _ONE[op]),))
 
 
 def _draw_power(rng: Rng) -> Call:
-    x = _draw_input(rng)
+    x = activation(rng)
     if chance(rng, 0.7):
         return Call("aten::pow.Tensor_Scalar", (x, pick(rng, (2, 2, 3, 0.5))))
     return Call("aten::clamp.default", (x, -1.0, 1.0))
 
 
 def _draw_two(rng: Rng) -> Call:
-    x = _draw_input(rng)
+    x = activation(rng)
     op = pick(rng, _TWO, (0.45, 0.35, 0.08, 0.12))
     scaled = options(alpha=pick(rng, (-0.01, 0.5))) if op == "aten::add.Tensor" and chance(rng, 0.1) else ()
     return Call(op, (x, _draw_operand(rng, x)), scaled, written=(0, 1))
@@ -100,19 +97,19 @@ def _draw_two(rng: Rng) -> Call:
 
 def _draw_scalar(rng: Rng) -> Call:
     """The other operand is a Python number, which the kernel gets as an argument."""
-    return Call(pick(rng, (*_TWO, *_IN_PLACE[:2], *_NUMBERS)), (_draw_input(rng), pick(rng, (0.125, 0.5, 2.0, 1e-6))))
+    return Call(pick(rng, (*_TWO, *_IN_PLACE[:2], *_NUMBERS)), (activation(rng), pick(rng, (0.125, 0.5, 2.0, 1e-6))))
 
 
 def _draw_in_place(rng: Rng) -> Call:
     """Residuals, accumulated gradients and updates: the result takes the place of the first operand."""
-    x = _draw_input(rng)
+    x = activation(rng)
     scaled = options(alpha=-0.01) if chance(rng, 0.15) else ()
     op = pick(rng, _IN_PLACE, (0.6, 0.25, 0.05, 0.1))
     return Call(op, (x, _draw_operand(rng, x)), scaled if op == "aten::add_.Tensor" else (), written=(0, 1))
 
 
 def _draw_three(rng: Rng) -> Call:
-    x = _draw_input(rng)
+    x = activation(rng)
     same = TensorArg(x.shape, x.dtype)
     second = TensorArg(_draw_broadcast(rng, x.shape), x.dtype) if chance(rng, 0.2) else same
     op = pick(rng, (*_THREE, *_BETWEEN))
@@ -124,18 +121,17 @@ def _draw_three(rng: Rng) -> Call:
 
 def _draw_masked(rng: Rng) -> Call:
     """A boolean mask selects: causal masks, dropout by hand, clipped gradients."""
-    x = _draw_input(rng)
+    x = activation(rng)
     shape = _draw_broadcast(rng, x.shape) if chance(rng, 0.3) and len(x.shape) > 1 else x.shape
     mask = TensorArg(shape, "bool", values="mask")
-    forms: tuple[tuple[str, tuple[Argument, ...], tuple[int, ...]], ...] = (
-        ("aten::masked_fill.Scalar", (x, mask, -10000.0), (0,)),
-        ("aten::masked_fill_.Scalar", (x, mask, 0.0), (0,)),
-        ("aten::where.self", (mask, x, TensorArg(x.shape, x.dtype)), (1,)),
-        ("aten::where.self", (mask, x, TensorArg((), x.dtype)), (1,)),
-        ("aten::mul.Tensor", (x, mask), (0,)),
+    forms = (
+        Call("aten::masked_fill.Scalar", (x, mask, -10000.0)),
+        Call("aten::masked_fill_.Scalar", (x, mask, 0.0)),
+        Call("aten::where.self", (mask, x, TensorArg(x.shape, x.dtype)), written=(1,)),
+        Call("aten::where.self", (mask, x, TensorArg((), x.dtype)), written=(1,)),
+        Call("aten::mul.Tensor", (x, mask)),
     )
-    op, arguments, written = pick(rng, forms)
-    return Call(op, arguments, written=written)
+    return pick(rng, forms)
 
 
 def _draw_compared(rng: Rng) -> Call:
@@ -150,16 +146,15 @@ def _draw_integers(rng: Rng) -> Call:
     """Positions, offsets and masks are integers and booleans."""
     x = TensorArg((log_int(rng, 256, 4_000_000),), pick(rng, ("int64", "int32")), high=100_000)
     mask = TensorArg(x.shape, "bool", values="mask")
-    forms: tuple[tuple[str, tuple[Argument, ...]], ...] = (
-        ("aten::add.Tensor", (x, 1)),
-        ("aten::mul.Tensor", (x, x)),
-        ("aten::sub.Tensor", (x, x)),
-        ("aten::remainder.Scalar", (x, 1009)),
-        ("aten::bitwise_and.Tensor", (mask, mask)),
-        ("aten::logical_not.default", (mask,)),
+    forms = (
+        Call("aten::add.Tensor", (x, 1)),
+        Call("aten::mul.Tensor", (x, x)),
+        Call("aten::sub.Tensor", (x, x)),
+        Call("aten::remainder.Scalar", (x, 1009)),
+        Call("aten::bitwise_and.Tensor", (mask, mask)),
+        Call("aten::logical_not.default", (mask,)),
     )
-    op, arguments = pick(rng, forms)
-    return Call(op, arguments)
+    return pick(rng, forms)
 
 
 def _draw_row_wise_adagrad(rng: Rng) -> Call:
@@ -167,15 +162,14 @@ def _draw_row_wise_adagrad(rng: Rng) -> Call:
     rows, dim = log_int(rng, 1000, 500_000), pick(rng, (16, 32, 64, 128))
     state, table = TensorArg((rows,), values="positive"), TensorArg((min(rows, 40_000_000 // dim), dim))
     root = TensorArg((table.shape[0], 1), values="positive")
-    forms: tuple[tuple[str, tuple[Argument, ...], tuple[int, ...]], ...] = (
-        ("aten::pow.Tensor_Scalar", (table, 2), (0,)),
-        ("aten::add_.Tensor", (state, TensorArg((rows,), values="positive")), (1,)),
-        ("aten::sqrt.default", (state,), (0,)),
-        ("aten::add_.Tensor", (state, 1e-8), (0,)),
-        ("aten::addcdiv_.default", (table, TensorArg(table.shape), root), (1, 2)),
+    forms = (
+        Call("aten::pow.Tensor_Scalar", (table, 2)),
+        Call("aten::add_.Tensor", (state, TensorArg((rows,), values="positive")), written=(1,)),
+        Call("aten::sqrt.default", (state,)),
+        Call("aten::add_.Tensor", (state, 1e-8)),
+        Call("aten::addcdiv_.default", (table, TensorArg(table.shape), root), options(value=-0.01), written=(1, 2)),
     )
-    op, arguments, written = pick(rng, forms)
-    return Call(op, arguments, options(value=-0.01) if op == "aten::addcdiv_.default" else (), written=written)
+    return pick(rng, forms)
 
 
 # What element-wise ops launch: one kernel over the broadcast shape, by dtypes and strides.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime._models.kernels.draw import Rng, activation_shape, floating, log_int, mixture, options, pick
+from steptime._models.kernels.draw import Rng, activation, activation_shape, floating, log_int, mixture, options, pick
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import Launch, fresh
 from steptime._models.kernels.launches.arguments import base_name, dtype_keyword, integer, integers, tensor
@@ -27,7 +27,7 @@ _DRAWN_BY: dict[str, tuple[Argument, ...]] = {
 
 def _draw_filled(rng: Rng) -> Call:
     op = pick(rng, tuple(_FILLS), (3, 2, 1, 1, 0.5))
-    return Call(op, (TensorArg(activation_shape(rng), floating(rng)), *_FILLS[op]))
+    return Call(op, (activation(rng), *_FILLS[op]))
 
 
 def _draw_made(rng: Rng) -> Call:
@@ -46,7 +46,7 @@ def _draw_integers(rng: Rng) -> Call:
 
 def _draw_random(rng: Rng) -> Call:
     op = pick(rng, tuple(_DRAWN_BY))
-    return Call(op, (TensorArg(activation_shape(rng), floating(rng)), *_DRAWN_BY[op]))
+    return Call(op, (activation(rng), *_DRAWN_BY[op]))
 
 
 # What constants, ranges and random numbers launch.

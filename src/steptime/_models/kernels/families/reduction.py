@@ -9,7 +9,7 @@ from steptime._models.kernels.draw import (
     USUAL_BYTES,
     VOCABULARIES,
     Rng,
-    activation_shape,
+    activation,
     chance,
     floating,
     log_int,
@@ -36,10 +36,6 @@ def _draw_axes(rng: Rng, rank: int) -> tuple[int, ...]:
     return pick(rng, forms)
 
 
-def _draw_input(rng: Rng) -> TensorArg:
-    return TensorArg(activation_shape(rng), floating(rng))
-
-
 def _draw_bias_gradient(rng: Rng) -> Call:
     """The sum over rows of a linear layer's output gradient, kept as a row."""
     rows, features = tokens(rng), width(rng, 1, 16384)
@@ -48,7 +44,7 @@ def _draw_bias_gradient(rng: Rng) -> Call:
 
 
 def _draw_summed(rng: Rng) -> Call:
-    x, kept = _draw_input(rng), chance(rng, 0.3)
+    x, kept = activation(rng), chance(rng, 0.3)
     widened = options(dtype=DtypeArg("float32")) if x.dtype != "float32" and chance(rng, 0.2) else ()
     op = pick(rng, ("aten::sum.dim_IntList", "aten::mean.dim"))
     return Call(op, (x, _draw_axes(rng, len(x.shape)), kept), widened)
@@ -62,23 +58,22 @@ def _draw_whole(rng: Rng) -> Call:
         ("aten::linalg_vector_norm.default", (2,)),
     )
     op, rest = pick(rng, forms)
-    return Call(op, (_draw_input(rng), *rest))
+    return Call(op, (activation(rng), *rest))
 
 
 def _draw_greatest(rng: Rng) -> Call:
-    x = _draw_input(rng)
+    x = activation(rng)
     axis = pick(rng, (-1, 0))
-    forms: tuple[tuple[str, tuple[Argument, ...]], ...] = (
-        ("aten::amax.default", ((axis,), False)),
-        ("aten::max.dim", (axis, False)),
-        ("aten::argmax.default", (axis,)),
+    forms = (
+        Call("aten::amax.default", (x, (axis,), False)),
+        Call("aten::max.dim", (x, axis, False)),
+        Call("aten::argmax.default", (x, axis)),
     )
-    op, rest = pick(rng, forms)
-    return Call(op, (x, *rest))
+    return pick(rng, forms)
 
 
 def _draw_norm(rng: Rng) -> Call:
-    x = _draw_input(rng)
+    x = activation(rng)
     return Call("aten::linalg_vector_norm.default", (x, 2, (-1,), chance(rng, 0.5)))
 
 

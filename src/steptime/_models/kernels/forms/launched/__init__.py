@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from steptime._models.kernels.forms.launched.model import Batch, LaunchedModel
 from steptime._models.kernels.forms.launched.shares import others_code
 from steptime._models.kernels.question import OTHERS, Answer, LaunchTime, Question
 from steptime.errors import InputError
-
-# Questions whose answers are kept: several steps' worth of distinct ones.
-_KEPT = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +39,13 @@ class LaunchedForm:
     whole: LaunchedModel
     shared: LaunchedModel | None = field(default=None, metadata=stored(prefix="parts."))
 
-    @cached_property
-    def _known(self) -> dict[Question, Answer]:
-        """Answers given before."""
-        return {}
-
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """What each question's call launches and how long that takes. Raises InputError for a call that cannot be."""
-        found = [self._known.get(question) for question in questions]
-        missing: dict[Question, list[int]] = {}
-        for place, question in enumerate(questions):
-            if found[place] is None:
-                missing.setdefault(question, []).append(place)
-        if len(self._known) + len(missing) > _KEPT:
-            self._known.clear()
-        asked = list(missing)
-        for question, places, answer in zip(asked, missing.values(), self._new(asked), strict=True):
-            self._known[question] = answer
-            for place in places:
-                found[place] = answer
-        return [answer for answer in found if answer is not None]
-
-    def _new(self, questions: Sequence[Question]) -> list[Answer]:
-        found: list[Answer | None] = [None] * len(questions)
         for question in questions:
             _check(question)
-        for model, of_part in ((self.whole, False), (self.shared or self.whole, True)):
-            places = [place for place, question in enumerate(questions) if (question.share > 1) == of_part]
-            for place, answer in zip(places, self._answers(model, [questions[one] for one in places]), strict=True):
-                found[place] = answer
-        return [answer for answer in found if answer is not None]
+        whole = iter(self._answers(self.whole, [question for question in questions if question.share == 1]))
+        shared = iter(self._answers(self.shared or self.whole, [question for question in questions if question.share > 1]))
+        return [next(whole if question.share == 1 else shared) for question in questions]
 
     def _answers(self, model: LaunchedModel, questions: Sequence[Question]) -> list[Answer]:
         if not questions:
