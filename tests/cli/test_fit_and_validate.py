@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,12 @@ def test_shipped_models_know_their_recipe() -> None:
     assert recipe["device"] == ["NVIDIA H200"]
     assert {"torch", "cuda", "cudnn", "measured", "rows", "seed", "command"} <= set(recipe)
     assert "test" not in recipe["rows"]
+
+
+def test_fitting_kernels_without_torch_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The name `steptime_lab.cli.fit` is the command; its module hides behind it.
+    monkeypatch.setattr(sys.modules["steptime_lab.cli.fit"], "find_spec", lambda _: None)
+    assert run(["fit", "--only", "kernels"]) == 2
+    assert "pip install './lab[torch]'" in capsys.readouterr().err

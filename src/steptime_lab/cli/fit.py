@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,8 @@ def fit(
     unknown = sorted(set(chosen) - set(WHAT))
     if unknown or not chosen:
         raise InputError(f"--only {only}: {', '.join(unknown) or 'nothing'} is none of {', '.join(WHAT)}")
+    if "kernels" in chosen and find_spec("torch") is None:
+        raise InputError("fitting kernels needs PyTorch; pip install './lab[torch]' in a clone, or leave kernels out of --only")
     if measurements is not None and not measurements.is_dir():
         raise InputError(f"{measurements}: no folder of measurements; `steptime measure` writes one")
     for file in fit_and_write(
