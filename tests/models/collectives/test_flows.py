@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptime._models.collectives.flows import departures_ns
+from steptime._models.collectives.flows import Flows
 from steptime._platforms.fabric import Fabric
 from steptime._shard.evaluate.exchange import messages
 from steptime._sim.laws.departures import ExchangeDepartures
@@ -31,8 +31,12 @@ def forward(columns_bytes: list[float]) -> Floats:
     return np.repeat(np.array(columns_bytes)[:, None, None], len(columns_bytes), axis=1)
 
 
+def departures_ns(sent: Floats, arrivals: Floats) -> Floats:
+    return Flows.of(sent, BUFFERED, straight).departures_ns(arrivals)
+
+
 def ends(sent: Floats, arrivals: list[float]) -> list[float]:
-    return [float(end) for end in departures_ns(sent, np.array(arrivals)[:, None], BUFFERED, straight)[:, 0]]
+    return [float(end) for end in departures_ns(sent, np.array(arrivals)[:, None])[:, 0]]
 
 
 def test_an_even_exchange_reached_together_ends_for_all_at_once_as_the_curve_says() -> None:
@@ -64,20 +68,20 @@ def test_waiting_longer_never_makes_the_rest_longer() -> None:
     sent = draws.uniform(0, 4e6, (RANKS, RANKS, 200))
     arrivals = draws.uniform(0, 3e6, (RANKS, 200))
     last = arrivals.argmax(axis=0)
-    before = departures_ns(sent, arrivals, BUFFERED, straight)
+    before = departures_ns(sent, arrivals)
     later = arrivals.copy()
     later[last, np.arange(200)] += 1e6
-    after = departures_ns(sent, later, BUFFERED, straight)
+    after = departures_ns(sent, later)
     assert (after.max(axis=0) <= before.max(axis=0) + 1e-6).all()
-    assert (before.max(axis=0) <= departures_ns(sent, np.zeros_like(arrivals), BUFFERED, straight).max(axis=0) + 1e-6).all()
+    assert (before.max(axis=0) <= departures_ns(sent, np.zeros_like(arrivals)).max(axis=0) + 1e-6).all()
 
 
 def test_the_numbers_of_ranks_do_not_matter() -> None:
     draws = np.random.default_rng(1)
     sent, arrivals = draws.uniform(0, 4e6, (RANKS, RANKS, 50)), draws.uniform(0, 3e6, (RANKS, 50))
     order = [2, 0, 3, 1]
-    turned = departures_ns(sent[order][:, order], arrivals[order], BUFFERED, straight)
-    np.testing.assert_allclose(turned, departures_ns(sent, arrivals, BUFFERED, straight)[order])
+    turned = departures_ns(sent[order][:, order], arrivals[order])
+    np.testing.assert_allclose(turned, departures_ns(sent, arrivals)[order])
 
 
 @pytest.mark.parametrize(("ranks", "most"), [(2, 0.15), (4, 0.115), (8, 0.19)])
@@ -95,6 +99,6 @@ def test_exchanges_as_measured(ranks: int, most: float) -> None:
         begun, ended = marks[:, :, 2 * way].T, marks[:, :, 2 * way + 1].T
         sent = np.repeat(columns[:, None] if way == 0 else columns[None], ranks, axis=1 if way == 0 else 0)
         measured = ended - begun.max(axis=0)
-        errors.append(np.abs(law.ends_ns(sent, begun, whole) - measured) / measured.max(axis=0))
+        errors.append(np.abs(law.flows(sent, whole).departures_ns(begun) - measured) / measured.max(axis=0))
         at_once.append(np.abs(whole - measured) / measured.max(axis=0))
     assert np.mean(errors) < most < np.mean(at_once) / 2

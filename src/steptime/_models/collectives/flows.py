@@ -10,6 +10,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +20,39 @@ Curve = Callable[[Floats], Floats]
 """ns of an even exchange, from the bytes of a rank's whole buffer."""
 
 
-def departures_ns(
-    sent: Floats, arrivals_ns: Floats, buffered_bytes: float, even: Curve, together_ns: Floats | None = None
-) -> Floats:
-    """[ranks, exchanges] when each rank is done, counted from the last one's arrival.
+@dataclass(frozen=True, eq=False)
+class Flows:
+    """Exchanges: what does not depend on when ranks arrive; [senders, receivers, exchanges] but for `slower`."""
 
-    `sent` are bytes from rank to rank, [senders, receivers, exchanges]; what a rank keeps for itself does not count.
-    `arrivals_ns`: [ranks, exchanges]. `together_ns`, [exchanges]: when the last rank is done with an exchange that all reach at
-    once, where more is known of that: flows alone make uneven exchanges of 2 to 8 ranks 6 to 12 % too long.
-    """
-    flows = sent * (1.0 - np.eye(len(sent)))[:, :, None]
-    slower = np.ones(sent.shape[2])
-    if together_ns is not None:
-        slower = together_ns / np.maximum(_done_ns(flows, buffered_bytes, even).max(axis=0), 1.0)
-    early = arrivals_ns.max(axis=0) - arrivals_ns
-    if early.any():
-        both = np.minimum(early[:, None], early[None])
+    sent: Floats  # bytes; what a rank keeps for itself does not count
+    whole_ns: Floats  # until each flow has moved, where all ranks are there
+    slower: Floats  # [exchanges]
+    buffered_bytes: float
+    even: Curve
+
+    @classmethod
+    def of(cls, sent: Floats, buffered_bytes: float, even: Curve, together_ns: Floats | None = None) -> Flows:
+        """`together_ns`, [exchanges]: when the last rank is done with an exchange that all reach at once, where more is known.
+
+        Flows alone make uneven exchanges of 2 to 8 ranks 6 to 12 % too long.
+        """
+        flows = sent * (1.0 - np.eye(len(sent)))[:, :, None]
+        slower = np.ones(sent.shape[2])
+        if together_ns is not None:
+            slower = together_ns / np.maximum(_done_ns(flows, buffered_bytes, even).max(axis=0), 1.0)
         whole = np.maximum(even(_moved_bytes(flows, flows)) * slower, 1.0)
-        moved = flows * np.minimum(both / whole, 1.0)
-        moved += np.minimum(buffered_bytes, flows) * np.minimum((early[:, None] - both) / whole, 1.0)
-        flows = np.maximum(flows - moved, 0.0)
-    return _done_ns(flows, buffered_bytes, even) * slower
+        return cls(flows, whole, slower, buffered_bytes, even)
+
+    def departures_ns(self, arrivals_ns: Floats) -> Floats:
+        """[ranks, exchanges] when each rank is done, counted from the last one's arrival."""
+        flows = self.sent
+        early = arrivals_ns.max(axis=0) - arrivals_ns
+        if early.any():
+            both = np.minimum(early[:, None], early[None])
+            moved = flows * np.minimum(both / self.whole_ns, 1.0)
+            moved += np.minimum(self.buffered_bytes, flows) * np.minimum((early[:, None] - both) / self.whole_ns, 1.0)
+            flows = np.maximum(flows - moved, 0.0)
+        return _done_ns(flows, self.buffered_bytes, self.even) * self.slower
 
 
 def _done_ns(flows: Floats, buffered_bytes: float, even: Curve) -> Floats:

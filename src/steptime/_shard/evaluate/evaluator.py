@@ -17,8 +17,9 @@ from steptime._build.dlrm.table_lookups import table_lookups
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
+from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.exact import ExactLookups, Setting
+from steptime._shard.evaluate.exact import ExactLookups, Setting, SubsetTimes
 from steptime._shard.evaluate.exchange import Exchanges
 from steptime._shard.evaluate.lookups import LookupCurves
 from steptime._shard.evaluate.simulated import simulated
@@ -37,6 +38,8 @@ BOUNDS = (LOOKUPS, EXCHANGE, DENSE, HOST)
 SAME, IDLE, COPYING = "same", "idle", "streaming"
 """What other shares of a GPU do, as lookup models are asked (`models.kernels.question.OTHERS`)."""
 
+# Of so many tables all subsets are asked about: fewer than curves are put through.
+_FEW_TABLES = 10
 # Plans that are evaluated at once: their columns stay in a second-level cache.
 _AT_ONCE = 2048
 # A step is its host's where they differ by less.
@@ -87,7 +90,7 @@ class Laws:
 class Together:
     """What evaluates many plans at once: of table-batched lookups."""
 
-    lookups: LookupCurves | ExactLookups
+    lookups: LookupCurves | ExactLookups | SubsetTimes
     step: ComposedStep
     exchanges: Exchanges | None  # None where there is one rank
     contention: Contention | None
@@ -136,7 +139,7 @@ class Evaluator:
         ]
         known = [table_lookups(table, model.batch) for table in model.tables]
         together = Together(
-            ExactLookups.of(model, device, settings) if exact else LookupCurves.fit(model, device, ranks, settings),
+            _lookup_times(model, device, ranks, settings, exact=exact),
             composed_step(model, platform, ranks, calibration),
             None
             if fabric is None or ranks == 1
@@ -148,7 +151,7 @@ class Evaluator:
 
     def exactly(self) -> Evaluator:
         """The same with the lookup models asked about every rank of every plan (`exact`); itself where plans are played."""
-        if self.together is None or isinstance(self.together.lookups, ExactLookups):
+        if self.together is None or not isinstance(self.together.lookups, LookupCurves):
             return self
         asked = ExactLookups.of(self.model, self.platform.device, self.together.lookups.settings)
         return replace(self, together=replace(self.together, lookups=asked))
@@ -229,6 +232,16 @@ class Evaluator:
         held = self._summed(plans, self._held_bytes)
         made = Evaluation(step, step, forward, backward, exchange, waiting, held, np.zeros(len(plans), dtype=np.intp))
         return replace(made, bound=_bound(made, host >= step * (1.0 - _EXACT)))
+
+
+def _lookup_times(
+    model: Dlrm, device: Device, ranks: int, settings: Sequence[Setting], *, exact: bool
+) -> LookupCurves | ExactLookups | SubsetTimes:
+    if exact:
+        return ExactLookups.of(model, device, settings)
+    if len(model.tables) <= _FEW_TABLES:
+        return ExactLookups.of(model, device, settings).every_subset()
+    return LookupCurves.fit(model, device, ranks, settings)
 
 
 def _nothing_to_exchange(_number: int, arrivals_ns: Floats) -> Floats:

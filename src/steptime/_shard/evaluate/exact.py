@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,12 @@ class ExactLookups:
             found[one] = each[place.reshape(-1)].reshape(len(rank_of), ranks)
         return found
 
+    def every_subset(self) -> SubsetTimes:
+        """All of them, of few tables."""
+        count = len(self.model.tables)
+        chosen = (np.arange(1, 1 << count)[:, None] >> np.arange(count) & 1).astype(np.bool_)
+        return SubsetTimes(self.settings, {one: np.append(0.0, self.of_subsets(chosen, *one)) for one in self.settings})
+
     def of_subsets(self, chosen: Flags, direction: str, others: str) -> Floats:
         """Of subsets, [subsets, tables], none of them empty; ns."""
         if self.device.transfer is not None:
@@ -93,6 +99,20 @@ class ExactLookups:
 
     def _optimizer(self, direction: str) -> str:
         return self.model.optimizer if direction == BACKWARD else "none"
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetTimes:
+    """What the lookup models say of every subset of a few tables; a subset's number has a bit for every table."""
+
+    settings: tuple[Setting, ...]
+    ns: Mapping[Setting, Floats]  # [subsets]
+
+    def times(self, rank_of: npt.NDArray[np.integer], ranks: int) -> dict[Setting, Floats]:
+        """As `ExactLookups.times`."""
+        bits = 1 << np.arange(rank_of.shape[1])
+        numbers = ((rank_of[:, None, :] == np.arange(ranks)[None, :, None]) * bits).sum(axis=2)
+        return {one: ns[numbers] for one, ns in self.ns.items()}
 
 
 def _models(device: Device) -> LookupModels:

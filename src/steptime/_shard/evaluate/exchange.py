@@ -51,8 +51,8 @@ class Exchanges:
             at_once = np.repeat(together[:, None], self.ranks, axis=1)
             return lambda _number, _arrivals_ns: at_once
         forward = np.repeat(sent.T[:, None], self.ranks, axis=1)
-        back = forward.swapaxes(0, 1)
-        return lambda number, arrivals_ns: departures.ends_ns(back if number else forward, arrivals_ns.T, together).T
+        ways = [departures.flows(each, together) for each in (forward, forward.swapaxes(0, 1))]
+        return lambda number, arrivals_ns: ways[number].departures_ns(arrivals_ns.T).T
 
 
 def messages(sent: Floats, ranks: int) -> Messages:

@@ -44,7 +44,7 @@ class Evaluated:
         self.task, self.platform, self.plan, self._calibration = task, platform, plan, calibration
         self.division, owners = plan.divided(task.tables)
         self.rank_of = np.array(owners, dtype=np.intp)
-        self._divided = DividedEvaluator.of(task.model, self.division, platform, task.ranks, calibration)
+        self._divided = DividedEvaluator.of(task.model, self.division, platform, task.ranks, calibration, exact=True)
         self.model, self.added_ns = self._divided.model, self._divided.added_ns
 
     def evaluate(self, plans: npt.NDArray[np.intp]) -> Evaluation:

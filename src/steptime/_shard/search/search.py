@@ -184,7 +184,7 @@ def _exactly(found: Search) -> Search:
     if not isinstance(found.evaluate, Evaluator):
         return found  # somebody's own evaluation
     most = min(max(_ASKED_EXACTLY // (len(found.shards) * found.ranks), _LEAST_EXACT), _MOST_EXACT)
-    exact = replace(found, evaluate=found.evaluate.exactly(), found=[], best_by={}, log=[], _known={})
+    exact = replace(found, evaluate=found.evaluate.exactly(), found=[], best_by={}, log=[], _known={}, _rows={})
     for one in dict.fromkeys([*found.found[:most], *found.best_by.values()]):
         exact.by = one.by
         exact.ask(np.array(one.rank_of), beyond=True)

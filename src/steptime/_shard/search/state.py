@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numpy as np
@@ -108,6 +108,7 @@ class Search:
     best_by: dict[str, Found] = field(default_factory=dict)  # the best that each strategy asked for first
     log: list[tuple[Places, Evaluated]] = field(default_factory=list)  # what was asked, for whoever learns from it
     _known: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # score and step
+    _rows: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # where in the log
 
     @property
     def left(self) -> int:
@@ -148,8 +149,12 @@ class Search:
 
     def parts(self, rank_of: Places) -> Evaluated:
         """What the ranks of one plan do."""
-        self.asked += 1
-        return self.evaluate(np.atleast_2d(rank_of))
+        known = self._rows.get(np.asarray(rank_of, dtype=np.intp).tobytes())
+        if known is None:
+            self.asked += 1
+            return self.evaluate(np.atleast_2d(rank_of))
+        answer, row = self.log[known[0]][1], slice(known[1], known[1] + 1)
+        return Answer(*(getattr(answer, each.name)[row] for each in fields(Answer)))
 
     def possible(self, plans: Places) -> npt.NDArray[np.bool_]:
         """Whether plans fit and leave pinned shards where they are, [plans]."""
@@ -164,6 +169,7 @@ class Search:
         steps = (answer.step_ns + self.added_ns).tolist()
         scores = (answer.step_ns + self.added_ns + _DEVICE_SHARE * answer.device_ns).tolist()
         self._known.update(zip(keys, zip(scores, steps, strict=True), strict=True))
+        self._rows.update((key, (len(self.log) - 1, row)) for row, key in enumerate(keys))
         worst = self.found[-1].score if len(self.found) >= KEPT else np.inf
         better = [place for place, score in enumerate(scores) if score < worst]
         new = [Found(scores[place], steps[place], tuple(plans[place].tolist()), self.by) for place in better]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.flows import departures_ns
+from steptime._models.collectives.flows import Flows
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._platforms.fabric import Fabric
 from steptime._program.program import Collective
@@ -47,17 +47,16 @@ class ExchangeDepartures:
         sent = self._sent[id(meeting)][1]
         if sent is None:
             return None
-        whole = together_ns.max(axis=0).astype(np.float64)
-        found = self.ends_ns(sent[:, :, None], arrivals_ns.astype(np.float64), whole)
-        return np.rint(found).astype(np.int64)
+        flows = self.flows(sent[:, :, None], together_ns.max(axis=0).astype(np.float64))
+        return np.rint(flows.departures_ns(arrivals_ns.astype(np.float64))).astype(np.int64)
 
-    def ends_ns(self, sent: Floats, arrivals_ns: Floats, together_ns: Floats) -> Floats:
-        """[ranks, exchanges] from the last arrival on, of [senders, receivers, exchanges] bytes (`flows.departures_ns`)."""
+    def flows(self, sent: Floats, together_ns: Floats) -> Flows:
+        """Exchanges of [senders, receivers, exchanges] bytes, which take so long where all ranks reach them at once."""
         ranks = len(sent)
         if ranks not in self._even_ns:
             self._even_ns[ranks] = self.fabric.times(even_exchanges(_SIZES, ranks), range(ranks)).ns
         known = self._even_ns[ranks]
-        return departures_ns(sent, arrivals_ns, self.buffered_bytes, lambda size: np.interp(size, _SIZES, known), together_ns)
+        return Flows.of(sent, self.buffered_bytes, lambda size: np.interp(size, _SIZES, known), together_ns)
 
 
 def even_exchanges(sizes: Floats, ranks: int) -> Messages:
