@@ -34,7 +34,7 @@ def shard(
     machine = machine_for(platform, ranks)
     given = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes)
     speed = calibration_for(calibration, machine)
-    limits = Budget(evaluations or usual_evaluations(given.model), budget_s)
+    limits = Budget(evaluations or usual_evaluations(given.model, given.ranks), budget_s)
     searched = search(given, machine, limits, make=evaluators(machine, speed))
     return Sharding(searched, explain(searched, machine, speed), machine)
 

@@ -117,13 +117,15 @@ class Evaluator:
         calibration: Calibration = UNCALIBRATED,
         laws: Laws | None = None,
         exact: bool = False,
+        step: ComposedStep | None = None,
     ) -> Evaluator:
         """Of a model whose tables are the shards to place.
 
         `exact`: the lookup models are asked about every rank of every plan, which takes twenty times as long as curves through
         their answers about some subsets of the tables, and pays for less than a thousand plans.
 
-        Plans of table-batched lookups are evaluated together. With one `nn.EmbeddingBag` for each table hosts wait for the
+        `step`: one composed for the same model with its tables divided otherwise, of which the rest of a step knows next to
+        nothing. Plans of table-batched lookups are evaluated together. With one `nn.EmbeddingBag` for each table hosts wait for the
         device and every table launches its own kernels: such plans are played one by one, a few in a second.
         """
         if not 1 <= ranks <= platform.ranks:
@@ -140,7 +142,7 @@ class Evaluator:
         known = [table_lookups(table, model.batch) for table in model.tables]
         together = Together(
             _lookup_times(model, device, ranks, settings, exact=exact),
-            composed_step(model, platform, ranks, calibration),
+            step or composed_step(model, platform, ranks, calibration),
             None
             if fabric is None or ranks == 1
             else Exchanges.of(model, fabric, ranks, calibration, one_by_one=chosen.one_by_one),

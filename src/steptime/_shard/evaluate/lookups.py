@@ -20,7 +20,7 @@ from steptime._shard.evaluate.exact import ExactLookups, Flags, Floats, Setting
 
 # Subsets that are asked about, and more of them for every table: with twice as many, times of random plans of the shipped tasks
 # come 0.1 points closer to what the models say (0.7 % in the median).
-_SUBSETS, _SUBSETS_PER_TABLE = 2000, 4
+_SUBSETS, _SUBSETS_PER_TABLE = 800, 4
 # Of subsets, how many are ranks of random plans; the others have any share of the tables, small ones more often.
 _OF_PLANS = 0.5
 _SMALL = (1.0, 3.0)

@@ -28,12 +28,14 @@ from steptime._shard.strategies.rules import plan_of_rule
 from steptime._shard.task.memory import memory_of
 from steptime._shard.task.shortage import shortage
 from steptime._shard.task.task import Task
+from steptime._sim.composed import ComposedStep
 from steptime.errors import InputError
 
 RUNNERS_UP = 5
 # Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
 _ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT = 50_000, 4, 32
-EVALUATIONS = 150_000
+# At most, and for every table and rank that it may be on: few tables have few plans worth a look.
+EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 250
 # With one lookup per table every plan is played, a few in a second.
 _PLAYED_EVALUATIONS = 120
 # Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
@@ -77,8 +79,16 @@ class Searched:
 
 
 def evaluators(platform: Platform, calibration: Calibration = UNCALIBRATED) -> Make:
-    """Evaluation of the whole step on a platform."""
-    return lambda model, ranks: Evaluator.of(model, platform, ranks, calibration=calibration)
+    """Evaluation of the whole step on a platform; all divisions of a model's tables share what is composed once."""
+    composed: list[ComposedStep] = []
+
+    def make(model: Dlrm, ranks: int) -> Evaluator:
+        found = Evaluator.of(model, platform, ranks, calibration=calibration, step=composed[0] if composed else None)
+        if found.together is not None and not composed:
+            composed.append(found.together.step)
+        return found
+
+    return make
 
 
 def search(
@@ -91,7 +101,7 @@ def search(
 ) -> Searched:
     """The best plans of a task on a platform; `only` names strategies, `make` replaces the evaluation."""
     began = time.monotonic()
-    budget = budget or Budget(usual_evaluations(task.model))
+    budget = budget or Budget(usual_evaluations(task.model, task.ranks))
     check_ranks(task, platform)
     divided = Divided(task, platform, budget, make or evaluators(platform))
     base = divided.first()
@@ -131,7 +141,7 @@ def search_many(tasks: Sequence[Task], platform: Platform, executor: Executor, b
     """Many tasks at once, in the order given; any executor does: threads, processes, a cluster's."""
     seconds = None if budget is None else budget.seconds
     running = [
-        executor.submit(_search_one, task, platform, budget.evaluations if budget else usual_evaluations(task.model), seconds)
+        executor.submit(_search_one, task, platform, budget.evaluations if budget else usual_evaluations(task.model, task.ranks), seconds)
         for task in tasks
     ]
     return [one.result() for one in running]
@@ -141,9 +151,11 @@ def _search_one(task: Task, platform: Platform, evaluations: int, seconds: float
     return search(task, platform, Budget(evaluations, seconds))  # the clock begins where the work does
 
 
-def usual_evaluations(model: Dlrm) -> int:
+def usual_evaluations(model: Dlrm, ranks: int) -> int:
     """Plans that a search may ask for where nobody says: some seconds of them."""
-    return EVALUATIONS if model.lookup == "table_batched" else _PLAYED_EVALUATIONS
+    if model.lookup != "table_batched":
+        return _PLAYED_EVALUATIONS
+    return min(EVALUATIONS, _EVALUATIONS_OF_A_PLACE * len(model.tables) * ranks)
 
 
 def check_ranks(task: Task, platform: Platform) -> None:
