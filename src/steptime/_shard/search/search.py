@@ -197,9 +197,10 @@ def _exactly(found: Search) -> Search:
         return found  # somebody's own evaluation
     most = min(max(_ASKED_EXACTLY // (len(found.shards) * found.ranks), _LEAST_EXACT), _MOST_EXACT)
     exact = replace(found, evaluate=found.evaluate.exactly(), found=[], best_by={}, log=[], _known={}, _rows={})
-    for one in dict.fromkeys([*found.found[:most], *found.best_by.values()]):
-        exact.by = one.by
-        exact.ask(np.array(one.rank_of), beyond=True)
+    asked = dict.fromkeys([*found.found[:most], *found.best_by.values()])
+    for strategy in dict.fromkeys(one.by for one in asked):
+        exact.by = strategy
+        exact.ask(np.array([one.rank_of for one in asked if one.by == strategy]), beyond=True)
     return exact
 
 
