@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steptime._hardware.device import DeviceLimits, device_names, read_device, reference_device
@@ -15,10 +15,12 @@ from steptime._models.collectives.overlap import FILE as OVERLAP
 from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.splits import FIT, TEST, split_of
 from steptime._models.kernels.forms import KernelForm
+from steptime._models.lookups.contention import Contention
 from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._program.load import load
 from steptime.errors import InputError
 from steptime_lab.baselines.kernels import BASELINES, load_baselines
+from steptime_lab.fit import sharing
 from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.host import fit as fit_host
 from steptime_lab.fit.kernels.fitting import fit_kernels
@@ -27,7 +29,7 @@ from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
 from steptime_lab.measurements.kernel_rows import rows_of
 
-WHAT = ("kernels", "lookups", "host", "fabrics", "overlap", "baselines")
+WHAT = ("kernels", "lookups", "host", "fabrics", "overlap", "sharing", "baselines")
 
 Said = Callable[[str], None]
 
@@ -159,6 +161,23 @@ def _overlap(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[
     return [file]
 
 
+def _sharing(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001
+    """What ranks on shares of one GPU do to each other; nothing is drawn."""
+    fabric, law = _fitted_fabric(out), Contention.of(replace(_limits(out, name, said), share=sharing.RANKS))
+    if law is None:
+        raise InputError(f"{name} says nothing of [contention]; begin with that of another device")
+    exchanges, lookups = (
+        sharing.measured_exchanges(folder, sharing.RANKS, fabric),
+        sharing.measured_lookups_together(folder, sharing.RANKS),
+    )
+    said(f"sharing: {exchanges.begun_ns.shape[1]} exchanges, {len(lookups.begun_ns)} times lookups together")
+    fitted = sharing.fit_contention(lookups, law)
+    file = out / "sharing.toml"
+    source = f"exchanges and lookups of {sharing.RANKS} ranks (steptime fit --only sharing)"
+    sharing.write_sharing(file, sharing.fit_buffered_bytes(exchanges, fabric), fitted, source)
+    return [file]
+
+
 def _fitted_fabric(out: Path) -> Fabric:
     """The fabric of the profiled steps, with the models just fitted where there are any."""
     limits, file = read_fabric(STEP_FABRIC), out / f"{STEP_FABRIC}.json"
@@ -171,5 +190,6 @@ _FITS: dict[str, Callable[[Path, Path, str, int, Said], list[Path]]] = {
     "host": _host,
     "fabrics": _fabrics,
     "overlap": _overlap,
+    "sharing": _sharing,
     "baselines": _baselines,
 }

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from steptime._models.collectives.flows import Flows
 from steptime._platforms.fabric import Fabric
-from steptime._shard.evaluate.exchange import messages
 from steptime._sim.laws.departures import ExchangeDepartures
+from steptime_lab.fit.sharing import fit_buffered_bytes, measured_exchanges
+from steptime_lab.measurements.shipped import FOLDER
 
-MEASURED = Path(__file__).parents[3] / "benchmarks/h200/results"
 RANKS = 4
 BUFFERED = 1.5e6
 
@@ -87,18 +84,16 @@ def test_the_numbers_of_ranks_do_not_matter() -> None:
 @pytest.mark.parametrize(("ranks", "most"), [(2, 0.15), (4, 0.115), (8, 0.19)])
 def test_exchanges_as_measured(ranks: int, most: float) -> None:
     """Mean errors per rank, over the time of the last one. The constant was fitted on 4 ranks."""
-    cases = json.loads((MEASURED / f"ranks_together_exchanges_{ranks}.json").read_text(encoding="utf-8"))["cases"]
-    marks = np.array([case["marks_ns"] for case in cases], dtype=float)  # [cases, ranks, both ways begun and ended]
-    columns = np.array([np.array(case["columns"]) * 4.0 * case["samples"] for case in cases]).T
     fabric = Fabric.load("loopback")
-    law = ExchangeDepartures.of(fabric)
+    law, measured = ExchangeDepartures.of(fabric), measured_exchanges(FOLDER, ranks, fabric)
     assert law is not None
-    whole = fabric.times(messages(columns.T, ranks), range(ranks)).ns
-    errors, at_once = [], []
-    for way in range(2):
-        begun, ended = marks[:, :, 2 * way].T, marks[:, :, 2 * way + 1].T
-        sent = np.repeat(columns[:, None] if way == 0 else columns[None], ranks, axis=1 if way == 0 else 0)
-        measured = ended - begun.max(axis=0)
-        errors.append(np.abs(law.flows(sent, whole).departures_ns(begun) - measured) / measured.max(axis=0))
-        at_once.append(np.abs(whole - measured) / measured.max(axis=0))
-    assert np.mean(errors) < most < np.mean(at_once) / 2
+    took = measured.ended_ns - measured.begun_ns.max(axis=0)
+    at_once = np.abs(measured.together_ns - took) / took.max(axis=0)
+    assert measured.errors(law).mean() < most < at_once.mean() / 2
+
+
+def test_the_shipped_buffers_are_what_fitting_gives() -> None:
+    fabric = Fabric.load("loopback")
+    assert fabric.limits.buffered_bytes is not None
+    measured = measured_exchanges(FOLDER, RANKS, fabric)
+    assert fit_buffered_bytes(measured, fabric) == fabric.limits.buffered_bytes.value

@@ -125,7 +125,9 @@ class Evaluator:
         their answers about some subsets of the tables, and pays for less than a thousand plans.
 
         `step`: one composed for the same model with its tables divided otherwise, of which the rest of a step knows next to
-        nothing. Plans of table-batched lookups are evaluated together. With one `nn.EmbeddingBag` for each table hosts wait for the
+        nothing.
+
+        Plans of table-batched lookups are evaluated together. With one `nn.EmbeddingBag` for each table hosts wait for the
         device and every table launches its own kernels: such plans are played one by one, a few in a second.
         """
         if not 1 <= ranks <= platform.ranks:

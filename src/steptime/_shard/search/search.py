@@ -141,7 +141,9 @@ def search_many(tasks: Sequence[Task], platform: Platform, executor: Executor, b
     """Many tasks at once, in the order given; any executor does: threads, processes, a cluster's."""
     seconds = None if budget is None else budget.seconds
     running = [
-        executor.submit(_search_one, task, platform, budget.evaluations if budget else usual_evaluations(task.model, task.ranks), seconds)
+        executor.submit(
+            _search_one, task, platform, budget.evaluations if budget else usual_evaluations(task.model, task.ranks), seconds
+        )
         for task in tasks
     ]
     return [one.result() for one in running]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.table_lookups import table_lookups
 from steptime._hardware.device import read_device
-from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
+from steptime._models.lookups.contention import Contention, LookupsTogether
 from steptime._models.lookups.question import BACKWARD, FORWARD
+from steptime_lab.fit.sharing import fit_contention, measured_lookups_together
+from steptime_lab.measurements.shipped import FOLDER
 
-MEASURED = Path(__file__).parents[4] / "benchmarks/h200/results"
 RANKS = 4
 
 Floats = npt.NDArray[np.float64]
@@ -98,34 +96,13 @@ def test_plans_do_not_depend_on_each_other() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_lookups_as_measured(ranks: int) -> None:
     """From what each rank takes alone and beside copies, what all take together. The constants were fitted on 4 ranks."""
-    document = json.loads((MEASURED / f"ranks_together_lookups_{ranks}.json").read_text(encoding="utf-8"))
-    errors: tuple[list[float], list[float]] = ([], [])
-    alone_off: tuple[list[float], list[float]] = ([], [])
-    for case in document["cases"]:
-        model = Dlrm.from_dict(case["config"]).with_batch(case["batch"])
-        known = [table_lookups(table, model.batch) for table in model.tables]
-        rows = [row_bytes(known, direction, model.optimizer) for direction in (FORWARD, BACKWARD)]
-        moved = [np.bincount(case["plan"], own, ranks)[None].astype(np.float64) for own in rows]
-        marks = [(one["kind"], one["values"], np.array(one["marks_ns"], dtype=float)) for one in case["readings"]]
-        alone, copies = (_one_by_one(marks, kind, ranks) for kind in ("alone", "copies"))
-        for kind, _, read in marks:
-            if kind == "together":
-                found = durations(together(alone, copies, moved, ranks), read[None, :, 0], document["gap_ns"])
-                took = (read[:, 3] - read[:, 2], read[:, 1] - read[:, 0])
-                for way, (own, said, real) in enumerate(zip(alone, found, took, strict=True)):
-                    some = own[0] > 1e5
-                    errors[way].extend(np.abs(said[0][some] / real[some] - 1).tolist())
-                    alone_off[way].extend(np.abs(own[0][some] / real[some] - 1).tolist())
-    assert len(errors[0]) > 50 * ranks
-    assert np.mean(errors[0]) < 0.075 < np.mean(alone_off[0])
-    assert np.mean(errors[1]) < 0.062 < np.mean(alone_off[1]) / 1.8
+    measured = measured_lookups_together(FOLDER, ranks)
+    alone = replace(law(ranks), backward=0.0, rows=0.0)
+    (forward, backward), (forward_alone, backward_alone) = measured.errors(law(ranks)), measured.errors(alone)
+    assert len(forward) > 50 * ranks
+    assert forward.mean() < 0.075 < forward_alone.mean()
+    assert backward.mean() < 0.062 < backward_alone.mean() / 1.8
 
 
-def _one_by_one(marks: list[tuple[str, list[int], Floats]], kind: str, ranks: int) -> tuple[Floats, Floats]:
-    """Forward and backward of every rank by itself, [1, ranks]."""
-    forward, backward = np.zeros((1, ranks)), np.zeros((1, ranks))
-    for name, values, read in marks:
-        if name == kind:
-            rank = values[0]
-            backward[0, rank], forward[0, rank] = read[rank, 1] - read[rank, 0], read[rank, 3] - read[rank, 2]
-    return forward, backward
+def test_the_shipped_constants_are_what_fitting_gives() -> None:
+    assert fit_contention(measured_lookups_together(FOLDER, RANKS), law()) == law()
