@@ -11,9 +11,12 @@ import pytest
 from steptime._build.dlrm.config import Overrides
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.plan_files import read_plans, torchrec_document
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._platforms.platform import Platform
 from steptime._shard.configs import configured_in
-from steptime._shard.evaluate.plans import plans_in
+from steptime._shard.evaluate.plans import evaluated, plans_in
 from steptime._shard.task.task import read_task
+from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import InputError
 
 CONFIG = """
@@ -112,3 +115,12 @@ def test_a_task_without_ranks_takes_those_of_the_platform_and_keeps_its_pins(tmp
     found = configured_in(written(tmp_path, "task.toml", CONFIG), platform_ranks=2)
     assert found.world_size == 2
     assert found.meta["plan"]["item"] == 1
+
+
+def test_shard_and_predict_say_the_same_of_a_plan_with_rows_on_every_rank(tmp_path: Path) -> None:
+    task = read_task(written(tmp_path, "task.toml", CONFIG), Overrides(platform_ranks=2))
+    platform = Platform.load("2xh200-half-loopback")
+    plans = plans_in(written(tmp_path, "plan.json", {name: PLANS[name] for name in ("row-wise", "copied")}), task)
+    for found in evaluated(task, platform, plans):
+        step_ms = predict_on(dlrm_workload(task.model, 2, found.plan), platform).step_time_ms
+        assert found.step_ns / 1e6 == pytest.approx(step_ms, rel=1e-6)
