@@ -22,7 +22,7 @@ from steptime._api.read import read
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Rebuild, Workload
-from steptime._report.answers import Prediction, Predictions, Variant
+from steptime._report.answers import Prediction, Predictions, SweepVariant
 from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import InputError
 
@@ -81,7 +81,7 @@ class _Job:
     strict: bool
     _machines: dict[tuple[str | Path, int], Platform] = field(default_factory=dict)  # as long as the sweep takes
 
-    def __call__(self, point: _Point) -> Variant | str:
+    def __call__(self, point: _Point) -> SweepVariant | str:
         """The variant, or why there is none."""
         try:
             if self.workload is None:
@@ -95,7 +95,7 @@ class _Job:
         except InputError as error:
             return str(error)
         # A workload that can be built again says how; a copy of that in every answer would only be sent between processes.
-        return Variant(point.settings, Prediction.of(replace(found, workload=replace(workload, rebuild=None))))
+        return SweepVariant(point.settings, Prediction.of(replace(found, workload=replace(workload, rebuild=None))))
 
     def _machine(self, platform: str | Path | Platform, ranks: int) -> Platform:
         if isinstance(platform, Platform):
@@ -105,14 +105,14 @@ class _Job:
         return self._machines[platform, ranks]
 
 
-def _results(job: _Job, points: Sequence[_Point], executor: Executor | None) -> list[tuple[_Point, Variant | str]]:
+def _results(job: _Job, points: Sequence[_Point], executor: Executor | None) -> list[tuple[_Point, SweepVariant | str]]:
     if executor is not None:
         return list(zip(points, executor.map(job, points), strict=True))
-    done: list[tuple[_Point, Variant | str]] = []
-    began = time.perf_counter()
+    done: list[tuple[_Point, SweepVariant | str]] = []
+    began = time.process_time()
     for place, point in enumerate(points):
         left = len(points) - place
-        each_s = (time.perf_counter() - began) / max(place, 1)
+        each_s = (time.process_time() - began) / max(place, 1)  # whatever else runs on the machine
         if place and left > 1 and left * each_s > _WORTH_PROCESSES_S and _workers() > 1 and _sendable(job):
             with ProcessPoolExecutor(min(_workers(), left)) as pool:
                 return done + list(zip(points[place:], pool.map(job, points[place:]), strict=True))
@@ -133,8 +133,8 @@ def _sendable(job: _Job) -> bool:
     return True
 
 
-def _collected(results: Sequence[tuple[_Point, Variant | str]]) -> Predictions:
-    variants = tuple(result for _, result in results if isinstance(result, Variant))
+def _collected(results: Sequence[tuple[_Point, SweepVariant | str]]) -> Predictions:
+    variants = tuple(result for _, result in results if isinstance(result, SweepVariant))
     left_out = [(point, result) for point, result in results if isinstance(result, str)]
     if not variants:
         raise InputError(left_out[0][1])

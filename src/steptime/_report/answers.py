@@ -144,7 +144,7 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class Variant:
+class SweepVariant:
     """One point of a sweep: what was set, and the prediction."""
 
     settings: Mapping[str, Any]
@@ -159,7 +159,7 @@ class Variant:
 class Predictions(Sequence[Prediction]):
     """The predictions of a sweep, in the order they were asked for."""
 
-    variants: tuple[Variant, ...]
+    variants: tuple[SweepVariant, ...]
     warnings: tuple[str, ...] = ()  # variants that cannot be built, and why
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class Predictions(Sequence[Prediction]):
         return f"<Predictions: {len(self)} variants, most per second with {settings_words(best.settings)}: {best.prediction!r}>"
 
     @property
-    def ranked(self) -> tuple[Variant, ...]:
+    def ranked(self) -> tuple[SweepVariant, ...]:
         """Most samples per second first; those whose batch is not known by their step time."""
         return tuple(
             sorted(self.variants, key=lambda one: (-(one.prediction.samples_per_s or 0.0), one.prediction.step_time_ms))

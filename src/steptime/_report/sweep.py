@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from steptime._report.answers import Predictions, Variant
+from steptime._report.answers import Predictions, SweepVariant
 from steptime._report.document import asked_facts, rate
 from steptime._report.layout import literal, print_numbers, print_section, print_title, time_ms
 from steptime._report.sizes import size_words
@@ -31,7 +31,7 @@ def print_sweep(console: Console, answer: Predictions) -> None:
     console.print()
 
 
-def _row(variant: Variant) -> tuple[str, ...]:
+def _row(variant: SweepVariant) -> tuple[str, ...]:
     found = variant.prediction
     batch, memory = found.workload.description.batch, found.memory
     return (

@@ -18,7 +18,7 @@ from steptime._build.transformer.rotary import rotated
 from steptime._build.transformer.tape import StepTape
 from steptime._build.transformer.tensor import enter, leave, split_embedding
 from steptime._build.transformer.views import contiguous_copy, given, split, to_dtype, transpose, view
-from steptime._build.transformer.weights import Affine, LayerWeights, Sharding, Weights
+from steptime._build.transformer.weights import Affine, LayerWeights, ParameterSharding, Weights
 from steptime._program.program import Tensor
 
 # GPT-2's, and BERT's 1e-12 as traces round it.
@@ -28,7 +28,7 @@ _EPSILONS = {"before": 1e-5, "after": 0.0}
 class Model:
     """The parameters of one rank, and the forward pass over them."""
 
-    def __init__(self, tape: StepTape, config: Transformer, sharding: Sharding) -> None:
+    def __init__(self, tape: StepTape, config: Transformer, sharding: ParameterSharding) -> None:
         self._tape, self._config, self._sharding = tape, config, sharding
         self._weights = Weights(tape, config, sharding)
         self._inputs = Inputs(tape.emit, config)

@@ -16,7 +16,7 @@ _VOCABULARY_MULTIPLE = 128
 Affine = tuple[Tensor, Tensor | None]  # a weight, and a bias where there is one
 
 
-class Sharding(Protocol):
+class ParameterSharding(Protocol):
     """What happens to parameters around the units that hold them."""
 
     def unit(self, name: str, parameters: list[Tensor]) -> None:
@@ -66,7 +66,7 @@ class LayerWeights:
 class Weights:
     """All parameters, in the order in which modules register them: optimisers and FSDP take them so."""
 
-    def __init__(self, tape: StepTape, config: Transformer, sharding: Sharding) -> None:
+    def __init__(self, tape: StepTape, config: Transformer, sharding: ParameterSharding) -> None:
         self._tape, self._config = tape, config
         self._unit: list[Tensor] = []
         ways = config.parallel.tensor
