@@ -42,7 +42,7 @@ def table_sets(draw: st.DrawFn) -> list[Table]:
 
 
 def test_the_seven_published_rules_are_there() -> None:
-    assert set(rules()) == {*COSTS, "naive", "naive_chunk", "random"}
+    assert set(rules()) >= {*COSTS, "naive", "naive_chunk", "random"}
 
 
 @given(table_sets(), st.integers(1, 8), st.integers(0, 3))

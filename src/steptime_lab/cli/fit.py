@@ -21,7 +21,7 @@ def fit(
     name: Annotated[str, typer.Option("--name", help="What the device is called; its limits are NAME.toml.")] = "h200",
     host: Annotated[str, typer.Option("--host", help="What the host is called.")] = "xeon-h200",
     only: Annotated[
-        str, typer.Option("--only", help="Of kernels, lookups, host, fabrics, overlap and baselines, those to fit.")
+        str, typer.Option("--only", help="Of kernels, lookups, host, fabrics, overlap, sharing and baselines, those to fit.")
     ] = "kernels,lookups,host,fabrics,overlap,baselines",
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn while fitting.")] = 0,
 ) -> None:

@@ -102,7 +102,10 @@ def measured_lookups_together(folder: Path, ranks: int) -> MeasuredLookups:
     for case in document["cases"]:
         model = Dlrm.from_dict(case["config"]).with_batch(case["batch"])
         known = [table_lookups(table, model.batch) for table in model.tables]
-        moved = [np.bincount(case["plan"], row_bytes(known, way, model.optimizer), ranks) for way in (FORWARD, BACKWARD)]
+        moved = [
+            np.bincount(case["plan"], row_bytes(known, way, model.optimizer), ranks).astype(np.float64)
+            for way in (FORWARD, BACKWARD)
+        ]
         alone, copies = (_one_by_one(case["readings"], kind, ranks) for kind in ("alone", "copies"))
         for reading in case["readings"]:
             if reading["kind"] == "together":

@@ -12,9 +12,9 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
-from steptime._sim.core.timeline import CohortTimeline
+from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.modelled.issue import Issued
-from steptime._sim.modelled.step import modelled
+from steptime._sim.modelled.step import ModelledStep, modelled
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,12 +36,17 @@ def simulated(model: Dlrm, platform: Platform, ranks: int, plan: Sequence[int], 
     built = dlrm_workload(model, ranks, dict(zip((table.name for table in model.tables), plan, strict=True)))
     step = modelled(built, platform)
     found, _ = step.steady(calibration)
+    return of_timeline(step, found.timeline, float(found.period_ns[0]))
+
+
+def of_timeline(step: ModelledStep, timeline: Timeline, step_ns: float) -> Simulated:
+    """What the ranks of a played step do."""
     rows: dict[int, tuple[float, float, float, float, float]] = {}
-    for one, played in zip(step.programs, found.timeline.cohorts, strict=True):
+    for one, played in zip(step.programs, timeline.cohorts, strict=True):
         for place, rank in enumerate(played.cohort.ranks):
             rows[rank] = _of_rank(one, played, place)
-    forward, backward, exchange, waiting, host = zip(*(rows[rank] for rank in range(ranks)), strict=True)
-    return Simulated(float(found.period_ns[0]), forward, backward, exchange, waiting, max(host))
+    forward, backward, exchange, waiting, host = zip(*(rows[rank] for rank in sorted(rows)), strict=True)
+    return Simulated(step_ns, forward, backward, exchange, waiting, max(host))
 
 
 def _of_rank(one: Issued, played: CohortTimeline, place: int) -> tuple[float, float, float, float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,13 @@ from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import DividedEvaluator
 from steptime._shard.evaluate.evaluator import Evaluation
+from steptime._shard.evaluate.simulated import of_timeline
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.task import Task
-from steptime._sim.modelled.prediction import predict_on
+from steptime._sim.modelled.prediction import prediction_of
+from steptime._sim.modelled.step import ModelledStep, modelled
+from steptime._sim.prediction import PredictedStep
+from steptime._units import NS_PER_MS
 
 # Of what is put together from pieces and was never measured, either way.
 _ANALYTIC_FACTOR = 2.0
@@ -51,9 +56,19 @@ class Evaluated:
         """Other plans of the same shards."""
         return self._divided.evaluate(plans)
 
+    @cached_property
+    def _played(self) -> tuple[ModelledStep, PredictedStep]:
+        """Its step as `predict` has it: what ranks do, the interval and the bound are of one evaluation."""
+        names = [table.name for table in self.model.tables]
+        plan = dict(zip(names, self.rank_of.tolist(), strict=True))
+        built = dlrm_workload(self.model, self.task.ranks, plan)
+        step = modelled(built, self.platform)
+        return step, prediction_of(step, built, self._calibration)
+
     def loads(self) -> list[RankLoad]:
         """What every rank does."""
-        found, task = self.evaluate(self.rank_of[None, :]), self.task
+        step, predicted = self._played
+        found, task = of_timeline(step, predicted.timeline, predicted.step_time_ms * NS_PER_MS), self.task
         limit, outside = rank_limit(self.platform.device.limits, task.ranks, task.constraints.memory_bytes)
         memory = memory_of(task.model, self.division, task.ranks, limit, outside)
         used = memory.used(self.rank_of, task.ranks)
@@ -64,10 +79,10 @@ class Evaluated:
                 shards=int((self.rank_of == rank).sum()),
                 columns=sum(shards[place].dim for place in np.flatnonzero(self.rank_of == rank)),
                 lookups=sum(task.model.batch * shards[place].pooling_factor for place in np.flatnonzero(self.rank_of == rank)),
-                forward_ns=float(found.forward_ns[0, rank]),
-                backward_ns=float(found.backward_ns[0, rank]),
-                exchange_ns=float(found.exchange_ns[0, rank]),
-                waiting_ns=float(found.waiting_ns[0, rank]),
+                forward_ns=found.forward_ns[rank],
+                backward_ns=found.backward_ns[rank],
+                exchange_ns=found.exchange_ns[rank],
+                waiting_ns=found.waiting_ns[rank],
                 used_bytes=int(used[rank]),
                 limit_bytes=memory.limit,
             )
@@ -76,12 +91,9 @@ class Evaluated:
 
     def interval(self) -> tuple[tuple[float, float], str, tuple[str, ...]]:
         """As factors of the step, what bounds it in words, and what to doubt."""
-        names = [table.name for table in self.model.tables]
-        plan = dict(zip(names, self.rank_of.tolist(), strict=True))
-        built = dlrm_workload(self.model, self.task.ranks, plan)
-        found = predict_on(built, self.platform, calibration=self._calibration)
-        step = found.step_time_ms * 1e6
-        low, high = (edge * 1e6 for edge in found.interval_ms)
+        found = self._played[1]
+        step = found.step_time_ms * NS_PER_MS
+        low, high = (edge * NS_PER_MS for edge in found.interval_ms)
         whole = step + self.added_ns
         factors = ((low + self.added_ns / _ANALYTIC_FACTOR) / whole, (high + self.added_ns * _ANALYTIC_FACTOR) / whole)
         return factors, found.bound_by, found.warnings
