@@ -71,13 +71,12 @@ def walk() -> Walk:
 
 def warm_ms() -> float:
     """Reading and predicting again in one process: the median of several."""
-    from steptime import Platform, configured_in, predict_on
+    import steptime
 
     times = []
     for _ in range(WARM_RUNS + 1):
         started = time.perf_counter()
-        config = configured_in(TIMED[0])
-        predict_on(config.workload, Platform.load(TIMED[1]), lookups=config.lookups, unnamed=config.unnamed)
+        steptime.predict(steptime.read(TIMED[0]), TIMED[1])
         times.append(1e3 * (time.perf_counter() - started))
     return statistics.median(times[1:])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -61,6 +63,7 @@ _DTYPE_ALIASES = {
 }
 
 
+@lru_cache(maxsize=1 << 10)
 def dtype_name(spelling: str) -> str:
     """The canonical dtype behind any spelling met in traces; unknown spellings come back unchanged."""
     text = spelling.strip()
@@ -72,6 +75,7 @@ def dtype_name(spelling: str) -> str:
     return _DTYPE_ALIASES.get(lowered, text)
 
 
+@lru_cache(maxsize=1 << 10)
 def dtype_bytes(name: str) -> int:
     """Bytes per element of a dtype in any spelling; 0 for one that is not known."""
     return DTYPE_BYTES.get(dtype_name(name), 0)

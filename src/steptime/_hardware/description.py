@@ -7,7 +7,9 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from steptime.errors import InputError
@@ -85,7 +87,7 @@ def count(file: Path, table: Mapping[str, Any], key: str, default: int | None = 
 
 def read_toml(file: Path, what: str, version: int) -> Mapping[str, Any]:
     """The content of a description of this version; `what` names it in errors."""
-    content: Mapping[str, Any] = _read(file, "TOML", tomllib.loads)
+    content: Mapping[str, Any] = _read(file, "TOML", _parsed)
     if content.get("schema_version") != version:
         raise InputError(f"{file}: {what} of version {content.get('schema_version')}, this steptime reads {version}")
     return content
@@ -105,6 +107,12 @@ def is_file(file: Path) -> bool:
         return file.is_file()
     except (OSError, ValueError):
         return False
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Mapping[str, Any]:
+    """A file is read whenever it is asked for, and understood once."""
+    return MappingProxyType(tomllib.loads(text))
 
 
 def _read(file: Path, kind: str, loads: Callable[[str], Any]) -> Any:

@@ -46,6 +46,25 @@ class Data(IntEnum):
     PLAIN = 4  # reads its inputs, writes its outputs
 
 
+class Scratch(IntEnum):
+    """Which memory an op takes for itself while it runs."""
+
+    NONE = 0
+    SORT = 1
+    SUM = 2
+    CONVOLUTION = 3
+    CONVOLUTION_BACKWARD = 4
+    COALESCE = 5
+
+
+class Workspace(IntEnum):
+    """What a library keeps from the first such op of a thread on."""
+
+    NONE = 0
+    PRODUCT = 1
+    PRODUCT_WITH_BIAS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class OpKind:
     """What the name of an op says about it."""
@@ -56,6 +75,9 @@ class OpKind:
     data: Data
     communicates: bool
     reserves: bool  # asks for memory
+    allocates: bool  # asks for memory of its own
+    scratch: Scratch
+    workspace: Workspace
     reads_back: bool  # the host waits until the value is there
     sparse_part: bool  # returns what a sparse tensor is made of
 
@@ -83,6 +105,13 @@ _SILENT = frozenset((*_VIEWS.split(), *_QUESTIONS.split(), *_MAKE_SPARSE.split()
 _NO_DATA = re.compile(
     r"(?:new_\w+|\w+_like|empty\w*|resize_|resize_as_|_resize_output_|set_|record_stream|result_type|size|stride|numel|is_\w+"
     r"|detach_?|squeeze_|unsqueeze_|t_|transpose_|as_strided_|requires_grad_|_version|_has_compatible_shallow_copy_type)"
+)
+_SCRATCH = {
+    "sort": Scratch.SORT, "sum": Scratch.SUM, "cudnn_convolution": Scratch.CONVOLUTION,
+    "convolution_backward": Scratch.CONVOLUTION_BACKWARD, "_coalesce": Scratch.COALESCE,
+}  # fmt: skip
+_WORKSPACES = dict.fromkeys(("mm", "bmm", "baddbmm", "addmv", "mv", "dot"), Workspace.PRODUCT) | dict.fromkeys(
+    ("addmm", "_addmm_activation"), Workspace.PRODUCT_WITH_BIAS
 )
 _READ_BACK = frozenset(("item", "_local_scalar_dense", "nonzero", "is_nonzero"))
 
@@ -118,6 +147,9 @@ def op_kind(name: str) -> OpKind:
         data=_data(plain, frame=frame, function=function),
         communicates=communicates,
         reserves=bool(_RESERVES.fullmatch(plain)),
+        allocates=name.startswith("aten::empty"),
+        scratch=_SCRATCH.get(plain, Scratch.NONE) if space == "aten" else Scratch.NONE,
+        workspace=_WORKSPACES.get(plain, Workspace.NONE) if space == "aten" else Workspace.NONE,
         reads_back=space == "aten" and plain in _READ_BACK,
         sparse_part=space == "aten" and plain in _SPARSE_PARTS,
     )

@@ -124,6 +124,8 @@ def _attention_backward(_: Sequence[object], tensors: Sequence[Shaped]) -> float
 
 # Ops whose output is the product of their last two operands, and how many dimensions those have.
 PRODUCTS = {"aten::mm": 2, "aten::addmm": 2, "aten::bmm": 3, "aten::baddbmm": 3}
+# PyTorch lets convolutions of float32 use TF32 unless told otherwise, and no matrix product.
+TF32_BY_DEFAULT = ("aten::convolution", "aten::convolution_backward")
 _ATTENTION = "aten::_scaled_dot_product_{}_attention"
 _BACK_ENDS = ("flash", "efficient", "cudnn")
 _COUNTS: dict[str, Count] = {

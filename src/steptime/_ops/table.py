@@ -7,11 +7,12 @@ called alike, of one rank or of many, are looked at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from steptime._ops.catalogue import OpKind, op_kind
+from steptime._ops.catalogue import OpKind, Role, op_kind
 from steptime._program.program import Program, Signature, Tensor, Value, WorkKind
 from steptime._units import dtype_bytes
 
@@ -24,7 +25,7 @@ NO_SIGNATURE = Signature()  # of an op whose arguments are not recorded
 class Arguments:
     """The tensors among the arguments of an op, those in lists included."""
 
-    __slots__ = ("inputs", "longest_list", "on_cpu", "on_device", "outputs", "sparse", "touches")
+    __slots__ = ("inputs", "longest_list", "on_cpu", "on_device", "outputs", "sparse", "touched")
 
     def __init__(self, signature: Signature) -> None:
         self.inputs: tuple[Tensor, ...] = tuple(tensors_in(signature.inputs))
@@ -43,14 +44,13 @@ class Arguments:
             elif value.__class__ is tuple and len(value) > self.longest_list:
                 self.longest_list = len(value)
         self.on_cpu &= alone  # whether tensors that stand alone are all of the CPU
-        self.touches: tuple[tuple[Touch, ...], tuple[Touch, ...]] | None = None
+        self.touched: tuple[tuple[Touch, ...], tuple[Touch, ...]] | None = None
 
-    def touched(self) -> tuple[tuple[Touch, ...], tuple[Touch, ...]]:
-        """What is read on the device, and what is written."""
-        if self.touches is None:
+    def touch(self) -> None:
+        """Finds what is read on the device and what is written, for ops of which that matters."""
+        if self.touched is None:
             read = tuple((each.storage, memory_bytes(each)) for each in self.inputs if on_device(each))
-            self.touches = read, tuple((each.storage, memory_bytes(each)) for each in self.outputs)
-        return self.touches
+            self.touched = read, tuple((each.storage, memory_bytes(each)) for each in self.outputs)
 
     def makes_something(self) -> bool:
         """Whether something on the device comes out that did not go in."""
@@ -75,6 +75,9 @@ class OpTable:
         of_signature = [arguments_of(signature) for signature in program.signatures]
         of_signature.append(arguments_of(NO_SIGNATURE))  # of the number -1
         self.arguments: list[Arguments] = [of_signature[number] for number in signatures]
+        for kind, arguments in zip(self.kinds, self.arguments, strict=True):
+            if kind.role not in (Role.NOTHING, Role.COMPOSITE):
+                arguments.touch()
         self.children: list[Sequence[int]] = _children(self.parents)
         self.last = _last_inside(self.parents)
         # Ops around one of their own name: autocast shows an op twice.
@@ -86,9 +89,9 @@ class OpTable:
     def __len__(self) -> int:
         return len(self.parents)
 
-    def outermost(self) -> Iterator[int]:
+    def outermost(self) -> list[int]:
         """Rows of ops that no op is around."""
-        return (row for row, parent in enumerate(self.parents) if parent < 0)
+        return [row for row, parent in enumerate(self.parents) if parent < 0]
 
     def launching_collectives(self) -> list[tuple[int, int]]:
         """(row of the op that launches it, row of the work) of every collective, in order of the ops."""
@@ -137,7 +140,7 @@ def is_sparse(tensor: Tensor) -> bool:
 
 def memory_bytes(tensor: Tensor) -> int:
     """Bytes of memory behind a tensor: what strides repeat counts once."""
-    elements = tensor.numel
+    elements = math.prod(tensor.shape)
     if tensor.strides is not None and 0 in tensor.strides and elements:
         for size, stride in zip(tensor.shape, tensor.strides, strict=False):
             elements = elements // size if stride == 0 else elements

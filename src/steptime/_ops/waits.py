@@ -302,7 +302,7 @@ def _on_device(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
     return (
         tensor
         for tensor in tensors
-        if (tensor.storage or tensor.id is not None) and not (tensor.device or "").startswith("cpu") and tensor.numel
+        if (tensor.storage or tensor.id is not None) and not (tensor.device or "").startswith("cpu") and 0 not in tensor.shape
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -42,7 +42,6 @@ class Device:
     models: KernelModels
     lookups: LookupModels | Path | None = None  # or where they lie: few ask, and then they are read
     transfer: Transfer | None = None  # where the models are another device's
-    _known: dict[Question, KernelEstimate] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, name: str | Path) -> Device:
@@ -64,13 +63,14 @@ class Device:
 
     def estimates(self, questions: Sequence[Question], *, strict: bool = False) -> list[KernelEstimate]:
         """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""
-        placed = [self._placed(question) for question in questions]
-        new = list(dict.fromkeys(question for question in placed if question not in self._known))
-        for question, answered in zip(new, self.models.ask(new), strict=True):
-            self._known[question] = self._estimate(question, answered)
-        found = [self._known[question] for question in placed]
+        # Programs share questions as objects: what does not depend on the op is done once for each.
+        distinct = {id(question): question for question in questions}
+        placed = [self._placed(question) for question in distinct.values()]
+        answers = map(self._estimate, placed, self.models.ask(placed))
+        estimates = dict(zip(distinct, answers, strict=True))
+        found = [estimates[id(question)] for question in questions]
         if strict:
-            self._refuse(placed, found)
+            self._refuse(questions, found)
         return found
 
     def lookup_estimates(self, lookups: Sequence[Lookup], *, strict: bool = False) -> list[LookupEstimate]:
@@ -109,9 +109,10 @@ class Device:
         answer = answered.answer
         if answer is None:
             return self._fallback(question, answered)
-        quantiles = self.models.residuals.of_answer(answered.family, answer.time_ns, self.limits.share)
-        low, high = (answer.time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
-        estimate = Estimate(answer.time_ns, min(low, answer.time_ns), max(high, answer.time_ns), Source.FITTED, answer.inside)
+        time_ns = answer.time_ns
+        quantiles = self.models.residuals.of_answer(answered.family, time_ns, self.limits.share)
+        low, high = (time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
+        estimate = Estimate(time_ns, min(low, time_ns), max(high, time_ns), Source.FITTED, answer.inside)
         if self.transfer is None:
             return KernelEstimate(estimate, answer.launches, answered.family)
         launches = self.transfer.launches(question, answered.family, answer.launches)

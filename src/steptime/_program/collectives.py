@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,6 +34,7 @@ _KINDS = (
 )
 
 
+@lru_cache(maxsize=1 << 14)
 def collective_kind(name: str) -> str:
     """The kind behind a name as c10d, NCCL or RCCL write it (`_all_gather_base`, `ncclDevKernel_AllReduce_Sum_f32_RING_LL`)."""
     plain = _NO_LETTER.sub("", name.lower())

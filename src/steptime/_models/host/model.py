@@ -64,7 +64,7 @@ class HostModel:
     reference_launch_ns: float
     launch_ns: float  # one launch
     binding_ns: float  # what calling an op from Python costs more than from within another op
-    ops: Mapping[str, OpCost]  # by name without overload: aten::mm
+    ops: Mapping[str, OpCost]  # by name without overload
     classes: Mapping[str, OpCost]  # by `HostClass`, for ops never seen
     around: Mapping[str, HostCost]  # between ops and per mechanism: `kind op`, as measured rows name them
     profilers: Mapping[str, ProfilerCost] = field(default_factory=dict)

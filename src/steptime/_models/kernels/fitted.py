@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from steptime._models.kernels.question import Answer, Question
 from steptime.errors import InputError
 
 _RESIDUALS = "residuals"
+# Answers that are kept; a step asks some hundreds of distinct questions.
+_KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,18 @@ class KernelModels:
     forms: Mapping[str, KernelForm]
     residuals: Residuals
     recipe: Mapping[str, Any]
+    _known: dict[Question, Answered] = field(default_factory=dict, repr=False, compare=False)
 
     def ask(self, questions: Sequence[Question]) -> list[Answered]:
-        """Every question, each by the form of its family."""
+        """Every question, each by the form of its family. What was answered is kept: steps ask the same again and again."""
+        new = list(dict.fromkeys(question for question in questions if question not in self._known))
+        if len(self._known) + len(new) > _KEPT:
+            self._known.clear()
+            new = list(dict.fromkeys(questions))
+        self._known.update(zip(new, self._ask(new), strict=True))
+        return [self._known[question] for question in questions]
+
+    def _ask(self, questions: Sequence[Question]) -> list[Answered]:
         names = [family_of(question.call.op) for question in questions]
         answers: dict[int, Answered] = {}
         by_form: dict[str, list[int]] = defaultdict(list)

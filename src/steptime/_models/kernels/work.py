@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._ops.operations import PRODUCTS, operations_of
-
-# PyTorch lets convolutions of float32 use TF32 unless told otherwise, and no matrix product.
-_TF32_BY_DEFAULT = ("aten::convolution", "aten::convolution_backward")
+from steptime._ops.operations import PRODUCTS, TF32_BY_DEFAULT, operations_of
 
 
 def base_of(op: str) -> str:
@@ -21,7 +18,7 @@ def precision_of(call: Call, tf32: bool) -> str:
 
 def computed_in(op: str, dtype: str) -> str:
     """What a product of this type is computed in, unless its user said otherwise."""
-    return "tf32" if dtype == "float32" and base_of(op) in _TF32_BY_DEFAULT else dtype
+    return "tf32" if dtype == "float32" and base_of(op) in TF32_BY_DEFAULT else dtype
 
 
 def moved_bytes(call: Call) -> float:

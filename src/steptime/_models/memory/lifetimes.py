@@ -24,7 +24,6 @@ from steptime._program.program import Phase, Program
 BEFORE = -1
 _BUCKET_OP = "c10d::allreduce_"
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"
-_EMPTY = "aten::empty"
 _COLLECTIVE_OPS = ("c10d::", "record_param_comms")
 
 
@@ -111,7 +110,7 @@ def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
 
 def _outlast(life: _Life, table: OpTable) -> None:
     """Memory that an op asks for and no op takes is for kernels that the op around launches itself, and goes when that ends."""
-    if life.born == BEFORE or life.dies > table.last[life.born] or not table.names[life.born].startswith(_EMPTY):
+    if life.born == BEFORE or life.dies > table.last[life.born] or not table.kinds[life.born].allocates:
         return
     around = table.parents[life.born]
     life.dies = table.last[around] if around >= 0 else life.dies

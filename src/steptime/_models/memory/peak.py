@@ -11,6 +11,7 @@ from steptime._models.memory.allocator import Block, CachingAllocator
 from steptime._models.memory.kinds import Kind
 from steptime._models.memory.lifetimes import BEFORE, Storage, storages
 from steptime._models.memory.process import process_bytes
+from steptime._ops.catalogue import Workspace
 from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program
 
@@ -18,10 +19,6 @@ from steptime._program.program import Phase, Program
 # aten/src/ATen/cuda/CublasHandlePool.cpp), and cuBLASLt, which adds biases, 1 MiB (getCUDABlasLtWorkspaceSize there).
 WORKSPACE_BYTES = 32 << 20
 BIAS_WORKSPACE_BYTES = 1 << 20
-_PRODUCTS = (
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation", "aten::addmv", "aten::mv", "aten::dot",
-)  # fmt: skip
-_WITH_BIAS = ("aten::addmm", "aten::_addmm_activation")
 _SETTLING = (Kind.OPTIMIZER_STATE, Kind.COMMUNICATION)
 # The first step makes optimiser state and workspaces, the second finds its blocks cut by them, the third is like all others.
 _STEPS = 3
@@ -138,8 +135,8 @@ def _settling(program: Program, found: Iterable[Storage]) -> list[tuple[int, Sto
     optimiser's state where it first steps."""
     made = [
         (row, Storage(nbytes, BEFORE, BEFORE, Kind.WORKSPACES))
-        for names, nbytes in ((_PRODUCTS, WORKSPACE_BYTES), (_WITH_BIAS, BIAS_WORKSPACE_BYTES))
-        for row in _first_of_threads(program, names)
+        for least, nbytes in ((Workspace.PRODUCT, WORKSPACE_BYTES), (Workspace.PRODUCT_WITH_BIAS, BIAS_WORKSPACE_BYTES))
+        for row in _first_of_threads(program, least)
     ]
     optimizer = (program.ops.phase == Phase.OPTIMIZER).nonzero()[0]
     first = int(optimizer[0]) if len(optimizer) else len(program.ops.name)
@@ -155,10 +152,10 @@ def _parts(there: Iterable[Storage], allocated: int) -> dict[Kind, int]:
     return found
 
 
-def _first_of_threads(program: Program, names: Sequence[str]) -> list[int]:
-    """Per thread that calls one of these ops the first that it does: each thread has its own handle, with its own workspace."""
+def _first_of_threads(program: Program, least: Workspace) -> list[int]:
+    """Per thread that multiplies so the first op that does: each thread has its own handle, with its own workspace."""
     first: dict[int, int] = {}
-    for row, (name, thread) in enumerate(zip(op_table(program).names, program.ops.thread.tolist(), strict=True)):
-        if name in names:
+    for row, (kind, thread) in enumerate(zip(op_table(program).kinds, program.ops.thread.tolist(), strict=True)):
+        if kind.workspace >= least:
             first.setdefault(thread, row)
     return list(first.values())

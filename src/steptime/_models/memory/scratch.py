@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.tensors import item_bytes
+from steptime._ops.catalogue import Scratch
 from steptime._ops.table import OpTable
 from steptime._program.program import Signature, Tensor
 
-_COALESCE, _CONVOLUTION_BACKWARD = "aten::_coalesce", "aten::convolution_backward"
 _TENSORS_OF_CONVOLUTION = 3
 _POSITION_BYTES = 8
 # Reductions of PyTorch (aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig): threads of a block, elements that a thread adds
@@ -23,13 +23,15 @@ _ACCUMULATED_BYTES = 4
 
 def scratch(table: OpTable, device: DeviceLimits) -> Iterator[tuple[int, int, int]]:
     """From which op to which, and how many bytes."""
-    for row, name in enumerate(table.names):
-        if name in _SCRATCH:
-            yield row, table.last[row], _SCRATCH[name](table.signatures[row], device)
-        elif name == _COALESCE:
+    for row, kind in enumerate(table.kinds):
+        if kind.scratch is Scratch.NONE:
+            continue
+        if kind.scratch is Scratch.COALESCE:
             yield from _coalesce(table, row)
-        elif name == _CONVOLUTION_BACKWARD:
+        elif kind.scratch is Scratch.CONVOLUTION_BACKWARD:
             yield from _convolution_backward(table.signatures[row], row, table.last[row])
+        else:
+            yield row, table.last[row], _SCRATCH[kind.scratch](table.signatures[row], device)
 
 
 def _coalesce(table: OpTable, row: int) -> Iterator[tuple[int, int, int]]:
@@ -37,9 +39,9 @@ def _coalesce(table: OpTable, row: int) -> Iterator[tuple[int, int, int]]:
     before the summed rows are made (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, _coalesce_sparse_cuda)."""
     count, end = 0, table.last[row]
     for inside in range(row + 1, table.last[row] + 1):
-        if table.names[inside] == "aten::_nnz":
+        if table.names[inside].endswith("::_nnz"):
             count = next((value for value in table.signatures[inside].outputs if isinstance(value, int)), count)
-        if table.names[inside] == "aten::resize_":
+        if table.names[inside].endswith("::resize_"):
             end = inside - 1
             break
     if count:
@@ -138,8 +140,8 @@ def _first(values: tuple[object, ...]) -> Tensor | None:
     return found if found is not None and (found.device or "").startswith("cuda") else None
 
 
-_SCRATCH: dict[str, Callable[[Signature, DeviceLimits], int]] = {
-    "aten::sort": _sort,
-    "aten::sum": _sum,
-    "aten::cudnn_convolution": _convolution,
+_SCRATCH: dict[Scratch, Callable[[Signature, DeviceLimits], int]] = {
+    Scratch.SORT: _sort,
+    Scratch.SUM: _sum,
+    Scratch.CONVOLUTION: _convolution,
 }

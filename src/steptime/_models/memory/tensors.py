@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import mul
 
-from steptime._ops.table import OpTable, arguments_of
+from steptime._ops.table import Arguments, OpTable
 from steptime._program.program import Signature, Tensor
 
 # The name of a storage, bytes from its begin to the end of a tensor in it, and whether that holds fractions.
@@ -21,14 +21,13 @@ _WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 
 def extents(table: OpTable) -> tuple[list[Sequence[Extent]], list[Sequence[Extent]]]:
     """Per op what it takes, and per op what it returns. Ops called alike share the answer."""
-    each = [_extents_of(signature) for signature in table.signatures]
+    each = list(map(_extents_of, table.signatures, table.arguments))
     return [taken for taken, _ in each], [made for _, made in each]
 
 
-def _extents_of(signature: Signature) -> tuple[Sequence[Extent], Sequence[Extent]]:
+def _extents_of(signature: Signature, arguments: Arguments) -> tuple[Sequence[Extent], Sequence[Extent]]:
     known: tuple[Sequence[Extent], Sequence[Extent]] | None = signature.derived.get(extents)
     if known is None:
-        arguments = arguments_of(signature)
         known = signature.derived[extents] = (_extents(arguments.inputs), _extents(arguments.outputs))
     return known
 

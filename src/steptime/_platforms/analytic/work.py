@@ -18,14 +18,14 @@ from steptime._models.kernels.family import families, launches_of
 from steptime._models.kernels.forms.launched.columns import LaunchColumns
 from steptime._models.kernels.forms.launched.shares import LaunchShares
 from steptime._models.kernels.forms.launched.terms import LaunchConstants, traffic
-from steptime._models.kernels.forms.matmul.product import OPERATIONS, of_questions
+from steptime._models.kernels.forms.matmul.product import of_questions
 from steptime._models.kernels.launches import Launch
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of
+from steptime._ops.operations import PRODUCTS
 from steptime.errors import InputError
 
 _SIZES_ONLY = LaunchColumns(())
-_PRODUCTS = tuple(f"aten::{name}" for name in OPERATIONS)
 _ATTENTION = ("flash", "cudnn", "efficient")
 
 
@@ -93,7 +93,7 @@ def _shared(question: Question, launches: Sequence[LaunchTime], reached: Reached
     kept = float(_written_bytes(call)) if question.warm else 0.0
     total = Work(
         flop=flop_of(call),
-        product=_product(question) if base_of(call.op) in _PRODUCTS else None,
+        product=_product(question) if base_of(call.op) in PRODUCTS else None,
         precision=precision_of(call, question.tf32),
         flop_per_s=reached.attention_flop_per_s[kind][direction].value if kind and call.dtype != "float32" else 0.0,
         memory_bytes=max(moved_bytes(call) - kept, 0.0),

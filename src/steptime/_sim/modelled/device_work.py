@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
-from steptime._models.kernels.question import LaunchTime, Question
+from steptime._models.kernels.question import LaunchTime
 from steptime._models.kernels.work import precision_of
 from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.catalogue import op_kind
@@ -175,7 +175,9 @@ def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork
 def _compute(work: IssuedWork, answer: KernelEstimate) -> OpWork:
     question = work.question
     assert question is not None
-    launches = tuple(LaunchTime(_named(launch, question), launch.time_ns * work.moved) for launch in answer.launches)
+    launches = tuple(LaunchTime(launch.kernel, launch.time_ns * work.moved) for launch in answer.launches)
+    if any(launch.kernel == _MATRIX_PRODUCT for launch in launches):
+        launches = _as_persistent(launches, precision_of(question.call, question.tf32))
     given, moved = answer.estimate, work.moved
     estimate = Estimate(given.time_ns * moved, given.low_ns * moved, given.high_ns * moved, given.source, given.inside)
     read_back = len(launches) - 1 if op_kind(work.name).reads_back else -1
@@ -183,10 +185,10 @@ def _compute(work: IssuedWork, answer: KernelEstimate) -> OpWork:
     return OpWork(work.op, launches, estimate, group, read_back)
 
 
-def _named(launch: LaunchTime, question: Question) -> str:
-    if launch.kernel == _MATRIX_PRODUCT and precision_of(question.call, question.tf32) in _PERSISTENT_PRECISIONS:
-        return _PERSISTENT
-    return launch.kernel
+def _as_persistent(launches: tuple[LaunchTime, ...], precision: str) -> tuple[LaunchTime, ...]:
+    if precision not in _PERSISTENT_PRECISIONS:
+        return launches
+    return tuple(replace(each, kernel=_PERSISTENT) if each.kernel == _MATRIX_PRODUCT else each for each in launches)
 
 
 def _size_class(time_ns: float) -> int:

@@ -150,7 +150,9 @@ class _Walk:
             for value, parameter in zip(inputs, issue.call.overload.parameters, strict=False):
                 if parameter.written:
                     self._touched.write((each.storage, memory_bytes(each)) for each in tensors_in((value,)))
-        read, written = arguments.touched()
+        if arguments.touched is None:
+            arguments.touch()  # of a sparse tensor
+        read, written = arguments.touched or ((), ())
         self._touched.read(read)
         self._touched.write(written)
         self._ordered.write(self._table.names[issue.op], arguments.outputs)
