@@ -35,6 +35,9 @@ from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
 from steptime_lab.validate.waiting import validation_of as waiting_validation
 
+# Files of a device beside its kernel models.
+_BESIDE = ("-lookups", "-baselines")
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -46,7 +49,16 @@ class Models:
 
     def kernels(self) -> KernelModels:
         """The kernel models of the device, of which a part has none of its own."""
-        return KernelModels.load((self.folder or FOLDER) / f"{self.measured()}.npz")
+        return KernelModels.load((self.folder or FOLDER) / f"{self.name()}.npz")
+
+    def name(self) -> str:
+        """What the files are called: as the device's models, or as the only device that a folder of `steptime fit` has."""
+        if self.folder is None:
+            return self.measured()
+        there = sorted(file.stem for file in self.folder.glob("*.npz") if not file.stem.endswith(_BESIDE))
+        if len(there) == 1:
+            return there[0]
+        return self.measured()
 
     def measured(self) -> str:
         """Whose models the device has: one on paper alone has none that its measurements could be held against."""
@@ -60,7 +72,7 @@ class Models:
 
     def baselines(self) -> dict[str, KernelForm]:
         """The baselines beside them, where they were fitted."""
-        file = baselines_file(self.folder or BASELINES, read_device(self.device).models)
+        file = baselines_file(self.folder or BASELINES, self.name())
         return read_baselines(file) if file.exists() else {}
 
 
@@ -74,7 +86,7 @@ def _kernels(models: Models) -> Validation:
 
 
 def _lookups(models: Models) -> Validation:
-    folder, name = models.folder or FOLDER, models.measured()
+    folder, name = models.folder or FOLDER, models.name()
     file = lookup_baselines_file(models.folder or BASELINES, name)
     baselines, held_out = read_lookup_baselines(file) if file.exists() else ({}, {})
     _, measured = read_lookups(MEASUREMENTS)
