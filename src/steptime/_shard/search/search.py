@@ -35,7 +35,7 @@ RUNNERS_UP = 5
 # Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
 _ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT = 50_000, 4, 32
 # At most, and for every table and rank that it may be on: few tables have few plans worth a look.
-EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 250
+EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 100
 # With one lookup per table every plan is played, a few in a second.
 _PLAYED_EVALUATIONS = 120
 # Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
