@@ -17,13 +17,13 @@ def calibrate(context: typer.Context) -> None:
     run_measuring(lambda: run_job(CALIBRATE, context.args))
 
 
-def run_measuring(run: Callable[[], int]) -> None:
+def run_measuring(run: Callable[[], int], *, needs_torch: bool = True) -> None:
     """Run a measuring command; its options are parsed where they also work without this command line."""
     from importlib.util import find_spec
 
     from steptime.errors import InputError
 
-    if find_spec("torch") is None:
+    if needs_torch and find_spec("torch") is None:
         raise InputError(NO_TORCH)
     try:
         raise typer.Exit(run())

@@ -9,6 +9,7 @@ from steptime._cli.calibrate import run_measuring
 
 def measure(context: typer.Context) -> None:
     """Measure kernels, lookups, host, collectives, steps or sharding on the GPUs of this machine."""
-    from steptime_lab.measure.command import main
+    from steptime_lab.measure.command import JOBS, main
 
-    run_measuring(lambda: main(context.args))
+    # Help, noise and merge do without.
+    run_measuring(lambda: main(context.args), needs_torch=context.args[:1] != [] and context.args[0] in JOBS)
