@@ -72,7 +72,7 @@ def test_the_saved_workload_is_the_step(script: Path, target: str, capsys: pytes
         (["script"], "names no function"),
         (["missing.py:step"], "missing.py: no such file"),
         (["script:needs"], "takes a batch; give one with --batch"),
-        (["script:asks"], "takes an argument what, which nobody gives"),
+        (["script:asks"], "takes an unknown argument what"),
         (["script:without", "--batch", "4"], "takes no argument batch"),
     ],
 )

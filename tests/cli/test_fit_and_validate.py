@@ -60,7 +60,7 @@ def test_validate_lookups_beats_what_was_published_on_rows_and_on_lookups_unlike
         (["validate", "kernels", "--models", "nowhere"], "steptime fit"),
         (["validate", "kernels", "--device", "h900"], "no device 'h900'"),
         (["fit", "nowhere"], "no folder of measurements"),
-        (["fit", "--only", "dreams"], "dreams is none of kernels"),
+        (["fit", "--only", "dreams"], "unknown dreams; choose from kernels"),
     ],
 )
 def test_what_cannot_be_fitted_or_validated_is_one_line(

@@ -53,7 +53,7 @@ def bound(function: Callable[..., Any], target: str, *, batch: int | None, rank:
         if needed and name == "batch" and batch is None:
             raise InputError(f"{target}: takes a batch; give one with --batch")
         if needed and name not in _KNOWN:
-            raise InputError(f"{target}: takes an argument {name}, which nobody gives; expected some of {', '.join(_KNOWN)}")
+            raise InputError(f"{target}: takes an unknown argument {name}; arguments may be {', '.join(_KNOWN)}")
     chosen = {name: value for name, value in given.items() if name in taken}
     return lambda: function(**chosen)
 

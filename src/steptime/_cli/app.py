@@ -42,9 +42,7 @@ def _version(asked: bool) -> None:
 @app.callback(invoke_without_command=True)
 def steptime(
     context: typer.Context,
-    _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """How long a training step takes on a multi-GPU machine, and why: from the traces of its ranks, without a GPU."""
     if context.invoked_subcommand is None:

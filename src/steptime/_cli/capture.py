@@ -27,7 +27,7 @@ def capture(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to save the workload (.json or .json.gz).")
     ],
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="How many ranks train together.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Number of ranks.")] = 1,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="Samples of all ranks, if the function takes a batch.")
     ] = None,

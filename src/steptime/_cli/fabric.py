@@ -20,13 +20,15 @@ def fabric(
         list[Path] | None,
         typer.Argument(
             metavar="FILES",
-            help="What nccl-tests printed, text or JSON, any number of files; or one folder of `steptime measure collectives`.",
+            help="Output of nccl-tests (text or JSON, one or more files), or a folder of `steptime measure collectives`.",
             show_default=False,
         ),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where NAME.toml and NAME.json go.")] = Path(),
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the fabric is called.")] = "",
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder for NAME.toml and NAME.json.")
+    ] = Path(),
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the fabric.")] = "",
     gpus_per_node: Annotated[
         int | None,
         typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node, where the files do not show all of them."),
@@ -41,7 +43,9 @@ def fabric(
     latency: Annotated[
         float | None, typer.Option("--latency", metavar="US", help="From a data sheet: of the smallest message of two ranks.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="From a data sheet: how many it joins.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", help="From a data sheet: number of ranks it connects.")
+    ] = None,
     network_bandwidth: Annotated[
         float | None, typer.Option("--network-bandwidth", metavar="GB/S", help="From a data sheet: of one network card.")
     ] = None,

@@ -15,11 +15,11 @@ def platforms(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="A platform, a fabric, or the TOML file of either; all that are shipped if none.",
+            help="A platform, a fabric, or the TOML file of either; by default all that ship.",
             show_default=False,
         ),
     ] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Other ranks than the platform has.")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Number of ranks, if not the platform's.")] = None,
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME", help="Another device; a name or a .toml file.")
     ] = None,

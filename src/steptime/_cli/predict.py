@@ -28,8 +28,8 @@ Name = Annotated[
 def predict(
     workload: Workloads,
     platform: Name = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Another global batch, of a config or function.")] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Other ranks, of a config or function.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Global batch size, for a config or function.")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Number of ranks, for a config or function.")] = None,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -41,16 +41,16 @@ def predict(
     fabric: Annotated[str | None, typer.Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
     lookups: Annotated[
         Path | None,
-        typer.Option("--lookups", metavar="FILE", help="What ranks look up in their tables, in one or many iterations."),
+        typer.Option("--lookups", metavar="FILE", help="What each rank looks up in its tables, for one or more iterations."),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option("--calibration", metavar="FILE", help="What `steptime calibrate` wrote on the machine: its own speed."),
+        typer.Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on an op without a model instead of guessing.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on an op without a model instead of estimating it.")] = False,
     json: Json = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one page with everything, for a browser, offline.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
     ] = None,
     trace: Trace = None,
 ) -> None:

@@ -28,30 +28,33 @@ def shard(
         typer.Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them).", show_default=False),
     ],
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="How many ranks; else the task's or the platform's.")
+        int | None, typer.Option("--ranks", min=1, help="Number of ranks; by default the task's or the platform's.")
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Another global batch.")] = None,
-    memory: Annotated[int | None, typer.Option("--memory", min=1, metavar="BYTES", help="Of a rank, at most.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Global batch size.")] = None,
+    memory: Annotated[int | None, typer.Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", metavar="FILE", help="What `steptime calibrate` wrote on the machine.")
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", min=0.0, metavar="S", help="Seconds that the search may take.")
+        float | None, typer.Option("--budget", min=0.0, metavar="S", help="Time limit of the search, in seconds.")
     ] = None,
     evaluations: Annotated[
         int | None,
-        typer.Option("--evaluations", min=1, help="Plans that the search may ask for; the same number finds the same plan."),
+        typer.Option("--evaluations", min=1, help="Maximum number of plans to evaluate; the same number finds the same plan."),
     ] = None,
     evaluate: Annotated[
         Path | None,
         typer.Option(
             "--evaluate",
             metavar="PLANS.json",
-            help="Predict given plans instead: what --json or --torchrec wrote, or JSON of plans by name.",
+            help="Evaluate these plans instead of searching: output of --json or --torchrec, or JSON of plans by name.",
         ),
     ] = None,
     json: Json = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one page, for a browser, offline.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a single HTML page that works offline.")
+    ] = None,
     torchrec: Annotated[
         Path | None, typer.Option("--torchrec", metavar="FILE", help="Write the best plan as TorchRec's ShardingPlan (JSON).")
     ] = None,

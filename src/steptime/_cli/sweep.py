@@ -19,16 +19,19 @@ def sweep(
         typer.Argument(metavar="WORKLOAD", help="A config, module:function, a saved workload or traces.", show_default=False),
     ],
     platform: Annotated[
-        str, typer.Option("--platform", metavar="NAME,...", help="Machines, with commas between.", show_default=False)
+        str, typer.Option("--platform", metavar="NAME,...", help="Platforms, separated by commas.", show_default=False)
     ],
     batch: Annotated[
-        str | None, typer.Option("--batch", metavar="N,...", help="Global batches, of a config or function.")
+        str | None, typer.Option("--batch", metavar="N,...", help="Global batch sizes, for a config or function.")
     ] = None,
-    ranks: Annotated[str | None, typer.Option("--ranks", metavar="N,...", help="Ranks, of a config or function.")] = None,
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks, for a config or function.")
+    ] = None,
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", metavar="FILE", help="What `steptime calibrate` wrote on the machine.")
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Leave out what needs an op without a model.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Skip variants with an op that has no model.")] = False,
     json: Json = False,
 ) -> None:
     """Predict one job with several batches, ranks and machines, fastest first."""

@@ -1,7 +1,7 @@
 """The limits of a GPU, or of a part of one, from its data sheet: a TOML file each, every number with its source.
 
-A device that was measured names its fitted models (`models`). One that nobody ran names the device whose models stand in for
-its own (`transferred_from`), and what is known of going from one to the other (`[transfer]`).
+A measured device names its fitted models (`models`). One that was not measured names the device whose models stand in for its
+own (`transferred_from`), and what is known of going from one to the other (`[transfer]`).
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _features(file: Path, content: Mapping[str, Any]) -> dict[str, dict[str, Qua
 
 
 def _reached(file: Path, content: Mapping[str, Any]) -> Reached | None:
-    """What was measured of it beyond its data sheet; of a device that nobody ran, nothing."""
+    """What was measured of it beyond its data sheet; empty for a device that was not measured."""
     table = content.get("reached")
     if table is None:
         return None

@@ -1,4 +1,4 @@
-"""What collectives are called, and the how-manieth of its group each one is: what ranks must agree on to meet."""
+"""Names of collectives and the index of each within its group: what ranks must agree on to meet."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective call: who takes part, the how-manieth of its group it is, and what it moves.
+    """One collective call: who takes part, its index within its group (from 0), and what it moves.
 
     `sequence` counts the collectives of one group on this rank from 0; ranks meet where group and sequence agree. What was
     launched before the first step counts backwards from -1. Point-to-point calls are groups of two.

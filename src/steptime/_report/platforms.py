@@ -133,7 +133,7 @@ def print_platforms(console: Console, shipped: Sequence[PlatformParts], without_
     ]
     console.print()
     print_body(console, _table(("platform", "device", "fabric", "kernels", "wire"), rows))
-    print_line(console, "Analytic", "kernels of a device that nobody ran: another device's models, scaled by data sheets")
+    print_line(console, "Analytic", "kernels of a device that was not measured: another device's models, scaled by data sheets")
     if without_device:
         print_line(
             console, "No device", f"for the fabrics {', '.join(without_device)}: no models of theirs are shipped", spaced=False
@@ -223,8 +223,8 @@ def _print_fitted(console: Console, found: Sequence[Fitted]) -> None:
         )
         for one in found
     ]
-    print_section(console, "Fitted", "off: measured over fitted, nine of ten rows")
-    print_body(console, _table(("kind", "tier", "ranks", "bytes", "off"), rows))
+    print_section(console, "Fitted", "error: measured / fitted, 90 % of rows")
+    print_body(console, _table(("kind", "tier", "ranks", "bytes", "error"), rows))
 
 
 def _print_collectives(console: Console, fabric: Fabric, ranks: int) -> None:

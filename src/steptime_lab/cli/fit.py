@@ -15,15 +15,15 @@ from steptime.errors import InputError
 def fit(
     measurements: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="What `steptime measure` wrote; the shipped rows if none.", show_default=False),
+        typer.Argument(metavar="DIR", help="Output of `steptime measure`; by default the shipped rows.", show_default=False),
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the models go.")] = Path("fitted"),
-    name: Annotated[str, typer.Option("--name", help="What the device is called; its limits are NAME.toml.")] = "h200",
-    host: Annotated[str, typer.Option("--host", help="What the host is called.")] = "xeon-h200",
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder for the models.")] = Path("fitted"),
+    name: Annotated[str, typer.Option("--name", help="Name of the device; its limits are in NAME.toml.")] = "h200",
+    host: Annotated[str, typer.Option("--host", help="Name of the host.")] = "xeon-h200",
     only: Annotated[
-        str, typer.Option("--only", help="Of kernels, lookups, host, fabrics, overlap, sharing and baselines, those to fit.")
+        str, typer.Option("--only", help="Which of kernels, lookups, host, fabrics, overlap, sharing and baselines to fit.")
     ] = "kernels,lookups,host,fabrics,overlap,baselines",
-    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn while fitting.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the fit.")] = 0,
 ) -> None:
     """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""
     from steptime._files import check_file_name
@@ -35,7 +35,9 @@ def fit(
     chosen = [word for word in only.split(",") if word]
     unknown = sorted(set(chosen) - set(WHAT))
     if unknown or not chosen:
-        raise InputError(f"--only {only}: {', '.join(unknown) or 'nothing'} is none of {', '.join(WHAT)}")
+        raise InputError(
+            f"--only {only}: {'unknown ' + ', '.join(unknown) if unknown else 'nothing chosen'}; choose from {', '.join(WHAT)}"
+        )
     if "kernels" in chosen and find_spec("torch") is None:
         raise InputError("fitting kernels needs PyTorch; pip install './lab[torch]' in a clone, or leave kernels out of --only")
     if measurements is not None and not measurements.is_dir():

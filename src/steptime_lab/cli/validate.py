@@ -20,22 +20,22 @@ def validate(
             help="kernels, lookups, collectives, waiting, overlap, device-time, memory, steps, sharding or committed.",
         ),
     ] = "kernels",
-    device: Annotated[str, typer.Option("--device", help="Whose kernel models.")] = "h200",
-    fabric: Annotated[str, typer.Option("--fabric", help="Whose collectives.")] = "loopback",
+    device: Annotated[str, typer.Option("--device", help="Device whose models to validate.")] = "h200",
+    fabric: Annotated[str, typer.Option("--fabric", help="Fabric to validate.")] = "loopback",
     models: Annotated[
-        Path | None, typer.Option("--models", metavar="DIR", help="What `steptime fit` wrote; the shipped ones if none.")
+        Path | None, typer.Option("--models", metavar="DIR", help="Output of `steptime fit`; by default the shipped models.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Parts of parts as well: precisions of every family, ranks by regime.")
+        bool, typer.Option("--full", help="Finer groups as well: precisions of every family, ranks by regime.")
     ] = False,
     source: Annotated[
         str | None, typer.Option("--from", metavar="SOURCE", help="steps: from their trace (default), config or recorded host.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="steps: whose error it is, part by part.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="steps: which component causes the error.")] = False,
     bars: Annotated[
         str | None,
         typer.Option(
-            "--bars", metavar="FILE", help="steps: fail where errors pass these bars; `shipped` for the shipped ones."
+            "--bars", metavar="FILE", help="steps: fail if errors exceed these bounds; `shipped` for the shipped ones."
         ),
     ] = None,
     json: Json = False,

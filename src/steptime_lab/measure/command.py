@@ -43,4 +43,4 @@ def main(arguments: Sequence[str]) -> int:
         print("  merge        the measurements of several folders in one")
         return 0
     known = ", ".join(name for name in JOBS if name != CALIBRATE.name)
-    raise InputError(f"measure what? {repr(name) if name else 'nothing'} is none of {known}")
+    raise InputError(f"unknown job {name!r}; choose one of {known}" if name else f"no job given; choose one of {known}")

@@ -75,8 +75,8 @@ def merge(arguments: Sequence[str]) -> int:
     """Puts the measurements of several folders into one, a file per set; rows that are already there are not repeated."""
     parser = LineParser(prog="steptime measure merge", description="The measurements of several folders in one.")
     parser.add_argument("folders", type=Path, nargs="+", help="folders that `steptime measure` wrote")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where the merged files go")
-    parser.add_argument("--only", default="", help="names of sets, with commas between")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="output folder")
+    parser.add_argument("--only", default="", help="names of sets, separated by commas")
     given = parser.parse_args(list(arguments))
     missing = [str(folder) for folder in given.folders if not folder.is_dir()]
     if missing:

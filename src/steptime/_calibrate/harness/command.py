@@ -37,7 +37,7 @@ def parser(job: Job) -> argparse.ArgumentParser:
     """The options of one job."""
     about = f"Measures {job.about}. Interrupted, it goes on where it was."
     made = LineParser(prog=job.words, allow_abbrev=False, description=about)
-    made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where rows are added, as Parquet")
+    made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to append rows to, as Parquet")
     made.add_argument("--minutes", type=float, default=job.minutes, help=f"stop after so many ({job.minutes:g})")
     usual = ",".join(map(str, job.ranks))
     made.add_argument("--ranks", default="", metavar="N,N", help=f"rank counts ({usual}, or as many as there are GPUs)")
@@ -47,10 +47,10 @@ def parser(job: Job) -> argparse.ArgumentParser:
         default="",
         help="names of families, kinds, collectives, workloads or cases; in steps also timed, traced, profiled, repeats",
     )
-    made.add_argument("--small", action="store_true", help="a handful of cases of each kind, to try it")
-    made.add_argument("--seed", type=int, default=0, help="of the cases drawn (0)")
+    made.add_argument("--small", action="store_true", help="a few cases of each kind, as a trial")
+    made.add_argument("--seed", type=int, default=0, help="random seed of the cases (0)")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it without a GPU")
-    made.add_argument("--json", action="store_true", help="say the result as JSON")
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
     if job.takes_plans:
         about = "JSON, task: name: table: rank; only these tasks, these plans beside those of the rules"
         made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=about)
@@ -78,7 +78,7 @@ def measure(job: Job, folder: Path, minutes: float, options: Options, command: S
     """Runs a job in this machine's conditions and says what it added."""
     check(options)
     if not minutes > 0:
-        raise InputError(f"--minutes {minutes:g}: there has to be some time")
+        raise InputError(f"--minutes {minutes:g}; expected more than 0")
     module = job.load()
     _check_only(job.name, options, module)
     begun = time.monotonic()
@@ -134,7 +134,7 @@ def _check_only(job: str, options: Options, module: ModuleType) -> None:
     unknown = [name for name in options.only if name not in known]
     if unknown:
         some = ", ".join(known[:_NAMES]) + (f" and {len(known) - _NAMES} more" if len(known) > _NAMES else "")
-        raise InputError(f"--only {unknown[0]}: {job} knows no such name; there are {some}")
+        raise InputError(f"--only {unknown[0]}: unknown name for {job}; choose from {some}")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ STREAM = "steptime_stream:"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One collective: in what group, the how-manieth of that group, whether a peer is named."""
+    """One collective: its group, its index within that group, and whether a peer is named."""
 
     number: int
     group: str

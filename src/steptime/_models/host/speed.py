@@ -24,7 +24,7 @@ class HostCost:
         return HostCost(self.cpu_ns * count, self.launch_ns * count)
 
 
-# By how much launches slow down where CPU work takes once more as long (seen in the measured rows: 4.5 us become 5.7).
+# How much a launch slows down when CPU work takes twice as long (seen in the measured rows: 4.5 us become 5.7).
 LAUNCH_PER_CPU = 0.27
 
 

@@ -1,4 +1,4 @@
-"""Times on a device that nobody ran: those of a device with fitted models, carried over by what is on paper of both.
+"""Times on a device that was not measured: those of a measured device, scaled by the data sheets of both.
 
 A launch takes what it would at the limits of its device (its *book* time), and longer by what no limit shows: SMs that wait
 for memory, chains of instructions, tails. Both go on at once in part, so squares add up; each is scaled by what it is due to:

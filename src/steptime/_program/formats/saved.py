@@ -122,7 +122,7 @@ def write(workload: Workload, path: Path) -> None:
     files = {path / f"rank{program.rank}.json.gz": program for program in workload.programs}
     stale = sorted(each.name for each in path.glob("rank*.json.gz") if each not in files)
     if stale:
-        raise InputError(f"{path}: holds {stale[0]}, which is no rank of this workload; choose an empty folder")
+        raise InputError(f"{path}: holds {stale[0]}, which is not a rank of this workload; choose an empty folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

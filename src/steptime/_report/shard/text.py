@@ -101,7 +101,7 @@ def gain_words(why: Explained) -> str:
     # 2.6 of 4.0 % on average (docs/sharding.md): the best of many plans is also the one that errors flatter most.
     sure = "larger than its uncertainty (of the gains predicted for 80 measured tasks, two thirds came true)"
     sure = sure if gain.sure else "within its uncertainty: either plan may be the faster one"
-    return f"{gain.share:.1%} over the best usual rule ({gain.rule}); nine of ten draws {low:.1%} to {high:.1%}: {sure}"
+    return f"{gain.share:.1%} over the best usual rule ({gain.rule}); 90 % interval {low:.1%} to {high:.1%}: {sure}"
 
 
 def _header(console: Console, task: Task, platform: str) -> None:

@@ -90,7 +90,7 @@ def _doubted(found: Searched, platform: Platform, doubt: Doubt, calibration: Cal
     lost = max(step / best - 1, 0.0)
     return (
         f"{doubt.said}; were they {doubt.otherwise}, this plan's step would be {step / 1e6:.3f} ms instead of "
-        f"{found.best.step_ns / 1e6:.3f}, {lost:.1%} longer than the best plan's: statistics are worth so much here"
+        f"{found.best.step_ns / 1e6:.3f}, {lost:.1%} longer than the best plan's: measured statistics could save that much"
     )
 
 

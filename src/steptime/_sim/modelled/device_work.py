@@ -29,7 +29,7 @@ from steptime._sim.modelled.lookup_work import LookupWork, lookup_answers, looku
 from steptime._units import dtype_bytes
 from steptime.errors import UnsupportedError
 
-# Matrix products of these are cuBLAS's persistent kernels on Hopper, of which `overlap` knows that they bear company badly.
+# Matrix products of these are cuBLAS's persistent kernels on Hopper, which the overlap model slows most.
 _PERSISTENT_PRECISIONS = ("bfloat16", "float16")
 _MATRIX_PRODUCT, _PERSISTENT = "gemm", "nvjet gemm"
 

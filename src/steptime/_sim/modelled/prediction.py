@@ -73,8 +73,8 @@ def _caveats(step: ModelledStep) -> list[str]:
     limits = step.platform.device.limits
     if limits.analytic:
         found.append(
-            f"nobody here ran {limits.name}: kernels are scaled from {limits.models} by data sheets, its host is taken as "
-            f"{step.platform.parts.host}, whatever box it is in"
+            f"{limits.name} has not been measured: its kernels are scaled from {limits.models} by data sheets, and its host is "
+            f"assumed to be {step.platform.parts.host}"
         )
     outside = step.coverage["out_of_range"]
     if outside > _MUCH_OUT_OF_RANGE:

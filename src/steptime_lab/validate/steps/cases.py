@@ -84,7 +84,7 @@ class StepCase:
 
     @property
     def regime(self) -> str:
-        """What has most of the say in how long the step takes."""
+        """What mostly determines the step time."""
         if self.device.compute_ns >= _BUSY * self.measured_ns:
             return GPU_BOUND
         if self.exposed_ns > _EXPOSED * self.measured_ns:
@@ -93,7 +93,7 @@ class StepCase:
 
     @property
     def telling(self) -> bool:
-        """Whether the step is its host's time, so that it tells how much longer a profiled host takes."""
+        """Whether the step is bound by its host, and so shows how much a profiler slows the host down."""
         idle = self.device.compute_ns < _TELLING_BUSY * self.measured_ns
         return idle and (self.ranks == 1 or (self.ranks == _TELLING_RANKS and self.regime == HOST_BOUND))
 

@@ -33,7 +33,7 @@ def from_trace(case: StepCase) -> Workload:
 
 
 def from_config(case: StepCase) -> Workload:
-    """A DLRM that nobody ran: its config and its plan."""
+    """A DLRM that was never run: its config and its plan."""
     if case.workload != DLRM:
         raise InputError(f"{case.name}: no config builds a {case.workload}; its step is captured where torch is installed")
     return dlrm_workload(_model(case), case.ranks, json.loads(case.plan))

@@ -61,7 +61,7 @@ def validate_steps(
 ) -> StepValidation:
     """The shipped steps, or those of some names, by two processes unless an executor is given; `said` hears how far it is.
 
-    `captured`, by workload, captures a step that no config builds; from configs, others are left out, which is said.
+    `captured`, by workload, captures a step that no config builds; from configs, others are left out with a warning.
     """
     if source not in SOURCES:
         raise InputError(f"steps from {source!r}? there are {', '.join(SOURCES)}")

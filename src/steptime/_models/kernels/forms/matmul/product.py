@@ -148,7 +148,7 @@ def of_questions(questions: Sequence[Question]) -> Products:
     tf32, warm = (np.array([getattr(q, name) for q in questions], dtype=bool) for name in ("tf32", "warm"))
     for question in questions:
         if question.others not in OTHERS or question.share < 1:
-            raise InputError(f"{question.call.op} on 1/{question.share} of a GPU beside {question.others!r}: no such company")
+            raise InputError(f"{question.call.op} on 1/{question.share} of a GPU beside {question.others!r}: not modelled")
     return Products(
         *(m, n, k, batch, layout, leading_a, leading_b),
         precision=np.where(tf32 & (precision == 0), 1, precision),
