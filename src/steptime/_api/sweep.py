@@ -91,11 +91,11 @@ class _Job:
                 workload = self.workload.varied(batch=point.batch, ranks=point.ranks)
             machine = self._machine(point.platform, workload.world_size)
             speed = calibration_for(self.calibration, machine)
-            found = predict_on(workload, machine, calibration=speed, strict=self.strict)
+            result = predict_on(workload, machine, calibration=speed, strict=self.strict)
         except InputError as error:
             return str(error)
         # A workload that can be built again says how; a copy of that in every answer would only be sent between processes.
-        return SweepVariant(point.settings, Prediction.of(replace(found, workload=replace(workload, rebuild=None))))
+        return SweepVariant(point.settings, Prediction.of(replace(result, workload=replace(workload, rebuild=None))))
 
     def _machine(self, platform: str | Path | Platform, ranks: int) -> Platform:
         if isinstance(platform, Platform):
@@ -110,12 +110,12 @@ def _results(job: _Job, points: Sequence[_Point], executor: Executor | None) -> 
         return list(zip(points, executor.map(job, points), strict=True))
     done: list[tuple[_Point, SweepVariant | str]] = []
     began = time.process_time()
-    for place, point in enumerate(points):
-        left = len(points) - place
-        each_s = (time.process_time() - began) / max(place, 1)  # whatever else runs on the machine
-        if place and left > 1 and left * each_s > _WORTH_PROCESSES_S and _workers() > 1 and _sendable(job):
+    for index, point in enumerate(points):
+        left = len(points) - index
+        each_s = (time.process_time() - began) / max(index, 1)  # whatever else runs on the machine
+        if index and left > 1 and left * each_s > _WORTH_PROCESSES_S and _workers() > 1 and _sendable(job):
             with ProcessPoolExecutor(min(_workers(), left)) as pool:
-                return done + list(zip(points[place:], pool.map(job, points[place:]), strict=True))
+                return done + list(zip(points[index:], pool.map(job, points[index:]), strict=True))
         done.append((point, job(point)))
     return done
 
@@ -138,5 +138,5 @@ def _collected(results: Sequence[tuple[_Point, SweepVariant | str]]) -> Predicti
     left_out = [(point, result) for point, result in results if isinstance(result, str)]
     if not variants:
         raise InputError(left_out[0][1])
-    said = tuple(f"left out: {', '.join(f'{k} {v}' for k, v in point.settings.items())}: {why}" for point, why in left_out)
-    return Predictions(variants, said)
+    text = tuple(f"left out: {', '.join(f'{k} {v}' for k, v in point.settings.items())}: {why}" for point, why in left_out)
+    return Predictions(variants, text)

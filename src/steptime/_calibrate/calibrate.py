@@ -90,7 +90,7 @@ def factors(costs: MachineCosts, usual: Mapping[str, Burst]) -> dict[str, float]
     logs: dict[str, list[float]] = defaultdict(list)
     for (kind, _), factor in host_factors(costs.host, usual).items():
         logs[kind].append(math.log(factor))
-    means = {kind: float(np.mean(some)) for kind, some in sorted(logs.items())}
+    means = {kind: float(np.mean(item)) for kind, item in sorted(logs.items())}
     if not means:
         return None
     return {

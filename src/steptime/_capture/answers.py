@@ -74,7 +74,7 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return inner[id(tensor)][1]
 
     args = tuple(map(_wrapped, args, func._schema.arguments))
-    found = func(*_mapped(args, down), **{name: _mapped(value, down) for name, value in kwargs.items()})
+    result = func(*_mapped(args, down), **{name: _mapped(value, down) for name, value in kwargs.items()})
     given = {id(meta): tensor for tensor, meta in inner.values()}
     for tensor, meta in inner.values():
         _follow(tensor, meta)
@@ -85,9 +85,9 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return known
         return on_device(tensor) if tensor.device.type == "meta" else tensor
 
-    made = _mapped(found, up)
+    built = _mapped(result, up)
     places = _ON_CPU.get(func._schema.name)
-    return made if places is None else tuple(_host(each) if place in places else each for place, each in enumerate(made))
+    return built if places is None else tuple(_host(each) if index in places else each for index, each in enumerate(built))
 
 
 def _wrapped(value: Any, argument: Any) -> Any:

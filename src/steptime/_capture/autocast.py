@@ -92,11 +92,11 @@ def _float32(casts: _Casts, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _dtype_set(_: _Casts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lets the op itself compute in float32, where its caller says nothing else."""
-    place = next(place for place, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
-    given = args[place] if place < len(args) else kwargs.get("dtype")
+    index = next(index for index, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
+    given = args[index] if index < len(args) else kwargs.get("dtype")
     if given is not None or not _eligible(args[0]):
         return args, kwargs
-    return args[:place], {**kwargs, "dtype": torch.float32}
+    return args[:index], {**kwargs, "dtype": torch.float32}
 
 
 def _promoted(casts: _Casts, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

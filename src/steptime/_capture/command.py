@@ -13,8 +13,8 @@ from steptime._program.workload import Description, Workload
 
 def captured(function: str | Callable[..., Any], *, batch: int | None = None, ranks: int = 1) -> Workload:
     """The workload of a function, or of `package.module:function`; see `steptime._capture.script` for what it may take."""
-    made = _captured(function, batch, ranks)
-    return replace(made, description=Description(batch=batch), rebuild=CaptureAgain(function, batch, ranks))
+    result = _captured(function, batch, ranks)
+    return replace(result, description=Description(batch=batch), rebuild=CaptureAgain(function, batch, ranks))
 
 
 @dataclass(frozen=True)

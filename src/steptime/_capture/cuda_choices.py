@@ -21,12 +21,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """One kernel that draws, scales and keeps the mask (native/Dropout.cpp, is_fused_kernel_acceptable)."""
-    made: torch.Tensor
+    result: torch.Tensor
     if train and 0 < p < 1 and x.numel():
-        made, _ = aten.native_dropout(x, p, train)
+        result, _ = aten.native_dropout(x, p, train)
     else:
-        made = _as_elsewhere(aten.dropout.default, x, p, train)
-    return made
+        result = _as_elsewhere(aten.dropout.default, x, p, train)
+    return result
 
 
 def _as_elsewhere(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,25 +73,25 @@ def scaled_dot_product_attention(
     backend = attention_backend(query, key, value, mask, is_causal)
     if backend == FLASH:
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    made: torch.Tensor
+    result: torch.Tensor
     if backend == MATH:
         options = {"scale": scale, "enable_gqa": enable_gqa}
         op = aten.scaled_dot_product_attention.default
-        made = _as_elsewhere(op, query, key, value, mask, dropout_p, is_causal, **options)
-        return made
+        result = _as_elsewhere(op, query, key, value, mask, dropout_p, is_causal, **options)
+        return result
     bias = None if mask is None else _bias(mask, query, _LEAST_OF_CUDNN if backend == CUDNN else -float("inf"))
     keeps = any(each.requires_grad for each in (query, key, value)) and torch.is_grad_enabled()
     if backend == CUDNN:
-        made, *_ = aten._scaled_dot_product_cudnn_attention(
+        result, *_ = aten._scaled_dot_product_cudnn_attention(
             query, key, value, bias, keeps, dropout_p, is_causal, False, scale=scale
         )
     else:
         if bias is not None:
             bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        made, *_ = aten._scaled_dot_product_efficient_attention(
+        result, *_ = aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
         )
-    return made
+    return result
 
 
 # The least number of half precision: cuDNN's attention gets it in place of minus infinity (convert_boolean_attn_mask_cudnn).
@@ -103,8 +103,8 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, least: float) -> torch.Tensor
     if mask.dtype != torch.bool:
         return mask
     low = aten.scalar_tensor(least, dtype=query.dtype, device=query.device)
-    made: torch.Tensor = torch.where(mask, 0.0, low)
-    return made
+    result: torch.Tensor = torch.where(mask, 0.0, low)
+    return result
 
 
 def _flash(
@@ -116,8 +116,8 @@ def _flash(
     if missing:
         query, key, value = (torch.nn.functional.pad(each, (0, missing)) for each in (query, key, value))
     scale = scale if scale is not None or not missing else dim**-0.5
-    made: torch.Tensor = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, causal, False, scale=scale)[0]
-    return made[..., :dim] if missing else made
+    result: torch.Tensor = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, causal, False, scale=scale)[0]
+    return result[..., :dim] if missing else result
 
 
 def batch_norm(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
@@ -156,16 +156,16 @@ def _format(x: torch.Tensor) -> torch.memory_format:
 
 def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A softmax of half precision gives single precision without a cast before (native/SoftMax.cpp)."""
-    made: torch.Tensor
-    made = aten._softmax(x, dim, True) if _widens(x, dtype) else _as_elsewhere(aten.softmax.int, x, dim, dtype)
-    return made
+    result: torch.Tensor
+    result = aten._softmax(x, dim, True) if _widens(x, dtype) else _as_elsewhere(aten.softmax.int, x, dim, dtype)
+    return result
 
 
 def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The same of its logarithm."""
-    made: torch.Tensor
-    made = aten._log_softmax(x, dim, True) if _widens(x, dtype) else _as_elsewhere(aten.log_softmax.int, x, dim, dtype)
-    return made
+    result: torch.Tensor
+    result = aten._log_softmax(x, dim, True) if _widens(x, dtype) else _as_elsewhere(aten.log_softmax.int, x, dim, dtype)
+    return result
 
 
 def _widens(x: torch.Tensor, dtype: torch.dtype | None) -> bool:

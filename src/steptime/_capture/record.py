@@ -108,16 +108,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.notes.append(note)
             rest = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
             note.inputs = [self._storage(tensor) for tensor in tensors_in((args, rest))]
-            found = answers.answer(func, args, kwargs)
-            refusals.refuse_result(func, found)
-            note.outputs = [self._storage(tensor) for tensor in tensors_in(found)]
-        return found
+            result = answers.answer(func, args, kwargs)
+            refusals.refuse_result(func, result)
+            note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
+        return result
 
     def unnamed_bytes(self) -> tuple[int, ...]:
         """Bytes of each storage of the device that is still there and that no noted op takes or makes."""
         named = {storage for note in self.notes for storage in (*note.inputs, *note.outputs)}
-        left = ((made, nbytes) for storage, (made, nbytes) in self._made.items() if storage not in named)
-        return tuple(nbytes for made, nbytes in left if nbytes and not made.expired())
+        left = ((item, nbytes) for storage, (item, nbytes) in self._made.items() if storage not in named)
+        return tuple(nbytes for item, nbytes in left if nbytes and not item.expired())
 
     def _kept(self, func: Any, found: Any) -> Any:
         """Remembers the storages that were made before the step that is noted."""

@@ -74,8 +74,8 @@ def _depends(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def line_of(error: BaseException) -> str:
     """`file:line` of the user's code that an error came from; empty where there is none."""
-    found = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    return _line(found[::-1])
+    results = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    return _line(results[::-1])
 
 
 def failure(error: BaseException, what: str) -> SteptimeError:
@@ -83,10 +83,10 @@ def failure(error: BaseException, what: str) -> SteptimeError:
     if isinstance(error, SteptimeError):
         return InputError(f"{what}: {error}")
     place = line_of(error)
-    said = " ".join(str(error).split())
-    if isinstance(error, NotImplementedError) and "meta" in said.lower():
-        said = f"{said[:_LONGEST]}; PyTorch knows no shape of its result without running it: see torch.library.register_fake"
-    return InputError(f"{what}: {type(error).__name__}{f' at {place}' if place else ''}: {said[: 2 * _LONGEST]}")
+    text = " ".join(str(error).split())
+    if isinstance(error, NotImplementedError) and "meta" in text.lower():
+        text = f"{text[:_LONGEST]}; PyTorch knows no shape of its result without running it: see torch.library.register_fake"
+    return InputError(f"{what}: {type(error).__name__}{f' at {place}' if place else ''}: {text[: 2 * _LONGEST]}")
 
 
 _LONGEST = 200  # characters of a message that is quoted
@@ -99,11 +99,11 @@ def _said(name: str) -> str:
 
 def _frames(frame: FrameType | None) -> list[tuple[str, int]]:
     """From the innermost call outwards."""
-    found = []
+    results = []
     while frame is not None:
-        found.append((frame.f_code.co_filename, frame.f_lineno))
+        results.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    return found
+    return results
 
 
 def _line(frames: list[tuple[str, int]]) -> str:

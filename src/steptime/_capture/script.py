@@ -27,14 +27,14 @@ def function_of(target: str) -> Callable[..., Any]:
     if not colon or not place or not name.isidentifier():
         raise InputError(f"{target}: names no function; expected package.module:function or file.py:function")
     module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
-    found = getattr(module, name, None)
-    if found is None:
+    result = getattr(module, name, None)
+    if result is None:
         others = ", ".join(sorted(key for key, value in vars(module).items() if inspect.isfunction(value))[:5])
         raise InputError(f"{target}: {place} has no {name}; there are {others or 'no functions in it'}")
-    if not callable(found):
-        raise InputError(f"{target}: is a {type(found).__name__}, not a function; name one that makes or is a training step")
-    made: Callable[..., Any] = found
-    return made
+    if not callable(result):
+        raise InputError(f"{target}: is a {type(result).__name__}, not a function; name one that makes or is a training step")
+    built: Callable[..., Any] = result
+    return built
 
 
 def bound(function: Callable[..., Any], target: str, *, batch: int | None, rank: int, ranks: int) -> Callable[[], Any]:
@@ -66,9 +66,9 @@ def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        said = f"no module named {error.name}"
+        text = f"no module named {error.name}"
         where = "; run where it can be imported, or name its file (file.py:function)" if error.name == name else ""
-        raise InputError(f"{name}: cannot be imported ({said}){where}") from error
+        raise InputError(f"{name}: cannot be imported ({text}){where}") from error
     except (Exception, SystemExit) as error:
         raise InputError(f"{name}: fails while it is imported ({_said(error)})") from error
     finally:

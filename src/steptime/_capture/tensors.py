@@ -24,14 +24,14 @@ def is_pretended(tensor: torch.Tensor) -> bool:
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor as one of the device; both share their storage."""
-    made: torch.Tensor = torch.Tensor._make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=CUDA)
-    return made
+    result: torch.Tensor = torch.Tensor._make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=CUDA)
+    return result
 
 
 def as_meta(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the device as the meta tensor it is made of; both share their storage."""
-    made: torch.Tensor = torch.Tensor._make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=META)
-    return made
+    result: torch.Tensor = torch.Tensor._make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=META)
+    return result
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

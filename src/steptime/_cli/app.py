@@ -90,10 +90,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except Exception as error:
-        said = getattr(error, "format_message", None)  # how the parser's own errors say what was wrong with the arguments
-        if said is None:
+        text = getattr(error, "format_message", None)  # how the parser's own errors say what was wrong with the arguments
+        if text is None:
             raise
-        return _fail(f"{said()} (see steptime --help)")
+        return _fail(f"{text()} (see steptime --help)")
     return code if isinstance(code, int) else 0
 
 

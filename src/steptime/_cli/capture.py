@@ -43,12 +43,12 @@ def capture(
         raise InputError(f"{output}: a workload is saved as one file; give a name that ends in .json or .json.gz")
     workload = captured(function, batch=batch, ranks=ranks)
     saved.write(workload, output)
-    found = _found(workload, output)
+    result = _found(workload, output)
     if json:
-        print(dumps(found), end="")
+        print(dumps(result), end="")
         return
-    print(f"{function}: {ranks} rank{'s' * (ranks > 1)}, {found['ops']} ops, {found['collectives']} collectives")
-    print(f"peak memory of a rank: {found['peak_bytes'] / 1e9:.2f} GB")
+    print(f"{function}: {ranks} rank{'s' * (ranks > 1)}, {result['ops']} ops, {result['collectives']} collectives")
+    print(f"peak memory of a rank: {result['peak_bytes'] / 1e9:.2f} GB")
     for warning in workload.warnings:
         print(f"note: {warning}")
     print(f"saved in {output}; predict it with steptime predict {output} --platform NAME")

@@ -74,7 +74,7 @@ def fabric(
     if files:
         if given:
             raise InputError(f"{given[0]}: is for a fabric from a data sheet; leave it out, or leave the files out")
-        made = _measured(name, files, of, links, gpus_per_node)
+        result = _measured(name, files, of, links, gpus_per_node)
     else:
         if not given:
             raise InputError("nothing to make a fabric from: give files of nccl-tests, or --bandwidth, --latency and --ranks")
@@ -83,16 +83,16 @@ def fabric(
             raise InputError(f"{missing} is missing: a data sheet needs --bandwidth (GB/s), --latency (us) and --ranks")
         if of is not None:
             raise InputError("--of: is for a folder of measured collectives")
-        made = from_data_sheet(
+        result = from_data_sheet(
             name, DataSheet(ranks, bandwidth, latency, gpus_per_node, network_bandwidth, network_latency), links=links
         )
     refuse_overwriting({"--name": out / f"{name}.toml", "-o": out / f"{name}.json"}, files or ())
-    file = made.write(out)
+    file = result.write(out)
     if json:
-        print(dumps(own_fabric_document(made, file)), end="")
+        print(dumps(own_fabric_document(result, file)), end="")
         return
     with stdout() as console:
-        print_own_fabric(console, made, file)
+        print_own_fabric(console, result, file)
         console.print()
 
 

@@ -13,10 +13,10 @@ def inspect(traces: Traces, json: Json = False) -> None:
     from steptime._report.json import dumps, inspection_document
 
     workload = read(traces)
-    found = inspect_workload(workload)
+    result = inspect_workload(workload)
     if json:
-        print(dumps(inspection_document(found)), end="")
+        print(dumps(inspection_document(result)), end="")
         return
     with stdout() as console:
-        print_inspection(console, workload, found)
+        print_inspection(console, workload, result)
         print_end(console, None)

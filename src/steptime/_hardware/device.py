@@ -187,8 +187,10 @@ def _rates(file: Path, table: Mapping[str, Any], key: str, names: Sequence[str])
 
 
 def _contention(file: Path, content: Mapping[str, Any]) -> LookupContention | None:
-    found = content.get("contention")
-    return None if found is None else LookupContention(*(quantity(file, found, key, FRACTION) for key in ("backward", "rows")))
+    result = content.get("contention")
+    return (
+        None if result is None else LookupContention(*(quantity(file, result, key, FRACTION) for key in ("backward", "rows")))
+    )
 
 
 def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:

@@ -112,8 +112,8 @@ def fabric_toml(limits: FabricLimits) -> str:
     lines.append("analytic = true" if limits.models is None else f"models = {_text(limits.models.name)}")
     if limits.buffered_bytes is not None:
         lines.append(_quantity_line(_BUFFERED, limits.buffered_bytes))
-    for one in limits.published:
-        lines += ["", "[[published]]", *(f"{name} = {_text(getattr(one, name))}" for name in ("source", "license", "date"))]
+    for item in limits.published:
+        lines += ["", "[[published]]", *(f"{name} = {_text(getattr(item, name))}" for name in ("source", "license", "date"))]
     for tier in limits.tiers:
         lines += ["", "[[tiers]]", f"name = {_text(tier.name)}", f"kind = {_text(tier.kind)}", f"ranks = {tier.ranks}"]
         for name in ("bandwidth_bytes_per_s", "latency_ns"):
@@ -132,27 +132,29 @@ def _text(value: str) -> str:
 
 def _models(file: Path, content: Mapping[str, Any]) -> Path | None:
     """Beside the file that names them; a fabric without any says so."""
-    found, analytic = content.get("models"), content.get("analytic", False)
-    if isinstance(found, str) and found and not analytic:
-        return file.parent / found
-    if found is None and analytic is True:
+    result, analytic = content.get("models"), content.get("analytic", False)
+    if isinstance(result, str) and result and not analytic:
+        return file.parent / result
+    if result is None and analytic is True:
         return None
     raise InputError(f"{file}: expected models = 'FILE.json' (fitted), or analytic = true where only a data sheet is known")
 
 
 def _published(file: Path, content: Mapping[str, Any]) -> tuple[Published, ...]:
-    found = content.get("published", [])
+    result = content.get("published", [])
     names = ("source", "license", "date")
-    if not isinstance(found, list) or not all(isinstance(one, dict) and all(one.get(name) for name in names) for one in found):
+    if not isinstance(result, list) or not all(
+        isinstance(item, dict) and all(item.get(name) for name in names) for item in result
+    ):
         raise InputError(f"{file}: each [[published]] needs {', '.join(names)}")
-    return tuple(Published(*(str(one[name]) for name in names)) for one in found)
+    return tuple(Published(*(str(item[name]) for name in names)) for item in result)
 
 
 def _tiers(file: Path, content: Mapping[str, Any]) -> tuple[LinkTier, ...]:
-    found = content.get("tiers")
-    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+    result = content.get("tiers")
+    if not isinstance(result, list) or not result or not all(isinstance(item, dict) for item in result):
         raise InputError(f"{file}: expected one [[tiers]] or more, from the inside out")
-    return tuple(_tier(file, one) for one in found)
+    return tuple(_tier(file, item) for item in result)
 
 
 def _tier(file: Path, content: Mapping[str, Any]) -> LinkTier:

@@ -41,11 +41,11 @@ def first_ranks(limits: FabricLimits, ranks: int, per_node: int | None = None) -
     chosen = limits.gpus_per_node if per_node is None else per_node
     if not 1 <= chosen <= limits.gpus_per_node:
         raise InputError(f"fabric {limits.name} has {limits.gpus_per_node} GPUs per node; {chosen} per node were asked for")
-    found = tuple(node * limits.gpus_per_node + local for node in range(limits.nodes) for local in range(chosen))[:ranks]
-    if len(found) < ranks:
+    result = tuple(node * limits.gpus_per_node + local for node in range(limits.nodes) for local in range(chosen))[:ranks]
+    if len(result) < ranks:
         where = f"{limits.nodes} node{'s' * (limits.nodes > 1)} of {chosen}"
         raise InputError(f"fabric {limits.name} has {limits.ranks} ranks ({where}); a group of {ranks} was asked for")
-    return found
+    return result
 
 
 def place(limits: FabricLimits, group: Sequence[int]) -> Placement:
@@ -56,15 +56,15 @@ def place(limits: FabricLimits, group: Sequence[int]) -> Placement:
 def place_together(limits: FabricLimits, groups: Sequence[Sequence[int]]) -> list[Placement]:
     """Groups that run at the same time: where they share links, each has its part of them."""
     alone = [_alone(limits, group) for group in groups]
-    links = [_links(limits, group, one) for group, one in zip(groups, alone, strict=True)]
+    links = [_links(limits, group, item) for group, item in zip(groups, alone, strict=True)]
     users = Counter(link for used in links for link in used)
     crowd = _crowd(limits, links)
-    found = []
-    for one, used in zip(alone, links, strict=True):
+    results = []
+    for item, used in zip(alone, links, strict=True):
         inside = max((users[link] for link in used if link[0] != NETWORK), default=1)
         across = max((users[link] for link in used if link[0] == NETWORK), default=1) * crowd
-        found.append(replace(one, sharing=across if one.spans_nodes else inside, sharing_inside=inside))
-    return found
+        results.append(replace(item, sharing=across if item.spans_nodes else inside, sharing_inside=inside))
+    return results
 
 
 def _alone(limits: FabricLimits, group: Sequence[int]) -> Placement:
@@ -101,16 +101,16 @@ def _joining(limits: FabricLimits, group: Sequence[int]) -> LinkTier:
 
 def _links(limits: FabricLimits, group: Sequence[int], placed: Placement) -> set[tuple[str, int, int]]:
     """What a group keeps busy: cards, buses, and the links of each of its ranks."""
-    found: set[tuple[str, int, int]] = set()
+    results: set[tuple[str, int, int]] = set()
     if len(group) == 1:
-        return found
+        return results
     if placed.spans_nodes:
-        found |= {(NETWORK, *limits.card_of(rank)) for rank in group}
+        results |= {(NETWORK, *limits.card_of(rank)) for rank in group}
     if placed.inside is not None:
         for rank in group:
             own = rank // placed.inside.ranks if placed.inside.kind in _SHARED_BUSES else rank
-            found.add((placed.inside.name, own, 0))
-    return found
+            results.add((placed.inside.name, own, 0))
+    return results
 
 
 def _crowd(limits: FabricLimits, links: Sequence[set[tuple[str, int, int]]]) -> float:

@@ -76,9 +76,9 @@ class TableColumns:
         """From statistics of tables."""
         bins = np.zeros((2, len(tables), REUSE_BINS))
         locality = np.ones((len(tables), len(WINDOWS)))
-        for place, table in enumerate(tables):
-            bins[:, place] = _binned(table.spectrum)
-            locality[place] = _locality(table.spectrum, table.footprint)
+        for index, table in enumerate(tables):
+            bins[:, index] = _binned(table.spectrum)
+            locality[index] = _locality(table.spectrum, table.footprint)
         return cls(
             rows=np.array([float(table.rows) for table in tables]),
             dim=np.array([float(table.dim) for table in tables]),
@@ -103,5 +103,5 @@ def _locality(spectrum: Spectrum, footprint: Footprint) -> Floats:
     if not spectrum.rows:
         return np.ones(len(WINDOWS))
     inside = np.minimum(WINDOWS, footprint.lookups)
-    found: Floats = np.clip(footprint.distinct(inside) / np.maximum(spectrum.in_random_order(inside), 1e-9), 0.0, 1.0)
-    return found
+    result: Floats = np.clip(footprint.distinct(inside) / np.maximum(spectrum.in_random_order(inside), 1e-9), 0.0, 1.0)
+    return result

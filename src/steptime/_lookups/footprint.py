@@ -51,8 +51,8 @@ class Footprint:
         asked = np.asarray(windows, dtype=np.float64)
         if not self.windows:
             return np.zeros_like(asked)
-        found = np.exp(np.interp(np.log(np.maximum(asked, 1.0)), np.log(self.windows), np.log(self.rows)))
-        return found * np.minimum(asked, 1.0)
+        result = np.exp(np.interp(np.log(np.maximum(asked, 1.0)), np.log(self.windows), np.log(self.rows)))
+        return result * np.minimum(asked, 1.0)
 
     def misses(self, cache_rows: npt.ArrayLike, *, warm: bool = False) -> Floats:
         """Lookups of the batch that do not find their row in a cache of so many rows (least recently used leaves first).
@@ -73,8 +73,8 @@ class Footprint:
         if not warm:
             missed = np.maximum(inside + (self.lookups - window) * gained, self.unique)
         enough = capacity >= self.unique
-        found = np.where(enough, 0.0 if warm else self.unique, np.minimum(missed, self.lookups))
-        return np.where(capacity < 1.0, self.lookups, found)
+        result = np.where(enough, 0.0 if warm else self.unique, np.minimum(missed, self.lookups))
+        return np.where(capacity < 1.0, self.lookups, result)
 
     def hit_rate(self, cache_rows: npt.ArrayLike, *, warm: bool = False) -> Floats:
         """Share of the batch's lookups that find their row in a cache of so many rows."""
@@ -137,8 +137,8 @@ def locality_of(indices: npt.NDArray[np.integer[Any]], windows: Floats) -> Float
     spectrum = of_tally(tallied([counts]))
     # The share of a window is one of the whole stream, of which the sample has only a part.
     random_order = spectrum.in_random_order(windows * (spectrum.total / lookups))
-    found: Floats = np.clip((len(starts) - absent) / np.maximum(random_order, 1e-9), 0.0, 1.0)
-    return found
+    result: Floats = np.clip((len(starts) - absent) / np.maximum(random_order, 1e-9), 0.0, 1.0)
+    return result
 
 
 def _sampled(indices: npt.NDArray[np.integer[Any]]) -> tuple[Integers, Integers]:

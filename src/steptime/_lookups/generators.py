@@ -121,9 +121,9 @@ class Generator:
         offsets, lookups = self._usual_offsets(batch, iteration, arrays)
         if not self.long_bag or not batch:
             return offsets, lookups
-        place = round(self.long_bag_at * (batch - 1))
-        longer = self.long_bag - int(offsets[place + 1] - offsets[place])
-        offsets += (arrays.arange(batch + 1) > place) * longer
+        index = round(self.long_bag_at * (batch - 1))
+        longer = self.long_bag - int(offsets[index + 1] - offsets[index])
+        offsets += (arrays.arange(batch + 1) > index) * longer
         return offsets, lookups + longer
 
     def _usual_offsets(self, batch: int, iteration: int, arrays: Arrays) -> tuple[Array, int]:
@@ -146,15 +146,15 @@ class Generator:
 
     def bag_lengths(self, batch: int) -> Iterator[npt.NDArray[np.int64]]:
         """The lengths of the bags of a batch, in parts: differences of `offsets`, which is large and not made."""
-        place = round(self.long_bag_at * (batch - 1)) if self.long_bag else -1
+        index = round(self.long_bag_at * (batch - 1)) if self.long_bag else -1
         for first in range(0, batch, _BLOCK):
             ends = np.arange(first, min(first + _BLOCK, batch) + 1)
             if self.lengths == "fixed":
                 lengths = np.diff((ends * self._fixed_point_mean) >> _LENGTH_BITS)
             else:
                 lengths = self._drawn_lengths(ends[1:], 0, NUMPY)
-            if first <= place < first + len(lengths):
-                lengths[place - first] = self.long_bag
+            if first <= index < first + len(lengths):
+                lengths[index - first] = self.long_bag
             yield lengths
 
     @property

@@ -69,8 +69,8 @@ def _tally_of_block(lengths: Integers) -> tuple[list[int], list[int]]:
         return [low], [len(lengths)]
     if high <= _BLOCK:
         bags = np.bincount(lengths)
-        found = np.flatnonzero(bags)
-        return found.tolist(), bags[found].tolist()
+        result = np.flatnonzero(bags)
+        return result.tolist(), bags[result].tolist()
     values, numbers = np.unique(lengths, return_counts=True)
     return values.tolist(), numbers.tolist()
 

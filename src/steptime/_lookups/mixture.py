@@ -54,8 +54,8 @@ class Mixture:
 
     def distinct(self, factors: Floats) -> Floats:
         """Distinct rows in so many times the lookups of the batch, [factors]."""
-        found: Floats = (1 - np.exp(-np.outer(factors, self.rates))) @ self.rows
-        return found
+        result: Floats = (1 - np.exp(-np.outer(factors, self.rates))) @ self.rows
+        return result
 
     def half(self) -> float:
         """Distinct rows in half the batch over those in all of it."""

@@ -60,8 +60,8 @@ def draws_in(generator: Generator, lookups: Floats) -> Floats:
     rate = share / window
     near = np.minimum(fresh, window)
     met = near - (1 - share) / rate * -np.expm1(-rate * near / (1 - share)) if share < 1 else np.zeros_like(lookups)
-    found: Floats = fresh + met + (window - near) * -np.expm1(-rate * lookups)
-    return found
+    result: Floats = fresh + met + (window - near) * -np.expm1(-rate * lookups)
+    return result
 
 
 def _mixture(generator: Generator, lookups: int) -> Mixture:
@@ -82,8 +82,8 @@ def _footprint(generator: Generator, mixture: Mixture, lookups: int) -> Footprin
 def _hottest(mixture: Mixture, spectrum: Spectrum) -> tuple[int, ...]:
     order = np.argsort(-mixture.rates, kind="stable")
     places = np.searchsorted(np.cumsum(mixture.rows[order]), HOTTEST)
-    expected = [mixture.rates[order[place]] * mixture.burst if place < len(order) else 0.0 for place in places.tolist()]
-    found = [
+    expected = [mixture.rates[order[index]] * mixture.burst if index < len(order) else 0.0 for index in places.tolist()]
+    results = [
         math.floor(count) if count > _SURE else estimate for count, estimate in zip(expected, spectrum.hottest(), strict=True)
     ]
-    return tuple(int(count) for count in np.minimum.accumulate(found))
+    return tuple(int(count) for count in np.minimum.accumulate(results))

@@ -38,24 +38,24 @@ class Binned:
 
     def matrix(self, groups: int) -> Floats:
         """The same with its zeros, [bins, groups]."""
-        found = np.zeros((len(EDGES), groups))
-        found[self.bins, self.groups] = self.shares
-        return found
+        result = np.zeros((len(EDGES), groups))
+        result[self.bins, self.groups] = self.shares
+        return result
 
     def rows(self, rows: Floats) -> Floats:
         """How many rows are in each bin, with so many in each group, [bins]."""
-        found: npt.NDArray[Any] = np.bincount(self.bins, weights=self.shares * rows[self.groups], minlength=len(EDGES))
-        return found
+        result: npt.NDArray[Any] = np.bincount(self.bins, weights=self.shares * rows[self.groups], minlength=len(EDGES))
+        return result
 
 
 def poisson_shares(means: Floats, counts: Integers) -> Floats:
     """P(N <= count) for each count and mean, [counts, means]; 0 for counts below 0."""
-    found = np.zeros((len(counts), len(means)))
+    result = np.zeros((len(counts), len(means)))
     few = (counts >= 0) & (counts <= _EXACT_UP_TO)
-    found[few] = _few_shares(means)[counts[few]]
+    result[few] = _few_shares(means)[counts[few]]
     many = counts > _EXACT_UP_TO
-    found[many] = _many_shares(means[None, :], counts[many, None].astype(np.float64))
-    return found
+    result[many] = _many_shares(means[None, :], counts[many, None].astype(np.float64))
+    return result
 
 
 def binned(means: Floats, least: Floats) -> Binned:

@@ -99,7 +99,7 @@ def _check(values: dict[str, Any], where: str) -> None:
         entries = values[name]
         if not isinstance(entries, list) or len(entries) != _LISTS.get(name, len(entries)):
             raise InputError(f"{where}: {name} is not a list of {_LISTS.get(name, 'numbers')}; expected what steptime saved.")
-        bad = next((place for place, entry in enumerate(entries) if not _is_number(entry)), None)
+        bad = next((index for index, entry in enumerate(entries) if not _is_number(entry)), None)
         if bad is not None:
             raise InputError(f"{where}: {name}[{bad}] is {entries[bad]!r}; expected a number of 0 or more.")
     if values["rows"] < 1 or values["batch"] < 1 or values["dim"] < 1 or values["unique"] > values["lookups"]:

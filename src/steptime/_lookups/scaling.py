@@ -63,17 +63,17 @@ def _footprint(footprint: Footprint, mixture: Mixture, lookups: int, rows: int) 
     windows = grid(lookups)
     factors = np.maximum(windows / footprint.lookups, 1.0)
     gained: Floats = mixture.distinct(factors) / mixture.distinct(np.ones(1))
-    found = np.minimum(footprint.distinct(windows) * np.maximum(gained, 1.0), np.minimum(windows, rows))
-    return of_rows(windows, found)
+    result = np.minimum(footprint.distinct(windows) * np.maximum(gained, 1.0), np.minimum(windows, rows))
+    return of_rows(windows, result)
 
 
 def _hottest(known: tuple[int, ...], spectrum: Spectrum, factor: float) -> tuple[int, ...]:
     """Rows hot enough keep their share; of the others the spectrum tells."""
-    found = (
+    results = (
         round(count * factor) if count * min(1.0, factor) > _SURE else estimate
         for count, estimate in zip(known, spectrum.hottest(), strict=True)
     )
-    ordered = list(found)
+    ordered = list(results)
     return tuple(int(count) for count in np.minimum.accumulate(ordered))
 
 

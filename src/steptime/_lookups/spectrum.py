@@ -60,15 +60,15 @@ class Spectrum:
         """Distinct rows in each bin of the reuse histogram, [17]."""
         # A mean count may have been rounded: it is on its bin's side of an end, however near.
         places = np.searchsorted(np.array(REUSE_EDGES) * (1 + 1e-9), self.counts)
-        found: npt.NDArray[Any] = np.bincount(places, weights=np.array(self.rows), minlength=REUSE_BINS)
-        return found
+        result: npt.NDArray[Any] = np.bincount(places, weights=np.array(self.rows), minlength=REUSE_BINS)
+        return result
 
     def hottest(self) -> tuple[int, ...]:
         """Counts of the rows in the places `HOTTEST`, as far as bins tell; 0 where there is none."""
         above = np.cumsum(self.rows[::-1])
         counts = self.counts[::-1]
         places = np.searchsorted(above, np.array(HOTTEST) - 0.5)
-        return tuple(round(counts[place]) if place < len(counts) else 0 for place in places.tolist())
+        return tuple(round(counts[index]) if index < len(counts) else 0 for index in places.tolist())
 
     def in_random_order(self, windows: Floats) -> Floats:
         """Distinct rows expected in a window of the batch, were its lookups in random order, [windows]."""
@@ -77,8 +77,8 @@ class Spectrum:
         shares = np.clip(windows / self.total, 0.0, 1.0)
         with np.errstate(divide="ignore"):
             missed = np.exp(np.outer(np.log1p(-shares), self.counts))  # [windows, bins]
-        found: Floats = (1 - missed) @ np.array(self.rows)
-        return found
+        result: Floats = (1 - missed) @ np.array(self.rows)
+        return result
 
 
 def with_totals(spectrum: Spectrum, unique: float, lookups: float) -> Spectrum:
@@ -102,9 +102,9 @@ def of_histogram(counts: Integers, rows: Integers) -> Spectrum:
         raise InputError(f"Histogram of lookups: counts {counts.shape} and rows {rows.shape}; expected vectors of one length.")
     bad = np.flatnonzero((counts < 0) | (rows < 0))
     if len(bad):
-        place = int(bad[0])
+        index = int(bad[0])
         raise InputError(
-            f"Histogram of lookups: {rows[place]} rows looked up {counts[place]} times at position {place}; expected 0 or more."
+            f"Histogram of lookups: {rows[index]} rows looked up {counts[index]} times at position {index}; expected 0 or more."
         )
     seen = counts > 0
     return of_tally((counts[seen], rows[seen]))
@@ -147,8 +147,8 @@ def tallied(parts: Iterable[Integers]) -> Tally:
         if len(several) and int(several.max()) > _TABULATED:
             large.append(several[several > _TABULATED])
             several = several[several <= _TABULATED]
-        found = np.bincount(several)
-        tally[: len(found)] += found
+        result = np.bincount(several)
+        tally[: len(result)] += result
     small = np.flatnonzero(tally)
     rest = np.sort(np.concatenate(large))
     return np.concatenate([small, rest]), np.concatenate([tally[small], np.ones(len(rest), dtype=np.int64)])
@@ -158,7 +158,7 @@ def hottest_of(tally: Tally) -> tuple[int, ...]:
     """Exact counts of the rows in the places `HOTTEST`; 0 where there are fewer rows."""
     counts, rows = tally[0][::-1], tally[1][::-1]
     places = np.searchsorted(np.cumsum(rows), HOTTEST)
-    return tuple(int(counts[place]) if place < len(counts) else 0 for place in places.tolist())
+    return tuple(int(counts[index]) if index < len(counts) else 0 for index in places.tolist())
 
 
 def of_tally(tally: Tally) -> Spectrum:
@@ -166,5 +166,5 @@ def of_tally(tally: Tally) -> Spectrum:
     counts, rows = tally
     places = np.searchsorted(EDGES, counts)
     numbers = rows.astype(np.float64)
-    found, lookups = (np.bincount(places, weights=what, minlength=len(EDGES)) for what in (numbers, numbers * counts))
-    return of_bins(found, lookups)
+    result, lookups = (np.bincount(places, weights=what, minlength=len(EDGES)) for what in (numbers, numbers * counts))
+    return of_bins(result, lookups)

@@ -28,17 +28,17 @@ class StepLookups:
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
             raise InputError(f"Step lookups: table {double} is there twice; expected every name once.")
-        for place, step in enumerate(self.steps):
-            found = _tables(step)
-            if found != expected:
+        for index, step in enumerate(self.steps):
+            result = _tables(step)
+            if result != expected:
                 odd = next(
-                    (pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]), (len(found), len(expected))
+                    (pair for pair in zip(result, expected, strict=False) if pair[0] != pair[1]), (len(result), len(expected))
                 )
-                raise InputError(f"Step lookups: iteration {place} has the table {odd[0]} where iteration 0 has {odd[1]}.")
+                raise InputError(f"Step lookups: iteration {index} has the table {odd[0]} where iteration 0 has {odd[1]}.")
             if len({table.batch for table in step}) > 1:
                 batches = sorted({table.batch for table in step})
                 raise InputError(
-                    f"Step lookups: iteration {place} has tables of batch {batches[0]} and {batches[-1]}; expected one."
+                    f"Step lookups: iteration {index} has tables of batch {batches[0]} and {batches[-1]}; expected one."
                 )
 
     @property
@@ -55,8 +55,8 @@ class StepLookups:
         """One table over all iterations."""
         if name not in self.tables:
             raise InputError(f"Step lookups: no table {name}; expected one of {list(self.tables)}.")
-        place = self.tables.index(name)
-        return tuple(step[place] for step in self.steps)
+        index = self.tables.index(name)
+        return tuple(step[index] for step in self.steps)
 
     def of_batch(self, batch: int) -> StepLookups:
         """The same iterations with another batch, as far as these tell."""

@@ -157,15 +157,15 @@ def tally_of_runs(ordered: npt.NDArray[Any]) -> Tally:
     counts, rows = tallied(lengths for _, lengths in runs_of(np.concatenate(rest)))
     beyond[-1] = beyond[-2] - rows.sum()
     few = beyond[:-2] - 2 * beyond[1:-1] + beyond[2:]
-    found = np.flatnonzero(few)
-    return np.concatenate([found + 1, counts + _SHORT]), np.concatenate([few[found], rows])
+    result = np.flatnonzero(few)
+    return np.concatenate([result + 1, counts + _SHORT]), np.concatenate([few[result], rows])
 
 
 def _repeats(ordered: npt.NDArray[Any], first: int, distance: int) -> npt.NDArray[np.bool_]:
     """Of a block, which entries equal the one so far behind them."""
     end = max(first, min(first + _BLOCK, len(ordered) - distance))
-    found: npt.NDArray[np.bool_] = ordered[first:end] == ordered[first + distance : end + distance]
-    return found
+    result: npt.NDArray[np.bool_] = ordered[first:end] == ordered[first + distance : end + distance]
+    return result
 
 
 def runs_of(ordered: npt.NDArray[Any]) -> Iterator[tuple[Integers, Integers]]:

@@ -62,10 +62,10 @@ class WorkloadLookups:
             raise InputError("Lookups of a workload: no rank; expected at least one.")
         first, *others = sorted(self.ranks)
         for rank in others:
-            found, expected = (self.ranks[one].steps.iterations for one in (rank, first))
-            if found != expected:
+            result, expected = (self.ranks[item].steps.iterations for item in (rank, first))
+            if result != expected:
                 raise InputError(
-                    f"Lookups of a workload: rank {rank} has {found} iterations where rank {first} has {expected}; "
+                    f"Lookups of a workload: rank {rank} has {result} iterations where rank {first} has {expected}; "
                     "expected the same iterations of every rank."
                 )
 
@@ -91,13 +91,13 @@ class WorkloadLookups:
             raise InputError(
                 f"{where}: ranks is {type(values['ranks']).__name__}; expected a list of objects, one for every rank."
             )
-        found: dict[int, RankLookups] = {}
-        for place, entry in enumerate(values["ranks"]):
-            rank, lookups = _rank(entry, f"{where}, ranks[{place}]", where)
-            if rank in found:
-                raise InputError(f"{where}, ranks[{place}]: rank {rank} is there twice; expected every rank once.")
-            found[rank] = lookups
-        return _placed(where, lambda: cls(found))
+        result: dict[int, RankLookups] = {}
+        for index, entry in enumerate(values["ranks"]):
+            rank, lookups = _rank(entry, f"{where}, ranks[{index}]", where)
+            if rank in result:
+                raise InputError(f"{where}, ranks[{index}]: rank {rank} is there twice; expected every rank once.")
+            result[rank] = lookups
+        return _placed(where, lambda: cls(result))
 
     def save(self, path: Path) -> None:
         """Writes JSON; compressed where the name ends in .gz."""
@@ -156,5 +156,5 @@ def _placed(where: str, made: Callable[[], _Made]) -> _Made:
     try:
         return made()
     except InputError as error:
-        said = str(error)
-        raise InputError(said if said.startswith(where) else f"{where}: {said}") from None
+        text = str(error)
+        raise InputError(text if text.startswith(where) else f"{where}: {text}") from None

@@ -83,8 +83,8 @@ def kind_of(name: str) -> str | None:
 
 def _kind_in(stem: str) -> str | None:
     """The one collective that a file is named after, as in `8_gpus.all-reduce-perf`; None if there is none or several."""
-    found = {_KINDS[name] for name in _IN_NAME.findall(stem.lower().replace("-", "_"))}
-    return found.pop() if len(found) == 1 else None
+    results = {_KINDS[name] for name in _IN_NAME.findall(stem.lower().replace("-", "_"))}
+    return results.pop() if len(results) == 1 else None
 
 
 def read_nccl_tests(file: Path, kind: str | None = None) -> Points:
@@ -94,13 +94,13 @@ def read_nccl_tests(file: Path, kind: str | None = None) -> Points:
     except OSError as error:
         raise InputError(f"{file}: not readable ({error.strerror})") from error
     named = kind or _kind_in(file.stem)
-    found = _from_json(file, text, named) if text.lstrip().startswith("{") else _from_text(text.splitlines(), named)
-    if not found.points:
-        why = f"{found.skipped} damaged or unknown rows, no others" if found.skipped else "no row of a table, no JSON results"
-        if found.skipped and named is None and not _STARTING.search(text):
+    result = _from_json(file, text, named) if text.lstrip().startswith("{") else _from_text(text.splitlines(), named)
+    if not result.points:
+        why = f"{result.skipped} damaged or unknown rows, no others" if result.skipped else "no row of a table, no JSON results"
+        if result.skipped and named is None and not _STARTING.search(text):
             why += "; where the output does not say which collective it timed the file's name has to, as all_reduce_8.log does"
         raise InputError(f"{file}: nothing that nccl-tests printed is in it ({why})")
-    return found
+    return result
 
 
 def _from_text(lines: Iterable[str], kind: str | None) -> Points:
@@ -136,10 +136,10 @@ def _note(run: TestRun, line: str) -> None:
 
 def _point(run: TestRun, words: Sequence[str]) -> Point | None:
     """A row of the table, or None where it is cut off, garbled, or of what steptime does not model."""
-    place = next((place for place, name in enumerate(run.header) if name in ("time", "cputime")), None)
-    if run.kind is None or run.ranks < 1 or place is None or len(words) < max(len(run.header), place + 3):
+    index = next((index for index, name in enumerate(run.header) if name in ("time", "cputime")), None)
+    if run.kind is None or run.ranks < 1 or index is None or len(words) < max(len(run.header), index + 3):
         return None
-    return timed_point(run, words[0], words[place])
+    return timed_point(run, words[0], words[index])
 
 
 def timed_point(run: TestRun, size: object, time_us: object) -> Point | None:
@@ -165,8 +165,8 @@ def _from_json(file: Path, text: str, kind: str | None) -> Points:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not readable as the JSON of nccl-tests ({error})") from error
     run = _json_run(content, kind)
-    found = [_json_point(run, row) for row in _results(content)]
-    return Points(tuple(point for point in found if point is not None), sum(point is None for point in found))
+    results = [_json_point(run, row) for row in _results(content)]
+    return Points(tuple(point for point in results if point is not None), sum(point is None for point in results))
 
 
 def _json_run(content: Mapping[str, Any], kind: str | None) -> TestRun:
@@ -174,7 +174,7 @@ def _json_run(content: Mapping[str, Any], kind: str | None) -> TestRun:
     config = config if isinstance(config, dict) else {}
     # It lists one device per process, which may drive several.
     listed = config.get("devices")
-    devices = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    devices = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     each = math.prod(count for name in ("nthreads", "ngpus") if isinstance(count := config.get(name), int))
     program = content.get("args")
     named = kind_of(str(program[0])) if isinstance(program, list) and program else None
@@ -182,7 +182,7 @@ def _json_run(content: Mapping[str, Any], kind: str | None) -> TestRun:
     return TestRun(
         kind=named or kind,
         ranks=len(devices) * each,
-        hosts=frozenset(str(one.get("hostname")) for one in devices),
+        hosts=frozenset(str(item.get("hostname")) for item in devices),
         device=str(devices[0].get("device_info", "")).strip() if devices else "",
         nccl=dotted(str(version))
         if isinstance(version, int) and 0 <= version < 10**9 and not isinstance(version, bool)
@@ -198,8 +198,8 @@ def _results(content: object) -> Iterator[Mapping[str, Any]]:
             return
         content = list(content.values())
     if isinstance(content, list):
-        for one in content:
-            yield from _results(one)
+        for item in content:
+            yield from _results(item)
 
 
 def _json_point(run: TestRun, row: Mapping[str, Any]) -> Point | None:

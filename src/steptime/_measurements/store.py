@@ -62,12 +62,12 @@ class Store:
 
     def done(self, name: str) -> Counter[str]:
         """How many rows each key of a set already has in this folder, whoever measured them; trial rows only for a trial."""
-        found: Counter[str] = Counter()
+        result: Counter[str] = Counter()
         for path in _parts_of(self.folder, name):
             part = read_part(path, measured_set(name), ["key", "command"])
             pairs = zip(part["key"].to_pylist(), part["command"].to_pylist(), strict=True)
-            found.update(key for key, command in pairs if _is_trial(self.recipe.command) or not _is_trial(command))
-        return found
+            result.update(key for key, command in pairs if _is_trial(self.recipe.command) or not _is_trial(command))
+        return result
 
     def add(self, name: str, row: Row) -> None:
         """Keeps a row until the next `flush`. `time_ns`, `spread`, `key` and the recipe are filled in from the rest."""

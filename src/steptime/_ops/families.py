@@ -123,15 +123,15 @@ def work_families(program: Program) -> KindColumn:
     """The family of every row of `Program.works`."""
     works, calls = program.works, program.calls
     kernels = np.array([kernel_family(name) for name in program.names] or [WorkFamily.OTHER], dtype=np.int64)
-    found = kernels[works.name]
+    result = kernels[works.name]
     ops = _op_families(program)
     if len(calls) and len(ops):
         op = np.where(works.call >= 0, calls.op[np.maximum(works.call, 0)], -1)
-        said = np.where(op >= 0, ops[np.maximum(op, 0)], WorkFamily.OTHER)
-        found = np.where(said != WorkFamily.OTHER, said, found)
+        text = np.where(op >= 0, ops[np.maximum(op, 0)], WorkFamily.OTHER)
+        result = np.where(text != WorkFamily.OTHER, text, result)
     for kind, family in _OF_KIND.items():
-        found = np.where(works.kind == kind, family, found)
-    return found.astype(np.int8)
+        result = np.where(works.kind == kind, family, result)
+    return result.astype(np.int8)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -71,13 +71,13 @@ def add_declarations(text: str) -> None:
 
 @cache
 def _every() -> dict[str, tuple[Overload, ...]]:
-    found: dict[str, list[Overload]] = {}
+    result: dict[str, list[Overload]] = {}
     for line in (*DECLARED.split("\n"), *sorted(_declared_besides)):
         name, _, words = line.strip().partition(" ")
         if name:
             full = name if "::" in name else _NAMESPACE + name
-            found.setdefault(full.partition(".")[0], []).append(Overload(full, _parameters(words)))
-    return {name: tuple(sorted(each, key=lambda overload: len(overload.parameters))) for name, each in found.items()}
+            result.setdefault(full.partition(".")[0], []).append(Overload(full, _parameters(words)))
+    return {name: tuple(sorted(each, key=lambda overload: len(overload.parameters))) for name, each in result.items()}
 
 
 def _parameters(words: str) -> tuple[Parameter, ...]:
@@ -105,9 +105,9 @@ def _parameter(word: str) -> Parameter:
 def _default(text: str, many: str) -> Value:
     if text == "[]":
         return ()
-    one: Value = _CONSTANTS[text] if text in _CONSTANTS else _number(text)
+    item: Value = _CONSTANTS[text] if text in _CONSTANTS else _number(text)
     length = many.strip("?[]")
-    return (one,) * int(length) if length and one is not None else one
+    return (item,) * int(length) if length and item is not None else item
 
 
 def _number(text: str) -> Scalar:

@@ -148,15 +148,15 @@ def memory_bytes(tensor: Tensor) -> int:
 
 
 def _children(parents: Sequence[int]) -> list[Sequence[int]]:
-    found: list[Sequence[int]] = [()] * len(parents)
+    result: list[Sequence[int]] = [()] * len(parents)
     for row, parent in enumerate(parents):
         if parent >= 0:
-            below = found[parent]
+            below = result[parent]
             if isinstance(below, list):
                 below.append(row)
             else:
-                found[parent] = [row]
-    return found
+                result[parent] = [row]
+    return result
 
 
 def _last_inside(parents: Sequence[int]) -> list[int]:

@@ -124,13 +124,13 @@ class _Follow:
         self._collectives = [int(program.works.collective[work]) for _, work in pairs]
         self._launches = [row for row, _ in pairs]
         self._launched_at: dict[int, list[int]] = defaultdict(list)
-        for place, row in enumerate(self._launches):
-            self._launched_at[row].append(place)
+        for index, row in enumerate(self._launches):
+            self._launched_at[row].append(index)
         self._sent_by = [-1] * len(pairs)
         self._needed_by = [-1] * len(pairs)
         self._reasons = [NOBODY] * len(pairs)
         if recorded:
-            self._take_recorded({work: place for place, (_, work) in enumerate(pairs)})
+            self._take_recorded({work: index for index, (_, work) in enumerate(pairs)})
         self._memory: dict[int, _Memory] = defaultdict(_Memory)
         self._open: list[_Open] = []
         self._recorded = recorded
@@ -152,19 +152,19 @@ class _Follow:
                 for each in self._open:
                     if each.results and each.step == self._table.steps[row]:
                         self._unseen.setdefault(each.place, row)
-        for place, row in self._unseen.items():
-            if self._needed_by[place] < 0:
-                self._needed_by[place], self._reasons[place] = row, UNSEEN
+        for index, row in self._unseen.items():
+            if self._needed_by[index] < 0:
+                self._needed_by[index], self._reasons[index] = row, UNSEEN
         columns = zip(self._collectives, self._launches, self._sent_by, self._needed_by, self._reasons, strict=True)
         return tuple(TensorWaits(*each) for each in columns)
 
     def _take_recorded(self, places: dict[int, int]) -> None:
         calls = self._program.calls
         for call in np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.awaits >= 0)).tolist():
-            place = places.get(int(calls.awaits[call]), -1)
+            index = places.get(int(calls.awaits[call]), -1)
             row = int(calls.op[call])
-            if place >= 0 and row > self._launches[place] and self._needed_by[place] < 0:
-                self._needed_by[place], self._reasons[place] = row, WAIT
+            if index >= 0 and row > self._launches[index] and self._needed_by[index] < 0:
+                self._needed_by[index], self._reasons[index] = row, WAIT
 
     def _effects(self) -> list[_Effect]:
         """Per op what it does itself: what ops inside it do is theirs, and calls that communicate do nothing else."""
@@ -198,11 +198,11 @@ class _Follow:
         sent_by = max((self._written(tensor) for tensor in sent), default=-1)
         for tensor in results or sent:
             self._memory[_storage(tensor)].writes.append((tensor, row))
-        for place in self._launched_at[row]:
-            self._sent_by[place] = sent_by
-            if self._needed_by[place] < 0:
+        for index in self._launched_at[row]:
+            self._sent_by[index] = sent_by
+            if self._needed_by[index] < 0:
                 in_order, reducer = self._called_in_order(row), self._of_reducer(row)
-                self._open.append(_Open(place, self._table.steps[row], results or sent, sent, in_order, reducer))
+                self._open.append(_Open(index, self._table.steps[row], results or sent, sent, in_order, reducer))
 
     def _pass(self, row: int, effect: _Effect) -> None:
         for tensor in effect.born:

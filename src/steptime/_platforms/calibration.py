@@ -105,4 +105,4 @@ def _wire(costs: Iterable[WireCost], platform: Platform) -> dict[str, float]:
         if usual and cost.collective in KINDS and platform.fabric is not None and platform.fabric.knows(cost.collective):
             (expected,) = platform.fabric.estimates([Message(cost.collective, platform.ranks, cost.bytes)])
             logs[cost.collective].append(float(np.log(max(cost.time_ns, 1.0) / expected.time_ns)))
-    return {kind: _ONE_BY_ONE * float(np.exp(_WIRE_WEIGHT * np.mean(some))) for kind, some in sorted(logs.items())}
+    return {kind: _ONE_BY_ONE * float(np.exp(_WIRE_WEIGHT * np.mean(item))) for kind, item in sorted(logs.items())}

@@ -68,20 +68,20 @@ class Device:
         placed = [self._placed(question) for question in distinct.values()]
         answers = map(self._estimate, placed, self.models.ask(placed))
         estimates = dict(zip(distinct, answers, strict=True))
-        found = [estimates[id(question)] for question in questions]
+        results = [estimates[id(question)] for question in questions]
         if strict:
-            self._refuse(questions, found)
-        return found
+            self._refuse(questions, results)
+        return results
 
     def lookup_estimates(self, lookups: Sequence[Lookup], *, strict: bool = False) -> list[LookupEstimate]:
         """What each lookup takes here. One beyond what was measured has a wide interval, or raises if `strict`."""
         placed = [self._placed(lookup) for lookup in lookups]
-        found = self._lookup_models().estimates(placed)
+        result = self._lookup_models().estimates(placed)
         if self.transfer is not None:
-            found = self.transfer.lookups(placed, found)
+            result = self.transfer.lookups(placed, result)
         if strict:
-            self._refuse_lookups(lookups, found)
-        return found
+            self._refuse_lookups(lookups, result)
+        return result
 
     def _lookup_models(self) -> LookupModels:
         if isinstance(self.lookups, LookupModels):
@@ -92,11 +92,11 @@ class Device:
         return _read_lookups(self.lookups)
 
     def _refuse_lookups(self, lookups: Sequence[Lookup], found: Sequence[LookupEstimate]) -> None:
-        for place, (lookup, one) in enumerate(zip(lookups, found, strict=True)):
-            if not one.estimate.inside:
+        for index, (lookup, item) in enumerate(zip(lookups, found, strict=True)):
+            if not item.estimate.inside:
                 tables = f"table {lookup.tables[0].table}" if len(lookup.tables) == 1 else f"{len(lookup.tables)} tables"
                 raise UnsupportedError(
-                    f"lookup {place} ({lookup.implementation} {lookup.direction} of {tables}) is beyond what was measured on "
+                    f"lookup {index} ({lookup.implementation} {lookup.direction} of {tables}) is beyond what was measured on "
                     f"{self.limits.name}; drop --strict for an estimate with a wide interval"
                 )
 
@@ -111,7 +111,7 @@ class Device:
             return self._fallback(question, answered)
         time_ns = answer.time_ns
         quantiles = self.models.residuals.of_answer(answered.family, time_ns, self.limits.share)
-        low, high = (time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
+        low, high = (time_ns * math.exp(float(quantiles[index])) for index in (0, -1))
         estimate = Estimate(time_ns, min(low, time_ns), max(high, time_ns), Source.FITTED, answer.inside)
         if self.transfer is None:
             return KernelEstimate(estimate, answer.launches, answered.family)
@@ -125,24 +125,24 @@ class Device:
         return KernelEstimate(estimate, (LaunchTime("roofline", estimate.time_ns),), answered.family, answered.why)
 
     def _refuse(self, questions: Sequence[Question], found: Sequence[KernelEstimate]) -> None:
-        total_ns = sum(one.estimate.time_ns for one in found)
-        for question, one in zip(questions, found, strict=True):
-            if one.estimate.source is Source.FALLBACK:
+        total_ns = sum(item.estimate.time_ns for item in found)
+        for question, item in zip(questions, found, strict=True):
+            if item.estimate.source is Source.FALLBACK:
                 op = question.call.op
                 of_op_ns = sum(b.estimate.time_ns for a, b in zip(questions, found, strict=True) if a.call.op == op)
                 share = f"{of_op_ns / total_ns:.1%} of the device time" if total_ns else "no device time"
                 raise UnsupportedError(
-                    f"{op} has no fitted model on {self.limits.name} ({one.why}); it is {share}; drop --strict for a roofline"
+                    f"{op} has no fitted model on {self.limits.name} ({item.why}); it is {share}; drop --strict for a roofline"
                 )
 
 
 def _fitted_on(folder: Path, limits: DeviceLimits) -> DeviceLimits:
     """The device whose models answer: beside a user's file, or a shipped one."""
     own = folder / f"{limits.models}.toml"
-    found = read_device(str(own) if own.is_file() else limits.models)
-    if found.analytic:
-        raise InputError(f"{limits.name} takes the models of {found.name}, which has none of its own")
-    return found
+    result = read_device(str(own) if own.is_file() else limits.models)
+    if result.analytic:
+        raise InputError(f"{limits.name} takes the models of {result.name}, which has none of its own")
+    return result
 
 
 @cache

@@ -59,8 +59,8 @@ class Fabric:
         self, messages: Sequence[Message], ranks: Sequence[int] | None = None, beside: Sequence[Sequence[int]] = ()
     ) -> list[Estimate]:
         """What each takes, among these ranks of the fabric, or among its first ones; `beside` as in `times`."""
-        found, source = self.times(Messages.of(messages), ranks, beside), self.source
-        columns = (found.ns.tolist(), found.low_ns.tolist(), found.high_ns.tolist(), found.inside.tolist())
+        result, source = self.times(Messages.of(messages), ranks, beside), self.source
+        columns = (result.ns.tolist(), result.low_ns.tolist(), result.high_ns.tolist(), result.inside.tolist())
         return [Estimate(ns, low, high, source, inside) for ns, low, high, inside in zip(*columns, strict=True)]
 
     def times(
@@ -78,17 +78,17 @@ class Fabric:
 
     def _many(self, messages: Messages, placed: Mapping[int, Placement]) -> CollectiveTimes:
         """Groups of several sizes. Where one tier answers for all of them it is asked once."""
-        tiers = {one.tier.name for one in placed.values()}
-        if len(tiers) == 1 and not any(one.spans_nodes for one in placed.values()):
+        tiers = {item.tier.name for item in placed.values()}
+        if len(tiers) == 1 and not any(item.spans_nodes for item in placed.values()):
             return self.tier(tiers.pop()).times(messages)
         columns = [np.zeros(len(messages)) for _ in range(3)]
         inside = np.ones(len(messages), dtype=np.bool_)
-        for count, one in placed.items():
+        for count, item in placed.items():
             rows = np.flatnonzero(messages.ranks == count)
-            found = self._placed(messages.take(rows), one)
-            for column, values in zip(columns, (found.ns, found.low_ns, found.high_ns), strict=True):
+            result = self._placed(messages.take(rows), item)
+            for column, values in zip(columns, (result.ns, result.low_ns, result.high_ns), strict=True):
                 column[rows] = values
-            inside[rows] = found.inside
+            inside[rows] = result.inside
         return CollectiveTimes(columns[0], columns[1], columns[2], inside)
 
     def _placed(self, messages: Messages, placed: Placement) -> CollectiveTimes:

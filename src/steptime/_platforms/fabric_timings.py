@@ -26,18 +26,18 @@ def described(name: str, points: Sequence[Point], kind: str = "nvswitch") -> Fab
 
     `kind` is that of the links within a node, which timings do not say.
     """
-    within, across = ([one for one in points if one.ranks > 1 and (one.nodes > 1) is over] for over in (False, True))
+    within, across = ([item for item in points if item.ranks > 1 and (item.nodes > 1) is over] for over in (False, True))
     if not within and not across:
         raise InputError(f"fabric {name}: no collective of two ranks or more among {len(points)} timed ones")
-    nodes = max((one.nodes for one in across), default=1)
-    per_node = max([one.ranks for one in within] + [one.ranks // one.nodes for one in across])
+    nodes = max((item.nodes for item in across), default=1)
+    per_node = max([item.ranks for item in within] + [item.ranks // item.nodes for item in across])
     tiers = [_tier("node", kind, per_node, within)] if per_node > 1 and within else []
     if across:
         tiers.append(_tier(NETWORK, NETWORK, per_node * nodes, across))
     if per_node > 1 and not within:
         raise InputError(f"fabric {name}: {per_node} ranks per node and nothing timed within one; add a run on a single node")
-    versions = ", ".join(sorted({one.nccl for one in points if one.nccl})) or "not said"
-    devices = ", ".join(sorted({one.device for one in points if one.device})) or "device not said"
+    versions = ", ".join(sorted({item.nccl for item in points if item.nccl})) or "not said"
+    devices = ", ".join(sorted({item.device for item in points if item.device})) or "device not said"
     title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, {devices}"
     published = Published(f"nccl-tests, NCCL {versions}", "your own", date.today().isoformat())
     rails = per_node if nodes > 1 else 0
@@ -70,7 +70,7 @@ def tier_points(limits: FabricLimits, points: Sequence[Point]) -> dict[str, Poin
         by_tier[limits.network.name] = network_points(limits, by_tier[limits.network.name])
     if not by_tier:
         raise InputError(f"no collective of two ranks or more tells of fabric {limits.name}")
-    return {name: columns(some) for name, some in by_tier.items() if some}
+    return {name: columns(item) for name, item in by_tier.items() if item}
 
 
 def columns(points: Sequence[Point]) -> Points:
@@ -94,7 +94,7 @@ def network_points(limits: FabricLimits, points: Sequence[Point]) -> list[Point]
         raise InputError(
             f"fabric {limits.name} has no tier of kind {NETWORK}; there are {', '.join(t.name for t in limits.tiers)}"
         )
-    found: dict[str, list[Point]] = defaultdict(list)
+    result: dict[str, list[Point]] = defaultdict(list)
     layouts: dict[tuple[str, int], int] = {}
     for point in points:
         per_node = point.ranks // point.nodes
@@ -102,14 +102,14 @@ def network_points(limits: FabricLimits, points: Sequence[Point]) -> list[Point]
             layouts[point.kind, point.bytes] = max(per_node, layouts.get((point.kind, point.bytes), 1))
     for point in points:
         if layouts.get((point.kind, point.bytes)) == point.ranks // point.nodes:
-            found[point.kind].append(_through_a_card(limits, point))
-    pairs = found.pop(PAIR, [])
-    for kind, some in found.items():
-        smallest, of_pair = min(point.bytes for point in some), moved_share(kind, 2)
+            result[point.kind].append(_through_a_card(limits, point))
+    pairs = result.pop(PAIR, [])
+    for kind, item in result.items():
+        smallest, of_pair = min(point.bytes for point in item), moved_share(kind, 2)
         smaller = [replace(point, kind=kind, bytes=round(point.bytes / of_pair)) for point in pairs]
-        some += [point for point in smaller if point.bytes < smallest and some[0].ranks == point.ranks]
-    found[PAIR] = pairs
-    return [point for some in found.values() for point in some]
+        item += [point for point in smaller if point.bytes < smallest and item[0].ranks == point.ranks]
+    result[PAIR] = pairs
+    return [point for item in result.values() for point in item]
 
 
 def _through_a_card(limits: FabricLimits, point: Point) -> Point:

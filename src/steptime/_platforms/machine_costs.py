@@ -120,12 +120,12 @@ def _medians(rows: Iterable[Row], entry: type[HostBurst] | type[WireCost]) -> li
         times[tuple(row[name] for name in key)] += row["times_ns"]
     return [
         {
-            **dict(zip(key, asked, strict=True)),
-            "time_ns": round(float(np.median(times[asked])), 1),
-            "spread": round(spread_of(times[asked]), 4),
-            "repeats": len(times[asked]),
+            **dict(zip(key, time, strict=True)),
+            "time_ns": round(float(np.median(times[time])), 1),
+            "spread": round(spread_of(times[time]), 4),
+            "repeats": len(times[time]),
         }
-        for asked in sorted(times)
+        for time in sorted(times)
     ]
 
 

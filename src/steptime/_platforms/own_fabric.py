@@ -89,10 +89,10 @@ def from_nccl_tests(
 ) -> OwnFabric:
     """From text or JSON. `gpus_per_node`: where the output names too few hosts, or ran on fewer GPUs than there are."""
     check_file_name("--name", name)
-    found = [read_nccl_tests(file) for file in files]
-    points = [_on_nodes(point, gpus_per_node) for one in found for point in one.points]
+    results = [read_nccl_tests(file) for file in files]
+    points = [_on_nodes(point, gpus_per_node) for item in results for point in item.points]
     limits = _grown(described(name, points, links or _SWITCH), gpus_per_node)
-    damaged = sum(one.skipped for one in found)
+    damaged = sum(item.skipped for item in results)
     warnings = [f"{damaged} rows were damaged or of no collective that is modelled, and left out"] if damaged else []
     return _fitted(limits, tier_points(limits, points), warnings)
 
@@ -127,9 +127,9 @@ def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) ->
         (1 <= per_node <= sheet.ranks, f"--gpus-per-node {per_node}: expected 1 to the {sheet.ranks} ranks"),
         (per_node < 1 or sheet.ranks % per_node == 0, f"--ranks {sheet.ranks}: expected whole nodes of {per_node} GPUs"),
     )
-    for holds, said in checks:
+    for holds, item in checks:
         if not holds:
-            raise InputError(said)
+            raise InputError(item)
     nodes = sheet.ranks // per_node
     tiers = []
     if per_node > 1:
@@ -151,8 +151,8 @@ def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) ->
 
 
 def _on_paper(name: str, kind: str, ranks: int, gb_per_s: float, us: float) -> LinkTier:
-    said = f"given to `steptime fabric` as on paper, {date.today().isoformat()}"
-    return LinkTier(name, kind, ranks, Quantity(gb_per_s * _GB_PER_S, said), Quantity(us * _US, said))
+    text = f"given to `steptime fabric` as on paper, {date.today().isoformat()}"
+    return LinkTier(name, kind, ranks, Quantity(gb_per_s * _GB_PER_S, text), Quantity(us * _US, text))
 
 
 def _on_nodes(point: Point, gpus_per_node: int | None) -> Point:
@@ -199,23 +199,23 @@ def _recipe(rows: Sequence[Mapping[str, Any]]) -> Published:
 
 def _fitted(limits: FabricLimits, points: Mapping[str, Points], warnings: Sequence[str]) -> OwnFabric:
     """Curves through all rows; intervals and errors from curves that did not see a row's fifth of the messages."""
-    models, left_out, said = {}, [], list(warnings)
-    for tier, some in points.items():
-        model = fit_curves(some)
-        own = _left_out(tier, some, model)
-        logs = {one.kind: -np.log1p(one.errors) for one in own}
-        ends = {kind: (float(np.quantile(one, 0.05)), float(np.quantile(one, 0.95))) for kind, one in logs.items()}
+    models, left_out, text = {}, [], list(warnings)
+    for tier, entry in points.items():
+        model = fit_curves(entry)
+        own = _left_out(tier, entry, model)
+        logs = {item.kind: -np.log1p(item.errors) for item in own}
+        ends = {kind: (float(np.quantile(item, 0.05)), float(np.quantile(item, 0.95))) for kind, item in logs.items()}
         models[tier] = replace(model, residuals=ends)
         left_out += own
-        unused = sorted({f"{kind} of {ranks} ranks" for kind, ranks in zip(some.kind, some.ranks.tolist(), strict=True)
+        unused = sorted({f"{kind} of {ranks} ranks" for kind, ranks in zip(entry.kind, entry.ranks.tolist(), strict=True)
                          if (kind, ranks) not in model.curves})  # fmt: skip
         if unused:
-            said.append(f"tier {tier}: too few sizes for a curve of {', '.join(unused)}")
+            text.append(f"tier {tier}: too few sizes for a curve of {', '.join(unused)}")
     missing = [tier.name for tier in limits.tiers if tier.name not in models]
     if missing:
         raise InputError(f"fabric {limits.name}: nothing timed tells of its tier {missing[0]}")
     tiers = tuple(_as_fitted(tier, models[tier.name]) for tier in limits.tiers)
-    return OwnFabric(replace(limits, tiers=tiers), models, left_out, sum(map(len, points.values())), said)
+    return OwnFabric(replace(limits, tiers=tiers), models, left_out, sum(map(len, points.values())), text)
 
 
 def _as_fitted(tier: LinkTier, model: TierModel) -> LinkTier:
@@ -244,7 +244,7 @@ def _as_fitted(tier: LinkTier, model: TierModel) -> LinkTier:
 
 
 def _left_out(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
-    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    result: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for fold in folded(points):
         try:
             without = fit_curves(points.take(~fold), idle_power=model.idle_power, ragged=model.ragged)
@@ -257,7 +257,7 @@ def _left_out(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
         columns = (some.kind, some.ranks.tolist(), some.ns.tolist(), answered.ns.tolist(), answered.inside.tolist())
         for kind, ranks, measured, predicted, inside in zip(*columns, strict=True):
             if inside:  # and not the largest or smallest of all, of which the others know little
-                found[kind].append((int(ranks), measured, predicted))
+                result[kind].append((int(ranks), measured, predicted))
     return [
         LeftOut(
             tier,
@@ -266,5 +266,5 @@ def _left_out(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
             np.array([measured for _, measured, _ in rows]),
             np.array([predicted for _, _, predicted in rows]),
         )
-        for kind, rows in found.items()
+        for kind, rows in result.items()
     ]

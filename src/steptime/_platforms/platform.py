@@ -121,13 +121,13 @@ def shipped_platforms() -> list[PlatformParts]:
     """Those whose device, host and fabric come with the package: usual rank counts, measured devices and whole ones first."""
     devices = sorted((read_device(name) for name in device_names()), key=lambda one: (one.analytic, one.share))
     fabrics = [read_fabric(name) for name in fabric_names()]
-    found = [_parts(1, device.name, None) for device in devices if device.share == 1]
+    results = [_parts(1, device.name, None) for device in devices if device.share == 1]
     for device in devices:
         for fabric in fabrics:
             if _joins(fabric, device):
                 counts = (device.share,) if device.share > 1 else _usual_counts(fabric)
-                found += [_parts(ranks, device.name, fabric.name) for ranks in counts]
-    return found
+                results += [_parts(ranks, device.name, fabric.name) for ranks in counts]
+    return results
 
 
 def fabrics_without_device() -> list[str]:
@@ -140,11 +140,18 @@ def platform_parts(name: str) -> PlatformParts:
     """What a platform of this name, or in this TOML file, is made of."""
     if name.endswith(".toml"):
         return _read(Path(name))
-    found = _NAME.fullmatch(name)
-    if found is None:
+    result = _NAME.fullmatch(name)
+    if result is None:
         raise _unknown(name, "names read <ranks>x<device>-<fabric>")
-    ranks, rest = int(found[1]), found[2]
-    device = next((one for one in sorted(device_names(), key=len, reverse=True) if f"{rest}-".startswith(f"{one}-")), None)
+    ranks, rest = int(result[1]), result[2]
+    device = next(
+        (
+            device_name
+            for device_name in sorted(device_names(), key=len, reverse=True)
+            if f"{rest}-".startswith(f"{device_name}-")
+        ),
+        None,
+    )
     if device is None:
         raise _unknown(name, _without_models(rest))
     word = rest.removeprefix(device).removeprefix("-")
@@ -153,7 +160,7 @@ def platform_parts(name: str) -> PlatformParts:
             raise _unknown(name, f"{ranks} ranks need a fabric, as in {ranks}x{device}-FABRIC")
         return _parts(1, device, None)
     limits = read_device(device)
-    fabric = next((one for one in (f"{limits.whole}-{word}", word) if one in fabric_names()), None)
+    fabric = next((device_name for device_name in (f"{limits.whole}-{word}", word) if device_name in fabric_names()), None)
     if fabric is None:
         raise _unknown(name, f"no fabric is called {limits.whole}-{word} or {word}")
     parts = _parts(ranks, device, fabric)
@@ -188,10 +195,10 @@ def _read(file: Path) -> PlatformParts:
 
 def _part(file: Path, content: Mapping[str, Any], key: str) -> str:
     """A shipped name as it is, a path from where the platform's file lies."""
-    found = content.get(key)
-    if not isinstance(found, str) or not found:
-        raise InputError(f"{file}: {key} is {found!r}, expected a shipped name or the path of a file")
-    return str(file.parent / found) if found.endswith((".toml", ".json")) else found
+    result = content.get(key)
+    if not isinstance(result, str) or not result:
+        raise InputError(f"{file}: {key} is {result!r}, expected a shipped name or the path of a file")
+    return str(file.parent / result) if result.endswith((".toml", ".json")) else result
 
 
 def _parts(ranks: int, device: str, fabric: str | None) -> PlatformParts:
@@ -239,7 +246,7 @@ def _without_models(rest: str) -> str:
 
 def _unknown(name: str, why: str) -> InputError:
     there = [parts.name for parts in shipped_platforms()]
-    alike = [one for one in there if one.split("x")[0] == name.split("x", maxsplit=1)[0]]
+    alike = [item for item in there if item.split("x")[0] == name.split("x", maxsplit=1)[0]]
     meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
     asked = f"; did you mean {meant[0]}?" if meant else ";"
     return InputError(f"no platform {name!r}: {why}{asked} There are {', '.join(there)}, or give the path of a .toml file")

@@ -20,7 +20,7 @@ def disagreements(programs: Sequence[Program]) -> Iterator[str]:
             attending.setdefault((collective.group, collective.ranks, collective.sequence), {})[program.rank] = collective
     sources = {program.rank: program.source or f"rank {program.rank}" for program in programs}
     different = [
-        f"{key[2]} of group {key[0]!r} is {said}" for key, here in attending.items() if (said := _different(here, sources))
+        f"{key[2]} of group {key[0]!r} is {text}" for key, here in attending.items() if (text := _different(here, sources))
     ]
     if different:
         yield (

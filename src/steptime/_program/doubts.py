@@ -58,9 +58,9 @@ def _marks(program: Program) -> Iterator[str]:
         middle = float(np.median(counts))
         odd_ones = np.flatnonzero((counts < _STEP_AT_LEAST * middle) | (counts > _STEP_AT_MOST * middle))
         if len(odd_ones):
-            place = int(odd_ones[0])
+            index = int(odd_ones[0])
             yield (
-                f"{_where(program)}: step {steps[place]} launches {counts[place]:,} pieces of device work, the others about "
+                f"{_where(program)}: step {steps[index]} launches {counts[index]:,} pieces of device work, the others about "
                 f"{middle:,.0f}: a mark is in the wrong place, or that step does something else; the step time is a mean"
             )
 
@@ -81,12 +81,12 @@ def _longest(program: Program) -> Iterator[str]:
     ):
         if not len(taken):
             continue
-        place = int(np.argmax(taken))
-        longest, others = int(taken[place]), int(taken.sum() - taken[place])
+        index = int(np.argmax(taken))
+        longest, others = int(taken[index]), int(taken.sum() - taken[index])
         again = int((taken >= longest // 10).sum())
         if longest >= _LONGEST_AT_LEAST_NS and longest > _LONGEST_SHARE * others and again < max(len(program.steps), 2):
             yield (
-                f"{_where(program)}: one {what} ({program.names[name[place]][:80]}) takes {longest / NS_PER_S:,.2f} s, all "
+                f"{_where(program)}: one {what} ({program.names[name[index]][:80]}) takes {longest / NS_PER_S:,.2f} s, all "
                 f"others together {others / NS_PER_S:,.2f} s: a damaged duration, or a stall that other steps do not have; the "
                 f"step time is up to {longest / NS_PER_MS / len(program.steps):,.0f} ms too long"
             )

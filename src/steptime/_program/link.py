@@ -38,10 +38,10 @@ def link(program: Program, trace: ExecutionTrace) -> Program:
     collectives, told = _collectives(program, trace, np.where(conflicts, -1, rows))
     nodes = np.array([node.id for node in trace.nodes] or [-1], dtype=np.int64)
     ops = program.ops.replace(node=np.where(rows >= 0, nodes[rows], -1), signature=column)
-    said = _said(program, trace, rows, how)
-    meta = {**program.meta, "linked": said}
+    text = _said(program, trace, rows, how)
+    meta = {**program.meta, "linked": text}
     linked = replace(program, ops=ops, signatures=signatures, collectives=collectives, meta=meta)
-    loose = [said] if (rows >= 0).sum() < _WORTH_A_WARNING * len(rows) else []
+    loose = [text] if (rows >= 0).sum() < _WORTH_A_WARNING * len(rows) else []
     return linked.with_warnings(*trace.warnings, *loose, *_report(program, trace, skipped, int(conflicts.sum())), *told)
 
 
@@ -62,8 +62,8 @@ def _by_id(program: Program, trace: ExecutionTrace, tokens: IntColumn, ids: npt.
     if ids is None or not len(known):
         return None
     order = np.argsort(known, kind="stable")
-    place = np.searchsorted(known[order], ids).clip(0, len(known) - 1)
-    rows = np.where((known[order][place] == ids) & (ids > 0), order[place], -1)
+    index = np.searchsorted(known[order], ids).clip(0, len(known) - 1)
+    rows = np.where((known[order][index] == ids) & (ids > 0), order[index], -1)
     hits = int((rows >= 0).sum())
     agree = (rows >= 0) & (tokens[rows] == program.ops.name)
     if hits == 0 or agree.sum() < _ID_AGREEMENT * hits or agree.sum() < _ID_COVERAGE * len(known):
@@ -126,7 +126,7 @@ class _Matcher:
 
     def pairs(self, name: SmallColumn, lanes: Sequence[IntColumn]) -> list[tuple[int, int]]:
         """Op and node rows that correspond, each recorded thread compared with the thread most like it."""
-        found: list[tuple[int, int]] = []
+        results: list[tuple[int, int]] = []
         bags = [Counter(name[lane].tolist()) for lane in lanes]
         alike = [
             (-(bag & Counter(self.tokens[rows].tolist())).total(), i, j)
@@ -140,8 +140,8 @@ class _Matcher:
                 free_recorded.remove(j)
                 rows = self.recorded[j]
                 same = align(name[lanes[i]].tolist(), self.tokens[rows].tolist())
-                found.extend((int(lanes[i][x]), int(rows[y])) for x, y in same)
-        return found
+                results.extend((int(lanes[i][x]), int(rows[y])) for x, y in same)
+        return results
 
 
 def _signatures(

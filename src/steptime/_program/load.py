@@ -40,17 +40,17 @@ class _Found:
 def load(paths: Sequence[Path | str], *, progress: Progress | None = None) -> Workload:
     """The workload behind files, folders and archives of traces of any format."""
     given = [Path(p) for p in paths]
-    found = _Found()
+    result = _Found()
     for file in dict.fromkeys(find_files(given)):
-        _read(file, found, named=file.path in given and file.member is None, progress=progress)
-    if found.workloads:
-        return _saved(found)
-    if not found.programs and not found.traces:
-        raise found.failures[0] if found.failures else InputError(_nothing(given, found))
-    found.warnings += [f"left out: {failure}" for failure in found.failures]
-    programs, world_size = _by_rank(found)
-    programs = _linked(programs, found, world_size)
-    return _workload(programs, world_size, found, given)
+        _read(file, result, named=file.path in given and file.member is None, progress=progress)
+    if result.workloads:
+        return _saved(result)
+    if not result.programs and not result.traces:
+        raise result.failures[0] if result.failures else InputError(_nothing(given, result))
+    result.warnings += [f"left out: {failure}" for failure in result.failures]
+    programs, world_size = _by_rank(result)
+    programs = _linked(programs, result, world_size)
+    return _workload(programs, world_size, result, given)
 
 
 def _read(file: TraceFile, found: _Found, *, named: bool, progress: Progress | None) -> None:
@@ -157,8 +157,8 @@ def _with_ranks(found: _Found) -> list[Program]:
     taken = {p.rank for p in found.programs if p.meta.get("rank_known", True)}
     free = (r for r in range(len(found.programs) + len(taken) + 1) if r not in taken)
     settled = []
-    for given in found.programs:
-        program = given
+    for item in found.programs:
+        program = item
         if not program.meta.get("rank_known", True):
             rank = next(free)
             if len(found.programs) > 1:

@@ -43,7 +43,7 @@ def innermost(
     thread: IntColumn, start: IntColumn, end: IntColumn,
 ) -> SmallColumn:  # fmt: skip
     """For each given span, the innermost op around it on the same thread, or -1. Ops are sorted by start."""
-    found = np.full(len(start), -1, dtype=np.int32)
+    result = np.full(len(start), -1, dtype=np.int32)
     for lane in np.unique(thread):
         ops = np.flatnonzero(op_thread == lane)
         spans = np.flatnonzero(thread == lane)
@@ -56,8 +56,8 @@ def innermost(
             if not outside.any():
                 break
             candidate[outside] = parent[candidate[outside]]
-        found[spans] = candidate
-    return found
+        result[spans] = candidate
+    return result
 
 
 def phases(names: Sequence[str], name: SmallColumn, parent: SmallColumn, backward_thread: npt.NDArray[np.bool_]) -> KindColumn:

@@ -50,7 +50,7 @@ def one_step(program: Program) -> OneStep:
     op_place, call_place, work_place = (
         _places(len(table), kept) for table, kept in ((program.ops, ops), (program.calls, calls), (program.works, works))
     )
-    collectives = [program.collectives[place] for place in program.works.collective[works].tolist()]
+    collectives = [program.collectives[index] for index in program.works.collective[works].tolist()]
     kept = _taken(program.calls, calls, op=op_place, awaits=work_place, after=call_place, start_ns=NEVER, end_ns=NEVER, step=0)
     alone = replace(
         program,
@@ -74,15 +74,15 @@ def _kernels(program: Program, step: int, op_place: npt.NDArray[np.int64]) -> tu
     starts = np.minimum.reduceat(works.start_ns[rows][np.argsort(works.call[rows], kind="stable")], _begins(works.call[rows]))
     ends = np.maximum.reduceat(works.end_ns[rows][np.argsort(works.call[rows], kind="stable")], _begins(works.call[rows]))
     names = [program.names[name] for name in works.name[rows[first]].tolist()]
-    found = []
+    results = []
     for call, name, time_ns in zip(launches.tolist(), names, (ends - starts).tolist(), strict=True):
         op = int(program.calls.op[call])
         outside = op < 0
         if outside:
             before = np.flatnonzero((program.ops.start_ns <= program.calls.start_ns[call]) & (program.ops.step == step))
             op = int(before[-1]) if len(before) else int(np.flatnonzero(program.ops.step == step)[:1].sum())
-        found.append(RecordedKernel(int(op_place[op]), name, time_ns, outside))
-    return tuple(found)
+        results.append(RecordedKernel(int(op_place[op]), name, time_ns, outside))
+    return tuple(results)
 
 
 def _begins(calls: npt.NDArray[np.int32]) -> Rows:
@@ -121,13 +121,13 @@ def _with_waits(program: Program, ops: Rows, calls: Rows, works: Rows, kept: Cal
         if kept.kind[row] == CallKind.STREAM_WAIT:
             waits = int(program.calls.stream[call]) in computing
             columns["op"][row] = next_op(int(program.calls.thread[call]), int(program.calls.start_ns[call])) if waits else -1
-    for place in np.flatnonzero(np.isin(program.works.stream[works], computing)).tolist():
-        call = int(program.works.call[works[place]])
+    for index in np.flatnonzero(np.isin(program.works.stream[works], computing)).tolist():
+        call = int(program.works.call[works[index]])
         thread = int(program.calls.thread[call])
         added = {
             "kind": int(CallKind.STREAM_WAIT), "api": int(program.calls.api[call]), "thread": thread, "step": 0,
             "op": next_op(thread, int(program.calls.end_ns[call])), "start_ns": NEVER, "end_ns": NEVER, "stream": 0,
-            "awaits": place, "after": -1,
+            "awaits": index, "after": -1,
         }  # fmt: skip
         for name, values in columns.items():
             values.append(added[name])
@@ -136,9 +136,9 @@ def _with_waits(program: Program, ops: Rows, calls: Rows, works: Rows, kept: Cal
 
 def _places(count: int, kept: Rows) -> npt.NDArray[np.int64]:
     """Per old row its new one, -1 for what is left out; the last entry serves rows that were -1 before."""
-    found = np.full(count + 1, -1, dtype=np.int64)
-    found[kept] = np.arange(len(kept))
-    return found
+    result = np.full(count + 1, -1, dtype=np.int64)
+    result[kept] = np.arange(len(kept))
+    return result
 
 
 def _taken(table: AnyTable, rows: Rows, **changed: int | npt.NDArray[np.int64]) -> AnyTable:
@@ -158,9 +158,9 @@ def _taken(table: AnyTable, rows: Rows, **changed: int | npt.NDArray[np.int64]) 
 
 def _numbered(collectives: list[Collective]) -> tuple[Collective, ...]:
     count: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    found = []
+    results = []
     for each in collectives:
         key = (each.group, each.ranks)
-        found.append(replace(each, sequence=count[key]))
+        results.append(replace(each, sequence=count[key]))
         count[key] += 1
-    return tuple(found)
+    return tuple(results)

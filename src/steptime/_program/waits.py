@@ -169,12 +169,12 @@ class _Resolver:
         while op >= 0 and op not in self.outermost:
             path.append(op)
             op = int(ops.parent[op])
-        found = self.outermost.get(op, -1)
+        result = self.outermost.get(op, -1)
         for each in reversed(path):
-            if found < 0 and names[ops.name[each]].startswith(_COMMUNICATION_OPS):
-                found = each
-            self.outermost[each] = found
-        return found
+            if result < 0 and names[ops.name[each]].startswith(_COMMUNICATION_OPS):
+                result = each
+            self.outermost[each] = result
+        return result
 
     def _before_collective(self, row: int, work: int) -> tuple[int, int]:
         """Waits before a collective's launch hold its stream back behind what was computed and the communicator's last use.

@@ -99,12 +99,12 @@ class Workload:
         """The ranks that run the program of this one, itself first where it does."""
         if not self.owners:
             return (owner,)
-        return tuple(rank for rank, one in enumerate(self.owners) if one == owner)
+        return tuple(rank for rank, item in enumerate(self.owners) if item == owner)
 
     def members(self, rank: int, collective: Collective) -> tuple[int, ...]:
         """Who meets when this rank calls a collective of the program it runs."""
-        found = next((some for some in self.groups.get(collective.group, ()) if rank in some), None)
-        return collective.ranks if found is None else found
+        result = next((item for item in self.groups.get(collective.group, ()) if rank in item), None)
+        return collective.ranks if result is None else result
 
     @property
     def absent(self) -> tuple[int, ...]:

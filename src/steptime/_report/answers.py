@@ -122,12 +122,12 @@ class Sharding:
 
     def to_table(self) -> pa.Table:
         """A row for every plan: the best, its runners-up and the usual rules."""
-        found = self.to_dict()
+        result = self.to_dict()
         plans = [
-            {"plan": name, "step_time_ms": one["step_time_ms"], "strategy": one["strategy"]}
-            for name, one in zip(("best", *map(str, range(2, 99))), (found["best"], *found["alternatives"]), strict=False)
+            {"plan": name, "step_time_ms": item["step_time_ms"], "strategy": item["strategy"]}
+            for name, item in zip(("best", *map(str, range(2, 99))), (result["best"], *result["alternatives"]), strict=False)
         ]
-        rules = [{"plan": name, "step_time_ms": step, "strategy": "rule"} for name, step in found["rules"].items()]
+        rules = [{"plan": name, "step_time_ms": step, "strategy": "rule"} for name, step in result["rules"].items()]
         return _table([*plans, *rules])
 
     def html(self, path: str | Path) -> None:

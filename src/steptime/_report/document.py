@@ -69,10 +69,10 @@ def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:
 
 def quantity(value: float) -> str:
     """A count with three digits and the prefix that fits."""
-    size, place = float(value), 0
-    while size >= 999.5 and place < len(_PREFIXES) - 1:
-        size, place = size / 1000, place + 1
-    return f"{size:.3g} {_PREFIXES[place]}" if place else f"{size:.3g}"
+    size, index = float(value), 0
+    while size >= 999.5 and index < len(_PREFIXES) - 1:
+        size, index = size / 1000, index + 1
+    return f"{size:.3g} {_PREFIXES[index]}" if index else f"{size:.3g}"
 
 
 def rate(value: float) -> str:

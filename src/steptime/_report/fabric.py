@@ -34,13 +34,13 @@ def own_fabric_document(made: OwnFabric, file: Path) -> Document:
         "rows": made.rows,
         "errors": [
             {
-                "kind": one.kind,
-                "tier": one.tier,
-                "ranks": list(one.ranks),
-                "rows": len(one.errors),
-                **dict(zip(("gmae", "mape", "p90", "max"), _told(one), strict=True)),
+                "kind": item.kind,
+                "tier": item.tier,
+                "ranks": list(item.ranks),
+                "rows": len(item.errors),
+                **dict(zip(("gmae", "mape", "p90", "max"), _told(item), strict=True)),
             }
-            for one in made.left_out
+            for item in made.left_out
         ],
         "warnings": list(made.warnings),
     }
@@ -61,8 +61,8 @@ def print_own_fabric(console: Console, made: OwnFabric, file: Path) -> None:
         print_line(console, "Errors", f"not known: {made.rows} rows are too few to leave any out")
     for tier in limits.tiers:
         bandwidth, latency = tier.bandwidth_bytes_per_s.value / 1e9, tier.latency_ns.value / 1e3
-        said = f"{tier.name}, {tier.kind} of {tier.ranks} ranks: {bandwidth:,.4g} GB/s of a rank one way, {latency:,.3g} us"
-        print_line(console, "Tier", said, spaced=False)
+        text = f"{tier.name}, {tier.kind} of {tier.ranks} ranks: {bandwidth:,.4g} GB/s of a rank one way, {latency:,.3g} us"
+        print_line(console, "Tier", text, spaced=False)
     print_line(console, "Written", f"{file}  (shown by: steptime platforms {file})", spaced=False)
     print_warnings(console, made.warnings)
 
@@ -70,13 +70,13 @@ def print_own_fabric(console: Console, made: OwnFabric, file: Path) -> None:
 def _rows(left_out: Sequence[LeftOut]) -> list[list[str]]:
     return [
         [
-            one.kind,
-            one.tier,
-            ", ".join(map(str, one.ranks)),
-            f"{len(one.errors):,}",
-            *(f"{100 * told:.1f} %" for told in _told(one)),
+            item.kind,
+            item.tier,
+            ", ".join(map(str, item.ranks)),
+            f"{len(item.errors):,}",
+            *(f"{100 * told:.1f} %" for told in _told(item)),
         ]
-        for one in left_out
+        for item in left_out
     ]
 
 

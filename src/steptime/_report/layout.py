@@ -135,8 +135,8 @@ def between_ms(low: float, high: float) -> str:
 
 def signed_percent(share: float) -> str:
     """An error with its sign, zero without."""
-    said = f"{100 * share:+.2f} %"
-    return "0.00 %" if said[1:] == "0.00 %" else said
+    text = f"{100 * share:+.2f} %"
+    return "0.00 %" if text[1:] == "0.00 %" else text
 
 
 def percent(share: float) -> str:

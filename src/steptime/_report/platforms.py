@@ -83,14 +83,14 @@ def _device_document(device: Device) -> Document:
         "source": _source(limits).value,
         "transfer": None if limits.transfer is None else {"from": limits.models, **asdict(limits.transfer)},
         "share": limits.share,
-        "limits": {name: asdict(one) for name, one in _limits(limits)},
+        "limits": {name: asdict(item) for name, item in _limits(limits)},
         "models": {name: dict(recipe) for name, recipe in _recipes(device)},
     }
 
 
 def _fabric_document(fabric: Fabric, ranks: int) -> Document:
     limits = fabric.limits
-    found = origins(fabric, ranks)
+    result = origins(fabric, ranks)
     return {
         "name": limits.name,
         "title": limits.title,
@@ -100,15 +100,15 @@ def _fabric_document(fabric: Fabric, ranks: int) -> Document:
         "rails": limits.rails,
         "oversubscription": limits.oversubscription,
         "tiers": [asdict(tier) for tier in limits.tiers],
-        "fitted": [asdict(one) for one in fitted(fabric)],
+        "fitted": [asdict(item) for item in fitted(fabric)],
         "ranks": ranks,
-        "collectives": {kind: origin.value for kind, origin in found.items()},
+        "collectives": {kind: origin.value for kind, origin in result.items()},
         "estimates_us": {
             kind: {_bytes(size): _example_ns(fabric, kind, ranks, size) / 1e3 for size in _EXAMPLES_BYTES}
-            for kind, origin in found.items()
+            for kind, origin in result.items()
             if origin is not Origin.NONE
         },
-        "published": [asdict(one) for one in limits.published],
+        "published": [asdict(item) for item in limits.published],
     }
 
 
@@ -167,9 +167,11 @@ def _print_device(console: Console, device: Device) -> None:
     if device.limits.share > 1:
         print_body(console, Paragraph(literal(f"Numbers are of the whole device, {device.limits.share} times this part.")))
     if device.limits.transfer is not None:
-        said = f"Analytic: the models of {device.limits.models}, scaled by limits; {device.limits.transfer.basis}."
-        print_body(console, Paragraph(literal(said)))
-    rows = [(_LIMITS.get(name) or _said_of(name), _limit(name, one.value), one.source) for name, one in _limits(device.limits)]
+        text = f"Analytic: the models of {device.limits.models}, scaled by limits; {device.limits.transfer.basis}."
+        print_body(console, Paragraph(literal(text)))
+    rows = [
+        (_LIMITS.get(name) or _said_of(name), _limit(name, item.value), item.source) for name, item in _limits(device.limits)
+    ]
     rows += [(f"models of {name}", _rows_said(recipe), _recipe_said(recipe)) for name, recipe in _recipes(device)]
     print_body(console, _table(("", "", "source"), rows, right=(1,)))
 
@@ -199,15 +201,15 @@ def _print_fabric(console: Console, fabric: Fabric, ranks: int) -> None:
     print_body(console, Paragraph(literal(f"{nodes}{network}{analytic}")))
     rows = []
     for tier in limits.tiers:
-        said = f"{tier.name} ({tier.kind}, {tier.ranks} ranks)"
+        text = f"{tier.name} ({tier.kind}, {tier.ranks} ranks)"
         bandwidth, latency = tier.bandwidth_bytes_per_s, tier.latency_ns
-        rows.append((said, f"{_si(bandwidth.value)}B/s", bandwidth.source))
+        rows.append((text, f"{_si(bandwidth.value)}B/s", bandwidth.source))
         rows.append(("", _ns(latency.value), latency.source))
     print_body(console, _table(("tier, of one rank one way", "", "source"), rows, right=(1,)))
     _print_fitted(console, fitted(fabric))
     _print_collectives(console, fabric, ranks)
-    for one in limits.published:
-        print_line(console, "Rows", f"{one.source} ({one.license}; {one.date})", spaced=False)
+    for item in limits.published:
+        print_line(console, "Rows", f"{item.source} ({item.license}; {item.date})", spaced=False)
 
 
 def _print_fitted(console: Console, found: Sequence[Fitted]) -> None:
@@ -215,13 +217,13 @@ def _print_fitted(console: Console, found: Sequence[Fitted]) -> None:
         return
     rows = [
         (
-            one.kind,
-            one.tier,
-            ", ".join(map(str, one.ranks)),
-            f"{_bytes(one.bytes[0])} to {_bytes(one.bytes[1])}",
-            "" if one.off is None else f"{100 * one.off[0]:+.0f} to {100 * one.off[1]:+.0f} %",
+            item.kind,
+            item.tier,
+            ", ".join(map(str, item.ranks)),
+            f"{_bytes(item.bytes[0])} to {_bytes(item.bytes[1])}",
+            "" if item.off is None else f"{100 * item.off[0]:+.0f} to {100 * item.off[1]:+.0f} %",
         )
-        for one in found
+        for item in found
     ]
     print_section(console, "Fitted", "error: measured / fitted, 90 % of rows")
     print_body(console, _table(("kind", "tier", "ranks", "bytes", "error"), rows))
@@ -239,8 +241,8 @@ def _print_collectives(console: Console, fabric: Fabric, ranks: int) -> None:
 def _example(fabric: Fabric, kind: str, ranks: int, size: int, origin: Origin) -> str:
     if origin is Origin.NONE:
         return ""
-    found = fabric.times(Messages.even(kind, [ranks], [float(size)]))
-    return f"{_ns(found.ns[0])} ({_ns(found.low_ns[0])} to {_ns(found.high_ns[0])})"
+    result = fabric.times(Messages.even(kind, [ranks], [float(size)]))
+    return f"{_ns(result.ns[0])} ({_ns(result.low_ns[0])} to {_ns(result.high_ns[0])})"
 
 
 def _example_ns(fabric: Fabric, kind: str, ranks: int, size: int) -> float:
@@ -250,9 +252,9 @@ def _example_ns(fabric: Fabric, kind: str, ranks: int, size: int) -> float:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Table:
     """Only the last column may break into lines."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim", pad_edge=False)
-    for place, head in enumerate(heads):
-        last = place == len(heads) - 1
-        table.add_column(head, justify="right" if place in right else "left", no_wrap=not last, overflow="fold")
+    for index, head in enumerate(heads):
+        last = index == len(heads) - 1
+        table.add_column(head, justify="right" if index in right else "left", no_wrap=not last, overflow="fold")
     for row in rows:
         table.add_row(*(literal(cell) for cell in row))
     return table
@@ -262,15 +264,15 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def _limits(limits: DeviceLimits) -> list[tuple[str, Quantity]]:
-    peaks = [(f"peak_flop_per_s.{precision}", one) for precision, one in limits.peak_flop_per_s.items()]
-    named = [(name, found) for name in _LIMITS if isinstance(found := getattr(limits, name), Quantity)]
+    peaks = [(f"peak_flop_per_s.{precision}", item) for precision, item in limits.peak_flop_per_s.items()]
+    named = [(name, result) for name in _LIMITS if isinstance(result := getattr(limits, name), Quantity)]
     return [*named, *peaks, *_transfer_quantities(limits.transfer)]
 
 
 def _transfer_quantities(transfer: TransferBasis | None) -> list[tuple[str, Quantity]]:
     if transfer is None:
         return []
-    attention = [(f"attention_flop_per_s.{direction}", one) for direction, one in transfer.attention_flop_per_s.items()]
+    attention = [(f"attention_flop_per_s.{direction}", item) for direction, item in transfer.attention_flop_per_s.items()]
     return [*attention, ("interval_factor", transfer.interval_factor)]
 
 
@@ -283,11 +285,11 @@ def _source(limits: DeviceLimits) -> Source:
 
 
 def _recipes(device: Device) -> list[tuple[str, Mapping[str, Any]]]:
-    found: list[tuple[str, Mapping[str, Any]]] = [("kernels", device.models.recipe)]
+    results: list[tuple[str, Mapping[str, Any]]] = [("kernels", device.models.recipe)]
     lookups = device.lookups
     if isinstance(lookups, Path) and lookups.is_file():
         lookups = LookupModels.load(lookups)
-    return [*found, ("lookups", lookups.recipe)] if isinstance(lookups, LookupModels) else found
+    return [*results, ("lookups", lookups.recipe)] if isinstance(lookups, LookupModels) else results
 
 
 def _rows_said(recipe: Mapping[str, Any]) -> str:
@@ -297,9 +299,9 @@ def _rows_said(recipe: Mapping[str, Any]) -> str:
 
 def _recipe_said(recipe: Mapping[str, Any]) -> str:
     """Device, versions and dates."""
-    said = [f"{'' if name in ('device', 'cpu') else f'{name} '}{_listed(recipe[name])}" for name in _RECIPE if recipe.get(name)]
+    text = [f"{'' if name in ('device', 'cpu') else f'{name} '}{_listed(recipe[name])}" for name in _RECIPE if recipe.get(name)]
     measured = recipe.get("measured") or recipe.get("date")
-    return ", ".join([*said, *([f"measured {_listed(measured)}"] if measured else [])])
+    return ", ".join([*text, *([f"measured {_listed(measured)}"] if measured else [])])
 
 
 def _host_source(host: HostModel) -> str:
@@ -332,15 +334,15 @@ def _limit(name: str, value: float) -> str:
 
 
 def _si(value: float) -> str:
-    scale, prefix = next((one for one in _SCALES if value >= one[0]), _SCALES[-1])
+    scale, prefix = next((item for item in _SCALES if value >= item[0]), _SCALES[-1])
     return f"{value / scale:.4g} {prefix}"
 
 
 def _ns(value: float) -> str:
-    scale, unit = next((one for one in _TIMES if value >= one[0]), _TIMES[-1])
+    scale, unit = next((item for item in _TIMES if value >= item[0]), _TIMES[-1])
     return f"{value / scale:.3g} {unit}" if value < 1e3 * scale or unit == "s" else f"{value / scale:,.0f} {unit}"
 
 
 def _bytes(value: float) -> str:
-    scale, unit = next((one for one in _BINARY if value >= one[0] * 0.999), (1, "B"))
+    scale, unit = next((item for item in _BINARY if value >= item[0] * 0.999), (1, "B"))
     return f"{value / scale:.3g} {unit}"

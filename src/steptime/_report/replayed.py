@@ -51,8 +51,8 @@ def report_replay(played: Replay, measured: Path | None = None) -> ReplayReport:
     workload = played.workload
     warnings = list(workload.warnings)
     if workload.absent:
-        said = f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is taken as recorded"
-        warnings.append(said)
+        text = f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is taken as recorded"
+        warnings.append(text)
     prediction = explain(
         workload,
         played.timeline,

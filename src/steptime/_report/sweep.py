@@ -25,23 +25,23 @@ def print_sweep(console: Console, answer: Predictions) -> None:
     print_title(console, line)
     print_section(console, "Variants", "most samples per second first")
     rows = [_row(variant) for variant in answer.ranked]
-    shown = [place for place in range(len(_HEADS)) if any(row[place] for row in rows)]
-    print_numbers(console, [_HEADS[place] for place in shown], [[row[place] for place in shown] for row in rows])
+    shown = [index for index in range(len(_HEADS)) if any(row[index] for row in rows)]
+    print_numbers(console, [_HEADS[index] for index in shown], [[row[index] for index in shown] for row in rows])
     print_warnings(console, answer.warnings)
     console.print()
 
 
 def _row(variant: SweepVariant) -> tuple[str, ...]:
-    found = variant.prediction
-    batch, memory = found.workload.description.batch, found.memory
+    result = variant.prediction
+    batch, memory = result.workload.description.batch, result.memory
     return (
-        str(found.platform),
+        str(result.platform),
         "" if batch is None else f"{batch:,}",
-        str(found.workload.world_size),
-        time_ms(found.step_time_ms),
-        "-".join(map(time_ms, found.interval_ms)),
-        *("" if value is None else rate(value) for value in (found.samples_per_s, found.tokens_per_s)),
-        "" if found.mfu is None else f"{100 * found.mfu:.1f} %",
+        str(result.workload.world_size),
+        time_ms(result.step_time_ms),
+        "-".join(map(time_ms, result.interval_ms)),
+        *("" if value is None else rate(value) for value in (result.samples_per_s, result.tokens_per_s)),
+        "" if result.mfu is None else f"{100 * result.mfu:.1f} %",
         "" if memory.get("peak_bytes") is None else size_words(int(memory["peak_bytes"])),
         "" if memory.get("fits") is None else "yes" if memory["fits"] else "no",
     )

@@ -98,13 +98,13 @@ def print_replay(console: Console, report: ReplayReport) -> None:
     print_numbers(console, ("step", "replayed", "recorded", "error"), rows)
     if report.unprofiled is not None:
         seen = report.unprofiled
-        said = (
+        text = (
             f"{time_ms(seen.step_ms)} ms measured without a profiler ({between_ms(seen.low_ms, seen.high_ms)}); "
             f"this recording repeats every {time_ms(seen.as_recorded_ms)} ms ({signed_percent(seen.as_recorded_error)}), "
             f"{time_ms(seen.deflated_ms)} ms ({signed_percent(seen.deflated_error)}) with the published cost of profiling "
             "taken out"
         )
-        print_line(console, "Unprofiled", said)
+        print_line(console, "Unprofiled", text)
     _explanation(console, report.prediction, "none")
 
 
@@ -153,8 +153,8 @@ def _step_time(console: Console, step_ms: float, beside: Sequence[str]) -> None:
 def _iterations(console: Console, iterations: Iterations, recorded_ms: float) -> None:
     """How the step time is distributed, and whose lookups make the slowest iteration."""
     times = iterations.step_ms
-    said = f"ms per step with the lookups of {len(times)} iterations; the recorded step stands for the mean iteration"
-    print_section(console, "Iterations", said)
+    text = f"ms per step with the lookups of {len(times)} iterations; the recorded step stands for the mean iteration"
+    print_section(console, "Iterations", text)
     levels = [iterations.quantile_ms(level) for level in (0.1, 0.5, 0.9)]
     shown = (iterations.mean_ms, iterations.std_ms, min(times), *levels, max(times))
     heads = ("mean", "standard\ndeviation", "smallest", "quantile\n10 %", "quantile\n50 %", "quantile\n90 %", "largest")
@@ -178,8 +178,8 @@ def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> No
     print_section(console, "Critical path", _path_line(path), _path(console, path))
     straggler = prediction.straggler
     if straggler is not None:
-        said = f"rank {straggler.rank}: the others together wait {time_ms(straggler.caused_ms)} ms per step for it, "
-        print_line(console, "Straggler", said + f"{percent(straggler.share)} of all waiting for peers")
+        text = f"rank {straggler.rank}: the others together wait {time_ms(straggler.caused_ms)} ms per step for it, "
+        print_line(console, "Straggler", text + f"{percent(straggler.share)} of all waiting for peers")
     elif len(prediction.ranks) > 1:
         print_line(console, "Straggler", nobody)
     print_line(console, "Coverage", f"device time is {source_words(prediction.coverage)}", spaced=len(prediction.ranks) < 2)

@@ -78,7 +78,7 @@ def _naive_chunk(tables: Sequence[Table], machine: Machine) -> Plan:
 def _norm_lookup_greedy(tables: Sequence[Table], machine: Machine) -> Plan:
     """Looked-up elements and memory, each measured by its mean."""
     elements, sizes = _over_mean([_elements(table) for table in tables]), _over_mean([float(table.nbytes) for table in tables])
-    costs = [one + other for one, other in zip(elements, sizes, strict=True)]
+    costs = [element + other for element, other in zip(elements, sizes, strict=True)]
     return place_greedily(tables, costs, machine.ranks, machine.memory_bytes)
 
 

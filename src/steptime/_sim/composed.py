@@ -68,8 +68,8 @@ class BesideCollectives:
     def factors(self, alone_ns: Floats) -> Floats:
         """How many times as long the lookups take with collectives beside all of them."""
         kernels = np.array(self.kernels)[:, None, None]
-        found: Floats = (kernels * self.law.compute_factor(kernels * alone_ns, self.share)).sum(axis=0)
-        return found
+        result: Floats = (kernels * self.law.compute_factor(kernels * alone_ns, self.share)).sum(axis=0)
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class ComposedStep:
         took = (played.work_end_ns - played.moving_ns)[:, 0, 0].astype(np.float64)
         groups = [issued.groups[number] for number in issued.estimate]
         ways = _ways(issued, played, groups, took)
-        exchanges = [place for place, work in enumerate(ways.order) if groups[work] == EXCHANGE]
+        exchanges = [index for index, work in enumerate(ways.order) if groups[work] == EXCHANGE]
         backward = np.array([took[work] for work, group in enumerate(groups) if group == BACKWARD])
         return cls(
             len(program.streams),
@@ -119,17 +119,17 @@ class ComposedStep:
         fronts = [np.zeros_like(forward) for _ in range(self.streams)]
         period, ended, between = np.zeros(len(forward)), np.zeros(len(forward)), np.zeros_like(forward)
         exchanged, waiting, ended_back = np.zeros_like(forward), np.zeros_like(forward), np.zeros_like(forward)
-        way = {place: (number, slower) for number, (place, slower) in enumerate(zip(self.exchanges, self.slower, strict=True))}
+        way = {index: (number, slower) for number, (index, slower) in enumerate(zip(self.exchanges, self.slower, strict=True))}
         for number in range(_SETTLING_STEPS if together is not None or most is not None else _STEPS):
             sources, waiting, exchanged = list(fronts), np.zeros_like(forward), np.zeros_like(forward)
             held: list[tuple[Floats, Floats]] = []
             ahead_ns = _latest(self.to_forward, sources, forward, backward)
-            for place, (terms, moving) in enumerate(zip(self.arrivals, self.moving_ns, strict=True)):
+            for index, (terms, moving) in enumerate(zip(self.arrivals, self.moving_ns, strict=True)):
                 arrival = _latest(terms, sources, forward, backward)
                 last = arrival.max(axis=1, keepdims=True)
                 time = np.full_like(forward, moving)
-                if place in way:
-                    exchange, slower = way[place]
+                if index in way:
+                    exchange, slower = way[index]
                     time = ends(exchange, arrival) * slower
                     exchanged = exchanged + time
                 waiting = waiting + (last - arrival)
@@ -171,21 +171,21 @@ def _together(
         backward_taken=lookups.backward_taken * share,
         backward_slowed=lookups.backward_slowed * share,
     )
-    forward, found = changed.durations_ns(begin_ns, between_ns)
-    return forward, np.maximum(found - pauses_ns * (backward > 0), 0.0)
+    forward, result = changed.durations_ns(begin_ns, between_ns)
+    return forward, np.maximum(result - pauses_ns * (backward > 0), 0.0)
 
 
 def _latest(terms: Sequence[Term], sources: Sequence[Floats], forward: Floats, backward: Floats) -> Floats:
-    found: Floats | None = None
+    result: Floats | None = None
     for term in terms:
         time = sources[term.source] + term.time_ns
         if term.forward:
             time = time + forward
         if term.backward:
             time = time + backward
-        found = time if found is None else np.maximum(found, time)
-    assert found is not None
-    return found
+        result = time if result is None else np.maximum(result, time)
+    assert result is not None
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +224,15 @@ def _ways(issued: Issued, played: CohortTimeline, groups: Sequence[str], took: F
         else:
             ends[work] = {way: time + took[work] for way, time in start.items()}
         front[stream] = ends[work]
-    return _Ways(arrivals, begins, [_terms(one) for one in front], order)
+    return _Ways(arrivals, begins, [_terms(item) for item in front], order)
 
 
 def _longest(ways: Sequence[tuple[Mapping[Way, float], float]]) -> dict[Way, float]:
-    found: dict[Way, float] = {}
-    for some, more in ways:
-        for way, time in some.items():
-            found[way] = max(found.get(way, -np.inf), time + more)
-    return found
+    result: dict[Way, float] = {}
+    for item, more in ways:
+        for way, time in item.items():
+            result[way] = max(result.get(way, -np.inf), time + more)
+    return result
 
 
 def _over_lookup(ways: Mapping[Way, float], group: str) -> dict[Way, float]:
@@ -245,7 +245,7 @@ def _terms(ways: Mapping[Way, float]) -> tuple[Term, ...]:
     """Without dominated ones."""
     kept = []
     for (source, forward, backward), time in sorted(ways.items()):
-        others = [way for way, own in ways.items() if own >= time and way != (source, forward, backward)]
+        others = [way for way, item in ways.items() if item >= time and way != (source, forward, backward)]
         if not any(way[0] == source and way[1] >= forward and way[2] >= backward for way in others):
             kept.append(Term(source, forward, backward, float(time)))
     return tuple(kept)

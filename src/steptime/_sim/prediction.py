@@ -119,7 +119,7 @@ class PredictedStep:
 def predict(workload: Workload) -> PredictedStep:
     """Predict the steady-state step with the run's own durations, as recorded; on a platform: `modelled.prediction`."""
     inputs = recorded(workload)
-    found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
+    result = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
     steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))
     warnings = list(workload.warnings)
     if workload.absent:
@@ -132,22 +132,22 @@ def predict(workload: Workload) -> PredictedStep:
             "one step was recorded: how much host time lies between steps is not known and taken as none, and ranks begin "
             "together even if they did not; record three or more"
         )
-    if not found.converged:
-        warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
+    if not result.converged:
+        warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
     taken = [ms(period) for period in step_times_ns(inputs).values()]
     taken = taken[1:] or taken  # the first counts from the host's start and waits for what was launched before the recording
-    period_ms = ms(found.period_ns[0])
-    said = explain(
+    period_ms = ms(result.period_ns[0])
+    text = explain(
         workload,
-        found.timeline,
+        result.timeline,
         Window(steps),
-        step_ns=float(found.period_ns[0]),
+        step_ns=float(result.period_ns[0]),
         interval_ms=(min(*taken, period_ms), max(*taken, period_ms)),
         complete=not workload.absent,
-        first_step_ms=ms(found.first_ns[0]),
+        first_step_ms=ms(result.first_ns[0]),
         warnings=warnings,
     )
-    return replace(said, peak_flop_per_s=recorded_peak_flop_per_s(workload, said.operations.precision))
+    return replace(text, peak_flop_per_s=recorded_peak_flop_per_s(workload, text.operations.precision))
 
 
 def explain(

@@ -65,10 +65,10 @@ def validate(
             raise InputError("validate sharding asks the shipped models; drop --models")
         validate_sharding_command(full=full, json=json)
         return
-    found = validated(what, Models(device, models, fabric))
+    result = validated(what, Models(device, models, fabric))
     if json:
-        print(dumps(validation_document(found)), end="")
+        print(dumps(validation_document(result)), end="")
         return
     with stdout() as console:
-        print_validation(console, found, full=full)
+        print_validation(console, result, full=full)
         console.print()

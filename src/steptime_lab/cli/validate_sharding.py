@@ -9,8 +9,8 @@ def validate_sharding_command(*, full: bool, json: bool) -> None:
     from steptime_lab.validate.sharding.report import sharding_document, sharding_lines
     from steptime_lab.validate.sharding.sharding import validate_sharding
 
-    found = validate_sharding()
+    result = validate_sharding()
     if json:
-        print(dumps(sharding_document(found)), end="")
+        print(dumps(sharding_document(result)), end="")
         return
-    print("\n".join(sharding_lines(found, full=full)))
+    print("\n".join(sharding_lines(result, full=full)))

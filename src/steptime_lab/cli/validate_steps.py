@@ -25,18 +25,18 @@ def validate_steps_command(source: str, *, explain: bool, bars: str | None, full
     from steptime_lab.validate.steps.steps import validate_steps
 
     asked = read_bars(SHIPPED_BARS if bars == SHIPPED else Path(bars), source) if bars else []
-    with _progress() as said:
-        found = validate_steps(source, explain=explain, captured=captured_steps() if source == "config" else None, said=said)
+    with _progress() as text:
+        result = validate_steps(source, explain=explain, captured=captured_steps() if source == "config" else None, said=text)
     if json:
-        document = validation_document(found.validation)
-        print(dumps({**document, "explained": split_document(found.outcomes)} if explain else document), end="")
+        document = validation_document(result.validation)
+        print(dumps({**document, "explained": split_document(result.outcomes)} if explain else document), end="")
     else:
         with stdout() as console:
-            print_validation(console, found.validation, full=full)
+            print_validation(console, result.validation, full=full)
             if explain:
-                print_splits(console, found.outcomes)
+                print_splits(console, result.outcomes)
             console.print()
-    left = bars_left(found.validation, asked)
+    left = bars_left(result.validation, asked)
     for line in left:
         print(f"steptime: bar not kept: {line}", file=sys.stderr)
     if left:

@@ -41,12 +41,12 @@ def launched_by(
     inside = _names_inside(program, works)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(ops))}
     names = np.array([numbers[name] for name in ops], dtype=np.int32)
-    before = {some: _matches_before(names, [numbers.get(name, -1) for name in (*some, *_PROFILER)]) for some in set(inside)}
+    before = {item: _matches_before(names, [numbers.get(name, -1) for name in (*item, *_PROFILER)]) for item in set(inside)}
     # Most kernels placed with the first so many works and the first so many kernels.
     placed = np.zeros((len(works) + 1, len(ops) + 1), dtype=np.int32)
-    for row, some in enumerate(inside):
+    for row, item in enumerate(inside):
         # A work takes all that fit it from where the works before it end.
-        placed[row + 1] = before[some] + np.maximum.accumulate(placed[row] - before[some])
+        placed[row + 1] = before[item] + np.maximum.accumulate(placed[row] - before[item])
     owners = [-1] * len(ops)
     end = len(ops)
     for row in range(len(works) - 1, -1, -1):
@@ -64,12 +64,12 @@ def _names_inside(program: Program, works: Sequence[IssuedWork]) -> list[frozens
     names = [program.names[row] for row in program.ops.name.tolist()]
     work_of = {work.op: row for row, work in enumerate(works)}
     owner = [-1] * len(names)
-    found: list[set[str]] = [set() for _ in works]
+    results: list[set[str]] = [set() for _ in works]
     for op, parent in enumerate(program.ops.parent.tolist()):
         owner[op] = work_of.get(op, owner[parent] if parent >= 0 else -1)
         if owner[op] >= 0:
-            found[owner[op]].add(names[op])
-    return [frozenset(some) for some in found]
+            results[owner[op]].add(names[op])
+    return [frozenset(item) for item in results]
 
 
 def _matches_before(names: Counts, some: Sequence[int]) -> Counts:

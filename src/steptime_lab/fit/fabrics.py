@@ -20,8 +20,8 @@ def fit_measured(limits: FabricLimits, rows: Iterable[Mapping[str, Any]]) -> tup
     """From rows of the measured set on the fabric of this name: one node, one tier. The second says how it was chosen."""
     if len(limits.tiers) > 1:
         raise InputError(f"fabric {limits.name} has {len(limits.tiers)} tiers; measured rows do not say which one they used")
-    found = fit_fabric(swept(rows, limits.name))
-    return {limits.tiers[0].name: found.model}, found
+    result = fit_fabric(swept(rows, limits.name))
+    return {limits.tiers[0].name: result.model}, result
 
 
 def fit_tiers(limits: FabricLimits, points: Sequence[Point], *, held_out: bool = False) -> dict[str, TierModel]:
@@ -29,14 +29,14 @@ def fit_tiers(limits: FabricLimits, points: Sequence[Point], *, held_out: bool =
 
     `held_out` keeps the rows of the split `test` from the curves within nodes. The network's curves see all they are given.
     """
-    found: dict[str, TierModel] = {}
-    for name, some in tier_points(limits, points).items():
+    result: dict[str, TierModel] = {}
+    for name, entry in tier_points(limits, points).items():
         network = limits.network is not None and name == limits.network.name
         if held_out and not network:
-            found[name] = fit_points(some)
+            result[name] = fit_points(entry)
             continue
-        model = fit_curves(some)
-        errors = unseen_logs(model, some)
-        ends = {kind: (float(np.quantile(one, 0.05)), float(np.quantile(one, 0.95))) for kind, one in errors.items()}
-        found[name] = replace(model, residuals=ends)
-    return found
+        model = fit_curves(entry)
+        errors = unseen_logs(model, entry)
+        ends = {kind: (float(np.quantile(item, 0.05)), float(np.quantile(item, 0.95))) for kind, item in errors.items()}
+        result[name] = replace(model, residuals=ends)
+    return result

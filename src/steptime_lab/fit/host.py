@@ -136,8 +136,8 @@ def _pace(off: Sequence[Row]) -> Pace:
     without = [row for row in off if row["kind"] == "op_without_launch"]
     if not without:
         raise InputError("no host row measured an op without a launch; run steptime measure host")
-    found = np.concatenate([np.asarray(row["times_ns"]) / np.asarray(row["reference_cpu_ns"]) for row in without])
-    without_ns = float(np.median(found)) * cpu_ns
+    result = np.concatenate([np.asarray(row["times_ns"]) / np.asarray(row["reference_cpu_ns"]) for row in without])
+    without_ns = float(np.median(result)) * cpu_ns
     return Pace(cpu_ns, without_ns, launch_ns - without_ns)
 
 
@@ -157,7 +157,7 @@ def _ops(off: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pa
     usual: dict[str, list[float]] = defaultdict(list)
     for (op, _), count in launches.items():
         usual[name_of(op)].append(count)
-    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    result: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     bound: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for row in off:
         if row["kind"] not in ("op", "op_python"):
@@ -173,10 +173,10 @@ def _ops(off: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pa
         times = np.asarray(row["times_ns"], dtype=np.float64)
         own = float(np.median(np.maximum(times - count * pace.launch_ns * launch, LEAST_CPU * times) / cpu))
         if row["kind"] == "op":
-            found[name].append((_tensors(row["call"]), max(0.0, own - extra_ns), count))
+            result[name].append((_tensors(row["call"]), max(0.0, own - extra_ns), count))
         else:
             bound[name].append((_tensors(row["call"]), own, count))
-    return {name: _op(name, bound.get(name) or seen) for name, seen in found.items()}
+    return {name: _op(name, bound.get(name) or seen) for name, seen in result.items()}
 
 
 def _op(name: str, seen: Sequence[tuple[int, float, float]]) -> OpCost:
@@ -207,37 +207,37 @@ def _tensors(call: str) -> int:
 def _classes(ops: Mapping[str, OpCost], collectives: Mapping[str, HostCost]) -> dict[str, OpCost]:
     """Medians over the ops of a class; where none was measured, over ops that launch."""
     called = [cost.cpu_ns for cost in collectives.values()]
-    found: dict[str, OpCost] = {}
+    result: dict[str, OpCost] = {}
     for name in (HostClass.LAUNCH, HostClass.VIEW, HostClass.ALLOCATION, HostClass.FOREACH, HostClass.COLLECTIVE):
         members = [cost for op, cost in ops.items() if op_kind(op).host_class == name]
         if name == HostClass.LAUNCH:
             members = [cost for cost in members if cost.launches == 1] or members
         if name == HostClass.COLLECTIVE and called:
-            found[name] = OpCost(float(np.median(called)), 0.0, 1.0, len(called))
+            result[name] = OpCost(float(np.median(called)), 0.0, 1.0, len(called))
         elif members:
             columns = ([each.cpu_ns, each.per_tensor_ns, each.launches] for each in members)
             cpu, tensor, count = np.median(np.array(list(columns)), axis=0)
-            found[name] = OpCost(float(cpu), float(tensor), float(count), sum(each.rows for each in members))
+            result[name] = OpCost(float(cpu), float(tensor), float(count), sum(each.rows for each in members))
         else:
-            found[name] = found.get(HostClass.LAUNCH, OpCost(0.0))
-    return {name: found[name] for name in HostClass}
+            result[name] = result.get(HostClass.LAUNCH, OpCost(0.0))
+    return {name: result[name] for name in HostClass}
 
 
 def _mechanisms(off: Sequence[Row], kinds: Sequence[str], pace: Pace) -> dict[str, HostCost]:
     """Costs of the main thread, by kind and op; rows of the same one are taken together."""
-    found: dict[str, list[Times]] = defaultdict(list)
+    result: dict[str, list[Times]] = defaultdict(list)
     for row in off:
         if row["kind"] in kinds:
             cpu, launch = pace.of(row)
             count = LAUNCHING.get(row["kind"], 0.0)
             own = (np.asarray(row["times_ns"], dtype=np.float64) - count * pace.launch_ns * launch) / cpu
-            found[f"{row['kind']} {row['op']}"].append(own)
+            result[f"{row['kind']} {row['op']}"].append(own)
     # Slopes are differences of single passes, a few of which lie far off: no mean.
     return {
         name: HostCost(
             max(0.0, float(np.median(np.concatenate(own)))), LAUNCHING.get(name.partition(" ")[0], 0.0) * pace.launch_ns
         )
-        for name, own in found.items()
+        for name, own in result.items()
     }
 
 
@@ -248,10 +248,10 @@ def _forms(off: Sequence[Row], pace: Pace) -> dict[str, HostCost]:
         if row["kind"] in ("op_autograd", "op_no_grad"):
             medians[row["op"]][row["kind"]] = float(np.median(np.asarray(row["times_ns"]) / pace.of(row)[0]))
     extra = [each["op_autograd"] - each["op_no_grad"] for each in medians.values() if len(each) == 2]
-    found = {"record graph": HostCost(max(0.0, float(np.median(extra))))} if extra else {}
+    result = {"record graph": HostCost(max(0.0, float(np.median(extra))))} if extra else {}
     if "op_autograd" in (plain := medians.get("python_function", {})):
-        found["python_function forward"] = HostCost(plain["op_autograd"])
-    return found
+        result["python_function forward"] = HostCost(plain["op_autograd"])
+    return result
 
 
 def _backward(off: Sequence[Row], ops: Mapping[str, OpCost], pace: Pace) -> dict[str, HostCost]:
@@ -263,16 +263,16 @@ def _backward(off: Sequence[Row], ops: Mapping[str, OpCost], pace: Pace) -> dict
     slowness = float(np.median([np.median(row["times_ns"]) / fast[row["op"]] for row in nodes if fast[row["op"]] > 0]))
     known = [(fast[form], ops[op]) for form, op in NODES.items() if form in fast and op in ops]
     engine = [time_ns - op.cpu_ns - op.launches * pace.launch_ns for time_ns, op in known]
-    found = {"engine node": HostCost(max(0.0, float(np.median(engine))))} if engine else {}
+    result = {"engine node": HostCost(max(0.0, float(np.median(engine))))} if engine else {}
     # Differences of single passes scatter too much for their fast end: their middle, at the usual slowness of the thread.
     for kind in BACKWARD_KINDS:
         for row in off:
             if row["kind"] == kind:
-                found[f"{kind} {row['op']}"] = HostCost(max(0.0, float(np.median(row["times_ns"])) / slowness))
-    calls = [found.pop(name).cpu_ns for name in list(found) if name.startswith("backward_call ")]
+                result[f"{kind} {row['op']}"] = HostCost(max(0.0, float(np.median(row["times_ns"])) / slowness))
+    calls = [result.pop(name).cpu_ns for name in list(result) if name.startswith("backward_call ")]
     if calls:
-        found["backward_call all"] = HostCost(float(np.median(calls)))
-    return found
+        result["backward_call all"] = HostCost(float(np.median(calls)))
+    return result
 
 
 def usual_bursts(calibrations: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pace) -> dict[str, Burst]:
@@ -281,17 +281,17 @@ def usual_bursts(calibrations: Sequence[Row], launches: Mapping[tuple[str, str],
     for row in calibrations:
         if row["kind"] in CALIBRATED:
             times[row["kind"], row["op"], row["call"]][str(row.get("machine"))] += row["times_ns"]
-    found = {}
+    result = {}
     for (kind, op, call), by_machine in sorted(times.items()):
         count = (
             CALIBRATED[kind]
             if kind != "op"
             else launches.get((op, call), float(op_kind(name_of(op)).host_class == HostClass.LAUNCH))
         )
-        medians = [float(np.median(some)) for some in by_machine.values()]
+        medians = [float(np.median(item)) for item in by_machine.values()]
         usual = float(np.exp(np.mean(np.log(np.maximum(medians, 1.0)))))
-        found[f"{kind} {op}"] = Burst(usual, count * pace.launch_ns)
-    return found
+        result[f"{kind} {op}"] = Burst(usual, count * pace.launch_ns)
+    return result
 
 
 def _profiler(rows: Sequence[Row], profiler: str) -> ProfilerCost:
@@ -313,5 +313,5 @@ def _profiler(rows: Sequence[Row], profiler: str) -> ProfilerCost:
     return ProfilerCost(
         per_op_ns=max(0.0, added["op_without_launch"]),
         per_launch_ns=max(0.0, added["launch"]),
-        stretch={kind: round(float(np.median(found)), 4) for kind, found in sorted(ratios.items())},
+        stretch={kind: round(float(np.median(item)), 4) for kind, item in sorted(ratios.items())},
     )

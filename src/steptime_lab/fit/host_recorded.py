@@ -41,9 +41,9 @@ def first_call(programs: Iterable[Program]) -> float:
 
 def between_forward_ns(programs: Iterable[Program], model: HostModel, profiler: ProfilerCost) -> float | None:
     """Python between two ops of the forward pass at speed 1: the mean over all gaps; None where there are none."""
-    found = [_between(program, model, profiler) for program in programs]
-    gaps = sum(count for count, _ in found)
-    return max(0.0, sum(time_ns for _, time_ns in found) / gaps) if gaps else None
+    results = [_between(program, model, profiler) for program in programs]
+    gaps = sum(count for count, _ in results)
+    return max(0.0, sum(time_ns for _, time_ns in results) / gaps) if gaps else None
 
 
 def _between(program: Program, model: HostModel, profiler: ProfilerCost) -> tuple[int, float]:

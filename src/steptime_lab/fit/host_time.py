@@ -49,17 +49,17 @@ class HostTime:
 
     def phase_ns(self, speed: Speed = STEP) -> dict[Phase, float]:
         """Nanoseconds of every phase."""
-        found = dict.fromkeys(Phase, 0.0)
+        result = dict.fromkeys(Phase, 0.0)
         for (phase, _), cost in self.costs.items():
-            found[phase] += speed.time_ns(cost)
-        return found
+            result[phase] += speed.time_ns(cost)
+        return result
 
     def part_ns(self, speed: Speed = STEP) -> dict[Part, float]:
         """Nanoseconds of every part."""
-        found = dict.fromkeys(Part, 0.0)
+        result = dict.fromkeys(Part, 0.0)
         for (_, part), cost in self.costs.items():
-            found[part] += speed.time_ns(cost)
-        return found
+            result[part] += speed.time_ns(cost)
+        return result
 
     def total_ns(self, speed: Speed = STEP) -> float:
         """Nanoseconds of the step: forward and backward take turns, so that they add up."""

@@ -49,12 +49,12 @@ def fit_and_write(folder: Path, out: Path, names: Names, what: Sequence[str], se
     """Fits what is asked and gives the files written."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for one in WHAT:
-        if one in what:
+    for item in WHAT:
+        if item in what:
             begun = time.monotonic()
-            said(f"fitting {one}")
-            written += _FITS[one](folder, out, names.host if one == "host" else names.device, seed, said)
-            said(f"{one}: {time.monotonic() - begun:.0f} s")
+            said(f"fitting {item}")
+            written += _FITS[item](folder, out, names.host if item == "host" else names.device, seed, said)
+            said(f"{item}: {time.monotonic() - begun:.0f} s")
     return written
 
 
@@ -84,10 +84,10 @@ def _lookups(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[
 def _baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:
     """What the fitted models are compared with: other forms, and the lookups' own forms shown some of the rows only."""
     asked = {"kernels": _kernel_baselines, "lookups": _lookup_baselines}
-    found = [fit(folder, out, name, seed, said) for what, fit in asked.items() if read(folder, what).num_rows]
-    if not found:
+    results = [fit(folder, out, name, seed, said) for what, fit in asked.items() if read(folder, what).num_rows]
+    if not results:
         raise InputError(f"{folder}: no kernel or lookup rows to fit; `steptime measure kernels` makes some")
-    return found
+    return results
 
 
 def _lookup_baselines(folder: Path, out: Path, name: str, seed: int, said: Said) -> Path:
@@ -150,7 +150,7 @@ def _overlap(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[
     limits = _limits(out, name, said)
     rows = [row for row in overlap_rows(folder) if row["fabric"] in fabric_names()]
     steps = list(profiled_steps(folder))
-    waited = [one for one in waits(steps, _fitted_fabric(out)) if split_of(one.collective.case) == FIT] if steps else []
+    waited = [wait for wait in waits(steps, _fitted_fabric(out)) if split_of(wait.collective.case) == FIT] if steps else []
     said(f"overlap: {len(rows):,} rows of collectives, {len(steps)} profiled steps")
     overlaps = fit_overlaps(
         rows, kernels_beside(steps), moving=round(slowed_beside(waited)[0], 3), sms=limits.sms.value,

@@ -37,8 +37,8 @@ _MEMORY_BOUND = "copy"
 
 def overlap_rows(folder: Path) -> list[Row]:
     """The rows of a folder's set `collectives`, with the columns that pairs need."""
-    found: list[Row] = read(folder, "collectives").select(_COLUMNS).to_pylist()
-    return found
+    result: list[Row] = read(folder, "collectives").select(_COLUMNS).to_pylist()
+    return result
 
 
 def fit_overlaps(rows: Sequence[Row], in_steps: KernelPairs, *, moving: float, sms: float, source: str) -> dict[str, Overlap]:
@@ -47,7 +47,7 @@ def fit_overlaps(rows: Sequence[Row], in_steps: KernelPairs, *, moving: float, s
     """
     names = sorted({str(row["fabric"]) for row in rows if not _alone(row)})
     pairs = {name: measured_pairs(rows, name) for name in names}
-    pairs = {name: found for name, found in pairs.items() if len(found[1].text)}
+    pairs = {name: item for name, item in pairs.items() if len(item[1].text)}
     if not pairs:
         raise InputError("no collective was measured beside kernels or busy cores; `steptime measure collectives` does so")
     main = _STEADY_FABRIC if _STEADY_FABRIC in pairs else max(pairs, key=lambda name: len(pairs[name][1].text))
@@ -80,7 +80,7 @@ class KernelPairs:
 
     def of(self, *splits: str) -> KernelPairs:
         """Those of some splits."""
-        return self.take(np.array([split_of(one) in splits for one in self.text], dtype=np.bool_))
+        return self.take(np.array([split_of(item) in splits for item in self.text], dtype=np.bool_))
 
     def take(self, chosen: Flags) -> KernelPairs:
         """Some of them."""
@@ -112,7 +112,7 @@ class CollectivePairs:
 
     def of(self, *splits: str) -> CollectivePairs:
         """Those of some splits."""
-        return self.take(np.array([split_of(one) in splits for one in self.text], dtype=np.bool_))
+        return self.take(np.array([split_of(item) in splits for item in self.text], dtype=np.bool_))
 
     def take(self, chosen: Flags) -> CollectivePairs:
         """Some of them."""
@@ -127,12 +127,12 @@ class CollectivePairs:
 
 
 def _column_names(pairs: KernelPairs | CollectivePairs) -> list[str]:
-    return [one.name for one in fields(pairs) if one.name != "text"]
+    return [field.name for field in fields(pairs) if field.name != "text"]
 
 
 def _taken(pairs: KernelPairs | CollectivePairs, chosen: Flags) -> dict[str, Any]:
     columns: dict[str, Any] = {name: getattr(pairs, name)[chosen] for name in _column_names(pairs)}
-    return {**columns, "text": [one for one, kept in zip(pairs.text, chosen, strict=True) if kept]}
+    return {**columns, "text": [item for item, kept in zip(pairs.text, chosen, strict=True) if kept]}
 
 
 def measured_pairs(rows: Iterable[Row], fabric: str) -> tuple[KernelPairs, CollectivePairs]:
@@ -187,8 +187,8 @@ def _level(row: Row) -> float:
 
 
 def _alone_ns(row: Row, alone: Sequence[Row]) -> float:
-    together = [one for one in alone if one["run"] == row["run"]]
-    return float(np.median([_level(one) for one in together or alone]))
+    together = [item for item in alone if item["run"] == row["run"]]
+    return float(np.median([_level(item) for item in together or alone]))
 
 
 def fit_overlap(kernels: KernelPairs, collectives: CollectivePairs, *, moving: float, sms: float, source: str) -> Overlap:
@@ -208,7 +208,7 @@ def busy_table(pairs: CollectivePairs) -> dict[int, float]:
 def _middles(places: Floats, factors: Floats, chosen: Flags) -> dict[int, float]:
     """Per place the median factor, at least 1."""
     known: list[float] = sorted(set(places[chosen].tolist()))
-    return {int(one): max(1.0, round(float(np.median(factors[chosen & (places == one)])), 4)) for one in known}
+    return {int(item): max(1.0, round(float(np.median(factors[chosen & (places == item)])), 4)) for item in known}
 
 
 def _fit_compute(pairs: KernelPairs, sms: float) -> dict[str, Any]:
@@ -255,12 +255,12 @@ def _descend(
     off: Callable[[Mapping[str, float]], float], grids: Mapping[str, Floats], start: Mapping[str, float]
 ) -> dict[str, float]:
     """The least error on grids, one constant after another until none moves."""
-    found = dict(start)
+    result = dict(start)
     for _ in range(20):
-        before = dict(found)
+        before = dict(result)
         for name, grid in grids.items():
-            errors = [off({**found, name: float(value)}) for value in grid]
-            found[name] = round(float(grid[int(np.argmin(errors))]), 4)
-        if found == before:
+            errors = [off({**result, name: float(value)}) for value in grid]
+            result[name] = round(float(grid[int(np.argmin(errors))]), 4)
+        if result == before:
             break
-    return found
+    return result

@@ -48,8 +48,8 @@ class MeasuredExchanges:
         """Of the end of every rank, from the last arrival on, over that of the last rank."""
         measured = self.ended_ns - self.begun_ns.max(axis=0)
         predicted = departures.flows(self.sent, self.together_ns).departures_ns(self.begun_ns)
-        found: Floats = np.abs(predicted - measured) / measured.max(axis=0)
-        return found
+        result: Floats = np.abs(predicted - measured) / measured.max(axis=0)
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +72,10 @@ class MeasuredLookups:
 
     def errors(self, law: Contention) -> tuple[Floats, Floats]:
         """Relative, forward and backward, of lookups long enough to tell."""
-        found = self.predicted_ns(law)
+        result = self.predicted_ns(law)
         forward, backward = (
             np.abs(predicted / np.maximum(took, 1.0) - 1)[alone > _SHORT_NS]
-            for predicted, took, alone in zip(found, self.took_ns, self.alone_ns, strict=True)
+            for predicted, took, alone in zip(result, self.took_ns, self.alone_ns, strict=True)
         )
         return forward, backward
 
@@ -131,11 +131,11 @@ def fit_contention(measured: MeasuredLookups, start: Contention) -> Contention:
         return replace(start, backward=backward, rows=rows)
 
     def squared_ms(values: Floats) -> float:
-        found = zip(measured.predicted_ns(law(values)), measured.took_ns, strict=True)
-        return sum(float(np.square((predicted - took) / 1e6).sum()) for predicted, took in found)
+        result = zip(measured.predicted_ns(law(values)), measured.took_ns, strict=True)
+        return sum(float(np.square((predicted - took) / 1e6).sum()) for predicted, took in result)
 
-    found = minimize(squared_ms, np.array([0.3, 0.3]), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6})
-    return law(np.round(found.x, 2))
+    result = minimize(squared_ms, np.array([0.3, 0.3]), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6})
+    return law(np.round(result.x, 2))
 
 
 def write_sharing(file: Path, buffered_bytes: float, law: Contention, source: str) -> None:
@@ -150,8 +150,8 @@ def _document(folder: Path, kind: str, ranks: int) -> Mapping[str, Any]:
     file = folder / f"ranks_together_{kind}_{ranks}.json"
     if not file.is_file():
         raise InputError(f"{file}: not there; benchmarks/h200/ranks_together.py measures it")
-    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    result: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return result
 
 
 def _one_by_one(readings: Sequence[Mapping[str, Any]], kind: str, ranks: int) -> tuple[Floats, Floats]:

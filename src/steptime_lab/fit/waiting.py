@@ -99,8 +99,8 @@ def profiled_steps(folder: Path, names: Iterable[str] | None = None) -> Iterator
     heads = zip(table["name"].to_pylist(), table["ranks"].to_pylist(), strict=True)
     table = table.filter([ranks > 1 and (wanted is None or name in wanted) for name, ranks in heads])
     profiled: dict[str, list[int]] = defaultdict(list)
-    for place, name in enumerate(table["name"].to_pylist()):
-        profiled[name].append(place)
+    for index, name in enumerate(table["name"].to_pylist()):
+        profiled[name].append(index)
     every = sorted(profiled)
     for first in range(0, len(every), _LOT):
         for case in read_programs(folder / FILE_NAME, every[first : first + _LOT]):
@@ -127,12 +127,12 @@ def collectives_of(case: ProfiledStep) -> list[StepCollective]:
         StepCollective(
             case.name,
             case.workload,
-            message_of([own[place] for own in calls]),
-            np.array([seen[rank][place][0] for rank in range(ranks)]),
-            np.array([seen[rank][place][1] for rank in range(ranks)]),
-            float(np.mean([own[place] for own in covered])),
+            message_of([item[index] for item in calls]),
+            np.array([seen[rank][index][0] for rank in range(ranks)]),
+            np.array([seen[rank][index][1] for rank in range(ranks)]),
+            float(np.mean([item[index] for item in covered])),
         )
-        for place in range(len(calls[0]))
+        for index in range(len(calls[0]))
     ]
 
 
@@ -163,30 +163,30 @@ def _sent(call: Collective, ranks: int) -> tuple[int, ...]:
 
 def waits_of(collectives: Sequence[StepCollective], alone_ns: Sequence[float]) -> list[Waited]:
     """Those of one step that ranks leave together, clocks set by the others; nothing where there are no others."""
-    places = [place for place, one in enumerate(collectives) if one.message.kind in LEFT_TOGETHER]
+    places = [index for index, collective in enumerate(collectives) if collective.message.kind in LEFT_TOGETHER]
     if len(places) < _FEWEST:
         return []
-    start = np.array([collectives[place].start_ns for place in places])
-    ends = start + np.array([collectives[place].ran_ns for place in places])
+    start = np.array([collectives[index].start_ns for index in places])
+    ends = start + np.array([collectives[index].ran_ns for index in places])
     ahead = ends - ends.mean(axis=1, keepdims=True)
-    found = []
-    for row, place in enumerate(places):
+    results = []
+    for row, index in enumerate(places):
         clock = np.median(np.delete(ahead, row, axis=0), axis=0)
         arrived, left = start[row] - clock, ends[row] - clock
         last = float(arrived.max())
         free = max(float(left.max()) - last, 1.0)
-        found.append(Waited(collectives[place], last - arrived, free, float(np.ptp(left)), alone_ns[place]))
-    return found
+        results.append(Waited(collectives[index], last - arrived, free, float(np.ptp(left)), alone_ns[index]))
+    return results
 
 
 def waits(cases: Iterable[ProfiledStep], fabric: Fabric) -> list[Waited]:
     """All collectives of all cases."""
-    found = []
+    results = []
     for case in cases:
         collectives = collectives_of(case)
-        estimates = fabric.estimates([one.message for one in collectives])
-        found += waits_of(collectives, [estimate.time_ns for estimate in estimates])
-    return found
+        estimates = fabric.estimates([collective.message for collective in collectives])
+        results += waits_of(collectives, [estimate.time_ns for estimate in estimates])
+    return results
 
 
 def slowed_beside(waited: Sequence[Waited]) -> tuple[float, float]:
@@ -195,14 +195,14 @@ def slowed_beside(waited: Sequence[Waited]) -> tuple[float, float]:
     Within cases, so that the wire's speed on a day plays no part.
     """
     cases: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in waited:
-        if one.kind == "all_reduce" and one.collective.message.bytes >= _MOVES_BYTES:
-            cases[one.collective.case].append((one.collective.covered, float(np.log(one.free_ns / one.alone_ns))))
-    known = [np.array(some) for some in cases.values() if len(some) >= _FEWEST]
+    for item in waited:
+        if item.kind == "all_reduce" and item.collective.message.bytes >= _MOVES_BYTES:
+            cases[item.collective.case].append((item.collective.covered, float(np.log(item.free_ns / item.alone_ns))))
+    known = [np.array(entry) for entry in cases.values() if len(entry) >= _FEWEST]
     if not known:
         return 0.0, float("inf")
-    covered = np.concatenate([some[:, 0] - some[:, 0].mean() for some in known])
-    slower = np.concatenate([some[:, 1] - np.median(some[:, 1]) for some in known])
+    covered = np.concatenate([entry[:, 0] - entry[:, 0].mean() for entry in known])
+    slower = np.concatenate([entry[:, 1] - np.median(entry[:, 1]) for entry in known])
     usual = np.abs(slower) < _DISTURBED
     covered, slower = covered[usual], slower[usual]
     weight = max(float((covered**2).sum()), 1e-9)
@@ -245,15 +245,15 @@ def _gather(
 ) -> None:  # fmt: skip
     common = beside_share(row)
     seen: dict[int, int] = defaultdict(int)
-    for place, owner in enumerate(owners):
-        name, ran = row["kernel"][place], row["kernel_ns"][place]
+    for index, owner in enumerate(owners):
+        name, ran = row["kernel"][index], row["kernel_ns"][index]
         if owner < 0 or not texts[owner] or not len(ran) or ran[-1] <= 0 or name.startswith(_COLLECTIVE_KERNELS):
             continue
         key = (case, texts[owner], short_name(name), str(seen[owner]))
         seen[owner] += 1
-        if common[place] == 0:
+        if common[index] == 0:
             times[key][0].append(float(ran[-1]))
-        elif common[place] >= _BESIDE:
+        elif common[index] >= _BESIDE:
             times[key][1].append(float(ran[-1]))
 
 
@@ -261,8 +261,8 @@ def beside_share(row: Row) -> Floats:
     """Of each kernel's time in the last step, what collectives of the same rank ran as well."""
     start, end, nccl = _times(row)
     common = np.minimum(end[:, None], end[nccl]) - np.maximum(start[:, None], start[nccl])
-    found: Floats = np.maximum(common, 0.0).sum(axis=1) / np.maximum(end - start, 1.0)
-    return found
+    result: Floats = np.maximum(common, 0.0).sum(axis=1) / np.maximum(end - start, 1.0)
+    return result
 
 
 def covered_share(row: Row) -> Floats:
@@ -270,12 +270,12 @@ def covered_share(row: Row) -> Floats:
     start, end, nccl = _times(row)
     order = np.argsort(start[~nccl])
     begin, until = start[~nccl][order], end[~nccl][order]
-    found = []
+    results = []
     for first, last in zip(start[nccl], end[nccl], strict=True):
         ends = np.maximum.accumulate(np.clip(until, first, last))
         begins = np.maximum(np.clip(begin, first, last), np.concatenate([[first], ends[:-1]])[: len(ends)])
-        found.append(float(np.maximum(ends - begins, 0.0).sum()) / max(last - first, 1.0))
-    return np.array(found)
+        results.append(float(np.maximum(ends - begins, 0.0).sum()) / max(last - first, 1.0))
+    return np.array(results)
 
 
 def _times(row: Row) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:

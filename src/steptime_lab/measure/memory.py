@@ -162,7 +162,7 @@ def _settle(step: Step, group: Group) -> None:
 
 def _peaks(step: Step, group: Group) -> Sequence[tuple[int, int]]:
     """Most allocated and reserved in each of the first steps, then in all that follow."""
-    found = []
+    results = []
     for count in (*(1 for _ in range(WAITING)), RUNNING):
         if count == RUNNING and _counted(group):
             time.sleep(_WATCHDOG_S)
@@ -170,8 +170,8 @@ def _peaks(step: Step, group: Group) -> Sequence[tuple[int, int]]:
         for _ in range(count):
             step()
         group.barrier()
-        found.append(_most(group))
-    return found
+        results.append(_most(group))
+    return results
 
 
 def _counted(group: Group) -> bool:

@@ -41,8 +41,8 @@ _COPIES = 8
 def run(session: Session, options: Options) -> None:
     """One group of ranks for every size of part; the time left is divided evenly among those to come."""
     sizes = [count for count in options.ranks if count > 1] or list(_USUAL)
-    for place, count in enumerate(sizes):
-        within = replace(session, budget=session.budget.part(1 / (len(sizes) - place)))
+    for index, count in enumerate(sizes):
+        within = replace(session, budget=session.budget.part(1 / (len(sizes) - index)))
         layout = Layout(count, share_gpu=True, device=options.device)
         run_avoiding(within, __name__, layout, plan_of(within, options), AvoidList(session.folder, JOB), attempts=ATTEMPTS)
 
@@ -66,7 +66,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     idle, streaming = replace(same, others="idle"), replace(same, others="streaming")
     sample = cases[: _SMALL_SAMPLE if small else _SAMPLE]
     asked = {
-        setting: remaining(session, some, setting) for setting, some in ((same, cases), (idle, sample), (streaming, sample))
+        setting: remaining(session, item, setting) for setting, item in ((same, cases), (idle, sample), (streaming, sample))
     }
     # What is done is read before anybody adds to it: the ranks have to ask the same.
     group.barrier()

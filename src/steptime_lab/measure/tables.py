@@ -31,36 +31,36 @@ def noise(arguments: Sequence[str]) -> int:
     parser.add_argument("--parts", action="store_true", help="also by family, direction, ranks, workload")
     parser.add_argument("--json", action="store_true", help="as JSON")
     given = parser.parse_args(list(arguments))
-    found = noises(given.folder, parts=given.parts)
-    if not found:
+    result = noises(given.folder, parts=given.parts)
+    if not result:
         raise InputError(f"{given.folder}: no measurements there; measure some with `steptime measure JOB -o DIR`")
     if given.json:
-        content = {"schema_version": SCHEMA_VERSION, "sets": [one.to_dict() for one in found], "warnings": []}
+        content = {"schema_version": SCHEMA_VERSION, "sets": [item.to_dict() for item in result], "warnings": []}
         print(json.dumps(content, indent=2))
     else:
-        print("\n".join(noise_lines(found)))
+        print("\n".join(noise_lines(result)))
     return 0
 
 
 def noises(folder: Path, *, parts: bool) -> list[Noise]:
     """The floors of the sets in a folder that have rows."""
-    found = []
+    results = []
     for name, measured in measured_sets().items():
         table = read(folder, name)
         if not table.num_rows or not measured.timed:
             continue
-        found.append(noise_of(measured, table))
+        results.append(noise_of(measured, table))
         if parts and name in DIVIDED_BY:
-            found += noise_by(measured, table, DIVIDED_BY[name])
-    return found
+            results += noise_by(measured, table, DIVIDED_BY[name])
+    return results
 
 
 def noise_lines(found: Sequence[Noise]) -> list[str]:
     """A table in Markdown, which reads well on a screen too."""
     rows = [HEADER, tuple("-" * len(word) for word in HEADER)]
-    for one in found:
-        floors = (one.within, one.between_processes, one.between_machines)
-        rows.append((one.name, f"{one.rows:,}", f"{one.keys:,}", *(_said(floor) for floor in floors)))
+    for item in found:
+        floors = (item.within, item.between_processes, item.between_machines)
+        rows.append((item.name, f"{item.rows:,}", f"{item.keys:,}", *(_said(floor) for floor in floors)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     return ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
 

@@ -41,7 +41,7 @@ def write_choices(file: Path, choices: Mapping[Asked, Choice], *, nccl: str, ran
     """The choices at one place, whole or not at all."""
     content = {
         "nccl": nccl, "ranks": ranks, "fabric": fabric,
-        "choices": [[asked.collective, asked.size_bytes, *choice] for asked, choice in choices.items()],
+        "choices": [[item.collective, item.size_bytes, *choice] for item, choice in choices.items()],
     }  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(content))
@@ -52,11 +52,11 @@ def choices_in(file: Path) -> dict[Asked, Choice]:
     if not file.exists():
         return {}
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        place = str(said["nccl"]), int(said["ranks"]), str(said["fabric"])
+        text = json.loads(file.read_text(encoding="utf-8"))
+        place = str(text["nccl"]), int(text["ranks"]), str(text["fabric"])
         return {
             Asked(*place, str(collective), int(size)): Choice(str(algorithm), str(protocol), channels)
-            for collective, size, algorithm, protocol, channels in said["choices"]
+            for collective, size, algorithm, protocol, channels in text["choices"]
         }
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file}: not a list of NCCL's choices ({error}); remove it and ask again") from error
@@ -65,7 +65,7 @@ def choices_in(file: Path) -> dict[Asked, Choice]:
 def choices_of(folders: Iterable[Path]) -> dict[Asked, Choice]:
     """All choices that were asked into some folders."""
     files = [file for folder in folders for file in sorted((folder / FOLDER_NAME).glob("*.json"))]
-    return {asked: choice for file in files for asked, choice in choices_in(file).items()}
+    return {item: choice for file in files for item, choice in choices_in(file).items()}
 
 
 def with_choices(table: pa.Table, choices: Mapping[Asked, Choice]) -> pa.Table:
@@ -78,7 +78,7 @@ def with_choices(table: pa.Table, choices: Mapping[Asked, Choice]) -> pa.Table:
         *(table[name].to_pylist() for name in ("protocol", "channels")),
         strict=True,
     )
-    found = [
+    results = [
         Choice(algorithm, protocol, channels)
         if algorithm or splits
         else choices.get(Asked(nccl, ranks, fabric, collective, size), Choice("", protocol, channels))
@@ -86,6 +86,6 @@ def with_choices(table: pa.Table, choices: Mapping[Asked, Choice]) -> pa.Table:
     ]
     for index, name in enumerate(Choice._fields):
         field = table.schema.field(name)
-        plain = pa.array([choice[index] for choice in found], pa.int16() if name == "channels" else pa.string())
+        plain = pa.array([choice[index] for choice in results], pa.int16() if name == "channels" else pa.string())
         table = table.set_column(table.schema.get_field_index(name), field, plain.cast(field.type))
     return table

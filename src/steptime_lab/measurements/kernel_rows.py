@@ -35,11 +35,11 @@ def rows_of(table: pa.Table, *, families: Iterable[str] | None = None, shares: S
     """The rows of the measured set `kernels`, or those of some families and shares of a GPU."""
     wanted = None if families is None else set(families)
     columns = (*_COLUMNS, "kernel_names", "kernel_ns")
-    found = []
+    results = []
     for row in table.select(columns).to_pylist():
         if (wanted is None or row["family"] in wanted) and (shares is None or row["share"] in shares):
-            found.append(_row(row))
-    return found
+            results.append(_row(row))
+    return results
 
 
 @cache

@@ -50,9 +50,9 @@ class MeasuredLookups:
             self.spread[chosen],
             self.split[chosen],
             self.series[chosen],
-            [self.kernel_names[place] for place in chosen],
-            [self.kernel_ns[place] for place in chosen],
-            [self.times_ns[place] for place in chosen],
+            [self.kernel_names[index] for index in chosen],
+            [self.kernel_ns[index] for index in chosen],
+            [self.times_ns[index] for index in chosen],
         )
 
     def of(self, *splits: str) -> MeasuredLookups:

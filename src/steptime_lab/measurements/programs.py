@@ -64,14 +64,14 @@ def program_of(case: CasePrograms, owner: int) -> Program:
 
 def pack(folders: Iterable[Path], target: Path) -> int:
     """Puts the traces that `measure steps` left in folders into one file, beside those already there; how many cases."""
-    found = {case.name: case for case in read_programs(target)} if target.exists() else {}
+    result = {case.name: case for case in read_programs(target)} if target.exists() else {}
     for folder in folders:
         for file in sorted((folder / "traces").glob(f"*{_OWNERS}")):
             case = _recorded(file)
-            found.setdefault(case.name, case)
+            result.setdefault(case.name, case)
     rows = [
         {"name": case.name, "rank": rank, "owners": list(case.owners), "trace": trace}
-        for case in sorted(found.values(), key=lambda case: case.name)
+        for case in sorted(result.values(), key=lambda case: case.name)
         for rank, trace in sorted(case.traces.items())
     ]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_VERSION_KEY: str(SCHEMA_VERSION)}))
@@ -79,7 +79,7 @@ def pack(folders: Iterable[Path], target: Path) -> int:
         pq.write_table(
             table, unfinished, compression="zstd", compression_level=_LEVEL, use_dictionary=False, row_group_size=_GROUP
         )
-    return len(found)
+    return len(result)
 
 
 def read_programs(file: Path, names: Iterable[str] | None = None) -> list[CasePrograms]:

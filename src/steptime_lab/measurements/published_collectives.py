@@ -27,9 +27,9 @@ def read_multi_node_table(file: Path) -> Points:
 
     def point(row: Mapping[str, str]) -> Point | None:
         kind, ranks, nodes = kind_of(row["collective"]), int(float(row["n_ranks"])), int(float(row["n_nodes"]))
-        found = timed_point(TestRun(kind, ranks), row["size_bytes"], row["time_us_oop"])
+        result = timed_point(TestRun(kind, ranks), row["size_bytes"], row["time_us_oop"])
         nccl = dotted(row["nccl"]) if row["nccl"].isdigit() else row["nccl"]
-        return found and Point(found.kind, ranks, nodes, found.bytes, found.ns, nccl, row["device"], row["source"])
+        return result and Point(result.kind, ranks, nodes, result.bytes, result.ns, nccl, row["device"], row["source"])
 
     return _table(file, point, ("source", "collective", "device", "n_ranks", "n_nodes", "nccl", "size_bytes", "time_us_oop"))
 
@@ -40,8 +40,8 @@ def read_profiled_table(file: Path) -> Points:
 
     def point(row: Mapping[str, str]) -> Point | None:
         ranks, per_node = int(row["num_workers"]), int(row["devices_per_node"])
-        found = timed_point(TestRun(kind, ranks), row["size"], 1e3 * float(row[f"time_stats.{kind}.median"]))
-        return found and Point(found.kind, ranks, -(-ranks // per_node), found.bytes, found.ns)
+        result = timed_point(TestRun(kind, ranks), row["size"], 1e3 * float(row[f"time_stats.{kind}.median"]))
+        return result and Point(result.kind, ranks, -(-ranks // per_node), result.bytes, result.ns)
 
     return _table(file, point, ("size", "num_workers", "devices_per_node", f"time_stats.{kind}.median"))
 
@@ -56,10 +56,10 @@ def _table(file: Path, point: Callable[[Mapping[str, str]], Point | None], colum
         raise InputError(
             f"{file}: expected columns {', '.join(columns)}; there are {', '.join(rows[0]) if rows else 'no rows'}"
         )
-    found: list[Point | None] = []
+    results: list[Point | None] = []
     for row in rows:
         try:
-            found.append(point(row))
+            results.append(point(row))
         except (ValueError, TypeError):
-            found.append(None)
-    return Points(tuple(one for one in found if one is not None), sum(one is None for one in found))
+            results.append(None)
+    return Points(tuple(item for item in results if item is not None), sum(item is None for item in results))

@@ -22,7 +22,7 @@ def shipped(name: str) -> pa.Table:
 
 def shipped_programs(name: str) -> CasePrograms:
     """The execution traces of a shipped step case."""
-    found = read_programs(FOLDER / FILE_NAME, [name])
-    if not found:
+    result = read_programs(FOLDER / FILE_NAME, [name])
+    if not result:
         raise InputError(f"no programs of {name!r} are shipped; the names are in the column `name` of the set steps")
-    return found[0]
+    return result[0]

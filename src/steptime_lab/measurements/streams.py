@@ -58,7 +58,7 @@ class Streams:
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self._places = {key: place for place, key in enumerate(table["stream"].to_pylist())}
+        self._places = {key: index for index, key in enumerate(table["stream"].to_pylist())}
         self._columns = _columns(table)
 
     def __len__(self) -> int:
@@ -71,9 +71,9 @@ class Streams:
 
     def columns(self, streams: Sequence[Stream], dims: Sequence[int]) -> TableColumns:
         """Statistics of tables with rows of so many elements."""
-        found = self._columns.take(np.array([self._places[key_of(stream)] for stream in streams], dtype=np.intp))
-        found.dim[:] = dims
-        return found
+        result = self._columns.take(np.array([self._places[key_of(stream)] for stream in streams], dtype=np.intp))
+        result.dim[:] = dims
+        return result
 
     def with_more(self, more: pa.Table) -> Streams:
         """These and others."""
@@ -154,10 +154,10 @@ def _array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 def _columns(table: pa.Table) -> TableColumns:
     def column(name: str) -> npt.NDArray[np.float64]:
-        found = table[name].combine_chunks()
-        if not pa.types.is_fixed_size_list(found.type):
-            return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.float64)
-        return np.asarray(found.values.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(-1, found.type.list_size)
+        result = table[name].combine_chunks()
+        if not pa.types.is_fixed_size_list(result.type):
+            return np.asarray(result.to_numpy(zero_copy_only=False), dtype=np.float64)
+        return np.asarray(result.values.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(-1, result.type.list_size)
 
     names = ("rows", "batch", "spread", "lengths", "hottest", "bin_rows", "bin_lookups")
     return TableColumns(

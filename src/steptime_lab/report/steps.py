@@ -38,8 +38,8 @@ def split_groups(outcomes: Sequence[CaseOutcome]) -> dict[str, list[Split]]:
     """The splits of all cases, by workload and ranks, and by regime."""
     pairs = [(outcome, visit.split) for outcome in outcomes for visit in outcome.visits if visit.split is not None]
     return {
-        **grouped((f"{outcome.workload} {outcome.ranks} rank{'s' * (outcome.ranks > 1)}", one) for outcome, one in pairs),
-        **grouped((outcome.regime, one) for outcome, one in pairs),
+        **grouped((f"{outcome.workload} {outcome.ranks} rank{'s' * (outcome.ranks > 1)}", item) for outcome, item in pairs),
+        **grouped((outcome.regime, item) for outcome, item in pairs),
     }
 
 
@@ -48,16 +48,16 @@ def print_splits(console: Console, outcomes: Sequence[CaseOutcome]) -> None:
     means = mean_splits(split_groups(outcomes))
     print_section(console, "Whose error", "mean of absolute values, % of the step; each part in turn as profiled")
     rows = [
-        [name, f"{one['rows']:.0f}", *(f"{100 * one[f'absolute_{part}']:.1f}" for part in _PARTS)]
-        for name, one in means.items()
+        [name, f"{entry['rows']:.0f}", *(f"{100 * entry[f'absolute_{part}']:.1f}" for part in _PARTS)]
+        for name, entry in means.items()
     ]
     print_numbers(console, ("", "rows", *_HEADS), rows)
     print_section(console, "Bias", "mean with its sign, % of the step")
-    rows = [[name, f"{one['rows']:.0f}", *(f"{100 * one[part]:+.1f}" for part in _PARTS)] for name, one in means.items()]
+    rows = [[name, f"{entry['rows']:.0f}", *(f"{100 * entry[part]:+.1f}" for part in _PARTS)] for name, entry in means.items()]
     print_numbers(console, ("", "rows", *_HEADS), rows)
     print_line(console, "Note", _BLUNT, style="dim")
     told = [(outcome, visit.split) for outcome in outcomes for visit in outcome.visits if visit.split is not None]
     told.sort(key=lambda pair: -abs(pair[1].error))
     print_section(console, "Worst", f"the {min(_WORST, len(told))} largest errors, % of the step")
-    worst = [[one.name, *(f"{100 * getattr(found, part):+.1f}" for part in _PARTS)] for one, found in told[:_WORST]]
+    worst = [[entry.name, *(f"{100 * getattr(item, part):+.1f}" for part in _PARTS)] for entry, item in told[:_WORST]]
     print_numbers(console, ("", *_HEADS), worst)

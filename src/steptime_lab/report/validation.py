@@ -26,9 +26,9 @@ def validation_document(found: Validation) -> Document:
         "schema_version": SCHEMA_VERSION,
         "set": found.name,
         "summary": _summary(found.whole.summary),
-        "baselines": {name: _summary(one) for name, one in found.whole.baselines.items()},
+        "baselines": {name: _summary(item) for name, item in found.whole.baselines.items()},
         "parts": {  # the name that groups have had in the JSON from the first
-            name: {**_summary(group.summary), "baselines": {other: _summary(one) for other, one in group.baselines.items()}}
+            name: {**_summary(group.summary), "baselines": {other: _summary(item) for other, item in group.baselines.items()}}
             for name, group in found.groups.items()
         },
         "facts": dict(found.facts),
@@ -56,11 +56,11 @@ def print_validation(console: Console, found: Validation, *, full: bool = False)
     shown = {name: group for name, group in found.groups.items() if full or "," not in name}
     rows = [_row("all", found.whole, beside), *(_row(name, group, beside) for name, group in shown.items())]
     print_section(console, "Errors", "predicted against measured; GMAE is a geometric mean")
-    said = [place for place in range(len(heads)) if place == 0 or any(row[place] for row in rows)]
-    print_numbers(console, [heads[place] for place in said], [[row[place] for place in said] for row in rows])
+    text = [index for index in range(len(heads)) if index == 0 or any(row[index] for row in rows)]
+    print_numbers(console, [heads[index] for index in text], [[row[index] for index in text] for row in rows])
     if not beside and baselines:
         print_section(console, "Instead", "other forms on the same cases")
-        others = [(name, Group(one)) for name, one in found.whole.baselines.items()]
+        others = [(name, Group(item)) for name, item in found.whole.baselines.items()]
         print_numbers(console, _HEADS[:6], [_row(name, group, [])[:6] for name, group in others])
         _print_instead(console, shown, baselines)
     _print_worst(console, found.groups)
@@ -78,7 +78,7 @@ def _print_instead(console: Console, groups: Mapping[str, Group], baselines: Seq
     if known:
         heads = ("GMAE", "this", *(name.replace(" ", "\n", 1) for name in baselines))
         rows = [
-            [name, *(_percent(one.gmae) for one in (group.summary, *(group.baselines[other] for other in baselines)))]
+            [name, *(_percent(item.gmae) for item in (group.summary, *(group.baselines[other] for other in baselines)))]
             for name, group in known.items()
         ]
         print_numbers(console, heads, rows)
@@ -89,10 +89,10 @@ def _summary(one: Summary) -> Document:
 
 
 def _row(name: str, group: Group, baselines: Sequence[str]) -> list[str]:
-    one = group.summary
-    told = (one.gmae, one.mape, one.p90, one.max, one.interval_coverage, one.noise_floor)
+    item = group.summary
+    told = (item.gmae, item.mape, item.p90, item.max, item.interval_coverage, item.noise_floor)
     beside = (group.baselines[other].gmae if other in group.baselines else None for other in baselines)
-    return [name, f"{one.rows:,}", *(_percent(value) for value in (*told, *beside))]
+    return [name, f"{item.rows:,}", *(_percent(value) for value in (*told, *beside))]
 
 
 def _fact(name: str, value: float) -> str:
@@ -111,6 +111,6 @@ def _percent(value: float | None) -> str:
 def _print_worst(console: Console, groups: Mapping[str, Group]) -> None:
     """The largest error of each of the groups that have the largest ones."""
     order = sorted(groups.items(), key=lambda item: -item[1].summary.max)
-    said = list(dict.fromkeys(group.summary.worst for _, group in order))[:_WORST]
-    if said:
-        print_section(console, "Worst", "the largest errors, by op and shapes", Text("\n").join(literal(line) for line in said))
+    text = list(dict.fromkeys(group.summary.worst for _, group in order))[:_WORST]
+    if text:
+        print_section(console, "Worst", "the largest errors, by op and shapes", Text("\n").join(literal(line) for line in text))

@@ -50,7 +50,7 @@ def captured_step(case: StepCase) -> Workload:
     from steptime_lab.workloads.case import build
     from steptime_lab.workloads.cases import step_cases
 
-    known = next((one for one in step_cases(case.ranks) if one.name == case.name), None)
+    known = next((step_case for step_case in step_cases(case.ranks) if step_case.name == case.name), None)
     if known is None:
         raise InputError(f"{case.name}: is no step that `steptime measure steps` knows how to make; leave it out")
 

@@ -45,16 +45,16 @@ def validate_collectives(
         raise InputError(f"{fabric}: no collectives of the split {split} that the model answers")
     asked = _asked(tested, fitted.model, points.of(FIT, VALIDATION), _noise(tested, fitted.reduction.quantile))
     fifths = _in_fifths(points, fitted)
-    found = groups(asked, _labels(tested))
-    found |= groups(fifths, [(f"{label}, in fifths", own) for label, own in _labels(points) if "MiB" not in label])
+    result = groups(asked, _labels(tested))
+    result |= groups(fifths, [(f"{label}, in fifths", entry) for label, entry in _labels(points) if "MiB" not in label])
     uneven, facts = _uneven(points, fitted.model)
-    found |= uneven | _left_out(points) | _other_boxes(elsewhere, fitted)
+    result |= uneven | _left_out(points) | _other_boxes(elsewhere, fitted)
     return Validation(
         name=f"collectives {fabric}",
         title=f"collectives on {fabric}, wait-free, {split} rows",
-        cases=[one.case for one in asked],
+        cases=[item.case for item in asked],
         whole=group(asked),
-        groups=found,
+        groups=result,
         facts=facts,
         notes=(
             f"a message's time is {fitted.reduction}, chosen on validation rows",
@@ -72,14 +72,14 @@ def _answerable(model: TierModel, points: Points) -> Points:
 
 def _noise(points: Points, quantile: float) -> list[tuple[float, ...]]:
     """Per row, about how far off its own time is: half of what two halves of the repeats differ by."""
-    found: list[tuple[float, ...]] = []
+    results: list[tuple[float, ...]] = []
     for times in points.repeats or [()] * len(points):
         if len(times) < 4:
-            found.append(repeat_errors(times)[:1])
+            results.append(repeat_errors(times)[:1])
             continue
         halves = [float(np.quantile(times[start::2], quantile)) for start in (0, 1)]
-        found.append(((halves[0] / halves[1] - 1) / 2,))
-    return found
+        results.append(((halves[0] / halves[1] - 1) / 2,))
+    return results
 
 
 def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple[float, ...]]) -> Asked:
@@ -89,8 +89,8 @@ def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple
     if all(pair in published.curves for pair in zip(points.kind, points.ranks.tolist(), strict=True)):
         beside[_PUBLISHED] = published.times(as_published(points)).ns.tolist()
     return [
-        Compared(place, case, {name: case.by(times[place]) for name, times in beside.items()})
-        for place, case in enumerate(cases)
+        Compared(index, case, {name: case.by(times[index]) for name, times in beside.items()})
+        for index, case in enumerate(cases)
     ]
 
 
@@ -100,13 +100,13 @@ def _cases(points: Points, model: TierModel, noise: Sequence[tuple[float, ...]] 
     covered = (times.low_ns <= points.ns) & (points.ns <= times.high_ns)
     return [
         Case(
-            _name(points, place),
-            float(times.ns[place]),
-            float(points.ns[place]),
-            covered=bool(covered[place]) if known else None,
-            repeat_errors=noise[place] if noise else (),
+            _name(points, index),
+            float(times.ns[index]),
+            float(points.ns[index]),
+            covered=bool(covered[index]) if known else None,
+            repeat_errors=noise[index] if noise else (),
         )
-        for place in range(len(points))
+        for index in range(len(points))
     ]
 
 
@@ -124,10 +124,10 @@ def _labels(points: Points) -> Iterator[tuple[str, Callable[[int], bool]]]:
     kinds, ranks = np.array(points.kind), np.asarray(points.ranks)
     large = points.bytes >= LARGE_BYTES
     for kind in KINDS:
-        for label, own in _evenness(kind, (kinds == kind), points.uneven):
-            some = [(label, own)]
-            some += [(f"{label}, {count} ranks", own & (ranks == count)) for count in np.unique(ranks).tolist()]
-            some += [(f"{label} below 1 MiB", own & ~large), (f"{label} from 1 MiB", own & large)]
+        for label, item in _evenness(kind, (kinds == kind), points.uneven):
+            some = [(label, item)]
+            some += [(f"{label}, {count} ranks", item & (ranks == count)) for count in np.unique(ranks).tolist()]
+            some += [(f"{label} below 1 MiB", item & ~large), (f"{label} from 1 MiB", item & large)]
             yield from ((name, places.tolist().__getitem__) for name, places in some)
 
 
@@ -139,16 +139,16 @@ def _evenness(kind: str, own: Flags, uneven: Flags) -> list[tuple[str, Flags]]:
 
 def _in_fifths(points: Points, fitted: FittedFabric) -> Asked:
     """Every row once, by models and baselines that did not see its fifth."""
-    found: Asked = []
-    for own in folded(points):
-        seen = points.take(~own)
+    results: Asked = []
+    for item in folded(points):
+        seen = points.take(~item)
         model = replace(
             fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged), residuals=fitted.model.residuals
         )
-        tested = points.take(own)
+        tested = points.take(item)
         asked = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
-        found += [replace(one, item=place) for place, one in zip(np.flatnonzero(own).tolist(), asked, strict=True)]
-    return sorted(found, key=lambda one: one.item)
+        results += [replace(one, item=place) for place, one in zip(np.flatnonzero(item).tolist(), asked, strict=True)]
+    return sorted(results, key=lambda one: one.item)
 
 
 # --- uneven exchanges ------------------------------------------------------------------------------------------------------
@@ -161,16 +161,16 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Group], dict[st
         return {}, {}
     curves = replace(fit_curves(even, idle_power=0.0, ragged=model.ragged), residuals={})
     asked = _answerable(curves, points.take(points.uneven))
-    found = {f"uneven by {rule}": summary(_by_rule(asked, curves, rule)) for rule in RULES}
+    result = {f"uneven by {rule}": summary(_by_rule(asked, curves, rule)) for rule in RULES}
     best = summary(_cases(asked, replace(curves, idle_power=model.idle_power)))
-    others = {rule: one.gmae for rule, one in found.items()}
+    others = {rule: item.gmae for rule, item in result.items()}
     nearest = min(others, key=lambda rule: others[rule])
     facts = {
         "uneven_exchanges_asked_by_every_rule": float(best.rows),
         f"times_the_error_{nearest} against {_LOAD_AND_PAIRS}".replace(" ", "_"): others[nearest] / best.gmae,
         "times_the_error_uneven_by_max_of_max_as_published_against_load_and_pairs": others["uneven by max of max"] / best.gmae,
     }
-    by_rule = {name: Group(one) for name, one in found.items()} | {f"uneven by {_LOAD_AND_PAIRS}": Group(best)}
+    by_rule = {name: Group(item) for name, item in result.items()} | {f"uneven by {_LOAD_AND_PAIRS}": Group(best)}
     for count in sorted(set(asked.ranks.tolist())):
         own = asked.take(asked.ranks == count)
         cases = _cases(own, replace(curves, idle_power=model.idle_power))
@@ -193,7 +193,7 @@ def _left_out(points: Points) -> dict[str, Group]:
     even = points.take(~points.uneven & (points.bytes >= LARGE_BYTES))
     seen = points.take(~points.uneven)
     counts = sorted(set(points.ranks.tolist()))
-    found: dict[str, Group] = {}
+    result: dict[str, Group] = {}
     for count in counts[1:] if len(counts) > 2 else []:
         others = [other for other in counts if other != count]
         model = fit_curves(seen.take(np.isin(seen.ranks, others)), idle_power=0.0)
@@ -203,11 +203,11 @@ def _left_out(points: Points) -> dict[str, Group]:
         if not cases:
             continue
         label = f"{count} ranks from {' and '.join(map(str, others))}"
-        found[label] = Group(summary(cases))
+        result[label] = Group(summary(cases))
         kinds = np.array(asked.kind)[known]
         for kind in [kind for kind in KINDS if (kinds == kind).any()]:
-            found[f"{kind}, {label}"] = Group(summary([case for case, own in zip(cases, kinds == kind, strict=True) if own]))
-    return found
+            result[f"{kind}, {label}"] = Group(summary([case for case, item in zip(cases, kinds == kind, strict=True) if item]))
+    return result
 
 
 def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Group]:
@@ -216,11 +216,11 @@ def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Group
     speeds: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     others = [row for row in rows if row.run not in own]
     for row in others:
-        said = row.reference_ns or (
+        text = row.reference_ns or (
             row.times_ns if row.message.kind == "all_reduce" and row.message.bytes == LARGE_BYTES else ()
         )
-        if said:
-            speeds[row.run, row.process, row.message.ranks] += said
+        if text:
+            speeds[row.run, row.process, row.message.ranks] += text
     chosen = [row for row in others if (row.run, row.process, row.message.ranks) in speeds]
     chosen = [row for row in chosen if (row.message.kind, row.message.ranks) in fitted.model.curves]
     if not chosen:

@@ -31,13 +31,13 @@ def validate_committed() -> Validation:
     tasks, _ = shipped_tasks()
     rules = {task["task"]: task["rules"] for task in _read(_SHARDING)["tasks"]}
     compared = [*_steps(_UNSEEN, STEPS), *_steps(_UNSEEN_AGAIN, AGAIN)]
-    compared += [one for task in tasks for one in _plans(task, rules[task.name])]
+    compared += [item for task in tasks for item in _plans(task, rules[task.name])]
     regret = np.array([_regret(task, rules[task.name]) for task in tasks if task.further])
     return Validation(
         name="committed",
         title="predictions committed before measuring, uncalibrated",
-        cases=[one.case for one in compared],
-        whole=group([one for one in compared if one.item in (STEPS, FURTHER)]),
+        cases=[item.case for item in compared],
+        whole=group([item for item in compared if item.item in (STEPS, FURTHER)]),
         groups=groups(compared, [(name, name.__eq__) for name in (STEPS, AGAIN, FURTHER, FIRST)]),
         facts={"mean_regret_of_the_picked_plans": float(regret.mean()), "largest_regret": float(regret.max())},
         notes=("regret: the plan of the usual rules that was predicted fastest, over the fastest as measured",),
@@ -62,10 +62,10 @@ def _steps(file: str, name: str) -> Iterator[Compared[str]]:
 def _plans(task: MeasuredTask, rules: dict[str, Any]) -> Iterator[Compared[str]]:
     """Every distinct plan once, under the first of the rules that make it."""
     seen: set[int] = set()
-    for rule, place in task.rules.items():
-        if place not in seen:
-            seen.add(place)
-            case = Case(f"{task.name} {rule}", rules[rule]["step_ms"], float(task.measured_ns[place]) / 1e6)
+    for rule, index in task.rules.items():
+        if index not in seen:
+            seen.add(index)
+            case = Case(f"{task.name} {rule}", rules[rule]["step_ms"], float(task.measured_ns[index]) / 1e6)
             yield Compared(FURTHER if task.further else FIRST, case)
 
 

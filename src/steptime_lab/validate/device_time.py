@@ -111,12 +111,12 @@ def device_times(
     for row in table.to_pylist():
         profiled[row["name"]].append(row)
     every = sorted(profiled)
-    found = []
+    results = []
     for first in range(0, len(every), _LOT):
         for case in read_programs(FOLDER / FILE_NAME, every[first : first + _LOT]):
-            found.append(case_time(case, profiled[case.name], ask))
-        said(f"{len(found)} of {len(every)} cases")
-    return found
+            results.append(case_time(case, profiled[case.name], ask))
+        said(f"{len(results)} of {len(every)} cases")
+    return results
 
 
 def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
@@ -135,7 +135,7 @@ def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
             programs[owner] = (program, questions_of(program, cached_bytes=warm_within_bytes(reference_device()) // share))
         program, works = programs[owner]
         answers = _answers(works, share, ask)
-        expected = {place: len(said.answer.launches) for place, said in answers.items() if said.answer is not None}
+        expected = {place: len(item.answer.launches) for place, item in answers.items() if item.answer is not None}
         owners = launched_by(program, works, row["op"], expected)
         repeats.append(_compute_repeats(row, owners, works))
         _count(row, owners, works, answers, ops, apart, missing)
@@ -151,9 +151,9 @@ def _answers(works: Sequence[IssuedWork], share: int, ask: Ask) -> dict[int, Ans
         if work.question is not None:
             asked.setdefault(id(work.question), work.question)
     others = "none" if share == 1 else "same"
-    said = ask([replace(question, share=share, others=others) for question in asked.values()])
-    found = dict(zip(asked, said, strict=True))
-    return {row: found[id(work.question)] for row, work in enumerate(works) if work.question is not None}
+    text = ask([replace(question, share=share, others=others) for question in asked.values()])
+    result = dict(zip(asked, text, strict=True))
+    return {row: result[id(work.question)] for row, work in enumerate(works) if work.question is not None}
 
 
 def _compute_repeats(row: Row, owners: Sequence[int], works: Sequence[IssuedWork]) -> list[float]:
@@ -168,7 +168,7 @@ def _count(
     row: Row, owners: Sequence[int], works: Sequence[IssuedWork], answers: Mapping[int, Answered], ops: dict[str, OpTime],
     apart: Times, missing: Times,
 ) -> None:  # fmt: skip
-    each: dict[int, OpTime] = {place: OpTime(calls=1) for place in range(len(works))}
+    each: dict[int, OpTime] = {index: OpTime(calls=1) for index in range(len(works))}
     crowded: set[int] = set()
     for owner, kernel, times, crowd in zip(owners, row["kernel"], row["kernel_ns"], _beside(row), strict=True):
         crowded |= {owner} if crowd else set()
@@ -178,14 +178,14 @@ def _count(
             continue
         each[owner].measured_ns += time_ns
         each[owner].measured[short_name(kernel)] += 1
-    for place, work in enumerate(works):
+    for index, work in enumerate(works):
         if work.question is None:
-            apart[work.kind] += each[place].measured_ns
+            apart[work.kind] += each[index].measured_ns
             continue
-        _fill(each[place], answers[place], work.moved, missing)
-        if place not in crowded:
-            each[place].clear_predicted_ns, each[place].clear_measured_ns = each[place].predicted_ns, each[place].answered_ns
-        ops[work.question.call.op].add(each[place])
+        _fill(each[index], answers[index], work.moved, missing)
+        if index not in crowded:
+            each[index].clear_predicted_ns, each[index].clear_measured_ns = each[index].predicted_ns, each[index].answered_ns
+        ops[work.question.call.op].add(each[index])
 
 
 def _beside(row: Row) -> list[bool]:
@@ -195,8 +195,8 @@ def _beside(row: Row) -> list[bool]:
     end = start + np.array([times[-1] if len(times) else 0 for times in row["kernel_ns"]], dtype=np.int64)
     collective = np.array([kernel.startswith(_COLLECTIVE_KERNELS) for kernel in row["kernel"]], dtype=bool)
     overlaps = (start[:, None] < end[collective]) & (end[:, None] > start[collective])
-    found: list[bool] = overlaps.any(axis=1).tolist()
-    return found
+    result: list[bool] = overlaps.any(axis=1).tolist()
+    return result
 
 
 def _fill(one: OpTime, said: Answered, moved: float, missing: Times) -> None:
@@ -223,9 +223,9 @@ def validation_of(cases: Sequence[CaseTime]) -> Validation:
     """The sums of all cases, per workload and part of the GPU, and how much of the time was answered."""
     compared = [Compared(case, _case(case)) for case in cases]
     clear = [Compared(case, _clear(case)) for case in cases if case.share > 1]
-    clear = [one for one in clear if one.case.measured]
+    clear = [item for item in clear if item.case.measured]
     named = list(_groups(cases))
-    found = groups(compared, named) | groups(clear, [(f"{name}, beside no collective", chosen) for name, chosen in named])
+    result = groups(compared, named) | groups(clear, [(f"{name}, beside no collective", chosen) for name, chosen in named])
     measured = sum(case.measured_ns for case in cases)
     missing: Times = defaultdict(float)
     for case in cases:
@@ -234,9 +234,9 @@ def validation_of(cases: Sequence[CaseTime]) -> Validation:
     return Validation(
         name="device-time",
         title="compute kernels of whole steps, from execution traces",
-        cases=[one.case for one in compared],
+        cases=[item.case for item in compared],
         whole=group(compared),
-        groups=found,
+        groups=result,
         facts=_facts(cases, measured),
         notes=("collectives and lookups are left out; what nothing answers counts as zero",),
         warnings=tuple(f"{why}: {time_ns / measured:.3%} of the measured compute" for why, time_ns in _largest(missing)),
@@ -270,7 +270,7 @@ def _groups(cases: Sequence[CaseTime]) -> Iterable[tuple[str, Callable[[CaseTime
 def _facts(cases: Sequence[CaseTime], measured_ns: float) -> dict[str, float]:
     ops = op_times(cases)
     launches = sum((op.measured for op in ops.values()), Counter())
-    said = sum((op.predicted for op in ops.values()), Counter())
+    text = sum((op.predicted for op in ops.values()), Counter())
     same = sum(sum((op.measured & op.predicted).values()) for op in ops.values())
     apart: Times = defaultdict(float)
     for case in cases:
@@ -280,7 +280,7 @@ def _facts(cases: Sequence[CaseTime], measured_ns: float) -> dict[str, float]:
     return {
         "coverage": sum(op.answered_ns for op in ops.values()) / measured_ns,
         "outside_fitted_range": sum(op.outside_ns for op in ops.values()) / measured_ns,
-        "launches_predicted": sum(said.values()) / max(1, launches.total()),
+        "launches_predicted": sum(text.values()) / max(1, launches.total()),
         "launches_with_the_right_kernel": same / max(1, launches.total()),
         "compute": measured_ns / every,
         "lookups": apart[LOOKUP] / every,

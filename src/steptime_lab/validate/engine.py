@@ -85,17 +85,17 @@ class Compared(Generic[Item]):
 
 def group(compared: Sequence[Compared[Item]]) -> Group:
     """At least one item, with the baselines that know all of them."""
-    common = [name for name in compared[0].baselines if all(name in one.baselines for one in compared)]
+    common = [name for name in compared[0].baselines if all(name in item.baselines for item in compared)]
     return Group(
-        summary([one.case for one in compared]),
-        {name: summary([one.baselines[name] for one in compared]) for name in common},
+        summary([item.case for item in compared]),
+        {name: summary([item.baselines[name] for item in compared]) for name in common},
     )
 
 
 def groups(compared: Sequence[Compared[Item]], named: Iterable[tuple[str, Callable[[Item], bool]]]) -> dict[str, Group]:
     """By name, those items that belong; none without any."""
-    chosen = ((name, [one for one in compared if belongs(one.item)]) for name, belongs in named)
-    return {name: group(some) for name, some in chosen if some}
+    chosen = ((name, [item for item in compared if belongs(item.item)]) for name, belongs in named)
+    return {name: group(entry) for name, entry in chosen if entry}
 
 
 def summary(cases: Sequence[Case]) -> Summary:
@@ -120,4 +120,4 @@ def summary(cases: Sequence[Case]) -> Summary:
 def repeat_errors(times: Sequence[float]) -> tuple[float, ...]:
     """Of each repeat against the mean of the others; none where there is one repeat only."""
     total, count = sum(times), len(times)
-    return tuple(one * (count - 1) / (total - one) - 1 for one in times) if count > 1 and min(times) > 0 else ()
+    return tuple(time * (count - 1) / (total - time) - 1 for time in times) if count > 1 and min(times) > 0 else ()

@@ -38,26 +38,26 @@ def validate_kernels(
     """Every row of the split on a whole GPU and on parts; `step_kernels` says how much of real steps each family takes."""
     rows = [row for row in rows_of(table) if row.split == split and row.family in families()]
     answered = models.ask([row.question for row in rows])
-    cases = [_case(row, one, models) for row, one in zip(rows, answered, strict=True)]
+    cases = [_case(row, item, models) for row, item in zip(rows, answered, strict=True)]
     beside = {name: form.answers([row.question for row in rows]) for name, form in baselines.items()}
-    missing = [f"{row.family}: {one.why}" for row, one in zip(rows, answered, strict=True) if one.answer is None]
+    missing = [f"{row.family}: {item.why}" for row, item in zip(rows, answered, strict=True) if item.answer is None]
     compared = [
-        Compared(row, case, {name: case.by(answers[place].time_ns) for name, answers in beside.items()})
-        for place, (row, case) in enumerate(zip(rows, cases, strict=True))
-        if answered[place].answer is not None
+        Compared(row, case, {name: case.by(answers[index].time_ns) for name, answers in beside.items()})
+        for index, (row, case) in enumerate(zip(rows, cases, strict=True))
+        if answered[index].answer is not None
     ]
-    whole = [one for one in compared if _whole(one.item)]
+    whole = [item for item in compared if _whole(item.item)]
     if not whole:
         raise InputError("these models answer no row of a whole GPU; fit them to kernels that were measured on one")
-    found = groups(compared, _groups(rows))
+    result = groups(compared, _groups(rows))
     shares = family_shares(step_kernels)
     return Validation(
         name="kernels",
         title=f"device time of op calls, {split} rows",
-        cases=[one.case for one in compared],
+        cases=[item.case for item in compared],
         whole=group(whole),
-        groups=found,
-        facts=_facts(found, shares),
+        groups=result,
+        facts=_facts(result, shares),
         notes=("noise floor: one repeat against the mean of the others; a median of three repeats has about half of it",),
         warnings=tuple(sorted(set(missing))),
     )
@@ -112,8 +112,8 @@ def _facts(found: Mapping[str, Group], shares: Mapping[str, float]) -> dict[str,
     known = {family: share for family, share in shares.items() if family in own}
     weighted = sum(share * own[family].gmae for family, share in known.items()) / sum(known.values())
     return {
-        "median_family_gmae": float(np.median([one.gmae for one in own.values()])),
-        "worst_family_gmae": max(one.gmae for one in own.values()),
+        "median_family_gmae": float(np.median([item.gmae for item in own.values()])),
+        "worst_family_gmae": max(item.gmae for item in own.values()),
         "gmae_weighted_by_share_of_steps": weighted,
         **{f"share_of_steps/{family}": share for family, share in shares.items()},
     }

@@ -55,30 +55,30 @@ def validate_lookups(
 ) -> Validation:
     """Every row of the split, on a whole GPU and on parts; then the tests on unseen lookups, each with forms of its own."""
     asked = {
-        kind: _asked(kind, one.of(split), models, {name: forms[kind] for name, forms in baselines.items() if kind in forms})
-        for kind, one in measured.items()
-        if kind in models.forms and (one.split == split).any()
+        kind: _asked(kind, item.of(split), models, {name: forms[kind] for name, forms in baselines.items() if kind in forms})
+        for kind, item in measured.items()
+        if kind in models.forms and (item.split == split).any()
     }
     if not asked:
         raise InputError(f"no lookups of the split {split} that these models answer")
-    compared = [one for some in asked.values() for one in some]
-    labels = sorted({label for one in compared for label in one.item}, key=_order)
+    compared = [item for entry in asked.values() for item in entry]
+    labels = sorted({label for item in compared for label in item.item}, key=_order)
     if _WHOLE not in labels:
         raise InputError("these models answer no lookup of a whole GPU; fit them to lookups that were measured on one")
-    found = groups(compared, [(label, lambda own, label=label: label in own) for label in labels])  # type: ignore[misc]
-    whole = found.pop(_WHOLE)
+    result = groups(compared, [(label, lambda own, label=label: label in own) for label in labels])  # type: ignore[misc]
+    whole = result.pop(_WHOLE)
     facts: dict[str, float] = {}
     for test, forms in held_out.items():
         unseen = {kind: measured[kind].take(HELD_OUT[test](measured[kind])) for kind in forms if kind in measured}
         of_test, test_facts = _unseen(test, unseen, forms, split)
-        found |= of_test
+        result |= of_test
         facts |= test_facts
     return Validation(
         name="lookups",
         title=f"device time of embedding lookups, {split} rows",
-        cases=[one.case for one in compared],
+        cases=[item.case for item in compared],
         whole=whole,
-        groups=found,
+        groups=result,
         facts=facts,
         notes=(
             "noise floor: one repeat against the mean of the others; a median of three repeats has about half of it",
@@ -93,16 +93,16 @@ def _asked(
     """Every lookup, with the names of the groups that it belongs to."""
     predicted = models.form(*kind).times(measured.lookups).time_ns.tolist()
     cases = []
-    for place, time_ns in enumerate(predicted):
-        actual = float(measured.time_ns[place])
-        quantiles = models.residuals.of_answer(group_of(kind), time_ns, round(float(measured.lookups.share[place])))
+    for index, time_ns in enumerate(predicted):
+        actual = float(measured.time_ns[index])
+        quantiles = models.residuals.of_answer(group_of(kind), time_ns, round(float(measured.lookups.share[index])))
         covered = bool(quantiles[0] <= math.log(actual / time_ns) <= quantiles[-1])
-        repeats = repeat_errors(measured.times_ns[place])
-        cases.append(Case(_name(kind, measured, place), time_ns, actual, float(measured.spread[place]), covered, repeats))
+        repeats = repeat_errors(measured.times_ns[index])
+        cases.append(Case(_name(kind, measured, index), time_ns, actual, float(measured.spread[index]), covered, repeats))
     beside = {name: form.times(measured.lookups).time_ns.tolist() for name, form in baselines.items()}
     return [
-        Compared(frozenset(labels), case, {name: case.by(times[place]) for name, times in beside.items()})
-        for place, (labels, case) in enumerate(zip(_labels(kind, measured), cases, strict=True))
+        Compared(frozenset(labels), case, {name: case.by(times[index]) for name, times in beside.items()})
+        for index, (labels, case) in enumerate(zip(_labels(kind, measured), cases, strict=True))
     ]
 
 
@@ -113,7 +113,7 @@ def _name(kind: Kind, measured: MeasuredLookups, place: int) -> str:
     tables = lookups.pool.tables
     dims = sorted({int(dim) for dim in tables.dim[own]})
     update = OPTIMIZERS[lookups.optimizer[place]]
-    said = [
+    text = [
         group_of(kind),
         f"{len(own)} tables" if len(own) > 1 else f"{int(tables.rows[own[0]]):,} rows",
         f"dim {dims[0]}" + (f"-{dims[-1]}" if len(dims) > 1 else ""),
@@ -123,7 +123,7 @@ def _name(kind: Kind, measured: MeasuredLookups, place: int) -> str:
         *([update] if update != "none" else []),
         "warm" if lookups.warm[place] else "cold",
     ]
-    return " ".join(said)
+    return " ".join(text)
 
 
 def _labels(kind: Kind, measured: MeasuredLookups) -> list[list[str]]:
@@ -131,34 +131,34 @@ def _labels(kind: Kind, measured: MeasuredLookups) -> list[list[str]]:
     lookups, direction = measured.lookups, kind[1]
     quarters = np.searchsorted(np.quantile(skew_of(lookups), (0.25, 0.5, 0.75)), skew_of(lookups))
     widest = lookups.maxima(lookups.pool.tables.dim)
-    found = []
-    for place in range(len(measured)):
-        share = round(float(lookups.share[place]))
+    results = []
+    for index in range(len(measured)):
+        share = round(float(lookups.share[index]))
         if share > 1:
-            found.append([f"1/{share} of the GPU beside {_COMPANY[OTHERS[lookups.others[place]]]}"])
+            results.append([f"1/{share} of the GPU beside {_COMPANY[OTHERS[lookups.others[index]]]}"])
             continue
         labels = [
-            f"{direction}, {_QUARTERS[quarters[place]]} of streams",
-            f"{direction}, {_range(lookups.counts[place], _TABLES)} tables",
-            f"{direction}, widest table of dim {_range(widest[place], _DIMS)}",
-            f"{direction}, {DTYPES[lookups.dtype[place]]}",
+            f"{direction}, {_QUARTERS[quarters[index]]} of streams",
+            f"{direction}, {_range(lookups.counts[index], _TABLES)} tables",
+            f"{direction}, widest table of dim {_range(widest[index], _DIMS)}",
+            f"{direction}, {DTYPES[lookups.dtype[index]]}",
         ]
         if direction == BACKWARD:
-            labels.append(f"{direction}, {OPTIMIZERS[lookups.optimizer[place]]}")
-        found.append([_WHOLE, direction, group_of(kind), *labels])
-    return found
+            labels.append(f"{direction}, {OPTIMIZERS[lookups.optimizer[index]]}")
+        results.append([_WHOLE, direction, group_of(kind), *labels])
+    return results
 
 
 def _range(value: float, ends: Sequence[int]) -> str:
     """Which of the ranges up to these ends a number lies in."""
-    place = bisect_left(ends[:-1], value)
-    low = ends[place - 1] + 1 if place else 1
-    return f"{low} to {ends[place]}" if low < ends[place] else str(low)
+    index = bisect_left(ends[:-1], value)
+    low = ends[index - 1] + 1 if index else 1
+    return f"{low} to {ends[index]}" if low < ends[index] else str(low)
 
 
 def _order(label: str) -> tuple[int, str, int, str]:
     """Directions, then kinds, parts of the GPU, and parts of parts by their numbers."""
-    quarter = next((place for place, name in enumerate(_QUARTERS) if name in label), -1)
+    quarter = next((index for index, name in enumerate(_QUARTERS) if name in label), -1)
     number = re.search(r"\d+", label.partition(",")[2])
     kind = label.rpartition(" ")[2] in DIRECTIONS
     rank = 0 if label in DIRECTIONS else 1 if kind else 2 if "," not in label else 3
@@ -168,8 +168,8 @@ def _order(label: str) -> tuple[int, str, int, str]:
 
 
 def _whole(measured: MeasuredLookups) -> Flags:
-    found: Flags = measured.lookups.share == 1
-    return found
+    result: Flags = measured.lookups.share == 1
+    return result
 
 
 def _unseen(
@@ -181,16 +181,16 @@ def _unseen(
     for direction in DIRECTIONS:
         cases: list[Case] = []
         ranks = Ranks()
-        for kind, one in unseen.items():
+        for kind, item in unseen.items():
             if kind[1] != direction:
                 continue
-            whole = one.take(_whole(one) & ((one.split == split) | (test == "series")))
+            whole = item.take(_whole(item) & ((item.split == split) | (test == "series")))
             if not len(whole):
                 continue
             predicted = forms[kind].times(whole.lookups).time_ns
             cases += [
-                Case(_name(kind, whole, place), float(predicted[place]), float(whole.time_ns[place]))
-                for place in range(len(whole))
+                Case(_name(kind, whole, index), float(predicted[index]), float(whole.time_ns[index]))
+                for index in range(len(whole))
             ]
             if test == "series":
                 ranks += ranks_of(whole, predicted)
@@ -205,15 +205,15 @@ def _series(measured: MeasuredLookups) -> list[list[int]]:
     groups: dict[tuple[str, bool, int], list[int]] = defaultdict(list)
     lookups = measured.lookups
     number = lookups.sums(lookups.pool.tables.lookups)
-    for place, name in enumerate(measured.series.tolist()):
-        groups[name, bool(lookups.warm[place]), int(lookups.optimizer[place])].append(place)
-    found = []
+    for index, name in enumerate(measured.series.tolist()):
+        groups[name, bool(lookups.warm[index]), int(lookups.optimizer[index])].append(index)
+    results = []
     for places in groups.values():
         times, sizes = measured.time_ns[places], number[places]
         alike = sizes.max() <= _ALIKE * sizes.min()
         if len(places) >= _LEAST and alike and times.max() >= _APART * times.min():
-            found.append(places)
-    return found
+            results.append(places)
+    return results
 
 
 @dataclass(frozen=True)
@@ -242,19 +242,19 @@ class Ranks:
 
 def ranks_of(measured: MeasuredLookups, predicted: npt.NDArray[np.float64]) -> Ranks:
     """Of predictions of measured lookups."""
-    found = Ranks()
+    result = Ranks()
     for places in _series(measured):
-        times, said = measured.time_ns[places], predicted[places]
+        times, text = measured.time_ns[places], predicted[places]
         apart = times[:, None] >= _APART * times[None, :]
-        right = apart & (said[:, None] > said[None, :])
-        found += Ranks((rank_correlation(times, said),), int(apart.sum()), int(right.sum()))
-    return found
+        right = apart & (text[:, None] > text[None, :])
+        result += Ranks((rank_correlation(times, text),), int(apart.sum()), int(right.sum()))
+    return result
 
 
 def rank_correlation(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
     """Spearman's, ties sharing their ranks; 0 where all of one side are equal."""
     ranks = [_ranks(values) for values in (one, other)]
-    spreads = [float(own.std()) for own in ranks]
+    spreads = [float(rank.std()) for rank in ranks]
     if min(spreads) == 0:
         return 0.0
     return float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean() / (spreads[0] * spreads[1]))
@@ -263,5 +263,5 @@ def rank_correlation(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64
 def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    found: npt.NDArray[np.float64] = (last - (counts - 1) / 2.0)[places]
-    return found
+    result: npt.NDArray[np.float64] = (last - (counts - 1) / 2.0)[places]
+    return result

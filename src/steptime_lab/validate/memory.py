@@ -81,19 +81,19 @@ def rank_memories(names: Iterable[str] | None = None, *, said: Callable[[str], N
         measured_alone(shipped("memory").select(_ALONE_COLUMNS).to_pylist()),
     )
     every = sorted(rows)
-    found: list[RankMemory] = []
+    results: list[RankMemory] = []
     with _no_collector():
         for first in range(0, len(every), _LOT):
             for case in read_programs(FOLDER / FILE_NAME, every[first : first + _LOT]):
-                found += case_memories(case, rows[case.name], alone)
+                results += case_memories(case, rows[case.name], alone)
             said(f"{min(first + _LOT, len(every))} of {len(every)} cases")
-    return found
+    return results
 
 
 def case_memories(case: CasePrograms, row: Row, alone: Mapping[tuple[str, int], Measured]) -> list[RankMemory]:
     """Every rank of a case; `row` is one of `steps`."""
     peaks: dict[tuple[int, int], PeakMemory] = {}
-    found = []
+    results = []
     for rank, owner in enumerate(case.owners):
         weights, state = unnamed_bytes(row, rank)
         if (owner, weights) not in peaks:
@@ -106,8 +106,8 @@ def case_memories(case: CasePrograms, row: Row, alone: Mapping[tuple[str, int], 
         crowded = Measured(row["allocated_bytes"][rank], row["reserved_bytes"][rank], alone=False)
         measured = alone.get((case.name, rank), crowded)
         name = f"{case.name} rank {rank}"
-        found.append(RankMemory(name, row["workload"], row["ranks"], peaks[owner, weights], measured))
-    return found
+        results.append(RankMemory(name, row["workload"], row["ranks"], peaks[owner, weights], measured))
+    return results
 
 
 def measured_alone(rows: Iterable[Row]) -> dict[tuple[str, int], Measured]:

@@ -27,11 +27,11 @@ def validate_overlap(overlap: Overlap, fabric: str, rows: Sequence[Mapping[str, 
     named["a copy beside"] = kernels.take(~kernels.persistent)
     named["the collective beside compute"] = collectives.take(~collectives.busy)
     named["the collective beside busy cores"] = collectives.take(collectives.busy)
-    compared = [one for name, some in named.items() for one in _compared(name, some, overlap)]
+    compared = [item for name, entry in named.items() for item in _compared(name, entry, overlap)]
     return Validation(
         name="overlap",
         title="kernels and collectives beside each other, pairs of the split test",
-        cases=[one.case for one in compared],
+        cases=[item.case for item in compared],
         whole=group(compared),
         groups=groups(compared, [(name, name.__eq__) for name in named]),
     )
@@ -39,8 +39,8 @@ def validate_overlap(overlap: Overlap, fabric: str, rows: Sequence[Mapping[str, 
 
 def _compared(name: str, pairs: KernelPairs | CollectivePairs, overlap: Overlap) -> list[Compared[str]]:
     columns = (pairs.predicted_ns(overlap).tolist(), pairs.alone_ns.tolist(), pairs.beside_ns.tolist())
-    found = []
+    results = []
     for text, predicted, alone, measured in zip(pairs.text, *columns, strict=True):
         case = Case(f"{name}: {text}", predicted, measured)
-        found.append(Compared(name, case, {_ALONE: case.by(alone)}))
-    return found
+        results.append(Compared(name, case, {_ALONE: case.by(alone)}))
+    return results

@@ -21,9 +21,9 @@ _WAITERS = 0.1  # the last to arrive tell nothing of waiting; those who waited s
 def case_factors(waited: Sequence[Waited]) -> dict[tuple[str, str], float]:
     """Per case and kind, how many times its estimate a collective took in the middle: the wire's speed on that day."""
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for one in waited:
-        ratios[one.collective.case, one.kind].append(one.free_ns / one.alone_ns)
-    return {key: float(np.median(some)) for key, some in ratios.items()}
+    for item in waited:
+        ratios[item.collective.case, item.kind].append(item.free_ns / item.alone_ns)
+    return {key: float(np.median(entry)) for key, entry in ratios.items()}
 
 
 def validation_of(waited: Sequence[Waited]) -> Validation:
@@ -47,9 +47,9 @@ def validation_of(waited: Sequence[Waited]) -> Validation:
     ]
     named.append((f"ranks that waited {_WAITERS:.0%} of the time or more", lambda rank: rank.share >= _WAITERS))
     facts = {"waiting": waiting_share(waited)}
-    for name, some in lots.items():
-        facts[f"waiting, {name}"] = waiting_share(some)
-        facts[f"ends_apart_us, {name}"] = float(np.median([one.apart_ns for one in some])) / 1e3
+    for name, item in lots.items():
+        facts[f"waiting, {name}"] = waiting_share(item)
+        facts[f"ends_apart_us, {name}"] = float(np.median([one.apart_ns for one in item])) / 1e3
     return Validation(
         name="waiting",
         title="collectives of profiled steps on each rank: waiting + wait-free time",
@@ -63,7 +63,7 @@ def validation_of(waited: Sequence[Waited]) -> Validation:
 
 def waiting_share(waited: Sequence[Waited]) -> float:
     """Of the time of collectives, what was waiting."""
-    return float(sum(one.waited_ns.sum() for one in waited) / sum(one.collective.ran_ns.sum() for one in waited))
+    return float(sum(item.waited_ns.sum() for item in waited) / sum(item.collective.ran_ns.sum() for item in waited))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ def _compared(one: Waited, rules: Mapping[str, Callable[[Waited], Floats]]) -> l
     """Every rank by the first rule, beside the others."""
     name = f"{one.collective.case}, {one.kind} of {one.collective.message.bytes} bytes"
     chosen, *others = ((rule, predict(one).tolist()) for rule, predict in rules.items())
-    found = []
+    results = []
     for rank, (ran_ns, waited_ns) in enumerate(zip(one.collective.ran_ns.tolist(), one.waited_ns.tolist(), strict=True)):
         case = Case(f"{name}, rank {rank}", chosen[1][rank], ran_ns)
         beside = {rule: case.by(times[rank]) for rule, times in others}
-        found.append(Compared(RankWaited(one, waited_ns / ran_ns), case, beside))
-    return found
+        results.append(Compared(RankWaited(one, waited_ns / ran_ns), case, beside))
+    return results

@@ -112,8 +112,8 @@ def workload(name: str) -> Workload:
     """The workload of that name, without reading the others' files."""
     if name not in _names():
         raise InputError(f"no workload is called {name!r}; there are {', '.join(_names())}")
-    found: Workload = import_module(f"steptime_lab.workloads.networks.{name}").WORKLOAD
-    return found
+    result: Workload = import_module(f"steptime_lab.workloads.networks.{name}").WORKLOAD
+    return result
 
 
 def build(case: Case, group: GroupLike, device: torch.device) -> Step:

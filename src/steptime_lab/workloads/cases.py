@@ -84,11 +84,11 @@ def _task_case(number: int, model: Dlrm, ranks: int) -> Case:
 def _published(names: tuple[str, ...], ranks: int) -> Iterator[Case]:
     """Each at every batch, and once more with a lookup per table."""
     for name in names:
-        model, said = published_models()[name], name.replace("_", "-")
+        model, text = published_models()[name], name.replace("_", "-")
         for batch in PUBLISHED_BATCHES:
-            yield dlrm_case(model.with_batch(batch), ranks, f"dlrm-{said}-b{batch}-r{ranks}", name)
+            yield dlrm_case(model.with_batch(batch), ranks, f"dlrm-{text}-b{batch}-r{ranks}", name)
         batch = PUBLISHED_BATCHES[0]
-        yield dlrm_case(with_bags(model).with_batch(batch), ranks, f"dlrm-{said}-bags-b{batch}-r{ranks}", name)
+        yield dlrm_case(with_bags(model).with_batch(batch), ranks, f"dlrm-{text}-bags-b{batch}-r{ranks}", name)
 
 
 def _dense(models: tuple[tuple[str, dict[str, int], tuple[int, int, int]], ...], ranks: int) -> Iterator[Case]:

@@ -48,10 +48,10 @@ def _torchvision_models(name: str) -> Any:
 
 
 def _loss(model: nn.Module, inputs: Inputs) -> torch.Tensor:
-    said = model(inputs["images"])
-    if isinstance(said, torch.Tensor):
-        return functional.cross_entropy(said, inputs["labels"])
-    main, auxiliary = said
+    text = model(inputs["images"])
+    if isinstance(text, torch.Tensor):
+        return functional.cross_entropy(text, inputs["labels"])
+    main, auxiliary = text
     return functional.cross_entropy(main, inputs["labels"]) + AUXILIARY_WEIGHT * functional.cross_entropy(
         auxiliary, inputs["labels"]
     )

@@ -59,13 +59,13 @@ class SharedBuffers:
         if key in self._bags:
             self._bags.move_to_end(key)
             return self._bags[key]
-        made = generator.bags(batch, iteration, TorchArrays(self.device))
-        self._bags[key] = made
+        result = generator.bags(batch, iteration, TorchArrays(self.device))
+        self._bags[key] = result
         self._unsettled = True
-        self._bags_nbytes += nbytes_of(made)
+        self._bags_nbytes += nbytes_of(result)
         while self._bags_nbytes > INDEX_BYTES and len(self._bags) > 1:
             self._bags_nbytes -= nbytes_of(self._bags.popitem(last=False)[1])
-        return made
+        return result
 
     def drop_bags(self) -> None:
         """Keeps no index batch for later cases; those that cases hold stay with them."""

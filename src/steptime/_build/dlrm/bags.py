@@ -38,15 +38,15 @@ class Bag:
         sizes, bag_of = emit.tensor((self._batch,), "int64"), emit.tensor((table.indices,), "int64")
         pooled, nothing = emit.tensor((self._batch, table.dim)), emit.tensor((0,), "int64")
         taken = (self.weight, self._indices, self._offsets, False, _SUM_MODE, not self._dense, None, False)
-        made = (pooled, bag_of, sizes, nothing)
+        result = (pooled, bag_of, sizes, nothing)
         with (
-            emit.around("aten::embedding_bag", (*taken, None), made, sequence=emit.sequence),
-            emit.around("aten::_embedding_bag", (*taken, _NO_PADDING), made, sequence=emit.sequence),
+            emit.around("aten::embedding_bag", (*taken, None), result, sequence=emit.sequence),
+            emit.around("aten::_embedding_bag", (*taken, _NO_PADDING), result, sequence=emit.sequence),
         ):
             for each in (sizes, bag_of, pooled, nothing):
                 empty(emit, each.shape, each.dtype, made=each)
         backward = self._dense_backward if self._dense else self._backward
-        self.tape.record("EmbeddingBagBackward0", (self.weight,), (pooled,), partial(backward, made))
+        self.tape.record("EmbeddingBagBackward0", (self.weight,), (pooled,), partial(backward, result))
         return pooled
 
     def _backward(self, made: tuple[Tensor, ...], gradients: Gradients) -> Gradients:
@@ -67,8 +67,8 @@ class Bag:
             ),
         ):
             rows = index_select(self.tape, gradient, bag_of)
-            said = (rows, self._indices, table.rows, _NO_PADDING, False)
-            with emit.around("aten::embedding_sparse_backward", said, (sparse,)):
+            text = (rows, self._indices, table.rows, _NO_PADDING, False)
+            with emit.around("aten::embedding_sparse_backward", text, (sparse,)):
                 self._of_rows(rows, sparse)
         return (sparse,)
 
@@ -86,14 +86,14 @@ class Bag:
         """Puts row numbers and their gradients together; what lies in a sparse tensor is looked at through views."""
         emit, table = self.tape.emit, self.table
         flat = []
-        for tensor, shape, said in (
+        for tensor, shape, item in (
             (self._indices, (1, table.indices), (1, -1)),
             (rows, (table.indices, table.dim), (-1, table.dim)),
         ):
-            made = emit.view(tensor, shape)
-            with emit.around("aten::reshape", (tensor, said), (made,)):
-                emit.op("aten::view", (tensor, said), (made,))
-            flat.append(made)
+            result = emit.view(tensor, shape)
+            with emit.around("aten::reshape", (tensor, item), (result,)):
+                emit.op("aten::view", (tensor, item), (result,))
+            flat.append(result)
         self.row_numbers, self.values = flat
         emit.op("aten::to", (self.row_numbers, DTYPE_NUMBERS["int64"], False, False, None), (self.row_numbers,))
         self._put_together(sparse, self.row_numbers, self.values, (None, None, None, None, None))
@@ -112,26 +112,26 @@ class Bag:
 
     def indices_of(self, sparse: Tensor) -> Tensor:
         """`sparse._indices()`, [1, lookups]."""
-        made = self.tape.emit.view(self.row_numbers)
-        self.tape.emit.op("aten::_indices", (sparse,), (made,))
-        return made
+        result = self.tape.emit.view(self.row_numbers)
+        self.tape.emit.op("aten::_indices", (sparse,), (result,))
+        return result
 
     def values_of(self, sparse: Tensor) -> Tensor:
         """`sparse._values()`, [lookups, dim]."""
-        made = self.tape.emit.view(self.values)
-        self.tape.emit.op("aten::_values", (sparse,), (made,))
-        return made
+        result = self.tape.emit.view(self.values)
+        self.tape.emit.op("aten::_values", (sparse,), (result,))
+        return result
 
     def _put_together(self, sparse: Tensor, numbers: Tensor, values: Tensor, options: tuple[int | str | None, ...]) -> None:
-        said = (numbers, values, sparse.shape, *options)
-        with self.tape.emit.around("aten::_sparse_coo_tensor_unsafe", said, (sparse,)):
+        text = (numbers, values, sparse.shape, *options)
+        with self.tape.emit.around("aten::_sparse_coo_tensor_unsafe", text, (sparse,)):
             self.put_together(sparse, numbers, values)
 
     def put_together(self, sparse: Tensor, numbers: Tensor, values: Tensor) -> None:
         """Makes a sparse tensor of row numbers and rows: an empty one, whose parts are then put in."""
         emit, dim = self.tape.emit, self.table.dim
-        said = (1, 1, sparse.shape, numbers, values, DTYPE_NUMBERS["float32"], SPARSE, emit.device, None, None)
-        with emit.around("aten::_sparse_coo_tensor_with_dims_and_tensors", said, (sparse,)):
+        text = (1, 1, sparse.shape, numbers, values, DTYPE_NUMBERS["float32"], SPARSE, emit.device, None, None)
+        with emit.around("aten::_sparse_coo_tensor_with_dims_and_tensors", text, (sparse,)):
             no_values, no_numbers = emit.tensor((0,)), emit.tensor((1, 0), "int64")
             for each in (no_values, no_numbers):
                 emit.op("aten::empty", (each.shape, DTYPE_NUMBERS[each.dtype], STRIDED, "cuda", None, None), (each,))

@@ -165,10 +165,10 @@ def check_model(model: Dlrm, where: str) -> None:
 
 
 def _tables(given: Values, batch: int, folder: Path) -> tuple[Table, ...]:
-    found = given.values["tables"]
-    if not isinstance(found, list) or not found or not all(isinstance(table, Mapping) for table in found):
+    result = given.values["tables"]
+    if not isinstance(result, list) or not result or not all(isinstance(table, Mapping) for table in result):
         raise given.wrong("tables", "one or more [[tables]]")
-    tables = tuple(_table(table, place, given.where, batch, folder) for place, table in enumerate(found))
+    tables = tuple(_table(table, index, given.where, batch, folder) for index, table in enumerate(result))
     twice = next((name for name, count in Counter(table.name for table in tables).items() if count > 1), None)
     if twice is not None:
         raise InputError(f"{given.where}: table {twice!r} is there twice; expected every name once")
@@ -183,8 +183,8 @@ def _table(values: Mapping[str, Any], place: int, where: str, batch: int, folder
     name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1, MOST_WIDTH)
     pooling = given.number("pooling_factor", 0.0)
     if ("skew" in values) == ("statistics" in values):
-        said = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
-        raise InputError(f"{given.where}: {said}; expected one of them")
+        text = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
+        raise InputError(f"{given.where}: {text}; expected one of them")
     if "skew" in values:
         return Table(name, dim, _generator(given.table("skew"), rows, pooling, place))
     counted = _statistics(given, rows, dim, pooling, batch, folder)
@@ -208,22 +208,22 @@ def _generator(given: Values, rows: int, pooling: float, place: int) -> Generato
 
 
 def _statistics(given: Values, rows: int, dim: int, pooling: float, batch: int, folder: Path) -> TableStatistics:
-    found = given.values["statistics"]
-    if isinstance(found, str):
-        return _from_file(given, folder / found, rows, dim, pooling)
-    if isinstance(found, list):
-        found = {"reuse": found}
-    if not isinstance(found, Mapping):
+    result = given.values["statistics"]
+    if isinstance(result, str):
+        return _from_file(given, folder / result, rows, dim, pooling)
+    if isinstance(result, list):
+        result = {"reuse": result}
+    if not isinstance(result, Mapping):
         raise given.wrong("statistics", "the name of a file, or the 17 bins of the reuse histogram")
-    histogram = Values(found, f"{given.where}, statistics")
+    histogram = Values(result, f"{given.where}, statistics")
     histogram.only(_HISTOGRAM_KEYS)
     histogram.required(("reuse",))
-    reuse = found["reuse"]
+    reuse = result["reuse"]
     good = isinstance(reuse, list) and len(reuse) == REUSE_BINS and all(type(b) in (int, float) and 0 <= b <= 1 for b in reuse)
     if not good or not 0.98 <= sum(reuse) <= 1.02:  # people round shares
         raise histogram.wrong("reuse", f"{REUSE_BINS} shares of distinct rows that add up to 1")
-    counted_over = histogram.whole("batch", 1) if "batch" in found else batch
-    unique = histogram.whole("unique", 1, rows) if "unique" in found else None
+    counted_over = histogram.whole("batch", 1) if "batch" in result else batch
+    unique = histogram.whole("unique", 1, rows) if "unique" in result else None
     return of_reuse(Generator(rows=rows, pooling=pooling), dim, counted_over, tuple(map(float, reuse)), unique)
 
 

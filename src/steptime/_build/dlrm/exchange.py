@@ -118,7 +118,7 @@ class RowExchangeOps:
 
 def _new_empty(tape: Tape, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     emit = tape.emit
-    made = emit.tensor(shape, like.dtype)
-    with emit.around("aten::new_empty", (like, shape, None, None, None, False), (made,)):
-        empty(emit, shape, like.dtype, pinned=False, made=made)
-    return made
+    result = emit.tensor(shape, like.dtype)
+    with emit.around("aten::new_empty", (like, shape, None, None, None, False), (result,)):
+        empty(emit, shape, like.dtype, pinned=False, made=result)
+    return result

@@ -32,8 +32,8 @@ class InteractionOps:
 
     def _as_vectors(self, flat: Tensor) -> Tensor:
         emit, samples = self._tape.emit, flat.shape[0]
-        said = (samples, -1, self._dim)
-        vectors = emit.reshaped(flat, (samples, self._vectors, self._dim), said, sequence=emit.sequence)
+        text = (samples, -1, self._dim)
+        vectors = emit.reshaped(flat, (samples, self._vectors, self._dim), text, sequence=emit.sequence)
 
         def backward(gradients: Gradients) -> Gradients:
             return (_reshape(emit, given(gradients), flat.shape, flat.shape),)
@@ -70,10 +70,10 @@ class InteractionOps:
 
         def backward(gradients: Gradients) -> Gradients:
             gradient = given(gradients)
-            made = _new_zeros(emit, gradient, products.shape)
-            with emit.around("aten::_index_put_impl_", (made, indices, gradient, True, True), (made,)):
+            result = _new_zeros(emit, gradient, products.shape)
+            with emit.around("aten::_index_put_impl_", (result, indices, gradient, True, True), (result,)):
                 self._put(gradient)
-            return (made,)
+            return (result,)
 
         self._tape.record("IndexBackward0", (products,), (picked,), backward)
         return picked
@@ -91,9 +91,9 @@ class InteractionOps:
             contiguous(emit, spread)
         flat = _reshape(emit, places, (pairs,), (-1,))
         for _ in ("sorted places", "their order"):
-            made = emit.tensor((pairs,), "int64")
-            with emit.around("aten::empty_like", (flat, None, None, None, None, _CONTIGUOUS), (made,)):
-                empty(emit, made.shape, "int64", memory_format=_CONTIGUOUS, made=made)
+            result = emit.tensor((pairs,), "int64")
+            with emit.around("aten::empty_like", (flat, None, None, None, None, _CONTIGUOUS), (result,)):
+                empty(emit, result.shape, "int64", memory_format=_CONTIGUOUS, made=result)
         with (
             emit.around("aten::divide_", (flat, 1, "trunc"), (flat,)),
             emit.around("aten::div_", (flat, 1, "trunc"), (flat,)),
@@ -105,40 +105,40 @@ class InteractionOps:
         """Indices along one dimension as places in memory, negative ones brought in."""
         emit = self._tape.emit
         inside, placed = (emit.tensor(index.shape, "int64") for _ in range(2))
-        for name, taken, by, made in (
+        for name, taken, by, item in (
             ("aten::remainder", index, self._vectors, inside),
             ("aten::mul", inside, step, placed),
         ):
-            with emit.around(name, (taken, by), (made,)):
-                emit.op(name, (taken, number(emit, "int64")), (made,))
+            with emit.around(name, (taken, by), (item,)):
+                emit.op(name, (taken, number(emit, "int64")), (item,))
         emit.op("aten::to", (placed, None, None, emit.device, None, False, False, None), (placed,))
         return placed
 
 
 def _reshape(emit: Emitter, x: Tensor, shape: Sequence[int], said: Sequence[int]) -> Tensor:
     """`x.reshape(said)` of a row-major tensor."""
-    made = emit.view(x, shape)
-    with emit.around("aten::reshape", (x, tuple(said)), (made,)):
-        emit.op("aten::view", (x, tuple(said)), (made,))
-    return made
+    result = emit.view(x, shape)
+    with emit.around("aten::reshape", (x, tuple(said)), (result,)):
+        emit.op("aten::view", (x, tuple(said)), (result,))
+    return result
 
 
 def _new_zeros(emit: Emitter, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    made = emit.tensor(shape, like.dtype)
-    said = (like, shape, DTYPE_NUMBERS[like.dtype], STRIDED, emit.device, None)
-    with emit.around("aten::new_zeros", said, (made,)):
-        with emit.around("aten::new_empty", said, (made,)):
-            empty(emit, shape, like.dtype, made=made)
-        zero(emit, made)
-    return made
+    result = emit.tensor(shape, like.dtype)
+    text = (like, shape, DTYPE_NUMBERS[like.dtype], STRIDED, emit.device, None)
+    with emit.around("aten::new_zeros", text, (result,)):
+        with emit.around("aten::new_empty", text, (result,)):
+            empty(emit, shape, like.dtype, made=result)
+        zero(emit, result)
+    return result
 
 
 def _arange(emit: Emitter, count: int) -> Tensor:
     """`torch.arange(count)`: an empty tensor that is grown."""
-    made = emit.tensor((count,), "int64")
+    result = emit.tensor((count,), "int64")
     nothing = emit.tensor((0,), "int64")
-    with emit.around("aten::arange", (count, DTYPE_NUMBERS["int64"], STRIDED, emit.device, None), (made,)):
+    with emit.around("aten::arange", (count, DTYPE_NUMBERS["int64"], STRIDED, emit.device, None), (result,)):
         empty(emit, (0,), "int64", made=nothing)
-        with emit.around("aten::arange", (0, count, 1, nothing), (made,)):
-            emit.op("aten::resize_", (nothing, (count,), None), (made,))
-    return made
+        with emit.around("aten::arange", (0, count, 1, nothing), (result,)):
+            emit.op("aten::resize_", (nothing, (count,), None), (result,))
+    return result

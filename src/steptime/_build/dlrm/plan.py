@@ -152,7 +152,7 @@ class Plan:
     @property
     def rank_of(self) -> tuple[int, ...]:
         """The rank of every shard, in the order of `Division.shards`: of every table, where none is divided."""
-        return tuple(rank for one in self.placements.values() if one.kind not in EVERYWHERE for rank in one.ranks)
+        return tuple(rank for placement in self.placements.values() if placement.kind not in EVERYWHERE for rank in placement.ranks)
 
     def to_dict(self) -> dict[str, list[int]]:
         """Table -> ranks of its shards, in table order."""
@@ -173,9 +173,9 @@ class Plan:
     def divided(self, tables: Sequence[Table]) -> tuple[Division, tuple[int, ...]]:
         """How tables are cut, and the rank of every shard."""
         placed = [self.placements[table.name] for table in tables]
-        slices = tuple(0 if one.kind in EVERYWHERE else len(one.ranks) for one in placed)
-        owners = tuple(rank for one in placed if one.kind not in EVERYWHERE for rank in one.ranks)
-        return Division(slices, tuple(one.kind for one in placed)), owners
+        slices = tuple(0 if item.kind in EVERYWHERE else len(item.ranks) for item in placed)
+        owners = tuple(rank for item in placed if item.kind not in EVERYWHERE for rank in item.ranks)
+        return Division(slices, tuple(item.kind for item in placed)), owners
 
     def split(self, tables: Sequence[Table]) -> tuple[tuple[Table, ...], ...]:
         """The shards of every rank as tables, in table order; without what every rank has."""

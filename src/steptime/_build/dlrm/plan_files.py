@@ -40,11 +40,11 @@ def plans_of(values: Any, where: str) -> dict[str, dict[str, Any]]:
     if not isinstance(values, Mapping):
         raise InputError(f"{where}: {type(values).__name__} found; expected table and ranks, or plans by name")
     if isinstance(values.get("best"), Mapping) and "alternatives" in values:  # of `shard --json`
-        found = {"best": _plan(values["best"], f"{where}, best")}
+        result = {"best": _plan(values["best"], f"{where}, best")}
         others = values["alternatives"] if isinstance(values["alternatives"], list) else []
-        return found | {f"alternative {number}": _plan(plan, where) for number, plan in enumerate(others, 1)}
+        return result | {f"alternative {number}": _plan(plan, where) for number, plan in enumerate(others, 1)}
     if isinstance(values.get("plans"), list):  # of `shard --evaluate --json`
-        return {str(one.get("name", number)): _plan(one, where) for number, one in enumerate(values["plans"])}
+        return {str(value.get("name", number)): _plan(value, where) for number, value in enumerate(values["plans"])}
     if _is_plan(values):
         return {"plan": _plan(values, where)}
     odd = next((name for name, plan in values.items() if not isinstance(plan, Mapping)), None)
@@ -73,9 +73,9 @@ def _plan(values: Any, where: str) -> dict[str, Any]:
         kinds = values.get("kinds")
         if isinstance(kinds, Mapping):  # of `shard --json`: ranks and kinds beside each other
             return {name: _of_kind(ranks, kinds.get(name)) for name, ranks in plain.items()}
-        if plain and all(isinstance(one, Mapping) and all(map(_is_parameter, one.values())) for one in plain.values()):
+        if plain and all(isinstance(item, Mapping) and all(map(_is_parameter, item.values())) for item in plain.values()):
             plain = {name: parameter for module in plain.values() for name, parameter in module.items()}  # modules of TorchRec
-    return {name: _of_torchrec(one, name, where) if _is_parameter(one) else one for name, one in plain.items()}
+    return {name: _of_torchrec(item, name, where) if _is_parameter(item) else item for name, item in plain.items()}
 
 
 def _of_kind(ranks: Any, kind: Any) -> Any:
@@ -118,7 +118,7 @@ def torchrec_document(plan: Plan, tables: Sequence[Table], *, module: str = "", 
 
 def _parameter(plan: Plan, table: Table, device: str) -> dict[str, Any]:
     placed = plan.placements[table.name]
-    spec = None if placed.kind == DATA_PARALLEL else {"shards": [_shard(*one, device) for one in _shards(plan, table)]}
+    spec = None if placed.kind == DATA_PARALLEL else {"shards": [_shard(*shard, device) for shard in _shards(plan, table)]}
     return {
         "sharding_type": placed.kind,
         "compute_kernel": _DENSE if placed.kind == DATA_PARALLEL else _FUSED,

@@ -131,11 +131,11 @@ def _coalesced(bag: Bag) -> tuple[Tensor, Tensor, Tensor]:
 
 def _part(emit: Emitter, name: str, sparse: Tensor, part: Tensor) -> Tensor:
     """`sparse.indices()` or `sparse.values()` of a coalesced tensor."""
-    made = emit.view(part)
-    with emit.around(name, (sparse,), (made,)):
+    result = emit.view(part)
+    with emit.around(name, (sparse,), (result,)):
         emit.op("aten::is_coalesced", (sparse,), (True,))
-        emit.op("aten::alias", (emit.view(part),), (made,))
-    return made
+        emit.op("aten::alias", (emit.view(part),), (result,))
+    return result
 
 
 def _squeezed(emit: Emitter, numbers: Tensor) -> Tensor:

@@ -88,8 +88,8 @@ def _of_cells(cells: Mapping[str, str], place: int, where: str) -> _Listed:
 def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: Overrides) -> DlrmConfig:
     """The model of an EmbeddingBagCollection's tables: name, num_embeddings, embedding_dim, feature_names."""
     listed, notes = [], []
-    for place, table in enumerate(tables):
-        at = f"{where}, tables[{place}]"
+    for index, table in enumerate(tables):
+        at = f"{where}, tables[{index}]"
         given = Values(table, at)
         given.only(_BAG_KEYS)
         given.required(("name", "num_embeddings", "embedding_dim"))
@@ -99,19 +99,19 @@ def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: 
             raise given.wrong("feature_names", "a list of names")
         if "pooling_factor" in table:
             values["pooling_factor"] = table["pooling_factor"]
-        one = _listed(Values(values, at), {}, place)
+        item = _listed(Values(values, at), {}, index)
         if len(features) > 1:
-            more = replace(one.table.generator, pooling=one.table.pooling_factor * len(features))
-            one = replace(one, table=replace(one.table, generator=more))
+            more = replace(item.table.generator, pooling=item.table.pooling_factor * len(features))
+            item = replace(item, table=replace(item.table, generator=more))
             notes.append(
-                f"table {one.table.name!r} serves {len(features)} features: their lookups are counted, their vectors as one, "
+                f"table {item.table.name!r} serves {len(features)} features: their lookups are counted, their vectors as one, "
                 f"so that what it sends is {len(features)} times what is predicted"
             )
         if table.get("data_type", "FP32") not in ("FP32", "DataType.FP32"):
             notes.append(
-                f"table {one.table.name!r} has data_type {table['data_type']}: taken as fp32, with more bytes than it has"
+                f"table {item.table.name!r} has data_type {table['data_type']}: taken as fp32, with more bytes than it has"
             )
-        listed.append(one)
+        listed.append(item)
     return _config(listed, where, overrides, tuple(notes))
 
 
@@ -129,7 +129,7 @@ def _listed(given: Values, skew: dict[str, Any], place: int) -> _Listed:
 
 
 def _config(listed: Sequence[_Listed], where: str, overrides: Overrides, notes: tuple[str, ...]) -> DlrmConfig:
-    tables = tuple(one.table for one in listed)
+    tables = tuple(item.table for item in listed)
     twice = next((name for name, count in Counter(table.name for table in tables).items() if count > 1), None)
     if twice is not None:
         raise InputError(f"{where}: table {twice!r} is there twice; expected every name once")
@@ -137,25 +137,25 @@ def _config(listed: Sequence[_Listed], where: str, overrides: Overrides, notes: 
     samples = SAMPLES_PER_RANK * ranks if batch is None else batch
     model = Dlrm(Path(where).stem, samples, _DENSE_FEATURES, _BOTTOM, _TOP, tables, interaction="cat")
     layers = f"dense layers {_DENSE_FEATURES}-{'-'.join(map(str, _BOTTOM))} and {'-'.join(map(str, _TOP))}"
-    said = [f"{layers}, optimizer sgd: not in the list, taken from Meta's DLRM for Criteo; a config (.toml) says your own"]
+    text = [f"{layers}, optimizer sgd: not in the list, taken from Meta's DLRM for Criteo; a config (.toml) says your own"]
     if batch is None:
-        said.append(f"a batch of {samples} ({SAMPLES_PER_RANK} samples a rank): not in the list; give yours with --batch")
-    return DlrmConfig(model, ranks, notes=(*said, *notes), doubts=tuple(_doubts(listed, model)))
+        text.append(f"a batch of {samples} ({SAMPLES_PER_RANK} samples a rank): not in the list; give yours with --batch")
+    return DlrmConfig(model, ranks, notes=(*text, *notes), doubts=tuple(_doubts(listed, model)))
 
 
 def _doubts(listed: Sequence[_Listed], model: Dlrm) -> list[Doubt]:
-    open_ones = [one for one in listed if one.no_pooling or one.no_skew]
+    open_ones = [item for item in listed if item.no_pooling or item.no_skew]
     if not open_ones:
         return []
-    no_pooling = sum(one.no_pooling for one in listed)
-    no_skew = sum(one.no_skew for one in listed)
+    no_pooling = sum(item.no_pooling for item in listed)
+    no_skew = sum(item.no_skew for item in listed)
     parts = (
         [f"{no_pooling} tables without a pooling factor are taken to have {_POOLING:g} lookup a sample"] if no_pooling else []
     )
     parts += [f"{no_skew} tables without a skew are taken to be looked up evenly"] if no_skew else []
-    said = f"{' and '.join(parts)} (first: {open_ones[0].table.name!r})"
-    tables = tuple(_otherwise(one, place) for place, one in enumerate(listed))
-    return [Doubt(said, "spread as those of production tables are", replace(model, tables=tables))]
+    text = f"{' and '.join(parts)} (first: {open_ones[0].table.name!r})"
+    tables = tuple(_otherwise(item, index) for index, item in enumerate(listed))
+    return [Doubt(text, "spread as those of production tables are", replace(model, tables=tables))]
 
 
 def _otherwise(one: _Listed, place: int) -> Table:
@@ -164,9 +164,9 @@ def _otherwise(one: _Listed, place: int) -> Table:
         return one.table
     draws = Random(place)
     drawn = PRODUCTION_2021.table([draws.random() for _ in range(4)])
-    found = one.table.generator
+    result = one.table.generator
     if one.no_pooling:
-        found = replace(found, pooling=drawn.pooling)
+        result = replace(result, pooling=drawn.pooling)
     if one.no_skew:
-        found = replace(found, kind=drawn.kind, alpha=drawn.alpha, shift=drawn.shift)
-    return replace(one.table, generator=found)
+        result = replace(result, kind=drawn.kind, alpha=drawn.alpha, shift=drawn.shift)
+    return replace(one.table, generator=result)

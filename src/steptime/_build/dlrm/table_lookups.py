@@ -96,8 +96,8 @@ def of_reuse(
     shares = np.array(reuse) / max(sum(reuse), 1e-300)
     ends = np.array((1.0, *REUSE_EDGES[1:], 2.0 * REUSE_EDGES[-1]))
     begins = np.array((1.0, 2.0, *(edge + 1.0 for edge in REUSE_EDGES[1:])))
-    found = round(lookups / float(shares @ np.sqrt(begins * ends))) if unique is None else unique
-    distinct = max(min(found, generator.rows, lookups), min(1, lookups))
+    result = round(lookups / float(shares @ np.sqrt(begins * ends))) if unique is None else unique
+    distinct = max(min(result, generator.rows, lookups), min(1, lookups))
     counted = Statistics(generator.rows, batch, lookups, distinct, float(np.diff(offsets).std()), tuple(shares.tolist()))
     spectrum = of_statistics(counted)
     if lookups:

@@ -160,15 +160,15 @@ def index_select(tape: Tape, x: Tensor, index: Tensor) -> Tensor:
     emit, (count,) = tape.emit, index.shape
     assert x.strides is not None
     rest = x.shape[1:]
-    made, nothing = emit.tensor((count, *rest), x.dtype), emit.tensor((0,), x.dtype)
-    with emit.around("aten::index_select", (x, 0, index), (made,)):
+    result, nothing = emit.tensor((count, *rest), x.dtype), emit.tensor((0,), x.dtype)
+    with emit.around("aten::index_select", (x, 0, index), (result,)):
         empty(emit, (0,), x.dtype, made=nothing)
-        emit.op("aten::resize_", (nothing, made.shape, None), (made,))
+        emit.op("aten::resize_", (nothing, result.shape, None), (result,))
         column = emit.reshaped(index, (count, *(1 for _ in rest)))
-        wide = emit.view(column, made.shape, (1, *(0 for _ in rest)))
-        with emit.around("aten::expand", (column, made.shape, False), (wide,)):
+        wide = emit.view(column, result.shape, (1, *(0 for _ in rest)))
+        with emit.around("aten::expand", (column, result.shape, False), (wide,)):
             emit.op("aten::as_strided", (column, wide.shape, wide.strides, None), (wide,))
-        with emit.around("aten::gather", (x, 0, wide, False, made), (made,)):
-            emit.as_strided(made, made.shape, made.strides or ())
-            emit.as_strided(x, made.shape, (0, *x.strides[1:]))
-    return made
+        with emit.around("aten::gather", (x, 0, wide, False, result), (result,)):
+            emit.as_strided(result, result.shape, result.strides or ())
+            emit.as_strided(x, result.shape, (0, *x.strides[1:]))
+    return result

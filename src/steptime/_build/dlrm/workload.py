@@ -79,7 +79,7 @@ class _RankTables:
     @property
     def local(self) -> LocalTables:
         """As the program has them."""
-        return LocalTables(*(tuple(map(_local, some)) for some in (self.sharded, self.row_wise, self.copied)))
+        return LocalTables(*(tuple(map(_local, item)) for item in (self.sharded, self.row_wise, self.copied)))
 
 
 def _local(table: TableStatistics) -> LocalTable:
@@ -132,20 +132,20 @@ def _programs(model: Dlrm, ranks: Sequence[_RankTables]) -> tuple[tuple[Program,
 def _lookups(model: Dlrm, ranks: Sequence[_RankTables]) -> WorkloadLookups:
     """One iteration, the expected one; a rank without tables looks up nothing."""
     copies = model.lookup if model.lookup == TABLE_BATCHED else f"{model.lookup}_dense"
-    found = {}
+    result = {}
     for rank, tables in enumerate(ranks):
         groups = [
-            RankLookups(implementation, optimizer, StepLookups((some,)))
-            for implementation, optimizer, some in (
+            RankLookups(implementation, optimizer, StepLookups((item,)))
+            for implementation, optimizer, item in (
                 (model.lookup, model.optimizer, tables.sharded),
                 (model.lookup, model.optimizer, tables.row_wise),
                 (copies, DENSE, tables.copied),
             )
-            if some
+            if item
         ]
         if groups:
-            found[rank] = replace(groups[0], then=tuple(groups[1:]))
-    return WorkloadLookups(found)
+            result[rank] = replace(groups[0], then=tuple(groups[1:]))
+    return WorkloadLookups(result)
 
 
 def _unnamed(model: Dlrm, ranks: Sequence[_RankTables]) -> dict[int, UnnamedMemory]:
@@ -153,11 +153,11 @@ def _unnamed(model: Dlrm, ranks: Sequence[_RankTables]) -> dict[int, UnnamedMemo
     if model.lookup != TABLE_BATCHED:
         return {}
     adagrad = model.optimizer == "rowwise_adagrad"
-    groups = {rank: [some for some in (tables.sharded, tables.row_wise) if some] for rank, tables in enumerate(ranks)}
+    groups = {rank: [item for item in (tables.sharded, tables.row_wise) if item] for rank, tables in enumerate(ranks)}
     return {
         rank: UnnamedMemory(
-            tuple(_FLOAT_BYTES * sum(table.rows * table.dim for table in some) for some in held),
-            tuple(_FLOAT_BYTES * sum(table.rows for table in some) for some in held) if adagrad else (),
+            tuple(_FLOAT_BYTES * sum(table.rows * table.dim for table in item) for item in held),
+            tuple(_FLOAT_BYTES * sum(table.rows for table in item) for item in held) if adagrad else (),
         )
         for rank, held in groups.items()
         if held

@@ -89,8 +89,8 @@ class Tape:
         edges = tuple(None if each is None else self._made_by.get(_id(each)) for each in inputs)
         shapes = tuple(() if each is None else each.shape for each in inputs)
         node = _Node(name, self.emit.next_sequence(), backward, shapes, edges, len(outputs))
-        for place, tensor in enumerate(outputs):
-            self._made_by[_id(tensor)] = node, place
+        for index, tensor in enumerate(outputs):
+            self._made_by[_id(tensor)] = node, index
 
     def backward(self, loss: Tensor) -> None:
         """Writes the backward pass of a loss without dimensions: its gradient of ones, the nodes, what waits for the end."""
@@ -110,9 +110,9 @@ class Tape:
     def _ones_like(self, loss: Tensor) -> Tensor:
         emit = self.emit
         ones = emit.tensor(loss.shape, loss.dtype)
-        said = (loss, None, None, None, False, 1)
-        with emit.around("aten::ones_like", said, (ones,)):
-            with emit.around("aten::empty_like", said, (ones,)):
+        text = (loss, None, None, None, False, 1)
+        with emit.around("aten::ones_like", text, (ones,)):
+            with emit.around("aten::empty_like", text, (ones,)):
                 emit.op("aten::empty_strided", (ones.shape, ones.strides, 6, 0, emit.device, False), (ones,))
             emit.op("aten::fill_", (ones, 1.0), (ones,))
         return ones
@@ -142,9 +142,9 @@ class Tape:
             return gradient
         emit, leading = self.emit, len(gradient.shape) - len(shape)
         kept = tuple(
-            place for place, size in enumerate(gradient.shape) if place < leading or (shape[place - leading] == 1 and size != 1)
+            index for index, size in enumerate(gradient.shape) if index < leading or (shape[index - leading] == 1 and size != 1)
         )
-        small = emit.tensor(tuple(1 if place in kept else size for place, size in enumerate(gradient.shape)), gradient.dtype)
+        small = emit.tensor(tuple(1 if index in kept else size for index, size in enumerate(gradient.shape)), gradient.dtype)
         emit.op("aten::sum", (gradient, kept, True, None), (small,))
         return emit.reshaped(small, shape) if leading else small
 
@@ -163,9 +163,9 @@ class Tape:
         if not self.emit.is_view(held) and not self._held[held.storage or 0]:
             self.emit.op("aten::add_", (held, gradient, 1), (held,))
             return held
-        made = self.emit.tensor(held.shape, held.dtype)
-        self.emit.op("aten::add", (held, gradient, 1), (made,))
-        return made
+        result = self.emit.tensor(held.shape, held.dtype)
+        self.emit.op("aten::add", (held, gradient, 1), (result,))
+        return result
 
     def _release(self, gradient: Tensor | None) -> None:
         if gradient is not None and gradient.storage is not None and self._held[gradient.storage]:
@@ -191,13 +191,13 @@ def _parameter(node: _Node) -> Tensor:
 
 
 def _all(root: _Node) -> list[_Node]:
-    found, waiting = {id(root): root}, [root]
+    result, waiting = {id(root): root}, [root]
     while waiting:
         for edge in waiting.pop().next:
-            if edge is not None and id(edge[0]) not in found:
-                found[id(edge[0])] = edge[0]
+            if edge is not None and id(edge[0]) not in result:
+                result[id(edge[0])] = edge[0]
                 waiting.append(edge[0])
-    return list(found.values())
+    return list(result.values())
 
 
 def _prepare(root: _Node) -> None:

@@ -51,19 +51,19 @@ class Reducer:
 
     def _lay_out(self, order: tuple[Tensor, ...]) -> None:
         emit, own = self._tape.emit, [parameter for parameter in order if parameter.id in self._own]
-        found = []
+        results = []
         for parameters in buckets_of(own):
             starts = [0]
             for parameter in parameters:
                 starts.append(starts[-1] + parameter.numel)
             flat = emit.tensor((starts[-1],), parameters[0].dtype)
             views = tuple(emit.view(flat, each.shape, offset=at) for each, at in zip(parameters, starts, strict=False))
-            found.append(_Bucket(flat, parameters, views, tuple(starts[:-1])))
-        self._buckets = tuple(found)
-        self._missing = [len(bucket.parameters) for bucket in found]
-        for number_of, bucket in enumerate(found):
-            for place, parameter in enumerate(bucket.parameters):
-                self._tape.hook(parameter, partial(self._ready, number_of, place))
+            results.append(_Bucket(flat, parameters, views, tuple(starts[:-1])))
+        self._buckets = tuple(results)
+        self._missing = [len(bucket.parameters) for bucket in results]
+        for number_of, bucket in enumerate(results):
+            for index, parameter in enumerate(bucket.parameters):
+                self._tape.hook(parameter, partial(self._ready, number_of, index))
 
     def _ready(self, bucket: int, place: int, gradient: Tensor) -> None:
         """A gradient is there: divided by the number of ranks on its way into the bucket, which leaves when it is full."""

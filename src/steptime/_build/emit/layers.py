@@ -60,9 +60,9 @@ def relu(tape: Tape, x: Tensor) -> Tensor:
         emit.op("aten::clamp_min", (x, 0), (y,))
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(y.shape, y.dtype)
-        emit.op("aten::threshold_backward", (gradients[0], emit.view(y), 0), (made,))
-        return (made,)
+        result = emit.tensor(y.shape, y.dtype)
+        emit.op("aten::threshold_backward", (gradients[0], emit.view(y), 0), (result,))
+        return (result,)
 
     tape.record("ReluBackward0", (x,), (y,), backward)
     return y
@@ -75,9 +75,9 @@ def sigmoid(tape: Tape, x: Tensor) -> Tensor:
     emit.op("aten::sigmoid", (x,), (y,), sequence=emit.sequence)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(y.shape, y.dtype)
-        emit.op("aten::sigmoid_backward", (gradients[0], emit.view(y)), (made,))
-        return (made,)
+        result = emit.tensor(y.shape, y.dtype)
+        emit.op("aten::sigmoid_backward", (gradients[0], emit.view(y)), (result,))
+        return (result,)
 
     tape.record("SigmoidBackward0", (x,), (y,), backward)
     return y
@@ -124,10 +124,10 @@ def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
         emit.op("aten::copy_", (loss, mean, False), (loss,))
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
+        result = emit.tensor(x.shape, x.dtype)
         first = given(gradients)
-        with emit.around("aten::binary_cross_entropy_backward", (first, x, target, None, _MEAN), (made,)):
-            _empty_like(emit, made, x)
+        with emit.around("aten::binary_cross_entropy_backward", (first, x, target, None, _MEAN), (result,)):
+            _empty_like(emit, result, x)
             zeros = (0,) * len(x.shape)
             spread = emit.view(first, x.shape, zeros)
             with (
@@ -135,9 +135,9 @@ def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
                 emit.around("aten::expand", (first, x.shape, False), (spread,)),
             ):
                 emit.op("aten::as_strided", (first, x.shape, zeros, None), (spread,))
-            with emit.around("aten::div_", (made, made.numel), (made,)):
-                emit.op("aten::div_", (made, number(emit, "int64")), (made,))
-        return (made,)
+            with emit.around("aten::div_", (result, result.numel), (result,)):
+                emit.op("aten::div_", (result, number(emit, "int64")), (result,))
+        return (result,)
 
     tape.record("BinaryCrossEntropyBackward0", (x,), (loss,), backward)
     return loss
@@ -156,14 +156,14 @@ def mse_loss(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
             emit.as_strided(loss, (1,) * len(x.shape), (0,) * len(x.shape))
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
-        said = (gradients[0], x, target, _MEAN)
-        with emit.around("aten::mse_loss_backward", said, (made,)):
-            with emit.around("aten::zeros_like", (x, None, None, None, None, _CONTIGUOUS), (made,)):
-                empty_like(emit, x, made)
-                zero(emit, made)
-            emit.op("aten::mse_loss_backward", (*said, made), (made,))
-        return (made,)
+        result = emit.tensor(x.shape, x.dtype)
+        text = (gradients[0], x, target, _MEAN)
+        with emit.around("aten::mse_loss_backward", text, (result,)):
+            with emit.around("aten::zeros_like", (x, None, None, None, None, _CONTIGUOUS), (result,)):
+                empty_like(emit, x, result)
+                zero(emit, result)
+            emit.op("aten::mse_loss_backward", (*text, result), (result,))
+        return (result,)
 
     tape.record("MseLossBackward0", (x,), (loss,), backward)
     return loss
@@ -192,8 +192,8 @@ def empty(
 
 def empty_like(emit: Emitter, x: Tensor, made: Tensor) -> None:
     """`torch.empty_like`, row-major and with all options said, as other ops call it."""
-    said = (x, DTYPE_NUMBERS[x.dtype], STRIDED, emit.device, None, _CONTIGUOUS)
-    with emit.around("aten::empty_like", said, (made,)):
+    text = (x, DTYPE_NUMBERS[x.dtype], STRIDED, emit.device, None, _CONTIGUOUS)
+    with emit.around("aten::empty_like", text, (made,)):
         empty(emit, made.shape, made.dtype, memory_format=_CONTIGUOUS, made=made)
 
 
@@ -241,9 +241,9 @@ def transposed_pair(emit: Emitter, x: Tensor, first: int, second: int, *, sequen
 
 
 def _product(emit: Emitter, one: Tensor, other: Tensor) -> Tensor:
-    made = emit.tensor((one.shape[0], other.shape[1]), one.dtype)
-    emit.op("aten::mm", (one, other), (made,))
-    return made
+    result = emit.tensor((one.shape[0], other.shape[1]), one.dtype)
+    emit.op("aten::mm", (one, other), (result,))
+    return result
 
 
 def _narrow(emit: Emitter, x: Tensor, start: int, length: int) -> Tensor:
@@ -259,8 +259,8 @@ def _narrow(emit: Emitter, x: Tensor, start: int, length: int) -> Tensor:
 
 def _empty_like(emit: Emitter, made: Tensor, x: Tensor) -> None:
     with emit.around("aten::empty_like", (x, None, None, None, None, None), (made,)):
-        said = (made.shape, made.strides, DTYPE_NUMBERS[made.dtype], STRIDED, emit.device, None)
-        emit.op("aten::empty_strided", said, (made,))
+        text = (made.shape, made.strides, DTYPE_NUMBERS[made.dtype], STRIDED, emit.device, None)
+        emit.op("aten::empty_strided", text, (made,))
 
 
 def given(gradients: Gradients) -> Tensor:

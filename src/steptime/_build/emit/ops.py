@@ -45,9 +45,9 @@ _SIGNATURE = Signature()
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides as PyTorch makes them: a size of 0 counts as 1."""
     strides, step = [1] * len(shape), 1
-    for place in range(len(shape) - 1, -1, -1):
-        strides[place] = step
-        step *= max(shape[place], 1)
+    for index in range(len(shape) - 1, -1, -1):
+        strides[index] = step
+        step *= max(shape[index], 1)
     return tuple(strides)
 
 
@@ -190,34 +190,34 @@ class Emitter:
         self, of: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, *, said: bool = False
     ) -> Tensor:
         """The view that all others end in. Most views leave the offset to be what it was; `said` writes it."""
-        made = self.view(of, shape, strides, offset)
-        self.op("aten::as_strided", (of, made.shape, made.strides, made.offset if said else None), (made,))
-        return made
+        result = self.view(of, shape, strides, offset)
+        self.op("aten::as_strided", (of, result.shape, result.strides, result.offset if said else None), (result,))
+        return result
 
     def transposed(self, of: Tensor, *, sequence: int = -1) -> Tensor:
         """`of.t()` of a matrix."""
         assert of.strides is not None
         shape, strides = of.shape[::-1], of.strides[::-1]
-        made = self.view(of, shape, strides)
+        result = self.view(of, shape, strides)
         with (
-            self.around("aten::t", (of,), (made,), sequence=sequence),
-            self.around("aten::transpose", (of, 0, 1), (made,)),
+            self.around("aten::t", (of,), (result,), sequence=sequence),
+            self.around("aten::transpose", (of, 0, 1), (result,)),
         ):
-            self.op("aten::as_strided", (of, shape, strides, None), (made,))
-        return made
+            self.op("aten::as_strided", (of, shape, strides, None), (result,))
+        return result
 
     def reshaped(self, of: Tensor, shape: Sequence[int], said: Sequence[int] | None = None, *, sequence: int = -1) -> Tensor:
         """`of.view(shape)` of a row-major tensor; `said` is the shape as asked for, where it holds a -1."""
-        made = self.view(of, shape)
-        self.op("aten::view", (of, tuple(shape if said is None else said)), (made,), sequence=sequence)
-        return made
+        result = self.view(of, shape)
+        self.op("aten::view", (of, tuple(shape if said is None else said)), (result,), sequence=sequence)
+        return result
 
     def detached(self, of: Tensor) -> Tensor:
         """`of.detach()`."""
-        made = self.view(of)
-        with self.around("aten::detach", (of,), (made,)):
+        result = self.view(of)
+        with self.around("aten::detach", (of,), (result,)):
             self.op("detach", (of,))
-        return made
+        return result
 
     # Collectives, over all ranks where no group is named; each gives what `wait` takes
 
@@ -308,8 +308,8 @@ class Emitter:
 
     def program(self) -> Program:
         """What was written, as the program of the rank: ops and collectives, no times, no kernels."""
-        made = f"{self.source or 'a step'}: built, never run; its kernels and times need models of a device and a host"
-        return replace(to_program(self.trace(), rank=self.rank, world_size=self.world_size), warnings=(made,))
+        result = f"{self.source or 'a step'}: built, never run; its kernels and times need models of a device and a host"
+        return replace(to_program(self.trace(), rank=self.rank, world_size=self.world_size), warnings=(result,))
 
     def _next_id(self) -> int:
         self._id += 1

@@ -44,9 +44,9 @@ def mul(tape: StepTape, one: Tensor, other: Tensor) -> Tensor:
 
 def _times(tape: StepTape, gradient: Tensor, other: Tensor) -> Tensor:
     dtype = promoted(gradient, other) if other.shape else gradient.dtype
-    made = tape.emit.tensor(gradient.shape, dtype, strides=compact_strides(gradient))
-    tape.emit.op("aten::mul", (gradient, other), (made,))
-    return made
+    result = tape.emit.tensor(gradient.shape, dtype, strides=compact_strides(gradient))
+    tape.emit.op("aten::mul", (gradient, other), (result,))
+    return result
 
 
 def _scaled(tape: StepTape, x: Tensor) -> Tensor:
@@ -105,9 +105,9 @@ def tanh(tape: StepTape, x: Tensor) -> Tensor:
     saved = tape.save(y)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(y.shape, y.dtype)
-        emit.op("aten::tanh_backward", (gradients[0], emit.view(saved())), (made,))
-        return (made,)
+        result = emit.tensor(y.shape, y.dtype)
+        emit.op("aten::tanh_backward", (gradients[0], emit.view(saved())), (result,))
+        return (result,)
 
     tape.record("TanhBackward0", (x,), (y,), backward)
     return y
@@ -128,9 +128,9 @@ def gelu(tape: StepTape, x: Tensor) -> Tensor:
     emit.op("aten::gelu", (x, "none"), (y,), sequence=emit.sequence)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
-        emit.op("aten::gelu_backward", (gradients[0], saved(), "none"), (made,))
-        return (made,)
+        result = emit.tensor(x.shape, x.dtype)
+        emit.op("aten::gelu_backward", (gradients[0], saved(), "none"), (result,))
+        return (result,)
 
     tape.record("GeluBackward0", (x,), (y,), backward)
     return y
@@ -144,9 +144,9 @@ def silu(tape: StepTape, x: Tensor) -> Tensor:
     emit.op("aten::silu", (x,), (y,), sequence=emit.sequence)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
-        emit.op("aten::silu_backward", (gradients[0], saved()), (made,))
-        return (made,)
+        result = emit.tensor(x.shape, x.dtype)
+        emit.op("aten::silu_backward", (gradients[0], saved()), (result,))
+        return (result,)
 
     tape.record("SiluBackward0", (x,), (y,), backward)
     return y

@@ -35,8 +35,8 @@ class Attention:
         if k.shape[1] != q.shape[1]:
             k, v = (_repeated(tape, each, q.shape[1]) for each in (k, v))
         back = transpose(tape, self._fused(tape, q, k, v), 1, 2)
-        said = (q.shape[0], q.shape[2], -1)
-        return reshape(tape, back, (q.shape[0], q.shape[2], q.shape[1] * q.shape[3]), said)
+        text = (q.shape[0], q.shape[2], -1)
+        return reshape(tape, back, (q.shape[0], q.shape[2], q.shape[1] * q.shape[3]), text)
 
     def _fused(self, tape: StepTape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         emit = tape.emit
@@ -46,10 +46,10 @@ class Attention:
         laid = compact_strides(q) if self.kernels == "cudnn" else by_token
         y = emit.tensor(q.shape, q.dtype, strides=laid)
         causal = self.causal and self.mask is None
-        said = (q, k, v, self.mask, self.dropout, causal, width**-0.5, False)
-        with emit.around("aten::scaled_dot_product_attention", said, (y,), sequence=emit.sequence):
+        text = (q, k, v, self.mask, self.dropout, causal, width**-0.5, False)
+        with emit.around("aten::scaled_dot_product_attention", text, (y,), sequence=emit.sequence):
             if tape.autocast:
-                with emit.around("aten::scaled_dot_product_attention", said, (y,), sequence=emit.sequence):
+                with emit.around("aten::scaled_dot_product_attention", text, (y,), sequence=emit.sequence):
                     self._kernels(tape, q, k, v, y)
             else:
                 self._kernels(tape, q, k, v, y)
@@ -65,20 +65,20 @@ def _bias(tape: StepTape, mask: Tensor, q: Tensor, *, spread: bool) -> Tensor:
     """What is added to the scores: 0 where a token is seen, as little as can be where not."""
     emit = tape.emit
     least, nothing = emit.tensor((), q.dtype), emit.tensor((), q.dtype)
-    made = emit.tensor(mask.shape, q.dtype)
+    result = emit.tensor(mask.shape, q.dtype)
     number = DTYPE_NUMBERS[q.dtype]
     scalar_tensor(emit, least, "-inf" if spread else -65504.0, None)
-    with emit.around("aten::where", (mask, 0.0, least), (made,)):
+    with emit.around("aten::where", (mask, 0.0, least), (result,)):
         scalar_tensor(emit, nothing, 0.0, 0)
         emit.op("aten::to", (least, number, False, False, None), (least,))
-        with emit.around("aten::where", (mask, nothing, least), (made,)):
-            resized(emit, made)
+        with emit.around("aten::where", (mask, nothing, least), (result,)):
+            resized(emit, result)
     if not spread:
-        return made
+        return result
     shape = (mask.shape[0], q.shape[1], *mask.shape[2:])
-    wide = emit.view(made, shape, (*contiguous_strides(mask.shape)[:1], 0, *contiguous_strides(mask.shape)[2:]))
-    with emit.around("aten::expand", (made, shape, False), (wide,)):
-        emit.op("aten::as_strided", (made, shape, wide.strides, None), (wide,))
+    wide = emit.view(result, shape, (*contiguous_strides(mask.shape)[:1], 0, *contiguous_strides(mask.shape)[2:]))
+    with emit.around("aten::expand", (result, shape, False), (wide,)):
+        emit.op("aten::as_strided", (result, shape, wide.strides, None), (wide,))
     return wide
 
 
@@ -88,26 +88,26 @@ def _repeated(tape: StepTape, x: Tensor, heads: int) -> Tensor:
     batch, few, length, width = x.shape
     times = heads // few
     assert x.strides is not None
-    one, wide = (batch, few, 1, length, width), (batch, few, times, length, width)
-    raised = emit.view(x, one, (*x.strides[:2], 0, *x.strides[2:]))
+    item, wide = (batch, few, 1, length, width), (batch, few, times, length, width)
+    raised = emit.view(x, item, (*x.strides[:2], 0, *x.strides[2:]))
     emit.op("aten::unsqueeze", (x, 2), (raised,), sequence=emit.sequence)
     tape.record("UnsqueezeBackward0", (x,), (raised,), lambda got: (_squeezed(tape, given(got[0]), x.shape),))
     spread = emit.view(raised, wide, (*x.strides[:2], 0, *x.strides[2:]))
     emit.op("aten::expand", (raised, wide, False), (spread,), sequence=emit.sequence)
-    tape.record("ExpandBackward0", (raised,), (spread,), lambda got: (_summed(tape, given(got[0]), one),))
+    tape.record("ExpandBackward0", (raised,), (spread,), lambda got: (_summed(tape, given(got[0]), item),))
     return reshape(tape, spread, (batch, heads, length, width))
 
 
 def _summed(tape: StepTape, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
-    made = tape.emit.tensor(shape, gradient.dtype)
-    tape.emit.op("aten::sum", (gradient, (2,), True, None), (made,))
-    return made
+    result = tape.emit.tensor(shape, gradient.dtype)
+    tape.emit.op("aten::sum", (gradient, (2,), True, None), (result,))
+    return result
 
 
 def _squeezed(tape: StepTape, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
-    made = tape.emit.view(gradient, shape)
-    tape.emit.op("aten::squeeze", (gradient, 2), (made,))
-    return made
+    result = tape.emit.view(gradient, shape)
+    tape.emit.op("aten::squeeze", (gradient, 2), (result,))
+    return result
 
 
 def unfused(tape: StepTape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
@@ -119,8 +119,8 @@ def unfused(tape: StepTape, q: Tensor, k: Tensor, v: Tensor, probability: float)
     rows = [transpose(tape, view(tape, each, (length, batch * heads, width)), 0, 1) for each in (q, k, v)]
     scores = _bmm(tape, rows[0], transpose(tape, rows[1], 1, 2))
     weights = dropout(tape, _scaled_softmax(tape, scores), probability)
-    found = view(tape, _bmm(tape, weights, rows[2]), (batch, heads, length, width))
-    return reshape(tape, permute(tape, found, (2, 0, 1, 3)), (length, batch, heads * width))
+    result = view(tape, _bmm(tape, weights, rows[2]), (batch, heads, length, width))
+    return reshape(tape, permute(tape, result, (2, 0, 1, 3)), (length, batch, heads * width))
 
 
 def _bmm(tape: StepTape, one: Tensor, other: Tensor) -> Tensor:
@@ -139,9 +139,9 @@ def _bmm(tape: StepTape, one: Tensor, other: Tensor) -> Tensor:
 
 
 def _batched(tape: StepTape, one: Tensor, other: Tensor) -> Tensor:
-    made = tape.emit.tensor((one.shape[0], one.shape[1], other.shape[2]), one.dtype)
-    tape.emit.op("aten::bmm", (one, other), (made,))
-    return made
+    result = tape.emit.tensor((one.shape[0], one.shape[1], other.shape[2]), one.dtype)
+    tape.emit.op("aten::bmm", (one, other), (result,))
+    return result
 
 
 def _swapped(tape: StepTape, x: Tensor) -> Tensor:
@@ -160,9 +160,9 @@ def _scaled_softmax(tape: StepTape, scores: Tensor) -> Tensor:
     saved = tape.save(y)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(scores.shape, scores.dtype)
-        emit.op("aten::_softmax_backward_data", (gradients[0], saved(), -1, DTYPE_NUMBERS[scores.dtype]), (made,))
-        return (made,)
+        result = emit.tensor(scores.shape, scores.dtype)
+        emit.op("aten::_softmax_backward_data", (gradients[0], saved(), -1, DTYPE_NUMBERS[scores.dtype]), (result,))
+        return (result,)
 
     tape.record("ScaledUpperTriangMaskedSoftmaxBackward", (scores,), (y,), backward)
     return y

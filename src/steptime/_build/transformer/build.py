@@ -56,7 +56,7 @@ def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Who meets whom: ranks of one tensor-parallel group are neighbours, then those that shard, then whole copies."""
     ranks, tensor, fsdp = parallel.ranks, parallel.tensor, parallel.fsdp
     inner = tensor * fsdp
-    found = {
+    result = {
         TENSOR: tuple(tuple(range(first, first + tensor)) for first in range(0, ranks, tensor)),
         FSDP: tuple(
             tuple(range(first + place, first + inner, tensor)) for first in range(0, ranks, inner) for place in range(tensor)
@@ -64,14 +64,14 @@ def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:
         DATA: tuple(tuple(range(place, ranks, inner)) for place in range(inner)),
     }
     sizes = {TENSOR: tensor, FSDP: fsdp, DATA: parallel.data}
-    return {name: sets for name, sets in found.items() if sizes[name] > 1}
+    return {name: sets for name, sets in result.items() if sizes[name] > 1}
 
 
 def _program(config: Transformer, groups: dict[str, tuple[int, ...]]) -> Program:
     emit = GroupEmitter(groups, world_size=config.ranks, source=config.title)
     _write(config, emit, StepTape(emit, "bfloat16" if config.autocast else ""))
-    made = f"{config.title}: built from a config, never run; its kernels and times need models of a device and a host"
-    return replace(emit.program(), warnings=(made,))
+    result = f"{config.title}: built from a config, never run; its kernels and times need models of a device and a host"
+    return replace(emit.program(), warnings=(result,))
 
 
 def _write(config: Transformer, emit: GroupEmitter, tape: StepTape) -> None:

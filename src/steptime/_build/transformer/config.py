@@ -195,22 +195,22 @@ class Transformer:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = KIND) -> Transformer:
         """The transformer that plain values describe; `where` begins the messages."""
-        known = [one.name for one in fields(cls)]
+        known = [field.name for field in fields(cls)]
         checked = Values(values, where)
         checked.choice("kind", (KIND,), KIND)
         checked.only([*known, "kind", "ranks"])
         checked.required(_REQUIRED)
         parallel = checked.table("parallel") if "parallel" in values else Values({}, where)
-        parallel.only([one.name for one in fields(Parallelism)])
+        parallel.only([field.name for field in fields(Parallelism)])
         given = {key: value for key, value in values.items() if key in known and key != "parallel"}
         ranks = values.get("ranks")
         try:
-            made = cls(**given, parallel=Parallelism(**parallel.values))
+            result = cls(**given, parallel=Parallelism(**parallel.values))
         except InputError as error:
             raise InputError(f"{where}: {str(error).removeprefix(given.get('name') or KIND).removeprefix(': ')}") from None
-        if ranks is not None and ranks != made.ranks:
+        if ranks is not None and ranks != result.ranks:
             raise InputError(
-                f"{where}: ranks is {ranks!r} but data {made.parallel.data} x fsdp {made.parallel.fsdp} x tensor "
-                f"{made.parallel.tensor} is {made.ranks}; give sizes that multiply to the ranks, or leave ranks out"
+                f"{where}: ranks is {ranks!r} but data {result.parallel.data} x fsdp {result.parallel.fsdp} x tensor "
+                f"{result.parallel.tensor} is {result.ranks}; give sizes that multiply to the ranks, or leave ranks out"
             )
-        return made
+        return result

@@ -41,8 +41,8 @@ class GroupEmitter(Emitter):
 def compact_strides(x: Tensor) -> tuple[int, ...]:
     """Strides of an elementwise result: its dimensions lie in the order of the argument's, without gaps."""
     assert x.strides is not None
-    strides, found, step = x.strides, [0] * len(x.shape), 1
-    for place in sorted(range(len(x.shape)), key=lambda at: (strides[at], -at)):
-        found[place] = step
-        step *= x.shape[place]
-    return tuple(found)
+    strides, result, step = x.strides, [0] * len(x.shape), 1
+    for index in sorted(range(len(x.shape)), key=lambda at: (strides[at], -at)):
+        result[index] = step
+        step *= x.shape[index]
+    return tuple(result)

@@ -165,15 +165,15 @@ class FullySharded:
 
     def _keep(self, unit: _Unit, reduced: Tensor) -> None:
         """The shards' gradients: views of what was reduced, or added to those before."""
-        emit, at, found = self._emit, 0, []
+        emit, at, result = self._emit, 0, []
         for shard in unit.shards:
             assert shard.strides is not None
-            found.append(emit.as_strided(reduced, shard.shape, shard.strides, at, said=True))
+            result.append(emit.as_strided(reduced, shard.shape, shard.strides, at, said=True))
             at += shard.numel
         if not unit.gradients:
-            unit.gradients = tuple(found)
+            unit.gradients = tuple(result)
             return
-        for held, gradient in zip(unit.gradients, found, strict=True):
+        for held, gradient in zip(unit.gradients, result, strict=True):
             emit.op("aten::add_", (held, gradient, 1), (held,))
 
     # Gathering
@@ -200,18 +200,18 @@ class FullySharded:
         with emit.around(f"FSDP::all_gather_copy_out{unit.suffix}"):
             rows = emit.view(whole, (self._ways, whole.numel // self._ways))
             emit.op("aten::view", (whole, (self._ways, -1)), (rows,))
-            made = tuple(
+            result = tuple(
                 emit.view(parameter, (self._ways, size)) for parameter, size in zip(unit.parameters, unit.sizes, strict=True)
             )
-            with emit.around("fsdp::split_with_sizes_copy", (rows, unit.sizes, 1), (made,)):
-                emit.op("aten::split_with_sizes_copy", (rows, unit.sizes, 1), (made,))
+            with emit.around("fsdp::split_with_sizes_copy", (rows, unit.sizes, 1), (result,)):
+                emit.op("aten::split_with_sizes_copy", (rows, unit.sizes, 1), (result,))
         unit.gathered = None
 
 
 def _reserved(emit: GroupEmitter, size: int, dtype: str) -> Tensor:
-    made = emit.tensor((size,), dtype)
-    emit.op("aten::empty", ((size,), DTYPE_NUMBERS[dtype], None, emit.device, False, None), (made,))
-    return made
+    result = emit.tensor((size,), dtype)
+    emit.op("aten::empty", ((size,), DTYPE_NUMBERS[dtype], None, emit.device, False, None), (result,))
+    return result
 
 
 def _split(emit: GroupEmitter, whole: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -222,12 +222,12 @@ def _split(emit: GroupEmitter, whole: Tensor, sizes: Sequence[int]) -> tuple[Ten
 
 
 def _places(emit: GroupEmitter, whole: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[Tensor, ...]:
-    found, at = [], whole.offset
+    result, at = [], whole.offset
     for shape in shapes:
-        made = emit.view(whole, shape, offset=at)
-        found.append(made)
-        at += made.numel
-    return tuple(found)
+        built = emit.view(whole, shape, offset=at)
+        result.append(built)
+        at += built.numel
+    return tuple(result)
 
 
 def _flat(emit: GroupEmitter, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

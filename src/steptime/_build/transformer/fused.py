@@ -28,11 +28,11 @@ def cudnn(tape: StepTape, heads: Heads, y: Tensor, bias: Tensor | None, dropout:
     emit, scale, lengths = tape.emit, y.shape[-1] ** -0.5, (y.shape[2], heads[1].shape[2])
     statistics = emit.tensor((*y.shape[:3], 1))
     seed, offset = emit.tensor((), "int64"), emit.tensor((), "int64")
-    made = (y, statistics, None, None, *lengths, seed, offset, None)
-    said = (*heads, bias, True, dropout, causal, False, scale)
+    result = (y, statistics, None, None, *lengths, seed, offset, None)
+    text = (*heads, bias, True, dropout, causal, False, scale)
     with (
-        emit.around("aten::_scaled_dot_product_cudnn_attention", said, made, sequence=emit.sequence),
-        emit.around("aten::_cudnn_attention_forward", (*said[:4], None, None, *lengths, *said[4:]), made),
+        emit.around("aten::_scaled_dot_product_cudnn_attention", text, result, sequence=emit.sequence),
+        emit.around("aten::_cudnn_attention_forward", (*text[:4], None, None, *lengths, *text[4:]), result),
     ):
         _expanded(emit, bias)
         for each in (seed, offset):
@@ -44,17 +44,17 @@ def cudnn(tape: StepTape, heads: Heads, y: Tensor, bias: Tensor | None, dropout:
 
     def backward(gradients: Gradients) -> Gradients:
         q, k, v = (each() for each in saved)
-        found = tuple(emit.tensor(each.shape, each.dtype, strides=compact_strides(each)) for each in (q, k, v))
+        results = tuple(emit.tensor(each.shape, each.dtype, strides=compact_strides(each)) for each in (q, k, v))
         rest = (bias, None, None, *lengths, dropout, causal, scale)
         asked = (given(gradients[0]), q, k, v, emit.view(output()), *(each() for each in kept), *rest)
         with (
-            emit.around("aten::_scaled_dot_product_cudnn_attention_backward", asked, found),
-            emit.around("aten::_cudnn_attention_backward", asked, found),
+            emit.around("aten::_scaled_dot_product_cudnn_attention_backward", asked, results),
+            emit.around("aten::_cudnn_attention_backward", asked, results),
         ):
             _expanded(emit, bias)
-            for one, gradient in zip((q, k, v), found, strict=True):
-                _reserved_like(emit, one, gradient)
-        return found
+            for item, gradient in zip((q, k, v), results, strict=True):
+                _reserved_like(emit, item, gradient)
+        return results
 
     tape.record("ScaledDotProductCudnnAttentionBackward0", heads, (y,), backward)
 
@@ -65,19 +65,19 @@ def flash(tape: StepTape, heads: Heads, y: Tensor, bias: Tensor | None, dropout:
     emit, scale, lengths = tape.emit, y.shape[-1] ** -0.5, (y.shape[2], heads[1].shape[2])
     statistics = emit.tensor(y.shape[:3])
     state, unused = emit.tensor((2,), "uint64"), emit.tensor((), "uint64")
-    made = (y, statistics, None, None, *lengths, state, unused, None)
-    said = (*heads, dropout, causal, False, scale)
-    emit.op("aten::_scaled_dot_product_flash_attention", said, made, sequence=emit.sequence)
+    result = (y, statistics, None, None, *lengths, state, unused, None)
+    text = (*heads, dropout, causal, False, scale)
+    emit.op("aten::_scaled_dot_product_flash_attention", text, result, sequence=emit.sequence)
     saved, output = [tape.save(each) for each in heads], tape.save(y)
     kept = tape.save(statistics)
 
     def backward(gradients: Gradients) -> Gradients:
         q, k, v = (each() for each in saved)
-        found = tuple(emit.tensor(each.shape, each.dtype, strides=_by_token(each)) for each in (q, k, v))
+        results = tuple(emit.tensor(each.shape, each.dtype, strides=_by_token(each)) for each in (q, k, v))
         rest = (None, None, *lengths, dropout, causal, state, unused, scale)
         asked = (given(gradients[0]), q, k, v, emit.view(output()), kept(), *rest)
-        emit.op("aten::_scaled_dot_product_flash_attention_backward", asked, found)
-        return found
+        emit.op("aten::_scaled_dot_product_flash_attention_backward", asked, results)
+        return results
 
     tape.record("ScaledDotProductFlashAttentionBackward0", heads, (y,), backward)
 
@@ -89,16 +89,16 @@ def efficient(tape: StepTape, heads: Heads, y: Tensor, bias: Tensor | None, drop
     statistics = emit.tensor((*y.shape[:2], rows))
     where = "cpu" if dropout else None
     seed, offset = emit.tensor((), "int64", device=where), emit.tensor((), "int64", device=where)
-    said = (*heads, bias, True, dropout, causal, scale)
+    text = (*heads, bias, True, dropout, causal, scale)
     with emit.around(
-        "aten::_scaled_dot_product_efficient_attention", said, (y, statistics, seed, offset), sequence=emit.sequence
+        "aten::_scaled_dot_product_efficient_attention", text, (y, statistics, seed, offset), sequence=emit.sequence
     ):
         turned = tuple(transposed_pair(emit, each, 1, 2) for each in heads)
         flat = emit.view(y, (y.shape[0], y.shape[2], y.shape[1], y.shape[3]))
         mask = _CAUSAL_MASK if causal else _NO_MASK
         inner = (*turned, bias, None, None, None, None, dropout, mask, True, scale, None, None)
-        made = (flat, statistics, seed, offset, y.shape[2], heads[1].shape[2])
-        with emit.around("aten::_efficient_attention_forward", inner, made):
+        result = (flat, statistics, seed, offset, y.shape[2], heads[1].shape[2])
+        with emit.around("aten::_efficient_attention_forward", inner, result):
             for each in (seed, offset) if dropout else ():
                 emit.op("aten::scalar_tensor", (0, 4, None, None, None), (each,))
             empty(emit, flat.shape, flat.dtype, made=flat)
@@ -118,11 +118,11 @@ def _efficient_backward(
     emit: GroupEmitter, taken: tuple[Tensor, ...], output: Tensor, kept: list[Tensor], how: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
     bias, dropout, causal, scale = how
-    found = tuple(emit.tensor(each.shape, each.dtype, strides=_by_token(each)) for each in taken[1:])
-    said = (*taken, bias, output, *kept, dropout, (True, True, True, False), causal, scale)
-    with emit.around("aten::_scaled_dot_product_efficient_attention_backward", said, (*found, None)):
+    results = tuple(emit.tensor(each.shape, each.dtype, strides=_by_token(each)) for each in taken[1:])
+    text = (*taken, bias, output, *kept, dropout, (True, True, True, False), causal, scale)
+    with emit.around("aten::_scaled_dot_product_efficient_attention_backward", text, (*results, None)):
         gradient, q, k, v, out = (transposed_pair(emit, each, 1, 2) for each in (*taken, output))
-        flat = tuple(emit.view(each, (each.shape[0], each.shape[2], *each.shape[1:4:2])) for each in found)
+        flat = tuple(emit.view(each, (each.shape[0], each.shape[2], *each.shape[1:4:2])) for each in results)
         heads = (q.shape[2], k.shape[2])
         mask = _CAUSAL_MASK if causal else _NO_MASK
         rest = (None, None, *heads, kept[0], dropout, *kept[1:], mask, False, scale, None, None, False)
@@ -131,9 +131,9 @@ def _efficient_backward(
                 empty(emit, each.shape, each.dtype, made=each)
             _row_sums(emit, gradient, out)
             _workspace(emit, k)
-        for each, one in reversed(list(zip(flat, found, strict=True))):
-            _turned_into(emit, each, one)
-    return found
+        for each, item in reversed(list(zip(flat, results, strict=True))):
+            _turned_into(emit, each, item)
+    return results
 
 
 def _row_sums(emit: GroupEmitter, gradient: Tensor, out: Tensor) -> None:
@@ -162,8 +162,8 @@ def _workspace(emit: GroupEmitter, keys: Tensor) -> None:
 
 def scalar_tensor(emit: GroupEmitter, made: Tensor, value: Value, layout: int | None) -> None:
     """`torch.scalar_tensor` on the device."""
-    said = (value, DTYPE_NUMBERS[made.dtype], layout, emit.device, None)
-    with emit.around("aten::scalar_tensor", said, (made,)):
+    text = (value, DTYPE_NUMBERS[made.dtype], layout, emit.device, None)
+    with emit.around("aten::scalar_tensor", text, (made,)):
         empty(emit, (), made.dtype, layout=layout, made=made)
         emit.op("aten::fill_", (made, value), (made,))
 

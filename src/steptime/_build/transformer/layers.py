@@ -112,9 +112,9 @@ def _of_weight(tape: StepTape, gradient: Tensor, x: Tensor, weight: Tensor) -> T
 
 
 def _product(tape: StepTape, one: Tensor, other: Tensor) -> Tensor:
-    made = tape.emit.tensor((one.shape[0], other.shape[1]), one.dtype)
-    tape.emit.op("aten::mm", (one, other), (made,))
-    return made
+    result = tape.emit.tensor((one.shape[0], other.shape[1]), one.dtype)
+    tape.emit.op("aten::mm", (one, other), (result,))
+    return result
 
 
 def layer_norm(tape: StepTape, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
@@ -141,19 +141,19 @@ def _layer_norm(tape: StepTape, x: Tensor, weight: Tensor, bias: Tensor, y: Tens
         ),
     ):
         emit.op("aten::empty", (y.shape, DTYPE_NUMBERS[y.dtype], 0, emit.device, None, 0), (y,))
-        for made in (mean, deviation):
-            emit.op("aten::empty", (made.shape, 6, 0, emit.device, None, None), (made,))
-        for made, shown in ((mean, means), (deviation, deviations)):
-            emit.op("aten::view", (made, shown.shape), (shown,))
+        for item in (mean, deviation):
+            emit.op("aten::empty", (item.shape, 6, 0, emit.device, None, None), (item,))
+        for item, shown in ((mean, means), (deviation, deviations)):
+            emit.op("aten::view", (item, shown.shape), (shown,))
     saved_means, saved_deviations = tape.save(means), tape.save(deviations)
 
     def backward(gradients: Gradients) -> Gradients:
-        found = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype), emit.tensor(width, bias.dtype)
-        said = (gradients[0], saved_x(), width, saved_means(), saved_deviations(), weight, bias, (True, True, True))
-        with emit.around("aten::native_layer_norm_backward", said, found):
-            for each in found:
+        results = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype), emit.tensor(width, bias.dtype)
+        text = (gradients[0], saved_x(), width, saved_means(), saved_deviations(), weight, bias, (True, True, True))
+        with emit.around("aten::native_layer_norm_backward", text, results):
+            for each in results:
                 emit.op("aten::empty", (each.shape, DTYPE_NUMBERS[each.dtype], 0, emit.device, None, 0), (each,))
-        return found
+        return results
 
     tape.record("NativeLayerNormBackward0", (x, weight, bias), (y,), backward)
 
@@ -168,10 +168,10 @@ def rms_norm(tape: StepTape, x: Tensor, weight: Tensor, epsilon: float = 1e-5) -
     saved_deviations = tape.save(deviations)
 
     def backward(gradients: Gradients) -> Gradients:
-        found = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype)
-        said = (gradients[0], saved_x(), width, saved_deviations(), weight, (True, True))
-        emit.op("aten::_fused_rms_norm_backward", said, found)
-        return found
+        results = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype)
+        text = (gradients[0], saved_x(), width, saved_deviations(), weight, (True, True))
+        emit.op("aten::_fused_rms_norm_backward", text, results)
+        return results
 
     tape.record("FusedRmsNormBackward0", (x, weight), (y,), backward)
     return y
@@ -187,21 +187,21 @@ def dropout(tape: StepTape, x: Tensor, probability: float) -> Tensor:
         emit.around("aten::dropout", (x, probability, True), (y,), sequence=emit.sequence),
         emit.around("aten::native_dropout", (x, probability, True), (y, kept), sequence=emit.sequence),
     ):
-        for made, said in ((kept, (DTYPE_NUMBERS["bool"], 0, emit.device)), (y, (None, None, None))):
-            with emit.around("aten::empty_like", (x, *said, None, None), (made,)):
-                laid = (made.shape, made.strides, DTYPE_NUMBERS[made.dtype], 0, emit.device, None)
-                emit.op("aten::empty_strided", laid, (made,))
+        for result, item in ((kept, (DTYPE_NUMBERS["bool"], 0, emit.device)), (y, (None, None, None))):
+            with emit.around("aten::empty_like", (x, *item, None, None), (result,)):
+                laid = (result.shape, result.strides, DTYPE_NUMBERS[result.dtype], 0, emit.device, None)
+                emit.op("aten::empty_strided", laid, (result,))
     saved = tape.save(kept)
 
     def backward(gradients: Gradients) -> Gradients:
         gradient = given(gradients[0])
-        made = emit.tensor(x.shape, gradient.dtype)
+        result = emit.tensor(x.shape, gradient.dtype)
         with (
-            emit.around("aten::native_dropout_backward", (gradient, saved(), round(1.0 / (1.0 - probability), 6)), (made,)),
-            emit.around("aten::empty_like", (gradient, None, None, None, None, 0), (made,)),
+            emit.around("aten::native_dropout_backward", (gradient, saved(), round(1.0 / (1.0 - probability), 6)), (result,)),
+            emit.around("aten::empty_like", (gradient, None, None, None, None, 0), (result,)),
         ):
-            emit.op("aten::empty", (made.shape, DTYPE_NUMBERS[made.dtype], 0, emit.device, None, 0), (made,))
-        return (made,)
+            emit.op("aten::empty", (result.shape, DTYPE_NUMBERS[result.dtype], 0, emit.device, None, 0), (result,))
+        return (result,)
 
     tape.record("NativeDropoutBackward0", (x,), (y,), backward)
     return y

@@ -27,14 +27,14 @@ def embedding(tape: StepTape, weight: Tensor, indices: Tensor) -> Tensor:
             emit.op("aten::view", (flat, y.shape), (y,))
 
     def backward(gradients: Gradients) -> Gradients:
-        gradient, made = given(gradients[0]), emit.tensor(weight.shape, weight.dtype)
-        said = (gradient, indices, rows, -1, False)
+        gradient, result = given(gradients[0]), emit.tensor(weight.shape, weight.dtype)
+        text = (gradient, indices, rows, -1, False)
         with (
-            emit.around("aten::embedding_backward", (*said, False), (made,)),
-            emit.around("aten::embedding_dense_backward", said, (made,)),
+            emit.around("aten::embedding_backward", (*text, False), (result,)),
+            emit.around("aten::embedding_dense_backward", text, (result,)),
         ):
-            _added(emit, gradient, indices, made)
-        return (made,)
+            _added(emit, gradient, indices, result)
+        return (result,)
 
     tape.record("EmbeddingBackward0", (weight,), (y,), backward)
     return y

@@ -18,8 +18,8 @@ def cross_entropy(tape: StepTape, scores: Tensor, labels: Tensor) -> Tensor:
     """`functional.cross_entropy` of [rows, classes], its mean."""
     emit = tape.emit
     loss = emit.tensor((), "float32" if tape.autocast else scores.dtype)
-    said = (scores, labels, None, _MEAN, _IGNORED, 0.0)
-    with emit.around("aten::cross_entropy_loss", said, (loss,), sequence=emit.sequence):
+    text = (scores, labels, None, _MEAN, _IGNORED, 0.0)
+    with emit.around("aten::cross_entropy_loss", text, (loss,), sequence=emit.sequence):
         logarithms = _log_softmax(tape, scores)
         rest = (labels, None, _MEAN, _IGNORED)
         with (
@@ -38,20 +38,20 @@ def cross_entropy(tape: StepTape, scores: Tensor, labels: Tensor) -> Tensor:
 def _log_softmax(tape: StepTape, scores: Tensor) -> Tensor:
     emit, number = tape.emit, DTYPE_NUMBERS[scores.dtype]
     y = emit.tensor(scores.shape, scores.dtype)
-    said = (scores, 1, number)
+    text = (scores, 1, number)
     # Autocast looks at it and leaves it as it is, for its dtype is said.
     with (
-        emit.around("aten::log_softmax", said, (y,)) if tape.autocast else nullcontext(),
-        emit.around("aten::log_softmax", said, (y,), sequence=emit.sequence),
+        emit.around("aten::log_softmax", text, (y,)) if tape.autocast else nullcontext(),
+        emit.around("aten::log_softmax", text, (y,), sequence=emit.sequence),
     ):
         emit.op("aten::to", (scores, number, 0, emit.device, None, False, False, None), (scores,))
         emit.op("aten::_log_softmax", (scores, 1, False), (y,), sequence=emit.sequence)
     saved = tape.save(y)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(scores.shape, scores.dtype)
-        emit.op("aten::_log_softmax_backward_data", (gradients[0], emit.view(saved()), 1, number), (made,))
-        return (made,)
+        result = emit.tensor(scores.shape, scores.dtype)
+        emit.op("aten::_log_softmax_backward_data", (gradients[0], emit.view(saved()), 1, number), (result,))
+        return (result,)
 
     tape.record("LogSoftmaxBackward0", (scores,), (y,), backward)
     return y
@@ -64,10 +64,10 @@ def _nll(tape: StepTape, logarithms: Tensor, labels: Tensor, loss: Tensor) -> No
         emit.op("aten::resize_", (total, (), None), (total,))
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(logarithms.shape, logarithms.dtype)
-        with emit.around("aten::nll_loss_backward", (gradients[0], logarithms, *rest, total), (made,)):
-            zero(emit, made)
-        return (made,)
+        result = emit.tensor(logarithms.shape, logarithms.dtype)
+        with emit.around("aten::nll_loss_backward", (gradients[0], logarithms, *rest, total), (result,)):
+            zero(emit, result)
+        return (result,)
 
     tape.record("NllLossBackward0", (logarithms,), (loss,), backward)
 
@@ -139,10 +139,10 @@ def _mean(tape: StepTape, losses: Tensor) -> Tensor:
         spread = emit.view(gradient, losses.shape, (0,))
         with emit.around("aten::expand", (gradient, losses.shape, False), (spread,)):
             emit.op("aten::as_strided", (gradient, losses.shape, (0,), None), (spread,))
-        made = emit.tensor(losses.shape, losses.dtype)
-        with emit.around("aten::div", (spread, losses.numel), (made,)):
-            emit.op("aten::div", (spread, emit.tensor((), "int64", device="cpu")), (made,))
-        return (made,)
+        result = emit.tensor(losses.shape, losses.dtype)
+        with emit.around("aten::div", (spread, losses.numel), (result,)):
+            emit.op("aten::div", (spread, emit.tensor((), "int64", device="cpu")), (result,))
+        return (result,)
 
     tape.record("MeanBackward0", (losses,), (loss,), backward)
     return loss

@@ -101,10 +101,10 @@ class Model:
         if config.positions == "rotary":
             q, k = (rotated(tape, each, *inputs.angles(each)) for each in (q, k))
         if config.sequence_first:
-            found = unfused(tape, q, k, v, config.dropout)
+            result = unfused(tape, q, k, v, config.dropout)
         else:
-            found = Attention(config.kernels, config.causal, config.dropout, inputs.mask)(tape, q, k, v)
-        return self._dropped(leave(tape, self._applied(found, layer.output)))
+            result = Attention(config.kernels, config.causal, config.dropout, inputs.mask)(tape, q, k, v)
+        return self._dropped(leave(tape, self._applied(result, layer.output)))
 
     def _projected(self, layer: LayerWeights, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values by heads."""
@@ -123,8 +123,8 @@ class Model:
     def _by_heads(self, x: Tensor) -> Tensor:
         """[batch, heads, sequence, head width], or [sequence, batch, heads, head width] where the sequence is first."""
         width = self._config.head_width
-        made = view(self._tape, x, (*x.shape[:2], x.shape[2] // width, width), (*x.shape[:2], -1, width))
-        return made if self._config.sequence_first else transpose(self._tape, made, 1, 2)
+        result = view(self._tape, x, (*x.shape[:2], x.shape[2] // width, width), (*x.shape[:2], -1, width))
+        return result if self._config.sequence_first else transpose(self._tape, result, 1, 2)
 
     def _forwarded(self, layer: LayerWeights, x: Tensor) -> Tensor:
         tape = self._tape
@@ -168,16 +168,16 @@ def _first_token(tape: StepTape, x: Tensor) -> Tensor:
         emit.op("aten::as_strided", (x, y.shape, y.strides, 0), (y,))
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
-        gradient, row = given(gradients[0]), emit.view(made, y.shape, (x.shape[1] * x.shape[2], 1))
-        with emit.around("aten::select_backward", (gradient, x.shape, 1, 0), (made,)):
-            with emit.around("aten::zeros", (made.shape, DTYPE_NUMBERS[made.dtype], 0, emit.device, None), (made,)):
-                empty(emit, made.shape, made.dtype, made=made)
-                zero(emit, made)
-            with emit.around("aten::select", (made, 1, 0), (row,)):
-                emit.op("aten::as_strided", (made, row.shape, row.strides, 0), (row,))
+        result = emit.tensor(x.shape, x.dtype)
+        gradient, row = given(gradients[0]), emit.view(result, y.shape, (x.shape[1] * x.shape[2], 1))
+        with emit.around("aten::select_backward", (gradient, x.shape, 1, 0), (result,)):
+            with emit.around("aten::zeros", (result.shape, DTYPE_NUMBERS[result.dtype], 0, emit.device, None), (result,)):
+                empty(emit, result.shape, result.dtype, made=result)
+                zero(emit, result)
+            with emit.around("aten::select", (result, 1, 0), (row,)):
+                emit.op("aten::as_strided", (result, row.shape, row.strides, 0), (row,))
             emit.op("aten::copy_", (row, gradient, False), (row,))
-        return (made,)
+        return (result,)
 
     tape.record("SelectBackward0", (x,), (y,), backward)
     return y

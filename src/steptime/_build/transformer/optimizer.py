@@ -65,15 +65,15 @@ class Optimizer:
 
     def _adamw(self, gradients: tuple[Tensor, ...]) -> None:
         emit, (first, second), count = self._emit, self._moments, len(self._masters)
-        one = emit.tensor((), device="cpu")
-        emit.op("aten::empty", ((), 6, 0, "cpu", False, None), (one,))
-        emit.op("aten::to", (one, "cpu", 6, False, False, None), (one,))
-        emit.op("aten::lift_fresh", (one,), (one,))
-        with emit.around("aten::detach_", (one,), (one,)):
-            emit.op("detach_", (one,))
-        with emit.around("aten::_foreach_add_", (self._counts, one, 1.0)):
+        item = emit.tensor((), device="cpu")
+        emit.op("aten::empty", ((), 6, 0, "cpu", False, None), (item,))
+        emit.op("aten::to", (item, "cpu", 6, False, False, None), (item,))
+        emit.op("aten::lift_fresh", (item,), (item,))
+        with emit.around("aten::detach_", (item,), (item,)):
+            emit.op("detach_", (item,))
+        with emit.around("aten::_foreach_add_", (self._counts, item, 1.0)):
             for each in self._counts:
-                emit.op("aten::add_", (each, one, 1.0), (each,))
+                emit.op("aten::add_", (each, item, 1.0), (each,))
         emit.op("aten::_foreach_mul_", (self._masters, _DECAY))
         emit.op("aten::_foreach_lerp_", (first, gradients, _FIRST))
         emit.op("aten::_foreach_mul_", (second, _SECOND))

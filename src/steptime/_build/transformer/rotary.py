@@ -27,9 +27,9 @@ def _slice(tape: StepTape, x: Tensor, start: int, end: int) -> Tensor:
     y = sliced(emit, x, last, start, end, sequence=emit.sequence)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
-        emit.op("aten::slice_backward", (gradients[0], x.shape, last, start, end, 1), (made,))
-        return (made,)
+        result = emit.tensor(x.shape, x.dtype)
+        emit.op("aten::slice_backward", (gradients[0], x.shape, last, start, end, 1), (result,))
+        return (result,)
 
     tape.record("SliceBackward0", (x,), (y,), backward)
     return y
@@ -41,9 +41,9 @@ def _negated(tape: StepTape, x: Tensor) -> Tensor:
     emit.op("aten::neg", (x,), (y,), sequence=emit.sequence)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
-        emit.op("aten::neg", (gradients[0],), (made,))
-        return (made,)
+        result = emit.tensor(x.shape, x.dtype)
+        emit.op("aten::neg", (gradients[0],), (result,))
+        return (result,)
 
     tape.record("NegBackward0", (x,), (y,), backward)
     return y

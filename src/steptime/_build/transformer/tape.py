@@ -47,9 +47,9 @@ class StepTape(Tape):
         """Says that a tensor wants a gradient, and that the optimiser updates it; gives it back."""
         self.parameters.append(tensor)
         self._own.add(_id(tensor))
-        made = super().parameter(tensor, keep or partial(self._keep, tensor))
+        result = super().parameter(tensor, keep or partial(self._keep, tensor))
         self._remember((tensor,))
-        return made
+        return result
 
     def is_parameter(self, tensor: Tensor) -> bool:
         """Whether the optimiser updates a tensor."""
@@ -100,23 +100,23 @@ class StepTape(Tape):
         region = self._region
         if region is None:
             return lambda: tensor
-        place = region.count
+        index = region.count
         region.count += 1
 
         def unpacked() -> Tensor:
             if region.tensors is None:
                 self._recompute(region)
             assert region.tensors is not None
-            return region.tensors[place]
+            return region.tensors[index]
 
         return unpacked
 
     def checkpointed(self, layer: Callable[[], Tensor]) -> Tensor:
         """Runs a layer whose saved tensors are dropped, and computed again in backward."""
         self._region = _Region(layer)
-        made = layer()
+        result = layer()
         self._region = None
-        return made
+        return result
 
     def _saved_again(self, region: _Region, tensor: Tensor) -> Saved:
         assert region.tensors is not None
@@ -135,17 +135,17 @@ class StepTape(Tape):
 
 def cast(emit: GroupEmitter, tensor: Tensor, dtype: str, *, placed: bool = False) -> Tensor:
     """`tensor.to(dtype)`; `placed` says the device too, as autograd's own casts do."""
-    made = emit.tensor(tensor.shape, dtype, strides=compact_strides(tensor))
+    result = emit.tensor(tensor.shape, dtype, strides=compact_strides(tensor))
     number = DTYPE_NUMBERS[dtype]
-    said = (number, 0, emit.device, None, False, False, None) if placed else (number, False, False, None)
+    text = (number, 0, emit.device, None, False, False, None) if placed else (number, False, False, None)
     copied = (number, 0, emit.device, None, False, None) if placed else (number, None, None, None, False, None)
     with (
-        emit.around("aten::to", (tensor, *said), (made,)),
-        emit.around("aten::_to_copy", (tensor, *copied), (made,), sequence=emit.sequence),
+        emit.around("aten::to", (tensor, *text), (result,)),
+        emit.around("aten::_to_copy", (tensor, *copied), (result,), sequence=emit.sequence),
     ):
-        emit.op("aten::empty_strided", (made.shape, made.strides, number, 0, emit.device, False), (made,))
-        emit.op("aten::copy_", (made, tensor, False), (made,))
-    return made
+        emit.op("aten::empty_strided", (result.shape, result.strides, number, 0, emit.device, False), (result,))
+        emit.op("aten::copy_", (result, tensor, False), (result,))
+    return result
 
 
 def _id(tensor: Tensor) -> int:

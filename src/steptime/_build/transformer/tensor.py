@@ -56,9 +56,9 @@ def split_embedding(tape: StepTape, weight: Tensor, ids: Tensor) -> Tensor:
     emit.op("aten::masked_fill_", (x, column, 0.0), (y,), sequence=emit.sequence)
 
     def backward(gradients: Gradients) -> Gradients:
-        made = emit.tensor(x.shape, x.dtype)
-        emit.op("aten::masked_fill", (given(gradients[0]), column, 0), (made,))
-        return (made,)
+        result = emit.tensor(x.shape, x.dtype)
+        emit.op("aten::masked_fill", (given(gradients[0]), column, 0), (result,))
+        return (result,)
 
     tape.record("MaskedFillBackward0", (x,), (y,), backward)
     return leave(tape, y)

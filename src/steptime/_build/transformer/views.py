@@ -19,24 +19,24 @@ def given(gradient: Tensor | None) -> Tensor:
 
 def view_strides(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
     """Strides of the same memory in another shape, or None where that takes a copy (ATen/TensorUtils.cpp, computeStride)."""
-    found = [1] * len(wanted)
+    result = [1] * len(wanted)
     at = len(wanted) - 1
     if not shape:
-        return tuple(found)
+        return tuple(result)
     base, of_tensor, of_view = strides[-1], 1, 1
-    for place in range(len(shape) - 1, -1, -1):
-        of_tensor *= shape[place]
-        if place and (shape[place - 1] == 1 or strides[place - 1] == of_tensor * base):
+    for index in range(len(shape) - 1, -1, -1):
+        of_tensor *= shape[index]
+        if index and (shape[index - 1] == 1 or strides[index - 1] == of_tensor * base):
             continue
         while at >= 0 and (of_view < of_tensor or wanted[at] == 1):
-            found[at] = of_view * base
+            result[at] = of_view * base
             of_view *= wanted[at]
             at -= 1
         if of_view != of_tensor:
             return None
-        if place:
-            base, of_tensor, of_view = strides[place - 1], 1, 1
-    return tuple(found) if at == -1 else None
+        if index:
+            base, of_tensor, of_view = strides[index - 1], 1, 1
+    return tuple(result) if at == -1 else None
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ def permute(tape: StepTape, x: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _permuted(emit: Emitter, x: Tensor, order: tuple[int, ...], *, sequence: int = -1) -> Tensor:
-    y = emit.view(x, [x.shape[place] for place in order], [_strides(x)[place] for place in order])
+    y = emit.view(x, [x.shape[index] for index in order], [_strides(x)[index] for index in order])
     with emit.around("aten::permute", (x, order), (y,), sequence=sequence):
         emit.op("aten::as_strided", (x, y.shape, y.strides, None), (y,))
     return y
@@ -148,9 +148,9 @@ def split(tape: StepTape, x: Tensor, size: int) -> tuple[Tensor, ...]:
     ]
     with emit.around("aten::split", (x, size, last), (tuple(places),), sequence=emit.sequence):
         for part, y in enumerate(places):
-            said = (x, last, part * size, size)
+            text = (x, last, part * size, size)
             with (
-                emit.around("aten::narrow", said, (y,)),
+                emit.around("aten::narrow", text, (y,)),
                 emit.around("aten::slice", (x, last, part * size, (part + 1) * size, 1), (y,)),
             ):
                 emit.op("aten::as_strided", (x, y.shape, y.strides, y.offset), (y,))

@@ -88,9 +88,9 @@ class Weights:
         sharding.unit("", self._unit)
 
     def _weight(self, *shape: int) -> Tensor:
-        made = self._tape.parameter(self._tape.emit.tensor(shape, self._config.dtype))
-        self._unit.append(made)
-        return made
+        result = self._tape.parameter(self._tape.emit.tensor(shape, self._config.dtype))
+        self._unit.append(result)
+        return result
 
     def _linear(self, inputs: int, outputs: int, *, bias: bool | None = None) -> Affine:
         shape = (inputs, outputs) if self._config.weights == "in_out" and bias is None else (outputs, inputs)

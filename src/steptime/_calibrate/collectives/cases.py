@@ -110,9 +110,9 @@ def calls_of(case: CollectiveCase, ranks: int) -> int:
 
 def once_ns(case: CollectiveCase, ranks: int) -> float:
     """About how long one repeat of a case takes."""
-    one = calls_of(case, ranks) * rough_ns(case.collective, ranks, case.size_bytes)
+    item = calls_of(case, ranks) * rough_ns(case.collective, ranks, case.size_bytes)
     around = 1.5 * NS_PER_MS + (case.skew_ns or 0.0)
-    return (4.0 if case.beside != "none" else 1.2) * one + around
+    return (4.0 if case.beside != "none" else 1.2) * item + around
 
 
 def cost_ns(case: CollectiveCase, place: Place) -> float:
@@ -131,12 +131,12 @@ def blocks(cases: Sequence[CollectiveCase], ranks: int) -> list[list[CollectiveC
 
 
 def _cut(cases: Sequence[CollectiveCase], costs_ns: Sequence[float], most_ns: float) -> list[list[CollectiveCase]]:
-    found: list[list[CollectiveCase]] = [[]]
+    results: list[list[CollectiveCase]] = [[]]
     taken = 0.0
     for case, cost in zip(cases, costs_ns, strict=True):
-        if taken + cost > most_ns and found[-1]:
-            found.append([])
+        if taken + cost > most_ns and results[-1]:
+            results.append([])
             taken = 0.0
-        found[-1].append(case)
+        results[-1].append(case)
         taken += cost
-    return found if found[0] else []
+    return results if results[0] else []

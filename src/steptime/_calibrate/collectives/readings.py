@@ -37,5 +37,5 @@ class LapReadings:
         known = flat[:, ~np.isnan(flat[:, :, 1]).any(axis=0)]
         # All cases of a block carry the same one.
         _, first = np.unique(known[0, :, 1], return_index=True)
-        found: np.ndarray = known[:, np.sort(first)]
-        return found
+        result: np.ndarray = known[:, np.sort(first)]
+        return result

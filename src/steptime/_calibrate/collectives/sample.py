@@ -27,12 +27,12 @@ def sample(group: Group, session: Session, fabric: str, *, seconds: float = 3.0,
     place = Place(group.ranks, fabric, group.share)
     cases = [CollectiveCase(name, fitting(name, size, group.ranks)) for size in SIZES for name in MAIN if size <= largest_bytes]
     budget = Budget(min(session.budget.ends_at, Budget.of_minutes(seconds / 60).ends_at + 1.0))
-    found = Sweep(group, replace(session, budget=budget), place, cases)
-    found.supported(cases)
+    result = Sweep(group, replace(session, budget=budget), place, cases)
+    result.supported(cases)
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return found.measure(cases, Progress("collectives, a sample", len(cases), budget, quiet=True), seed=0)
+        return result.measure(cases, Progress("collectives, a sample", len(cases), budget, quiet=True), seed=0)
     finally:
         if collecting:
             gc.enable()

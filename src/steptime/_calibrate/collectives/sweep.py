@@ -96,7 +96,7 @@ class Sweep:
     def _lap(self, lap: Sequence[CollectiveCase], seed: int) -> int:
         """Passes over some cases, each in an order of its own; their rows are flushed; how many failed."""
         wanted = [repeats_of(case, self.place) for case in lap]
-        found = LapReadings(lap, self.group.ranks, max(wanted))
+        result = LapReadings(lap, self.group.ranks, max(wanted))
         order = random.Random(seed)
         try:
             for repeat in range(max(wanted)):
@@ -106,11 +106,11 @@ class Sweep:
                     break
                 order.shuffle(turn)
                 began = time.monotonic()
-                self._pass(found, repeat, turn)
+                self._pass(result, repeat, turn)
                 self._pace = 0.5 * self._pace + 0.5 * (time.monotonic() - began) / planned_s
         finally:
-            rows = [self._row(*one) for one in found.results()]
-            for row in filter(None, [*rows, self._sentinel_row(found)]) if self.group.rank == 0 else ():
+            rows = [self._row(*item) for item in result.results()]
+            for row in filter(None, [*rows, self._sentinel_row(result)]) if self.group.rank == 0 else ():
                 self.session.store.add("collectives", row)
             self.session.store.flush()
         return sum(row is None for row in rows)

@@ -59,7 +59,7 @@ class Progress:
     def _say(self, end: str) -> None:
         if self.quiet:
             return
-        said = "".join(f", {count} skipped: {reason}" for reason, count in sorted(self.skipped.items()))
+        text = "".join(f", {count} skipped: {reason}" for reason, count in sorted(self.skipped.items()))
         print(
-            f"{self.what}: {self.done}/{self.total}{said}, {self.budget.left_s():.0f} s left{end}", file=sys.stderr, flush=True
+            f"{self.what}: {self.done}/{self.total}{text}, {self.budget.left_s():.0f} s left{end}", file=sys.stderr, flush=True
         )

@@ -47,8 +47,8 @@ def gpus(smi: Smi = nvidia_smi) -> list[dict[str, str]]:
     keys = ("number", "device", "driver", "power_limit_w", "uuid")
     answer = smi(["--query-gpu=index,name,driver_version,power.limit,uuid", "--format=csv,noheader,nounits"])
     lines = [line for line in answer.splitlines() if line]
-    found = [dict(zip(keys, (part.strip() for part in line.split(",")), strict=False)) for line in lines]
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    results = [dict(zip(keys, (part.strip() for part in line.split(",")), strict=False)) for line in lines]
+    return visible(results, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(found: Sequence[dict[str, str]], given: str | None) -> list[dict[str, str]]:
@@ -75,8 +75,8 @@ def strangers(mine: Iterable[int] = (), smi: Smi = nvidia_smi) -> list[str]:
 
 def disturbances(environment: Mapping[str, str]) -> list[str]:
     """Variables that change what kernels and collectives do, of which a row would say nothing."""
-    found = [name for name in sorted(environment) if name.startswith(_DISTURBING) and name not in _HARMLESS]
-    return [f"{name}={environment[name]}" for name in found]
+    results = [name for name in sorted(environment) if name.startswith(_DISTURBING) and name not in _HARMLESS]
+    return [f"{name}={environment[name]}" for name in results]
 
 
 def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = True) -> Recipe:
@@ -85,17 +85,17 @@ def recipe(command: Sequence[str], *, smi: Smi = nvidia_smi, need_gpu: bool = Tr
     What only torch knows is empty until a worker, which has it anyway, fills it in: `completed`.
     """
     # What is measured on the CPU must not pass for the GPU's, which may be there all the same.
-    found = gpus(smi) if need_gpu else []
-    if need_gpu and not found:
+    result = gpus(smi) if need_gpu else []
+    if need_gpu and not result:
         raise InputError(NO_GPU)
-    first: dict[str, str] = found[0] if found else {}
+    first: dict[str, str] = result[0] if result else {}
     boot = _first_line("/proc/sys/kernel/random/boot_id")
     now = datetime.datetime.now(datetime.UTC)
     return Recipe(
         run=f"{now:%Y%m%dT%H%M%S}-{hashlib.sha256(os.urandom(8)).hexdigest()[:4]}",
         machine=hashlib.sha256(f"{first.get('uuid', '')}{boot}".encode()).hexdigest()[:8],
         device=first.get("device", ""),
-        gpus=len(found),
+        gpus=len(result),
         driver=first.get("driver", ""),
         cuda_of_driver=_cuda_of_driver(),
         power_limit_w=_number(first.get("power_limit_w", "")),
@@ -199,13 +199,13 @@ class Clocks:
 
 def clock_samples_mhz(text: str) -> list[float]:
     """The clocks in what `Clocks` wrote, of a working card: an idle one clocks down and says nothing about a kernel."""
-    found = []
+    results = []
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         # Bit 0 of the throttle reasons is "idle".
         if len(parts) == 3 and parts[0].isdigit() and parts[2].startswith("0x") and not int(parts[2], 16) & 1:
-            found.append(float(parts[0]))
-    return found
+            results.append(float(parts[0]))
+    return results
 
 
 class ClockReader:

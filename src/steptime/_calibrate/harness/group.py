@@ -35,9 +35,9 @@ class Group:
         import torch
         import torch.distributed as dist
 
-        said = torch.tensor([value], dtype=torch.int64)
-        dist.broadcast(said, 0, group=self._side)
-        return int(said)
+        text = torch.tensor([value], dtype=torch.int64)
+        dist.broadcast(text, 0, group=self._side)
+        return int(text)
 
     def all_agree(self, ok: bool) -> bool:
         """Whether every rank says so."""
@@ -57,7 +57,7 @@ class Group:
         mine = torch.tensor(values, dtype=torch.float64)
         every = [torch.zeros_like(mine) for _ in range(self.ranks)]
         dist.all_gather(every, mine, group=self._side)
-        return [one.tolist() for one in every]
+        return [item.tolist() for item in every]
 
     def gather_text(self, text: str) -> list[str]:
         """Every rank's text, on every rank."""

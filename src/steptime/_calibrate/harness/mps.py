@@ -21,15 +21,15 @@ def mps() -> Iterator[dict[str, str]]:
         for place in places.values():
             Path(place).mkdir()
         environment = {**os.environ, **places}
-        said = Path(folder) / "start.txt"
+        text = Path(folder) / "start.txt"
         try:
             # Into a file: a daemon that kept a pipe open would keep us waiting for its end.
-            with said.open("wb") as file:
+            with text.open("wb") as file:
                 subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, stdout=file, stderr=file)
         except FileNotFoundError as error:
             raise InputError("nvidia-cuda-mps-control is not installed; ranks can share a GPU only through CUDA MPS") from error
         except subprocess.CalledProcessError as error:
-            raise InputError(f"CUDA MPS did not start: {said.read_text(errors='replace').strip()}") from error
+            raise InputError(f"CUDA MPS did not start: {text.read_text(errors='replace').strip()}") from error
         try:
             yield places
         finally:

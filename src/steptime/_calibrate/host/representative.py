@@ -80,8 +80,8 @@ def representative_probes() -> list[Probe]:
 
 def _overload(name: str) -> Callable[..., Any]:
     base, _, overload = name.removeprefix("aten::").partition(".")
-    found: Callable[..., Any] = getattr(getattr(torch.ops.aten, base), overload)
-    return found
+    result: Callable[..., Any] = getattr(getattr(torch.ops.aten, base), overload)
+    return result
 
 
 def _arguments(make: Callable[[torch.Tensor], list[Any]], device: torch.device) -> Arguments:
@@ -120,7 +120,7 @@ _KEPT_BYTES = 1 << 20
 
 def most_calls_of(call: Call) -> int:
     """How many calls surely fit into the launch queue: one on a list of tensors may launch for each of them."""
-    lists = [value for value in call.args if isinstance(value, tuple) and any(isinstance(one, TensorArg) for one in value)]
+    lists = [value for value in call.args if isinstance(value, tuple) and any(isinstance(item, TensorArg) for item in value)]
     return max(1, MOST_LAUNCHES // max([LAUNCHES_PER_CALL, *map(len, lists)]))
 
 
@@ -161,8 +161,8 @@ def optimizer_probe(name: str, make: Callable[..., Optimizer], most: int = MANY)
     """`optimizer_step`: per parameter, and once per step."""
 
     def measure(bench: HostBench) -> Times:
-        made = {size: make(parameters(size, bench.group.device)) for size in (FEW, most)}
-        return bench.at_two_sizes(lambda size: made[size].step, FEW, most)
+        result = {size: make(parameters(size, bench.group.device)) for size in (FEW, most)}
+        return bench.at_two_sizes(lambda size: result[size].step, FEW, most)
 
     return Probe(("optimizer_step", "optimizer_step_fixed"), name, measure, phase="optimizer")
 

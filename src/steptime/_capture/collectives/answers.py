@@ -37,10 +37,10 @@ def remembered() -> Iterator[None]:
         known = memory.get(key)
         if known is not None:
             return _made(*known)
-        found = ask(func, args, kwargs)
+        result = ask(func, args, kwargs)
         if key not in memory:
-            memory[key] = _kept(found)
-        return found
+            memory[key] = _kept(result)
+        return result
 
     with patch.object(answers, "answer", answer):
         yield
@@ -79,21 +79,21 @@ def _part(value: Any) -> Any:
 def _kept(found: Any) -> tuple[bool, tuple[Made, ...]] | None:
     """How to make the answer again; None where it is more than new tensors of the device."""
     several = isinstance(found, tuple | list)
-    made = tuple(found) if several else (found,)
-    for each in made:
+    result = tuple(found) if several else (found,)
+    for each in result:
         if not isinstance(each, torch.Tensor) or type(each) is not torch.Tensor or not is_pretended(each):
             return None
         if each.layout is not torch.strided or each.storage_offset():
             return None
-    if len({each.untyped_storage()._cdata for each in made}) < len(made):
+    if len({each.untyped_storage()._cdata for each in result}) < len(result):
         return None
-    return several, tuple((tuple(each.shape), each.stride(), each.dtype) for each in made)
+    return several, tuple((tuple(each.shape), each.stride(), each.dtype) for each in result)
 
 
 def _made(several: bool, parts: tuple[Made, ...]) -> Any:
     _record(False)
     try:
-        made = tuple(on_device(_empty(shape, strides, dtype=dtype, device=META)) for shape, strides, dtype in parts)
+        result = tuple(on_device(_empty(shape, strides, dtype=dtype, device=META)) for shape, strides, dtype in parts)
     finally:
         _record(True)
-    return made if several else made[0]
+    return result if several else result[0]

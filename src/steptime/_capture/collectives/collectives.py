@@ -158,13 +158,13 @@ def _one_piece(values: Sequence[Any]) -> torch.Tensor | None:
 
 
 def _copy_out(values: Sequence[Any], flat: Any) -> None:
-    for place, part in enumerate(values[0][0]):
-        part.copy_(flat[place], non_blocking=True)
+    for index, part in enumerate(values[0][0]):
+        part.copy_(flat[index], non_blocking=True)
 
 
 def _copy_in(values: Sequence[Any], flat: Any) -> None:
-    for place, part in enumerate(values[1][0]):
-        flat[place].copy_(part, non_blocking=True)
+    for index, part in enumerate(values[1][0]):
+        flat[index].copy_(part, non_blocking=True)
 
 
 _BEFORE: dict[str, Callable[[Sequence[Any]], Any]] = {

@@ -110,5 +110,5 @@ class Partitions:
 
     def sides(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """By common name, the sets of ranks that meet under it; those of everybody left out."""
-        found = {self.common_name(group): tuple(sorted(self._blocks[block][1])) for group, (block, _) in self._named.items()}
-        return {name: sides for name, sides in found.items() if sides != (self.world,)}
+        result = {self.common_name(group): tuple(sorted(self._blocks[block][1])) for group, (block, _) in self._named.items()}
+        return {name: sides for name, sides in result.items() if sides != (self.world,)}

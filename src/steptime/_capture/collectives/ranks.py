@@ -74,14 +74,14 @@ def capture_ranks(
         return _workload([one(rank) for rank in _named(distinct, ranks)], ranks, name, ())
     first = one(0)
     if ranks > MOST_CAPTURED:
-        said = f"{ranks} ranks are too many to compare or to capture each, so that rank 0 was taken for all"
-        return _workload([first], ranks, name, [f"{said}; distinct=[...] names ranks that get a program of their own"])
+        text = f"{ranks} ranks are too many to compare or to capture each, so that rank 0 was taken for all"
+        return _workload([first], ranks, name, [f"{text}; distinct=[...] names ranks that get a program of their own"])
     difference = first_difference(first.calls, _calls(function, ranks - 1, ranks, name))
     if not difference:
-        said = f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks"
-        return _workload([first], ranks, name, [f"{said}; distinct='all' captures each"])
-    said = f"ranks 0 and {ranks - 1} do different things ({difference})"
-    messages = [f"{said}; all {ranks} ranks were captured; distinct='one' takes rank 0 for all"]
+        text = f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks"
+        return _workload([first], ranks, name, [f"{text}; distinct='all' captures each"])
+    text = f"ranks 0 and {ranks - 1} do different things ({difference})"
+    messages = [f"{text}; all {ranks} ranks were captured; distinct='one' takes rank 0 for all"]
     return _workload([first, *map(one, range(1, ranks))], ranks, name, messages)
 
 
@@ -135,9 +135,9 @@ def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: st
         except (Exception, SystemExit) as error:
             raise failure(error, what) from error
         trace = assembled(read(data, what), recorder.notes)
-        found = with_collectives(replace(trace, rank=rank, world_size=ranks), around.log, groups)
+        result = with_collectives(replace(trace, rank=rank, world_size=ranks), around.log, groups)
     sides, outside = around.partitions.sides(), recorder.unnamed_bytes()
-    return CapturedRank(rank, found.trace, found.streams, sides, outside, tuple(recorder.calls))
+    return CapturedRank(rank, result.trace, result.streams, sides, outside, tuple(recorder.calls))
 
 
 def _calls(function: Callable[[], Any], rank: int, ranks: int, name: str) -> Sequence[Called]:

@@ -25,9 +25,9 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called:
 
 def first_difference(one: Sequence[Called], other: Sequence[Called]) -> str:
     """What the first calls are that differ; empty where none do."""
-    for place, (left, right) in enumerate(zip_longest(one, other)):
+    for index, (left, right) in enumerate(zip_longest(one, other)):
         if left != right:
-            return f"call {place}: {_said(left)} and {_said(right)}"
+            return f"call {index}: {_said(left)} and {_said(right)}"
     return ""
 
 

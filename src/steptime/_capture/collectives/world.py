@@ -100,9 +100,9 @@ def _noted(new_group: Callable[..., Any], partitions: Partitions) -> Callable[..
     def call(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         # Backends of a real job (nccl, gloo), their options and their devices have no peers here.
         timeout, kwargs = args[:1], {**kwargs, "backend": None, "device_id": None}
-        made = new_group(ranks, *timeout, **kwargs)
-        own = made.group_name if isinstance(made, dist.ProcessGroup) else None
+        result = new_group(ranks, *timeout, **kwargs)
+        own = result.group_name if isinstance(result, dist.ProcessGroup) else None
         partitions.made(ranks, kwargs.get("group_desc") or "", own)
-        return made
+        return result
 
     return call

@@ -118,11 +118,11 @@ class Reducer:
         self._place: dict[int, tuple[Bucket, int]] = {}
         for number, indices in enumerate(assignment):
             variables = [self._params[index] for index in indices]
-            one = variables[0]
-            flat = torch.empty(sum(each.numel() for each in variables), dtype=one.dtype, device=one.device)
+            item = variables[0]
+            flat = torch.empty(sum(each.numel() for each in variables), dtype=item.dtype, device=item.device)
             bucket = Bucket(number, list(indices), variables, flat, number == len(assignment) - 1)
             self._buckets.append(bucket)
-            self._place.update({index: (bucket, place) for place, index in enumerate(indices)})
+            self._place.update({index: (bucket, position) for position, index in enumerate(indices)})
 
     def _follow_readiness(self) -> None:
         """Once, after the first backward pass: buckets in the order in which gradients became ready."""
@@ -170,8 +170,8 @@ class Reducer:
         self._mark(index)
 
     def _mark(self, index: int) -> None:
-        bucket, place = self._place[index]
-        self._fill(self._params[index], bucket.views[place])
+        bucket, position = self._place[index]
+        self._fill(self._params[index], bucket.views[position])
         bucket.pending -= 1
         while self._next < len(self._buckets) and not self._buckets[self._next].pending:
             self._reduce(self._buckets[self._next])

@@ -51,8 +51,8 @@ _plain_new: Any = AsyncCollectiveTensor.__new__
 def _new_result(kind: type[AsyncCollectiveTensor], inner: torch.Tensor) -> AsyncCollectiveTensor:
     """What a collective gives before it is waited for, on the device that C++ knows: there is no other in this build."""
     with torch._C.DisableTorchFunction():
-        made: AsyncCollectiveTensor = _plain_new(kind, inner)
-    return made
+        result: AsyncCollectiveTensor = _plain_new(kind, inner)
+    return result
 
 
 class ShardedNames(TorchFunctionMode):

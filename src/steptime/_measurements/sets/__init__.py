@@ -54,11 +54,11 @@ class MeasuredSet:
 @cache
 def measured_sets() -> dict[str, MeasuredSet]:
     """Every set, by name: a file in this folder with a `SET`."""
-    found = {}
+    result = {}
     for module in sorted(iter_modules(__path__), key=lambda entry: entry.name):
         held = import_module(f"{__name__}.{module.name}").SET
-        found[held.name] = held
-    return found
+        result[held.name] = held
+    return result
 
 
 def measured_set(name: str) -> MeasuredSet:

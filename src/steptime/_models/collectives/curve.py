@@ -65,8 +65,8 @@ class Curve:
         times = np.exp(np.interp(places, self.knots, self.log_ns))
         if places.size and places.max() > self.knots[-1]:
             times *= 1.0 + self.moving * (np.exp2(np.maximum(places - self.knots[-1], 0.0)) - 1.0)
-        found: Floats = times
-        return found
+        result: Floats = times
+        return result
 
     def to_dict(self) -> dict[str, list[float]]:
         """Plain values, to the microsecond's last digit."""
@@ -112,8 +112,8 @@ def fit_curve(size_bytes: npt.ArrayLike, time_ns: npt.ArrayLike, *, penalty: flo
     for _ in range(_ROUNDS):
         own = np.sqrt(weight)[:, None]
         rows = np.concatenate([np.concatenate([own, -own, basis * own], axis=1), np.concatenate([still, bends], axis=1)])
-        found, _ = optimize.nnls(rows, np.concatenate([logs * own[:, 0], np.zeros(len(bends))]))
-        level, slopes = float(found[0] - found[1]), found[2:]
+        result, _ = optimize.nnls(rows, np.concatenate([logs * own[:, 0], np.zeros(len(bends))]))
+        level, slopes = float(result[0] - result[1]), result[2:]
         off = np.abs(logs - level - basis @ slopes)
         weight = 1.0 / np.maximum(1.0, off / max(_USUAL * float(np.median(off)), _CLOSE))
     return Curve(knots, level + np.concatenate([[0.0], np.cumsum(slopes * width)]))

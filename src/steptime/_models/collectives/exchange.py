@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 def _away(sent: Floats) -> Floats:
     """[cases, senders, receivers] without what ranks keep."""
     ranks = sent.shape[1]
-    found: Floats = sent * (1.0 - np.eye(ranks))
-    return found
+    result: Floats = sent * (1.0 - np.eye(ranks))
+    return result
 
 
 def _grown(sent: Floats) -> float:
@@ -30,28 +30,28 @@ def _grown(sent: Floats) -> float:
 def load_bytes(sent: Floats) -> Floats:
     """The busiest rank, sent and received together, own chunk left out."""
     away = _away(sent)
-    found: Floats = (away.sum(axis=2) + away.sum(axis=1)).max(axis=1) / 2 * _grown(sent)
-    return found
+    result: Floats = (away.sum(axis=2) + away.sum(axis=1)).max(axis=1) / 2 * _grown(sent)
+    return result
 
 
 def pair_bytes(sent: Floats) -> Floats:
     """Root mean square of what pairs of ranks exchange."""
     ranks = sent.shape[1]
-    found: Floats = np.sqrt((_away(sent) ** 2).sum(axis=(1, 2)) / max(ranks * (ranks - 1), 1)) * ranks
-    return found
+    result: Floats = np.sqrt((_away(sent) ** 2).sum(axis=(1, 2)) / max(ranks * (ranks - 1), 1)) * ranks
+    return result
 
 
 def _sum(sent: Floats) -> Floats:
     """All bytes, shared evenly."""
-    found: Floats = sent.sum(axis=(1, 2)) / sent.shape[1]
-    return found
+    result: Floats = sent.sum(axis=(1, 2)) / sent.shape[1]
+    return result
 
 
 def _max_of_max(sent: Floats) -> Floats:
     """As published: the most that a rank sends to or receives from others, fed to a curve over whole buffers."""
     away = _away(sent)
-    found: Floats = np.maximum(away.sum(axis=2), away.sum(axis=1)).max(axis=1)
-    return found
+    result: Floats = np.maximum(away.sum(axis=2), away.sum(axis=1)).max(axis=1)
+    return result
 
 
 def _max_of_max_corrected(sent: Floats) -> Floats:
@@ -62,8 +62,8 @@ def _max_of_max_corrected(sent: Floats) -> Floats:
 def _max_of_sum(sent: Floats) -> Floats:
     """As published: the most that a rank sends and receives, fed to a curve over whole buffers."""
     away = _away(sent)
-    found: Floats = (away.sum(axis=2) + away.sum(axis=1)).max(axis=1)
-    return found
+    result: Floats = (away.sum(axis=2) + away.sum(axis=1)).max(axis=1)
+    return result
 
 
 RULES: dict[str, Callable[[Floats], Floats]] = {

@@ -84,7 +84,7 @@ class Points:
     @cached_property
     def uneven(self) -> npt.NDArray[np.bool_]:
         """Which exchanges have splits."""
-        return np.array([one is not None for one in self.splits or [None] * len(self)], dtype=np.bool_)
+        return np.array([item is not None for item in self.splits or [None] * len(self)], dtype=np.bool_)
 
     @cached_property
     def messages(self) -> Messages:
@@ -92,9 +92,9 @@ class Points:
         sizes = np.asarray(self.bytes, dtype=np.float64)
         kinds = np.array([KINDS.index(kind) for kind in self.kind], dtype=np.intp)
         load, pairs = sizes.copy(), sizes.copy()
-        for place in np.flatnonzero(self.uneven).tolist():
-            sent = self.sent(place)
-            load[place], pairs[place] = load_bytes(sent)[0], pair_bytes(sent)[0]
+        for index in np.flatnonzero(self.uneven).tolist():
+            sent = self.sent(index)
+            load[index], pairs[index] = load_bytes(sent)[0], pair_bytes(sent)[0]
         return Messages(kinds, np.asarray(self.ranks, dtype=np.intp), sizes, load, pairs)
 
     def sent(self, place: int) -> Floats:
@@ -106,12 +106,12 @@ class Points:
         """Some of them; `places` may be a mask."""
         chosen = np.arange(len(self))[places].tolist()
         return Points(
-            [self.kind[place] for place in chosen],
+            [self.kind[index] for index in chosen],
             np.asarray(self.ranks)[chosen],
             np.asarray(self.bytes)[chosen],
             np.asarray(self.ns)[chosen],
-            None if self.splits is None else [self.splits[place] for place in chosen],
-            [self.repeats[place] for place in chosen] if self.repeats else (),
+            None if self.splits is None else [self.splits[index] for index in chosen],
+            [self.repeats[index] for index in chosen] if self.repeats else (),
         )
 
     def of(self, *splits: str) -> Points:
@@ -159,7 +159,7 @@ REDUCTIONS = tuple(Reduction(quantile, corrected) for corrected in (False, True)
 
 def swept(rows: Iterable[Row], fabric: str) -> list[Swept]:
     """Rows of the set `collectives` on one fabric: queued calls on idle hosts, all ranks at once, nothing beside them."""
-    found = []
+    results = []
     for row in rows:
         plain = all(row[name] == value for name, value in _PLAIN.items())
         if plain and row["fabric"] == fabric and row["collective"] in KINDS:
@@ -167,7 +167,7 @@ def swept(rows: Iterable[Row], fabric: str) -> list[Swept]:
             splits = (
                 None if not flat else tuple(tuple(flat[start : start + ranks]) for start in range(0, len(flat), max(ranks, 1)))
             )
-            found.append(
+            results.append(
                 Swept(
                     Message(row["collective"], ranks, row["bytes"], splits),
                     row["run"],
@@ -177,7 +177,7 @@ def swept(rows: Iterable[Row], fabric: str) -> list[Swept]:
                     _SWEEP in row["command"],
                 )
             )
-    return found
+    return results
 
 
 def steadiest(rows: Sequence[Swept]) -> list[Swept]:
@@ -189,14 +189,14 @@ def steadiest(rows: Sequence[Swept]) -> list[Swept]:
         if row.sweep:
             runs[row.message.ranks][row.run].append(row)
     sizes = Counter(row.run for row in rows if row.sweep)
-    found: list[Swept] = []
+    results: list[Swept] = []
     for per_run in runs.values():
         most = max(map(len, per_run.values()))
-        enough = {run: some for run, some in per_run.items() if len(some) >= _ENOUGH * most}
+        enough = {run: item for run, item in per_run.items() if len(item) >= _ENOUGH * most}
         main = max(enough, key=lambda run: (sizes[run], run))
         best = min(enough, key=lambda run: (_unsteady(enough[run]), run))
-        found += enough[best if _unsteady(enough[best]) < _STEADIER * _unsteady(enough[main]) else main]
-    return found
+        results += enough[best if _unsteady(enough[best]) < _STEADIER * _unsteady(enough[main]) else main]
+    return results
 
 
 def _unsteady(rows: Sequence[Swept]) -> float:
@@ -212,7 +212,7 @@ def reduced(rows: Sequence[Swept], how: Reduction, *, joined: bool = True) -> Po
         [row.message.kind for row in rows],
         np.array([row.message.ranks for row in rows], dtype=np.intp),
         np.array([row.message.bytes for row in rows], dtype=np.float64),
-        np.array([float(np.quantile(some, how.quantile)) for some in times]),
+        np.array([float(np.quantile(time, how.quantile)) for time in times]),
         [row.message.splits for row in rows],
         times,
     )
@@ -223,19 +223,19 @@ def _joined(rows: Sequence[Swept]) -> list[Swept]:
     alike: dict[tuple[Message, str], list[Swept]] = defaultdict(list)
     for row in rows:
         alike[row.message, row.run].append(row)
-    found = []
-    for some in alike.values():
-        times = tuple(time for row in some for time in row.times_ns)
-        references = tuple(reference for row in some for reference in row.reference_ns)
-        found.append(replace(some[0], times_ns=times, reference_ns=references if len(references) == len(times) else ()))
-    return found
+    results = []
+    for item in alike.values():
+        times = tuple(time for row in item for time in row.times_ns)
+        references = tuple(reference for row in item for reference in row.reference_ns)
+        results.append(replace(item[0], times_ns=times, reference_ns=references if len(references) == len(times) else ()))
+    return results
 
 
 def _usual(rows: Sequence[Swept]) -> dict[int, float]:
     references: dict[int, list[float]] = defaultdict(list)
     for row in rows:
         references[row.message.ranks] += row.reference_ns
-    return {ranks: median(some) for ranks, some in references.items() if some}
+    return {ranks: median(item) for ranks, item in references.items() if item}
 
 
 def _corrected(row: Swept, usual: Mapping[int, float]) -> tuple[float, ...]:
@@ -282,17 +282,17 @@ def _tried(points: Points) -> float:
 def fit_points(points: Points) -> TierModel:
     """Curves through all rows but those for tests; the residuals are of curves that did not see a row's fifth."""
     seen = points.of(FIT, VALIDATION)
-    found = fit_curves(seen)
+    result = fit_curves(seen)
     errors: dict[str, list[float]] = defaultdict(list)
     for fold in folded(seen):
         try:
-            model = fit_curves(seen.take(~fold), idle_power=found.idle_power, ragged=found.ragged)
+            model = fit_curves(seen.take(~fold), idle_power=result.idle_power, ragged=result.ragged)
         except InputError:  # too few rows for folds
             continue
-        for kind, some in unseen_logs(model, seen.take(fold)).items():
-            errors[kind] += some.tolist()
-    ends = {kind: (float(np.quantile(some, 0.05)), float(np.quantile(some, 0.95))) for kind, some in errors.items()}
-    return replace(found, residuals=ends)
+        for kind, item in unseen_logs(model, seen.take(fold)).items():
+            errors[kind] += item.tolist()
+    ends = {kind: (float(np.quantile(item, 0.05)), float(np.quantile(item, 0.95))) for kind, item in errors.items()}
+    return replace(result, residuals=ends)
 
 
 def folded(points: Points) -> list[npt.NDArray[np.bool_]]:
@@ -383,17 +383,17 @@ def _ragged(points: Points, idle_power: float) -> float:
     whole = ~ragged & ~exchanges.uneven
     if min(ragged.sum(), whole.sum()) < _LEAST_RAGGED:
         return 0.0
-    found = 0.0
+    result = 0.0
     for _ in range(_RAGGED_ROUNDS):
         try:
-            model = fit_curves(exchanges, idle_power=idle_power, ragged=found)
+            model = fit_curves(exchanges, idle_power=idle_power, ragged=result)
         except InputError:
             return 0.0
         logs = unseen_logs(model, exchanges)["all_to_all"]
         if len(logs) != len(exchanges):
             return 0.0
-        found = max(found + float(np.median(logs[ragged]) - np.median(logs[whole])), 0.0)
-    return found
+        result = max(result + float(np.median(logs[ragged]) - np.median(logs[whole])), 0.0)
+    return result
 
 
 def unseen_logs(model: TierModel, points: Points) -> dict[str, Floats]:

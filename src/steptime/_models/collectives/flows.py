@@ -73,8 +73,8 @@ def _moved_bytes(flows: Floats, moved: Floats) -> Floats:
 
 def _served(flows: Floats, moved: Floats) -> Floats:
     """Bytes that a rank has served when so many of one of its flows have moved: of every other as many, or all of it."""
-    found = np.zeros_like(moved)
+    result = np.zeros_like(moved)
     for other in range(len(flows)):
-        found += np.minimum(flows[:, other, None], moved)
-        found += np.minimum(flows[other, :, None], moved)
-    return found
+        result += np.minimum(flows[:, other, None], moved)
+        result += np.minimum(flows[other, :, None], moved)
+    return result

@@ -94,15 +94,15 @@ class Messages:
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Messages:
         """From collectives one by one."""
-        sizes = np.array([float(one.bytes) for one in messages])
+        sizes = np.array([float(message.bytes) for message in messages])
         load, pairs = sizes.copy(), sizes.copy()
-        for place, one in enumerate(messages):
-            if one.splits is not None:
-                sent = np.array([one.splits], dtype=np.float64)
-                load[place], pairs[place] = load_bytes(sent)[0], pair_bytes(sent)[0]
+        for index, message in enumerate(messages):
+            if message.splits is not None:
+                sent = np.array([message.splits], dtype=np.float64)
+                load[index], pairs[index] = load_bytes(sent)[0], pair_bytes(sent)[0]
         return cls(
-            np.array([KINDS.index(one.kind) for one in messages], dtype=np.intp),
-            np.array([one.ranks for one in messages], dtype=np.intp),
+            np.array([KINDS.index(message.kind) for message in messages], dtype=np.intp),
+            np.array([message.ranks for message in messages], dtype=np.intp),
             sizes,
             load,
             pairs,

@@ -88,8 +88,8 @@ class Overlap:
         dealt = _between(self.persistent, parts)
         factor = np.where(np.asarray(persistent, dtype=np.bool_), dealt, usual)
         met = np.maximum(held, 0.0) / np.maximum(np.maximum(held, 0.0) + np.maximum(alone, 0.0), 1.0)
-        found: Floats = 1.0 + (factor - 1.0) * met
-        return found
+        result: Floats = 1.0 + (factor - 1.0) * met
+        return result
 
     def collective_factor(
         self,
@@ -134,7 +134,7 @@ class Overlap:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Overlap:
         """What `to_dict` gave; `where` is said in errors."""
-        names = {one.name for one in fields(cls)}
+        names = {field.name for field in fields(cls)}
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise InputError(f"{where}: constants of an overlap that are missing or not known: {odd}")
@@ -144,14 +144,14 @@ class Overlap:
 
 
 def _columns(*values: npt.ArrayLike) -> tuple[Floats, ...]:
-    return tuple(np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in values)))
+    return tuple(np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in values)))
 
 
 def _checked(name: str, values: npt.ArrayLike) -> Floats:
-    found = np.asarray(values, dtype=np.float64)
-    if found.size and not found.min() >= 1:
-        raise InputError(f"overlap: {name} is {found.min():g}; expected 1 or more")
-    return found
+    result = np.asarray(values, dtype=np.float64)
+    if result.size and not result.min() >= 1:
+        raise InputError(f"overlap: {name} is {result.min():g}; expected 1 or more")
+    return result
 
 
 def _between(table: Mapping[int, float] | None, places: Floats) -> Floats:
@@ -159,8 +159,8 @@ def _between(table: Mapping[int, float] | None, places: Floats) -> Floats:
     if not table:
         return np.ones(places.shape)
     known = sorted(table)
-    found: Floats = np.interp(np.log2(places), np.log2(known), [table[one] for one in known])
-    return found
+    result: Floats = np.interp(np.log2(places), np.log2(known), [table[item] for item in known])
+    return result
 
 
 @cache

@@ -61,15 +61,15 @@ def _widened(times: CollectiveTimes, by: npt.ArrayLike, inside: npt.NDArray[np.b
 def _merged(
     how: Callable[[npt.NDArray[np.float64], npt.NDArray[np.float64]], npt.NDArray[np.float64]], *parts: CollectiveTimes
 ) -> CollectiveTimes:
-    found = parts[0]
+    result = parts[0]
     for part in parts[1:]:
-        found = CollectiveTimes(
-            how(found.ns, part.ns),
-            how(found.low_ns, part.low_ns),
-            how(found.high_ns, part.high_ns),
-            found.inside & part.inside,
+        result = CollectiveTimes(
+            how(result.ns, part.ns),
+            how(result.low_ns, part.low_ns),
+            how(result.high_ns, part.high_ns),
+            result.inside & part.inside,
         )
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Spanning:
         """How long collectives of this group take by themselves; all messages have its rank count."""
         columns = [np.empty(len(messages)) for _ in range(3)]
         inside = np.empty(len(messages), dtype=np.bool_)
-        for place in np.unique(messages.kind):
-            rows = np.flatnonzero(messages.kind == place)
-            found = self._of_kind(KINDS[place], messages.take(rows))
-            for column, values in zip(columns, (found.ns, found.low_ns, found.high_ns), strict=True):
+        for index in np.unique(messages.kind):
+            rows = np.flatnonzero(messages.kind == index)
+            result = self._of_kind(KINDS[index], messages.take(rows))
+            for column, values in zip(columns, (result.ns, result.low_ns, result.high_ns), strict=True):
                 column[rows] = values
-            inside[rows] = found.inside
+            inside[rows] = result.inside
         growth = _SPANNING * max(1.0, float(np.log2(self.placed.nodes)))
         return _widened(CollectiveTimes(columns[0], columns[1], columns[2], inside), growth, inside & self.placed.even)
 
@@ -120,9 +120,9 @@ class Spanning:
         """Within nodes, then across them over each card, then within nodes again."""
         parts = [self._across(kind, messages, 1 / self.placed.cards)]
         within = {"all_reduce": ("reduce_scatter", "all_gather")}.get(kind, (kind,))
-        if isinstance(self.inner, TierModel) and not any(self.inner.measured_ranks(one) for one in _BOTH_WAYS):
+        if isinstance(self.inner, TierModel) and not any(self.inner.measured_ranks(item) for item in _BOTH_WAYS):
             within = ("all_reduce",)  # it moves at least as much as either
-        return _merged(np.add, *parts, *(self._inside(one, messages) for one in within))
+        return _merged(np.add, *parts, *(self._inside(item, messages) for item in within))
 
     def _ring(self, kind: str, messages: Messages) -> CollectiveTimes:
         """Rings through all ranks, one per card."""
@@ -153,8 +153,8 @@ class Spanning:
         if other == kind:
             return self._ask(self.network, kind, count, messages, part)
         moved = 0.0 if kind == "barrier" else moved_share(kind, count) / moved_share(other, count)
-        found = self._ask(self.network, other, count, messages, part * moved)
-        return _widened(found, _STAND_IN, np.zeros(len(messages), dtype=np.bool_))
+        result = self._ask(self.network, other, count, messages, part * moved)
+        return _widened(result, _STAND_IN, np.zeros(len(messages), dtype=np.bool_))
 
     def _ask(self, model: Tier, kind: str, ranks: int, messages: Messages, part: float) -> CollectiveTimes:
         """So much of each message among so many; on links that other groups use meanwhile it is as if there were more."""

@@ -87,7 +87,7 @@ class TierModel:
 
     def times(self, messages: Messages) -> CollectiveTimes:
         """How long each takes by itself; a group of one rank takes no time."""
-        found, low, high = (np.zeros(len(messages)) for _ in range(3))
+        result, low, high = (np.zeros(len(messages)) for _ in range(3))
         inside = np.ones(len(messages), dtype=np.bool_)
         for kind, ranks, places in groups(messages):
             if ranks <= 1:
@@ -102,20 +102,20 @@ class TierModel:
             away = _octaves_outside(law.curve, sizes)
             ends = self.residuals.get(law.kind, _UNKNOWN)
             wider = np.exp(law.wider + _BEYOND_BYTES * away)
-            found[places] = times
+            result[places] = times
             low[places] = times * (np.exp(min(ends[0], 0.0)) / wider)
             high[places] = times * (np.exp(max(ends[1], 0.0)) * wider)
             inside[places] = law.measured & (away == 0)
-        return CollectiveTimes(found, low, high, inside)
+        return CollectiveTimes(result, low, high, inside)
 
     def _exchange(self, messages: Messages, ranks: int) -> Floats:
         """What exchanges take of even ones of their load whose parts are whole."""
-        found = saved(messages) ** self.idle_power
-        return found * np.exp(self.ragged * ragged_parts(messages, ranks)) if self.ragged else found
+        result = saved(messages) ** self.idle_power
+        return result * np.exp(self.ragged * ragged_parts(messages, ranks)) if self.ragged else result
 
     def measured_ranks(self, kind: str) -> tuple[int, ...]:
         """Which rank counts a kind has curves for, ascending."""
-        return tuple(sorted(ranks for own, ranks in self.curves if own == kind))
+        return tuple(sorted(ranks for item, ranks in self.curves if item == kind))
 
     def _law(self, kind: str, ranks: int) -> _Law:
         counts = self.measured_ranks(kind)
@@ -156,7 +156,7 @@ class TierModel:
         if version != SCHEMA_VERSION:
             raise InputError(f"{where}: collectives of schema version {version!r}, expected {SCHEMA_VERSION}; fit them again")
         try:
-            curves = {_key(one): Curve.from_dict(one) for one in values["curves"]}
+            curves = {_key(item): Curve.from_dict(item) for item in values["curves"]}
             residuals = {str(kind): (float(low), float(high)) for kind, (low, high) in values["residuals"].items()}
             power, ragged = float(values["idle_power"]), float(values["ragged"])
         except KeyError as error:
@@ -164,7 +164,7 @@ class TierModel:
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{where}: no fitted collectives ({error})") from error
         logs = (power, ragged, *(end for ends in residuals.values() for end in ends))
-        if not all(abs(one) <= _MOST_LOG for one in logs):
+        if not all(abs(item) <= _MOST_LOG for item in logs):
             raise InputError(
                 f"{where}: idle_power, ragged or a residual is beyond {_MOST_LOG:g}, expected logarithms of factors"
             )
@@ -203,8 +203,8 @@ def ragged_parts(messages: Messages, ranks: int) -> npt.NDArray[np.bool_]:
     """Which even exchanges of whole bytes have parts that end within `PART_BYTES`."""
     sizes = messages.bytes
     even = np.maximum(np.abs(messages.load - sizes), np.abs(messages.pairs - sizes)) <= _EVEN * sizes
-    found: npt.NDArray[np.bool_] = even & (sizes % 1 == 0) & (sizes % (PART_BYTES * ranks) != 0)
-    return found
+    result: npt.NDArray[np.bool_] = even & (sizes % 1 == 0) & (sizes % (PART_BYTES * ranks) != 0)
+    return result
 
 
 def _octaves_outside(curve: Curve, sizes: Floats) -> Floats:
@@ -213,8 +213,8 @@ def _octaves_outside(curve: Curve, sizes: Floats) -> Floats:
     low, high = curve.smallest_bytes * 0.9999, curve.largest_bytes * 1.0001
     if not sizes.size or (sizes.min() >= low and sizes.max() <= high):
         return np.zeros(len(sizes))
-    found: Floats = np.abs(np.log2(np.maximum(sizes, 1.0) / np.clip(sizes, low, high)))
-    return found
+    result: Floats = np.abs(np.log2(np.maximum(sizes, 1.0) / np.clip(sizes, low, high)))
+    return result
 
 
 def _other_ranks(kind: str, ranks: int, measured: Mapping[int, Curve]) -> Curve:
@@ -222,8 +222,8 @@ def _other_ranks(kind: str, ranks: int, measured: Mapping[int, Curve]) -> Curve:
     counts = sorted(measured)
     if len(counts) == 1:
         return _scaled(kind, ranks, counts[0], measured[counts[0]])
-    place = int(np.clip(np.searchsorted(counts, ranks), 1, len(counts) - 1))
-    few, many = counts[place - 1], counts[place]
+    index = int(np.clip(np.searchsorted(counts, ranks), 1, len(counts) - 1))
+    few, many = counts[index - 1], counts[index]
     return _mixed(ranks, (few, many), (measured[few], measured[many]))
 
 
@@ -237,7 +237,7 @@ def _mixed(ranks: int, counts: tuple[int, int], curves: tuple[Curve, Curve]) -> 
     steps = np.log(ranks / few) / np.log(many / few)
     latency = start[0] * max(start[1] / start[0], 1.0) ** steps
     share = (_place(few) - _place(ranks)) / (_place(few) - _place(many))
-    moved = [np.maximum(time - own, _LEAST_MOVING * own) for time, own in zip(times, start, strict=True)]
+    moved = [np.maximum(time - item, _LEAST_MOVING * item) for time, item in zip(times, start, strict=True)]
     ratio = moved[1] / moved[0]
     if not few < ranks < many:
         # With twice the ranks, the same bytes take at most twice as long and at least half; beyond is noise to some power.

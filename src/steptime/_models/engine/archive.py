@@ -25,8 +25,8 @@ _RECIPE, _PARTS = "recipe", "parts"
 
 def write_archive(file: Path, recipe: Mapping[str, Any], parts: Mapping[str, Arrays]) -> None:
     """The same parts give the same bytes."""
-    said = {"schema_version": SCHEMA_VERSION, _PARTS: sorted(parts), **recipe}
-    arrays: dict[str, Array] = {_RECIPE: np.asarray(json.dumps(said))}
+    text = {"schema_version": SCHEMA_VERSION, _PARTS: sorted(parts), **recipe}
+    arrays: dict[str, Array] = {_RECIPE: np.asarray(json.dumps(text))}
     for part, named in sorted(parts.items()):
         arrays |= {f"{part}/{name}": array for name, array in sorted(named.items())}
     with whole(file) as unfinished, unfinished.open("wb") as stream:
@@ -55,10 +55,10 @@ class Archive:
 
     def part(self, part: str) -> dict[str, Array]:
         """The arrays of one part by name."""
-        found = _read(self.file, lambda name: name.startswith(f"{part}/"))
-        if not found:
+        result = _read(self.file, lambda name: name.startswith(f"{part}/"))
+        if not result:
             raise InputError(f"{self.file}: has no part {part!r}; fit again")
-        return {name.partition("/")[2]: array for name, array in found.items()}
+        return {name.partition("/")[2]: array for name, array in result.items()}
 
 
 class StoredParts(Mapping[K, T]):

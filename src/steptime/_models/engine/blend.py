@@ -31,15 +31,15 @@ class Networks:
 
     def values(self, features: Floats) -> Floats:
         """The mean over the networks, for each row."""
-        found = np.empty(len(features))
+        result = np.empty(len(features))
         for first in range(0, len(features), _ROWS):
-            found[first : first + _ROWS] = self._means(features[first : first + _ROWS])
-        return found
+            result[first : first + _ROWS] = self._means(features[first : first + _ROWS])
+        return result
 
     def _means(self, features: Floats) -> Floats:
         hidden = np.clip((features - self.centre) / self.scale, -REACH, REACH)[None]
-        for place in (0, 1):
-            linear = hidden @ self.weights[place] + self.offsets[place][:, None, :]
+        for index in (0, 1):
+            linear = hidden @ self.weights[index] + self.offsets[index][:, None, :]
             hidden = linear / (1.0 + np.exp(-linear))
         result: Floats = (hidden @ self.weights[2] + self.offsets[2][:, None, :])[..., 0].mean(axis=0)
         return result

@@ -26,7 +26,7 @@ def constants_of(limits: DeviceLimits, form: str, kind: type[T]) -> T:
         "peak_bytes_per_ns": limits.bandwidth_bytes_per_s.value / 1e9,
         **{name: quantity.value for name, quantity in table.items()},
     }
-    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if missing := [name for name in names if name not in known]:
         raise InputError(f"{limits.name}: features.{form} has no {missing[0]}; add it to the device's file, with its source")
     values: dict[str, Any] = {name: known[name] for name in names}

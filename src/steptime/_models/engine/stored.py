@@ -84,12 +84,16 @@ def _layout(cls: Any) -> list[tuple[str, Any, _How, Any]]:
 @cache
 def _read_layout(cls: Any) -> list[tuple[str, Any, _How, Any]]:
     hints = get_type_hints(cls)
-    return [(one.name, _present(hints[one.name]), _how(one), _absent(one, hints[one.name])) for one in fields(cls) if one.init]
+    return [
+        (field.name, _present(hints[field.name]), _how(field), _absent(field, hints[field.name]))
+        for field in fields(cls)
+        if field.init
+    ]
 
 
 def _how(one: Field[Any]) -> _How:
-    found: _How = one.metadata.get(_HOW, _How())
-    return found
+    result: _How = one.metadata.get(_HOW, _How())
+    return result
 
 
 def _absent(one: Field[Any], hint: Any) -> Any:
@@ -104,7 +108,7 @@ def _present(hint: Any) -> Any:
     """The type without `None`."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
-    return next(one for one in get_args(hint) if one is not type(None))
+    return next(get_arg for get_arg in get_args(hint) if get_arg is not type(None))
 
 
 def _is_narrow(cls: type) -> bool:
@@ -126,7 +130,7 @@ def _is_mapping(hint: Any) -> bool:
 
 def _members(hint: Any) -> tuple[Any, ...]:
     """The types of a tuple's members where they are not plain numbers or texts."""
-    members = tuple(one for one in get_args(hint) if one is not Ellipsis) if get_origin(hint) is tuple else ()
+    members = tuple(get_arg for get_arg in get_args(hint) if get_arg is not Ellipsis) if get_origin(hint) is tuple else ()
     return members if members and (_is_model(members[0]) or _is_array(members[0])) else ()
 
 
@@ -161,20 +165,20 @@ def _packed(value: Any, hint: Any, prefix: str, key: str) -> Iterator[tuple[str,
         yield from ((prefix + name, array) for name, array in packed.items())
     elif _is_mapping(hint):
         inner = get_args(hint)[1]
-        for name, one in value.items():
+        for name, item in value.items():
             if _is_container(inner):
-                yield from _packed(one, inner, f"{prefix}{name}.", prefix + name)
+                yield from _packed(item, inner, f"{prefix}{name}.", prefix + name)
             else:
-                yield prefix + name, np.asarray(one)
+                yield prefix + name, np.asarray(item)
     else:
         members = _members(hint)
         if get_args(hint)[-1] is Ellipsis:
             yield key, np.asarray(len(value))
-        for place, one in enumerate(value):
+        for index, item in enumerate(value):
             if _is_model(members[0]):
-                yield from _packed(one, members[0], f"{key}{place}.", f"{key}{place}")
+                yield from _packed(item, members[0], f"{key}{index}.", f"{key}{index}")
             else:
-                yield f"{key}{place}", one
+                yield f"{key}{index}", item
 
 
 def _unpacked_container(hint: Any, arrays: Arrays, prefix: str, key: str, how: _How) -> Any:
@@ -189,15 +193,15 @@ def _unpacked_container(hint: Any, arrays: Arrays, prefix: str, key: str, how: _
     members = _members(hint)
     count = int(arrays[key]) if get_args(hint)[-1] is Ellipsis else len(members)
     if _is_model(members[0]):
-        return tuple(unpack(members[0], _inside(arrays, f"{key}{place}.")) for place in range(count))
-    return tuple(_leaf(members[0], arrays[f"{key}{place}"]) for place in range(count))
+        return tuple(unpack(members[0], _inside(arrays, f"{key}{index}.")) for index in range(count))
+    return tuple(_leaf(members[0], arrays[f"{key}{index}"]) for index in range(count))
 
 
 def _mapping(inner: Any, arrays: Arrays, names: Iterable[str]) -> dict[str, Any]:
     if not _is_container(inner):
         return {name: _leaf(inner, arrays[name]) for name in names if name in arrays}
-    found = {name: _unpacked_container(inner, arrays, f"{name}.", name, _How()) for name in names}
-    return {name: value for name, value in found.items() if value is not MISSING}
+    result = {name: _unpacked_container(inner, arrays, f"{name}.", name, _How()) for name in names}
+    return {name: value for name, value in result.items() if value is not MISSING}
 
 
 def _any_of(hint: Any, arrays: Arrays) -> bool:

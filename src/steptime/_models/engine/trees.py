@@ -38,11 +38,11 @@ class Trees:
         rows = table.shape[0]
         if self.columns and table.shape[1] != self.columns:
             raise InputError(f"trees grown on {self.columns} features were asked with {table.shape[1]}: fit these models again")
-        found = np.empty(rows)
+        result = np.empty(rows)
         step = max(1, _CHUNK // self.roots.size)
         for first in range(0, rows, step):
-            found[first : first + step] = self._sums(table[first : first + step])
-        return found
+            result[first : first + step] = self._sums(table[first : first + step])
+        return result
 
     def _sums(self, table: Floats) -> Floats:
         rows, width = table.shape

@@ -116,8 +116,8 @@ class HostColumns:
 
     def time_ns(self, speed: Speed = STEP) -> FloatColumn:
         """What every piece takes at this speed."""
-        found: FloatColumn = self.cpu_ns * speed.cpu + self.launch_ns * speed.launch
-        return found
+        result: FloatColumn = self.cpu_ns * speed.cpu + self.launch_ns * speed.launch
+        return result
 
 
 Launches = Mapping[str, float] | Sequence[float]
@@ -173,11 +173,11 @@ class _Walk:
 
     def columns(self) -> HostColumns:
         ops = self.program.ops
-        piece = np.array([found.piece for found in self.found], dtype=np.int8)
-        rows = np.array([found.row for found in self.found], dtype=np.int32)
-        cpu_ns = np.array([found.cost.cpu_ns for found in self.found], dtype=np.float64)
-        launches = np.array([found.launches for found in self.found], dtype=np.float64)
-        weights = np.array([found.division for found in self.found], dtype=np.float64).reshape(-1, 3)
+        piece = np.array([item.piece for item in self.found], dtype=np.int8)
+        rows = np.array([item.row for item in self.found], dtype=np.int32)
+        cpu_ns = np.array([item.cost.cpu_ns for item in self.found], dtype=np.float64)
+        launches = np.array([item.launches for item in self.found], dtype=np.float64)
+        weights = np.array([item.division for item in self.found], dtype=np.float64).reshape(-1, 3)
         before_ns, between_ns, after_ns = _divided(cpu_ns, launches, weights)
         call = piece == Piece.BACKWARD_CALL
         main = next((number for number, thread in enumerate(self.program.threads) if thread.role == "main"), None)
@@ -188,7 +188,7 @@ class _Walk:
             phase=np.where(call, np.int8(Phase.BACKWARD), ops.phase[rows]),
             step=ops.step[rows],
             cpu_ns=cpu_ns,
-            launch_ns=np.array([found.cost.launch_ns for found in self.found], dtype=np.float64),
+            launch_ns=np.array([item.cost.launch_ns for item in self.found], dtype=np.float64),
             launches=launches,
             before_ns=before_ns,
             between_ns=between_ns,
@@ -198,7 +198,7 @@ class _Walk:
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        if not self.unknown or self.unknown_ns < WORTH_SAYING * sum(found.cost.cpu_ns for found in self.found):
+        if not self.unknown or self.unknown_ns < WORTH_SAYING * sum(item.cost.cpu_ns for item in self.found):
             return ()
         most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5))
         return (f"host costs of {len(self.unknown)} ops were never measured and are those of their class: {most}",)
@@ -366,7 +366,7 @@ class _Walk:
 def _divided(cpu_ns: FloatColumn, launches: FloatColumn, weights: FloatColumn) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
     """CPU work before the first launch, between launches and after the last one; less than one launch counts as one."""
     weights = weights * np.stack([np.ones_like(launches), np.maximum(launches - 1.0, 0.0), launches > 0.0], axis=1)
-    between_ns, after_ns = (cpu_ns * weights[:, place] / weights.sum(axis=1) for place in (1, 2))
+    between_ns, after_ns = (cpu_ns * weights[:, index] / weights.sum(axis=1) for index in (1, 2))
     return cpu_ns - between_ns - after_ns, between_ns, after_ns
 
 

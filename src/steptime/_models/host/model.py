@@ -81,8 +81,8 @@ class HostModel:
 
     def op(self, name: str) -> tuple[OpCost, bool]:
         """The cost of an op, and whether it was ever measured; else that of its class."""
-        found = self.ops.get(name)
-        return (found, True) if found is not None else (self.classes[op_kind(name).host_class], False)
+        result = self.ops.get(name)
+        return (result, True) if result is not None else (self.classes[op_kind(name).host_class], False)
 
     @property
     def usual_bursts(self) -> Mapping[str, Burst]:
@@ -159,4 +159,4 @@ def shipped_host(name: str) -> HostModel:
 def shipped_bursts(name: str) -> Mapping[str, Burst]:
     """The usual bursts of a host that comes with the package, read without msgspec."""
     content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return {asked: Burst(**burst) for asked, burst in content["bursts"].items()}
+    return {item: Burst(**burst) for item, burst in content["bursts"].items()}

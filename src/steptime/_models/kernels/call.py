@@ -130,8 +130,8 @@ def _tensors_in(argument: Argument) -> Iterator[TensorArg]:
     if isinstance(argument, TensorArg):
         yield argument
     elif isinstance(argument, tuple):
-        for one in argument:
-            yield from _tensors_in(one)
+        for item in argument:
+            yield from _tensors_in(item)
 
 
 def _plain(value: Argument) -> Any:
@@ -149,13 +149,13 @@ def _plain(value: Argument) -> Any:
     if isinstance(value, DtypeArg):
         return {"dtype": value.name}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 
 def _argument(value: Any) -> Argument:
     if isinstance(value, list):
-        return tuple(_argument(one) for one in value)
+        return tuple(_argument(item) for item in value)
     if not isinstance(value, dict):
         plain: bool | int | float | str | None = value
         return plain

@@ -156,13 +156,13 @@ def mixture(*draws: tuple[float, Draw]) -> Callable[[Rng, int], Iterator[Call]]:
         for _ in range(40 * count):
             if len(seen) >= count:
                 return
-            for place, (share, _) in enumerate(draws):
-                credit[place] += share / total
+            for index, (share, _) in enumerate(draws):
+                credit[index] += share / total
             chosen = max(range(len(draws)), key=credit.__getitem__)
             call = draws[chosen][1](rng)
             if call is None:
-                for place, (share, _) in enumerate(draws):
-                    credit[place] -= share / total
+                for index, (share, _) in enumerate(draws):
+                    credit[index] -= share / total
                 continue
             credit[chosen] -= 1.0
             if call not in seen:

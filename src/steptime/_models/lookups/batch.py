@@ -127,13 +127,13 @@ class Lookups:
 
     def member_sums(self, values: Floats) -> Floats:
         """Values of members, lookup by lookup, summed over each lookup."""
-        found: Floats = np.add.reduceat(values, self.starts[:-1], axis=0)
-        return found
+        result: Floats = np.add.reduceat(values, self.starts[:-1], axis=0)
+        return result
 
     def member_maxima(self, values: Floats) -> Floats:
         """Of values of members the largest of each lookup."""
-        found: Floats = np.maximum.reduceat(values, self.starts[:-1], axis=0)
-        return found
+        result: Floats = np.maximum.reduceat(values, self.starts[:-1], axis=0)
+        return result
 
     def take(self, places: npt.NDArray[Any]) -> Lookups:
         """Some of the lookups, over the same pool; `places` may be a mask."""
@@ -153,12 +153,12 @@ class Lookups:
         places: dict[tuple[int, str], int] = {}
         tables: list[tuple[TableStatistics, int]] = []
         member: list[int] = []
-        for one in lookups:
-            for table in one.tables:
-                key = (id(table), one.dtype)
+        for lookup in lookups:
+            for table in lookup.tables:
+                key = (id(table), lookup.dtype)
                 if key not in places:
                     places[key] = len(tables)
-                    tables.append((table, DTYPES.index(one.dtype)))
+                    tables.append((table, DTYPES.index(lookup.dtype)))
                 member.append(places[key])
         pool = Pool(TableColumns.of([table for table, _ in tables]), np.array([dtype for _, dtype in tables], dtype=np.intp))
         return cls(
@@ -166,11 +166,11 @@ class Lookups:
             direction=lookups[0].direction,
             pool=pool,
             member=np.array(member, dtype=np.intp),
-            starts=np.concatenate([[0], np.cumsum([len(one.tables) for one in lookups])]).astype(np.intp),
-            optimizer=np.array([OPTIMIZERS.index(one.optimizer) for one in lookups], dtype=np.intp),
-            dtype=np.array([DTYPES.index(one.dtype) for one in lookups], dtype=np.intp),
-            weighted=np.array([one.weighted for one in lookups], dtype=np.bool_),
-            warm=np.array([one.warm for one in lookups], dtype=np.bool_),
-            share=np.array([float(one.share) for one in lookups]),
-            others=np.array([OTHERS.index(one.others) for one in lookups], dtype=np.intp),
+            starts=np.concatenate([[0], np.cumsum([len(lookup.tables) for lookup in lookups])]).astype(np.intp),
+            optimizer=np.array([OPTIMIZERS.index(lookup.optimizer) for lookup in lookups], dtype=np.intp),
+            dtype=np.array([DTYPES.index(lookup.dtype) for lookup in lookups], dtype=np.intp),
+            weighted=np.array([lookup.weighted for lookup in lookups], dtype=np.bool_),
+            warm=np.array([lookup.warm for lookup in lookups], dtype=np.bool_),
+            share=np.array([float(lookup.share) for lookup in lookups]),
+            others=np.array([OTHERS.index(lookup.others) for lookup in lookups], dtype=np.intp),
         )

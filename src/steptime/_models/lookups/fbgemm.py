@@ -108,41 +108,41 @@ class _Arguments:
     places: Mapping[str, int]
 
     def wrong(self, name: str, expected: str) -> InputError:
-        place = self.places[name]
-        value = self.values[place] if place < len(self.values) else "missing"
-        found = f"{value.dtype} of shape {value.shape}" if isinstance(value, Tensor) else repr(value)
-        return InputError(f"{self.op}: argument {place} ({name}) is {found}; expected {expected}")
+        index = self.places[name]
+        value = self.values[index] if index < len(self.values) else "missing"
+        result = f"{value.dtype} of shape {value.shape}" if isinstance(value, Tensor) else repr(value)
+        return InputError(f"{self.op}: argument {index} ({name}) is {result}; expected {expected}")
 
     def value(self, name: str) -> Value:
-        place = self.places.get(name, len(self.values))
-        return self.values[place] if place < len(self.values) else None
+        index = self.places.get(name, len(self.values))
+        return self.values[index] if index < len(self.values) else None
 
     def vector(self, name: str, dtypes: Sequence[str], least: int = 0) -> Tensor:
-        found = self.value(name)
-        if not isinstance(found, Tensor) or len(found.shape) != 1 or found.dtype not in dtypes or found.numel < least:
+        result = self.value(name)
+        if not isinstance(result, Tensor) or len(result.shape) != 1 or result.dtype not in dtypes or result.numel < least:
             raise self.wrong(name, f"a vector of {' or '.join(dtypes)}" + (f" with {least} or more elements" if least else ""))
-        return found
+        return result
 
     def number(self, name: str) -> int | None:
         """A whole number, or None where the trace has no numbers."""
-        found = self.value(name)
-        if found is None:
+        result = self.value(name)
+        if result is None:
             return None
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        if isinstance(result, bool) or not isinstance(result, int) or result < 0:
             raise self.wrong(name, "a whole number")
-        return found
+        return result
 
     def elements(self, name: str) -> int:
-        found = self.value(name)
-        return found.numel if isinstance(found, Tensor) else 0
+        result = self.value(name)
+        return result.numel if isinstance(result, Tensor) else 0
 
 
 def optimizer_of(op: str) -> str | None:
     """The optimiser (or `dense`) in the name of a lookup op or of its backward node; None for other ops."""
     for pattern in (_FORWARD, _BACKWARD):
-        found = pattern.fullmatch(op)
-        if found is not None:
-            return DENSE if found[1] in (None, "Dense") else str(found[1])
+        result = pattern.fullmatch(op)
+        if result is not None:
+            return DENSE if result[1] in (None, "Dense") else str(result[1])
     return None
 
 
@@ -213,19 +213,19 @@ def _size(given: _Arguments, optimizer: str, tables: int, elements: int, gradien
 def _template(kernels: Sequence[str]) -> tuple[int, int]:
     """Vectors per lane (0: not told) and lanes per row, from the first name of a lookup kernel."""
     for kernel in kernels:
-        found = _KERNEL.search(kernel)
-        if found is not None:
-            return int(found[1]), int(found[2] or WARP)
+        result = _KERNEL.search(kernel)
+        if result is not None:
+            return int(result[1]), int(result[2] or WARP)
     return 0, WARP
 
 
 def calls_in(program: Program) -> list[FbgemmCall]:
     """The lookups of a recorded program, in order of start, each with its backward pass."""
     optimizers = {number: known for number, name in enumerate(program.names) if (known := optimizer_of(name)) is not None}
-    found = [op for op, name in enumerate(program.ops.name.tolist()) if name in optimizers]
-    kernels = _kernels_of(program, found)
-    forwards = [op for op in found if _FORWARD.fullmatch(_name(program, op))]
-    backwards = _paired(program, forwards, [op for op in found if not _FORWARD.fullmatch(_name(program, op))])
+    results = [op for op, name in enumerate(program.ops.name.tolist()) if name in optimizers]
+    kernels = _kernels_of(program, results)
+    forwards = [op for op in results if _FORWARD.fullmatch(_name(program, op))]
+    backwards = _paired(program, forwards, [op for op in results if not _FORWARD.fullmatch(_name(program, op))])
     calls = []
     for op in forwards:
         backward = backwards.get(op)

@@ -197,9 +197,9 @@ def _tables(lookup: FbgemmLookup, machine: _Machine, tables: Sequence[TableStati
     if tables is None:
         return _alike(lookup, machine)
     expected = (lookup.tables, lookup.total_dim, {lookup.batch})
-    found = (len(tables), sum(table.dim for table in tables), {table.batch for table in tables})
-    if found != expected:
-        texts = [f"{number} tables of {dim} elements and batch {sorted(batch)}" for number, dim, batch in (found, expected)]
+    results = (len(tables), sum(table.dim for table in tables), {table.batch for table in tables})
+    if results != expected:
+        texts = [f"{number} tables of {dim} elements and batch {sorted(batch)}" for number, dim, batch in (results, expected)]
         raise InputError(f"FBGEMM lookup: statistics of {texts[0]}; expected {texts[1]}")
     return _told(lookup, machine, tables)
 

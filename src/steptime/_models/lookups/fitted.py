@@ -45,35 +45,35 @@ class LookupModels:
 
     def form(self, implementation: str, direction: str) -> LookupForm:
         """The model of one implementation and direction."""
-        found = self.forms.get((implementation, direction))
-        if found is None:
+        result = self.forms.get((implementation, direction))
+        if result is None:
             known = ", ".join(" ".join(kind) for kind in self.forms)
             raise InputError(f"lookups of {implementation} {direction} have no fitted model; there are {known}")
-        return found
+        return result
 
     def estimates(self, lookups: Sequence[Lookup]) -> list[LookupEstimate]:
         """How long each takes; those of one implementation and direction are asked together."""
         places: dict[Kind, list[int]] = defaultdict(list)
-        for place, one in enumerate(lookups):
-            places[one.implementation, one.direction].append(place)
-        found: dict[int, LookupEstimate] = {}
-        for kind, some in places.items():
-            times = self.form(*kind).times(Lookups.of([lookups[place] for place in some]))
-            for row, place in enumerate(some):
+        for index, lookup in enumerate(lookups):
+            places[lookup.implementation, lookup.direction].append(index)
+        result: dict[int, LookupEstimate] = {}
+        for kind, item in places.items():
+            times = self.form(*kind).times(Lookups.of([lookups[index] for index in item]))
+            for row, index in enumerate(item):
                 launches = [
                     LaunchTime(part, ns / number)
                     for part, number, ns in zip(times.parts, times.number[row], times.ns[row], strict=True)
                     for _ in range(round(number))
                 ]
                 total = float(times.ns[row].sum())
-                found[place] = LookupEstimate(
-                    self._estimate(kind, total, bool(times.inside[row]), lookups[place].share), tuple(launches)
+                result[index] = LookupEstimate(
+                    self._estimate(kind, total, bool(times.inside[row]), lookups[index].share), tuple(launches)
                 )
-        return [found[place] for place in range(len(lookups))]
+        return [result[index] for index in range(len(lookups))]
 
     def _estimate(self, kind: Kind, time_ns: float, inside: bool, share: int) -> Estimate:
         quantiles = self.residuals.of_answer(group_of(kind), time_ns, share)
-        low, high = (time_ns * math.exp(float(quantiles[place])) for place in (0, -1))
+        low, high = (time_ns * math.exp(float(quantiles[index])) for index in (0, -1))
         if not inside:
             low, high = low / _OUTSIDE, high * _OUTSIDE
         return Estimate(time_ns, min(low, time_ns), max(high, time_ns), Source.FITTED, inside)

@@ -65,8 +65,8 @@ class Lookup:
         for holds, name, expected in checks:
             if not holds:
                 value = getattr(self, name)
-                said = [f"{table.table} (batch {table.batch})" for table in self.tables] if name == "tables" else repr(value)
-                raise InputError(f"Lookup: {name} is {said}; expected {expected}.")
+                text = [f"{table.table} (batch {table.batch})" for table in self.tables] if name == "tables" else repr(value)
+                raise InputError(f"Lookup: {name} is {text}; expected {expected}.")
 
 
 def rank_questions(lookups: RankLookups, direction: str) -> tuple[tuple[Lookup, ...], ...]:

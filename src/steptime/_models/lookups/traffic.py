@@ -19,8 +19,8 @@ def distinct(tables: TableColumns, share: Floats) -> Floats:
     inside = np.clip(share, 0.0, 1.0 - 1e-12)[:, None]
     counts = tables.bin_lookups / np.maximum(tables.bin_rows, 1e-9)
     random = (tables.bin_rows * -np.expm1(counts * np.log1p(-inside))).sum(axis=1)
-    found: Floats = random * _locality(tables, share * lookups)
-    return found
+    result: Floats = random * _locality(tables, share * lookups)
+    return result
 
 
 def _locality(tables: TableColumns, windows: Floats) -> Floats:
@@ -30,8 +30,8 @@ def _locality(tables: TableColumns, windows: Floats) -> Floats:
     low = np.minimum(at, np.ceil(last) - 1).astype(np.intp)
     part = (at - low) / np.minimum(1.0, last - low)
     each = np.arange(len(tables))
-    found: Floats = tables.locality[each, low] * (1 - part) + tables.locality[each, low + 1] * part
-    return found
+    result: Floats = tables.locality[each, low] * (1 - part) + tables.locality[each, low + 1] * part
+    return result
 
 
 def misses(tables: TableColumns, capacity_rows: Floats, share: Floats | float = 1.0) -> Floats:
@@ -51,5 +51,5 @@ def misses(tables: TableColumns, capacity_rows: Floats, share: Floats | float = 
         (np.minimum(window + step, 1.0) - (window - step)) * lookups, 1e-9
     )
     full = np.maximum(first, distinct(tables, window) / stream + (1 - window / stream) * np.clip(gained, 0.0, 1.0) * lookups)
-    found: Floats = np.where(window < stream, np.minimum(lookups, full), np.minimum(first, lookups))
-    return np.maximum(found, np.minimum(tables.unique, lookups))
+    result: Floats = np.where(window < stream, np.minimum(lookups, full), np.minimum(first, lookups))
+    return np.maximum(result, np.minimum(tables.unique, lookups))

@@ -82,23 +82,23 @@ class _Life:
 def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
     """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
     table = op_table(program)
-    taken, made, wrapped = without_wrappers(table, *extents(table))
+    taken, result, wrapped = without_wrappers(table, *extents(table))
     last, phases, names = table.last, table.phases, table.names
-    births = _births(table, taken, made)
+    births = _births(table, taken, result)
     node = _nodes(table)
     lives: dict[tuple[int, int], _Life] = {}
     for row, phase in enumerate(phases):
-        if not taken[row] and not made[row]:
+        if not taken[row] and not result[row]:
             continue
         collective, reduces = names[row].startswith(_COLLECTIVE_OPS), names[row] == _BUCKET_OP
-        for given, tensors in ((True, taken[row]), (False, made[row])):
+        for item, tensors in ((True, taken[row]), (False, result[row])):
             for name, nbytes, fractions in tensors:
-                born = _life_of(births.get(name, ()), row if given else last[row], before=row if given else None)
+                born = _life_of(births.get(name, ()), row if item else last[row], before=row if item else None)
                 life = lives.get((name, born))
                 if life is None:
                     life = lives[name, born] = _Life(born, Phase(phases[born]) if born != BEFORE else Phase.OTHER)
                 life.nbytes = 0 if (name, born) in wrapped else max(life.nbytes, nbytes)
-                life.dies = max(life.dies, last[node[row]] if given and born < node[row] else last[row])
+                life.dies = max(life.dies, last[node[row]] if item and born < node[row] else last[row])
                 life.phases |= 1 << phase
                 life.fractions |= fractions
                 life.collective |= collective
@@ -126,33 +126,33 @@ def _scratch(table: OpTable, device: DeviceLimits) -> Iterator[Storage]:
 def _nodes(table: OpTable) -> list[int]:
     """Per op, the autograd node around it, or itself: a node keeps what it saved and what it is given until it is done."""
     nodes = [name.startswith(_AUTOGRAD_NODE) for name in table.names]
-    found = list(range(len(table)))
+    results = list(range(len(table)))
     for row, parent in enumerate(table.parents):
-        if parent >= 0 and not nodes[row] and (found[parent] != parent or nodes[parent]):
-            found[row] = found[parent]
-    return found
+        if parent >= 0 and not nodes[row] and (results[parent] != parent or nodes[parent]):
+            results[row] = results[parent]
+    return results
 
 
 def _births(table: OpTable, taken: Sequence[Sequence[Extent]], made: Sequence[Sequence[Extent]]) -> dict[int, list[int]]:
     """Per name, the rows of the ops that made a storage of it, ascending; of nested ops the innermost counts."""
     inside: dict[int, set[int]] = {}
-    found: dict[int, list[int]] = defaultdict(list)
+    result: dict[int, list[int]] = defaultdict(list)
     for row in range(len(table) - 1, -1, -1):
         below = inside.pop(row, None)
         # Parts of a sparse tensor have storages of their own, which a trace does not name.
         if made[row] and not table.kinds[row].sparse_part:
             new = {each[0] for each in made[row]}.difference((each[0] for each in taken[row]), below or ())
             for name in new:
-                found[name].append(row)
+                result[name].append(row)
             below = new if below is None else below | new
         if below and table.parents[row] >= 0:
             inside.setdefault(table.parents[row], set()).update(below)
-    return {name: rows[::-1] for name, rows in found.items()}
+    return {name: rows[::-1] for name, rows in result.items()}
 
 
 def _life_of(births: Sequence[int], row: int, before: int | None) -> int:
     """The birth of the life that an op at that row sees. What an op takes was there `before` it made anything."""
-    place = bisect_right(births, row) - 1
-    if place >= 0 and births[place] == before:
-        place -= 1
-    return births[place] if place >= 0 else BEFORE
+    index = bisect_right(births, row) - 1
+    if index >= 0 and births[index] == before:
+        index -= 1
+    return births[index] if index >= 0 else BEFORE

@@ -55,15 +55,15 @@ def peak_memory(
     the device. Data-parallel training rebuilds its gradient buckets after the first step, and the collectives of that step may
     still hold the former ones: `allocated` counts both. `device` is the one it runs on, the reference device if none.
     """
-    found = storages(program, device or reference_device())
-    passing = [storage for storage in found if not storage.stays]
+    result = storages(program, device or reference_device())
+    passing = [storage for storage in result if not storage.stays]
     unnamed = ((Kind.PARAMETERS, parameters), (Kind.OPTIMIZER_STATE, optimizer_state), (Kind.INPUTS, outside_bytes))
     before = [Storage(nbytes, BEFORE, BEFORE, kind) for kind, sizes in unnamed for nbytes in sizes]
-    for storage in found:
+    for storage in result:
         if storage.stays and storage.kind not in _SETTLING:
             before += [storage] * (batches if storage.kind is Kind.INPUTS else 1)
-    settling = _settling(program, found)
-    buckets = [storage for storage in found if storage.stays and storage.kind is Kind.COMMUNICATION]
+    settling = _settling(program, result)
+    buckets = [storage for storage in result if storage.stays and storage.kind is Kind.COMMUNICATION]
     steady = _Replay(passing, settling, buckets)
     steady.run(before, hold_former=False)
     first = steady
@@ -133,23 +133,23 @@ class _Replay:
 def _settling(program: Program, found: Iterable[Storage]) -> list[tuple[int, Storage]]:
     """What the first step makes and keeps, with the op before which it does: a workspace where a thread first multiplies, the
     optimiser's state where it first steps."""
-    made = [
+    result = [
         (row, Storage(nbytes, BEFORE, BEFORE, Kind.WORKSPACES))
         for least, nbytes in ((Workspace.PRODUCT, WORKSPACE_BYTES), (Workspace.PRODUCT_WITH_BIAS, BIAS_WORKSPACE_BYTES))
         for row in _first_of_threads(program, least)
     ]
     optimizer = (program.ops.phase == Phase.OPTIMIZER).nonzero()[0]
     first = int(optimizer[0]) if len(optimizer) else len(program.ops.name)
-    return made + [(first, storage) for storage in found if storage.stays and storage.kind is Kind.OPTIMIZER_STATE]
+    return result + [(first, storage) for storage in found if storage.stays and storage.kind is Kind.OPTIMIZER_STATE]
 
 
 def _parts(there: Iterable[Storage], allocated: int) -> dict[Kind, int]:
     """Bytes by kind; what blocks are larger than that is rounding."""
-    found = dict.fromkeys(Kind, 0)
+    result = dict.fromkeys(Kind, 0)
     for storage in there:
-        found[storage.kind] += storage.nbytes
-    found[Kind.ROUNDING] = allocated - sum(found.values())
-    return found
+        result[storage.kind] += storage.nbytes
+    result[Kind.ROUNDING] = allocated - sum(result.values())
+    return result
 
 
 def _first_of_threads(program: Program, least: Workspace) -> list[int]:

@@ -90,10 +90,10 @@ def column_sum_bytes(rows: int, columns: int, device: DeviceLimits) -> int:
 def _convolution(signature: Signature, _: DeviceLimits) -> int:
     """cuDNN's kernels want channels last: where they come first, it works on copies. Seen on an H200 (cuDNN 9.19, fp32 and
     bf16): of image, filter and result where the filter is wider than a pixel, of the image where it is not but skips pixels."""
-    found = _channels_first(signature.inputs[:2], signature.outputs[:1])
-    if found is None:
+    outcome = _channels_first(signature.inputs[:2], signature.outputs[:1])
+    if outcome is None:
         return 0
-    image, filters, result = found
+    image, filters, result = outcome
     if math.prod(filters.shape[2:]) > 1:
         return _nbytes(image) + _nbytes(filters) + _nbytes(result)
     return _nbytes(image) if image.shape[2:] != result.shape[2:] else 0
@@ -102,10 +102,10 @@ def _convolution(signature: Signature, _: DeviceLimits) -> int:
 def _convolution_backward(signature: Signature, row: int, last: int) -> Iterator[tuple[int, int, int]]:
     """The gradient of the image on copies as above, then that of the filter, which is added up in parts: seen were 2 to 4 more
     filters of 32 bits."""
-    found = _channels_first(signature.inputs[1:3], signature.inputs[:1])
-    if found is None:
+    outcome = _channels_first(signature.inputs[1:3], signature.inputs[:1])
+    if outcome is None:
         return
-    image, filters, result = found
+    image, filters, result = outcome
     both = _nbytes(image) + _nbytes(result)
     wide = math.prod(filters.shape[2:]) > 1
     yield row, row, both + (_nbytes(filters) if wide else 0)
@@ -114,15 +114,15 @@ def _convolution_backward(signature: Signature, row: int, last: int) -> Iterator
 
 def _channels_first(given: Sequence[object], result: Sequence[object]) -> tuple[Tensor, Tensor, Tensor] | None:
     """Image, filter and result of a convolution, if channels come before pixels."""
-    found = [value for value in (*given, *result) if isinstance(value, Tensor)]
+    results = [value for value in (*given, *result) if isinstance(value, Tensor)]
     if (
-        len(found) != _TENSORS_OF_CONVOLUTION
-        or len(found[0].shape) <= 2
-        or found[0].strides is None
-        or found[0].strides[1] == 1
+        len(results) != _TENSORS_OF_CONVOLUTION
+        or len(results[0].shape) <= 2
+        or results[0].strides is None
+        or results[0].strides[1] == 1
     ):
         return None
-    return found[0], found[1], found[2]
+    return results[0], results[1], results[2]
 
 
 def _nbytes(tensor: Tensor) -> int:
@@ -136,8 +136,8 @@ def _power_of_two(count: int) -> int:
 
 def _first(values: tuple[object, ...]) -> Tensor | None:
     """The first tensor on a device."""
-    found = next((value for value in values if isinstance(value, Tensor)), None)
-    return found if found is not None and (found.device or "").startswith("cuda") else None
+    result = next((value for value in values if isinstance(value, Tensor)), None)
+    return result if result is not None and (result.device or "").startswith("cuda") else None
 
 
 _SCRATCH: dict[Scratch, Callable[[Signature, DeviceLimits], int]] = {

@@ -22,7 +22,7 @@ _WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 def extents(table: OpTable) -> tuple[list[Sequence[Extent]], list[Sequence[Extent]]]:
     """Per op what it takes, and per op what it returns. Ops called alike share the answer."""
     each = list(map(_extents_of, table.signatures, table.arguments))
-    return [taken for taken, _ in each], [made for _, made in each]
+    return [taken for taken, _ in each], [item for _, item in each]
 
 
 def _extents_of(signature: Signature, arguments: Arguments) -> tuple[Sequence[Extent], Sequence[Extent]]:
@@ -49,10 +49,10 @@ def item_bytes(tensor: Tensor) -> int:
 
 
 def _extents(tensors: Sequence[Tensor]) -> list[Extent]:
-    found: list[Extent] = []
+    results: list[Extent] = []
     for tensor in tensors:
         if tensor.storage is not None and tensor.device is not None and tensor.device.startswith("cuda"):
             nbytes = extent_bytes(tensor)
             if nbytes:
-                found.append((tensor.storage, nbytes, tensor.dtype not in _WHOLE))
-    return found
+                results.append((tensor.storage, nbytes, tensor.dtype not in _WHOLE))
+    return results

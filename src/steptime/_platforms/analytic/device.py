@@ -57,11 +57,11 @@ class Transfer:
     def _attention_flop_per_s(self, question: Question) -> float:
         """What attention reaches there, if that is known: between its products is a softmax, which no peak counts."""
         kind, direction = attention_of(question.call)
-        found = self.basis.attention_flop_per_s.get(direction)
-        if found is None or question.call.dtype == "float32":
+        result = self.basis.attention_flop_per_s.get(direction)
+        if result is None or question.call.dtype == "float32":
             return 0.0
         return (
-            found.value
+            result.value
             if kind in ("flash", "cudnn")
             else self.here.reach.attention_flop_per_s[kind][direction].value / self._slower
         )
@@ -69,13 +69,13 @@ class Transfer:
     def lookups(self, lookups: Sequence[Lookup], known: Sequence[LookupEstimate]) -> list[LookupEstimate]:
         """How long each lookup takes there; its launches keep their proportions."""
         here, there = (lookup_works(lookups, limits.cache_bytes.value) for limits in (self.here, self.there))
-        found = []
-        for one, work, other in zip(known, here, there, strict=True):
-            time_ns = self._time_ns(one.estimate.time_ns, work, other)
-            scale = time_ns / one.estimate.time_ns if one.estimate.time_ns else 1.0
-            launches = tuple(replace(launch, time_ns=launch.time_ns * scale) for launch in one.launches)
-            found.append(LookupEstimate(self.estimate(one.estimate, time_ns), launches))
-        return found
+        results = []
+        for item, work, other in zip(known, here, there, strict=True):
+            time_ns = self._time_ns(item.estimate.time_ns, work, other)
+            scale = time_ns / item.estimate.time_ns if item.estimate.time_ns else 1.0
+            launches = tuple(replace(launch, time_ns=launch.time_ns * scale) for launch in item.launches)
+            results.append(LookupEstimate(self.estimate(item.estimate, time_ns), launches))
+        return results
 
     def estimate(self, known: Estimate, time_ns: float) -> Estimate:
         """A time there; its interval holds what the models are off by and what carrying them over is."""

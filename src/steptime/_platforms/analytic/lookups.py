@@ -34,11 +34,11 @@ def lookup_works(lookups: Sequence[Lookup], cache_bytes: float) -> list[Work]:
     row_bytes = columns.dim * np.array([float(ITEM_BYTES[dtype]) for _, dtype, _ in places])
     together = np.array([float(count) for _, _, count in places])
     missed = misses(columns, _KEPT * cache_bytes / together / np.maximum(row_bytes, 1.0))
-    found = []
+    results = []
     for lookup in lookups:
         own = np.array([places[id(table), lookup.dtype, len(lookup.tables)] for table in lookup.tables])
-        found.append(_work(lookup, columns.take(own), row_bytes[own], missed[own]))
-    return found
+        results.append(_work(lookup, columns.take(own), row_bytes[own], missed[own]))
+    return results
 
 
 def _work(lookup: Lookup, tables: TableColumns, row_bytes: Floats, missed: Floats) -> Work:

@@ -48,7 +48,7 @@ def product_ns(
     """
     sms = limits.sms.value
     of_one_sm = flop_per_s / sms
-    found = math.inf
+    result = math.inf
     for tile in _TILES:
         tiles = product.batch * math.ceil(product.m / tile.rows) * math.ceil(product.n / tile.columns)
         for split in _SPLITS:
@@ -59,5 +59,5 @@ def product_ns(
             each_s = 2.0 * tile.rows * tile.columns * math.ceil(product.k / split) / (of_one_sm * tile.reached)
             # Partial sums in single precision, written and read once.
             joined_s = 0.0 if split == 1 else 8.0 * split * product.batch * product.m * product.n / cache_bytes_per_s
-            found = min(found, rounds * each_s + joined_s)
-    return 1e9 * found * product.share
+            result = min(result, rounds * each_s + joined_s)
+    return 1e9 * result * product.share

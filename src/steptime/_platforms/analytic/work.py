@@ -115,15 +115,15 @@ def _shared(question: Question, launches: Sequence[LaunchTime], reached: Reached
 
 def _product(question: Question) -> Product | None:
     try:
-        found = of_questions([question])
+        result = of_questions([question])
     except InputError:
         return None
-    return Product(int(found.m[0]), int(found.n[0]), int(found.k[0]), int(found.batch[0]))
+    return Product(int(result.m[0]), int(result.n[0]), int(result.k[0]), int(result.batch[0]))
 
 
 def _written_bytes(call: Call) -> int:
-    given = [call.args[place] for place in call.written if place < len(call.args)]
-    return sum(one.nbytes for one in given if isinstance(one, TensorArg) and one.device == "device")
+    given = [call.args[index] for index in call.written if index < len(call.args)]
+    return sum(item.nbytes for item in given if isinstance(item, TensorArg) and item.device == "device")
 
 
 def attention_of(call: Call) -> tuple[str, str]:

@@ -32,15 +32,15 @@ class Format:
 @cache
 def formats() -> tuple[Format, ...]:
     """Every format in this folder, by file name."""
-    found: dict[str, Format] = {}
+    result: dict[str, Format] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         candidate = getattr(importlib.import_module(f"{__name__}.{module}"), "FORMAT", None)
         if candidate is None:
             continue
-        if candidate.name in found:
+        if candidate.name in result:
             raise ValueError(f"two files in {__name__} claim the format {candidate.name!r}; one of them is {module}.py")
-        found[candidate.name] = candidate
-    return tuple(found.values())
+        result[candidate.name] = candidate
+    return tuple(result.values())
 
 
 def format_of(head: bytes, name: str) -> Format | None:

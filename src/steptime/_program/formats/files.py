@@ -49,8 +49,8 @@ class TraceFile:
 def rank_in_name(source: str) -> int | None:
     """The rank in a file's name, or None; `source` is a `TraceFile` as text."""
     name = source.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    found = next((match for pattern in _RANK_IN_NAME if (match := pattern.search(name))), None)
-    return int(found.group(1)) if found else None
+    result = next((match for pattern in _RANK_IN_NAME if (match := pattern.search(name))), None)
+    return int(result.group(1)) if result else None
 
 
 @contextmanager
@@ -122,21 +122,21 @@ class TolerantReader:
 
 def find_files(paths: list[Path]) -> list[TraceFile]:
     """Every trace file behind the given files, folders and archives, in a stable order."""
-    found: list[TraceFile] = []
+    results: list[TraceFile] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(TRACE_SUFFIXES))
             if not inside:
                 raise InputError(f"{path}: no trace files in this folder; expected one of {', '.join(TRACE_SUFFIXES)}")
             for file in inside:
-                found += _members(file)
+                results += _members(file)
         elif path.is_file():
-            found += _members(path)
+            results += _members(path)
         elif path.exists():
             raise InputError(f"{path}: neither a file nor a folder; write the trace to a file first")
         else:
             raise InputError(f"{path}: no such file or folder")
-    return found
+    return results
 
 
 def _members(path: Path) -> list[TraceFile]:

@@ -146,8 +146,8 @@ def joined(parts: Sequence[tuple[str, Workload]]) -> Workload:
     first = parts[0][1]
     for name, part in parts:
         if (part.name, part.world_size) != (first.name, first.world_size):
-            found = f"{part.name!r} with {part.world_size} ranks, expected {first.name!r} with {first.world_size}"
-            raise InputError(f"{name}: of another job ({found}); keep one job per folder")
+            result = f"{part.name!r} with {part.world_size} ranks, expected {first.name!r} with {first.world_size}"
+            raise InputError(f"{name}: of another job ({result}); keep one job per folder")
     programs = sorted((program for _, part in parts for program in part.programs), key=lambda program: program.rank)
     return replace(first, programs=tuple(programs))
 

@@ -23,14 +23,14 @@ def packed(values: Integers | Sequence[int]) -> str:
     # 0, -1, 1, -2, ... become 0, 1, 2, 3, ...: small numbers of either sign stay short.
     rest = ((given << 1) ^ (given >> 63)).astype(np.uint64)
     lengths = np.ones(len(rest), dtype=np.int64)
-    for place in range(1, 10):
-        lengths += rest >= np.uint64(1) << np.uint64(_BITS * place)
+    for index in range(1, 10):
+        lengths += rest >= np.uint64(1) << np.uint64(_BITS * index)
     begin = np.cumsum(lengths) - lengths
     out = np.zeros(int(lengths.sum()), dtype=np.uint8)
-    for place in range(int(lengths.max(initial=0))):
-        here = lengths > place
-        low = (rest[here] >> np.uint64(_BITS * place)) & np.uint64(_MORE - 1)
-        out[begin[here] + place] = low.astype(np.uint8) | np.where(lengths[here] > place + 1, _MORE, 0).astype(np.uint8)
+    for index in range(int(lengths.max(initial=0))):
+        here = lengths > index
+        low = (rest[here] >> np.uint64(_BITS * index)) & np.uint64(_MORE - 1)
+        out[begin[here] + index] = low.astype(np.uint8) | np.where(lengths[here] > index + 1, _MORE, 0).astype(np.uint8)
     return base64.b64encode(out.tobytes()).decode("ascii")
 
 

@@ -27,9 +27,9 @@ def iterations_section(iterations: Iterations | None) -> Markup:
 
 
 def _slowest(iterations: Iterations) -> str:
-    said = f"The slowest is iteration {iterations.slowest}"
+    text = f"The slowest is iteration {iterations.slowest}"
     rank, alone_ms = max(iterations.alone_ms.items(), key=lambda item: item[1], default=(0, 0.0))
-    return said + (f"; with the lookups of rank {rank} alone {time_ms(alone_ms)} ms longer." if alone_ms > 0 else ".")
+    return text + (f"; with the lookups of rank {rank} alone {time_ms(alone_ms)} ms longer." if alone_ms > 0 else ".")
 
 
 def _histogram(times: tuple[float, ...]) -> Markup:

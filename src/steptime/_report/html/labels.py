@@ -51,8 +51,8 @@ def program_document(program: Program, lanes: Lanes, strings: Strings) -> Docume
             issued = position[program.works.call[rows]]
             known = {"labels": packed(labels.of_works(rows)), "calls": packed(differences(issued))}
         columns.append({"title": strings.number(title), **known})
-    said = [list(label) for label in labels.numbers]
-    return {"device": strings.number(program.device_name), "hosts": lanes.hosts, "labels": said, "lanes": columns}
+    text = [list(label) for label in labels.numbers]
+    return {"device": strings.number(program.device_name), "hosts": lanes.hosts, "labels": text, "lanes": columns}
 
 
 class _Labels:
@@ -82,11 +82,11 @@ class _Labels:
         """A number per row; rows alike in the telling columns have one label, which is made once."""
         told = np.column_stack([column[rows] for column in telling])
         _, first, which = np.unique(told, axis=0, return_index=True, return_inverse=True)
-        found = np.zeros(len(first), dtype=np.int64)
+        result = np.zeros(len(first), dtype=np.int64)
         # In the order in which rows come, not in that of the columns' numbers, which depend on how a trace was read.
-        for place in np.argsort(first).tolist():
-            found[place] = self.numbers.setdefault(describe(int(rows[first[place]])), len(self.numbers))
-        return found[which.reshape(-1)]
+        for index in np.argsort(first).tolist():
+            result[index] = self.numbers.setdefault(describe(int(rows[first[index]])), len(self.numbers))
+        return result[which.reshape(-1)]
 
     def _call(self, row: int) -> tuple[int, ...]:
         calls, names, op = self.program.calls, self.program.names, int(self.call_op[row])
@@ -98,9 +98,9 @@ class _Labels:
         kernel, op = names[works.name[row]], int(self.work_op[row])
         name, more = short_kernel_name(kernel), size_words(int(works.bytes[row])) if works.bytes[row] else ""
         if works.kind[row] == WorkKind.COLLECTIVE and works.collective[row] >= 0:
-            one = self.program.collectives[works.collective[row]]
-            among = f"{len(one.ranks)} ranks, " if one.ranks else ""
-            name, more = one.kind, f"{among}{size_words(one.bytes_in)} in, {size_words(one.bytes_out)} out"
+            item = self.program.collectives[works.collective[row]]
+            among = f"{len(item.ranks)} ranks, " if item.ranks else ""
+            name, more = item.kind, f"{among}{size_words(item.bytes_in)} in, {size_words(item.bytes_out)} out"
         return self._label(name, kernel, names[op] if op >= 0 else "", int(self.families[row]), int(works.step[row]), more)
 
     def _label(self, name: str, full: str, op: str, family: int, step: int, more: str) -> tuple[int, ...]:

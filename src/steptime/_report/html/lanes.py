@@ -40,7 +40,7 @@ def lanes_of(cohort: CohortTimeline) -> Lanes:
         (i, f"{thread.role} thread", calls[program.calls.thread[calls] == i]) for i, thread in enumerate(program.threads)
     ]
     streams = [(i, f"stream {stream.id}", works[program.works.stream[works] == i]) for i, stream in enumerate(program.streams)]
-    threads, streams = [one for one in threads if len(one[2])], [one for one in streams if len(one[2])]
+    threads, streams = [item for item in threads if len(item[2])], [item for item in streams if len(item[2])]
     return Lanes(
         tuple(title for _, title, _ in threads + streams),
         tuple(rows for _, _, rows in threads + streams),
@@ -55,12 +55,12 @@ def lanes_table(timeline: Timeline, ranks: Sequence[int]) -> Markup:
     rows: list[tuple[int, int, str, int, int]] = []
     for cohort in timeline.cohorts:
         lanes = lanes_of(cohort)
-        for place, rank in enumerate(cohort.cohort.ranks):
+        for index, rank in enumerate(cohort.cohort.ranks):
             for lane, drawn in enumerate(lanes.rows if rank in ranks else ()):
                 host = lane < lanes.hosts
                 begin, end = (cohort.call_start_ns, cohort.call_end_ns) if host else (cohort.work_start_ns, cohort.work_end_ns)
-                busy = int((end - begin)[drawn, place, SCENARIO].sum())
+                busy = int((end - begin)[drawn, index, SCENARIO].sum())
                 rows.append((rank, lane, lanes.titles[lane], len(drawn), busy))
     heads = ("Rank", "Lane", "Calls or works", "ms in them")
-    said = [(str(rank), title, f"{count:,}", time_ms(ms(busy))) for rank, _, title, count, busy in sorted(rows)]
-    return table("Lanes of the timeline, all drawn steps together", heads, said, words=(0, 1))
+    text = [(str(rank), title, f"{count:,}", time_ms(ms(busy))) for rank, _, title, count, busy in sorted(rows)]
+    return table("Lanes of the timeline, all drawn steps together", heads, text, words=(0, 1))

@@ -36,12 +36,12 @@ def escape(text: str) -> Markup:
 
 def tag(name: str, *children: str, **attributes: str | None) -> Markup:
     """An element. A trailing underscore of an attribute's name is dropped, others become dashes; None leaves it out."""
-    said = "".join(
+    text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items() if value is not None
     )
     if name in _EMPTY:
-        return Markup(f"<{name}{said}>" if name != "rect" else f"<rect{said}/>")
-    return Markup(f"<{name}{said}>{join(children)}</{name}>")
+        return Markup(f"<{name}{text}>" if name != "rect" else f"<rect{text}/>")
+    return Markup(f"<{name}{text}>{join(children)}</{name}>")
 
 
 def join(parts: Sequence[str], between: str = "") -> Markup:
@@ -72,11 +72,11 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
     head = tag("tr", *(cell("th", place, name, scope="col") for place, name in enumerate(heads)))
     body = [
-        tag("tr", cell("th", 0, row[0], scope="row"), *(cell("td", place, one) for place, one in enumerate(row) if place))
+        tag("tr", cell("th", 0, row[0], scope="row"), *(cell("td", place, item) for place, item in enumerate(row) if place))
         for row in rows
     ]
-    said = tag("caption", caption, class_="spoken")
-    whole = tag("table", said, tag("thead", head), tag("tbody", *body))
+    text = tag("caption", caption, class_="spoken")
+    whole = tag("table", text, tag("thead", head), tag("tbody", *body))
     # On a narrow screen it scrolls, which those without a pointer do by focusing it.
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 

@@ -36,8 +36,8 @@ def memory_section(memory: Mapping[str, Any]) -> Markup:
     legend = [tag("span", swatch(f"part {_style(kind)}"), kind.replace("_", " ")) for kind in (*there, _BESIDE)]
     rows = [(str(one["rank"]), _bar(one, there, whole), *_sizes(one)) for one in shown]
     heads = ("Rank", "", "in all", "reserved", "allocated")
-    said = f"of {size_words(int(memory['capacity_bytes']))} a rank"
-    title = tag("h2", "Memory ", tag("small", said + ", at the peak of a step"), id="memory-title")
+    text = f"of {size_words(int(memory['capacity_bytes']))} a rank"
+    title = tag("h2", "Memory ", tag("small", text + ", at the peak of a step"), id="memory-title")
     listed = table("Device memory of ranks at their peak", heads, rows, words=(0, 1))
     note = f"The {len(shown)} ranks that need most, of {len(ranks)} that differ." if len(shown) < len(ranks) else ""
     parts = (title, tag("p", *legend, class_="legend"), listed, tag("p", note, class_="note") if note else Markup())
@@ -51,8 +51,8 @@ def _sizes(one: Mapping[str, Any]) -> tuple[str, ...]:
 def _bar(one: Mapping[str, Any], kinds: Sequence[str], whole: int) -> Markup:
     parts = {kind: int(one["parts"].get(kind, 0)) for kind in kinds}
     parts[_BESIDE] = max(int(one["peak_bytes"]) - sum(parts.values()), 0)
-    said = ", ".join(f"{kind.replace('_', ' ')} {size_words(size)}" for kind, size in parts.items() if size)
-    return bar([(size / whole, f"part {_style(kind)}") for kind, size in parts.items()], f"rank {one['rank']}: {said}")
+    text = ", ".join(f"{kind.replace('_', ' ')} {size_words(size)}" for kind, size in parts.items() if size)
+    return bar([(size / whole, f"part {_style(kind)}") for kind, size in parts.items()], f"rank {one['rank']}: {text}")
 
 
 def _style(kind: str) -> str:

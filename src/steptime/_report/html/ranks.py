@@ -30,8 +30,8 @@ class Drawn:
         alike: dict[str, list[int]] = {}
         for rank, reason in self.reasons.items():
             alike.setdefault(reason, []).append(rank)
-        said = "; ".join(f"{_ranks(ranks)}: {reason}" for reason, ranks in alike.items())
-        return f"{len(self.ranks)} of {self.of} ranks are drawn. {said}. All ranks are in the numbers above."
+        text = "; ".join(f"{_ranks(ranks)}: {reason}" for reason, ranks in alike.items())
+        return f"{len(self.ranks)} of {self.of} ranks are drawn. {text}. All ranks are in the numbers above."
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -68,18 +68,18 @@ def _representatives(prediction: PredictedStep) -> list[tuple[int, str]]:
     def computing(rank: RankSummary) -> tuple[float, int]:
         return rank.compute_ms, -rank.rank
 
-    found: list[tuple[int, str]] = []
+    results: list[tuple[int, str]] = []
     if prediction.straggler is not None:
-        found.append((prediction.straggler.rank, "the straggler"))
+        results.append((prediction.straggler.rank, "the straggler"))
     if prediction.critical_path.ranks:
-        found.append((prediction.critical_path.ranks[0].rank, "most of the critical path"))
+        results.append((prediction.critical_path.ranks[0].rank, "most of the critical path"))
     if prediction.ranks:
-        found.append((max(prediction.ranks, key=computing).rank, "computes longest"))
-        found.append((min(prediction.ranks, key=lambda r: (r.compute_ms, r.rank)).rank, "computes shortest"))
-    named = {rank for rank, _ in found}
+        results.append((max(prediction.ranks, key=computing).rank, "computes longest"))
+        results.append((min(prediction.ranks, key=lambda r: (r.compute_ms, r.rank)).rank, "computes shortest"))
+    named = {rank for rank, _ in results}
     for cohort in prediction.timeline.cohorts:
         ranks = cohort.cohort.ranks
         if named.isdisjoint(ranks):
             alike = f"one of {len(ranks)} that run the same program" if len(ranks) > 1 else "a program of its own"
-            found.append((ranks[0], alike))
-    return found
+            results.append((ranks[0], alike))
+    return results

@@ -25,12 +25,12 @@ def summary(prediction: PredictedStep, facts: Mapping[str, str]) -> Markup:
     """The step time with its interval, what bounds it, what it is the step of, and what to doubt."""
     number = tag("p", tag("strong", time_ms(prediction.step_time_ms)), tag("span", "ms per step", class_="unit"), class_="step")
     known = (*_facts(prediction), *facts.items())
-    said = [tag("div", tag("dt", name), tag("dd", value)) for name, value in known]
+    text = [tag("div", tag("dt", name), tag("dd", value)) for name, value in known]
     return join(
         (
             tag("div", number, _interval(prediction), class_="headline"),
             tag("p", *_bound(prediction.bound_by), class_="bound"),
-            tag("dl", *said, class_="facts"),
+            tag("dl", *text, class_="facts"),
             warning_list(prediction.warnings),
         )
     )
@@ -50,8 +50,8 @@ def _interval(prediction: PredictedStep) -> Markup:
     line = bar([(1.0, "span")], f"from {time_ms(low)} to {time_ms(high)} ms")
     mark = tag("rect", x=f"{100 * here:.3f}%", width="3", height="100%", class_="here")
     dot = tag("svg", mark, class_="mark", aria_hidden="true")
-    said = "range with the recorded steps, ms" if prediction.platform is None else "90 % interval, ms"
-    ends = tag("p", tag("span", time_ms(low)), tag("span", said), tag("span", time_ms(high)), class_="ends")
+    text = "range with the recorded steps, ms" if prediction.platform is None else "90 % interval, ms"
+    ends = tag("p", tag("span", time_ms(low)), tag("span", text), tag("span", time_ms(high)), class_="ends")
     return tag("div", tag("div", line, dot, class_="line"), ends, class_="interval")
 
 
@@ -80,10 +80,10 @@ def _facts(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
 
 def warning_list(warnings: Sequence[str]) -> Markup:
     """Every warning once; those that differ in numbers only, as one."""
-    said = merged_warnings(warnings)
-    if not said:
+    text = merged_warnings(warnings)
+    if not text:
         return Markup()
-    return tag("ul", *(tag("li", one) for one in said), class_="warnings", aria_label="Warnings")
+    return tag("ul", *(tag("li", item) for item in text), class_="warnings", aria_label="Warnings")
 
 
 def _column(values: Iterable[float]) -> list[str]:
@@ -137,8 +137,8 @@ def _times(rank: RankSummary) -> tuple[float, ...]:
 
 def _rank_bar(rank: RankSummary, longest: float) -> Markup:
     parts = (("compute", rank.compute_ms), ("exposed", rank.exposed_communication_ms), ("idle", rank.idle_ms))
-    said = ", ".join(f"{name} {percent(value / (rank.step_ms or 1.0))}" for name, value in parts)
-    return bar([(value / longest, name) for name, value in parts], f"rank {rank.rank}: {said}")
+    text = ", ".join(f"{name} {percent(value / (rank.step_ms or 1.0))}" for name, value in parts)
+    return bar([(value / longest, name) for name, value in parts], f"rank {rank.rank}: {text}")
 
 
 def critical_path(path: PathSummary) -> Markup:
@@ -149,7 +149,7 @@ def critical_path(path: PathSummary) -> Markup:
         tag("span", swatch(f"reason {_style(k.kind)}"), k.kind, tag("span", percent(k.share), class_="number")) for k in shown
     ]
     owners = ", ".join(f"{percent(r.share)} on rank {r.rank}" for r in path.ranks[:4] if r.share >= 0.005)
-    said = f"{time_ms(path.length_ms)} ms per step" + (f"; {owners}" if len(path.ranks) > 1 else "")
+    text = f"{time_ms(path.length_ms)} ms per step" + (f"; {owners}" if len(path.ranks) > 1 else "")
     rows = [
         (
             tag("button", entry.name, type="button", class_="find", data_find=entry.name),
@@ -158,10 +158,10 @@ def critical_path(path: PathSummary) -> Markup:
             percent(entry.share),
             f"{entry.count} x",
         )
-        for entry, shown in zip(path.top, _column(one.ms for one in path.top), strict=True)
+        for entry, shown in zip(path.top, _column(item.ms for item in path.top), strict=True)
     ]
     listed = table("The names the critical path spends most on", ("Name", "Kind", "ms", "share", "count"), rows, words=(0, 1))
-    return join((tag("p", said, class_="note"), whole, tag("p", *legend, class_="legend"), listed))
+    return join((tag("p", text, class_="note"), whole, tag("p", *legend, class_="legend"), listed))
 
 
 def _style(kind: str) -> str:
@@ -180,9 +180,9 @@ def coverage(shares: Mapping[str, float]) -> Markup:
 
 
 def _covered(shares: Mapping[str, float], label: str) -> Markup:
-    said = [
+    text = [
         tag("span", swatch(f"source {_style(source)}"), source, tag("span", f"{100 * share:.1f} %", class_="number"))
         for source, share in shares.items()
     ]
     whole = bar([(share, f"source {_style(source)}") for source, share in shares.items()], label)
-    return join((whole, tag("p", *said, class_="legend")))
+    return join((whole, tag("p", *text, class_="legend")))

@@ -27,7 +27,7 @@ def timeline_document(timeline: Timeline, ranks: Sequence[int], path: Sequence[P
     cohorts = [cohort for cohort in timeline.cohorts if wanted.intersection(cohort.cohort.ranks)]
     lanes = [lanes_of(cohort) for cohort in cohorts]
     origin = _origin(cohorts, lanes)
-    programs = [program_document(cohort.cohort.program, found, strings) for cohort, found in zip(cohorts, lanes, strict=True)]
+    programs = [program_document(cohort.cohort.program, lane, strings) for cohort, lane in zip(cohorts, lanes, strict=True)]
     drawn = [
         (rank, number, _rank(cohort, cohort.cohort.ranks.index(rank), lanes[number], origin))
         for number, cohort in enumerate(cohorts)
@@ -35,7 +35,7 @@ def timeline_document(timeline: Timeline, ranks: Sequence[int], path: Sequence[P
         if rank in wanted
     ]
     drawn.sort(key=lambda one: one[0])
-    places = {rank: (place, number) for place, (rank, number, _) in enumerate(drawn)}
+    places = {rank: (index, number) for index, (rank, number, _) in enumerate(drawn)}
     return {
         "strings": list(strings.numbers),
         "families": [{"key": family.label, "name": family_words(family.label)} for family in WorkFamily]
@@ -50,10 +50,10 @@ def timeline_document(timeline: Timeline, ranks: Sequence[int], path: Sequence[P
 def _origin(cohorts: Sequence[CohortTimeline], lanes: Sequence[Lanes]) -> int:
     """The earliest time drawn, which becomes zero."""
     starts: list[int] = []
-    for cohort, found in zip(cohorts, lanes, strict=True):
+    for cohort, item in zip(cohorts, lanes, strict=True):
         begun = (cohort.call_start_ns - cohort.cohort.timing.gap_ns)[:, :, SCENARIO]
-        for lane, rows in enumerate(found.rows):
-            times = begun if lane < found.hosts else cohort.work_start_ns[:, :, SCENARIO]
+        for lane, rows in enumerate(item.rows):
+            times = begun if lane < item.hosts else cohort.work_start_ns[:, :, SCENARIO]
             starts.append(int(times[rows].min()))
     return min(starts, default=0)
 
@@ -84,20 +84,20 @@ def _times(begin: Integers, middle: Integers, end: Integers, blocked: Integers |
     begin = np.maximum(begin, 0)
     middle, end = np.maximum(middle, begin), np.maximum(end, begin)
     lead = begin - np.concatenate(([0], end[:-1])) if len(end) else begin
-    found = {"lead": packed(lead), "first": packed(middle - begin), "rest": packed(end - middle)}
-    return found if blocked is None or not blocked.any() else {**found, "blocked": packed(blocked)}
+    result = {"lead": packed(lead), "first": packed(middle - begin), "rest": packed(end - middle)}
+    return result if blocked is None or not blocked.any() else {**result, "blocked": packed(blocked)}
 
 
 def _steps(program: Program, start: Integers, end: Integers) -> list[list[int]]:
     """Number, begin and end of every step, as the host enters and leaves it."""
-    calls, begun, found = program.calls, {}, []
+    calls, begun, result = program.calls, {}, []
     for row in np.flatnonzero(np.isin(calls.kind, MARKS)).tolist():
         step = int(calls.step[row])
         if calls.kind[row] == CallKind.STEP_BEGIN:
             begun[step] = int(start[row])
         elif step in begun:
-            found.append([step, begun[step], int(end[row])])
-    return found
+            result.append([step, begun[step], int(end[row])])
+    return result
 
 
 def _path(
@@ -114,11 +114,11 @@ def _path(
         if segment.row < 0 or segment.rank not in places:
             continue
         place, number = places[segment.rank]
-        program, found = programs[number], lanes[number]
+        program, result = programs[number], lanes[number]
         if segment.lane == "host":
-            lane = found.thread_lane.get(int(program.calls.thread[segment.row]))
+            lane = result.thread_lane.get(int(program.calls.thread[segment.row]))
         else:
-            lane = found.stream_lane.get(int(program.works.stream[segment.row]))
+            lane = result.stream_lane.get(int(program.works.stream[segment.row]))
         if lane is not None and segment.end_ns > segment.start_ns:
             reason = reasons.setdefault(segment.reason, len(reasons))
             rows.append((place, lane, segment.start_ns - origin, segment.end_ns - segment.start_ns, reason))

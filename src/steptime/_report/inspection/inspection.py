@@ -195,9 +195,9 @@ def _findings(workload: Workload, ranks: tuple[RankInspection, ...], steps: tupl
 
 
 def _counted(ranks: tuple[RankInspection, ...], field: str, what: str, cost: str) -> Iterator[Finding]:
-    found = {r.rank: int(getattr(r, field)) for r in ranks if getattr(r, field)}
-    if found:
-        yield Finding(f"{sum(found.values()):,} {what} ({_listed(list(found))})", cost)
+    result = {r.rank: int(getattr(r, field)) for r in ranks if getattr(r, field)}
+    if result:
+        yield Finding(f"{sum(result.values()):,} {what} ({_listed(list(result))})", cost)
 
 
 def _listed(ranks: list[int]) -> str:

@@ -46,10 +46,10 @@ def evaluated_document(task: Task, plans: Sequence[Given]) -> Document:
         "task": task.model.name,
         "plans": [
             {
-                "name": one.name, "plan": one.plan.to_dict(), "kinds": one.plan.kinds(), "step_time_ms": ms(one.step_ns),
-                "fits": one.fits, "fullest_rank": one.fullest_rank, "fullest_bytes": one.fullest_bytes,
+                "name": plan.name, "plan": plan.plan.to_dict(), "kinds": plan.plan.kinds(), "step_time_ms": ms(plan.step_ns),
+                "fits": plan.fits, "fullest_rank": plan.fullest_rank, "fullest_bytes": plan.fullest_bytes,
             }
-            for one in plans
+            for plan in plans
         ],
         "warnings": list(task.notes),
     }  # fmt: skip

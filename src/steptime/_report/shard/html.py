@@ -79,13 +79,13 @@ def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
         "Searched": f"{found.searched_plans:,} plans",
         "Gain": gain_words(why),
     }
-    said = [*found.notes, *why.doubts, *why.warnings]
+    text = [*found.notes, *why.doubts, *why.warnings]
     regime, colon, evidence = why.bound_by.partition(":")
     return [
         tag("p", tag("strong", time_ms(step)), tag("span", "ms per step", class_="unit"), class_="step"),
         tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound"),
         tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts"),
-        warning_list(said),
+        warning_list(text),
     ]
 
 
@@ -98,47 +98,48 @@ def _times(one: RankLoad) -> tuple[float, ...]:
 
 
 def _ranks(ranks: Sequence[RankLoad]) -> Markup:
-    longest = max((sum(_times(one)) for one in ranks), default=1.0) or 1.0
+    longest = max((sum(_times(rank)) for rank in ranks), default=1.0) or 1.0
     rows = []
-    for one in ranks:
-        times = _times(one)
-        label = f"rank {one.rank}: " + ", ".join(
+    for rank in ranks:
+        times = _times(rank)
+        label = f"rank {rank.rank}: " + ", ".join(
             f"{name} {time_ms(value)} ms" for (_, name), value in zip(_PARTS, times, strict=True)
         )
         picture = bar([(value / longest, f"family {style}") for (style, _), value in zip(_PARTS, times, strict=True)], label)
-        memory = f"{size_words(one.used_bytes)} ({one.used_bytes / one.limit_bytes:.0%})"
-        rows.append((str(one.rank), picture, str(one.shards), str(one.columns), *map(time_ms, times), memory))
+        memory = f"{size_words(rank.used_bytes)} ({rank.used_bytes / rank.limit_bytes:.0%})"
+        rows.append((str(rank.rank), picture, str(rank.shards), str(rank.columns), *map(time_ms, times), memory))
     heads = ("Rank", "", "shards", "columns", *(name for _, name in _PARTS), "memory")
     return table("What every rank does, milliseconds per step", heads, rows, words=(0, 1))
 
 
 def _reasons(why: Explained) -> Markup:
     rows = [
-        (one.table, one.kind, ", ".join(map(str, one.ranks[:8])), time_ms(ms(one.load_ns)), one.said) for one in why.reasons
+        (reason.table, reason.kind, ", ".join(map(str, reason.ranks[:8])), time_ms(ms(reason.load_ns)), reason.said)
+        for reason in why.reasons
     ]
     return table("The largest tables", ("Table", "kind", "ranks", "lookups, ms", "why"), rows, words=(0, 1, 2, 4))
 
 
 def _others(found: Searched, why: Explained) -> Markup:
     best = found.best.step_ns
-    runners = [(f"runner-up {place}", one) for place, one in enumerate(found.options[1:], 1)]
-    ruled = [(f"rule {name}", one) for name, one in found.rules.items() if one is not None]
-    longest = max((one.step_ns for _, one in (*runners, *ruled)), default=best)
+    runners = [(f"runner-up {index}", option) for index, option in enumerate(found.options[1:], 1)]
+    ruled = [(f"rule {name}", option) for name, option in found.rules.items() if option is not None]
+    longest = max((option.step_ns for _, option in (*runners, *ruled)), default=best)
     rows = [
         (
             name,
-            time_ms(ms(one.step_ns)),
-            f"{100 * (one.step_ns / best - 1):+.1f} %",
-            " to ".join(time_ms(factor * ms(one.step_ns)) for factor in why.interval),
-            bar([(one.step_ns / longest, "family matmul")], f"{name}: {time_ms(ms(one.step_ns))} ms"),
+            time_ms(ms(option.step_ns)),
+            f"{100 * (option.step_ns / best - 1):+.1f} %",
+            " to ".join(time_ms(factor * ms(option.step_ns)) for factor in why.interval),
+            bar([(option.step_ns / longest, "family matmul")], f"{name}: {time_ms(ms(option.step_ns))} ms"),
         )
-        for name, one in sorted((("best", found.best), *runners, *ruled), key=lambda item: item[1].step_ns)
+        for name, option in sorted((("best", found.best), *runners, *ruled), key=lambda item: item[1].step_ns)
     ]
     return table("Plans by predicted step", ("Plan", "step, ms", "above the best", "interval, ms", ""), rows, words=(0, 4))
 
 
 def _plan(option: Option, found: Searched) -> Markup:
-    tables = {one.name: one for one in found.task.tables}
+    tables = {item.name: item for item in found.task.tables}
     rows = [
         (
             name,

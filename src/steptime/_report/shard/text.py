@@ -59,10 +59,10 @@ def print_shard(
     print_numbers(console, ("rule", "step", "more"), _rules(found))
     print_warnings(console, [*found.notes, *why.doubts, *why.warnings])
     if why.analytic_ns:
-        said = (
+        text = (
             f"{time_ms(ms(why.analytic_ns))} ms of the step are tables that every rank has a part of; no such step was measured"
         )
-        print_line(console, "Analytic", said, spaced=False)
+        print_line(console, "Analytic", text, spaced=False)
     print_line(console, "Bound by", why.bound_by, style="bold")
     for title, file in (("Page", page), ("TorchRec", torchrec)):
         if file is not None:
@@ -77,13 +77,13 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
     best = plans[0].step_ns
     rows = [
         (
-            one.name,
-            time_ms(ms(one.step_ns)),
-            _more(one.step_ns, best),
-            size_words(one.fullest_bytes),
-            "yes" if one.fits else "no",
+            plan.name,
+            time_ms(ms(plan.step_ns)),
+            _more(plan.step_ns, best),
+            size_words(plan.fullest_bytes),
+            "yes" if plan.fits else "no",
         )
-        for one in plans
+        for plan in plans
     ]
     print_numbers(console, ("plan", "step", "more", "fullest\nrank", "fits"), rows)
     print_warnings(console, task.notes)
@@ -118,8 +118,8 @@ def _gain(console: Console, why: Explained) -> None:
 def _plan(console: Console, plan: Plan) -> None:
     if len(plan.placements) > _TABLES_SHOWN:
         divided = {name: placed for name, placed in plan.placements.items() if len(placed.ranks) > 1}
-        said = ", ".join(f"{name} {_ranks_words(placed.ranks)}" for name, placed in list(divided.items())[:_TABLES_SHOWN])
-        print_line(console, "Tables", f"{len(plan.placements)}, in --json or --html; divided: {said or 'none'}", spaced=False)
+        text = ", ".join(f"{name} {_ranks_words(placed.ranks)}" for name, placed in list(divided.items())[:_TABLES_SHOWN])
+        print_line(console, "Tables", f"{len(plan.placements)}, in --json or --html; divided: {text or 'none'}", spaced=False)
         return
     for rank in range(plan.ranks):
         held = [
@@ -158,8 +158,8 @@ def _ranks_words(ranks: Sequence[int]) -> str:
 def _others(found: Searched) -> list[tuple[str, ...]]:
     best = found.best.step_ns
     return [
-        (str(place), time_ms(ms(one.step_ns)), _more(one.step_ns, best), one.by)
-        for place, one in enumerate(found.options[1:], 2)
+        (str(index), time_ms(ms(option.step_ns)), _more(option.step_ns, best), option.by)
+        for index, option in enumerate(found.options[1:], 2)
     ]
 
 
@@ -167,8 +167,8 @@ def _rules(found: Searched) -> list[tuple[str, ...]]:
     best = found.best.step_ns
     there = sorted(found.rules.items(), key=lambda item: item[1].step_ns if item[1] is not None else float("inf"))
     return [
-        (name, "no room", "") if one is None else (name, time_ms(ms(one.step_ns)), _more(one.step_ns, best))
-        for name, one in there
+        (name, "no room", "") if entry is None else (name, time_ms(ms(entry.step_ns)), _more(entry.step_ns, best))
+        for name, entry in there
     ]
 
 

@@ -42,8 +42,8 @@ class DividedEvaluator:
 
     def evaluate(self, plans: Plans) -> Evaluation:
         """The plans, [plans, shards], with what is added."""
-        found = self.evaluator.evaluate(np.atleast_2d(plans))
-        return replace(found, step_ns=found.step_ns + self.added_ns)
+        result = self.evaluator.evaluate(np.atleast_2d(plans))
+        return replace(result, step_ns=result.step_ns + self.added_ns)
 
 
 def check_shards(division: Division) -> None:
@@ -58,6 +58,6 @@ def analytic_ns(model: Dlrm, division: Division, platform: Platform, ranks: int)
     """What tables cost that every rank has a part of."""
     every = division.everywhere()
     return sum(
-        everywhere_ns(model, [model.tables[place] for place, own in every.items() if own == kind], kind, platform, ranks)
+        everywhere_ns(model, [model.tables[index] for index, item in every.items() if item == kind], kind, platform, ranks)
         for kind in EVERYWHERE
     )

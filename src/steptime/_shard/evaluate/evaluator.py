@@ -70,12 +70,12 @@ class Evaluation:
 
     def take(self, places: npt.NDArray[np.integer] | list[int]) -> Evaluation:
         """Some of the plans."""
-        return Evaluation(**{one.name: getattr(self, one.name)[places] for one in fields(self)})
+        return Evaluation(**{field.name: getattr(self, field.name)[places] for field in fields(self)})
 
     @classmethod
     def joined(cls, parts: Sequence[Evaluation]) -> Evaluation:
         """The plans of all parts, one behind the other."""
-        return cls(**{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)})
+        return cls(**{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Evaluator:
         forward, backward = (times[direction, alone] for direction in (FORWARD, BACKWARD))
         played = self.play(together, plans, forward, backward, self._lookups_together(together, plans, times))
         step = np.maximum(played.device_ns, together.step.host_ns)
-        found = Evaluation(
+        result = Evaluation(
             step,
             played.device_ns,
             played.forward_ns,
@@ -189,7 +189,7 @@ class Evaluator:
             self._summed(plans, self._held_bytes),
             np.zeros(len(plans), dtype=np.intp),
         )
-        return replace(found, bound=_bound(found, step > played.device_ns))
+        return replace(result, bound=_bound(result, step > played.device_ns))
 
     def play(
         self, together: Together, plans: Plans, forward: Floats, backward: Floats, beside: LookupsTogether | None = None
@@ -207,10 +207,10 @@ class Evaluator:
             return None
         alone = [times[direction, IDLE] for direction in (FORWARD, BACKWARD)]
         taken = [
-            law.taken(direction, own, self._summed(plans, together.row_bytes[direction]))
-            for direction, own in zip((FORWARD, BACKWARD), alone, strict=True)
+            law.taken(direction, item, self._summed(plans, together.row_bytes[direction]))
+            for direction, item in zip((FORWARD, BACKWARD), alone, strict=True)
         ]
-        slowed = [law.slowed(own, times[way, COPYING]) for way, own in zip((FORWARD, BACKWARD), alone, strict=True)]
+        slowed = [law.slowed(item, times[way, COPYING]) for way, item in zip((FORWARD, BACKWARD), alone, strict=True)]
         return LookupsTogether(*alone, *taken, *slowed)
 
     def _summed(self, plans: Plans, of_shards: Floats) -> Floats:
@@ -227,15 +227,15 @@ class Evaluator:
     def simulate(self, rank_of: Plans) -> Evaluation:
         """The same the whole way, one plan after another: every workload built, every model asked, every step played."""
         plans = checked(rank_of, len(self.model.tables), self.ranks)
-        found = [simulated(self.model, self.platform, self.ranks, plan, self.calibration) for plan in plans.tolist()]
+        results = [simulated(self.model, self.platform, self.ranks, plan, self.calibration) for plan in plans.tolist()]
         forward, backward, exchange, waiting = (
-            np.array([getattr(one, name) for one in found], dtype=np.float64).reshape(len(plans), self.ranks)
+            np.array([getattr(item, name) for item in results], dtype=np.float64).reshape(len(plans), self.ranks)
             for name in ("forward_ns", "backward_ns", "exchange_ns", "waiting_ns")
         )
-        step, host = (np.array([getattr(one, name) for one in found]) for name in ("step_ns", "host_ns"))
+        step, host = (np.array([getattr(item, name) for item in results]) for name in ("step_ns", "host_ns"))
         held = self._summed(plans, self._held_bytes)
-        made = Evaluation(step, step, forward, backward, exchange, waiting, held, np.zeros(len(plans), dtype=np.intp))
-        return replace(made, bound=_bound(made, host >= step * (1.0 - _EXACT)))
+        result = Evaluation(step, step, forward, backward, exchange, waiting, held, np.zeros(len(plans), dtype=np.intp))
+        return replace(result, bound=_bound(result, host >= step * (1.0 - _EXACT)))
 
 
 def _lookup_times(

@@ -47,20 +47,22 @@ class ExactLookups:
     def times(self, rank_of: npt.NDArray[np.integer], ranks: int) -> dict[Setting, Floats]:
         """Per setting [plans, ranks], ns; 0 where a rank has no table."""
         chosen = (rank_of[:, None, :] == np.arange(ranks)[None, :, None]).reshape(-1, rank_of.shape[1])
-        distinct, place = np.unique(chosen, axis=0, return_inverse=True)
+        distinct, index = np.unique(chosen, axis=0, return_inverse=True)
         some = distinct.any(axis=1)
-        found = {}
-        for one in self.settings:
+        result = {}
+        for setting in self.settings:
             each = np.zeros(len(distinct))
-            each[some] = self.of_subsets(distinct[some], *one)
-            found[one] = each[place.reshape(-1)].reshape(len(rank_of), ranks)
-        return found
+            each[some] = self.of_subsets(distinct[some], *setting)
+            result[setting] = each[index.reshape(-1)].reshape(len(rank_of), ranks)
+        return result
 
     def every_subset(self) -> SubsetTimes:
         """All of them, of few tables."""
         count = len(self.model.tables)
         chosen = (np.arange(1, 1 << count)[:, None] >> np.arange(count) & 1).astype(np.bool_)
-        return SubsetTimes(self.settings, {one: np.append(0.0, self.of_subsets(chosen, *one)) for one in self.settings})
+        return SubsetTimes(
+            self.settings, {setting: np.append(0.0, self.of_subsets(chosen, *setting)) for setting in self.settings}
+        )
 
     def of_subsets(self, chosen: Flags, direction: str, others: str) -> Floats:
         """Of subsets, [subsets, tables], none of them empty; ns."""
@@ -89,13 +91,13 @@ class ExactLookups:
             Lookup(
                 TABLE_BATCHED,
                 direction,
-                tuple(known[at] for at in np.flatnonzero(one)),
+                tuple(known[at] for at in np.flatnonzero(item)),
                 self._optimizer(direction),
                 others=others,
             )
-            for one in chosen
+            for item in chosen
         ]
-        return np.array([one.estimate.time_ns for one in self.device.lookup_estimates(asked)])
+        return np.array([item.estimate.time_ns for item in self.device.lookup_estimates(asked)])
 
     def _optimizer(self, direction: str) -> str:
         return self.model.optimizer if direction == BACKWARD else "none"
@@ -112,7 +114,7 @@ class SubsetTimes:
         """As `ExactLookups.times`."""
         bits = 1 << np.arange(rank_of.shape[1])
         numbers = ((rank_of[:, None, :] == np.arange(ranks)[None, :, None]) * bits).sum(axis=2)
-        return {one: ns[numbers] for one, ns in self.ns.items()}
+        return {item: ns[numbers] for item, ns in self.ns.items()}
 
 
 def _models(device: Device) -> LookupModels:

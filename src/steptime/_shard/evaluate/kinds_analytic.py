@@ -36,23 +36,23 @@ def everywhere_ns(model: Dlrm, tables: Sequence[Table], kind: str, platform: Pla
     dims = sum(table.dim for table in tables)
     sums, weights = _FLOAT * model.batch * dims, _FLOAT * sum(table.rows * table.dim for table in tables)
     columns = device.roofline_ns(6.0 * samples * dims * model.top[0], 3.0 * _FLOAT * samples * dims, "float32")
-    found = _lookups_ns(model, tables, platform, samples) + columns
+    result = _lookups_ns(model, tables, platform, samples) + columns
     if kind == DATA_PARALLEL:
         update = device.roofline_ns(0.0, float(_UPDATE_PASSES * weights), "float32")
-        return found + update + _collective_ns(platform, "all_reduce", ranks, weights)
-    found += device.roofline_ns(0.0, 2.0 * sums, "float32")
-    return found + sum(_collective_ns(platform, kind, ranks, sums) for kind in ("reduce_scatter", "all_gather"))
+        return result + update + _collective_ns(platform, "all_reduce", ranks, weights)
+    result += device.roofline_ns(0.0, 2.0 * sums, "float32")
+    return result + sum(_collective_ns(platform, kind, ranks, sums) for kind in ("reduce_scatter", "all_gather"))
 
 
 def _lookups_ns(model: Dlrm, tables: Sequence[Table], platform: Platform, samples: int) -> float:
     known = [table_lookups(table, max(samples, 1)) for table in tables]
-    together = [tuple(known)] if model.lookup == TABLE_BATCHED else [(one,) for one in known]
+    together = [tuple(known)] if model.lookup == TABLE_BATCHED else [(item,) for item in known]
     asked = [
-        Lookup(model.lookup, direction, some, model.optimizer if direction == BACKWARD else "none")
-        for some in together
+        Lookup(model.lookup, direction, entry, model.optimizer if direction == BACKWARD else "none")
+        for entry in together
         for direction in (FORWARD, BACKWARD)
     ]
-    return sum(one.estimate.time_ns for one in platform.device.lookup_estimates(asked))
+    return sum(item.estimate.time_ns for item in platform.device.lookup_estimates(asked))
 
 
 def _collective_ns(platform: Platform, kind: str, ranks: int, nbytes: int) -> float:

@@ -40,9 +40,11 @@ class SubsetSums:
     def of(cls, model: Dlrm) -> SubsetSums:
         """Lookups, distinct rows, their elements, outputs and tables are summed; dims, bags and the hottest rows maximised."""
         known = [table_lookups(table, model.batch) for table in model.tables]
-        dim, lookups, unique = (np.array([float(getattr(one, name)) for one in known]) for name in ("dim", "lookups", "unique"))
-        longest = np.array([one.lengths.quantiles[-1] for one in known])
-        hottest = np.array([float(one.hottest[0]) for one in known])
+        dim, lookups, unique = (
+            np.array([float(getattr(item, name)) for item in known]) for name in ("dim", "lookups", "unique")
+        )
+        longest = np.array([item.lengths.quantiles[-1] for item in known])
+        hottest = np.array([float(item.hottest[0]) for item in known])
         return cls(
             np.stack([lookups, unique, lookups * dim, unique * dim, model.batch * dim, np.ones(len(known))], axis=1),
             np.stack([dim, longest + 1.0, hottest + 1.0], axis=1),
@@ -94,29 +96,29 @@ class LookupCurves:
         sums, maxima, mine = self.tables.by_rank(rank_of, ranks, columns)
         features = (np.clip(_features(sums, maxima), self.low, self.high) - self.middle) / self.scale
         own, added = mine[:, : len(self.settings)], mine[:, len(self.settings) :]
-        found = np.exp(_quadratic(features) @ self.weights + own + self.power * np.log(np.maximum(added, self.least)))
-        found[sums[:, -1] == 0] = 0.0
-        return {one: found[:, place].reshape(len(rank_of), ranks) for place, one in enumerate(self.settings)}
+        result = np.exp(_quadratic(features) @ self.weights + own + self.power * np.log(np.maximum(added, self.least)))
+        result[sums[:, -1] == 0] = 0.0
+        return {setting: result[:, index].reshape(len(rank_of), ranks) for index, setting in enumerate(self.settings)}
 
     @classmethod
     def fit(cls, model: Dlrm, device: Device, ranks: int, settings: Sequence[Setting]) -> LookupCurves:
         """Through what a device's models say of random subsets."""
         tables, exact = SubsetSums.of(model), ExactLookups.of(model, device, settings)
         chosen = _subsets(len(model.tables), ranks)
-        asked = np.stack([exact.of_subsets(chosen, *one) for one in settings], axis=1)
+        asked = np.stack([exact.of_subsets(chosen, *setting) for setting in settings], axis=1)
         features = _features(*tables.of_subsets(chosen))
         middle, scale = features.mean(axis=0), features.std(axis=0) + 1e-9
         products = np.concatenate([_quadratic((features - middle) / scale), chosen], axis=1)
         added = np.stack([_adding_up(chosen, column) for column in asked.T], axis=1)
         least = asked.min(axis=0) / 2
         width, columns = products.shape[1] - len(model.tables), []
-        for place, column in enumerate(asked.T):
-            total = np.log(np.maximum(chosen @ added[:, place], least[place]))
+        for index, column in enumerate(asked.T):
+            total = np.log(np.maximum(chosen @ added[:, index], least[index]))
             columns.append(_ridge(np.concatenate([products, total[:, None]], axis=1), np.log(column)))
-        found = np.stack(columns, axis=1)
+        result = np.stack(columns, axis=1)
         low, high = features.min(axis=0), features.max(axis=0)
         return cls(
-            tables, tuple(settings), middle, scale, low, high, found[:width], found[width:-1], added, least, found[-1]
+            tables, tuple(settings), middle, scale, low, high, result[:width], result[width:-1], added, least, result[-1]
         )  # fmt: skip
 
 
@@ -145,5 +147,5 @@ def _subsets(tables: int, ranks: int) -> Flags:
     count = _SUBSETS + _SUBSETS_PER_TABLE * tables
     of_plans = draws.integers(0, ranks, (int(count * _OF_PLANS), tables)) == 0
     others = draws.random((count - len(of_plans), tables)) < draws.beta(*_SMALL, (count - len(of_plans), 1))
-    found = np.concatenate([np.eye(tables, dtype=np.bool_), np.ones((1, tables), dtype=np.bool_), of_plans, others])
-    return found[found.any(axis=1)]
+    result = np.concatenate([np.eye(tables, dtype=np.bool_), np.ones((1, tables), dtype=np.bool_), of_plans, others])
+    return result[result.any(axis=1)]

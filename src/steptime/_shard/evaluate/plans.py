@@ -54,7 +54,7 @@ def evaluated(
             raise InputError(f'plan {name!r} divides tables, and interaction "dot" is modelled for whole tables only')
         alike.setdefault(division, []).append((name, owners))
     limit, outside = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)
-    found = []
+    results = []
     for division, group in alike.items():
         places = np.array([one for _, one in group], dtype=np.intp)
         if division.everywhere():  # every such plan is played: its ops are in the program
@@ -66,8 +66,8 @@ def evaluated(
         used = memory.used(places, task.ranks)
         for (name, _), step, held in zip(group, steps.tolist(), used, strict=True):
             fullest = int(np.argmax(held))
-            found.append(Given(name, plans[name], step, fullest, int(held[fullest]), bool(held[fullest] <= memory.limit)))
-    return sorted(found, key=lambda one: (one.step_ns, one.name))
+            results.append(Given(name, plans[name], step, fullest, int(held[fullest]), bool(held[fullest] <= memory.limit)))
+    return sorted(results, key=lambda one: (one.step_ns, one.name))
 
 
 def _played_ns(task: Task, platform: Platform, plan: Plan, calibration: Calibration) -> float:

@@ -35,16 +35,16 @@ def simulated(model: Dlrm, platform: Platform, ranks: int, plan: Sequence[int], 
     """The step under one plan: the rank of every table of the model."""
     built = dlrm_workload(model, ranks, dict(zip((table.name for table in model.tables), plan, strict=True)))
     step = modelled(built, platform)
-    found, _ = step.steady(calibration)
-    return of_timeline(step, found.timeline, float(found.period_ns[0]))
+    result, _ = step.steady(calibration)
+    return of_timeline(step, result.timeline, float(result.period_ns[0]))
 
 
 def of_timeline(step: ModelledStep, timeline: Timeline, step_ns: float) -> Simulated:
     """What the ranks of a played step do."""
     rows: dict[int, tuple[float, float, float, float, float]] = {}
-    for one, played in zip(step.programs, timeline.cohorts, strict=True):
-        for place, rank in enumerate(played.cohort.ranks):
-            rows[rank] = _of_rank(one, played, place)
+    for program, played in zip(step.programs, timeline.cohorts, strict=True):
+        for index, rank in enumerate(played.cohort.ranks):
+            rows[rank] = _of_rank(program, played, index)
     forward, backward, exchange, waiting, host = zip(*(rows[rank] for rank in sorted(rows)), strict=True)
     return Simulated(step_ns, forward, backward, exchange, waiting, max(host))
 

@@ -21,14 +21,14 @@ _MOST_PROGRAMS = 8
 def composed_step(model: Dlrm, platform: Platform, ranks: int, calibration: Calibration) -> ComposedStep:
     """A model's step on so many ranks, whatever its plan."""
     like = model if ranks <= min(_MOST_PROGRAMS, len(model.tables)) else _alike(model, ranks)
-    built = dlrm_workload(like, ranks, {table.name: place % ranks for place, table in enumerate(like.tables)})
+    built = dlrm_workload(like, ranks, {table.name: index % ranks for index, table in enumerate(like.tables)})
     step = modelled(built, platform)
     settled, _ = step.steady(calibration)
     # A rank whose tables look nothing up has nothing to update either.
-    both = [len({FORWARD, BACKWARD} & set(one.groups)) for one in step.programs]
-    place = both.index(max(both))
-    issued, played = step.programs[place], settled.timeline.cohorts[place]
-    slowdowns = step.slowdowns(settled, calibration)[place][:, 0, 0]
+    both = [len({FORWARD, BACKWARD} & set(program.groups)) for program in step.programs]
+    index = both.index(max(both))
+    issued, played = step.programs[index], settled.timeline.cohorts[index]
+    slowdowns = step.slowdowns(settled, calibration)[index][:, 0, 0]
     exchanges = [work for work, number in enumerate(issued.estimate) if issued.groups[number] == EXCHANGE]
     overlap = Overlap() if platform.fabric is None else Overlap.load(platform.fabric.limits.name)
     beside = BesideCollectives(overlap, platform.device.limits.share, ())

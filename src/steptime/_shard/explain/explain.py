@@ -98,16 +98,16 @@ def reasons(best: Evaluated, ranks: Sequence[RankLoad]) -> list[Reason]:
     """Of the largest tables: where else they could be, and what that would cost."""
     here = best.evaluate(best.rank_of[None, :])
     step = float(here.step_ns[0])
-    idle = np.argsort([one.forward_ns + one.backward_ns for one in ranks], kind="stable")
+    idle = np.argsort([item.forward_ns + item.backward_ns for item in ranks], kind="stable")
     shards = best.division.shards(best.task.tables)
     work = _work(best.task)
     played = best.model.lookup != TABLE_BATCHED
     large, others = (_PLAYED_LARGE, _PLAYED_ELSEWHERE) if played else (LARGE, _ELSEWHERE)
-    found = []
-    for place in np.argsort(-work, kind="stable")[:large].tolist():
-        table = best.task.tables[place]
+    results = []
+    for index in np.argsort(-work, kind="stable")[:large].tolist():
+        table = best.task.tables[index]
         placed = best.plan.placements[table.name]
-        own = [number for number, shard in enumerate(shards) if shard.table == place]
+        own = [number for number, shard in enumerate(shards) if shard.table == index]
         share = float(sum(_of_rank(best, here, number) for number in own))
         if table.name in best.task.constraints.pinned or placed.kind in EVERYWHERE or best.task.ranks == 1:
             why = (
@@ -115,13 +115,13 @@ def reasons(best: Evaluated, ranks: Sequence[RankLoad]) -> list[Reason]:
                 if table.name in best.task.constraints.pinned
                 else f"every rank has a part ({placed.kind}, analytic)"
             )
-            found.append(
+            results.append(
                 Reason(table.name, placed.kind, placed.ranks, share, None, None, "one rank" if best.task.ranks == 1 else why)
             )
             continue
         targets = [int(rank) for rank in idle if rank not in placed.ranks][:others]
-        found.append(_moved(best, step, table.name, own, targets, share))
-    return found
+        results.append(_moved(best, step, table.name, own, targets, share))
+    return results
 
 
 def _moved(best: Evaluated, step: float, table: str, own: Sequence[int], targets: Sequence[int], load: float) -> Reason:
@@ -135,17 +135,17 @@ def _moved(best: Evaluated, step: float, table: str, own: Sequence[int], targets
     more = best.evaluate(plans).step_ns - step
     least = int(np.argmin(more))
     rank, longer = tries[least][1], float(more[least])
-    said = f"on rank {rank}, the best other place, the step would be {longer / 1e6:.3f} ms longer"
+    text = f"on rank {rank}, the best other place, the step would be {longer / 1e6:.3f} ms longer"
     if longer < 1e3:
-        said = f"rank {rank} would do as well"
-    return Reason(table, placed.kind, placed.ranks, load, rank, longer, said)
+        text = f"rank {rank} would do as well"
+    return Reason(table, placed.kind, placed.ranks, load, rank, longer, text)
 
 
 def _of_rank(best: Evaluated, here: Evaluation, shard: int) -> float:
     """What a shard takes of its rank's lookups, in proportion to elements looked up there."""
     rank = int(best.rank_of[shard])
     elements = [table.pooling_factor * (table.dim + 16) for table in best.model.tables]
-    total = sum(one for one, owner in zip(elements, best.rank_of, strict=True) if owner == rank)
+    total = sum(element for element, owner in zip(elements, best.rank_of, strict=True) if owner == rank)
     took = float(here.forward_ns[0, rank] + here.backward_ns[0, rank])
     return took * elements[shard] / total if total else 0.0
 

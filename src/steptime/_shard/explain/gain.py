@@ -66,10 +66,12 @@ def _table_errors(task: Task, platform: Platform) -> Floats:
             optimizer = task.model.optimizer if direction == BACKWARD else "none"
             asked.append(Lookup(task.model.lookup, direction, (counted,), optimizer))
     answers = platform.device.lookup_estimates(asked)
-    sigmas = [np.log(max(one.estimate.high_ns, 1.0) / max(one.estimate.low_ns, 1.0)) / 2 / _NINE_OF_TEN for one in answers]
+    sigmas = [
+        np.log(max(answer.estimate.high_ns, 1.0) / max(answer.estimate.low_ns, 1.0)) / 2 / _NINE_OF_TEN for answer in answers
+    ]
     of_table = np.array(sigmas).reshape(-1, 2).mean(axis=1)
-    found: Floats = np.exp(np.random.default_rng(0).standard_normal((_DRAWS, len(task.tables))) * of_table)
-    return found
+    result: Floats = np.exp(np.random.default_rng(0).standard_normal((_DRAWS, len(task.tables))) * of_table)
+    return result
 
 
 def _drawn_ns(one: Evaluated, draws: Floats, option: Option) -> Floats:

@@ -68,7 +68,7 @@ class Evaluated:
     def loads(self) -> list[RankLoad]:
         """What every rank does."""
         step, predicted = self._played
-        found, task = of_timeline(step, predicted.timeline, predicted.step_time_ms * NS_PER_MS), self.task
+        result, task = of_timeline(step, predicted.timeline, predicted.step_time_ms * NS_PER_MS), self.task
         limit, outside = rank_limit(self.platform.device.limits, task.ranks, task.constraints.memory_bytes)
         memory = memory_of(task.model, self.division, task.ranks, limit, outside)
         used = memory.used(self.rank_of, task.ranks)
@@ -77,12 +77,12 @@ class Evaluated:
             RankLoad(
                 rank=rank,
                 shards=int((self.rank_of == rank).sum()),
-                columns=sum(shards[place].dim for place in np.flatnonzero(self.rank_of == rank)),
-                lookups=sum(task.model.batch * shards[place].pooling_factor for place in np.flatnonzero(self.rank_of == rank)),
-                forward_ns=found.forward_ns[rank],
-                backward_ns=found.backward_ns[rank],
-                exchange_ns=found.exchange_ns[rank],
-                waiting_ns=found.waiting_ns[rank],
+                columns=sum(shards[index].dim for index in np.flatnonzero(self.rank_of == rank)),
+                lookups=sum(task.model.batch * shards[index].pooling_factor for index in np.flatnonzero(self.rank_of == rank)),
+                forward_ns=result.forward_ns[rank],
+                backward_ns=result.backward_ns[rank],
+                exchange_ns=result.exchange_ns[rank],
+                waiting_ns=result.waiting_ns[rank],
                 used_bytes=int(used[rank]),
                 limit_bytes=memory.limit,
             )
@@ -91,9 +91,9 @@ class Evaluated:
 
     def interval(self) -> tuple[tuple[float, float], str, tuple[str, ...]]:
         """As factors of the step, what bounds it in words, and what to doubt."""
-        found = self._played[1]
-        step = found.step_time_ms * NS_PER_MS
-        low, high = (edge * NS_PER_MS for edge in found.interval_ms)
+        result = self._played[1]
+        step = result.step_time_ms * NS_PER_MS
+        low, high = (edge * NS_PER_MS for edge in result.interval_ms)
         whole = step + self.added_ns
         factors = ((low + self.added_ns / _ANALYTIC_FACTOR) / whole, (high + self.added_ns * _ANALYTIC_FACTOR) / whole)
-        return factors, found.bound_by, found.warnings
+        return factors, result.bound_by, result.warnings

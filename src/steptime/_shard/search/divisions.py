@@ -51,10 +51,10 @@ class Divided:
             return None
         added = analytic_ns(task.model, division, self.platform, task.ranks)
         evaluate = self._make(replace(task.model, tables=shards), task.ranks)
-        found = Search(shards, task.ranks, memory, pinned, evaluate, self.budget.with_evaluations(evaluations), added)
-        found.by = "packed"
-        found.ask(start, beyond=True)
-        return found
+        result = Search(shards, task.ranks, memory, pinned, evaluate, self.budget.with_evaluations(evaluations), added)
+        result.by = "packed"
+        result.ask(start, beyond=True)
+        return result
 
     @property
     def divisible(self) -> bool:
@@ -64,7 +64,7 @@ class Divided:
     def first(self) -> Division:
         """Tables whole where they may be and fit, else cut as far as it takes; where nothing packs, the least cut."""
         tried = [self._cut_to_fit(parts) for parts in _CUT_TO_FIT]
-        return next((one for one in tried if self._packs(one)), tried[0])
+        return next((item for item in tried if self._packs(item)), tried[0])
 
     def _packs(self, division: Division) -> bool:
         task = self.task
@@ -76,14 +76,14 @@ class Divided:
         task, division = self.task, Division.whole(len(self.task.tables))
         memory = memory_of(task.model, division, task.ranks, self.limit, self.outside_bytes)
         room = max(memory.room // parts, 1)
-        for place, size in enumerate(memory.shard_bytes.tolist()):
-            allowed = task.allowed(place)
+        for index, size in enumerate(memory.shard_bytes.tolist()):
+            allowed = task.allowed(index)
             if TABLE_WISE in allowed and size <= room:
                 continue
             kind = next((kind for kind in (COLUMN_WISE, ROW_WISE, DATA_PARALLEL) if kind in allowed), None)
             if kind is not None:
-                most = max(task.tables[place].dim // QUAD, 1)
-                division = division.with_table(place, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
+                most = max(task.tables[index].dim // QUAD, 1)
+                division = division.with_table(index, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
         return division
 
     def further(self, division: Division, loads: Floats, saved_ns: Floats, most: int) -> Iterator[Division]:
@@ -96,22 +96,22 @@ class Divided:
             [self._cut(division, loads, share * mean, kind) for share in _DIVIDED_ABOVE] for kind in (COLUMN_WISE, ROW_WISE)
         )
         copied = self._copied(division, saved_ns)
-        copied[1:1] = [self._cut(one, loads, _DIVIDED_ABOVE[0] * mean, COLUMN_WISE) for one in copied[:1]]
+        copied[1:1] = [self._cut(item, loads, _DIVIDED_ABOVE[0] * mean, COLUMN_WISE) for item in copied[:1]]
         seen = {division}
-        for some in (sliced, copied, by_rows):
-            new = [one for one in dict.fromkeys(some) if one not in seen][:most]
+        for entry in (sliced, copied, by_rows):
+            new = [item for item in dict.fromkeys(entry) if item not in seen][:most]
             seen.update(new)
             yield from new
 
     def _cut(self, division: Division, loads: Floats, above: float, kind: str) -> Division:
-        for place in np.flatnonzero(loads > above).tolist():
-            table = self.task.tables[place]
-            if kind not in self.task.allowed(place) or division.kinds[place] != TABLE_WISE:
+        for index in np.flatnonzero(loads > above).tolist():
+            table = self.task.tables[index]
+            if kind not in self.task.allowed(index) or division.kinds[index] != TABLE_WISE:
                 continue
             most = min(table.dim // max(_LEAST_COLUMNS, QUAD), self.task.ranks)
-            slices = min(most, math.ceil(loads[place] / max(above, 1e-9)))
+            slices = min(most, math.ceil(loads[index] / max(above, 1e-9)))
             if kind in EVERYWHERE or slices > 1:
-                division = division.with_table(place, kind, slices)
+                division = division.with_table(index, kind, slices)
         return division
 
     def _copied(self, division: Division, saved_ns: Floats) -> list[Division]:
@@ -126,7 +126,7 @@ class Divided:
             if DATA_PARALLEL in task.allowed(place) and division.kinds[place] == TABLE_WISE and saved_ns[place] > 0
         ]
         order = sorted(free, key=lambda place: task.tables[place].nbytes / saved_ns[place])
-        found: list[tuple[float, Division]] = []
+        results: list[tuple[float, Division]] = []
         count = 1
         while count <= len(order) - (len(order) == len(task.tables)):  # a step without shards is not evaluated
             some = [task.tables[place] for place in order[:count]]
@@ -137,6 +137,6 @@ class Divided:
             copied = division
             for place in order[:count]:
                 copied = copied.with_table(place, DATA_PARALLEL)
-            found.append((gained, copied))
+            results.append((gained, copied))
             count = max(2 * count if count < _FIRST_COPIES else 0, count * 4 // 3)
-        return [one for gained, one in sorted(found, key=lambda pair: -pair[0]) if gained > 0]
+        return [item for gained, item in sorted(results, key=lambda pair: -pair[0]) if gained > 0]

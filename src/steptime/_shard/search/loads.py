@@ -33,21 +33,21 @@ class Loads:
 
     def totals(self, rank_of: Places, ranks: int) -> Floats:
         """Per rank and part, [ranks, parts]."""
-        found = np.zeros((ranks, self.of.shape[1]))
-        np.add.at(found, rank_of, self.of)
-        return found
+        result = np.zeros((ranks, self.of.shape[1]))
+        np.add.at(result, rank_of, self.of)
+        return result
 
     @property
     def size(self) -> Floats:
         """Of every shard, all parts together."""
-        found: Floats = self.of.sum(axis=1)
-        return found
+        result: Floats = self.of.sum(axis=1)
+        return result
 
 
 def guide_ns(totals: Floats) -> Floats:
     """What a step has to wait for, of [..., ranks, parts]."""
-    found: Floats = totals.max(axis=-2).sum(axis=-1)
-    return found
+    result: Floats = totals.max(axis=-2).sum(axis=-1)
+    return result
 
 
 def learn(search: Search) -> Loads:
@@ -65,8 +65,8 @@ def samples(search: Search, count: int) -> Places:
     draws = np.random.default_rng(len(search.shards))
     shards, ranks = len(search.shards), search.ranks
     costs = _sizes(search.shards)[:, 1]
-    found = draws.integers(0, ranks, (count, shards))
-    for plan in found[count // 2 :]:
+    result = draws.integers(0, ranks, (count, shards))
+    for plan in result[count // 2 :]:
         noisy = costs * draws.lognormal(0.0, 0.3, shards)
         load, used = np.zeros(ranks), np.zeros(ranks)
         for shard in np.argsort(-noisy, kind="stable"):
@@ -75,7 +75,7 @@ def samples(search: Search, count: int) -> Places:
             plan[shard] = rank
             load[rank] += noisy[shard]
             used[rank] += search.memory.shard_bytes[shard]
-    return np.where(search.pinned == FREE, found, search.pinned).astype(np.intp)
+    return np.where(search.pinned == FREE, result, search.pinned).astype(np.intp)
 
 
 def of_log(search: Search, known: Loads | None = None) -> Loads:
@@ -83,9 +83,9 @@ def of_log(search: Search, known: Loads | None = None) -> Loads:
     most = math.ceil(_MOST_EQUATIONS * len(search.shards) / search.ranks) + _MORE_PLANS
     plans = np.concatenate([plans for plans, _ in search.log])[-most:]
     answers = [answer for _, answer in search.log]
-    forward = np.concatenate([one.forward_ns for one in answers])[-most:]
-    backward = np.concatenate([one.backward_ns for one in answers])[-most:]
-    exchange = np.concatenate([one.exchange_ns for one in answers])[-most:]
+    forward = np.concatenate([item.forward_ns for item in answers])[-most:]
+    backward = np.concatenate([item.backward_ns for item in answers])[-most:]
+    exchange = np.concatenate([item.exchange_ns for item in answers])[-most:]
     columns = np.array([float(shard.dim) for shard in search.shards])
     parts = (
         _solved(search, plans, forward, None if known is None else known.of[:, FORWARD]),
@@ -114,8 +114,8 @@ def _solved(search: Search, plans: Places, times: Floats, known: Floats | None) 
     weight = _HELD * len(plans) / ranks
     normal[np.diag_indices(shards)] += weight  # the common constant is free
     normal[-1, -1] += 1e-9 * len(values) + 1e-9
-    found: Floats = np.maximum(line + np.linalg.solve(normal, equations.T @ left), 0.0)[:-1]
-    return found
+    result: Floats = np.maximum(line + np.linalg.solve(normal, equations.T @ left), 0.0)[:-1]
+    return result
 
 
 def _line(search: Search, equations: Floats, values: Floats) -> Floats:
@@ -123,8 +123,8 @@ def _line(search: Search, equations: Floats, values: Floats) -> Floats:
     sizes = _sizes(search.shards)
     scaled = sizes / np.maximum(sizes.max(axis=0), 1e-300)
     first, *_ = np.linalg.lstsq(np.column_stack([equations[:, :-1] @ scaled, equations[:, -1]]), values, rcond=None)
-    found: Floats = np.maximum(scaled @ first[:-1], 0.0)
-    return found
+    result: Floats = np.maximum(scaled @ first[:-1], 0.0)
+    return result
 
 
 def _per_column(plans: Places, exchange: Floats, columns: Floats, ranks: int) -> float:

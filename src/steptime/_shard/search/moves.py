@@ -50,10 +50,10 @@ class Neighbourhood:
 
     def measured(self, rank_of: Places) -> Floats:
         """What the ranks of a plan do as evaluated, not as loads add up, [ranks, parts]."""
-        found = self._loads.totals(rank_of, self._search.ranks)
+        result = self._loads.totals(rank_of, self._search.ranks)
         answer = self._search.parts(rank_of)
-        found[:, FORWARD], found[:, BACKWARD] = answer.forward_ns[0], answer.backward_ns[0]
-        return found
+        result[:, FORWARD], result[:, BACKWARD] = answer.forward_ns[0], answer.backward_ns[0]
+        return result
 
     def moves(self, rank_of: Places, totals: Floats | None = None, *, every: bool = False) -> Moves:
         """From the slowest rank of every part, or from every rank; `totals` where more is known than loads."""
@@ -112,8 +112,8 @@ def descended(search: Search, loads: Loads, rank_of: Places, *, rounds: int) -> 
 def _idlest(totals: Floats, rank: int) -> Places:
     """The ranks, other than this one, that have least to do, in all and in each part."""
     columns = (totals.sum(axis=1), *totals.T)
-    found = {int(one) for column in columns for one in np.argsort(column, kind="stable")[:_TARGETS]}
-    return np.array(sorted(found - {rank}), dtype=np.intp)
+    results = {int(item) for column in columns for item in np.argsort(column, kind="stable")[:_TARGETS]}
+    return np.array(sorted(results - {rank}), dtype=np.intp)
 
 
 def _largest_without(totals: Floats, rank: int) -> Floats:
@@ -123,5 +123,5 @@ def _largest_without(totals: Floats, rank: int) -> Floats:
     order = np.argsort(-left, axis=0, kind="stable")
     parts = np.arange(totals.shape[1])
     largest, second = left[order[0], parts], left[order[min(1, len(left) - 1)], parts]
-    found: Floats = np.where(order[0] == np.arange(len(left))[:, None], second, largest)
-    return np.maximum(found, 0.0)
+    result: Floats = np.where(order[0] == np.arange(len(left))[:, None], second, largest)
+    return np.maximum(result, 0.0)

@@ -83,10 +83,10 @@ def evaluators(platform: Platform, calibration: Calibration = UNCALIBRATED) -> M
     composed: list[ComposedStep] = []
 
     def make(model: Dlrm, ranks: int) -> Evaluator:
-        found = Evaluator.of(model, platform, ranks, calibration=calibration, step=composed[0] if composed else None)
-        if found.together is not None and not composed:
-            composed.append(found.together.step)
-        return found
+        result = Evaluator.of(model, platform, ranks, calibration=calibration, step=composed[0] if composed else None)
+        if result.together is not None and not composed:
+            composed.append(result.together.step)
+        return result
 
     return make
 
@@ -119,13 +119,13 @@ def search(
     for number, division in enumerate(others):
         if left <= 0 or budget.out_of_time():
             break
-        found = divided.search(division, left // (len(others) - number))
-        if found is not None:
-            _strategies(found, only)
-            left -= found.asked
-            searches.append((division, found))
-    searched_plans = sum(one.asked for _, one in searches)
-    searches = [(division, _exactly(one)) for division, one in searches]
+        result = divided.search(division, left // (len(others) - number))
+        if result is not None:
+            _strategies(result, only)
+            left -= result.asked
+            searches.append((division, result))
+    searched_plans = sum(item.asked for _, item in searches)
+    searches = [(division, _exactly(item)) for division, item in searches]
     rules_made = _rules(task, *searches[0])  # which may be better than what was found, where time ran out
     return Searched(
         task=task,
@@ -146,7 +146,7 @@ def search_many(tasks: Sequence[Task], platform: Platform, executor: Executor, b
         )
         for task in tasks
     ]
-    return [one.result() for one in running]
+    return [item.result() for item in running]
 
 
 def _search_one(task: Task, platform: Platform, evaluations: int, seconds: float | None) -> Searched:
@@ -200,23 +200,23 @@ def _exactly(found: Search) -> Search:
     most = min(max(_ASKED_EXACTLY // (len(found.shards) * found.ranks), _LEAST_EXACT), _MOST_EXACT)
     exact = replace(found, evaluate=found.evaluate.exactly(), found=[], best_by={}, log=[], _known={}, _rows={})
     asked = dict.fromkeys([*found.found[:most], *found.best_by.values()])
-    for strategy in dict.fromkeys(one.by for one in asked):
+    for strategy in dict.fromkeys(item.by for item in asked):
         exact.by = strategy
-        exact.ask(np.array([one.rank_of for one in asked if one.by == strategy]), beyond=True)
+        exact.ask(np.array([item.rank_of for item in asked if item.by == strategy]), beyond=True)
     return exact
 
 
 def _options(task: Task, searches: Sequence[tuple[Division, Search]]) -> tuple[Option, ...]:
     """Best first: of every division what each strategy found, rather than the many plans that hardly differ from the best."""
-    every = [(one, division) for division, each in searches for one in each.best_by.values()]
+    every = [(item, division) for division, each in searches for item in each.best_by.values()]
     first, _ = searches[0]
-    found: dict[str, Option] = {}
-    for one, division in sorted(
+    result: dict[str, Option] = {}
+    for item, division in sorted(
         every, key=lambda pair: (pair[0].score * (1.0 if pair[1] == first else _WORTH_DIVIDING), pair[0].rank_of)
     ):
-        plan = division.plan(task.tables, one.rank_of, task.ranks)
-        found.setdefault(plan.to_json(), Option(plan, one.step_ns, one.by))
-    return tuple(found.values())[: RUNNERS_UP + 1]
+        plan = division.plan(task.tables, item.rank_of, task.ranks)
+        result.setdefault(plan.to_json(), Option(plan, item.step_ns, item.by))
+    return tuple(result.values())[: RUNNERS_UP + 1]
 
 
 def _rules(task: Task, division: Division, found: Search) -> dict[str, Option | None]:

@@ -135,9 +135,9 @@ class Search:
         possible = self.possible(plans)
         room = len(plans) if beyond else self.left
         new: dict[bytes, int] = {}
-        for place, key in enumerate(keys):
-            if possible[place] and key not in self._known and key not in new and len(new) < room:
-                new[key] = place
+        for index, key in enumerate(keys):
+            if possible[index] and key not in self._known and key not in new and len(new) < room:
+                new[key] = index
         if new:
             self._learn(plans[list(new.values())], list(new))
         return np.array([self._known.get(key, (np.inf, np.inf))[0] for key in keys])
@@ -159,8 +159,8 @@ class Search:
     def possible(self, plans: Places) -> npt.NDArray[np.bool_]:
         """Whether plans fit and leave pinned shards where they are, [plans]."""
         held = ((self.pinned == FREE) | (plans == self.pinned)).all(axis=1)
-        found: npt.NDArray[np.bool_] = held & self.memory.fits(plans, self.ranks)
-        return found
+        result: npt.NDArray[np.bool_] = held & self.memory.fits(plans, self.ranks)
+        return result
 
     def _learn(self, plans: Places, keys: Sequence[bytes]) -> None:
         answer = self.evaluate(plans)
@@ -171,8 +171,8 @@ class Search:
         self._known.update(zip(keys, zip(scores, steps, strict=True), strict=True))
         self._rows.update((key, (len(self.log) - 1, row)) for row, key in enumerate(keys))
         worst = self.found[-1].score if len(self.found) >= KEPT else np.inf
-        better = [place for place, score in enumerate(scores) if score < worst]
-        new = [Found(scores[place], steps[place], tuple(plans[place].tolist()), self.by) for place in better]
+        better = [index for index, score in enumerate(scores) if score < worst]
+        new = [Found(scores[index], steps[index], tuple(plans[index].tolist()), self.by) for index in better]
         if new:
             mine = min(new, key=lambda one: (one.score, one.rank_of))
             self.best_by[self.by] = min(mine, self.best_by.get(self.by, mine), key=lambda one: one.score)
@@ -183,10 +183,10 @@ class Search:
         if not self.symmetric:
             return list(found)
         kept: dict[tuple[float, tuple[int, ...]], Found] = {}
-        for one in found:
+        for item in found:
             if len(kept) == KEPT:
                 break
-            kept.setdefault((one.step_ns, renumbered(one.rank_of)), one)
+            kept.setdefault((item.step_ns, renumbered(item.rank_of)), item)
         return list(kept.values())
 
 

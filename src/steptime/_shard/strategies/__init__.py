@@ -24,5 +24,5 @@ class Strategy:
 @cache
 def strategies() -> dict[str, Strategy]:
     """Every strategy, by name and in the order of their turns: a file in this folder with a `STRATEGY`."""
-    found = (import_module(f"{__name__}.{module.name}").STRATEGY for module in iter_modules(__path__))
-    return {one.name: one for one in sorted(found, key=lambda one: (one.order, one.name))}
+    results = (import_module(f"{__name__}.{module.name}").STRATEGY for module in iter_modules(__path__))
+    return {one.name: one for one in sorted(results, key=lambda one: (one.order, one.name))}

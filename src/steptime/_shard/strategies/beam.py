@@ -53,15 +53,15 @@ def _costs(totals: Floats, load: Floats) -> Floats:
     guide = np.maximum(after, totals.max(axis=1, keepdims=True)).sum(axis=2)
     squares = (after**2).sum(axis=2) - (totals**2).sum(axis=2)
     scale = np.maximum(guide.max(axis=1, keepdims=True), 1e-300)
-    found: Floats = guide + _EVENNESS * (squares + (totals**2).sum(axis=(1, 2))[:, None]) / scale
-    return found
+    result: Floats = guide + _EVENNESS * (squares + (totals**2).sum(axis=(1, 2))[:, None]) / scale
+    return result
 
 
 def _alike(totals: Floats, used: Floats) -> npt.NDArray[np.bool_]:
     """Ranks that are as empty as one before them: the same plan with other numbers."""
     empty = (used == 0) & (totals.sum(axis=2) == 0)
-    found: npt.NDArray[np.bool_] = empty & (np.cumsum(empty, axis=1) > 1)
-    return found
+    result: npt.NDArray[np.bool_] = empty & (np.cumsum(empty, axis=1) > 1)
+    return result
 
 
 STRATEGY = Strategy("beam", f"the {WIDTH} most promising partial plans, costliest shards first", 2, _run)

@@ -27,21 +27,21 @@ def orders(search: Search, loads: Loads) -> list[Places]:
 def placed(search: Search, loads: Loads, order: Places) -> Places | None:
     """Each shard where the guide grows least, then where least lies; None where one finds no room."""
     totals, used = np.zeros((search.ranks, len(PARTS))), np.zeros(search.ranks)
-    found = search.pinned.copy()
-    for shard in np.flatnonzero(found != FREE):
-        totals[found[shard]] += loads.of[shard]
-        used[found[shard]] += search.memory.shard_bytes[shard]
+    result = search.pinned.copy()
+    for shard in np.flatnonzero(result != FREE):
+        totals[result[shard]] += loads.of[shard]
+        used[result[shard]] += search.memory.shard_bytes[shard]
     for shard in order:
-        if found[shard] != FREE:
+        if result[shard] != FREE:
             continue
         over = used + search.memory.shard_bytes[shard] > search.memory.room
         if over.all():
             return None
         rank = _least(totals, loads.of[shard], over)
-        found[shard] = rank
+        result[shard] = rank
         totals[rank] += loads.of[shard]
         used[rank] += search.memory.shard_bytes[shard]
-    return found
+    return result
 
 
 def _least(totals: Floats, load: Floats, over: npt.NDArray[np.bool_]) -> int:

@@ -40,8 +40,8 @@ def _run(search: Search) -> None:
         starts = _starts(search, draws, cycle)
         ends = np.unique(np.stack([descended(search, loads, start, rounds=ROUNDS) for start in starts]), axis=0)
         scores = search.ask(ends)
-        for place in np.argsort(scores, kind="stable")[: ENDS_OF_FEW if few else ENDS]:
-            _refined(search, loads, ends[place], float(scores[place]), few=few)
+        for index in np.argsort(scores, kind="stable")[: ENDS_OF_FEW if few else ENDS]:
+            _refined(search, loads, ends[index], float(scores[index]), few=few)
         now = search.best
         idle = idle + 1 if now is not None and now.score >= before.score else 0
         loads = of_log(search, loads)
@@ -49,8 +49,8 @@ def _run(search: Search) -> None:
 
 def _starts(search: Search, draws: np.random.Generator, cycle: int) -> list[Places]:
     count = min(max(DESCENTS // max(len(search.shards), 1), FEWEST), MOST)
-    best = [np.array(one.rank_of, dtype=np.intp) for one in search.found[: -(-count // 3)]]
-    shuffled = [_shuffled(search, best[place % len(best)], draws, 1 + cycle % 5) for place in range(count - len(best))]
+    best = [np.array(item.rank_of, dtype=np.intp) for item in search.found[: -(-count // 3)]]
+    shuffled = [_shuffled(search, best[index % len(best)], draws, 1 + cycle % 5) for index in range(count - len(best))]
     return [*best, *(plan for plan in shuffled if search.possible(plan[None, :])[0])]
 
 
@@ -59,9 +59,9 @@ def _shuffled(search: Search, rank_of: Places, draws: np.random.Generator, tenth
     movable = np.flatnonzero(search.pinned == FREE)
     count = max(len(movable) * tenths // 10, min(2, len(movable)))
     chosen = draws.choice(movable, count, replace=False)
-    found = rank_of.copy()
-    found[chosen] = rank_of[draws.permutation(chosen)]
-    return found
+    result = rank_of.copy()
+    result[chosen] = rank_of[draws.permutation(chosen)]
+    return result
 
 
 def _refined(search: Search, loads: Loads, here: Places, score: float, *, few: bool) -> None:

@@ -28,9 +28,9 @@ def _run(search: Search) -> None:
     scores = search.ask(plans)
     while len(plans) and search.left:
         beside = [_neighbours(search, plan) for plan in plans]
-        asked = np.split(search.ask(np.concatenate(beside)), np.cumsum([len(one) for one in beside])[:-1])
-        best = [int(np.argmin(one)) if len(one) else -1 for one in asked]
-        better = [at for at, place in enumerate(best) if place >= 0 and asked[at][place] < scores[at]]
+        asked = np.split(search.ask(np.concatenate(beside)), np.cumsum([len(item) for item in beside])[:-1])
+        best = [int(np.argmin(item)) if len(item) else -1 for item in asked]
+        better = [at for at, index in enumerate(best) if index >= 0 and asked[at][index] < scores[at]]
         plans = np.array([beside[at][best[at]] for at in better], dtype=np.intp).reshape(len(better), shards)
         scores = np.array([asked[at][best[at]] for at in better])
 

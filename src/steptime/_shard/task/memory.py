@@ -54,8 +54,8 @@ class Memory:
         places = flat + ranks * np.arange(len(flat))[:, None]
         weights = np.broadcast_to(self.shard_bytes, flat.shape).ravel()
         summed = np.bincount(places.ravel(), weights=weights, minlength=ranks * len(flat))
-        found: Bytes = summed.astype(np.int64).reshape(*owners.shape[:-1], ranks) + self.rank_bytes
-        return found
+        result: Bytes = summed.astype(np.int64).reshape(*owners.shape[:-1], ranks) + self.rank_bytes
+        return result
 
     def fits(self, rank_of: Ranks, ranks: int) -> npt.NDArray[np.bool_]:
         """Whether no rank has too much, of one plan or many."""
@@ -138,11 +138,11 @@ def _replays(model: Dlrm, ranks: int) -> _Replays:
         per_element = max(both - wider - more + base, 0.0) / (count * dim * lookups)
     per_column = max((wider - base) / (count * dim) - per_element * lookups, 0.0)
     per_lookup = max((more - base) / (count * lookups) - per_element * dim, 0.0)
-    found = _Replays(0.0, per_column, per_lookup, per_element, 0.0, 0.0)
+    result = _Replays(0.0, per_column, per_lookup, per_element, 0.0, 0.0)
     shared = reserved(dim, lookups, by_rows=True) - base - (per_lookup + per_element * dim) * lookups / ranks
     copies = (reserved(dim, lookups, copied=True) - base) / (4 * _COPIED_ELEMENTS)
     return _Replays(
-        base - count * found.passing_bytes(dim, lookups),
+        base - count * result.passing_bytes(dim, lookups),
         per_column,
         per_lookup,
         per_element,

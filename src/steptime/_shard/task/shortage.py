@@ -22,27 +22,27 @@ _MOST_RANKS = 1 << 14
 
 def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
     """A plan that fits, largest shards first, each where most is free; None where that fails."""
-    found = pinned.copy()
+    result = pinned.copy()
     free = np.full(ranks, memory.room, dtype=np.int64)
     held = np.flatnonzero(pinned != FREE)
     np.subtract.at(free, pinned[held], memory.shard_bytes[held])
     if (free < 0).any():
         return None
     for shard in np.argsort(-memory.shard_bytes, kind="stable"):
-        if found[shard] != FREE:
+        if result[shard] != FREE:
             continue
         rank = int(np.argmax(free))
         if free[rank] < memory.shard_bytes[shard]:
             return None
-        found[shard] = rank
+        result[shard] = rank
         free[rank] -= memory.shard_bytes[shard]
-    return found
+    return result
 
 
 def shortage(task: Task, division: Division, memory: Memory, outside_bytes: int) -> InputError:
     """Why the division does not fit, and three things that would help."""
     helps = list(_helps(task, division, memory, outside_bytes))[:3]
-    listed = "; ".join(f"({number}) {one}" for number, one in enumerate(helps, 1)) or "a smaller model"
+    listed = "; ".join(f"({number}) {item}" for number, item in enumerate(helps, 1)) or "a smaller model"
     return InputError(
         f"{task.model.name} does not fit on {task.ranks} ranks: {_short(task, memory)}. What would help: {listed}"
     )
@@ -65,8 +65,8 @@ def _short(task: Task, memory: Memory) -> str:
             f"tables: {_gib(need - memory.room)} are short"
         )
     for rank in range(task.ranks):
-        held = [place for place, table in enumerate(task.tables) if task.constraints.pinned.get(table.name) == rank]
-        names = {task.tables[place].name for place in held}
+        held = [index for index, table in enumerate(task.tables) if task.constraints.pinned.get(table.name) == rank]
+        names = {task.tables[index].name for index in held}
         used = int(sum(size for name, size in zip(memory.names, memory.shard_bytes, strict=True) if name in names))
         if used > memory.room:
             return f"the {len(held)} tables pinned to rank {rank} need {_gib(used)}, it has {_gib(memory.room)} for tables"
@@ -82,20 +82,20 @@ def _helps(task: Task, division: Division, memory: Memory, outside_bytes: int) -
     ranks = _enough_ranks(task, division, memory, outside_bytes)
     if ranks is not None:
         yield f"{ranks} ranks instead of {task.ranks}"
-    for said, enough in (_cut(task, division, memory, outside_bytes), *_changed(task, division, memory, outside_bytes)):
+    for item, enough in (_cut(task, division, memory, outside_bytes), *_changed(task, division, memory, outside_bytes)):
         if enough:
-            yield said
-        elif said:
-            part.append(f"{said}, which alone is not enough")
+            yield item
+        elif item:
+            part.append(f"{item}, which alone is not enough")
     yield f"ranks with {_gib(_enough_memory(task, division, memory))} instead of {_gib(memory.limit)}"
     yield from part
 
 
 def _fits(task: Task, model: Dlrm, division: Division, memory: Memory, outside_bytes: int, saved: float = 1.0) -> bool:
-    found = memory_of(model, division, task.ranks, memory.limit, outside_bytes)
+    result = memory_of(model, division, task.ranks, memory.limit, outside_bytes)
     if saved != 1.0:
-        found = replace(found, shard_bytes=np.ceil(found.shard_bytes * saved).astype(np.int64))
-    return packed(found, pinned_of(task, division), task.ranks) is not None
+        result = replace(result, shard_bytes=np.ceil(result.shard_bytes * saved).astype(np.int64))
+    return packed(result, pinned_of(task, division), task.ranks) is not None
 
 
 def pinned_of(task: Task, division: Division) -> Places:
@@ -122,12 +122,12 @@ def _enough_ranks(task: Task, division: Division, memory: Memory, outside_bytes:
 
     More ranks need less each, so that what was found for some stands for all up to twice as many.
     """
-    ranks, known, found = task.ranks + 1, task.ranks, memory
+    ranks, known, result = task.ranks + 1, task.ranks, memory
     while ranks <= _MOST_RANKS:
         if ranks >= 2 * known:
-            known, found = ranks, memory_of(task.model, division, ranks, memory.limit, outside_bytes)
-        enough = found.shard_bytes.max(initial=0) <= found.room and found.shard_bytes.sum() <= found.room * ranks
-        if enough and task.model.batch % ranks == 0 and packed(found, pinned_of(task, division), ranks) is not None:
+            known, result = ranks, memory_of(task.model, division, ranks, memory.limit, outside_bytes)
+        enough = result.shard_bytes.max(initial=0) <= result.room and result.shard_bytes.sum() <= result.room * ranks
+        if enough and task.model.batch % ranks == 0 and packed(result, pinned_of(task, division), ranks) is not None:
             return ranks
         ranks += max(1, ranks // 16)
     return None
@@ -137,18 +137,18 @@ def _cut(task: Task, division: Division, memory: Memory, outside_bytes: int) -> 
     """The largest tables in slices of columns, or by rows where they have too few columns."""
     model, room = task.model, max(memory.room, 1)
     sizes = memory_of(model, Division.whole(len(task.tables)), task.ranks, memory.limit).shard_bytes.tolist()
-    large = [place for place, size in enumerate(sizes) if size > room // 4 and division.kinds[place] == TABLE_WISE]
-    large = [place for place in large if task.tables[place].name not in task.constraints.pinned]
+    large = [index for index, size in enumerate(sizes) if size > room // 4 and division.kinds[index] == TABLE_WISE]
+    large = [index for index in large if task.tables[index].name not in task.constraints.pinned]
     if not large or model.interaction == "dot":
         return "", False
     for kind in (COLUMN_WISE, ROW_WISE):
         cut = division
-        for place in large:
-            most = max(task.tables[place].dim // QUAD, 1)
-            cut = cut.with_table(place, kind, min(most, task.ranks, max(2, math.ceil(4 * sizes[place] / room))))
-        names = ", ".join(repr(task.tables[place].name) for place in large[:3]) + (", ..." if len(large) > 3 else "")
+        for index in large:
+            most = max(task.tables[index].dim // QUAD, 1)
+            cut = cut.with_table(index, kind, min(most, task.ranks, max(2, math.ceil(4 * sizes[index] / room))))
+        names = ", ".join(repr(task.tables[index].name) for index in large[:3]) + (", ..." if len(large) > 3 else "")
         if _fits(task, model, cut, memory, outside_bytes):
-            allowed = "" if all(kind in task.allowed(place) for place in large) else f" (allow {kind})"
+            allowed = "" if all(kind in task.allowed(index) for index in large) else f" (allow {kind})"
             return f"{kind} of the {len(large)} largest tables ({names}){allowed}", True
     return "", False
 

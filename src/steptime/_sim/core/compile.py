@@ -73,9 +73,9 @@ _cache: dict[tuple[int, int | None, bool], tuple[weakref.ref[Program], LaneGraph
 def lane_graph(program: Program, *, queue_depth: int | None, repeated: bool = False) -> LaneGraph:
     """The graph of a program, built once per program object. `repeated`: the window follows itself, backlog left out."""
     key = (id(program), queue_depth, repeated)
-    found = _cache.get(key)
-    if found is not None and found[0]() is program:
-        return found[1]
+    result = _cache.get(key)
+    if result is not None and result[0]() is program:
+        return result[1]
     graph = _build(program, queue_depth, repeated)
     _cache[key] = (weakref.ref(program, lambda _: _cache.pop(key, None)), graph)
     return graph
@@ -88,17 +88,17 @@ def _build(program: Program, queue_depth: int | None, repeated: bool) -> LaneGra
     two_halves = [*call_row[sorted(copied)].tolist(), *work_row[collectives].tolist()]
     half = {row: len(table_row) + i for i, row in enumerate(two_halves)}
     carried_row = len(table_row) + len(half)
-    found = _Edges(program, call_row, work_row, half, opening[len(program.threads) :], carried_row)
-    found.launches()
-    found.hand_overs()
-    found.synchronisations()
-    found.stream_waits(repeated)
-    found.queue_order(repeated)
-    found.queue(queue_depth, repeated)
-    rows = carried_row + len(found.carried)
-    start, source, kind = found.by_destination(rows)
-    back = np.array([b for b, _ in found.carried], dtype=np.int64)
-    origin = np.array([r for _, r in found.carried], dtype=np.int64)
+    result = _Edges(program, call_row, work_row, half, opening[len(program.threads) :], carried_row)
+    result.launches()
+    result.hand_overs()
+    result.synchronisations()
+    result.stream_waits(repeated)
+    result.queue_order(repeated)
+    result.queue(queue_depth, repeated)
+    rows = carried_row + len(result.carried)
+    start, source, kind = result.by_destination(rows)
+    back = np.array([b for b, _ in result.carried], dtype=np.int64)
+    origin = np.array([r for _, r in result.carried], dtype=np.int64)
     return LaneGraph(
         rows=rows,
         threads=len(program.threads),

@@ -76,12 +76,12 @@ def name_collective(collective: Collective) -> str:
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """Ranks as messages list them; many are summarised."""
-    found = sorted(ranks)
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if len(found) <= LISTED_RANKS:
-        return "ranks " + ", ".join(map(str, found))
-    return f"{len(found)} ranks ({', '.join(map(str, found[:3]))}, ..., {found[-1]})"
+    results = sorted(ranks)
+    if len(results) == 1:
+        return f"rank {results[0]}"
+    if len(results) <= LISTED_RANKS:
+        return "ranks " + ", ".join(map(str, results))
+    return f"{len(results)} ranks ({', '.join(map(str, results[:3]))}, ..., {results[-1]})"
 
 
 def _doing(cohort: Cohort, stuck: Sequence[Stuck]) -> str:

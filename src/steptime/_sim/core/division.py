@@ -29,26 +29,26 @@ def divide(cohorts: Sequence[Cohort], parts: Sequence[Part], stuck: set[int]) ->
 def _runs(ranks: Sequence[int], part: Part, kind: dict[int, int]) -> Iterator[Part]:
     """Neighbours of the same kind; a part is a slice of its cohort."""
     low = part.low
-    for place in range(part.low + 1, part.high + 1):
-        if place == part.high or kind[ranks[place]] != kind[ranks[low]]:
-            yield Part(part.cohort, low, place)
-            low = place
+    for index in range(part.low + 1, part.high + 1):
+        if index == part.high or kind[ranks[index]] != kind[ranks[low]]:
+            yield Part(part.cohort, low, index)
+            low = index
 
 
 def _kinds(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> dict[int, int]:
     """A number per rank, equal for ranks of one part that meet equal kinds of ranks."""
-    groups = {rank: found for cohort in cohorts for rank, found in _groups(cohort)}
+    groups = {rank: item for cohort in cohorts for rank, item in _groups(cohort)}
     kind = {rank: n for n, part in enumerate(parts) for rank in cohorts[part.cohort].ranks[part.low : part.high]}
     known = -1
     while known != len(set(kind.values())):
         known = len(set(kind.values()))
         company: dict[tuple[int, ...], int] = {}  # sorted kinds -> number
         met: dict[tuple[int, ...], int] = {}  # concrete group -> number of its company
-        for group in dict.fromkeys(group for found in groups.values() for group in found):
+        for group in dict.fromkeys(group for item in groups.values() for group in item):
             kinds = tuple(sorted(kind[rank] for rank in group if rank in kind))
             met[group] = company.setdefault(kinds, len(company))
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-        seen = {rank: (own, tuple(met[group] for group in groups[rank])) for rank, own in kind.items()}
+        seen = {rank: (entry, tuple(met[group] for group in groups[rank])) for rank, entry in kind.items()}
         kind = {rank: numbers.setdefault(each, len(numbers)) for rank, each in seen.items()}
     return kind
 
@@ -56,7 +56,7 @@ def _kinds(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> dict[int, int]:
 def _groups(cohort: Cohort) -> Iterator[tuple[int, _Groups]]:
     """The concrete groups of each rank, in the order in which it first meets them."""
     if cohort.members is None:
-        found = tuple(dict.fromkeys(collective.ranks for collective in cohort.program.collectives))
-        yield from ((rank, found) for rank in cohort.ranks)
+        results = tuple(dict.fromkeys(collective.ranks for collective in cohort.program.collectives))
+        yield from ((rank, results) for rank in cohort.ranks)
     else:
-        yield from ((rank, tuple(dict.fromkeys(own))) for rank, own in zip(cohort.ranks, cohort.members, strict=True))
+        yield from ((rank, tuple(dict.fromkeys(member))) for rank, member in zip(cohort.ranks, cohort.members, strict=True))

@@ -103,17 +103,17 @@ def queue_order(program: Program, order: Order) -> tuple[Rows, Rows, Rows]:
 
     Before the first work of a repeated window comes the last of the window before.
     """
-    found: list[tuple[Rows, Rows]] = []
+    results: list[tuple[Rows, Rows]] = []
     last: list[tuple[int, int]] = []
     queues = program.hardware_queues
     for queue in np.unique(queues[queues >= 0]):
         works = np.flatnonzero((queues[program.works.stream] == queue) & (program.works.call >= 0))
         works = works[np.lexsort((works, order.work[works]))]
         differ = np.flatnonzero(np.diff(program.works.stream[works]) != 0)
-        found.append((works[differ + 1], works[differ]))
+        results.append((works[differ + 1], works[differ]))
         if len(works) and program.works.stream[works[0]] != program.works.stream[works[-1]]:
             last.append((int(works[0]), int(works[-1])))
-    within = np.array([pair for w, b in found for pair in zip(w.tolist(), b.tolist(), strict=True)], dtype=np.int64)
+    within = np.array([pair for w, b in results for pair in zip(w.tolist(), b.tolist(), strict=True)], dtype=np.int64)
     across = np.array(last, dtype=np.int64).reshape(-1, 2)
     work, before = np.concatenate([within.reshape(-1, 2), across]).T
     return work, before, np.repeat(np.array([0, 1]), [len(within), len(across)])
@@ -125,7 +125,7 @@ def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> t
     Places are counted per hardware queue, one per launch however much work it enqueues. In a repeated window, launches
     are numbered on through the windows before it.
     """
-    found = [np.zeros((0, 3), dtype=np.int64)]
+    results = [np.zeros((0, 3), dtype=np.int64)]
     queues = program.hardware_queues
     for queue in np.unique(queues):
         works = np.flatnonzero((queues[program.works.stream] == queue) & ((program.works.call >= 0) | (not repeated)))
@@ -136,6 +136,6 @@ def queue_slots(program: Program, order: Order, depth: int, repeated: bool) -> t
         window, within = np.divmod(number - depth, max(len(works), 1))
         exists = (window >= (-WINDOWS_BACK if repeated else 0)) & (program.works.call[works] >= 0)
         slots = np.stack([program.works.call[works], works[within] if len(works) else works, -window], axis=1)
-        found.append(slots[exists])
-    calls, freed, back = np.concatenate(found).T
+        results.append(slots[exists])
+    calls, freed, back = np.concatenate(results).T
     return calls, freed, back

@@ -66,7 +66,7 @@ _Key = tuple[str, tuple[int, ...], int, int]
 def meetings(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> tuple[Meeting, ...]:
     """All meetings of these parts."""
     present = frozenset(rank for cohort in cohorts for rank in cohort.ranks)
-    found: list[Meeting] = []
+    results: list[Meeting] = []
     matching = _Matching(cohorts, parts, present)
     for number, part in enumerate(parts):
         cohort = cohorts[part.cohort]
@@ -78,10 +78,10 @@ def meetings(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> tuple[Meeting,
             column = columns.at(index, collective)
             if column.closed:
                 group = None if len(column.groups) == 1 else column.place
-                found.append(Meeting((replace(party, group=group),), column.groups, ()))
+                results.append(Meeting((replace(party, group=group),), column.groups, ()))
             else:
                 matching.add(party, column)
-    return (*found, *matching.meetings())
+    return (*results, *matching.meetings())
 
 
 class _Columns:
@@ -97,7 +97,7 @@ class _Columns:
         """The column of one collective; index -1: a collective nothing is known about, which every rank does alone."""
         if index < 0:
             return _Column(tuple((rank,) for rank in self.ranks), np.arange(len(self.ranks)), True)
-        members = [collective.ranks] if self.members is None else [own[index] for own in self.members]
+        members = [collective.ranks] if self.members is None else [member[index] for member in self.members]
         key = tuple(map(id, members))  # the tuples live as long as the cohort does
         if key not in self.known:
             self.known[key] = self._column(members, collective)
@@ -110,14 +110,14 @@ class _Columns:
         here: list[set[int]] = [set() for _ in number]
         for rank, group in zip(self.ranks, place.tolist(), strict=True):
             here[group].add(rank)
-        for ranks, own in zip(number, here, strict=True):
-            stranger = own - set(ranks) if ranks else set()
+        for ranks, item in zip(number, here, strict=True):
+            stranger = item - set(ranks) if ranks else set()
             if stranger:
                 raise InputError(
                     f"rank {min(stranger)} issues {collective.kind} {collective.sequence} of group {collective.group!r}, whose"
                     f" ranks are {_few(ranks)}: expected a member of the group; check the process groups of the traces"
                 )
-        closed = all(bool(ranks) and own == self.present.intersection(ranks) for ranks, own in zip(number, here, strict=True))
+        closed = all(bool(ranks) and item == self.present.intersection(ranks) for ranks, item in zip(number, here, strict=True))
         return _Column(tuple(number), place, closed)
 
 
@@ -142,8 +142,8 @@ class _Matching:
         for ranks, places in self._by_group(column):
             same = (party.part, int(places[0]), name, ranks, sequence)
             self.attending.setdefault((name, ranks, sequence, self.before[same]), []).append((len(self.parties), places))
-            for place in places.tolist():
-                self.before[party.part, place, name, ranks, sequence] += 1
+            for index in places.tolist():
+                self.before[party.part, index, name, ranks, sequence] += 1
         self.parties.append(party)
 
     def _by_group(self, column: _Column) -> Iterator[tuple[tuple[int, ...], Places]]:
@@ -164,8 +164,8 @@ class _Matching:
 
         for who in self.attending.values():
             for party, _ in who[1:]:
-                one, other = sorted((find(who[0][0]), find(party)))
-                leader[other] = one
+                item, other = sorted((find(who[0][0]), find(party)))
+                leader[other] = item
         keys: dict[int, list[_Key]] = {}
         for key, who in self.attending.items():
             keys.setdefault(find(who[0][0]), []).append(key)
@@ -182,7 +182,7 @@ class _Matching:
                 group = groups.setdefault(party, np.zeros(part.high - part.low, dtype=np.int64))
                 group[places] = number
                 ranks = self.cohorts[part.cohort].ranks
-                here.update(ranks[part.low + place] for place in places.tolist())
+                here.update(ranks[part.low + index] for index in places.tolist())
             missing |= self.present.intersection(key[1]) - here
         parties = tuple(replace(self.parties[p], group=None if len(keys) == 1 else groups[p]) for p in sorted(groups))
         return Meeting(parties, tuple(key[1] for key in keys), tuple(sorted(missing)))

@@ -70,9 +70,9 @@ def schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bo
     programs = tuple(cohort.program for cohort in cohorts)
     told = tuple((id(each.program), each.ranks, each.members, each.timing.waits.tobytes()) for each in cohorts)
     key = (told, queue_depth, repeated)
-    found = _kept.get(key)
-    if found is not None and all(one() is program for one, program in zip(found[0], programs, strict=True)):
-        return found[1]
+    result = _kept.get(key)
+    if result is not None and all(item() is program for item, program in zip(result[0], programs, strict=True)):
+        return result[1]
     plan = _schedule(cohorts, queue_depth=queue_depth, repeated=repeated)
     while len(_kept) >= _MOST_KEPT:
         _kept.pop(next(iter(_kept)))
@@ -210,18 +210,18 @@ class _Progress:
         """Move the lane on over everything whose sources are done; the first half reached, or -1."""
         done, start, source, half = self.done, self.start, self.source, self.graph.half
         row, stop = self.next[lane], self.stop[lane]
-        found = -1
+        result = -1
         while row < stop:
             blocked = next((s for s in source[start[row] : start[row + 1]] if not done[s]), None)
             if blocked is not None:
                 self.waiting.setdefault(blocked, []).append(lane)
                 break
             if row in half:
-                found = half[row]
+                result = half[row]
                 break
             done[row] = 1
             row += 1
         self.next[lane] = row
-        if found >= 0:
-            done[found] = 1
-        return found
+        if result >= 0:
+            done[result] = 1
+        return result

@@ -116,15 +116,15 @@ class Stage:
             for rank in self.cohorts[part.cohort].ranks[part.low : part.high]
         }  # fmt: skip
         together = [
-            np.broadcast_to(self._together[party.part][party.work], own.shape)
-            for party, own in zip(meeting.parties, arrivals, strict=True)
+            np.broadcast_to(self._together[party.part][party.work], item.shape)
+            for party, item in zip(meeting.parties, arrivals, strict=True)
         ]
-        found = departures.durations_ns(meeting, calls, np.concatenate(arrivals), np.concatenate(together))
-        if found is not None:
-            for party, own in zip(
-                meeting.parties, np.split(found, np.cumsum([len(one) for one in arrivals])[:-1]), strict=True
+        result = departures.durations_ns(meeting, calls, np.concatenate(arrivals), np.concatenate(together))
+        if result is not None:
+            for party, item in zip(
+                meeting.parties, np.split(result, np.cumsum([len(arrival) for arrival in arrivals])[:-1]), strict=True
             ):
-                self._timing[party.part].duration_ns[party.work] = own
+                self._timing[party.part].duration_ns[party.work] = item
 
     def _arrivals(self, meeting: Meeting) -> list[Nanoseconds]:
         """Of every party, (rank, scenario)."""
@@ -200,7 +200,7 @@ def _scenarios(cohorts: Sequence[Cohort]) -> int:
     """How many scenarios the timings span, after checking that every array fits its program."""
     if not cohorts:
         raise InputError("nothing to simulate: expected at least one cohort of ranks, got none")
-    found = {1}
+    results = {1}
     for cohort in cohorts:
         program = cohort.program
         sizes = {name: len(program.calls) for name in _PER_CALL} | {name: len(program.works) for name in _PER_WORK}
@@ -209,7 +209,7 @@ def _scenarios(cohorts: Sequence[Cohort]) -> int:
             shape = getattr(cohort.timing, name).shape
             if shape[0] != rows or shape[1] not in (1, len(cohort.ranks)):
                 raise ValueError(f"Timing.{name}: {shape}, expected ({rows}, 1 or {len(cohort.ranks)}, scenarios)")
-            found.add(shape[2])
-    if len(found) > 2:
-        raise ValueError(f"timings of {sorted(found)} scenarios cannot be simulated together")
-    return max(found)
+            results.add(shape[2])
+    if len(results) > 2:
+        raise ValueError(f"timings of {sorted(results)} scenarios cannot be simulated together")
+    return max(results)

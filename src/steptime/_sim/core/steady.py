@@ -122,15 +122,15 @@ def _first_step(stage: Stage) -> Nanoseconds:
 
 def _cycle(fronts: Sequence[Nanoseconds]) -> npt.NDArray[np.int64]:
     """Per scenario: the shortest cycle after which all lanes advanced as they did the cycle before; 0 if none."""
-    found = np.zeros(fronts[0].shape[1], dtype=np.int64)
+    result = np.zeros(fronts[0].shape[1], dtype=np.int64)
     for cycle in range(1, LONGEST_CYCLE + 1):
         compared = max(cycle, 2)  # one repetition of a single increment may be chance
         if len(fronts) < cycle + compared + 1:
             break
         recent = np.diff(np.stack(fronts[-(cycle + compared + 1) :]), axis=0)
         same = (recent[cycle:] == recent[:compared]).all(axis=(0, 1))
-        found = np.where((found == 0) & same, cycle, found)
-    return found
+        result = np.where((result == 0) & same, cycle, result)
+    return result
 
 
 def _period(fronts: Sequence[Nanoseconds], cycle: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -59,8 +59,8 @@ def activity(timeline: Timeline, window: Window, *, scenario: int = 0) -> Activi
     for cohort in timeline.cohorts:
         families = work_families(cohort.cohort.program)
         for part in _parts(cohort, scenario):
-            found, by_family = part.look(window, families)
-            ranks += found
+            result, by_family = part.look(window, families)
+            ranks += result
             busy += by_family
     ranks.sort(key=lambda r: r.rank)
     per_step = ms(1) * busy / (max(len(ranks), 1) * window.steps)

@@ -31,15 +31,15 @@ def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
     exposed = _share(seen.ranks, lambda r: r.exposed_communication_ms)
     waiting = min(_share(seen.ranks, lambda r: r.waiting_ms), exposed)
     busy = _share(seen.ranks, lambda r: r.device_busy_ms)
-    found = _regime(exposed, busy)
-    if found == "wire-bound" and waiting > exposed / 2:
+    result = _regime(exposed, busy)
+    if result == "wire-bound" and waiting > exposed / 2:
         return _waiting(seen.ranks, waiting, waited) + _decided(path, "")
-    if found == "wire-bound":
+    if result == "wire-bound":
         return _wire(exposed, waiting) + _decided(path, "on the wire")
-    if found == "GPU-bound":
+    if result == "GPU-bound":
         evidence = f"the device is busy {_percent(busy)} of the step, {_largest(seen.breakdown)}"
         return f"GPU-bound: {evidence}" + _decided(path, "on the GPU")
-    if found == "host-bound":
+    if result == "host-bound":
         return _host(seen.ranks, busy) + _decided(path, "on the host")
     return _mixed(seen.ranks, busy, exposed) + _decided(path, "")
 
@@ -55,12 +55,12 @@ def _regime(exposed: float, busy: float) -> str:
 
 def _decided(path: PathSummary, expected: str) -> str:
     """Where most of the critical path lies, and that this matters more where it is not what the regime suggests."""
-    shares = {place: path.share(*reasons) for place, reasons in _PLACES.items()}
-    place = max(shares, key=lambda p: shares[p])
-    if not shares[place]:
+    shares = {index: path.share(*reasons) for index, reasons in _PLACES.items()}
+    index = max(shares, key=lambda p: shares[p])
+    if not shares[index]:
         return ""
-    said = f"{_percent(shares[place])} of the critical path is {place}"
-    return f"; {said}" if place == expected or not expected else f"; but {said}: start there"
+    text = f"{_percent(shares[index])} of the critical path is {index}"
+    return f"; {text}" if index == expected or not expected else f"; but {text}: start there"
 
 
 def regime(rank: RankSummary) -> str:

@@ -55,9 +55,9 @@ class Spans:
         return order, np.take_along_axis(self.start_ns, order, 0), np.take_along_axis(self.end_ns, order, 0)
 
     def _by_row(self, order: Nanoseconds, values: Nanoseconds) -> Nanoseconds:
-        found = np.empty_like(values)
-        np.put_along_axis(found, order, values, 0)
-        return np.asarray(found.reshape(-1, self.rows, found.shape[1]).sum(axis=0) if self.rows else found, dtype=np.int64)
+        result = np.empty_like(values)
+        np.put_along_axis(result, order, values, 0)
+        return np.asarray(result.reshape(-1, self.rows, result.shape[1]).sum(axis=0) if self.rows else result, dtype=np.int64)
 
 
 def fold(start: Nanoseconds, end: Nanoseconds, length: Nanoseconds) -> Spans:

@@ -74,8 +74,8 @@ def critical_path(timeline: Timeline, *, scenario: int = 0) -> tuple[PathSegment
     place: _Place | None = walk.latest()
     segments: list[PathSegment] = []
     while place is not None:
-        found, place = walk.back(place)
-        segments.extend(found)
+        result, place = walk.back(place)
+        segments.extend(result)
     return tuple(reversed(segments))
 
 
@@ -90,9 +90,9 @@ class _Walk:
         self.timelines = timeline.cohorts
         self.scenario = scenario
         self.graphs = [lane_graph(cohort.program, queue_depth=timeline.queue_depth) for cohort in cohorts]
-        found = meetings(cohorts, [Part(number, 0, len(cohort.ranks)) for number, cohort in enumerate(cohorts)])
+        result = meetings(cohorts, [Part(number, 0, len(cohort.ranks)) for number, cohort in enumerate(cohorts)])
         self.meeting_of: dict[tuple[int, int], tuple[Meeting, Party]] = {
-            (p.part, p.work): (m, p) for m in found for p in m.parties
+            (p.part, p.work): (m, p) for m in result for p in m.parties
         }
         self.whole = [{half: row for row, half in graph.half.items()} for graph in self.graphs]
 
@@ -181,10 +181,10 @@ class _Walk:
         if any(at + lag == start for lag in lags):
             reason: Reason = "host" if self._host(node) else "stream order"
             return [self._segment(node, at, start, reason)] if at != start else [], previous
-        found = self._edge(node, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
-        if found is None:
+        result = self._edge(node, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
+        if result is None:
             return [self._segment(node, start, start, "earlier window")], None
-        source, kind = found
+        source, kind = result
         reason = _EDGE_REASONS[kind]
         if kind in FROM_START:
             further, place_before = self._begin(source, source.row, start)

@@ -45,8 +45,8 @@ class Operations:
 def operations_of(workload: Workload) -> Operations:
     """What all ranks of a step compute; a rank without a program is taken to do what the first one does."""
     forward, by_precision = 0.0, dict[str, float]()
-    for place, program in enumerate(workload.programs):
-        ranks = len(workload.run_by(program.rank)) + (len(workload.absent) if place == 0 else 0)
+    for index, program in enumerate(workload.programs):
+        ranks = len(workload.run_by(program.rank)) + (len(workload.absent) if index == 0 else 0)
         for phase, precision, flop in _products(program):
             by_precision[precision] = by_precision.get(precision, 0.0) + ranks * flop
             forward += ranks * flop if phase == Phase.FORWARD else 0.0
@@ -94,7 +94,7 @@ def recorded_peak_flop_per_s(workload: Workload, precision: str | None) -> float
 def _recorded_peak(program: Program, precision: str | None) -> float | None:
     named = program.device_name.upper()
     known = (read_device(name) for name in device_names())
-    limits = next((one for one in known if one.share == 1 and one.whole.split("-")[0].upper() in named), None)
+    limits = next((item for item in known if item.share == 1 and item.whole.split("-")[0].upper() in named), None)
     peak = None if limits is None else peak_flop_per_s(limits, precision)
     if limits is None or peak is None:
         return None

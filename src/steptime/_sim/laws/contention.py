@@ -46,8 +46,8 @@ class LookupsBesideLookups:
         for scenario, period in enumerate(period_ns.tolist()):
             begin, end = (
                 np.array([
-                    getattr(timeline.cohorts[cohort], name)[work, place, scenario]
-                    for cohort, work, place in zip(spans.cohort, spans.work, spans.place, strict=True)
+                    getattr(timeline.cohorts[cohort], name)[work, index, scenario]
+                    for cohort, work, index in zip(spans.cohort, spans.work, spans.place, strict=True)
                 ], dtype=np.float64)
                 for name in ("work_start_ns", "work_end_ns")
             )  # fmt: skip

@@ -69,12 +69,12 @@ def sent_bytes(calls: Sequence[Collective | None]) -> Floats:
     """Bytes from rank to rank, [sender, receiver]; of ranks that say nothing, what those that receive from it say."""
     ranks = len(calls)
     sent = np.full((ranks, ranks), np.nan)
-    known = [(place, call) for place, call in enumerate(calls) if call is not None]
-    for place, collective in known:
-        sent[place] = _split(collective.in_splits, collective.bytes_in, ranks)
-    for place, collective in known:
+    known = [(index, call) for index, call in enumerate(calls) if call is not None]
+    for index, collective in known:
+        sent[index] = _split(collective.in_splits, collective.bytes_in, ranks)
+    for index, collective in known:
         taken = _split(collective.out_splits, collective.bytes_out, ranks)
-        sent[:, place] = np.where(np.isnan(sent[:, place]), taken, sent[:, place])
+        sent[:, index] = np.where(np.isnan(sent[:, index]), taken, sent[:, index])
     return np.where(np.isnan(sent), np.nanmean(sent) if np.isfinite(sent).any() else 0.0, sent)
 
 

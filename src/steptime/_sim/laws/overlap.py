@@ -45,8 +45,8 @@ class _Works:
 
 
 def _members(program: Program) -> Nanoseconds:
-    sizes = [max(1, len(one.ranks)) for one in program.collectives]
-    return np.array([sizes[place] if place >= 0 else 1 for place in program.works.collective.tolist()], dtype=np.int64)
+    sizes = [max(1, len(collective.ranks)) for collective in program.collectives]
+    return np.array([sizes[index] if index >= 0 else 1 for index in program.works.collective.tolist()], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +65,14 @@ class CollectivesBesideKernels:
 
     def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
         """As `settling.Law` has it."""
-        found = []
+        results = []
         for played, works in zip(timeline.cohorts, self.works, strict=True):
             factors = np.ones(played.work_end_ns.shape)
             if self.law.measured:
                 for rank, scenario in np.ndindex(factors.shape[1:]):
                     factors[:, rank, scenario] = 1.0 / self._speeds(played, works, (rank, scenario), int(period_ns[scenario]))
-            found.append(factors)
-        return found
+            results.append(factors)
+        return results
 
     def _speeds(self, played: CohortTimeline, works: _Works, place: tuple[int, int], period_ns: int) -> Factors:
         """How fast each work of a rank went on the average, beside what it met in this timeline; 1 for alone."""
@@ -106,9 +106,9 @@ def _share(begin: Nanoseconds, end: Nanoseconds, spans: tuple[Nanoseconds, Nanos
     before = np.cumsum(ends - starts) - (ends - starts)
 
     def until(moments: Nanoseconds) -> Nanoseconds:
-        place = np.searchsorted(starts, moments, side="right") - 1
-        inside = np.minimum(moments, ends[place]) - starts[place] + before[place]
-        return np.where(place >= 0, inside, 0)
+        index = np.searchsorted(starts, moments, side="right") - 1
+        inside = np.minimum(moments, ends[index]) - starts[index] + before[index]
+        return np.where(index >= 0, inside, 0)
 
-    found: Factors = (until(end) - until(begin)) / np.maximum(end - begin, 1)
-    return found
+    result: Factors = (until(end) - until(begin)) / np.maximum(end - begin, 1)
+    return result

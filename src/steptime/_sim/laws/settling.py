@@ -61,7 +61,7 @@ def steady_settled(
     alone = [cohort.timing.duration_ns for cohort in cohorts]
     durations, rounds = alone, 0
     while True:
-        timings = [replace(cohort.timing, duration_ns=own) for cohort, own in zip(cohorts, durations, strict=True)]
+        timings = [replace(cohort.timing, duration_ns=duration) for cohort, duration in zip(cohorts, durations, strict=True)]
         slowed = [replace(cohort, timing=timing) for cohort, timing in zip(cohorts, timings, strict=True)]
         played = steady(slowed, queue_depth=queue_depth, departures=departures)
         rounds += 1
@@ -75,10 +75,10 @@ def steady_settled(
 
 
 def _wanted(alone: Sequence[Nanoseconds], laws: Sequence[Law], timeline: Timeline, period_ns: Nanoseconds) -> list[Nanoseconds]:
-    found = [own.astype(np.float64) for own in alone]
+    results = [item.astype(np.float64) for item in alone]
     for law in laws:
-        found = [own * factor for own, factor in zip(found, law.slowdowns(timeline, period_ns), strict=True)]
-    return [np.rint(own).astype(np.int64) for own in found]
+        results = [item * factor for item, factor in zip(results, law.slowdowns(timeline, period_ns), strict=True)]
+    return [np.rint(item).astype(np.int64) for item in results]
 
 
 def _change(durations: Sequence[Nanoseconds], wanted: Sequence[Nanoseconds]) -> float:

@@ -56,8 +56,8 @@ class _Met:
 def collective_work(workload: Workload, fabric: Fabric | None) -> CollectiveWork:
     """The collectives of all programs. Ranks that share a program take as long as its owner does: meshes are regular."""
     asker = _Asker(workload, fabric)
-    found = {program.rank: asker.estimates(program) for program in workload.programs}
-    return CollectiveWork(found, tuple(asker.warnings))
+    result = {program.rank: asker.estimates(program) for program in workload.programs}
+    return CollectiveWork(result, tuple(asker.warnings))
 
 
 class _Asker:
@@ -74,20 +74,20 @@ class _Asker:
 
     def estimates(self, program: Program) -> tuple[Estimate, ...]:
         """Of every collective of a program; one of a single rank takes nothing."""
-        found = [NOTHING] * len(program.collectives)
+        result = [NOTHING] * len(program.collectives)
         lots: dict[tuple[str, tuple[int, ...]], list[tuple[int, Message, bool]]] = defaultdict(list)
-        for place, collective in enumerate(program.collectives):
+        for index, collective in enumerate(program.collectives):
             members = self._workload.members(program.rank, collective)
             if len(members) > 1:
                 kind, stand_in = self._kind(collective.kind)
                 message = _message(self._met(collective, members), kind)
-                lots[collective.group, members].append((place, message, stand_in))
-        for (group, members), asked in lots.items():
-            answers = self._answers(group, members, [message for _, message, _ in asked])
+                lots[collective.group, members].append((index, message, stand_in))
+        for (group, members), item in lots.items():
+            answers = self._answers(group, members, [message for _, message, _ in item])
             self._say_beyond(members, answers)
-            for place, message, stand_in in asked:
-                found[place] = _widened(answers[message]) if stand_in else answers[message]
-        return tuple(found)
+            for index, message, stand_in in item:
+                result[index] = _widened(answers[message]) if stand_in else answers[message]
+        return tuple(result)
 
     def _met(self, collective: Collective, members: tuple[int, ...]) -> _Met:
         if collective.kind != "all_to_all":
@@ -100,7 +100,7 @@ class _Asker:
         assert self._fabric is not None, "ranks that meet have a fabric: `Platform` sees to it"
         new = [message for message in dict.fromkeys(messages) if (group, members, message) not in self._known]
         if new:
-            beside = [some for some in self._workload.groups.get(group, ()) if some != members and len(some) > 1]
+            beside = [item for item in self._workload.groups.get(group, ()) if item != members and len(item) > 1]
             for message, answer in zip(new, self._fabric.estimates(new, members, beside), strict=True):
                 self._known[group, members, message] = answer
         return {message: self._known[group, members, message] for message in messages}
@@ -112,22 +112,22 @@ class _Asker:
         if not beyond:
             return
         if self._fabric.source is Source.ANALYTIC:
-            said = f"fabric {name} is from a data sheet: its collectives are known to a factor"
+            text = f"fabric {name} is from a data sheet: its collectives are known to a factor"
         else:
-            said = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
-        self.warnings += [said] if said not in self.warnings else []
+            text = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
+        self.warnings += [text] if text not in self.warnings else []
 
     def _kind(self, kind: str) -> tuple[str, bool]:
         """The kind to ask for, and whether it stands for another."""
         assert self._fabric is not None
         if kind in ("send", "recv") and self._fabric.knows("send_recv"):
             return "send_recv", False
-        for one in _ALIKE.get(kind, (kind, "all_reduce")):
-            if one in KINDS and self._fabric.knows(one):
-                if one != kind:
-                    said = f"fabric {self._fabric.limits.name} was never measured on {kind}; {one} stands for it"
-                    self.warnings += [said] if said not in self.warnings else []
-                return one, one != kind
+        for item in _ALIKE.get(kind, (kind, "all_reduce")):
+            if item in KINDS and self._fabric.knows(item):
+                if item != kind:
+                    text = f"fabric {self._fabric.limits.name} was never measured on {kind}; {item} stands for it"
+                    self.warnings += [text] if text not in self.warnings else []
+                return item, item != kind
         return "all_reduce", True
 
 

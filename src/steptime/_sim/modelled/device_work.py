@@ -58,8 +58,8 @@ class DeviceWork:
         counts = np.zeros(ops)
         for work in self.works:
             counts[work.op] += len(work.launches)
-        found: list[float] = counts.tolist()
-        return found
+        result: list[float] = counts.tolist()
+        return result
 
 
 def device_work(
@@ -80,9 +80,9 @@ def device_work(
         lookup_questions(program, [work for work in works if work.kind == LOOKUP], ranks.get(program.rank))
         for program, works in zip(programs, issued, strict=True)
     ]
-    every = [lookup for one in tables for lookup in one.asked]
+    every = [lookup for table in tables for lookup in table.asked]
     looked_up = iter(lookup_answers(every, device, strict=strict) if every else ())
-    found = []
+    results = []
     for step, works, rank_tables in zip(steps, issued, tables, strict=True):
         program = step.program
         compute = [_compute(work, next(answers)) for work in works if work.kind == COMPUTE]
@@ -95,8 +95,8 @@ def device_work(
                 f"{program.rank}, {len(unknown)} such calls); drop --strict for a roofline of its arguments"
             )
         tables_work = rank_tables.work([next(looked_up) for _ in rank_tables.asked], device)
-        found.append(_together(program, compute + kept, unknown, tables_work, _said(step, kept)))
-    return found
+        results.append(_together(program, compute + kept, unknown, tables_work, _said(step, kept)))
+    return results
 
 
 # A profiler makes kernels a few percent longer than they are, seldom shorter.
@@ -118,14 +118,14 @@ def _kept(step: OneStep, answered: set[int], device: Device) -> list[OpWork]:
             at = int(parents[at])
         if at < 0 <= kernel.op:
             by_op[kernel.op].append(kernel)
-    found = []
+    results = []
     for op, kernels in sorted(by_op.items()):
         time_ns = float(sum(kernel.time_ns for kernel in kernels))
         launches = tuple(LaunchTime(kernel.name, float(kernel.time_ns)) for kernel in kernels)
         estimate = Estimate(time_ns, low * time_ns, high * time_ns, source, inside=here)
         # One recording, one profiler: they err together.
-        found.append(OpWork(op, launches, estimate, "recorded"))
-    return found
+        results.append(OpWork(op, launches, estimate, "recorded"))
+    return results
 
 
 def _said(step: OneStep, kept: Sequence[OpWork]) -> list[str]:
@@ -142,9 +142,9 @@ def _together(
     program: Program, compute: list[OpWork], unknown: list[OpWork], lookups: LookupWork, said: Sequence[str]
 ) -> DeviceWork:
     tables = [
-        OpWork(one.op, one.launches, one.estimate, f"lookup {one.direction}", one.read_back, one.memory)
-        for one in lookups.ops
-        if one.launches
+        OpWork(item.op, item.launches, item.estimate, f"lookup {item.direction}", item.read_back, item.memory)
+        for item in lookups.ops
+        if item.launches
     ]
     works = sorted([*compute, *unknown, *tables], key=lambda work: work.op)
     return DeviceWork(tuple(works), (*lookups.warnings, *said, *_guesses(program, unknown, works)))

@@ -31,7 +31,8 @@ _NINE_OF_TEN = 1.645
 def interval_ns(step: ModelledStep, found: Steady, calibration: Calibration) -> tuple[float, float]:
     """The interval that should hold nine of ten measured steps; `found` is the step without draws."""
     cohorts = [
-        _drawn(one, played.cohort, calibration) for one, played in zip(step.programs, found.timeline.cohorts, strict=True)
+        _drawn(program, played.cohort, calibration)
+        for program, played in zip(step.programs, found.timeline.cohorts, strict=True)
     ]
     periods = steady(cohorts, iterations_at_most=24).period_ns
     low, high = np.quantile(periods, LEVELS)
@@ -40,7 +41,7 @@ def interval_ns(step: ModelledStep, found: Steady, calibration: Calibration) -> 
 
 def _drawn(one: Issued, cohort: Cohort, calibration: Calibration) -> Cohort:
     """The cohort with a scenario per draw, around durations that have settled already."""
-    factors = np.stack([_factors(group, *_logs(one, place)) for place, group in enumerate(one.groups)] or [np.ones(SAMPLES)])
+    factors = np.stack([_factors(group, *_logs(one, index)) for index, group in enumerate(one.groups)] or [np.ones(SAMPLES)])
     collectives = len(one.program.collectives)
     if collectives:
         factors[-collectives:] *= np.exp(
@@ -72,8 +73,8 @@ def _logs(one: Issued, place: int) -> tuple[float, float]:
 
 def _factors(group: str, below: float, above: float) -> Floats:
     draws = _normal(group)
-    found: Floats = np.exp(np.where(draws < 0, below, above) * draws)
-    return found
+    result: Floats = np.exp(np.where(draws < 0, below, above) * draws)
+    return result
 
 
 @lru_cache(maxsize=1 << 14)

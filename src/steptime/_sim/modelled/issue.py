@@ -117,39 +117,39 @@ class _Issuer:
         marked = {row: bool(_GATHER.fullmatch(name)) for row, name in enumerate(names) if name.startswith("FSDP::all_gather")}
         if not marked:
             return {}
-        found: dict[int, bool] = {}
+        result: dict[int, bool] = {}
         for row, (name, parent) in enumerate(
             zip(self._program.ops.name.tolist(), self._program.ops.parent.tolist(), strict=True)
         ):
             if name in marked:
-                found[row] = marked[name]
-            elif parent in found:
-                found[row] = found[parent]
-        return found
+                result[row] = marked[name]
+            elif parent in result:
+                result[row] = result[parent]
+        return result
 
     def _by_piece(self, works: Sequence[OpWork]) -> dict[int, list[_Launch]]:
         """Per piece, what is enqueued in it: works of the op it stands for and of all ops within."""
         covering: dict[int, int] = {}
-        for place, (piece, row) in enumerate(zip(self._host.piece.tolist(), self._host.op.tolist(), strict=True)):
+        for index, (piece, row) in enumerate(zip(self._host.piece.tolist(), self._host.op.tolist(), strict=True)):
             if Piece(piece) in _LAUNCHING:
-                covering[row] = place
-        found: dict[int, list[_Launch]] = defaultdict(list)
+                covering[row] = index
+        result: dict[int, list[_Launch]] = defaultdict(list)
         for number, work in enumerate(works):
             total = sum(launch.time_ns for launch in work.launches)
             piece = self._covering(work.op, covering)
-            for place, launch in enumerate(work.launches):
+            for index, launch in enumerate(work.launches):
                 share = launch.time_ns / total if total else 1.0 / len(work.launches)
-                back, ahead = place == work.read_back, self._frames.get(work.op, False)
-                found[piece].append(_Launch(work.op, launch.kernel, number, share, blocking=back, ahead=ahead))
+                back, ahead = index == work.read_back, self._frames.get(work.op, False)
+                result[piece].append(_Launch(work.op, launch.kernel, number, share, blocking=back, ahead=ahead))
         program = self._program
         for row in np.flatnonzero(program.works.kind == WorkKind.COLLECTIVE).tolist():
             op, collective = int(program.calls.op[program.works.call[row]]), int(program.works.collective[row])
             name = program.names[int(program.works.name[row])]
-            one = _Launch(op, name, len(works) + collective, 1.0, collective, ahead=self._frames.get(op, False))
-            found[self._covering(op, covering)].append(one)
-        for launches in found.values():
+            item = _Launch(op, name, len(works) + collective, 1.0, collective, ahead=self._frames.get(op, False))
+            result[self._covering(op, covering)].append(item)
+        for launches in result.values():
             launches.sort(key=lambda launch: launch.op)
-        return found
+        return result
 
     def _covering(self, op: int, covering: Mapping[int, int]) -> int:
         """The piece within which an op launches; where the host model has none, the last before it."""
@@ -174,11 +174,11 @@ class _Issuer:
             host.op.tolist(), host.thread.tolist(), host.step.tolist(), host.before_ns.tolist(), host.between_ns.tolist(),
             host.after_ns.tolist(), host.launch_ns.tolist(), strict=True,
         )  # fmt: skip
-        for place, (op, thread, now, before, between, after, launch_ns) in enumerate(columns):
+        for index, (op, thread, now, before, between, after, launch_ns) in enumerate(columns):
             if now != step:
                 self._enter(now, step)
                 step = now
-            launches = self._launches.get(place, ())
+            launches = self._launches.get(index, ())
             needs = self._wait(thread, step, needs, op)
             self._turn(thread, step)
             self._pending[thread] += before
@@ -322,7 +322,7 @@ def issued(program: Program, host: HostColumns, device: DeviceWork, wire: Sequen
 def _timing(issued: Issued, speed: Speed, device: DeviceLimits, factors: Floats | None) -> Timing:
     program, dispatch = issued.program, device.dispatch
     calls, works = len(program.calls), len(program.works)
-    times = np.array([one.time_ns for one in issued.estimates])
+    times = np.array([estimate.time_ns for estimate in issued.estimates])
     each = times[:, None] * (np.ones((len(times), 1)) if factors is None else factors)
     duration = each[np.array(issued.estimate, dtype=np.int64)] * issued.share[:, None]
     collective = program.works.kind == WorkKind.COLLECTIVE

@@ -72,20 +72,20 @@ def lookup_answers(lookups: Sequence[Lookup], device: Device, *, strict: bool = 
     """What lookups take on a device. Where lookups on several shares of it were timed together: beside idle shares."""
     law = Contention.of(device.limits)
     if law is None:
-        return [LookupAnswer(found) for found in device.lookup_estimates(lookups, strict=strict)]
+        return [LookupAnswer(results) for results in device.lookup_estimates(lookups, strict=strict)]
     # Of other implementations nobody timed several together: as if all shares did the same.
     known = [lookup.implementation == TABLE_BATCHED for lookup in lookups]
-    asked = [replace(lookup, others="idle") if own else lookup for lookup, own in zip(lookups, known, strict=True)]
+    asked = [replace(lookup, others="idle") if item else lookup for lookup, item in zip(lookups, known, strict=True)]
     beside = [replace(lookup, others="streaming") for lookup in lookups if lookup.implementation == TABLE_BATCHED]
     copies = iter(device.lookup_estimates(beside) if beside else ())
-    found = []
-    for lookup, own, answer in zip(asked, known, device.lookup_estimates(asked, strict=strict), strict=True):
-        found.append(LookupAnswer(answer, _memory_use(law, lookup, answer, next(copies)) if own else None))
-    return found
+    results = []
+    for lookup, item, answer in zip(asked, known, device.lookup_estimates(asked, strict=strict), strict=True):
+        results.append(LookupAnswer(answer, _memory_use(law, lookup, answer, next(copies)) if item else None))
+    return results
 
 
 def _memory_use(law: Contention, lookup: Lookup, alone: LookupEstimate, copies: LookupEstimate) -> MemoryUse:
-    alone_ns, beside_ns = (np.array([one.estimate.time_ns]) for one in (alone, copies))
+    alone_ns, beside_ns = (np.array([item.estimate.time_ns]) for item in (alone, copies))
     moved = row_bytes(lookup.tables, lookup.direction, lookup.optimizer).sum(keepdims=True)
     taken = law.taken(lookup.direction, alone_ns, moved)
     return MemoryUse(float(taken[0]), float(law.slowed(alone_ns, beside_ns)[0]))
@@ -122,10 +122,10 @@ class RankQuestions:
             return LookupWork()
         if self.given is None:
             return _unknown(self.program, self.issued, device)
-        found = _answered(self.program, self.rows, _left_to_optimizer(self.given, self.rows), answers)
-        beyond = any(not one.estimate.inside for one in found)
-        said = f"rank {self.program.rank}: lookups beyond what was measured on {device.limits.name} are extrapolated"
-        return LookupWork(tuple(found), (*self.warnings, said) if beyond else self.warnings)
+        result = _answered(self.program, self.rows, _left_to_optimizer(self.given, self.rows), answers)
+        beyond = any(not item.estimate.inside for item in result)
+        text = f"rank {self.program.rank}: lookups beyond what was measured on {device.limits.name} are extrapolated"
+        return LookupWork(tuple(result), (*self.warnings, text) if beyond else self.warnings)
 
 
 def lookup_questions(program: Program, issued: Sequence[IssuedWork], given: RankLookups | None) -> RankQuestions:
@@ -144,14 +144,14 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], given: Rank
         )
     # The first iteration's statistics stand for a step.
     asked = (*rank_questions(given, FORWARD)[0], *rank_questions(given, BACKWARD)[0])
-    found = RankQuestions(program, tuple(issued), rows, given, asked, warnings)
-    if len(rows.forward) % found.lookups:
+    result = RankQuestions(program, tuple(issued), rows, given, asked, warnings)
+    if len(rows.forward) % result.lookups:
         raise InputError(
             f"{program.source or f'rank {program.rank}'}: {len(rows.forward)} lookups in a step, statistics of "
-            f"{len(given.steps.tables)} tables looked up {'together' if found.lookups == 1 else 'one by one'}; "
+            f"{len(given.steps.tables)} tables looked up {'together' if result.lookups == 1 else 'one by one'}; "
             "give those of the same tables"
         )
-    return found
+    return result
 
 
 def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
@@ -164,13 +164,13 @@ def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
 def _answered(program: Program, rows: _Rows, left: Sequence[frozenset[str]], answers: Sequence[LookupAnswer]) -> list[LookupOp]:
     expected = len(left)
     ahead, back = answers[: len(answers) // 2], answers[len(answers) // 2 :]
-    found = [
-        _part(op, FORWARD, ahead[place % expected], ahead[place % expected].lookup.launches)
-        for place, op in enumerate(rows.forward)
+    results = [
+        _part(op, FORWARD, ahead[index % expected], ahead[index % expected].lookup.launches)
+        for index, op in enumerate(rows.forward)
     ]
     for op, table in zip(rows.backward, _tables_backward(program, rows, expected), strict=True):
-        before = tuple(one for one in back[table].lookup.launches if one.kernel not in left[table])
-        found.append(_part(op, BACKWARD, back[table], before))
+        before = tuple(launch for launch in back[table].lookup.launches if launch.kernel not in left[table])
+        results.append(_part(op, BACKWARD, back[table], before))
     # An optimiser goes through its tables in the order in which they were made.
     of_name: Counter[str] = Counter()
     for op in rows.update:
@@ -178,9 +178,9 @@ def _answered(program: Program, rows: _Rows, left: Sequence[frozenset[str]], ans
         table = of_name[name] % expected
         of_name[name] += 1
         kernels = _UPDATES.get(name, ())
-        launches = tuple(one for one in back[table].lookup.launches if one.kernel in kernels)
-        found.append(_part(op, BACKWARD, back[table], launches))
-    return found
+        launches = tuple(launch for launch in back[table].lookup.launches if launch.kernel in kernels)
+        results.append(_part(op, BACKWARD, back[table], launches))
+    return results
 
 
 def _left_to_optimizer(given: RankLookups, rows: _Rows) -> list[frozenset[str]]:
@@ -200,25 +200,25 @@ def _part(op: int, direction: str, answer: LookupAnswer, launches: tuple[LaunchT
     given = answer.lookup.estimate
     if launches == answer.lookup.launches:
         return LookupOp(op, direction, launches, given, _read_back(launches), answer.memory)
-    share = sum(one.time_ns for one in launches) / given.time_ns if given.time_ns else 0.0
+    share = sum(launch.time_ns for launch in launches) / given.time_ns if given.time_ns else 0.0
     estimate = Estimate(given.time_ns * share, given.low_ns * share, given.high_ns * share, given.source, given.inside)
     return LookupOp(op, direction, launches, estimate, _read_back(launches), answer.memory)
 
 
 def _read_back(launches: tuple[LaunchTime, ...]) -> int:
-    counted = [place for place, one in enumerate(launches) if one.kernel == _READ_BACK_AFTER]
+    counted = [index for index, launch in enumerate(launches) if launch.kernel == _READ_BACK_AFTER]
     return counted[-1] if counted else -1
 
 
 def _tables_backward(program: Program, rows: _Rows, expected: int) -> list[int]:
     """Which table each backward lookup is of: the one whose indices it was given; by order where that does not tell."""
-    places = {storage: place % expected for place, op in enumerate(rows.forward) for storage in _index_storages(program, op)}
-    found = []
-    for place, op in enumerate(rows.backward):
+    places = {storage: index % expected for index, op in enumerate(rows.forward) for storage in _index_storages(program, op)}
+    results = []
+    for index, op in enumerate(rows.backward):
         known = [places[storage] for storage in _index_storages(program, op) if storage in places]
         # Without identities: autograd goes back in the order in which it came.
-        found.append(known[0] if known else (expected - 1 - place) % expected)
-    return found
+        results.append(known[0] if known else (expected - 1 - index) % expected)
+    return results
 
 
 def _index_storages(program: Program, op: int) -> list[int]:
@@ -248,7 +248,7 @@ def _from_shapes(program: Program, rows: _Rows) -> RankLookups | None:
 
 def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> LookupWork:
     """Lookups of which the tables are not known: what they were given and what they make, moved once."""
-    table, found = op_table(program), []
+    table, result = op_table(program), []
     for work in issued:
         arguments = table.arguments[work.op]
         every = arguments.inputs + arguments.outputs
@@ -257,7 +257,7 @@ def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> 
         )
         estimate = guess(device.limits, 0.0, float(nbytes), "float32")
         direction = BACKWARD if _BACKWARD.search(work.name) else FORWARD
-        found.append(LookupOp(work.op, direction, (LaunchTime(work.name, estimate.time_ns),), estimate))
+        result.append(LookupOp(work.op, direction, (LaunchTime(work.name, estimate.time_ns),), estimate))
     names = ", ".join(sorted({work.name for work in issued}))
-    said = f"rank {program.rank}: the tables behind {names} are not recorded; give what is looked up with --lookups"
-    return LookupWork(tuple(found), (said,))
+    text = f"rank {program.rank}: the tables behind {names} are not recorded; give what is looked up with --lookups"
+    return LookupWork(tuple(result), (text,))

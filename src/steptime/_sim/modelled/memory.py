@@ -30,7 +30,7 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
     for program in workload.programs:
         rank = program.rank
         given = workload.unnamed.get(rank) or _tables(None if workload.lookups is None else workload.lookups.ranks.get(rank))
-        found = peak_memory(
+        result = peak_memory(
             one_step(program).program,
             outside_bytes=program.meta.get("outside_bytes", ()),  # of a captured step, what no op names
             parameters=given.parameters,
@@ -39,10 +39,10 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
         )
         ranks.append({
             "rank": rank,
-            "peak_bytes": found.device_bytes(workload.world_size, limits.share),
-            "allocated_bytes": found.allocated,
-            "reserved_bytes": found.reserved,
-            "parts": {kind.value: nbytes for kind, nbytes in found.parts.items() if nbytes},
+            "peak_bytes": result.device_bytes(workload.world_size, limits.share),
+            "allocated_bytes": result.allocated,
+            "reserved_bytes": result.reserved,
+            "parts": {kind.value: nbytes for kind, nbytes in result.parts.items() if nbytes},
         })  # fmt: skip
     if not all(one["allocated_bytes"] for one in ranks):
         return {"peak_bytes": None}

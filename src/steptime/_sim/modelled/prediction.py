@@ -33,34 +33,34 @@ def predict_on(
     """Predict the steady-state step of a workload on a platform; `strict`: an op without a model is an error, not a guess."""
     step = modelled(workload, platform, strict=strict)
     memory = memory_of(step.workload, platform)
-    found = prediction_of(step, workload, calibration)
-    return replace(found, memory=memory, warnings=(*does_not_fit(memory), *found.warnings))
+    result = prediction_of(step, workload, calibration)
+    return replace(result, memory=memory, warnings=(*does_not_fit(memory), *result.warnings))
 
 
 def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED) -> PredictedStep:
     """The prediction of a step whose models were asked."""
     if step.platform.device.limits.analytic and calibration is UNCALIBRATED:
         calibration = replace(calibration, host_error=_UNKNOWN_HOST)
-    found, settling = step.steady(calibration)
-    steps = max(1, *(len(one.program.steps) for one in step.programs))
-    low, high = interval_ns(step, found, calibration)
+    result, settling = step.steady(calibration)
+    steps = max(1, *(len(program.program.steps) for program in step.programs))
+    low, high = interval_ns(step, result, calibration)
     warnings = [*step.warnings, *_caveats(step)]
-    if not found.converged:
-        warnings.append(f"the step had not settled after {found.iterations} windows; the period is their mean")
+    if not result.converged:
+        warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
     if settling is not None and not settling.settled:
         warnings.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
-    said = explain(
+    text = explain(
         workload,
-        found.timeline,
+        result.timeline,
         Window(steps),
-        step_ns=float(found.period_ns[0]),
+        step_ns=float(result.period_ns[0]),
         interval_ms=(ms(low), ms(high)),
-        first_step_ms=ms(found.first_ns[0]),
+        first_step_ms=ms(result.first_ns[0]),
         warnings=warnings,
     )
-    peak = peak_flop_per_s(step.platform.device.limits, said.operations.precision)
+    peak = peak_flop_per_s(step.platform.device.limits, text.operations.precision)
     return replace(
-        said,
+        text,
         platform=step.platform.name,
         coverage=step.coverage,
         peak_flop_per_s=None if peak is None else peak * workload.world_size,
@@ -69,19 +69,21 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
 
 def _caveats(step: ModelledStep) -> list[str]:
     """What a reader should know before trusting the number."""
-    found = []
+    results = []
     limits = step.platform.device.limits
     if limits.analytic:
-        found.append(
+        results.append(
             f"{limits.name} has not been measured: its kernels are scaled from {limits.models} by data sheets, and its host is "
             f"assumed to be {step.platform.parts.host}"
         )
     outside = step.coverage["out_of_range"]
     if outside > _MUCH_OUT_OF_RANGE:
-        found.append(f"{outside:.0%} of the device time is beyond what the models were fitted on; the interval is wider for it")
+        results.append(
+            f"{outside:.0%} of the device time is beyond what the models were fitted on; the interval is wider for it"
+        )
     fallback = step.coverage.get("fallback", 0.0)
     if fallback >= _WORTH_SAYING:
-        found.append(
+        results.append(
             f"{fallback:.1%} of the device time has no model and is a labelled guess; --strict names the first such op"
         )
-    return found
+    return results

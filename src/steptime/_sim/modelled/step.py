@@ -52,13 +52,15 @@ class ModelledStep:
     def cohorts(self, calibration: Calibration = UNCALIBRATED) -> list[Cohort]:
         """With all durations as the models say, one scenario."""
         return [
-            self._cohort(one, one.timing(calibration.speed, self.platform.device.limits, self._wire(one, calibration)))
-            for one in self.programs
+            self._cohort(
+                program, program.timing(calibration.speed, self.platform.device.limits, self._wire(program, calibration))
+            )
+            for program in self.programs
         ]
 
     def _cohort(self, one: Issued, timing: Timing) -> Cohort:
         ranks = self.played.get(one.program.rank, ())
-        present = frozenset(rank for some in self.played.values() for rank in some)
+        present = frozenset(rank for item in self.played.values() for rank in item)
         if not self.workload.groups and len(present) == self.workload.world_size:
             return Cohort(one.program, ranks, timing)
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -97,31 +99,31 @@ class ModelledStep:
         """Per program (work, rank, scenario): how many times as long as alone its works take in its steady state."""
         factors = [np.ones(played.work_end_ns.shape) for played in settled.timeline.cohorts]
         for law in self._laws(self.cohorts(calibration)):
-            found = law.slowdowns(settled.timeline, np.rint(settled.period_ns).astype(np.int64))
-            factors = [one * more for one, more in zip(factors, found, strict=True)]
+            result = law.slowdowns(settled.timeline, np.rint(settled.period_ns).astype(np.int64))
+            factors = [factor * more for factor, more in zip(factors, result, strict=True)]
         return factors
 
     def _laws(self, cohorts: Sequence[Cohort]) -> list[Law]:
         """What slows what on this platform."""
         fabric, share = self.platform.fabric, self.platform.device.limits.share
         overlap = Overlap() if fabric is None else Overlap.load(fabric.limits.name)
-        lookups = LookupsBesideLookups(tuple(tuple(one.memory[at] for at in one.estimate) for one in self.programs))
-        found: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.measured else []
-        return [*found, lookups] if lookups.holds else found
+        lookups = LookupsBesideLookups(tuple(tuple(program.memory[at] for at in program.estimate) for program in self.programs))
+        result: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.measured else []
+        return [*result, lookups] if lookups.holds else result
 
     @property
     def coverage(self) -> dict[str, float]:
         """Source -> share of the device time of all ranks, collectives included; `out of range` is a part of these."""
         times: dict[str, float] = {source.value: 0.0 for source in Source}
         outside = 0.0
-        for one in self.programs:
-            count = len(self.workload.run_by(one.program.rank))
-            for estimate in one.estimates:
+        for program in self.programs:
+            count = len(self.workload.run_by(program.program.rank))
+            for estimate in program.estimates:
                 times[estimate.source.value] += count * estimate.time_ns
                 outside += 0.0 if estimate.inside else count * estimate.time_ns
         total = sum(times.values()) or 1.0
-        found = {source: float(time / total) for source, time in times.items() if time}
-        return {**found, "out_of_range": float(outside / total)}
+        result = {source: float(time / total) for source, time in times.items() if time}
+        return {**result, "out_of_range": float(outside / total)}
 
 
 def modelled(workload: Workload, platform: Platform, *, strict: bool = False) -> ModelledStep:
@@ -139,9 +141,9 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     workload = replace(workload, programs=tuple(replace(each, device_name=device_name) for each in workload.programs))
     for program, device in zip(workload.programs, devices, strict=True):
         host = host_columns(program, platform.host, device.launches(len(program.ops)))
-        one = issued(program, host, device, wire.estimates[program.rank])
-        warnings += one.warnings
-        programs.append(one)
+        item = issued(program, host, device, wire.estimates[program.rank])
+        warnings += item.warnings
+        programs.append(item)
     return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
 
 
@@ -170,8 +172,8 @@ def _everybody(workload: Workload) -> Workload:
     first = workload.programs[0].rank
     present = set(workload.ranks)
     owners = tuple(rank if rank in present else first for rank in range(workload.world_size))
-    said = f"ranks without a program ({len(workload.absent)} of {workload.world_size}) are taken to do what rank {first} does"
-    return replace(workload, owners=owners, warnings=(*workload.warnings, said))
+    text = f"ranks without a program ({len(workload.absent)} of {workload.world_size}) are taken to do what rank {first} does"
+    return replace(workload, owners=owners, warnings=(*workload.warnings, text))
 
 
 def _check_ranks(workload: Workload, platform: Platform) -> None:

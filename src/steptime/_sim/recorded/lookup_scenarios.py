@@ -48,14 +48,14 @@ def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Dev
     inputs = repeatable(recorded(workload))
     works, warnings = _works(workload, inputs, lookups)
     factors, unlike = _factors(lookups, sorted(works), device)
-    found = _Played(inputs, works)
-    step_ms = found.step_ms(factors, lookups.iterations)
+    result = _Played(inputs, works)
+    step_ms = result.step_ms(factors, lookups.iterations)
     slowest = int(np.argmax(step_ms))
-    alone = found.step_ms(_one_by_one(factors, slowest), len(works))
-    more = {rank: float(one) - prediction.step_time_ms for rank, one in zip(sorted(works), alone, strict=True)}
+    alone = result.step_ms(_one_by_one(factors, slowest), len(works))
+    more = {rank: float(item) - prediction.step_time_ms for rank, item in zip(sorted(works), alone, strict=True)}
     if unlike:
         warnings.append(f"{unlike}; how much iterations differ is extrapolated")
-    if not found.settled:
+    if not result.settled:
         warnings.append("with the lookups of some iterations the step had not settled; its time is a mean over windows")
     return replace(
         prediction,
@@ -93,7 +93,7 @@ def lookup_works(program: Program, implementation: str = "") -> LookupWorks:
             forward += direction[row] == DIRECTIONS.index(FORWARD) and ops.step[row] in program.steps
     of_call = np.append(_taken(direction, program.calls.op), np.int8(-1))  # one more, so that -1 is no call
     of_work = np.where(works.kind == WorkKind.COLLECTIVE, -1, of_call[works.call])
-    rows = {name: np.flatnonzero(of_work == place) for place, name in enumerate(DIRECTIONS)}
+    rows = {name: np.flatnonzero(of_work == index) for index, name in enumerate(DIRECTIONS)}
     return LookupWorks(rows, forward / max(len(program.steps), 1))
 
 
@@ -115,12 +115,12 @@ def _works(workload: Workload, inputs: Recorded, lookups: WorkloadLookups) -> tu
     unknown = sorted(rank for rank in lookups.ranks if rank >= workload.world_size)
     if unknown:
         raise InputError(f"lookups are given for rank {unknown[0]}; the job has ranks 0 to {workload.world_size - 1}")
-    found, warnings = {}, []
+    result, warnings = {}, []
     for cohort in inputs.cohorts:
         program = cohort.program
         given = lookups.ranks.get(program.rank)
-        one = lookup_works(program, given.implementation if given else "")
-        some = any(len(rows) for rows in one.rows.values())
+        item = lookup_works(program, given.implementation if given else "")
+        some = any(len(rows) for rows in item.rows.values())
         if given is None:
             if some:
                 warnings.append(
@@ -130,14 +130,14 @@ def _works(workload: Workload, inputs: Recorded, lookups: WorkloadLookups) -> tu
         if not some:
             where = program.source or f"rank {program.rank}"
             raise InputError(f"{where}: no lookup op launches device work here, but rank {program.rank} has lookup statistics")
-        warnings += _differences(program.rank, one, given)
-        found[program.rank] = one
-    if not found:
+        warnings += _differences(program.rank, item, given)
+        result[program.rank] = item
+    if not result:
         raise InputError(f"lookups are given for ranks {sorted(lookups.ranks)}; none of them has a trace here")
-    without = sorted(set(lookups.ranks) - set(found))
+    without = sorted(set(lookups.ranks) - set(result))
     if without:
         warnings.append(f"lookups of ranks without a trace are left out (rank {', '.join(map(str, without))})")
-    return found, warnings
+    return result, warnings
 
 
 def _differences(rank: int, works: LookupWorks, given: RankLookups) -> list[str]:
@@ -162,13 +162,13 @@ def _factors(lookups: WorkloadLookups, ranks: Sequence[int], device: Device) -> 
                 asked += iteration
     answers = [answer.estimate for answer in device.lookup_estimates(asked)]
     # (rank, direction, iteration): what one iteration asks follows itself.
-    summed = np.add.reduceat(np.array([one.time_ns for one in answers]), starts)
+    summed = np.add.reduceat(np.array([item.time_ns for item in answers]), starts)
     times = summed.reshape(len(ranks), len(DIRECTIONS), lookups.iterations)
     ratios = times / times.mean(axis=2, keepdims=True)
-    outside = sum(not one.inside for one in answers)
-    said = f"{outside} of {len(answers)} estimated lookups are beyond what was measured on {device.limits.name}"
-    found = {rank: dict(zip(DIRECTIONS, of_rank, strict=True)) for rank, of_rank in zip(ranks, ratios, strict=True)}
-    return found, said if outside else ""
+    outside = sum(not item.inside for item in answers)
+    text = f"{outside} of {len(answers)} estimated lookups are beyond what was measured on {device.limits.name}"
+    result = {rank: dict(zip(DIRECTIONS, of_rank, strict=True)) for rank, of_rank in zip(ranks, ratios, strict=True)}
+    return result, text if outside else ""
 
 
 def _one_by_one(factors: Factors, iteration: int) -> Factors:
@@ -176,10 +176,10 @@ def _one_by_one(factors: Factors, iteration: int) -> Factors:
     count = len(factors)
     return {
         rank: {
-            direction: np.where(np.arange(count) == place, values[iteration], 1.0)
+            direction: np.where(np.arange(count) == index, values[iteration], 1.0)
             for direction, values in factors[rank].items()
         }
-        for place, rank in enumerate(sorted(factors))
+        for index, rank in enumerate(sorted(factors))
     }
 
 
@@ -196,9 +196,9 @@ class _Played:
         for start in range(0, scenarios, SCENARIOS_AT_ONCE):
             some = slice(start, min(start + SCENARIOS_AT_ONCE, scenarios))
             cohorts = [self._scaled(cohort, factors, some) for cohort in self._inputs.cohorts]
-            found = steady(cohorts, queue_depth=self._inputs.queue_depth)
-            self.settled &= found.converged
-            periods.append(np.broadcast_to(found.period_ns, some.stop - some.start))
+            result = steady(cohorts, queue_depth=self._inputs.queue_depth)
+            self.settled &= result.converged
+            periods.append(np.broadcast_to(result.period_ns, some.stop - some.start))
         return np.array([ms(period) for period in np.concatenate(periods).tolist()])
 
     def _scaled(self, cohort: Cohort, factors: Factors, some: slice) -> Cohort:

@@ -245,8 +245,8 @@ class _Extract:
 def _by_kind(values: Column, usual: npt.NDArray[np.bool_], kind: npt.NDArray[np.int8], default: int) -> Column:
     """The mean of usual values per kind of work, for every row: means, because a step adds them up."""
     typical = np.full(len(values), _mean(values[usual], default), dtype=np.int64)
-    for one in np.unique(kind):
-        same = kind == one
+    for item in np.unique(kind):
+        same = kind == item
         if (same & usual).sum() >= 5:
             typical[same] = _mean(values[same & usual], default)
     return typical

@@ -91,13 +91,13 @@ def _whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 def _ops_begun(program: Program, gap_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Per call, how many ops began on its thread in the gap before it: a profiler does most of its work where an op begins."""
     ops, calls = program.ops, program.calls
-    found = np.zeros(len(calls), dtype=np.int64)
+    result = np.zeros(len(calls), dtype=np.int64)
     for thread in range(len(program.threads)):
         starts = np.sort(ops.start_ns[ops.thread == thread])
         rows = np.flatnonzero(calls.thread == thread)
         until = np.searchsorted(starts, calls.start_ns[rows], side="right")
-        found[rows] = until - np.searchsorted(starts, calls.start_ns[rows] - gap_ns[rows], side="left")
-    return np.maximum(found, 0)
+        result[rows] = until - np.searchsorted(starts, calls.start_ns[rows] - gap_ns[rows], side="left")
+    return np.maximum(result, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +123,8 @@ class Case:
         """The period of the recorded steps with an inflation taken out."""
         if inflated not in self._periods:
             inputs = without_profiler(self.replayed.recorded, inflated)
-            found = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
-            self._periods[inflated] = float(found.period_ns[0]) / NS_PER_MS
+            result = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
+            self._periods[inflated] = float(result.period_ns[0]) / NS_PER_MS
         return self._periods[inflated]
 
     @cached_property
@@ -132,11 +132,11 @@ class Case:
         """How strong each form must be for the period to be the unprofiled step; empty where this case cannot tell."""
         if self.period_ms() < (1 + TELLING_EXCESS) * self.measured_ms:
             return {}
-        found = {
+        result = {
             form: _root(lambda x, form=form: self.period_ms(inflation(form, x)) - self.measured_ms, limit)  # type: ignore[misc]
             for form, limit in STRENGTH_AT_MOST.items()
         }
-        return {form: strength for form, strength in found.items() if strength is not None}
+        return {form: strength for form, strength in result.items() if strength is not None}
 
 
 def _root(excess: Callable[[float], float], limit: float) -> float | None:

@@ -21,12 +21,12 @@ class LineModel:
 
     def times(self, messages: Messages) -> CollectiveTimes:
         """Latency plus bytes over bandwidth; an uneven exchange as an even one of its load. It says nothing of intervals."""
-        found = np.zeros(len(messages))
+        result = np.zeros(len(messages))
         for kind, ranks, places in groups(messages):
             if ranks > 1:
                 latency, per_byte = self._line(kind, ranks)
-                found[places] = latency + per_byte * (messages.load if kind == "all_to_all" else messages.bytes)[places]
-        return CollectiveTimes(found, found, found, np.ones(len(messages), dtype=np.bool_))
+                result[places] = latency + per_byte * (messages.load if kind == "all_to_all" else messages.bytes)[places]
+        return CollectiveTimes(result, result, result, np.ones(len(messages), dtype=np.bool_))
 
     def _line(self, kind: str, ranks: int) -> tuple[float, float]:
         if (kind, ranks) not in self.lines:

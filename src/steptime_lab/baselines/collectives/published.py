@@ -44,16 +44,16 @@ class PublishedCurve:
         places = np.log2(np.maximum(sizes, 1.0))
         moved = sizes * self.share
         transition = moved / 10 ** sigmoid(places, *self.sigmoid)
-        found: Floats = np.where(
+        result: Floats = np.where(
             places <= self.x1, self.t0_ns, np.where(places <= self.x2, transition, moved / self.best + self.t0_ns)
         )
-        return found
+        return result
 
 
 def sigmoid(places: Floats, height: float, middle: float, steep: float, base: float) -> Floats:
     """Of log2 bytes."""
-    found: Floats = height / (1 + np.exp(-np.clip(steep * (places - middle), -50.0, 50.0))) + base
-    return found
+    result: Floats = height / (1 + np.exp(-np.clip(steep * (places - middle), -50.0, 50.0))) + base
+    return result
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,21 @@ class PublishedModel:
 
     def times(self, messages: Messages) -> CollectiveTimes:
         """By the bytes alone: `as_published` says which those are for uneven exchanges. It says nothing of intervals."""
-        found = np.zeros(len(messages))
+        result = np.zeros(len(messages))
         for kind, ranks, places in groups(messages):
             if ranks > 1:
                 if (kind, ranks) not in self.curves:
                     there = ", ".join(f"{name} of {count}" for name, count in sorted(self.curves)) or "none"
                     raise InputError(f"no published curve for {kind} of {ranks} ranks; there are {there}")
-                found[places] = self.curves[kind, ranks].ns(messages.bytes[places])
-        return CollectiveTimes(found, found, found, np.ones(len(messages), dtype=np.bool_))
+                result[places] = self.curves[kind, ranks].ns(messages.bytes[places])
+        return CollectiveTimes(result, result, result, np.ones(len(messages), dtype=np.bool_))
 
 
 def as_published(points: Points) -> Messages:
     """The questions with the bytes of uneven exchanges by the published rule."""
     sizes = points.messages.bytes.copy()
-    for place in np.flatnonzero(points.uneven).tolist():
-        sizes[place] = RULES["max of max"](points.sent(place))[0]
+    for index in np.flatnonzero(points.uneven).tolist():
+        sizes[index] = RULES["max of max"](points.sent(index))[0]
     return replace(points.messages, bytes=sizes)
 
 
@@ -96,11 +96,11 @@ def fit_published(points: Points) -> PublishedModel:
 def _doubling(sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
     """The geometric middle of each octave's sizes and the one of its times per byte."""
     octaves = np.rint(np.log2(np.maximum(sizes, 1.0)))
-    found = []
+    results = []
     for octave in np.unique(octaves):
         some = octaves == octave
-        found.append(np.exp([np.log(np.maximum(sizes[some], 1.0)).mean(), np.log(times[some]).mean()]))
-    array = np.array(found)
+        results.append(np.exp([np.log(np.maximum(sizes[some], 1.0)).mean(), np.log(times[some]).mean()]))
+    array = np.array(results)
     return array[:, 0], array[:, 1]
 
 
@@ -108,9 +108,9 @@ def _fit(sizes: Floats, times: Floats, share: float) -> PublishedCurve:
     last = len(sizes) - 1
     speed = sizes * share / times
     slopes = np.abs((times[2:] - times[:-2]) / (2 * times[1:-1]))
-    rising = [place for place in range(_FIRST, last) if slopes[place - 1] > _SLOPE]
+    rising = [index for index in range(_FIRST, last) if slopes[index - 1] > _SLOPE]
     first = min((rising[0] if rising else _DEFAULT + 1) - 1, last - 1)
-    slow = [place for place in range(last, -1, -1) if speed[place] < _SATURATED * speed.max()]
+    slow = [index for index in range(last, -1, -1) if speed[index] < _SATURATED * speed.max()]
     second = min(max((slow[0] if slow else 0) + _FURTHER, first + 1), last)
     places = np.log2(sizes)
     return PublishedCurve(
@@ -137,9 +137,9 @@ def _sigmoid(places: Floats, speeds: Floats) -> tuple[float, float, float, float
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optimize.OptimizeWarning)
-                found, _ = optimize.curve_fit(sigmoid, places, speeds, p0=start, **settings)
+                result, _ = optimize.curve_fit(sigmoid, places, speeds, p0=start, **settings)
         except RuntimeError:
             continue
-        height, middle, steep, base = (float(value) for value in found)
+        height, middle, steep, base = (float(value) for value in result)
         return height, middle, steep, base
     return flat

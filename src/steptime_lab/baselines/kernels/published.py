@@ -42,12 +42,12 @@ class _Net:
     layers: tuple[tuple[_Array, _Array], ...]
 
     def logs(self, features: _Array) -> _Array:
-        found = (features - self.shift) / self.scale
-        for place, (weight, bias) in enumerate(self.layers):
-            found = found @ weight.T + bias
-            if place < len(self.layers) - 1:
-                found = np.maximum(found, 0.0)
-        return found[:, 0]
+        result = (features - self.shift) / self.scale
+        for index, (weight, bias) in enumerate(self.layers):
+            result = result @ weight.T + bias
+            if index < len(self.layers) - 1:
+                result = np.maximum(result, 0.0)
+        return result[:, 0]
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,29 @@ class Published:
         """One launch per call: this form knows no kernels."""
         times_ns = np.full(len(questions), np.nan)
         places: dict[str, list[int]] = defaultdict(list)
-        for place, question in enumerate(questions):
-            places[family_of(question.call.op)].append(place)
-        for family, some in places.items():
+        for index, question in enumerate(questions):
+            places[family_of(question.call.op)].append(index)
+        for family, item in places.items():
             net = self.nets.get(family)
             if net is not None:
-                times_ns[some] = np.exp(net.logs(_features([questions[place] for place in some], net.kinds)))
+                times_ns[item] = np.exp(net.logs(_features([questions[index] for index in item], net.kinds)))
         return [Answer((LaunchTime("published", float(time_ns)),)) for time_ns in times_ns]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
-        found: dict[str, npt.NDArray[Any]] = {}
+        result: dict[str, npt.NDArray[Any]] = {}
         for family, net in sorted(self.nets.items()):
-            found |= {
+            result |= {
                 f"{family}/kinds": np.asarray(net.kinds, dtype=np.str_),
                 f"{family}/shift": net.shift,
                 f"{family}/scale": net.scale,
             }
-            for place, (weight, bias) in enumerate(net.layers):
-                found |= {
-                    f"{family}/weight{place}": weight.astype(np.float32),
-                    f"{family}/bias{place}": bias.astype(np.float32),
+            for index, (weight, bias) in enumerate(net.layers):
+                result |= {
+                    f"{family}/weight{index}": weight.astype(np.float32),
+                    f"{family}/bias{index}": bias.astype(np.float32),
                 }
-        return found
+        return result
 
 
 def load(arrays: Arrays) -> Published:
@@ -90,8 +90,8 @@ def load(arrays: Arrays) -> Published:
     nets = {}
     for family in sorted({name.partition("/")[0] for name in arrays}):
         layers = []
-        for place in range(_LAYERS + 1):
-            weight, bias = arrays[f"{family}/weight{place}"], arrays[f"{family}/bias{place}"]
+        for index in range(_LAYERS + 1):
+            weight, bias = arrays[f"{family}/weight{index}"], arrays[f"{family}/bias{index}"]
             layers.append((weight.astype(np.float64), bias.astype(np.float64)))
         kinds = tuple(arrays[f"{family}/kinds"].tolist())
         nets[family] = _Net(kinds, arrays[f"{family}/shift"], arrays[f"{family}/scale"], tuple(layers))
@@ -103,7 +103,7 @@ def fit(rows: Sequence[Row], seed: int) -> Published:
     by_family: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_family[row.family].append(row)
-    return Published({family: _fit(some, seed) for family, some in sorted(by_family.items())})
+    return Published({family: _fit(item, seed) for family, item in sorted(by_family.items())})
 
 
 def _fit(rows: Sequence[Row], seed: int) -> _Net:
@@ -123,9 +123,9 @@ def _fit(rows: Sequence[Row], seed: int) -> _Net:
     torch.manual_seed(seed)
     widths = [x.shape[1], *[_WIDTH] * _LAYERS, 1]
     net = torch.nn.Sequential()
-    for place, (wide, out) in enumerate(pairwise(widths)):
+    for index, (wide, out) in enumerate(pairwise(widths)):
         net.append(torch.nn.Linear(wide, out))
-        if place < _LAYERS:
+        if index < _LAYERS:
             net.append(torch.nn.ReLU())
     torch.nn.init.constant_(net[-1].bias, float(logs.mean()))  # type: ignore[arg-type]
     best, best_error = _taken(net, kinds, shift, scale), math.inf
@@ -154,16 +154,16 @@ def _taken(net: Any, kinds: tuple[str, ...], shift: _Array, scale: _Array) -> _N
 
 
 def _features(questions: Sequence[Question], kinds: Sequence[str]) -> _Array:
-    place_of = {kind: place for place, kind in enumerate(kinds)}
-    found = np.zeros((len(questions), len(kinds) + 3 + _TENSORS * (_DIMENSIONS + 2) + _NUMBERS))
-    for row, question in zip(found, questions, strict=True):
-        place = place_of.get(_kind(question))
-        if place is not None:
-            row[place] = 1.0
+    place_of = {kind: index for index, kind in enumerate(kinds)}
+    result = np.zeros((len(questions), len(kinds) + 3 + _TENSORS * (_DIMENSIONS + 2) + _NUMBERS))
+    for row, question in zip(result, questions, strict=True):
+        index = place_of.get(_kind(question))
+        if index is not None:
+            row[index] = 1.0
         row[len(kinds) : len(kinds) + 3] = (question.warm, math.log(question.share), question.others in ("same", "streaming"))
         told = [*_sizes(question), *_numbers(question)]
         row[len(kinds) + 3 :] = told
-    return found
+    return result
 
 
 def _kind(question: Question) -> str:
@@ -173,17 +173,17 @@ def _kind(question: Question) -> str:
 
 def _sizes(question: Question) -> list[float]:
     """Per tensor its last dimensions, its elements and whether it is stored densely in order."""
-    found: list[float] = []
-    for argument in [one for one in question.call.args if _has_tensors(one)][:_TENSORS]:
-        tensors = [one for one in argument if isinstance(one, TensorArg)] if isinstance(argument, tuple) else [argument]
+    results: list[float] = []
+    for argument in [item for item in question.call.args if _has_tensors(item)][:_TENSORS]:
+        tensors = [item for item in argument if isinstance(item, TensorArg)] if isinstance(argument, tuple) else [argument]
         first = tensors[0]
         if not isinstance(first, TensorArg):
             continue
         shape = (len(tensors),) if isinstance(argument, tuple) else first.shape
         sizes = [math.log(1 + size) for size in reversed(shape)][:_DIMENSIONS]
         elements = sum(tensor.numel for tensor in tensors if isinstance(tensor, TensorArg))
-        found += [*sizes, *[0.0] * (_DIMENSIONS - len(sizes)), math.log(1 + elements), float(first.strides is not None)]
-    return found + [0.0] * (_TENSORS * (_DIMENSIONS + 2) - len(found))
+        results += [*sizes, *[0.0] * (_DIMENSIONS - len(sizes)), math.log(1 + elements), float(first.strides is not None)]
+    return results + [0.0] * (_TENSORS * (_DIMENSIONS + 2) - len(results))
 
 
 def _has_tensors(argument: Argument) -> bool:
@@ -194,11 +194,11 @@ def _has_tensors(argument: Argument) -> bool:
 
 def _numbers(question: Question) -> list[float]:
     """Strides, windows, axes and flags, as they come."""
-    found: list[float] = []
+    results: list[float] = []
     for argument in question.call.args:
         every = argument if isinstance(argument, tuple) else (argument,)
-        found += [_told(float(one)) for one in every if isinstance(one, bool | int | float)]
-    return (found + [0.0] * _NUMBERS)[:_NUMBERS]
+        results += [_told(float(item)) for item in every if isinstance(item, bool | int | float)]
+    return (results + [0.0] * _NUMBERS)[:_NUMBERS]
 
 
 def _told(number: float) -> float:

@@ -30,12 +30,12 @@ class Roofline:
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """One launch per call: this form knows no kernels."""
-        found = []
+        results = []
         for question in questions:
             terms = _terms(question)
             key = next(key for key in (*_keys(question), "") if key in self.weights)
-            found.append(Answer((LaunchTime("roofline", float(terms @ self.weights[key])),)))
-        return found
+            results.append(Answer((LaunchTime("roofline", float(terms @ self.weights[key])),)))
+        return results
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
@@ -53,12 +53,12 @@ def fit(rows: Sequence[Row], _seed: int) -> Roofline:
             for key in (*_keys(row.question), ""):
                 groups[key].append((_terms(row.question), row.time_ns))
     weights = {}
-    for key, some in groups.items():
-        if len(some) >= _LEAST or not key:
-            terms, times_ns = np.asarray([one for one, _ in some]), np.asarray([time_ns for _, time_ns in some])
-            found, _ = nnls(terms / times_ns[:, None], np.ones(len(some)))
-            if found.any():
-                weights[key] = found
+    for key, entry in groups.items():
+        if len(entry) >= _LEAST or not key:
+            terms, times_ns = np.asarray([item for item, _ in entry]), np.asarray([time_ns for _, time_ns in entry])
+            result, _ = nnls(terms / times_ns[:, None], np.ones(len(entry)))
+            if result.any():
+                weights[key] = result
     return Roofline(weights)
 
 

@@ -28,8 +28,8 @@ def _moved(lookups: Lookups) -> Floats:
 
 
 def _time_ns(moved: Floats, constants: Floats) -> Floats:
-    found: Floats = np.exp(constants[0]) + moved[:, 0] / np.exp(constants[1])
-    return found
+    result: Floats = np.exp(constants[0]) + moved[:, 0] / np.exp(constants[1])
+    return result
 
 
 RULE = Rule(_moved, _time_ns, (START_NS, START_MEMORY))

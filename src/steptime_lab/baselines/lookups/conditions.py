@@ -44,20 +44,22 @@ class Factors:
     def fit(cls, lookups: Lookups, logs: Floats) -> Factors:
         """Medians of ln(measured / the rule's time) of fitted rows. A part that was not measured is as slow as it is small."""
         parts = np.repeat(np.log(2.0) * np.arange(_SHARES)[:, None], len(OTHERS), axis=1)
-        found = cls(np.zeros(2), np.zeros(len(OPTIMIZERS)), parts)
+        result = cls(np.zeros(2), np.zeros(len(OPTIMIZERS)), parts)
         unmeasured = np.isin(np.arange(parts.size), _places(lookups)[2], invert=True).reshape(parts.shape)
         for _ in range(_ROUNDS):
-            for factors, places in zip(found._all(), _places(lookups), strict=True):
-                without = logs - found.logs(lookups) + factors[places]
-                for place in np.unique(places):
-                    factors[place] = np.median(without[places == place])
-        found.part[unmeasured] += found.part[0, 0]
-        return found
+            for factors, places in zip(result._all(), _places(lookups), strict=True):
+                without = logs - result.logs(lookups) + factors[places]
+                for index in np.unique(places):
+                    factors[index] = np.median(without[places == index])
+        result.part[unmeasured] += result.part[0, 0]
+        return result
 
     def logs(self, lookups: Lookups) -> Floats:
         """What is added to the logarithm of a rule's time, [lookups]."""
-        found: Floats = np.sum([factors[places] for factors, places in zip(self._all(), _places(lookups), strict=True)], axis=0)
-        return found
+        result: Floats = np.sum(
+            [factors[places] for factors, places in zip(self._all(), _places(lookups), strict=True)], axis=0
+        )
+        return result
 
     def _all(self) -> tuple[Floats, Floats, Floats]:
         return self.warm, self.optimizer, self.part.reshape(-1)

@@ -121,5 +121,5 @@ def _fitted(off: Callable[[Floats], Floats], start: tuple[float, ...]) -> Floats
         optimize: Any = import_module("scipy.optimize")
     except ImportError as error:
         raise InputError("fitting lookup models needs SciPy: install steptime[fit]") from error
-    found: Floats = optimize.least_squares(off, np.array(start), loss="soft_l1", f_scale=_FAR).x
-    return found
+    result: Floats = optimize.least_squares(off, np.array(start), loss="soft_l1", f_scale=_FAR).x
+    return result

@@ -76,8 +76,8 @@ def _by_rows(lookups: Lookups) -> Floats:
 
 def _slower(moved: Floats, constants: Floats) -> Floats:
     """A constant, and the slower of memory and cache."""
-    found: Floats = np.exp(constants[0]) + np.maximum(moved[:, 0] / np.exp(constants[1]), moved[:, 1] / np.exp(constants[2]))
-    return found
+    result: Floats = np.exp(constants[0]) + np.maximum(moved[:, 0] / np.exp(constants[1]), moved[:, 1] / np.exp(constants[2]))
+    return result
 
 
 def _slower_by_width(moved: Floats, constants: Floats) -> Floats:
@@ -96,10 +96,10 @@ def _ln_gamma(number: Floats) -> Floats:
     """Of numbers of at least 1, to nine digits: Stirling's series from 8 on, reached by multiplication."""
     up = number + 7
     series = 1 / (12 * up) - 1 / (360 * up**3) + 1 / (1260 * up**5)
-    found: Floats = (up - 0.5) * np.log(up) - up + 0.5 * np.log(2 * np.pi) + series
+    result: Floats = (up - 0.5) * np.log(up) - up + 0.5 * np.log(2 * np.pi) + series
     for step in range(7):
-        found = found - np.log(number + step)
-    return found
+        result = result - np.log(number + step)
+    return result
 
 
 BAGS = Rule(_by_bags, _slower, (START_NS, START_MEMORY, START_CACHE))

@@ -74,32 +74,32 @@ class Published:
         each = self.table_scale.scaled(_features(lookups))
         for weight, bias in self.table:
             each = np.maximum(each @ weight.T + bias, 0.0)
-        found = np.concatenate([lookups.sums(each), self.told_scale.scaled(told(lookups))], axis=1)
+        result = np.concatenate([lookups.sums(each), self.told_scale.scaled(told(lookups))], axis=1)
         for weight, bias in self.whole[:-1]:
-            found = np.maximum(found @ weight.T + bias, 0.0)
+            result = np.maximum(result @ weight.T + bias, 0.0)
         weight, bias = self.whole[-1]
-        logs = (found @ weight.T + bias)[:, 0]
+        logs = (result @ weight.T + bias)[:, 0]
         return self.seen.times(lookups, np.exp(np.clip(logs, *self.span)))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What `load` makes the same from."""
-        found: dict[str, npt.NDArray[Any]] = {
+        result: dict[str, npt.NDArray[Any]] = {
             "span": self.span,
             **{f"seen.{name}": array for name, array in pack(self.seen).items()},
         }
         for name, layers in (("table", self.table), ("whole", self.whole)):
-            for place, (weight, bias) in enumerate(layers):
-                found |= {f"{name}.weight{place}": weight.astype(np.float32), f"{name}.bias{place}": bias.astype(np.float32)}
+            for index, (weight, bias) in enumerate(layers):
+                result |= {f"{name}.weight{index}": weight.astype(np.float32), f"{name}.bias{index}": bias.astype(np.float32)}
         for name, scale in (("table_scale", self.table_scale), ("told_scale", self.told_scale)):
-            found |= {f"{name}.shift": scale.shift, f"{name}.scale": scale.scale}
-        return found
+            result |= {f"{name}.shift": scale.shift, f"{name}.scale": scale.scale}
+        return result
 
 
 def load(arrays: Arrays) -> Published:
     """The form that `arrays` were taken from."""
 
     def layers(name: str, count: int) -> Layers:
-        kept = [(arrays[f"{name}.weight{place}"], arrays[f"{name}.bias{place}"]) for place in range(count)]
+        kept = [(arrays[f"{name}.weight{index}"], arrays[f"{name}.bias{index}"]) for index in range(count)]
         return tuple((weight.astype(np.float64), bias.astype(np.float64)) for weight, bias in kept)
 
     return Published(
@@ -151,11 +151,11 @@ class _Training:
                 for first, last in pairwise(lookups.starts.tolist())
             ]
         )
-        _, one = np.unique(question, return_index=True)
+        _, item = np.unique(question, return_index=True)
         order = np.argsort(question, kind="stable")
-        table_starts = np.concatenate([[0], np.cumsum(lookups.counts[one])])
+        table_starts = np.concatenate([[0], np.cumsum(lookups.counts[item])])
         row_starts = np.concatenate([[0], np.cumsum(np.bincount(question))])
-        return cls(members[_ranges(lookups.starts, one)[0]], table_starts, conditions[order], logs[order], row_starts)
+        return cls(members[_ranges(lookups.starts, item)[0]], table_starts, conditions[order], logs[order], row_starts)
 
 
 def _ranges(starts: Places, chosen: Places) -> tuple[Places, Places]:

@@ -60,8 +60,8 @@ def train_networks(features: Floats, target: Floats, seed: int, count: int, trai
         raise InputError("fitting kernel models needs PyTorch: install steptime[fit]") from error
     centre, scale = features.mean(axis=0), features.std(axis=0) + 1e-6
     scaled = np.clip((features - centre) / scale, -REACH, REACH)
-    found = [_network(torch, scaled, target, seed + place, training or Training()) for place in range(count)]
-    layers = [np.stack([network[place] for network in found]) for place in range(6)]
+    results = [_network(torch, scaled, target, seed + index, training or Training()) for index in range(count)]
+    layers = [np.stack([network[index] for network in results]) for index in range(6)]
     return Networks(centre, scale, (layers[0], layers[2], layers[4]), (layers[1], layers[3], layers[5]))
 
 
@@ -105,7 +105,7 @@ def _batches(rows: int, batch: int | None, steps: int, seed: int) -> Iterator[sl
     each = rows // batch
     for first in range(0, steps, each):
         order = dice.permutation(rows)
-        yield from (order[place * batch : (place + 1) * batch] for place in range(min(each, steps - first)))
+        yield from (order[index * batch : (index + 1) * batch] for index in range(min(each, steps - first)))
 
 
 def fit_guess(features: Floats, ways: npt.NDArray[np.int_], seed: int) -> Guess:

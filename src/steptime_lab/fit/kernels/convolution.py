@@ -58,15 +58,15 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> ConvolutionForm
         layer = layer_of_call(row.question.call)
         for name, places in split(row.kernel_names, layer).items():
             passes.append(Pass(layer, name, row.question))
-            spans.append([row.kernel_ns[place] for place in places])
-            kernels.append([short_name(row.kernel_names[place]) for place in places])
+            spans.append([row.kernel_ns[index] for index in places])
+            kernels.append([short_name(row.kernel_names[index]) for index in places])
     columns = PassColumns(passes, device)
     features, base = table(columns)
     target = np.log(np.array([sum(times) for times in spans]) / base)
     shared = columns.share > 1  # they scatter five times as much: fitted apart
-    ways = np.array([way(names, one.layer.groups) for names, one in zip(kernels, passes, strict=True)], dtype=int)
+    ways = np.array([way(names, item.layer.groups) for names, item in zip(kernels, passes, strict=True)], dtype=int)
     blends = _fit_whole(passes, features, target, ways, ~shared, seed)
-    kinds, points, states = [kind_of(one) for one in passes], coordinates(passes), states_of(passes)
+    kinds, points, states = [kind_of(item) for item in passes], coordinates(passes), states_of(passes)
     lists = fit_lists(kinds, points, kernels, spans, target, states)
     if shared.any():
         known = ratios(blends, passes, features, lists.nearest(kinds, points, states))
@@ -83,7 +83,7 @@ def _fit_whole(
     seed: int,
 ) -> dict[str, Blend]:
     """Blends for passes on the whole GPU."""
-    groups = np.asarray([blend_of(one) for one in passes])
+    groups = np.asarray([blend_of(item) for item in passes])
     blends = {}
     for name in WHOLE:
         here = whole & (groups == name)

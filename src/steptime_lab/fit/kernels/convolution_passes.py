@@ -54,20 +54,20 @@ def role(name: str, channels_last: bool) -> str:
 def split(names: Sequence[str], layer: ConvolutionLayer) -> dict[str, list[int]]:
     """Pass -> places of its kernels in the call's list; a pass that launched nothing of its own is not there."""
     places = list(range(len(names)))
-    found = {}
+    result = {}
     if BIAS in layer.passes and len(names) > 1 and _adds_bias(names[-1]):
-        found[BIAS] = [places.pop()]
+        result[BIAS] = [places.pop()]
     if FPROP in layer.passes:
-        return {FPROP: places, **found}
+        return {FPROP: places, **result}
     both = DGRAD in layer.passes and WGRAD in layer.passes
     if not both:
-        return {DGRAD if DGRAD in layer.passes else WGRAD: places, **found}
-    names = [names[place] for place in places]
+        return {DGRAD if DGRAD in layer.passes else WGRAD: places, **result}
+    names = [names[index] for index in places]
     inputs, weights = (_named(names, parts) for parts in (("dgrad", "backward_kernel"), ("wgrad", "grad_weight")))
     if inputs and weights and max(weights) < min(inputs):  # ATen's own depthwise kernels
-        return {WGRAD: places[: min(inputs)], DGRAD: places[min(inputs) :], **found}
+        return {WGRAD: places[: min(inputs)], DGRAD: places[min(inputs) :], **result}
     border = _border(names, [role(name, layer.channels_last) for name in names], inputs, weights)
-    return {DGRAD: places[:border], WGRAD: places[border:], **found}
+    return {DGRAD: places[:border], WGRAD: places[border:], **result}
 
 
 def _adds_bias(name: str) -> bool:
@@ -76,26 +76,26 @@ def _adds_bias(name: str) -> bool:
 
 def _named(names: Sequence[str], parts: tuple[str, ...]) -> list[int]:
     return [
-        place
-        for place, name in enumerate(names)
+        index
+        for index, name in enumerate(names)
         if any(part in name.lower() for part in parts) and role(name, channels_last=False) != TAIL
     ]
 
 
 def _border(names: Sequence[str], roles: Sequence[str], inputs: list[int], weights: list[int]) -> int:
     """Where the gradient of the weight begins: after the input's work, its reductions and its way out."""
-    mains = [place for place, what in enumerate(roles) if what == MAIN]
-    transformed = [place for place, name in enumerate(names) if "c2r" in name or "winograd" in name.lower()]
+    mains = [index for index, what in enumerate(roles) if what == MAIN]
+    transformed = [index for index, name in enumerate(names) if "c2r" in name or "winograd" in name.lower()]
     if inputs:
         border = max(inputs) + 1
     elif weights:
-        earlier = [place for place in mains if place < min(weights)]
+        earlier = [index for index in mains if index < min(weights)]
         border = max(earlier) + 1 if earlier else min(weights)
     elif transformed and roles[transformed[-1]] == TAIL:
-        border = next(place for place in transformed if roles[place] == TAIL) + 1
+        border = next(index for index in transformed if roles[index] == TAIL) + 1
     else:
         border = mains[0] + 1 if mains else 1
-    ahead = [place for place in (*weights, *mains) if place >= border]
+    ahead = [index for index in (*weights, *mains) if index >= border]
     end = min(ahead, default=len(names))
     while border < end and roles[border] in (TAIL, OUT):
         border += 1
@@ -119,10 +119,10 @@ def short_name(name: str) -> str:
 def way(short_names: Sequence[str], groups: int) -> int:
     """Which way a pass went: one of `_WAYS` or none of them, and whether it was taken for one group after the other."""
     text = " ".join(short_names).lower()
-    found = next((place for place, parts in enumerate(_WAYS) if any(part in text for part in parts)), len(_WAYS))
+    result = next((index for index, parts in enumerate(_WAYS) if any(part in text for part in parts)), len(_WAYS))
     if groups == 1:
-        return found
+        return result
     mains = [name for name in short_names if role(name, channels_last=False) == MAIN]
     if len(mains) > len(set(mains)):
-        return len(_WAYS) + 1 + found
-    return found if found == _DIRECT else len(_WAYS)  # the rest are few: one way
+        return len(_WAYS) + 1 + result
+    return result if result == _DIRECT else len(_WAYS)  # the rest are few: one way

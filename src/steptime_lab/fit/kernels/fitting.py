@@ -37,8 +37,8 @@ class FormFitter(Protocol):
 def fitter(form: str) -> FormFitter:
     """The module of a form, by its name in this folder."""
     module: Any = import_module(f"steptime_lab.fit.kernels.{form}")
-    found: FormFitter = module
-    return found
+    result: FormFitter = module
+    return result
 
 
 def fit_kernels(
@@ -87,10 +87,10 @@ def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tup
 
 
 def _recipe(table: pa.Table, rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    said = {name: sorted({str(value) for value in table[name].unique().to_pylist()}) for name in _RECIPE}
+    text = {name: sorted({str(value) for value in table[name].unique().to_pylist()}) for name in _RECIPE}
     dates = sorted(str(date) for date in table["date"].unique().to_pylist())
     return {
-        **said,
+        **text,
         "measured": [dates[0], dates[-1]],
         "rows": dict(Counter(row.split for row in rows)),
         "seed": seed,

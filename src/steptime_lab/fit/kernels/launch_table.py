@@ -34,18 +34,18 @@ class LaunchTable:
 
 def table_of(rows: Sequence[Row], gpu: Gpu) -> LaunchTable:
     """The launches of measured rows; rows whose launches are not those of the rules are left out."""
-    agreed = [(place, row, launched) for place, row in enumerate(rows) if (launched := _agreeing(row, gpu)) is not None]
+    agreed = [(index, row, launched) for index, row in enumerate(rows) if (launched := _agreeing(row, gpu)) is not None]
     extra = sorted({name for _, _, launched in agreed for launch in launched for name in launch.facts} - set(FACTS))
     columns = LaunchColumns((*FACTS, *extra))
     numbers: list[list[float]] = []
     groups: list[tuple[str, ...]] = []
     places: list[tuple[int, int, int]] = []
     time_ns: list[float] = []
-    for place, row, launched in agreed:
+    for index, row, launched in agreed:
         question = row.question
         numbers += columns.rows(question.call, launched, question.warm)
         groups += [groups_of(question.call.op, launch) for launch in launched]
-        places += [(place, question.share, others_code(question))] * len(launched)
+        places += [(index, question.share, others_code(question))] * len(launched)
         time_ns += row.kernel_ns
     where = np.asarray(places, dtype=np.int64).reshape(-1, 3)
     return LaunchTable(

@@ -131,8 +131,8 @@ def _importance(table: LaunchTable, rows: Sequence[Row]) -> Numbers:
     call_ns = np.asarray([row.time_ns for row in rows])[table.row]
     whole = _WHOLE_IMPORTANCE if (table.share > 1).any() else 1.0
     step = np.asarray([1.0 if row.source == _SWEPT else _STEP_IMPORTANCE for row in rows])[table.row]
-    found: Numbers = np.clip(table.time_ns / call_ns, _LEAST_IMPORTANCE, 1.0) * step * np.where(table.share > 1, 1.0, whole)
-    return found
+    result: Numbers = np.clip(table.time_ns / call_ns, _LEAST_IMPORTANCE, 1.0) * step * np.where(table.share > 1, 1.0, whole)
+    return result
 
 
 def _summed(
@@ -166,9 +166,9 @@ def _summed(
 
 def starting_scales() -> Numbers:
     """Step and power of every company and kind where a fit begins (companies x kinds x 2)."""
-    found = np.zeros((len(OTHERS), len(SCALED), 2))
-    found[1:, :, 1] = (_IDLE, _BUSY, _BUSY)
-    return found
+    result = np.zeros((len(OTHERS), len(SCALED), 2))
+    result[1:, :, 1] = (_IDLE, _BUSY, _BUSY)
+    return result
 
 
 def _fit_scales(table: LaunchTable, importance: Numbers, device: LaunchConstants) -> Numbers:
@@ -205,16 +205,16 @@ def _descended(scales: Numbers, company: int, steps: Sequence[float], loss: Call
     """One number after the other moved for as long as that helps."""
     best = loss(scales)
     for step in steps:
-        for place in np.ndindex(scales.shape[1:]):
+        for index in np.ndindex(scales.shape[1:]):
             for way in (step, -step):
                 moving = True
                 while moving:
                     tried = scales.copy()
-                    tried[company, *place] += way
-                    found = loss(tried)
-                    moving = found < best * _WORTH
+                    tried[company, *index] += way
+                    result = loss(tried)
+                    moving = result < best * _WORTH
                     if moving:
-                        scales, best = tried, found
+                        scales, best = tried, result
     return scales
 
 

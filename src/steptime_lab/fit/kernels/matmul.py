@@ -50,7 +50,7 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
         places = np.flatnonzero(groups == group)
         chosen = products.take(places)
         fitted[name] = _fit_group(
-            group, [whole[place] for place in places], chosen, seed, schedule or Schedule(), device, usual
+            group, [whole[index] for index in places], chosen, seed, schedule or Schedule(), device, usual
         )
     ensembles = [Ensemble(group, fitted[name], device.sms) for group, name in enumerate(GROUPS)]
     shares = _fit_shares([row for row in rows if row.question.share > 1], ensembles, device)
@@ -86,7 +86,7 @@ def _fit_group(
         raise InputError(f"{len(rows)} measured products of the group {GROUPS[group]} are too few to be fitted on")
     inputs = inputs_of(products, group, NO_SHARES, device)
     names = [row.kernel_names for row in rows]
-    targets = Targets(main_log_ns(rows), candidates(names, group), np.array([pattern_of(one) for one in names]))
+    targets = Targets(main_log_ns(rows), candidates(names, group), np.array([pattern_of(name) for name in names]))
     unseen, networks = np.empty((1 + len(PATTERNS), len(rows)), dtype=np.float32), []
     for fold in range(FOLDS):
         inner, outer = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
@@ -110,11 +110,11 @@ def _fit_shares(rows: Sequence[Row], ensembles: Sequence[Ensemble], device: Matm
     groups = groups_of(products)
 
     def predict(shares: ProductShares, places: Column) -> Column:
-        found = np.empty(len(places))
+        result = np.empty(len(places))
         for group in np.unique(groups[places]):
             mine = groups[places] == group
             inputs = inputs_of(products.take(places[mine]), int(group), shares, device)
-            found[mine] = ensembles[group].quick(inputs).log_ns
-        return found
+            result[mine] = ensembles[group].quick(inputs).log_ns
+        return result
 
     return fit_shares(products.share, products.others, predict, main_log_ns(rows))

@@ -25,25 +25,25 @@ _STEP, _LEAST_STEP = 0.2, 0.02
 def _curve(bytes_: Column, times_ns: Column, bytes_per_ns: float) -> Column:
     """ln(ns) at every knot: medians of the nearest rows, never falling; knots without rows follow a memory-bound copy."""
     place = np.log2(np.maximum(bytes_, 1)) if len(bytes_) else np.zeros(0)
-    found = np.log(_COPY_START_NS + np.exp2(KNOTS) / bytes_per_ns)
-    offset = np.median(np.log(times_ns) - np.interp(place, KNOTS, found)) if len(bytes_) else 0.0
-    found += offset
+    result = np.log(_COPY_START_NS + np.exp2(KNOTS) / bytes_per_ns)
+    offset = np.median(np.log(times_ns) - np.interp(place, KNOTS, result)) if len(bytes_) else 0.0
+    result += offset
     for index, knot in enumerate(KNOTS):
         near = np.abs(place - knot) <= 1
         if near.sum() >= _LEAST_ROWS:
-            found[index] = np.median(np.log(times_ns[near]))
-    return np.maximum.accumulate(found)
+            result[index] = np.median(np.log(times_ns[near]))
+    return np.maximum.accumulate(result)
 
 
 def fit_curves(rows: Sequence[Row], products: Products, bytes_per_ns: float) -> Curves:
     """How long copies take by the bytes they move: of odd operands, then of each kind of bias."""
     bytes_ = copy_bytes(products)
-    found: list[list[tuple[float, float]]] = [[] for _ in BIASES]
-    for row, bias, own, operands in zip(rows, products.bias, bytes_, products.copied_bytes, strict=True):
+    results: list[list[tuple[float, float]]] = [[] for _ in BIASES]
+    for row, bias, item, operands in zip(rows, products.bias, bytes_, products.copied_bytes, strict=True):
         times = [time for name, time in zip(row.kernel_names, row.kernel_ns, strict=True) if role(name) == COPY]
         if len(times) == 1:
-            found[bias if own else 0].append((float(own or operands), times[0]))
-    columns = (np.array(pairs).reshape(-1, 2).T for pairs in found)
+            results[bias if item else 0].append((float(item or operands), times[0]))
+    columns = (np.array(pairs).reshape(-1, 2).T for pairs in results)
     return np.stack([_curve(sizes, times, bytes_per_ns) for sizes, times in columns])
 
 
@@ -56,22 +56,22 @@ def _line(sizes: Column, times_ns: Column) -> tuple[float, float]:
     weight = np.ones(len(sizes))
     start, slope = float(np.median(times_ns)), 0.0
     for _ in range(_ROUNDS):
-        found = np.linalg.lstsq(read / scale * weight[:, None], weight, rcond=None)[0] / scale
-        start, slope = float(found[0]), float(found[1])
+        result = np.linalg.lstsq(read / scale * weight[:, None], weight, rcond=None)[0] / scale
+        start, slope = float(result[0]), float(result[1])
         if slope < 0 or start < 0:
             return float(np.median(times_ns)), 0.0
-        weight = 1 / np.sqrt(np.maximum(np.abs(read @ found - 1), 1e-3))
+        weight = 1 / np.sqrt(np.maximum(np.abs(read @ result - 1), 1e-3))
     return start, slope
 
 
 def fit_lines(rows: Sequence[Row], products: Products) -> Lines:
     """How long each small kernel takes, by elements of the result."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ROLES}
+    result: dict[str, list[tuple[float, float]]] = {name: [] for name in ROLES}
     for row, count in zip(rows, products.batch * products.m * products.n, strict=True):
         for name, time in zip(row.kernel_names, row.kernel_ns, strict=True):
             if role(name) in ROLES:
-                found[role(name)].append((float(count), time))
-    return np.array([_line(*np.array(found[name]).reshape(-1, 2).T) for name in ROLES])
+                result[role(name)].append((float(count), time))
+    return np.array([_line(*np.array(result[name]).reshape(-1, 2).T) for name in ROLES])
 
 
 # ln(ns) of the rows at some places, as they would be on such shares.
@@ -84,17 +84,17 @@ def fit_shares(share: Column, others: Column, predict: Predict, log_ns: Column) 
     deviations = np.zeros((len(shares), len(COMPANY), len(FACTORS)))
     seen = np.zeros(deviations.shape[:2], dtype=bool)
     for row, number in enumerate(shares):
-        for place in range(len(COMPANY)):
-            mine = np.flatnonzero((share == number) & (np.maximum(others - 1, 0) == place))
+        for index in range(len(COMPANY)):
+            mine = np.flatnonzero((share == number) & (np.maximum(others - 1, 0) == index))
             if len(mine):
-                seen[row, place] = True
-                _descend(ProductShares(shares, deviations), (row, place), predict, mine, log_ns[mine])
-    for place in range(len(COMPANY)):
-        known = seen[:, place]
+                seen[row, index] = True
+                _descend(ProductShares(shares, deviations), (row, index), predict, mine, log_ns[mine])
+    for index in range(len(COMPANY)):
+        known = seen[:, index]
         if known.any() and not known.all():
             for factor in range(len(FACTORS)):
-                fitted = deviations[known, place, factor]
-                deviations[~known, place, factor] = np.interp(np.log2(shares[~known]), np.log2(shares[known]), fitted)
+                fitted = deviations[known, index, factor]
+                deviations[~known, index, factor] = np.interp(np.log2(shares[~known]), np.log2(shares[known]), fitted)
     return ProductShares(shares, deviations)
 
 

@@ -46,13 +46,13 @@ _FARTHEST = 0.9  # octaves, both sides together, within which a tile counts as i
 @lru_cache(maxsize=4096)
 def role(name: str) -> str:
     """What a kernel is for, by its name."""
-    return next((found for word, found in _ROLES if word in name), MAIN)
+    return next((item for word, item in _ROLES if word in name), MAIN)
 
 
 @lru_cache(maxsize=4096)
 def tile_of(name: str) -> Tile | None:
     """The kind and tile of a product's main kernel; sizes are 0 where the name has none."""
-    kind = next((found for word, found in _KINDS if word in name), "")
+    kind = next((item for word, item in _KINDS if word in name), "")
     if not kind:
         return None
     size = _SIZE.search(name)
@@ -61,7 +61,7 @@ def tile_of(name: str) -> Tile | None:
 
 def pattern_of(names: Sequence[str]) -> int:
     """Which of `PATTERNS` a row's kernels are; -1 for others."""
-    roles = tuple(found for found in map(role, names) if found != COPY)
+    roles = tuple(item for item in map(role, names) if item != COPY)
     return PATTERNS.index(roles) if roles in PATTERNS else -1
 
 

@@ -98,7 +98,7 @@ def starts(group: int, inputs: ProductInputs, seed: int, usual: UsualRates) -> d
     # Small tiles read more for each product they make; tensor cores feel it more. Offsets fitted on the first rows.
     efficiency = harmonic / (harmonic + np.where(per_sm > 1e3, 20.0, 6.0))
     count, features = len(tiles), len(inputs.choice)
-    found: dict[str, npt.NDArray[Any]] = {
+    result: dict[str, npt.NDArray[Any]] = {
         "rate": np.log(2 * along_n * along_m / (per_sm * efficiency)),
         "rate_layout": np.zeros((count, 4)),
         "latency": np.full(count, 0.4),
@@ -120,17 +120,17 @@ def starts(group: int, inputs: ProductInputs, seed: int, usual: UsualRates) -> d
     width = features + len(inputs.waves) + 2
     for layer, (rows, columns) in (("first", (CORRECTION, width)), ("second", (CORRECTION, CORRECTION))):
         bound = columns**-0.5
-        found[f"{layer}_weight"] = rng.uniform(-bound, bound, (rows, columns))
-        found[f"{layer}_bias"] = rng.uniform(-bound, bound, rows)
+        result[f"{layer}_weight"] = rng.uniform(-bound, bound, (rows, columns))
+        result[f"{layer}_bias"] = rng.uniform(-bound, bound, rows)
     bound = 0.1 * CORRECTION**-0.5
-    found["last_weight"] = rng.uniform(-bound, bound, (1 + len(PATTERNS), CORRECTION))
-    found["last_bias"] = np.zeros(1 + len(PATTERNS))
-    return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
+    result["last_weight"] = rng.uniform(-bound, bound, (1 + len(PATTERNS), CORRECTION))
+    result["last_bias"] = np.zeros(1 + len(PATTERNS))
+    return {name: np.asarray(values, dtype=np.float32) for name, values in result.items()}
 
 
 def ranges(inputs: ProductInputs, log_ns: Floats) -> dict[str, Floats]:
     """Where the fitted rows lie: beyond it the networks are held."""
-    found = {
+    result = {
         "choice_low": inputs.choice.min(axis=1),
         "choice_high": inputs.choice.max(axis=1),
         "waves_low": inputs.waves.min(axis=1),
@@ -138,18 +138,18 @@ def ranges(inputs: ProductInputs, log_ns: Floats) -> dict[str, Floats]:
         "mean_low": log_ns.min(keepdims=True),
         "mean_high": log_ns.max(keepdims=True),
     }
-    return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
+    return {name: np.asarray(values, dtype=np.float32) for name, values in result.items()}
 
 
 def _tensors(torch: Any, inputs: ProductInputs) -> dict[str, Any]:
     """Inputs with one product per row."""
-    found = {
+    result = {
         name: torch.tensor(np.asarray(getattr(inputs, name), dtype=np.float32))[:, None]
         for name in ("m", "n", "k", "batch", "element_bytes", "cold_bytes", "hot_bytes")
     }
-    found["sms"] = torch.tensor(np.broadcast_to(inputs.sms, len(inputs)).copy())[:, None]
-    found |= {name: torch.tensor(np.ascontiguousarray(getattr(inputs, name).T)) for name in ("choice", "flags", "waves")}
-    return found | {"layout": torch.tensor(np.asarray(inputs.layout, dtype=np.int64))}
+    result["sms"] = torch.tensor(np.broadcast_to(inputs.sms, len(inputs)).copy())[:, None]
+    result |= {name: torch.tensor(np.ascontiguousarray(getattr(inputs, name).T)) for name in ("choice", "flags", "waves")}
+    return result | {"layout": torch.tensor(np.asarray(inputs.layout, dtype=np.int64))}
 
 
 def _times(torch: Any, own: dict[str, Any], rows: dict[str, Any], along_n: Any, along_m: Any) -> Any:
@@ -243,8 +243,8 @@ def train(
     ran = torch.tensor(targets.candidate if group != VECTOR else np.full(len(inputs), -1))
     launched = torch.tensor(targets.pattern)
     for index in map(torch.tensor, _batches(len(inputs), epochs, schedule.batch, seed)):
-        found = _forward(torch, own, {name: column[index] for name, column in rows.items()}, *along)
-        loss = _loss(torch, found, measured[index], ran[index], launched[index])
+        result = _forward(torch, own, {name: column[index] for name, column in rows.items()}, *along)
+        loss = _loss(torch, result, measured[index], ran[index], launched[index])
         optimizer.zero_grad()
         loss.backward()
         for name in physical:  # towards where they start

@@ -64,8 +64,8 @@ def fit_and_write_lookup_baselines(folder: Path, out: Path, limits: DeviceLimits
         }
     for baseline, form_maker in BASELINES.items():
         said(f"lookups: {baseline}")
-        for kind, one in measured.items():
-            parts[f"{baseline}: {group_of(kind)}"] = form_maker.fit(one.of(FIT, VALIDATION), seed).arrays()
+        for kind, item in measured.items():
+            parts[f"{baseline}: {group_of(kind)}"] = form_maker.fit(item.of(FIT, VALIDATION), seed).arrays()
     file = lookup_baselines_file(out, name)
     write_archive(file, {"seed": seed}, parts)
     return file

@@ -80,8 +80,8 @@ def _on_shares(rows: MeasuredLookups, stages: Mapping[str, Stage], seed: int, de
     sizes = sizes_of(shared.lookups, device)
     features, times, shares = features_of(sizes), measured_stages(shared), shared.lookups.shares
     terms = [share_terms(shares, stage) for stage in stage_times(stages, sizes, features, shares.count)]
-    factors = np.stack([fit_terms(one[taken > 0], taken[taken > 0]) for one, taken in zip(terms, times.T, strict=True)])
-    whole = sum(one @ weights for one, weights in zip(terms, factors, strict=True))
+    factors = np.stack([fit_terms(term[taken > 0], taken[taken > 0]) for term, taken in zip(terms, times.T, strict=True)])
+    whole = sum(term @ weights for term, weights in zip(terms, factors, strict=True))
     inputs = np.column_stack([features, shares.columns()])
     return OnShares(factors, fit_correction(inputs, np.asarray(whole), times.sum(axis=1), seed, rounds=_SHARE_ROUNDS))
 

@@ -207,5 +207,5 @@ def _least(times: Callable[[Floats], Floats], rows: MeasuredLookups, start: Floa
     def off(values: Floats) -> Floats:
         return np.concatenate([weight * np.log(times(values) / rows.time_ns), _HELD * (values - start)])
 
-    found: Floats = optimize.least_squares(off, start, bounds=bounds, loss="soft_l1", f_scale=_CLOSE, max_nfev=_EVALUATIONS).x
-    return found
+    result: Floats = optimize.least_squares(off, start, bounds=bounds, loss="soft_l1", f_scale=_CLOSE, max_nfev=_EVALUATIONS).x
+    return result

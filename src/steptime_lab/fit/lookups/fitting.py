@@ -54,14 +54,14 @@ def fit_lookups(
     executor: Executor | None = None,
 ) -> LookupModels:
     """Fits every form to its rows, side by side where there is an executor; `test` rows are never looked at."""
-    seen = {kind: one.of(FIT, VALIDATION) for kind, one in measured.items() if kind in FORMS}
+    seen = {kind: item.of(FIT, VALIDATION) for kind, item in measured.items() if kind in FORMS}
     if not seen:
         raise InputError("no lookup rows to fit; `steptime measure lookups` makes some")
-    for kind, one in seen.items():
-        said(f"{group_of(kind)}: {len(one):,} rows")
-        if not (one.split == FIT).any():
+    for kind, item in seen.items():
+        said(f"{group_of(kind)}: {len(item):,} rows")
+        if not (item.split == FIT).any():
             raise InputError(f"no row of {group_of(kind)} is of the split {FIT}: measure more of them, or leave them out")
-    if not any((one.split == VALIDATION).any() for one in seen.values()):
+    if not any((item.split == VALIDATION).any() for item in seen.values()):
         raise InputError(f"no lookup row is of the split {VALIDATION}, which intervals come from; measure more lookups")
     forms = _fit_all(seen, limits, seed, executor)
     groups: list[str] = []
@@ -80,20 +80,20 @@ def fit_held_out(
 ) -> dict[str, dict[Kind, LookupForm]]:
     """For every test of `HELD_OUT` the forms that saw none of the lookups it is on."""
     tests = {
-        f"{test}/{group_of(kind)}": (kind, one.take(~unseen))
+        f"{test}/{group_of(kind)}": (kind, item.take(~unseen))
         for test, chosen in HELD_OUT.items()
-        for kind, one in measured.items()
-        if kind[0] in _MANY and (unseen := chosen(one)).any()
+        for kind, item in measured.items()
+        if kind[0] in _MANY and (unseen := chosen(item)).any()
     }
     kinds = {name: kind for name, (kind, _) in tests.items()}
-    rows = {name: one.of(FIT) for name, (_, one) in tests.items()}
+    rows = {name: item.of(FIT) for name, (_, item) in tests.items()}
     each = map if executor is None else executor.map
     count = len(rows)
     forms = each(fit_form, [kinds[name] for name in rows], list(rows.values()), [seed] * count, [limits] * count)
-    found: dict[str, dict[Kind, LookupForm]] = {test: {} for test in HELD_OUT}
+    result: dict[str, dict[Kind, LookupForm]] = {test: {} for test in HELD_OUT}
     for name, form in zip(rows, forms, strict=True):
-        found[name.partition("/")[0]][kinds[name]] = form
-    return found
+        result[name.partition("/")[0]][kinds[name]] = form
+    return result
 
 
 def _fit_all(
@@ -137,19 +137,19 @@ def skew_of(lookups: Lookups) -> Floats:
 
 
 def _many_tables(measured: MeasuredLookups) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = measured.lookups.counts > MOST_TABLES_FITTED
-    return found
+    result: npt.NDArray[np.bool_] = measured.lookups.counts > MOST_TABLES_FITTED
+    return result
 
 
 def _most_skewed(measured: MeasuredLookups) -> npt.NDArray[np.bool_]:
     skew = skew_of(measured.lookups)
-    found: npt.NDArray[np.bool_] = skew > np.quantile(skew, _SKEWED)
-    return found
+    result: npt.NDArray[np.bool_] = skew > np.quantile(skew, _SKEWED)
+    return result
 
 
 def _in_series(measured: MeasuredLookups) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = measured.series != ""
-    return found
+    result: npt.NDArray[np.bool_] = measured.series != ""
+    return result
 
 
 HELD_OUT: dict[str, Callable[[MeasuredLookups], npt.NDArray[np.bool_]]] = {
@@ -161,11 +161,11 @@ HELD_OUT: dict[str, Callable[[MeasuredLookups], npt.NDArray[np.bool_]]] = {
 
 
 def _recipe(table: pa.Table, seen: Mapping[Kind, MeasuredLookups], seed: int) -> dict[str, Any]:
-    said = {name: sorted({str(value) for value in table[name].unique().to_pylist()}) for name in _RECIPE}
+    text = {name: sorted({str(value) for value in table[name].unique().to_pylist()}) for name in _RECIPE}
     dates = sorted(str(date) for date in table["date"].unique().to_pylist())
-    rows = Counter(str(split) for one in seen.values() for split in one.split)
+    rows = Counter(str(split) for item in seen.values() for split in item.split)
     return {
-        **said,
+        **text,
         "measured": [dates[0], dates[-1]],
         "rows": {name: rows[name] for name in sorted(rows) if name != TEST},
         "seed": seed,

@@ -108,9 +108,9 @@ _MARKS: Mapping[type[KernelSum], Mapping[str, str]] = {
 def fit_bag_forward(measured: MeasuredLookups, seed: int, limits: DeviceLimits) -> BagForward:
     """Fits to the rows of the split `fit`."""
     rows, device = _fit_rows(measured), constants_of(limits, FORM, LookupConstants)
-    one = OneTable.of(rows.lookups, device)
-    sizes = sizes_of(one)
-    return BagForward(fit_timed(terms_of(one), rows.time_ns, seed, Growth()), sizes.min(axis=0), sizes.max(axis=0), device)
+    item = OneTable.of(rows.lookups, device)
+    sizes = sizes_of(item)
+    return BagForward(fit_timed(terms_of(item), rows.time_ns, seed, Growth()), sizes.min(axis=0), sizes.max(axis=0), device)
 
 
 def fit_kernel_sum(form: type[Sum], measured: MeasuredLookups, seed: int, limits: DeviceLimits) -> Sum:
@@ -163,7 +163,7 @@ def _first_match(name: str, marks: Mapping[str, str]) -> str:
 def _times_by_kind(form: type[KernelSum], rows: MeasuredLookups) -> Floats:
     """[rows, kinds], scaled so that a row's are its time: medians of kernels add up to a little more or less."""
     taken = np.zeros((len(rows), len(form.KERNELS)))
-    column = {name: place for place, name in enumerate(form.KERNELS)}
+    column = {name: index for index, name in enumerate(form.KERNELS)}
     for row, (names, times) in enumerate(zip(rows.kernel_names, rows.kernel_ns, strict=True)):
         for kind, time in zip(kinds_of(form, names), times, strict=True):
             taken[row, column[kind]] += time

@@ -97,14 +97,14 @@ def _sweep(group: Group, session: Session, plan: Mapping[str, Any], wanted: Sequ
     if not every:
         return
     progress = session.progress(f"collectives, {place.ranks} ranks, {place.fabric}", len(every))
-    found = Sweep(group, session, place, every, CircumstancesBench)
-    able = found.supported(every)
+    result = Sweep(group, session, place, every, CircumstancesBench)
+    able = result.supported(every)
     gc.collect()
     gc.disable()
     for number, tier in enumerate(left):
         for name in {case.collective for case in tier} - able:
             progress.skip(f"no {name} here", sum(case.collective == name for case in tier))
-        found.measure([case for case in tier if case.collective in able], progress, int(plan["seed"]) + 1000 * number)
+        result.measure([case for case in tier if case.collective in able], progress, int(plan["seed"]) + 1000 * number)
     gc.enable()
     progress.close()
 

@@ -44,14 +44,14 @@ _SYMMETRIC = re.compile(r"Bytes -> Kernel (?P<kernel>\w+)(?: nchannels (?P<chann
 
 def parse(text: str) -> Choice:
     """The last choice in some lines of NCCL's debug output; an empty one where no line is known."""
-    found = Choice()
+    result = Choice()
     for line in text.splitlines():
         if match := _CHOICE.search(line):
             channels = int(match["high"]) - int(match["low"]) + 1 if match["high"] else None
-            found = Choice(_name(match["algorithm"], _ALGORITHMS), _name(match["protocol"], _PROTOCOLS), channels)
+            result = Choice(_name(match["algorithm"], _ALGORITHMS), _name(match["protocol"], _PROTOCOLS), channels)
         elif match := _SYMMETRIC.search(line):
-            found = Choice("SYMMETRIC", match["kernel"].upper(), int(match["channels"]) if match["channels"] else None)
-    return found
+            result = Choice("SYMMETRIC", match["kernel"].upper(), int(match["channels"]) if match["channels"] else None)
+    return result
 
 
 def _name(said: str, names: Sequence[str]) -> str:
@@ -87,7 +87,7 @@ class _Asking:
         """Asks now, unless more than half of what is wanted is known, or time is up."""
         file = _file(self._session, place)
         asked = sorted({(case.size_bytes, case.collective) for case in cases if case.collective in SAID and case.size_bytes})
-        known = {(one.size_bytes, one.collective) for one in choices_in(file)}
+        known = {(item.size_bytes, item.collective) for item in choices_in(file)}
         if self._failed or 2 * len(known & set(asked)) >= len(asked):
             return
         if self._session.budget.left_s() < _LEAST_S:
@@ -105,11 +105,11 @@ class _Asking:
                 debug=folder,
                 file=str(file.absolute()),
             )
-            said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
+            text = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
             try:
                 run_ranks(
                     __name__, layout_of(place, self._device), plan, limit_s=_LIMIT_S + _STARTING_S,
-                    environment={**place.settings, **said}, daemon=self._daemon,
+                    environment={**place.settings, **text}, daemon=self._daemon,
                 )  # fmt: skip
             except RanksError as error:
                 self._failed = True
@@ -130,18 +130,18 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     buffers = Buffers(group, cases)
     log = Log(Path(plan["debug"]))
     nccl, fabric = session.recipe.nccl, str(plan["fabric"])
-    found: dict[Asked, Choice] = {}
+    result: dict[Asked, Choice] = {}
     ends_at = min(session.budget.ends_at, Budget.of_minutes(_LIMIT_S / 60).ends_at)
     for case in cases:
         if not group.decide(int(Budget(ends_at).left_s() > 0)):
             break
         call_of(case, group, buffers)()
         group.synchronize()
-        said = parse(log.news())
-        if said.algorithm:
-            found[Asked(nccl, group.ranks, fabric, case.collective, case.size_bytes)] = said
+        text = parse(log.news())
+        if text.algorithm:
+            result[Asked(nccl, group.ranks, fabric, case.collective, case.size_bytes)] = text
     if group.rank == 0:
-        write_choices(Path(plan["file"]), found, nccl=nccl, ranks=group.ranks, fabric=fabric)
+        write_choices(Path(plan["file"]), result, nccl=nccl, ranks=group.ranks, fabric=fabric)
 
 
 class Log:

@@ -22,15 +22,15 @@ _CHANCES = (0.55, 0.15, 0.30)
 def uneven(ranks: int, count: int, seed: int) -> list[Matrix]:
     """So many different matrices, the same for the same seed."""
     draw = np.random.default_rng([seed, ranks, 3])
-    found: dict[Matrix, None] = {}
-    while len(found) < count:
+    result: dict[Matrix, None] = {}
+    while len(result) < count:
         total = float(np.exp(draw.uniform(np.log(_SMALLEST_TOTAL), np.log(_LARGEST_TOTAL))))
         kind = str(draw.choice(_KINDS, p=_CHANCES))
         elements = _any(draw, ranks, total) if kind == "any" else _sharded(draw, ranks, total)
         matrix = elements.T if kind == "backward" else elements
         if len(set(matrix.ravel().tolist())) > 1:
-            found[tuple(int(value) * _ELEMENT_BYTES for value in matrix.ravel())] = None
-    return list(found)
+            result[tuple(int(value) * _ELEMENT_BYTES for value in matrix.ravel())] = None
+    return list(result)
 
 
 def _sharded(draw: np.random.Generator, ranks: int, total_bytes: float) -> np.ndarray:

@@ -22,7 +22,7 @@ _SKEWS_NS = (0.2 * NS_PER_MS, 1.0 * NS_PER_MS, 5.0 * NS_PER_MS)
 def tiers(ranks: int, *, dense: bool, seed: int, only: Sequence[str] = ()) -> list[list[CollectiveCase]]:
     """Every case of a place, in lists of falling worth; the first is what every place should have. No case is in two."""
     uneven_cases = WANTED.get(ranks, 60) // (1 if dense else 4)
-    found = [
+    results = [
         essential(ranks, seed),
         _uneven(ranks, uneven_cases, seed),
         _plain(MAIN, ranks, _grid((1.3, 1.6) if dense else (1.3,), 64 * MIB)),
@@ -31,10 +31,10 @@ def tiers(ranks: int, *, dense: bool, seed: int, only: Sequence[str] = ()) -> li
         [*_single(ranks), *_half_precision(ranks)],
         [*_plain(MAIN, ranks, [128 * MIB, 256 * MIB]), *_plain(OTHERS, ranks, [s for s in _DOUBLING if s > 16 * MIB])],
     ]
-    first_in = {case: number for number, tier in reversed(list(enumerate(found))) for case in tier}
+    first_in = {case: number for number, tier in reversed(list(enumerate(results))) for case in tier}
     return [
         [case for case in dict.fromkeys(tier) if first_in[case] == number and (not only or case.collective in only)]
-        for number, tier in enumerate(found)
+        for number, tier in enumerate(results)
     ]
 
 
@@ -50,7 +50,7 @@ def essential(ranks: int, seed: int) -> list[CollectiveCase]:
 def few(ranks: int, *, seed: int, only: Sequence[str] = ()) -> list[list[CollectiveCase]]:
     """A handful of cases of each kind, small."""
     sizes = [4, 4 * _KIB, 100 * _KIB]
-    found = [
+    results = [
         *_plain((*MAIN, *OTHERS), ranks, sizes),
         *[case for case in _uneven(ranks, 40, seed) if case.size_bytes < 256 * _KIB][:4],
         *(CollectiveCase(name, fitting(name, 64 * _KIB, ranks), beside=beside) for name in MAIN for beside in ("gemm", "copy")),
@@ -60,7 +60,7 @@ def few(ranks: int, *, seed: int, only: Sequence[str] = ()) -> list[list[Collect
         CollectiveCase("barrier", 0, mode="single"),
         CollectiveCase("all_reduce", 4 * _KIB, dtype="bfloat16"),
     ]
-    return [list(dict.fromkeys(case for case in found if not only or case.collective in only))]
+    return [list(dict.fromkeys(case for case in results if not only or case.collective in only))]
 
 
 def _grid(between: Sequence[float], largest: int) -> list[int]:

@@ -96,8 +96,8 @@ def run(session: Session, options: Options) -> None:
     for layout, modes, short in plans:
         left_s, asked_s = session.budget.left_s() - STARTING_S, sum(seconds for _, seconds in modes)
         if left_s < min(LEAST_S, asked_s):
-            said = " and ".join(name for name, _ in modes)
-            session.warn(f"no time left for host costs of {layout.ranks} rank(s), profiler {said}; give more --minutes")
+            text = " and ".join(name for name, _ in modes)
+            session.warn(f"no time left for host costs of {layout.ranks} rank(s), profiler {text}; give more --minutes")
             continue
         given = [[name, seconds * min(1.0, left_s / asked_s)] for name, seconds in modes]
         plan = session.to_plan(modes=given, short=short, small=options.small, only=list(options.only))

@@ -42,13 +42,13 @@ def _measure(bench: HostBench) -> Times:
     device = bench.group.device
     with watchdog(WAIT_S, "DDP", bench.session):
         bare = {count: _passes(bench, _layers(count, device)) for count in (FEW, MANY)}
-        one = {count: _passes(bench, _wrapped(count, device, ONE_BUCKET)) for count in (FEW, MANY)}
+        item = {count: _passes(bench, _wrapped(count, device, ONE_BUCKET)) for count in (FEW, MANY)}
         many = _passes(bench, _wrapped(MANY, device, MANY_BUCKETS))
-    extra = {(count, way): less(one[count][way], bare[count][way]) for count in (FEW, MANY) for way in (0, 1)}
+    extra = {(count, way): less(item[count][way], bare[count][way]) for count in (FEW, MANY) for way in (0, 1)}
     forward = line(FEW, extra[FEW, 0], MANY, extra[MANY, 0])
     backward = line(FEW, extra[FEW, 1], MANY, extra[MANY, 1])
     # The first bucket is there either way.
-    bucket = [value / (MANY - 1) for value in less(many[1], one[MANY][1])]
+    bucket = [value / (MANY - 1) for value in less(many[1], item[MANY][1])]
     return (*forward, *backward, bucket)
 
 

@@ -90,8 +90,8 @@ class _Identity(torch.autograd.Function):
 
 
 def _python_function(x: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _Identity.apply(x)  # type: ignore[no-untyped-call]
-    return found
+    result: torch.Tensor = _Identity.apply(x)  # type: ignore[no-untyped-call]
+    return result
 
 
 SQUARE, CUBE, IMAGE, HEADS = (32, 32), (8, 32, 32), (8, 16, 8, 8), (2, 4, 32, 16)

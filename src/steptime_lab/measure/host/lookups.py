@@ -72,10 +72,10 @@ def _bags_update(name: str, bench: HostBench) -> Times:
 
     bags = _Bags(bench.group.device)
     kind: Callable[..., Optimizer] = torch.optim.SGD if name == "sgd" else RowwiseAdagrad
-    made = {count: kind([table.weight for table in bags.tables[:count]], lr=0.01) for count in (FEW, MANY)}
+    result = {count: kind([table.weight for table in bags.tables[:count]], lr=0.01) for count in (FEW, MANY)}
 
     def make(count: int) -> Action:
         bags.backward(count)()
-        return made[count].step
+        return result[count].step
 
     return bench.at_two_sizes(make, FEW, MANY)

@@ -26,16 +26,16 @@ def op_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
 
 def python_probes(issued: Iterable[Issued]) -> Iterator[Probe]:
     """`op_python`: the same through the function that people call, where there is one."""
-    return _probes("op_python", (one for one in issued if binding_of(one.small.op) is not None), binding_of)
+    return _probes("op_python", (item for item in issued if binding_of(item.small.op) is not None), binding_of)
 
 
 def _probes(kind: str, issued: Iterable[Issued], lookup: Lookup) -> Iterator[Probe]:
-    for one in issued:
-        at_recorded = _probe(kind, one.recorded, one.source, lookup)
-        if one.small == one.recorded or any(word in one.small.op for word in AT_RECORDED_SIZES):
+    for item in issued:
+        at_recorded = _probe(kind, item.recorded, item.source, lookup)
+        if item.small == item.recorded or any(word in item.small.op for word in AT_RECORDED_SIZES):
             yield at_recorded
         else:
-            yield _probe(kind, one.small, one.source, lookup, otherwise=at_recorded)
+            yield _probe(kind, item.small, item.source, lookup, otherwise=at_recorded)
 
 
 def _probe(kind: str, call: Call, source: str, lookup: Lookup, otherwise: Probe | None = None) -> Probe:

@@ -45,17 +45,17 @@ def optimizer_probes() -> list[Probe]:
 
 
 def _zero_grad(to_none: bool, bench: HostBench) -> Times:
-    made = {size: torch.optim.SGD(parameters(size, bench.group.device), lr=1e-3) for size in (FEW, MANY)}
+    result = {size: torch.optim.SGD(parameters(size, bench.group.device), lr=1e-3) for size in (FEW, MANY)}
 
     def make(size: int) -> Action:
-        for parameter in made[size].param_groups[0]["params"]:
+        for parameter in result[size].param_groups[0]["params"]:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return partial(made[size].zero_grad, set_to_none=to_none)
+        return partial(result[size].zero_grad, set_to_none=to_none)
 
     return bench.at_two_sizes(make, FEW, MANY)
 
 
 def _clip(bench: HostBench) -> Times:
-    made = {size: parameters(size, bench.group.device) for size in (FEW, MANY)}
-    return bench.at_two_sizes(lambda size: partial(torch.nn.utils.clip_grad_norm_, made[size], 1.0), FEW, MANY)
+    result = {size: parameters(size, bench.group.device) for size in (FEW, MANY)}
+    return bench.at_two_sizes(lambda size: partial(torch.nn.utils.clip_grad_norm_, result[size], 1.0), FEW, MANY)

@@ -41,4 +41,4 @@ def handful(chosen: Sequence[Probe], each: int = 2) -> list[Probe]:
     kept: dict[tuple[str, ...], list[Probe]] = {}
     for probe in chosen:
         kept.setdefault(probe.kinds, []).append(probe)
-    return [probe for found in kept.values() for probe in found[:each]]
+    return [probe for item in kept.values() for probe in item[:each]]

@@ -65,22 +65,22 @@ class Recording:
 @contextmanager
 def recording(mode: str, *, read: bool = False) -> Iterator[Recording]:
     """Runs a block under a profiler, or under none; afterwards its events are there where they were asked for."""
-    found = Recording()
+    result = Recording()
     if mode in ("off", "after"):
-        yield found
+        yield result
     elif mode == "execution_trace":
         with _execution_trace():
-            yield found
+            yield result
     else:
         activities = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         if mode == "cpu_cuda" or not activities:
             activities.append(torch.profiler.ProfilerActivity.CPU)
         with torch.profiler.profile(activities=activities, record_shapes=mode == "cpu_cuda") as profiler:
-            yield found
+            yield result
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
         if read:
-            found.read(profiler.profiler.kineto_results.events())
+            result.read(profiler.profiler.kineto_results.events())
 
 
 @contextmanager
@@ -115,12 +115,12 @@ def gaps(found: Recording) -> list[float]:
 
 def _returns(device: Sequence[Event], waits: Sequence[Event]) -> list[float]:
     """From the end of the last work that a synchronisation waited for to its return."""
-    found = []
+    results = []
     for wait in waits:
         inside = [_end(event) for event in device if wait.start_ns() < _end(event) <= _end(wait)]
         if inside:
-            found.append(float(_end(wait) - max(inside)))
-    return found
+            results.append(float(_end(wait) - max(inside)))
+    return results
 
 
 def _end(event: Event) -> int:

@@ -32,9 +32,9 @@ def scenes(bench: HostBench, mode: str) -> dict[str, list[float]]:
 
 def read_scenes(idle: Recording, queued: Recording) -> dict[str, list[float]]:
     """Times by kind from launches on an idle device and from kernels behind a gate; kinds without any are left out."""
-    found = {
+    result = {
         **around_launches(idle),
         "kernel_gap": gaps(queued),
         "kernel_duration": [float(e.duration_ns()) for e in idle.device],
     }
-    return {kind: times for kind, times in found.items() if times}
+    return {kind: times for kind, times in result.items() if times}

@@ -41,7 +41,7 @@ def _argument(value: Argument, sizes: set[int]) -> Argument:
     if isinstance(value, TensorArg):
         return _tensor(value)
     if isinstance(value, tuple):
-        return tuple(_argument(one, sizes) for one in value)
+        return tuple(_argument(item, sizes) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and value in sizes:
         # A number that is also a size of a tensor means that size: of a view, a split, an output.
         return _size(value)
@@ -59,14 +59,14 @@ def _strides(tensor: TensorArg, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Dense strides in the order of the given ones; broadcast dimensions stay so, gaps stay gaps of one step."""
     given = tensor.strides or ()
     order = sorted(range(len(shape)), key=lambda axis: (given[axis], -axis))
-    found = [0] * len(shape)
+    result = [0] * len(shape)
     reached, dense = 1, 1
     for axis in order:
         if given[axis] == 0:
             continue
         if given[axis] > dense and tensor.shape[axis] > 1:
             reached += reached
-        found[axis] = reached
+        result[axis] = reached
         reached *= max(1, shape[axis])
         dense = max(dense, given[axis] * tensor.shape[axis])
-    return tuple(found)
+    return tuple(result)

@@ -23,9 +23,9 @@ def binding_of(name: str) -> Callable[..., Any] | None:
     inplace = match[1].endswith("_") and not match[1].startswith("_")
     places = (torch.Tensor,) if inplace else (torch, torch._C._nn, torch.Tensor)
     for place in places:
-        found = getattr(place, match[1], None)
-        if callable(found):
-            function: Callable[..., Any] = found
+        result = getattr(place, match[1], None)
+        if callable(result):
+            function: Callable[..., Any] = result
             return function
     return None
 
@@ -33,8 +33,8 @@ def binding_of(name: str) -> Callable[..., Any] | None:
 def arguments(call: Call, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments."""
     return (
-        [_value(one, device) for one in call.args],
-        {name: _keyword(name, one, device) for name, one in call.kwargs},
+        [_value(arg, device) for arg in call.args],
+        {name: _keyword(name, arg, device) for name, arg in call.kwargs},
     )
 
 
@@ -52,7 +52,7 @@ def _value(argument: Argument, device: torch.device) -> Any:
     if isinstance(argument, DtypeArg):
         return torch_dtype(argument.name)
     if isinstance(argument, tuple):
-        return [_value(one, device) for one in argument]
+        return [_value(item, device) for item in argument]
     return argument
 
 

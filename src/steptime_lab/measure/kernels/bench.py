@@ -88,16 +88,18 @@ class KernelBench:
 
     def measure(self, batch: Sequence[KernelCase], setting: Setting) -> list[tuple[KernelCase, dict[str, Any]]]:
         """The rows of a batch: up to two for every case that runs."""
-        ready = [one for one in (self._prepare(case, setting) for case in batch) if one is not None]
+        ready = [item for item in (self._prepare(case, setting) for case in batch) if item is not None]
         self._marker.begin("")
         if not self._profiled(ready, setting):
             self._progress.skip("the profile lost records", len(ready))
             return []
         rows = []
-        for one in ready:
-            found = [row_of(one.case, c, s, share=setting.share, others=setting.others) for c, s in one.segments.items() if s]
-            rows += [(one.case, row) for row in found if row is not None]
-            if any(found):
+        for item in ready:
+            results = [
+                row_of(item.case, c, s, share=setting.share, others=setting.others) for c, s in item.segments.items() if s
+            ]
+            rows += [(item.case, row) for row in results if row is not None]
+            if any(results):
                 self._progress.step()
             else:
                 self._progress.skip("launches nothing on the device")
@@ -165,8 +167,8 @@ class KernelBench:
         """Profiles a batch, a second time where records were lost or the device had changed; whether there are records."""
         watched = self._watched(setting)
         for last in (False, True):
-            for one in ready:
-                one.segments = {COLD: [], WARM: []}
+            for item in ready:
+                item.segments = {COLD: [], WARM: []}
             self._arena.refill()
             gc.collect()
             if not last:
@@ -183,7 +185,7 @@ class KernelBench:
                 continue
             finally:
                 gc.enable()
-            times = [[float(sum(work.duration_ns for work in run)) for run in one.segments[COLD]] for one in watched]
+            times = [[float(sum(work.duration_ns for work in run)) for run in item.segments[COLD]] for item in watched]
             # Ranks that measure together would lose step.
             if not watched or not self._sentinels.drifted(times) or last or self.group.ranks > 1:
                 return True
@@ -195,9 +197,9 @@ class KernelBench:
         """The sentinels of a batch; a CPU is too unsteady for any."""
         if self.group.device.type != "cuda":
             return []
-        made = [KernelCase(call, call.to_json(), "", "") for call in CALLS]
+        result = [KernelCase(call, call.to_json(), "", "") for call in CALLS]
         try:
-            return [_ReadyCall(case, PreparedCall(case.call, self._arena), setting.repeats) for case in made]
+            return [_ReadyCall(case, PreparedCall(case.call, self._arena), setting.repeats) for case in result]
         except DoesNotFitError:
             return []
 
@@ -205,13 +207,13 @@ class KernelBench:
         random = np.random.default_rng([setting.seed, len(ready)])
         issued: list[tuple[_ReadyCall, str] | None] = []
         with profile_on(self.group.device) as profile:
-            for repeat in range(max((one.repeats for one in ready), default=0)):
+            for repeat in range(max((item.repeats for item in ready), default=0)):
                 # A whole round lies between two repeats of a call, so what it keeps (index tensors) has left the caches.
                 for cache in (COLD, WARM):
                     for index in random.permutation(len(ready)):
-                        one = ready[index]
-                        if repeat < one.repeats and (cache == COLD or (one.case.warm and one.prepared.can_be_warm)):
-                            issued += self._run(one, cache, profile.mark)
+                        item = ready[index]
+                        if repeat < item.repeats and (cache == COLD or (item.case.warm and item.prepared.can_be_warm)):
+                            issued += self._run(item, cache, profile.mark)
         for segment, owner in zip(profile.segments(), issued, strict=True):
             if owner is not None:
                 owner[0].segments[owner[1]].append(segment)

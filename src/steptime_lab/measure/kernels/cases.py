@@ -74,15 +74,15 @@ def sweep_cases(chosen: Iterable[Family], count: int, seed: int) -> list[KernelC
     """So many calls over the families by their weights, none twice, in the families' order."""
     every = list(chosen)
     total = sum(family.weight for family in every)
-    found: dict[str, KernelCase] = {}
+    result: dict[str, KernelCase] = {}
     for family in every:
         each = max(1, round(count * family.weight / total))
         random = np.random.default_rng([seed, zlib.crc32(family.name.encode())])
         for call in family.sweep(random, each):
             text = call.to_json()
             warm = draw_of(text, "warm") < family.warm
-            found.setdefault(text, KernelCase(call, text, family.name, SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
-    return list(found.values())
+            result.setdefault(text, KernelCase(call, text, family.name, SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
+    return list(result.values())
 
 
 def workload_cases(file: Path, chosen: Iterable[str] | None = None) -> list[KernelCase]:
@@ -90,15 +90,15 @@ def workload_cases(file: Path, chosen: Iterable[str] | None = None) -> list[Kern
     if not file.exists():
         return []
     allowed = None if chosen is None else set(chosen)
-    found: dict[str, KernelCase] = {}
+    result: dict[str, KernelCase] = {}
     for name, calls in read_calls(file).items():
         for call in calls:
             text, family = call.to_json(), _family_of(call)
             if allowed is None or family in allowed:
                 # As PyTorch sets it unless told otherwise.
                 tf32 = _base(call) in _CONVOLUTIONS and call.dtype == "float32"
-                found.setdefault(text, KernelCase(call, text, family, name, tf32=tf32))
-    return list(found.values())
+                result.setdefault(text, KernelCase(call, text, family, name, tf32=tf32))
+    return list(result.values())
 
 
 def shuffled(cases: Sequence[KernelCase], seed: int) -> list[KernelCase]:
@@ -112,14 +112,14 @@ def whole_gpu_cases(file: Path, only: Sequence[str], seed: int, *, small: bool, 
     if not small:
         workloads = shuffled(workload_cases(file, only or None), seed)
         return _unique([*workloads, *shuffled(sweep_cases(every, FULL, seed), seed)])
-    found = [*workload_cases(file, only or None)[:6]]
+    results = [*workload_cases(file, only or None)[:6]]
     each = max(2, -(-SMALL // max(1, len(every))))
     for family in every:
         drawn = sweep_cases([family], 8 * each if smallest else each, seed)
         # A slow machine: few bytes, and in the precision that every CPU has.
         order = sorted(drawn, key=lambda case: (case.call.dtype != "float32", case.call.nbytes))
-        found += (order if smallest else shuffled(drawn, seed))[:each]
-    return _unique(shuffled(found, seed))
+        results += (order if smallest else shuffled(drawn, seed))[:each]
+    return _unique(shuffled(results, seed))
 
 
 def part_cases(file: Path, only: Sequence[str], seed: int, *, largest_bytes: int, small: bool) -> list[KernelCase]:
@@ -139,12 +139,12 @@ def part_cases(file: Path, only: Sequence[str], seed: int, *, largest_bytes: int
 
 def benchmark_cases(only: Sequence[str], seed: int, count: int, largest_bytes: int) -> list[KernelCase]:
     """Convolutions of the sweep for which cuDNN may try its algorithms; each costs a search."""
-    found = [
+    results = [
         KernelCase(case.call, case.text, case.family, case.source, tf32=case.tf32, benchmark=True)
         for case in shuffled(sweep_cases(_families(only), FULL, seed), seed)
         if _base(case.call) in _CONVOLUTIONS and case.call.nbytes <= largest_bytes
     ]
-    return found[:count]
+    return results[:count]
 
 
 def _families(only: Sequence[str]) -> list[Family]:
@@ -152,10 +152,10 @@ def _families(only: Sequence[str]) -> list[Family]:
 
 
 def _unique(cases: Iterable[KernelCase]) -> list[KernelCase]:
-    found: dict[tuple[str, bool], KernelCase] = {}
+    result: dict[tuple[str, bool], KernelCase] = {}
     for case in cases:
-        found.setdefault((case.text, case.tf32), case)
-    return list(found.values())
+        result.setdefault((case.text, case.tf32), case)
+    return list(result.values())
 
 
 def _tf32_of_sweep(call: Call, text: str) -> bool:

@@ -79,11 +79,11 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def calls(self) -> dict[Call, int]:
         """How often each distinct call was made, in the order they first came; on a GPU only those that touched it."""
         gpu = any(seen.on_gpu for seen in self._counts)
-        found: Counter[Call] = Counter()
+        result: Counter[Call] = Counter()
         for seen, count in self._counts.items():
             if seen.on_gpu or not gpu:
-                found[replace(seen.call, written=self._written[seen].most_common(1)[0][0])] += count
-        return dict(found)
+                result[replace(seen.call, written=self._written[seen].most_common(1)[0][0])] += count
+        return dict(result)
 
     def _seen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Seen | None:
         name = f"{func._schema.name}.{func._overloadname}"
@@ -161,7 +161,7 @@ def _as_data(value: Any, func: Any, args: Sequence[Any], place: int | str, on_gp
     if isinstance(value, torch.Tensor):
         return _tensor_as_data(value, func, args, place, on_gpu)
     if isinstance(value, list | tuple):
-        return tuple(_as_data(one, func, args, place, on_gpu) for one in value)
+        return tuple(_as_data(item, func, args, place, on_gpu) for item in value)
     if isinstance(value, torch.dtype):
         return DtypeArg(str(value).removeprefix("torch."))
     if isinstance(value, torch.device):

@@ -29,13 +29,13 @@ class Sentinels:
     def drifted(self, times_ns: list[list[float]]) -> bool:
         """Whether a batch with these times of its sentinels (one list per call) was measured on a device that had changed."""
         far = False
-        for place, (own, limit) in enumerate(zip(times_ns, _LIMITS, strict=True)):
-            if not own:
+        for index, (item, limit) in enumerate(zip(times_ns, _LIMITS, strict=True)):
+            if not item:
                 continue
-            known, now = self._times[place], median(own)
+            known, now = self._times[index], median(item)
             if len(known) >= _FIRST:
                 drift = now / median(known) - 1
-                self.worst[place] = max(self.worst[place], drift, key=abs)
+                self.worst[index] = max(self.worst[index], drift, key=abs)
                 far = far or abs(drift) > limit
             known.append(now)
         return far

@@ -32,9 +32,9 @@ def run(session: Session, options: Options) -> None:
     """A whole GPU, and parts of it where ranks share one; the time left is divided evenly among groups to come."""
     parts = tuple(count for count in options.ranks if count > 1) if options.share_gpu else ()
     sizes = ((1,) if 1 in options.ranks or not parts else ()) + parts
-    for place, count in enumerate(sizes):
+    for index, count in enumerate(sizes):
         # A whole GPU has most to do.
-        within = replace(session, budget=session.budget.part(0.6 if count == 1 and parts else 1 / (len(sizes) - place)))
+        within = replace(session, budget=session.budget.part(0.6 if count == 1 and parts else 1 / (len(sizes) - index)))
         layout = Layout(count, share_gpu=count > 1, device=options.device)
         for number in range(_ATTEMPTS):
             if within.budget.left_s() <= 0:
@@ -71,20 +71,20 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     passes = [(setting, cases)]
     if group.share > 1:
         passes += [(replace(setting, others=what), sample) for what in ("idle", "streaming")]
-    asked = [(one, _remaining(session, some, one, int(plan.get("attempt", 0)))) for one, some in passes]
+    asked = [(item, _remaining(session, entry, item, int(plan.get("attempt", 0)))) for item, entry in passes]
     # What is done is read before anybody adds to it: the ranks have to ask the same.
     group.barrier()
-    if not any(some for _, some in asked):
+    if not any(entry for _, entry in asked):
         return
-    progress = session.progress(f"lookups on 1/{group.share}", sum(len(some) for _, some in asked))
+    progress = session.progress(f"lookups on 1/{group.share}", sum(len(entry) for _, entry in asked))
     bench = LookupBench(group, session, memory, progress)
     if not group.all_agree(_proven(session, memory, seed)):
-        asked = [(one, [case for case in some if case.implementation != "table_batched"]) for one, some in asked]
+        asked = [(item, [case for case in entry if case.implementation != "table_batched"]) for item, entry in asked]
     bench.try_out(_small_cases(group, seed, tuple(plan["only"])))
-    for place, (one, some) in enumerate(asked):
-        due = sum(len(later) for _, later in asked[place:])
-        within = replace(session, budget=session.budget.part(len(some) / due if due else 0.0))
-        _measure(within, group, bench, some, one)
+    for index, (item, entry) in enumerate(asked):
+        due = sum(len(later) for _, later in asked[index:])
+        within = replace(session, budget=session.budget.part(len(entry) / due if due else 0.0))
+        _measure(within, group, bench, entry, item)
     progress.close()
 
 

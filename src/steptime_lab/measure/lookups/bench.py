@@ -82,7 +82,7 @@ class LookupBench:
 
     def measure(self, batch: Sequence[LookupCase], setting: Setting) -> list[dict[str, Any]]:
         """The rows of a batch: two or four for every case that runs."""
-        ready = [one for one in map(self._prepare, batch) if one is not None]
+        ready = [item for item in map(self._prepare, batch) if item is not None]
         self.group.barrier()
         gc.collect()
         gc.disable()
@@ -94,7 +94,7 @@ class LookupBench:
             return []
         finally:
             gc.enable()
-        rows = [row for one in ready for row in self._rows(one, setting)]
+        rows = [row for item in ready for row in self._rows(item, setting)]
         ready.clear()
         self._tidy()
         return rows
@@ -102,9 +102,9 @@ class LookupBench:
     def try_out(self, cases: Sequence[LookupCase]) -> None:
         """Runs cases unrecorded: kernels are compiled and libraries loaded at their first use."""
         for case in cases:
-            one = self._prepare(case)
-            if one is not None:
-                self._issue(one, COLD, lambda _: None)
+            item = self._prepare(case)
+            if item is not None:
+                self._issue(item, COLD, lambda _: None)
         self.group.synchronize()
 
     def _prepare(self, case: LookupCase) -> _ReadyLookup | None:
@@ -120,10 +120,10 @@ class LookupBench:
         with profile_on(self.group.device) as profile:
             for repeat in range(_REPEATS):
                 for index in random.permutation(len(ready)):
-                    one = ready[index]
-                    owners += self._issue(one, COLD, profile.mark)
-                    if one.warm and repeat < _WARM_REPEATS:
-                        owners += self._issue(one, WARM, profile.mark)
+                    item = ready[index]
+                    owners += self._issue(item, COLD, profile.mark)
+                    if item.warm and repeat < _WARM_REPEATS:
+                        owners += self._issue(item, WARM, profile.mark)
         for segment, owner in zip(profile.segments(), owners, strict=True):
             if owner is not None:
                 owner[0].segments.setdefault(owner[1:], []).append(segment)
@@ -161,11 +161,11 @@ class LookupBench:
 
     def _rows(self, one: _ReadyLookup, setting: Setting) -> list[dict[str, Any]]:
         case = one.prepared.case
-        found = [
+        results = [
             row_of(one.prepared, direction, cache, segments, share=setting.share, others=setting.others)
             for (direction, cache), segments in one.segments.items()
         ]
-        rows = [row for row in found if row is not None]
+        rows = [row for row in results if row is not None]
         if one.failed or not rows:
             if not one.failed:
                 self._progress.skip("launches nothing on the device")
@@ -177,13 +177,13 @@ class LookupBench:
 
     def _add_events(self, one: _ReadyLookup, rows: Sequence[dict[str, Any]]) -> None:
         try:
-            found = event_times_ns(one.prepared, self._memory.flush, clock_of(self.group))
+            result = event_times_ns(one.prepared, self._memory.flush, clock_of(self.group))
         except Exception as error:
             self._say(one.prepared.case, error)
             return
         for row in rows:
             if row["cache"] == COLD and (not self._cuda or float(np.median(row["times_ns"])) >= _LONG_ENOUGH_NS):
-                row["event_ns"] = found[row["direction"] == BACKWARD]
+                row["event_ns"] = result[row["direction"] == BACKWARD]
 
     def _say(self, case: LookupCase, error: Exception) -> None:
         try:

@@ -138,13 +138,13 @@ def cases_of(implementation: str, count: int, seed: int, limits: LookupLimits) -
     """So many lookups of one implementation; the same arguments give the same ones, and a longer list begins with a shorter."""
     random = Random(f"{implementation} {seed}")
     pool = pool_of(random)
-    found: list[LookupCase] = []
-    while len(found) < count:
+    results: list[LookupCase] = []
+    while len(results) < count:
         case = fitted(drawn(implementation, random, pool), random, limits)
         if random.random() < _SERIES / SERIES_LENGTH / (1 - _SERIES):
-            found += series_of(case, f"{implementation}-{seed}-{len(found)}")
-        found.append(case)
-    return found[:count]
+            results += series_of(case, f"{implementation}-{seed}-{len(results)}")
+        results.append(case)
+    return results[:count]
 
 
 def pool_of(random: Random) -> list[Generator]:
@@ -155,12 +155,12 @@ def pool_of(random: Random) -> list[Generator]:
 def small_cases(seed: int) -> list[LookupCase]:
     """A few of each implementation, in every dtype and with every optimiser, that take a CPU milliseconds."""
     limits = LookupLimits(elements=1 << 20, lookups=4000, read_bytes=1 << 20, outputs=1 << 20, rows=3000)
-    found = [*cases_of("table_batched", 5, seed, limits), *cases_of("embedding_bag", 4, seed, limits)]
+    results = [*cases_of("table_batched", 5, seed, limits), *cases_of("embedding_bag", 4, seed, limits)]
     optimizers = ("sgd", "rowwise_adagrad", "sgd", "sgd", "rowwise_adagrad", "sgd", "adagrad", "sgd", "sgd")
     dtypes = ("float32", "float32", "float16", "bfloat16", "float32", "float32", "float32", "bfloat16", "float32")
     return [
-        replace(case, optimizer=optimizer, dtype=dtype, weighted=place % 4 == 0)
-        for place, (case, optimizer, dtype) in enumerate(zip(found, optimizers, dtypes, strict=True))
+        replace(case, optimizer=optimizer, dtype=dtype, weighted=index % 4 == 0)
+        for index, (case, optimizer, dtype) in enumerate(zip(results, optimizers, dtypes, strict=True))
     ]
 
 
@@ -288,12 +288,12 @@ def _with_bags(table: Generator, factor: float) -> Generator:
 
 def series_of(case: LookupCase, name: str) -> list[LookupCase]:
     """The same tables and bags, six skews: what differs in time comes from which rows are looked up."""
-    found = []
+    results = []
     for step in range(SERIES_LENGTH):
         level = step / (SERIES_LENGTH - 1)
         skew: dict[str, Any] = (
             {"kind": "zipf", "alpha": round(0.5 + 1.7 * level, 3)} if step else {"kind": "uniform", "alpha": 1.0}
         )
         plain = (replace(generator, shift=1.0, locality=0.0, **skew) for generator in case.generators)
-        found.append(replace(case, generators=tuple(plain), series=name))
-    return found
+        results.append(replace(case, generators=tuple(plain), series=name))
+    return results

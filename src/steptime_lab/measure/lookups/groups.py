@@ -60,9 +60,9 @@ def _step_latency(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """What one step of a program costs: a single table, equal bags, every footprint. 1,507 cases, 75 s."""
     del limits
     grid = product(DIMS, (61, 62, 64, 68, 72, 200), (256, 1024, 4096, 16384, 65536), _TOUCHED_BYTES)
-    for place, (dim, pooling, batch, touched) in enumerate(grid):
+    for index, (dim, pooling, batch, touched) in enumerate(grid):
         # Every fourth in 16 bits too: no number of values further right in the grid, nor their product, is a multiple of 4.
-        for dtype in ("float32", *(HALVES if place % 4 == 0 else ())):
+        for dtype in ("float32", *(HALVES if index % 4 == 0 else ())):
             rows = max(1, round(touched / dim / (4 if dtype == "float32" else 2)))
             table = Generator(rows=rows, pooling=float(pooling), seed=random.getrandbits(31))
             yield LookupCase("table_batched", "sgd", dtype, False, batch, (dim,), (table,), warm=True)
@@ -144,8 +144,8 @@ def _many_tables(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
 def _half_rows(random: Random, limits: LookupLimits) -> Iterator[LookupCase]:
     """Rows of 16 bits. 200 cases, 11 s."""
     pool = pool_of(random)
-    for place, name in product(range(100), ("table_batched", "embedding_bag")):
-        case = replace(drawn(name, random, pool), dtype=HALVES[place % 2], optimizer="sgd")
+    for index, name in product(range(100), ("table_batched", "embedding_bag")):
+        case = replace(drawn(name, random, pool), dtype=HALVES[index % 2], optimizer="sgd")
         yield fitted(case, random, limits)
 
 
@@ -155,16 +155,16 @@ def _module_gradients(random: Random, limits: LookupLimits) -> Iterator[LookupCa
     A dense gradient is as large as its table, and so is the update: 1 GB at most. 448 cases, 25 s.
     """
     del limits
-    for place, name in product(range(150), ("embedding_bag_dense", "embedding_dense", "embedding_sparse")):
+    for index, name in product(range(150), ("embedding_bag_dense", "embedding_dense", "embedding_sparse")):
         dim = dims_of(random, 1)[0]
         rows = round(log_uniform(random, 1e3, min(3e6, 2.5e8 / dim)))
-        adagrad = place % 5 == 4
+        adagrad = index % 5 == 4
         # Adagrad with sparse gradients sums every row's in a single thread.
         lookups = log_uniform(random, 200, 6e4 if adagrad and name == "embedding_sparse" else 1e6)
-        pooling = float(round(log_uniform(random, 1, 100))) if name == "embedding_bag_dense" or place % 3 else 1.0
+        pooling = float(round(log_uniform(random, 1, 100))) if name == "embedding_bag_dense" or index % 3 else 1.0
         table = skewed(Generator(rows=rows, pooling=pooling, seed=random.getrandbits(31)), random, random.random())
         batch = max(1, round(lookups / pooling))
-        dtype = HALVES[place % 2] if place % 6 == 1 else "float32"
+        dtype = HALVES[index % 2] if index % 6 == 1 else "float32"
         yield LookupCase(name, "adagrad" if adagrad else "sgd", dtype, False, batch, (dim,), (table,))
 
 
@@ -174,17 +174,17 @@ def _large_on_parts(random: Random, limits: LookupLimits) -> Iterator[LookupCase
     64 cases, 30 s on a quarter beside parts that do the same.
     """
     del limits
-    for place in range(64):
+    for index in range(64):
         count, dim = random.randint(1, 4), random.choice((16, 16, 32, 64))
         lookups = log_uniform(random, 3e6, 1.4e7)
         batch = random.choice((8192, 16384, 24576, 32768))
         pooling = float(max(1, round(lookups / count / batch)))
         rows = round(log_uniform(random, 4e5, 9e6 if dim < 64 else 4e6))
         tables = tuple(Generator(rows=rows, pooling=pooling, seed=random.getrandbits(31)) for _ in range(count))
-        if place % 2:
+        if index % 2:
             tables = tuple(skewed(table, random, random.random()) for table in tables)
         yield LookupCase(
-            "table_batched", ("sgd", "rowwise_adagrad")[place // 2 % 2], "float32", False, batch, (dim,) * count, tables
+            "table_batched", ("sgd", "rowwise_adagrad")[index // 2 % 2], "float32", False, batch, (dim,) * count, tables
         )
 
 

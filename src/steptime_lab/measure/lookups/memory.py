@@ -36,11 +36,11 @@ class Memory:
 
     def rows(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat view for tables of so many elements in all."""
-        buffer, place = self._rows[dtype], self._place[dtype]
-        if place + elements > buffer.numel():
-            place = 0
-        self._place[dtype] = -(-(place + elements) // _ALIGNMENT) * _ALIGNMENT
-        return buffer[place : place + elements]
+        buffer, index = self._rows[dtype], self._place[dtype]
+        if index + elements > buffer.numel():
+            index = 0
+        self._place[dtype] = -(-(index + elements) // _ALIGNMENT) * _ALIGNMENT
+        return buffer[index : index + elements]
 
     def gradient(self, batch: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         """Random values in the shape of an output."""

@@ -121,10 +121,10 @@ def draw(flat: torch.Tensor, values: str) -> None:
 
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype of that name."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    result = getattr(torch, name, None)
+    if not isinstance(result, torch.dtype):
         raise TypeError(f"no dtype is called {name!r}")
-    return found
+    return result
 
 
 def step_of(tensor: TensorArg) -> int:

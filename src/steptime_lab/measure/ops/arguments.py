@@ -29,10 +29,10 @@ def operator(name: str) -> Any:
     if namespace != "aten" or base in _REFUSED or not base.isidentifier():
         raise InputError(f"op {name!r} cannot be measured; only calls of aten:: ops can")
     packet = getattr(torch.ops.aten, base, None)
-    found = getattr(packet, overload or "default", None)
-    if found is None:
+    result = getattr(packet, overload or "default", None)
+    if result is None:
         raise InputError(f"this torch ({torch.__version__}) has no op {name!r}")
-    return found
+    return result
 
 
 class _View:
@@ -104,7 +104,7 @@ class PreparedCall:
                 # True: multiplying by it keeps every dtype, bool included.
                 _writable(value).mul_(True)
             else:
-                torch._foreach_mul_([_writable(one) for one in value if isinstance(one, torch.Tensor)], 1)
+                torch._foreach_mul_([_writable(item) for item in value if isinstance(item, torch.Tensor)], 1)
 
     def run(self) -> None:
         """Once, cold; the result is dropped."""
@@ -127,7 +127,7 @@ class PreparedCall:
         if isinstance(value, DtypeArg):
             return torch_dtype(value.name)
         if isinstance(value, tuple):
-            slots = [self._slot(one, mutable) for one in value]
+            slots = [self._slot(item, mutable) for item in value]
             return _List(slots) if any(isinstance(slot, _View) for slot in slots) else slots
         if not isinstance(value, TensorArg):
             return value
@@ -179,5 +179,5 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_device(value: Argument) -> bool:
     if isinstance(value, tuple):
-        return any(_on_device(one) for one in value)
+        return any(_on_device(item) for item in value)
     return isinstance(value, TensorArg) and value.device == "device" and value.numel > 0

@@ -102,15 +102,15 @@ def due(session: Session, options: Options, place: PlansPlace, turn: int) -> lis
     given = given_plans(options)
     tasks = tasks_of(small=options.small, only=options.only or tuple(given))
     blocks = range(_SMALL_BLOCKS if options.small else BLOCKS)
-    found = []
+    results = []
     for task in tasks[::_REPEATED] if turn else tasks:
         cases = [case for case, _ in plans_of(task, max(options.ranks), given)]
         keys = [
             key_of_case(case, place.share, place.fabric, name="sharding", block=block) for case in cases for block in blocks
         ]
         if any(done[key] <= turn for key in keys):
-            found.append(task.name)
-    return found
+            results.append(task.name)
+    return results
 
 
 def tasks_of(*, small: bool, only: Sequence[str]) -> list[Dlrm]:
@@ -151,19 +151,19 @@ def plans_of(task: Dlrm, ranks: int, given: Given | None = None) -> list[tuple[C
     from steptime._shard.rules import rules
     from steptime_lab.workloads.cases import dlrm_case
 
-    found: dict[str, Case] = {}
+    result: dict[str, Case] = {}
     others: dict[str, list[str]] = {}
-    made = [dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule) for rule in rules()]
+    built = [dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule) for rule in rules()]
     for name, placed in (given or {}).get(task.name, {}).items():
-        named = replace(made[0], name=f"{task.name}-{name}-r{ranks}", rule=name)
-        made.append(replace(named, plan={table.name: placed[table.name] for table in task.tables}))
-    for case in made:
+        named = replace(built[0], name=f"{task.name}-{name}-r{ranks}", rule=name)
+        built.append(replace(named, plan={table.name: placed[table.name] for table in task.tables}))
+    for case in built:
         plan, rule = json.dumps(case.plan), case.rule
-        if plan in found:
+        if plan in result:
             others[plan].append(rule)
         else:
-            found[plan], others[plan] = case, []
-    return [(case, ",".join(others[plan])) for plan, case in found.items()]
+            result[plan], others[plan] = case, []
+    return [(case, ",".join(others[plan])) for plan, case in result.items()]
 
 
 def order_of(task: str, block: int, plans: int, *seeds: int) -> list[int]:

@@ -18,12 +18,12 @@ Times = dict[str, dict[tuple[Any, ...], float]]  # plan -> (process, block) -> n
 
 def by_task(rows: Iterable[Mapping[str, Any]]) -> dict[str, Times]:
     """Per task and rule the time in every block; rules that make the same plan share its times."""
-    found: dict[str, Times] = {}
+    result: dict[str, Times] = {}
     for row in rows:
         block = (row["run"], row["process"], row["block"])
         for rule in (row["rule"], *filter(None, (row["aliases"] or "").split(","))):
-            found.setdefault(row["task"], {}).setdefault(rule, {})[block] = row["time_ns"]
-    return found
+            result.setdefault(row["task"], {}).setdefault(rule, {})[block] = row["time_ns"]
+    return result
 
 
 def chance(times: Times) -> float:

@@ -26,7 +26,7 @@ def read_plans(file: Path, tasks: Sequence[Dlrm], ranks: int) -> Given:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{file}: no readable plans ({error}); expected JSON, task: name: table: rank") from error
-    if not isinstance(content, dict) or not content or not all(isinstance(some, dict) for some in content.values()):
+    if not isinstance(content, dict) or not content or not all(isinstance(item, dict) for item in content.values()):
         raise InputError(f"{file}: expected a JSON object with a task or more, each an object of named plans")
     known = {task.name: task for task in tasks}
     for name, plans in content.items():

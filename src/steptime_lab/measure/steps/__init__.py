@@ -96,12 +96,12 @@ def calibrations(phase: Phase, small: bool) -> int:
 
 def full_traces(cases: Sequence[Case]) -> list[str]:
     """The few cases whose full traces are kept."""
-    found = []
+    results = []
     for workload, ranks in _FULL_TRACES:
         fitting = [case for case in cases if (case.workload, case.ranks) == (workload, ranks)]
         if fitting:
-            found.append(min(fitting, key=lambda case: case.batch).name)
-    return found
+            results.append(min(fitting, key=lambda case: case.batch).name)
+    return results
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ def cut(host: Iterable[RawEvent], device: Iterable[RawEvent]) -> dict[tuple[int,
             ops[event.correlation_id()] = (name, event.start_ns())
     marks.sort()
     begins = [begin for begin, _, _ in marks]
-    found: dict[tuple[int, int], list[Launched]] = {key: [] for _, _, key in marks}
+    result: dict[tuple[int, int], list[Launched]] = {key: [] for _, _, key in marks}
     for event in device:
         if event.is_user_annotation():
             continue
@@ -93,9 +93,9 @@ def cut(host: Iterable[RawEvent], device: Iterable[RawEvent]) -> dict[tuple[int,
         at = bisect_right(begins, launched_ns) - 1
         if at >= 0 and launched_ns <= marks[at][1]:
             times = (launched_ns, event.start_ns(), event.duration_ns())
-            found[marks[at][2]].append(Launched(op, event.name(), event.device_resource_id(), *times))
+            result[marks[at][2]].append(Launched(op, event.name(), event.device_resource_id(), *times))
     return {
-        key: StepKernels(begin, end - begin, tuple(sorted(found[key], key=lambda each: (each.launched_ns, each.start_ns))))
+        key: StepKernels(begin, end - begin, tuple(sorted(result[key], key=lambda each: (each.launched_ns, each.start_ns))))
         for begin, end, key in marks
     }
 

@@ -83,12 +83,12 @@ def _profile(attempts: Attempts, cases: Sequence[Case]) -> None:
     if not built:
         return
     names = "+".join(case.name for case, _ in built)
-    found = attempts.attempt(names, lambda: profiled([step for _, step in built], group))
+    result = attempts.attempt(names, lambda: profiled([step for _, step in built], group))
     for at, (case, step) in enumerate(built):
         step.close()
-        if found is None:
+        if result is None:
             continue
-        steps = [found[key] for key in sorted(found) if key[0] == at]
+        steps = [result[key] for key in sorted(result) if key[0] == at]
         if steps and all(each.work for each in steps):
             attempts.session.store.add("step_kernels", row_of(case, group, comparable(steps)))
             attempts.progress.step()

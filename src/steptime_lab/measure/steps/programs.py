@@ -66,7 +66,7 @@ def _splits(inputs: Document) -> list[Any]:
 
 def owners(digests: Sequence[str]) -> list[int]:
     """Per rank the first rank that runs the same program."""
-    return [digests.index(own) for own in digests]
+    return [digests.index(digest) for digest in digests]
 
 
 def write_packed(file: Path, document: Document) -> None:

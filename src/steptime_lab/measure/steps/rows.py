@@ -46,11 +46,11 @@ def lookups_json(case: Case, step: Step, group: Group) -> str | None:
     mine = [name for name in names if plan.get(name, 0) == group.rank]
     iterations = [
         {
-            name: [found.lookups, found.unique, [round(share, 4) or 0 for share in found.reuse]]
-            for name, found in zip(mine, step.lookups(iteration), strict=False)
+            name: [lookup.lookups, lookup.unique, [round(share, 4) or 0 for share in lookup.reuse]]
+            for name, lookup in zip(mine, step.lookups(iteration), strict=False)
         }
         for iteration in range(step.batches)
     ]
     parts = [json.loads(text) for text in group.gather_text(json.dumps(iterations))]
-    merged = [{name: found for part in parts for name, found in part[at].items()} for at in range(step.batches)]
+    merged = [{name: lookup for part in parts for name, lookup in part[at].items()} for at in range(step.batches)]
     return json.dumps(merged, separators=(",", ":"), sort_keys=True) if any(merged) else None

@@ -169,8 +169,8 @@ def _rounds(attempts: Attempts, held: Sequence[Trial], pace: Pace, seeds: Sequen
             if trial.failed or turn >= pace.rounds_of(trial.step_s):
                 continue
             hot = alone and (turn > 0 or trial.kept)
-            found = attempts.attempt(names[at], partial(repeated, trial, group, pace, turn, hot=hot))
-            trial.keep(found, wire)
+            result = attempts.attempt(names[at], partial(repeated, trial, group, pace, turn, hot=hot))
+            trial.keep(result, wire)
 
 
 def calibrate(group: Group, session: Session) -> None:

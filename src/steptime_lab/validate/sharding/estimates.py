@@ -34,7 +34,7 @@ def estimates(task: MeasuredTask, platform: Platform) -> tuple[Evaluation, dict[
     """The evaluation of a task's plans, and by every way to estimate them [plans], the smaller the better."""
     evaluator = _evaluator(task.model, task, platform)
     ours = evaluator.evaluate(task.rank_of)
-    made = {
+    result = {
         OURS: ours.step_ns,
         UNIFORM: _evaluator(evenly_looked_up(task.model), task, platform).evaluate(task.rank_of).step_ns,
         NO_SKEW: _without_skew(task, evaluator, ours),
@@ -44,7 +44,7 @@ def estimates(task: MeasuredTask, platform: Platform) -> tuple[Evaluation, dict[
         PLANNER: _slowest(task, planner_costs(task.model, task.ranks)),
         PLANNER_HERE: _slowest(task, planner_costs(task.model, task.ranks, platform)),
     }
-    return ours, made
+    return ours, result
 
 
 def _evaluator(model: Dlrm, task: MeasuredTask, platform: Platform, laws: Laws | None = None) -> Evaluator:
@@ -82,24 +82,24 @@ def table_costs(model: Dlrm, platform: Platform) -> Floats:
     """[tables] what the lookup models say of every table by itself, both directions."""
     exact = ExactLookups.of(model, platform.device, ())
     alone = np.eye(len(model.tables), dtype=np.bool_)
-    found: Floats = sum(exact.of_subsets(alone, direction, "same") for direction in DIRECTIONS) + np.zeros(len(alone))
-    return found
+    result: Floats = sum(exact.of_subsets(alone, direction, "same") for direction in DIRECTIONS) + np.zeros(len(alone))
+    return result
 
 
 def _slowest(task: MeasuredTask, costs: Floats) -> Floats:
     """The largest sum of costs of a rank, [plans]."""
     sums = np.zeros((len(task.rank_of), task.ranks))
     np.add.at(sums, (np.arange(len(task.rank_of))[:, None], task.rank_of), costs)
-    found: Floats = sums.max(axis=1)
-    return found
+    result: Floats = sums.max(axis=1)
+    return result
 
 
 def rule_picks(task: MeasuredTask) -> Mapping[str, Floats]:
     """Per rule how likely each plan is picked: its own, surely."""
-    return {rule: np.eye(len(task.rank_of))[place] for rule, place in task.rules.items()}
+    return {rule: np.eye(len(task.rank_of))[index] for rule, index in task.rules.items()}
 
 
 def chance_pick(task: MeasuredTask) -> Floats:
     """A rule drawn at random."""
-    found: Floats = np.mean(list(rule_picks(task).values()), axis=0)
-    return found
+    result: Floats = np.mean(list(rule_picks(task).values()), axis=0)
+    return result

@@ -46,19 +46,19 @@ class GivenPlan:
 
 def given_plans(tasks: Sequence[MeasuredTask], platform: Platform) -> list[GivenPlan]:
     """Of tasks with plans beside the rules'."""
-    return [one for task in tasks for one in _of_task(task, platform)]
+    return [item for task in tasks for item in _of_task(task, platform)]
 
 
 def _of_task(task: MeasuredTask, platform: Platform) -> list[GivenPlan]:
     own = {place for rule, place in task.rules.items() if rule in rules()}
     best = min(own, key=lambda place: float(levels(task.paired)[place]))
     rule = next(rule for rule, place in task.rules.items() if place == best and rule in rules())
-    found = Evaluator.of(task.model, platform, task.ranks, calibration=task.calibration, exact=True).evaluate(task.rank_of)
+    result = Evaluator.of(task.model, platform, task.ranks, calibration=task.calibration, exact=True).evaluate(task.rank_of)
     rows = []
     for name, place in task.rules.items():
         if name not in rules():
             ratio, low, high = ratio_interval(np.log(task.paired[place] / task.paired[best]))
-            predicted, measured = found.step_ns.tolist(), task.measured_ns.tolist()
+            predicted, measured = result.step_ns.tolist(), task.measured_ns.tolist()
             rows.append(
                 GivenPlan(
                     task.name,

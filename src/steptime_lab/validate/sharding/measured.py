@@ -46,8 +46,8 @@ class MeasuredTask:
     @property
     def paired(self) -> Floats:
         """[plans, blocks] over the mean of all plans in the same block."""
-        found: Floats = self.times_ns / self.times_ns.mean(axis=0)
-        return found
+        result: Floats = self.times_ns / self.times_ns.mean(axis=0)
+        return result
 
     @property
     def measured_ns(self) -> Floats:
@@ -72,8 +72,8 @@ class MeasuredTask:
 
 def levels(paired: Floats) -> Floats:
     """[..., plans] the middle of blocks, [..., plans, blocks]."""
-    found: Floats = np.median(paired, axis=-1)
-    return found
+    result: Floats = np.median(paired, axis=-1)
+    return result
 
 
 def shipped_tasks(names: Sequence[str] | None = None) -> tuple[list[MeasuredTask], list[MeasuredTask]]:
@@ -83,14 +83,14 @@ def shipped_tasks(names: Sequence[str] | None = None) -> tuple[list[MeasuredTask
         if names is None or row["task"] in names:
             rows[row["task"]].append(row)
     known, tasks, beside = RunCalibrations(), [], []
-    for _, some in sorted(rows.items()):
-        calibration = known.of_run(_usual_run(some), int(some[0]["ranks"]))
-        tasks.append(task_of(some, calibration))
-        given = [row for row in some if not set(names_of(row)) <= set(sharding_rules())]
+    for _, item in sorted(rows.items()):
+        calibration = known.of_run(_usual_run(item), int(item[0]["ranks"]))
+        tasks.append(task_of(item, calibration))
+        given = [row for row in item if not set(names_of(row)) <= set(sharding_rules())]
         if given:
             runs = {row["run"] for row in given}
-            own = [row for row in some if row["run"] in runs]
-            beside.append(task_of(own, known.of_run(_usual_run(given), int(some[0]["ranks"])), given=True))
+            own = [row for row in item if row["run"] in runs]
+            beside.append(task_of(own, known.of_run(_usual_run(given), int(item[0]["ranks"])), given=True))
     return tasks, beside
 
 
@@ -107,9 +107,9 @@ def task_of(rows: Sequence[Row], calibration: Calibration, *, given: bool = Fals
         names = [name for name in names_of(row) if given or name in sharding_rules()]
         if not names:
             continue
-        place = plans.setdefault(row["plan"], len(plans))
-        rules.update(dict.fromkeys(names, place))
-        times[row["run"], row["process"], row["block"]][place] = float(row["time_ns"])
+        index = plans.setdefault(row["plan"], len(plans))
+        rules.update(dict.fromkeys(names, index))
+        times[row["run"], row["process"], row["block"]][index] = float(row["time_ns"])
     whole = [block for _, block in sorted(times.items()) if len(block) == len(plans)]
     placed = [json.loads(plan) for plan in plans]
     return MeasuredTask(
@@ -117,7 +117,7 @@ def task_of(rows: Sequence[Row], calibration: Calibration, *, given: bool = Fals
         int(rows[0]["ranks"]),
         np.array([[plan[table.name] for table in model.tables] for plan in placed], dtype=np.intp),
         dict(sorted(rules.items())),
-        np.array([[block[place] for block in whole] for place in range(len(plans))]),
+        np.array([[block[index] for block in whole] for index in range(len(plans))]),
         calibration,
     )
 

@@ -40,8 +40,8 @@ def planner_costs(model: Dlrm, ranks: int, platform: Platform | None = None) -> 
     written = model.batch * np.minimum(pooling, 1.0) * dim * _ITEM_BYTES  # bags that may be empty count in part
     read = np.ceil(lookups * _INDEX_BYTES) + lookups * np.maximum(dim, _LEAST_DIM) * _ITEM_BYTES
     forward = (read + written) * penalty / memory
-    found: Floats = forward * (1.0 + _BACKWARD) + 2.0 * written / links
-    return found
+    result: Floats = forward * (1.0 + _BACKWARD) + 2.0 * written / links
+    return result
 
 
 def _bandwidths(platform: Platform, ranks: int) -> tuple[float, float]:

@@ -28,16 +28,16 @@ def sharding_document(found: ShardingValidation) -> dict[str, Any]:
         **_part(found.whole),
         "parts": {name: _part(part) for name, part in found.groups.items()},
         "steps": asdict(found.steps.whole.summary),
-        "cases": [_task(one) for one in found.outcomes],
-        "given": [{**asdict(one), "faster": one.faster, "slower": one.slower} for one in found.given],
+        "cases": [_task(item) for item in found.outcomes],
+        "given": [{**asdict(item), "faster": item.faster, "slower": item.slower} for item in found.given],
         "warnings": list(found.steps.warnings),
     }
 
 
 def _part(part: ShardingGroup) -> dict[str, Any]:
     ours = {**asdict(part.ours), "chance": part.others[CHANCE].success_10}
-    others = {name: asdict(one) for name, one in part.others.items() if name not in ABLATIONS}
-    left_out = {name: asdict(one) for name, one in part.others.items() if name in ABLATIONS}
+    others = {name: asdict(item) for name, item in part.others.items() if name not in ABLATIONS}
+    left_out = {name: asdict(item) for name, item in part.others.items() if name in ABLATIONS}
     return {"summary": ours, "baselines": others, "ablations": left_out, "ceiling": asdict(part.ceiling)}
 
 
@@ -46,20 +46,20 @@ def _task(one: TaskOutcome) -> dict[str, Any]:
     pick = int(np.argmax(picked(one.found.step_ns)))
     return {
         "name": task.name,
-        "pick": next(rule for rule, place in task.rules.items() if place == pick),
+        "pick": next(rule for rule, index in task.rules.items() if index == pick),
         "regret": float(judged.regret[pick]),
         "tied_with_fastest": bool(judged.tied[pick]),
         "plans": [
             {
-                "rules": [rule for rule, own in task.rules.items() if own == place],
-                "predicted": float(one.found.step_ns[place]),
-                "measured": float(task.measured_ns[place]),
-                "error": float(one.found.step_ns[place] / task.measured_ns[place] - 1.0),
-                "regret": float(judged.regret[place]),
-                "lookups_ns": one.found.lookups_ns[place].tolist(),
-                "exchange_ns": float(one.found.exchange_ns[place].max()),
+                "rules": [rule for rule, item in task.rules.items() if item == index],
+                "predicted": float(one.found.step_ns[index]),
+                "measured": float(task.measured_ns[index]),
+                "error": float(one.found.step_ns[index] / task.measured_ns[index] - 1.0),
+                "regret": float(judged.regret[index]),
+                "lookups_ns": one.found.lookups_ns[index].tolist(),
+                "exchange_ns": float(one.found.exchange_ns[index].max()),
             }
-            for place in range(len(task.rank_of))
+            for index in range(len(task.rank_of))
         ],
     }
 
@@ -72,17 +72,17 @@ def sharding_lines(found: ShardingValidation, *, full: bool = False) -> list[str
         "",
         _line("", ("mean regret", "(95 %)", "max", "tied", "within 10 %", "top 1", "Spearman")),
         _score("predicted step", whole.ours),
-        *(_score(name, one) for name, one in whole.others.items() if name not in ABLATIONS),
+        *(_score(name, item) for name, item in whole.others.items() if name not in ABLATIONS),
         "",
         "Left out of the prediction",
-        *(_score(name, one) for name, one in whole.others.items() if name in ABLATIONS),
+        *(_score(name, item) for name, item in whole.others.items() if name in ABLATIONS),
         "",
         "Parts",
         *(_score(f"{name} ({part.ours.tasks})", part.ours) for name, part in found.groups.items()),
     ]
     if full:
         for name, part in found.groups.items():
-            lines += ["", f"Parts: {name}", *(_score(other, one) for other, one in part.others.items())]
+            lines += ["", f"Parts: {name}", *(_score(other, item) for other, item in part.others.items())]
     return [*lines, "", *_notes(found), *_given(found.given, full=full), "", "Worst picks", *_worst(found.outcomes)]
 
 
@@ -99,7 +99,7 @@ def _given(plans: Sequence[GivenPlan], *, full: bool) -> list[str]:
     return [
         "",
         "Searched plans against the best rule in hindsight",
-        *(f"  {name} {len(some)} tasks: {_compared(some)}" for name, some in groups.items() if some),
+        *(f"  {name} {len(item)} tasks: {_compared(item)}" for name, item in groups.items() if item),
         *(
             f"    {one.task} {one.name}: {one.ratio - 1:+.1%} ({one.low - 1:+.1%} to {one.high - 1:+.1%}) of {one.best_rule}, "
             f"predicted {one.predicted_ns / one.best_rule_predicted_ns - 1:+.1%}"
@@ -109,11 +109,11 @@ def _given(plans: Sequence[GivenPlan], *, full: bool) -> list[str]:
 
 
 def _compared(plans: Sequence[GivenPlan]) -> str:
-    measured = float(np.mean([one.ratio - 1 for one in plans]))
-    predicted = float(np.mean([one.predicted_ns / one.best_rule_predicted_ns - 1 for one in plans]))
+    measured = float(np.mean([plan.ratio - 1 for plan in plans]))
+    predicted = float(np.mean([plan.predicted_ns / plan.best_rule_predicted_ns - 1 for plan in plans]))
     return (
-        f"{sum(one.faster for one in plans)} faster beyond the noise, {sum(one.slower for one in plans)} slower by more than "
-        f"2 % and the noise; {measured:+.1%} on average, predicted {predicted:+.1%}"
+        f"{sum(plan.faster for plan in plans)} faster beyond the noise, {sum(plan.slower for plan in plans)} slower by more "
+        f"than 2 % and the noise; {measured:+.1%} on average, predicted {predicted:+.1%}"
     )
 
 
@@ -142,13 +142,13 @@ def _worst(outcomes: Sequence[TaskOutcome]) -> list[str]:
 def _explained(one: TaskOutcome) -> list[str]:
     pick, best = int(np.argmax(picked(one.found.step_ns))), int(np.argmin(one.judged.regret))
     lines = [f"  {one.task.name}: {one.judged.regret[pick]:.1%}{', tied' if one.judged.tied[pick] else ''}"]
-    for name, place in (("picked", pick), ("fastest", best)):
-        rule = next(rule for rule, own in one.task.rules.items() if own == place)
-        lookups = ", ".join(f"{time / 1e6:.1f}" for time in one.found.lookups_ns[place])
+    for name, index in (("picked", pick), ("fastest", best)):
+        rule = next(rule for rule, item in one.task.rules.items() if item == index)
+        lookups = ", ".join(f"{time / 1e6:.1f}" for time in one.found.lookups_ns[index])
         lines.append(
-            f"    {name} {rule}: measured {one.task.measured_ns[place] / 1e6:.2f} ms, predicted "
-            f"{one.found.step_ns[place] / 1e6:.2f}; lookups by rank {lookups}; exchanges "
-            f"{one.found.exchange_ns[place].max() / 1e6:.2f}"
+            f"    {name} {rule}: measured {one.task.measured_ns[index] / 1e6:.2f} ms, predicted "
+            f"{one.found.step_ns[index] / 1e6:.2f}; lookups by rank {lookups}; exchanges "
+            f"{one.found.exchange_ns[index].max() / 1e6:.2f}"
         )
     return lines
 
@@ -168,4 +168,4 @@ def _score(name: str, one: Score) -> str:
 
 
 def _line(name: str, values: Sequence[str]) -> str:
-    return f"{name:<{_WIDTH}}" + "".join(f"{value:>16}" if place == 1 else f"{value:>12}" for place, value in enumerate(values))
+    return f"{name:<{_WIDTH}}" + "".join(f"{value:>16}" if index == 1 else f"{value:>12}" for index, value in enumerate(values))

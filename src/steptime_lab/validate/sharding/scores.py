@@ -47,17 +47,17 @@ class Judged:
 
 def regrets(level: Floats) -> Floats:
     """How much longer than the fastest each plan takes, as a fraction; plans are the last axis."""
-    found: Floats = level / level.min(axis=-1, keepdims=True) - 1.0
-    return found
+    result: Floats = level / level.min(axis=-1, keepdims=True) - 1.0
+    return result
 
 
 def tied_with_fastest(paired: Floats) -> npt.NDArray[np.bool_]:
     """Which plans may be as fast as the fastest: the 95 % interval of their mean ratio over the same blocks holds 1."""
     best = int(np.argmin(levels(paired)))
-    found: npt.NDArray[np.bool_] = np.arange(len(paired)) == best
+    result: npt.NDArray[np.bool_] = np.arange(len(paired)) == best
     if paired.shape[1] > 1:
-        found |= np.array([ratio_interval(np.log(one / paired[best]))[1] <= 1.0 for one in paired])
-    return found
+        result |= np.array([ratio_interval(np.log(item / paired[best]))[1] <= 1.0 for item in paired])
+    return result
 
 
 def ratio_interval(logs: Floats) -> tuple[float, float, float]:
@@ -71,8 +71,8 @@ def ratio_interval(logs: Floats) -> tuple[float, float, float]:
 def picked(estimate: Floats) -> Floats:
     """How likely each plan is picked by an estimate, [plans]: the smallest, evenly among equals."""
     least = estimate <= estimate.min() * (1.0 + _SAME)
-    found: Floats = least / least.sum()
-    return found
+    result: Floats = least / least.sum()
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,15 @@ class Score:
 
 def score(judged: Sequence[Judged], picks: Sequence[Floats], estimates: Sequence[Floats] | None = None) -> Score:
     """Of picks, one for each task: how likely each of its plans is taken."""
-    own = np.array([float(one.regret @ pick) for one, pick in zip(judged, picks, strict=True)])
-    drawn = np.stack([one.resampled @ pick for one, pick in zip(judged, picks, strict=True)], axis=1)
+    own = np.array([float(item.regret @ pick) for item, pick in zip(judged, picks, strict=True)])
+    drawn = np.stack([item.resampled @ pick for item, pick in zip(judged, picks, strict=True)], axis=1)
     chosen = np.random.default_rng(_SEED).integers(0, len(judged), drawn.shape)
     again = np.take_along_axis(drawn, chosen, axis=1)
     pairs = list(zip(judged, picks, strict=True))
-    found = None
+    result = None
     if estimates is not None:
-        levels_of = [one.task.measured_ns for one in judged]
-        found = float(np.median([spearman(level, made) for level, made in zip(levels_of, estimates, strict=True)]))
+        levels_of = [item.task.measured_ns for item in judged]
+        result = float(np.median([spearman(level, estimate) for level, estimate in zip(levels_of, estimates, strict=True)]))
     return Score(
         tasks=len(judged),
         mean_regret=float(own.mean()),
@@ -109,10 +109,10 @@ def score(judged: Sequence[Judged], picks: Sequence[Floats], estimates: Sequence
         max_regret=float(own.max()),
         max_regret_interval=_ends(again.max(axis=1)),
         worst=judged[int(np.argmax(own))].task.name,
-        tied_with_fastest=float(np.mean([one.tied @ pick for one, pick in pairs])),
-        success_10=float(np.mean([(one.regret <= CLOSE) @ pick for one, pick in pairs])),
-        top1=float(np.mean([(one.regret == 0.0) @ pick for one, pick in pairs])),
-        spearman=found,
+        tied_with_fastest=float(np.mean([item.tied @ pick for item, pick in pairs])),
+        success_10=float(np.mean([(item.regret <= CLOSE) @ pick for item, pick in pairs])),
+        top1=float(np.mean([(item.regret == 0.0) @ pick for item, pick in pairs])),
+        spearman=result,
     )
 
 
@@ -133,8 +133,8 @@ def _ranked(values: Floats) -> Floats:
     """Places by size from 0, those of equals averaged."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     behind = np.cumsum(counts)
-    found: Floats = (behind - (counts + 1) / 2.0)[inverse.reshape(-1)]
-    return found
+    result: Floats = (behind - (counts + 1) / 2.0)[inverse.reshape(-1)]
+    return result
 
 
 @dataclass(frozen=True, slots=True)

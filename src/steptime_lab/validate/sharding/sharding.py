@@ -58,7 +58,7 @@ class ShardingGroup:
     @property
     def best_rule(self) -> tuple[str, Score]:
         """The fixed rule with the least mean regret."""
-        rules = {name: one for name, one in self.others.items() if one.spearman is None and name != CHANCE}
+        rules = {name: item for name, item in self.others.items() if item.spearman is None and name != CHANCE}
         name = min(rules, key=lambda rule: rules[rule].mean_regret)
         return name, rules[name]
 
@@ -95,8 +95,8 @@ def validate_sharding(
 
 def outcome_of(task: MeasuredTask) -> TaskOutcome:
     """One task."""
-    found, made = estimates(task, platform_of(task.ranks))
-    return TaskOutcome(Judged.of(task), found, made)
+    result, built = estimates(task, platform_of(task.ranks))
+    return TaskOutcome(Judged.of(task), result, built)
 
 
 def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = ()) -> ShardingValidation:
@@ -109,47 +109,51 @@ def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = 
         EQUAL: lambda task: task.equal,
         UNEQUAL: lambda task: not task.equal,
     }
-    some = {name: [one for one in outcomes if belongs(one.task)] for name, belongs in named.items()}
+    some = {name: [outcome for outcome in outcomes if belongs(outcome.task)] for name, belongs in named.items()}
     scored = {name: score_group(chosen) for name, chosen in some.items() if chosen}
     return ShardingValidation(tuple(outcomes), score_group(outcomes), scored, _steps(outcomes, some), tuple(given))
 
 
 def score_group(outcomes: Sequence[TaskOutcome]) -> ShardingGroup:
     """What every way to pick reaches on some tasks."""
-    judged = [one.judged for one in outcomes]
-    made = {
-        way: score(judged, [picked(one.estimates[way]) for one in outcomes], [one.estimates[way] for one in outcomes])
+    judged = [outcome.judged for outcome in outcomes]
+    result = {
+        way: score(
+            judged, [picked(outcome.estimates[way]) for outcome in outcomes], [outcome.estimates[way] for outcome in outcomes]
+        )
         for way in outcomes[0].estimates
     }
     rules = {
-        rule: score(judged, [rule_picks(one.task)[rule] for one in outcomes])
+        rule: score(judged, [rule_picks(outcome.task)[rule] for outcome in outcomes])
         for rule in outcomes[0].task.rules
-        if all(rule in one.task.rules for one in outcomes)
+        if all(rule in outcome.task.rules for outcome in outcomes)
     }
-    chance = score(judged, [chance_pick(one.task) for one in outcomes])
-    ours = made.pop(OURS)
-    return ShardingGroup(ours, {CHANCE: chance, **rules, **made}, ceiling([one.task for one in outcomes]))
+    chance = score(judged, [chance_pick(outcome.task) for outcome in outcomes])
+    ours = result.pop(OURS)
+    return ShardingGroup(ours, {CHANCE: chance, **rules, **result}, ceiling([outcome.task for outcome in outcomes]))
 
 
 def _steps(outcomes: Sequence[TaskOutcome], chosen: Mapping[str, Sequence[TaskOutcome]]) -> Validation:
-    compared = [Compared(one.task.name, case) for one in outcomes for case in _cases(one)]
-    names = {name: {one.task.name for one in some} for name, some in chosen.items()}
-    found = groups(compared, [(name, own.__contains__) for name, own in names.items()])
-    return Validation("sharding", "steps of sharding plans, never run", [one.case for one in compared], group(compared), found)
+    compared = [Compared(item.task.name, case) for item in outcomes for case in _cases(item)]
+    names = {name: {item.task.name for item in element} for name, element in chosen.items()}
+    result = groups(compared, [(name, entry.__contains__) for name, entry in names.items()])
+    return Validation(
+        "sharding", "steps of sharding plans, never run", [item.case for item in compared], group(compared), result
+    )
 
 
 def _cases(one: TaskOutcome) -> list[Case]:
     task = one.task
-    names = {place: rule for rule, place in reversed(list(task.rules.items()))}
+    names = {index: rule for rule, index in reversed(list(task.rules.items()))}
     return [
         Case(
-            name=f"{task.name} {names[place]}",
-            predicted=float(one.found.step_ns[place]),
-            measured=float(task.measured_ns[place]),
-            spread=_spread(task.paired[place]),
-            repeat_errors=repeat_errors(task.times_ns[place].tolist()),
+            name=f"{task.name} {names[index]}",
+            predicted=float(one.found.step_ns[index]),
+            measured=float(task.measured_ns[index]),
+            spread=_spread(task.paired[index]),
+            repeat_errors=repeat_errors(task.times_ns[index].tolist()),
         )
-        for place in range(len(task.rank_of))
+        for index in range(len(task.rank_of))
     ]
 
 

@@ -43,10 +43,10 @@ class Bar:
         return f"{self.group}: {self.measure} is {value:.2%}, the bar is {span} (worst: {group.summary.worst})"
 
     def _value(self, group: Group) -> float | None:
-        one: Summary = group.summary
+        item: Summary = group.summary
         if self.measure == _COVERAGE:
-            return one.interval_coverage
-        return float(getattr(one, _MEASURES[self.measure]))
+            return item.interval_coverage
+        return float(getattr(item, _MEASURES[self.measure]))
 
 
 def read_bars(file: Path, section: str) -> list[Bar]:
@@ -56,8 +56,8 @@ def read_bars(file: Path, section: str) -> list[Bar]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{file}: not a readable file of bars ({error}); expected TOML like the shipped bars.toml") from error
     if document.get("schema_version") != SCHEMA_VERSION:
-        found = document.get("schema_version")
-        raise InputError(f"{file}: bars of version {found}, this steptime reads {SCHEMA_VERSION}; set schema_version")
+        result = document.get("schema_version")
+        raise InputError(f"{file}: bars of version {result}, this steptime reads {SCHEMA_VERSION}; set schema_version")
     groups = document.get(section)
     if not isinstance(groups, dict):
         raise InputError(f"{file}: no bars for {section!r}; add a section [{section}.all]")

@@ -118,13 +118,13 @@ def shipped_steps(names: Iterable[str] | None = None, *, inflated: bool = False)
     read = None if inflated else wanted
     steps, profiles = _by_name("steps", _STEP_COLUMNS, read), _by_name("step_kernels", _PROFILE_COLUMNS, read)
     calibrations = RunCalibrations()
-    found = [
+    results = [
         _case(rows, profiles[name], calibrations)
         for name, rows in sorted(steps.items())
         if name in profiles and rows[0]["ranks"] in PLATFORMS
     ]
-    telling = [case for case in found if case.telling] if inflated else []
-    return [replace(case, inflation=inflation_of(case, telling)) for case in found if wanted is None or case.name in wanted]
+    telling = [case for case in results if case.telling] if inflated else []
+    return [replace(case, inflation=inflation_of(case, telling)) for case in results if wanted is None or case.name in wanted]
 
 
 def inflation_of(case: StepCase, telling: Iterable[StepCase]) -> float:
@@ -141,11 +141,11 @@ def inflation_of(case: StepCase, telling: Iterable[StepCase]) -> float:
 def _by_name(name: str, columns: Sequence[str], wanted: set[str] | None) -> dict[str, list[Row]]:
     table = shipped(name).select(columns)
     if wanted is not None:
-        table = table.filter([one in wanted for one in table["name"].to_pylist()])
-    found: dict[str, list[Row]] = defaultdict(list)
+        table = table.filter([item in wanted for item in table["name"].to_pylist()])
+    result: dict[str, list[Row]] = defaultdict(list)
     for row in table.to_pylist():
-        found[row["name"]].append(row)
-    return found
+        result[row["name"]].append(row)
+    return result
 
 
 def _case(rows: Sequence[Row], profile: Sequence[Row], calibrations: RunCalibrations) -> StepCase:

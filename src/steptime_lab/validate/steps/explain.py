@@ -54,20 +54,20 @@ def split(step: ModelledStep, recorded: ModelledStep, found: Steady, case: StepC
 
 def mean_splits(splits: Mapping[str, Sequence[Split]]) -> dict[str, dict[str, float]]:
     """Per group: of the error and each of its parts, the mean and the mean of absolute values."""
-    found: dict[str, dict[str, float]] = {}
-    for name, some in splits.items():
-        columns = {each.name: np.array([getattr(one, each.name) for one in some]) for each in fields(Split)}
-        found[name] = {
-            "rows": float(len(some)),
+    result: dict[str, dict[str, float]] = {}
+    for name, entry in splits.items():
+        columns = {each.name: np.array([getattr(item, each.name) for item in entry]) for each in fields(Split)}
+        result[name] = {
+            "rows": float(len(entry)),
             **{part: float(values.mean()) for part, values in columns.items()},
             **{f"absolute_{part}": float(np.abs(values).mean()) for part, values in columns.items()},
         }
-    return found
+    return result
 
 
 def grouped(pairs: Iterable[tuple[str, Split]]) -> dict[str, list[Split]]:
     """Splits by the name of their group."""
-    found: dict[str, list[Split]] = defaultdict(list)
-    for name, one in pairs:
-        found[name].append(one)
-    return dict(sorted(found.items()))
+    result: dict[str, list[Split]] = defaultdict(list)
+    for name, item in pairs:
+        result[name].append(item)
+    return dict(sorted(result.items()))

@@ -53,21 +53,21 @@ def ops_seen(program: Program, issued: Issued, row: Row, share: int) -> OpsSeen:
     """The profiled kernels of a rank, given to the ops of the program it runs."""
     works = questions_of(program, cached_bytes=warm_within_bytes(reference_device()) // share)
     launches = Counter(issued.program.calls.op[issued.program.works.call].tolist())
-    expected = {place: launches[work.op] for place, work in enumerate(works) if work.op in launches}
+    expected = {index: launches[work.op] for index, work in enumerate(works) if work.op in launches}
     owners = launched_by(program, works, row["op"], expected)
     outstanding = _outstanding(row)
     compute: dict[int, float] = defaultdict(float)
     first: dict[int, float] = {}
     held_back, total = set(), 0.0
-    for place, owner in enumerate(owners):
+    for index, owner in enumerate(owners):
         op = works[owner].op if owner >= 0 else -1
-        if not row["kernel"][place].startswith(_COLLECTIVE_KERNELS):
-            time_ns = float(np.median(row["kernel_ns"][place])) if row["kernel_ns"][place] else 0.0
+        if not row["kernel"][index].startswith(_COLLECTIVE_KERNELS):
+            time_ns = float(np.median(row["kernel_ns"][index])) if row["kernel_ns"][index] else 0.0
             total += time_ns
             compute[op] += time_ns
         if op >= 0 and op not in first:
-            first[op] = float(row["launch_ns"][place])
-            held_back |= {op} if outstanding[place] >= _HELD_BACK else set()
+            first[op] = float(row["launch_ns"][index])
+            held_back |= {op} if outstanding[index] >= _HELD_BACK else set()
     compute.pop(-1, None)
     host = [float(each) for each in row["host_ns"]]
     return OpsSeen(dict(compute), total, tuple(first.items()), frozenset(held_back), host[-1], min(host))
@@ -83,8 +83,8 @@ def with_measured_host(step: ModelledStep, case: StepCase) -> ModelledStep:
     """The step whose launches come as they did in the profile, without the profiler's inflation."""
     owners = {program.rank: program for program in step.workload.programs}
     programs = [
-        _recorded(one, ops_seen(owners[one.program.rank], one, case.profile[one.program.rank], case.ranks), case)
-        for one in step.programs
+        _recorded(item, ops_seen(owners[item.program.rank], item, case.profile[item.program.rank], case.ranks), case)
+        for item in step.programs
     ]
     return replace(step, programs=tuple(programs))
 
@@ -123,31 +123,31 @@ def _anchors(one: Issued, seen: OpsSeen) -> list[tuple[int, float, bool]]:
     first: dict[int, int] = {}
     for call in one.program.works.call.tolist():
         first.setdefault(int(calls.op[call]), call)
-    found = [(0, 0.0, False)]
+    results = [(0, 0.0, False)]
     for op, launched_ns in seen.launched:
         call = first.get(op, -1)
-        if call > found[-1][0] and launched_ns >= found[-1][1]:
-            found.append((call, launched_ns, op in seen.held_back))
+        if call > results[-1][0] and launched_ns >= results[-1][1]:
+            results.append((call, launched_ns, op in seen.held_back))
     last = len(calls) - 1
-    return [*found, (last, max(seen.host_ns, found[-1][1]), False)] if last > found[-1][0] else found
+    return [*results, (last, max(seen.host_ns, results[-1][1]), False)] if last > results[-1][0] else results
 
 
 def with_measured_device(step: ModelledStep, cohorts: Sequence[Cohort], case: StepCase) -> list[Cohort]:
     """The cohorts whose compute takes as long as it did in the profile, rank by rank."""
-    found = []
-    for program, one, cohort in zip(step.workload.programs, step.programs, cohorts, strict=True):
+    results = []
+    for program, item, cohort in zip(step.workload.programs, step.programs, cohorts, strict=True):
         played = cohort.program
         op = played.calls.op[played.works.call]
         compute = played.works.collective < 0
         duration = np.repeat(cohort.timing.duration_ns[:, :1, :1], len(cohort.ranks), axis=1).astype(np.float64)
-        for place, rank in enumerate(cohort.ranks):
-            seen = ops_seen(program, one, case.profile[rank], case.ranks)
-            times = np.array([seen.compute_ns.get(int(each), 0.0) for each in op]) * one.share
+        for index, rank in enumerate(cohort.ranks):
+            seen = ops_seen(program, item, case.profile[rank], case.ranks)
+            times = np.array([seen.compute_ns.get(int(each), 0.0) for each in op]) * item.share
             # Kernels of no op are shared out, so that the sum is that of the profile.
             times *= seen.compute_total_ns / max(float(times[compute].sum()), 1.0)
-            duration[compute, place, 0] = times[compute]
-        found.append(_lasting(cohort, duration))
-    return found
+            duration[compute, index, 0] = times[compute]
+        results.append(_lasting(cohort, duration))
+    return results
 
 
 def with_measured_wire(step: ModelledStep, cohorts: Sequence[Cohort], case: StepCase, calibration: Calibration) -> list[Cohort]:
@@ -162,13 +162,13 @@ def with_measured_wire(step: ModelledStep, cohorts: Sequence[Cohort], case: Step
     times = np.array([free.get(id(each), float(each.ran_ns.min())) for each in collectives])
     kinds = [each.message.kind for each in collectives]
     times *= [calibration.wire.get(kind, 1.0) / case.reference.wire.get(kind, 1.0) for kind in kinds]
-    found = []
+    results = []
     for cohort in cohorts:
-        place = cohort.program.works.collective
+        index = cohort.program.works.collective
         duration = cohort.timing.duration_ns.astype(np.float64)
-        duration[place >= 0] = times[place[place >= 0]][:, None, None]
-        found.append(_lasting(cohort, duration))
-    return found
+        duration[index >= 0] = times[index[index >= 0]][:, None, None]
+        results.append(_lasting(cohort, duration))
+    return results
 
 
 def with_host_of(cohorts: Sequence[Cohort], others: Sequence[Cohort]) -> list[Cohort]:

@@ -71,17 +71,17 @@ class CaseOutcome:
     @property
     def measured_ns(self) -> float:
         """The median of the visits."""
-        return median(one.visit.measured_ns for one in self.visits)
+        return median(visit.visit.measured_ns for visit in self.visits)
 
     @property
     def predicted_ns(self) -> float:
         """The median of the visits."""
-        return median(one.predicted_ns for one in self.visits)
+        return median(visit.predicted_ns for visit in self.visits)
 
     @property
     def spread(self) -> float:
         """Of the repeats of a visit, in the middle of the visits."""
-        return median(one.visit.spread for one in self.visits)
+        return median(visit.visit.spread for visit in self.visits)
 
     @property
     def error(self) -> float:
@@ -127,33 +127,33 @@ def _told(visits: Sequence[Visit], machine: str) -> Visit:
 
 
 def _visit(step: ModelledStep, case: StepCase, visit: Visit, recorded: ModelledStep | None) -> VisitOutcome:
-    found, _ = step.steady(visit.calibration)
-    predicted = float(found.period_ns[0])
+    result, _ = step.steady(visit.calibration)
+    predicted = float(result.period_ns[0])
     return VisitOutcome(
         visit=visit,
         predicted_ns=predicted,
-        interval_ns=interval_ns(step, found, visit.calibration),
+        interval_ns=interval_ns(step, result, visit.calibration),
         baselines_ns=baselines_ns(step.cohorts(visit.calibration)),
-        split=None if recorded is None else split(step, recorded, found, case, visit),
+        split=None if recorded is None else split(step, recorded, result, case, visit),
     )
 
 
 def baselines_ns(cohorts: Iterable[Cohort]) -> dict[str, float]:
     """Forms that simulate nothing, each of the rank that takes longest; kernels and collectives alone on the device."""
-    found: dict[str, float] = {KERNEL_SUM: 0.0, STREAM_MAX: 0.0, HOST_ALONE: 0.0}
+    result: dict[str, float] = {KERNEL_SUM: 0.0, STREAM_MAX: 0.0, HOST_ALONE: 0.0}
     for cohort in cohorts:
         timing = cohort.timing
         compute = float(timing.duration_ns[~timing.waits].sum(axis=0).max(initial=0))
         wire = float(timing.duration_ns[timing.waits].sum(axis=0).max(initial=0))
         host = float((timing.gap_ns + timing.call_ns).sum(axis=0).max())
         for name, time_ns in ((KERNEL_SUM, compute + wire), (STREAM_MAX, max(compute, wire)), (HOST_ALONE, host)):
-            found[name] = max(found[name], time_ns)
-    return found
+            result[name] = max(result[name], time_ns)
+    return result
 
 
 def _by_rank(step: ModelledStep, case: StepCase) -> tuple[RankOutcome, ...]:
-    found, _ = step.steady(case.reference)
-    seen = activity(found.timeline, Window(1)).ranks
+    result, _ = step.steady(case.reference)
+    seen = activity(result.timeline, Window(1)).ranks
     ranks = []
     for summary, row in zip(seen, case.profile, strict=True):
         collective = np.array(["nccl" in name.lower() for name in row["kernel"]], dtype=bool)

@@ -66,8 +66,8 @@ def validate_steps(
     if source not in SOURCES:
         raise InputError(f"steps from {source!r}? there are {', '.join(SOURCES)}")
     every = shipped_steps(names, inflated=explain or source == RECORDED)
-    made = [(case, builder(case, source, captured or {})) for case in every]
-    cases = [(case, build) for case, build in made if build is not None]
+    result = [(case, builder(case, source, captured or {})) for case in every]
+    cases = [(case, build) for case, build in result if build is not None]
     if not cases:
         raise InputError(f"no shipped step of these names can be predicted from its {source}; choose among `steps`' names")
     outcomes = []
@@ -75,20 +75,20 @@ def validate_steps(
     for outcome in predict_cases(cases, source, explain=explain, executor=executor):
         outcomes.append(outcome)
         said(len(outcomes), len(cases))
-    left_out = Counter(case.workload for case, build in made if build is None)
+    left_out = Counter(case.workload for case, build in result if build is None)
     lines = [f"left out: {count} cases of {name}: {_NO_BUILDER}" for name, count in sorted(left_out.items())]
     return StepValidation(validation_of(outcomes, source, lines), tuple(outcomes))
 
 
 def validation_of(outcomes: Sequence[CaseOutcome], source: str = TRACE, warnings: Sequence[str] = ()) -> Validation:
     """All cases, every group of them, baselines beside, and what else was compared."""
-    cases, visits = [_by_case(one) for one in outcomes], [each for one in outcomes for each in _by_visit(one)]
+    cases, visits = [_by_case(item) for item in outcomes], [each for item in outcomes for each in _by_visit(item)]
     named = _groups(outcomes)
-    by_visit = {BY_VISIT: group(visits)} | groups(visits, [(f"{name}, {BY_VISIT}", own) for name, own in named.items()])
+    by_visit = {BY_VISIT: group(visits)} | groups(visits, [(f"{name}, {BY_VISIT}", entry) for name, entry in named.items()])
     return Validation(
         name="steps",
         title=f"training steps {_TITLES[source]}, after same-machine calibration",
-        cases=[one.case for one in cases],
+        cases=[item.case for item in cases],
         whole=group(cases),
         groups=groups(cases, named.items()) | by_visit,
         facts=_facts(outcomes),
@@ -138,7 +138,7 @@ def _by_case(one: CaseOutcome) -> Compared[CaseOutcome]:
 
 
 def _by_visit(one: CaseOutcome) -> list[Compared[CaseOutcome]]:
-    found = []
+    results = []
     for visit in one.visits:
         seen, (low, high) = visit.visit, visit.interval_ns
         case = Case(
@@ -149,20 +149,20 @@ def _by_visit(one: CaseOutcome) -> list[Compared[CaseOutcome]]:
             covered=low <= seen.measured_ns <= high,
             repeat_errors=repeat_errors(seen.times_ns),
         )
-        found.append(Compared(one, case, {name: case.by(time_ns) for name, time_ns in visit.baselines_ns.items()}))
-    return found
+        results.append(Compared(one, case, {name: case.by(time_ns) for name, time_ns in visit.baselines_ns.items()}))
+    return results
 
 
 def _facts(outcomes: Sequence[CaseOutcome]) -> dict[str, float]:
     """Noise between processes; device compute, exposed communication and imbalance of ranks, predicted and profiled."""
     pairs, same_machine = between_visits(outcomes), between_visits(outcomes, same_machine=True)
-    ranks = [rank for one in outcomes for rank in one.by_rank]
-    several = [one for one in outcomes if one.ranks > 1]
+    ranks = [rank for outcome in outcomes for rank in outcome.by_rank]
+    several = [outcome for outcome in outcomes if outcome.ranks > 1]
     facts = {
         "noise_floor_between_processes": gmae(pairs),
         "noise_floor_between_processes_of_one_machine": gmae(same_machine),
         "device_compute_of_a_rank_geomean": gmae([rank.compute_ns / rank.profiled_compute_ns - 1 for rank in ranks]),
-        "of_no_model": float(np.mean([one.fallback for one in outcomes])),
+        "of_no_model": float(np.mean([outcome.fallback for outcome in outcomes])),
     }
     if several:
         facts["exposed_communication_predicted"] = _exposed(several, lambda rank: rank.exposed_ns)
@@ -175,11 +175,11 @@ def _facts(outcomes: Sequence[CaseOutcome]) -> dict[str, float]:
 
 def _exposed(outcomes: Sequence[CaseOutcome], time_ns: Callable[[RankOutcome], float]) -> float:
     """Mean over ranks and cases, as a share of the measured step."""
-    return float(np.mean([time_ns(rank) / one.measured_ns for one in outcomes for rank in one.by_rank]))
+    return float(np.mean([time_ns(rank) / outcome.measured_ns for outcome in outcomes for rank in outcome.by_rank]))
 
 
 def _compute(outcomes: Sequence[CaseOutcome], place: int) -> list[list[float]]:
-    return [[(rank.compute_ns, rank.profiled_compute_ns)[place] for rank in one.by_rank] for one in outcomes]
+    return [[(rank.compute_ns, rank.profiled_compute_ns)[place] for rank in outcome.by_rank] for outcome in outcomes]
 
 
 def imbalance(times_ns: Sequence[float]) -> float:
@@ -190,13 +190,13 @@ def imbalance(times_ns: Sequence[float]) -> float:
 def between_visits(outcomes: Iterable[CaseOutcome], *, same_machine: bool = False) -> list[float]:
     """What one visit measured against another of the same step, both ways: nobody predicts better without calibration."""
     return [
-        one.visit.measured_ns / other.visit.measured_ns - 1.0
-        for outcome in outcomes for one in outcome.visits for other in outcome.visits
-        if one.visit.process != other.visit.process and (not same_machine or one.visit.machine == other.visit.machine)
+        visit.visit.measured_ns / other.visit.measured_ns - 1.0
+        for outcome in outcomes for visit in outcome.visits for other in outcome.visits
+        if visit.visit.process != other.visit.process and (not same_machine or visit.visit.machine == other.visit.machine)
     ]  # fmt: skip
 
 
 def _warnings(outcomes: Sequence[CaseOutcome]) -> list[str]:
     """Those of most cases first."""
-    counts = Counter(warning for one in outcomes for warning in one.warnings)
+    counts = Counter(warning for outcome in outcomes for warning in outcome.warnings)
     return sorted(counts, key=lambda warning: (-counts[warning], warning))[:_MOST_WARNINGS]

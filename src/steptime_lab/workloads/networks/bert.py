@@ -28,7 +28,7 @@ def build(case: Case, group: GroupLike, device: torch.device) -> Step:
 
 
 def _model(config: dict[str, Any]) -> torch.nn.Module:
-    made: torch.nn.Module = pretrained_class("bert.modeling_bert", "BertForSequenceClassification")(
+    result: torch.nn.Module = pretrained_class("bert.modeling_bert", "BertForSequenceClassification")(
         pretrained_class("bert.configuration_bert", "BertConfig")(
             num_hidden_layers=config["layers"],
             hidden_size=config["width"],
@@ -40,7 +40,7 @@ def _model(config: dict[str, Any]) -> torch.nn.Module:
             pad_token_id=None,  # with one, every step would look for it among the tokens and wait for the device
         )
     )
-    return made
+    return result
 
 
 def small_cases(ranks: int) -> tuple[Case, ...]:

@@ -43,7 +43,7 @@ def _inputs(case: Case, device: torch.device, source: torch.Generator) -> Inputs
 
 
 def _model(config: dict[str, Any]) -> torch.nn.Module:
-    made: torch.nn.Module = pretrained_class("gpt2.modeling_gpt2", "GPT2ForTokenClassification")(
+    result: torch.nn.Module = pretrained_class("gpt2.modeling_gpt2", "GPT2ForTokenClassification")(
         pretrained_class("gpt2.configuration_gpt2", "GPT2Config")(
             n_layer=config["layers"],
             n_embd=config["width"],
@@ -55,7 +55,7 @@ def _model(config: dict[str, Any]) -> torch.nn.Module:
             use_cache=False,  # keys and values of earlier tokens serve generation, not training
         )
     )
-    return made
+    return result
 
 
 def small_cases(ranks: int) -> tuple[Case, ...]:

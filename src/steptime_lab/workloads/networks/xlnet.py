@@ -44,7 +44,7 @@ def _inputs(case: Case, device: torch.device, source: torch.Generator) -> Inputs
 
 
 def _model(config: dict[str, Any]) -> torch.nn.Module:
-    made: torch.nn.Module = pretrained_class("xlnet.modeling_xlnet", "XLNetLMHeadModel")(
+    result: torch.nn.Module = pretrained_class("xlnet.modeling_xlnet", "XLNetLMHeadModel")(
         pretrained_class("xlnet.configuration_xlnet", "XLNetConfig")(
             n_layer=config["layers"],
             d_model=config["width"],
@@ -53,10 +53,10 @@ def _model(config: dict[str, Any]) -> torch.nn.Module:
             vocab_size=config["vocabulary"],
         )
     )
-    for name, weight in made.named_parameters():
+    for name, weight in result.named_parameters():
         # Of segments, which these batches have none of: without a gradient, DDP would wait for theirs in vain.
         weight.requires_grad_(not name.endswith(("seg_embed", "r_s_bias")))
-    return made
+    return result
 
 
 def small_cases(ranks: int) -> tuple[Case, ...]:

@@ -287,9 +287,9 @@ def _hand_on(
     entry = 2 * chunk + tl.where(began != 0, 0, 1)
     target = 4 * (entry * stride + quad)[:, None] + element[None, :]
     tl.store(partials + target, total, mask=leaves[:, None])
-    one = ok & (quad == 0)
+    item = ok & (quad == 0)
     low = (1 << SHIFT) - 1
-    tl.store(out_keys + 2 * chunk, tl.where(entered, first_key, -1), mask=one)
-    tl.store(out_infos + 2 * chunk, tl.where(entered, first_info & low, -1), mask=one)
-    tl.store(out_keys + 2 * chunk + 1, tl.where(leaves, last, -1), mask=one)
-    tl.store(out_infos + 2 * chunk + 1, tl.where(leaves & (began == 0), table, -1), mask=one)
+    tl.store(out_keys + 2 * chunk, tl.where(entered, first_key, -1), mask=item)
+    tl.store(out_infos + 2 * chunk, tl.where(entered, first_info & low, -1), mask=item)
+    tl.store(out_keys + 2 * chunk + 1, tl.where(leaves, last, -1), mask=item)
+    tl.store(out_infos + 2 * chunk + 1, tl.where(leaves & (began == 0), table, -1), mask=item)

@@ -52,10 +52,10 @@ def _by_table(
     """Rows, their samples and their per-sample weights, for each table."""
     batch = layout.batch_of(offsets)
     samples = torch.arange(batch, device=indices.device)
-    found = []
+    results = []
     for table in range(layout.tables):
         own = offsets[table * batch : (table + 1) * batch + 1].to(torch.int64)
         part = slice(int(own[0]), int(own[-1]))
         sample = torch.repeat_interleave(samples, torch.diff(own))
-        found.append((indices[part].to(torch.int64), sample, None if scales is None else scales[part]))
-    return found
+        results.append((indices[part].to(torch.int64), sample, None if scales is None else scales[part]))
+    return results

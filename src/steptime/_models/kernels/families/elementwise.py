@@ -195,17 +195,17 @@ def launches(call: Call) -> list[Launch]:
         copied = replace(hot(x.shape, x.dtype, 2 * x.nbytes), strides=x.strides)
         return [memcpy(x, empty_like(x)), pointwise((copied, inputs[1]), copied, tag=tag, existing=True)]
     dtype = _result_dtype(kind, inputs)
-    output = inputs[0] if in_place else fresh(broadcast([one.shape for one in inputs]), dtype)
+    output = inputs[0] if in_place else fresh(broadcast([item.shape for item in inputs]), dtype)
     return [pointwise(inputs, output, tag=tag, casts=_casts(kind, inputs), existing=in_place)]
 
 
 def _tag(call: Call, kind: str, inputs: Sequence[Operand]) -> str:
     own = str(value(call, 1)) if kind == "pow" else str(keyword(call, "approximate", ""))
-    return own + ",".join(one.dtype for one in inputs[:_TAGGED])
+    return own + ",".join(item.dtype for item in inputs[:_TAGGED])
 
 
 def _casts(kind: str, inputs: Sequence[Operand]) -> bool:
-    return kind not in _MASKED and len({one.dtype for one in inputs}) > 1
+    return kind not in _MASKED and len({item.dtype for item in inputs}) > 1
 
 
 def _result_dtype(kind: str, inputs: Sequence[Operand]) -> str:

@@ -242,17 +242,17 @@ def _segment_sums(kernel: str, gradient: Operand, tokens: int, rows: int, atomic
         written = (fresh((min(tokens, rows), columns), dtype),)
         return Launch(name, tokens * columns, (gradient,), written, facts, grids, "", dtype)
 
-    found = [over_indices(WITH_INDEX, tokens, path="indices"), *radix_sort(tokens, _INDEX_BITS, rows)]
-    found.append(cleared(fresh(table, dtype)))
-    found += [over_indices(name, tokens, table_rows=rows) for name in _SEGMENTS]
+    results = [over_indices(WITH_INDEX, tokens, path="indices"), *radix_sort(tokens, _INDEX_BITS, rows)]
+    results.append(cleared(fresh(table, dtype)))
+    results += [over_indices(name, tokens, table_rows=rows) for name in _SEGMENTS]
     if not atomic:
-        return [*found, summed(kernel), summed("sum_and_scatter")]
-    found.append(over_indices("krn_partial_to_segment_idx", tokens, table_rows=rows))
+        return [*results, summed(kernel), summed("sum_and_scatter")]
+    results.append(over_indices("krn_partial_to_segment_idx", tokens, table_rows=rows))
     if dtype == "float32":
-        return [*found, summed("compute_grad_weight_atomic_accumulate")]
+        return [*results, summed("compute_grad_weight_atomic_accumulate")]
     wide = hot(table, "float32", rows * columns * 4)
     narrowed = pointwise((wide,), fresh(table, dtype), tag="narrowed", casts=True, kernel=VECTORIZED)
-    return [*found, cleared(fresh(table, "float32")), summed("compute_grad_weight_atomic_accumulate"), narrowed]
+    return [*results, cleared(fresh(table, "float32")), summed("compute_grad_weight_atomic_accumulate"), narrowed]
 
 
 _RULES: dict[str, Rules] = {

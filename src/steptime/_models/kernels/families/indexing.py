@@ -149,9 +149,9 @@ def _index_select(call: Call) -> list[Launch]:
 def _places(call: Call) -> list[Operand | None]:
     """The index tensors of advanced indexing; None leaves a dimension whole."""
     given = value(call, 1)
-    if not isinstance(given, tuple) or not any(isinstance(one, TensorArg) for one in given):
+    if not isinstance(given, tuple) or not any(isinstance(item, TensorArg) for item in given):
         raise InputError(f"{call.op}: argument 1 is {given!r}, expected a list of index tensors")
-    return [operand(one, 1) if isinstance(one, TensorArg) else None for one in given]
+    return [operand(item, 1) if isinstance(item, TensorArg) else None for item in given]
 
 
 def _index(call: Call) -> list[Launch]:
@@ -159,9 +159,9 @@ def _index(call: Call) -> list[Launch]:
     first = places[0]
     if len(places) == 1 and first is not None:
         return [rows_by_index(x, first, unaligned=INDEXED, few=False)]
-    given = [one for one in places if one is not None]
-    asked = max(one.numel for one in given)
-    kept = math.prod(size for place, size in enumerate(x.shape) if place >= len(places) or places[place] is None)
+    given = [item for item in places if item is not None]
+    asked = max(item.numel for item in given)
+    kept = math.prod(size for index, size in enumerate(x.shape) if index >= len(places) or places[index] is None)
     elements = asked * kept
     facts = {
         "rows": kept,
@@ -182,8 +182,8 @@ def _index_put(checked: bool, copied: bool) -> Rules:
         before = [memcpy(x, fresh(x.shape, x.dtype))] if copied else []
         if flag(call, 3):
             return before + accumulated(x, places, values, call.gpu, checked=checked)
-        given = [one for one in places if one is not None]
-        rows = max(one.numel for one in given)
+        given = [item for item in places if item is not None]
+        rows = max(item.numel for item in given)
         facts = {
             "rows": rows,
             "row_bytes": values.numel / rows * x.item_bytes,

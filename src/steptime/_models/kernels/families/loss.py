@@ -209,10 +209,10 @@ def _cross_entropy_of_logits(call: GpuCall) -> list[Launch]:
     x, target = tensor(call, 0), tensor(call, 1)
     again, result = _again(x), fresh(x.shape, x.dtype)
     # The logarithm of the sigmoid, ones, less the target, times the logits, less the logarithm.
-    found = [pointwise((x,), result, tag="logarithm" + x.dtype), cleared(result)]
+    results = [pointwise((x,), result, tag="logarithm" + x.dtype), cleared(result)]
     chain = ((again, target), (again, _again(x)), (again, again))
-    found += [pointwise(reads, result, tag=f"{place}{x.dtype}") for place, reads in enumerate(chain)]
-    return found + (_summed(x, call.gpu) if integer(call, 4, _MEAN) != _NONE else [])
+    results += [pointwise(reads, result, tag=f"{index}{x.dtype}") for index, reads in enumerate(chain)]
+    return results + (_summed(x, call.gpu) if integer(call, 4, _MEAN) != _NONE else [])
 
 
 def _spread(gradient: Operand, x: Operand) -> Operand:
@@ -222,10 +222,10 @@ def _spread(gradient: Operand, x: Operand) -> Operand:
 
 def _cross_entropy_backward(call: Call) -> list[Launch]:
     gradient, x, target = (tensor(call, place) for place in range(3))
-    found = [pointwise((_spread(gradient, x), x, target), fresh(x.shape, x.dtype), tag=x.dtype)]
+    results = [pointwise((_spread(gradient, x), x, target), fresh(x.shape, x.dtype), tag=x.dtype)]
     if integer(call, 4, _MEAN) == _MEAN:
-        found.append(pointwise((_again(x),), _again(x), tag="divided" + x.dtype, existing=True))
-    return found
+        results.append(pointwise((_again(x),), _again(x), tag="divided" + x.dtype, existing=True))
+    return results
 
 
 def _mse_backward(call: Call) -> list[Launch]:

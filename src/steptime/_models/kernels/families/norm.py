@@ -181,8 +181,8 @@ def _row_facts(rows: int, columns: int, gpu: Gpu) -> dict[str, float]:
 
 def _read_again(columns: int, gpu: Gpu, *operands: Operand) -> tuple[Operand, ...]:
     """What a row that is walked twice reads again from L2: all of it, where the rows of an SM do not fit its L1."""
-    row_bytes = sum(columns * one.item_bytes for one in operands)
-    return tuple(hot(one.shape, one.dtype, 0) for one in operands) if row_bytes * _ROWS_OF_SM > gpu.l1_bytes else ()
+    row_bytes = sum(columns * operand.item_bytes for operand in operands)
+    return tuple(hot(operand.shape, operand.dtype, 0) for operand in operands) if row_bytes * _ROWS_OF_SM > gpu.l1_bytes else ()
 
 
 def _by_row(
@@ -235,18 +235,18 @@ def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, su
         parts = min(_MOST_PARTIAL_BLOCKS // wide, math.ceil(rows / _PART_ROWS))
         blocks, serial, share, path = wide * parts, math.ceil(rows / parts), _PART_ROWS, "parts"
     else:
-        share = next((own for below, own in _ROWS_OF_BLOCK if rows < below), _MOST_ROWS_OF_BLOCK)
+        share = next((entry for below, entry in _ROWS_OF_BLOCK if rows < below), _MOST_ROWS_OF_BLOCK)
         parts, blocks, serial, path = 1, wide, _ROWS_OF_THREAD * math.ceil(rows / share), f"rows-{share}"
     ragged = rows % share != 0 or columns % _WARP != 0
     facts = _row_facts(rows, columns, gpu) | {"rows": serial, "ragged": ragged, "parts": parts}
-    again = tuple(hot(one.shape, one.dtype, 3 * x.nbytes) for one in (gradient, x))
+    again = tuple(hot(item.shape, item.dtype, 3 * x.nbytes) for item in (gradient, x))
     grids = ((float(blocks), float(serial)), (float(blocks), 1.0), (x.numel / 1024, 1.0))
-    found = [Launch("GammaBetaBackwardCUDAKernelTemplate", x.numel, again, (), facts, grids, path, x.dtype)]
+    results = [Launch("GammaBetaBackwardCUDAKernelTemplate", x.numel, again, (), facts, grids, path, x.dtype)]
     if parted:
         partial = hot((parts, columns), x.dtype, 1)
         for _ in range(sums):
-            found += reduction(partial, (0,), gpu, tag="partial")
-    return found
+            results += reduction(partial, (0,), gpu, tag="partial")
+    return results
 
 
 def _groups(call: Call, x: Operand, place: int) -> tuple[int, int, int, int]:
@@ -307,7 +307,7 @@ def _group_norm_backward(call: GpuCall) -> list[Launch]:
         kernel=STRIDED,
     )
     shape, each = (samples, channels, plane), fresh((samples, channels, 1), "float32")
-    again = tuple(hot(shape, one.dtype, 2 * x.nbytes) for one in (gradient, x))
+    again = tuple(hot(shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
     planes = pointwise((*again, each, each), fresh(shape, x.dtype), tag=x.dtype, kernel=STRIDED)
     return [
         _plane_sums(gradient, x, facts, samples * channels, plane),

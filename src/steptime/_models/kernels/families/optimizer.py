@@ -103,8 +103,8 @@ def _draw_clipped(rng: Rng) -> Call:
 def _draw_unscaled(rng: Rng) -> Call:
     """The gradient scaler's check for infinities."""
     shapes, _ = _draw_parameters(rng, 2)
-    one = TensorArg((1,), values="positive")
-    return Call("aten::_amp_foreach_non_finite_check_and_unscale_.default", (_tensors(shapes, "float32"), one, one))
+    item = TensorArg((1,), values="positive")
+    return Call("aten::_amp_foreach_non_finite_check_and_unscale_.default", (_tensors(shapes, "float32"), item, item))
 
 
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
@@ -192,28 +192,28 @@ def launches(call: GpuCall) -> list[Launch]:
     if name == "_foreach_mul_" and scale is not None and scale.dtype != first[0].dtype:
         # ATen falls back to one kernel per tensor where the number on the device has another dtype.
         every = tensor_list(call, 0)
-        return [pointwise((one, scale), one, tag="slow", casts=True, existing=True) for one in every]
+        return [pointwise((item, scale), item, tag="slow", casts=True, existing=True) for item in every]
     way = _way(name, len(lists))
     reads = [operand(tensors[0], place) for place, tensors in lists.items()][: way.reads]
     writes = [fresh(first[0].shape, first[0].dtype)] * way.writes
-    found = over_lists(
+    result = over_lists(
         first, call.gpu.sms, depth=way.depth, reads=reads, writes=writes, scalars=overload(call.op) == "ScalarList"
     )
-    return _norms(first, found) if name == "_foreach_norm" else found
+    return _norms(first, result) if name == "_foreach_norm" else result
 
 
 def _lists(call: Call) -> dict[int, tuple[TensorArg, ...]]:
     """The lists of tensors by place; those of single numbers (steps) count as well, empty ones do not."""
-    found: dict[int, tuple[TensorArg, ...]] = {}
-    for place, given in enumerate(call.args):
-        if isinstance(given, tuple) and given and isinstance(given[0], TensorArg):
-            found[place] = tuple(one for one in given if isinstance(one, TensorArg))
-    if not found:
+    result: dict[int, tuple[TensorArg, ...]] = {}
+    for index, arg in enumerate(call.args):
+        if isinstance(arg, tuple) and arg and isinstance(arg[0], TensorArg):
+            result[index] = tuple(item for item in arg if isinstance(item, TensorArg))
+    if not result:
         raise InputError(f"{call.op}: no list of tensors among the arguments")
-    lengths = [len(tensors) for tensors in found.values()]
+    lengths = [len(tensors) for tensors in result.values()]
     if len(set(lengths)) > 1:
         raise InputError(f"{call.op}: lists of {lengths} tensors, expected lists of one length")
-    return found
+    return result
 
 
 def _way(name: str, lists: int) -> _Lists:
@@ -226,7 +226,7 @@ def _way(name: str, lists: int) -> _Lists:
 
 def _norms(first: Sequence[TensorArg], found: list[Launch]) -> list[Launch]:
     """Partial norms of every chunk are zeroed first and gathered last."""
-    chunks = max(math.ceil(one.numel / CHUNK) for one in first)
+    chunks = max(math.ceil(item.numel / CHUNK) for item in first)
     partial = fresh((len(first) * chunks,), "float32")
     zeroed = Launch(VECTORIZED, partial.numel, (), (partial,), grids=((partial.numel / 1024, 1.0),), tag="fill")
     facts = {"tensors": len(first), "chunks": chunks}

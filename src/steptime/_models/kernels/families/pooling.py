@@ -158,8 +158,8 @@ def _dense(one: Operand) -> tuple[Operand, list[Launch]]:
     """The tensor itself, or a copy of it without holes and what makes it."""
     if one.dense:
         return one, []
-    made = fresh(one.shape, one.dtype)
-    return replace(made, origin="hot"), copies(made, one)
+    result = fresh(one.shape, one.dtype)
+    return replace(result, origin="hot"), copies(result, one)
 
 
 def _maximum(call: Call) -> list[Launch]:

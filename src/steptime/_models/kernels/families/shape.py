@@ -164,23 +164,23 @@ def _joined(call: Call) -> list[Launch]:
         "first_axis": axis == 0,
     }
     grids = ((float(len(parts)), float(largest)), (float(len(parts)), 1.0), (largest / _JOINED_BLOCK, float(len(parts))))
-    found = []
+    results = []
     for start in range(0, len(parts), _MOST_JOINED):
         count = sum(part.numel for part in parts[start : start + _MOST_JOINED])
         read = replace(parts[0], shape=(count,), strides=(1,))
         written = fresh((count,), parts[0].dtype)
-        found.append(Launch(kernel, count, (read,), (written,), facts, grids, "", parts[0].dtype))
-    return found
+        results.append(Launch(kernel, count, (read,), (written,), facts, grids, "", parts[0].dtype))
+    return results
 
 
 def _split(call: Call) -> list[Launch]:
     x = tensor(call, 0)
     axis = integer(call, 2, 0) % len(x.shape)
-    found = []
+    results = []
     for length in integers(call, 1):
-        part = tuple(length if place == axis else own for place, own in enumerate(x.shape))
-        found += copies(fresh(part, x.dtype), replace(x, shape=part))
-    return found
+        part = tuple(length if index == axis else item for index, item in enumerate(x.shape))
+        results += copies(fresh(part, x.dtype), replace(x, shape=part))
+    return results
 
 
 def _into_zeros(call: Call) -> list[Launch]:
@@ -197,8 +197,8 @@ def _into_zeros(call: Call) -> list[Launch]:
 def _padded(call: Call) -> list[Launch]:
     x = tensor(call, 0)
     shape, padding = list(x.shape), integers(call, 1)
-    for place in range(len(padding) // 2):
-        shape[-1 - place] += padding[2 * place] + padding[2 * place + 1]
+    for index in range(len(padding) // 2):
+        shape[-1 - index] += padding[2 * index] + padding[2 * index + 1]
     whole = fresh(tuple(shape), x.dtype)
     inner = replace(hot(x.shape, x.dtype, whole.nbytes), strides=whole.strides)
     return [fill(whole), *copies(inner, x)]

@@ -103,10 +103,10 @@ def launches(call: GpuCall) -> list[Launch]:
 
 def row_kernel(x: Operand, axis: int, dtype: str, gpu: Gpu, *, result: Operand | None = None) -> Launch:
     """The kernel that normalises along an axis; with the forward's `result`, that of the backward."""
-    place = axis % len(x.shape)
-    columns = x.shape[place]
-    inner = math.prod(x.shape[place + 1 :])
-    rows = math.prod(x.shape[:place]) * inner
+    index = axis % len(x.shape)
+    columns = x.shape[index]
+    inner = math.prod(x.shape[index + 1 :])
+    rows = math.prod(x.shape[:index]) * inner
     power = 1 << max(0, columns - 1).bit_length()
     facts: dict[str, float] = {
         "rows": rows,
@@ -163,9 +163,9 @@ def _backward(call: GpuCall) -> list[Launch]:
 
 def _safe(x: Operand, axis: int, gpu: Gpu) -> list[Launch]:
     """Rows that are masked out in full become zeros: they are looked for beside the softmax."""
-    place = axis % len(x.shape)
+    index = axis % len(x.shape)
     masked = hot(x.shape, "bool", x.numel)
-    every = hot((*x.shape[:place], 1, *x.shape[place + 1 :]), "bool", 1)
+    every = hot((*x.shape[:index], 1, *x.shape[index + 1 :]), "bool", 1)
     softmax = hot(x.shape, x.dtype, 2 * x.nbytes)
     return [
         row_kernel(x, axis, x.dtype, gpu),

@@ -73,10 +73,10 @@ def _between(call: Call, target: Operand, source: Operand, asynchronous: bool) -
         raise InputError(f"{call.op}: from {source.device} to {target.device} is no transfer between host and device")
     to_host = target.device != "device"
     memory = target.device if to_host else source.device
-    found = []
+    result = []
     if source.dtype != target.dtype:
         changed = fresh(source.shape, target.dtype)
-        found = copies(changed, source) if to_host else []
+        result = copies(changed, source) if to_host else []
         source = replace(changed, device=source.device, origin=HOT if to_host else source.origin)
     nbytes = source.nbytes
     facts = {
@@ -86,7 +86,7 @@ def _between(call: Call, target: Operand, source: Operand, asynchronous: bool) -
         "asynchronous": float(asynchronous),
     }
     path = f"{'to_host' if to_host else 'to_device'}-{memory}"
-    return [*found, Launch(MEMCPY, nbytes, (source,), (target,), facts, ((nbytes / 1024, 1.0),), path)]
+    return [*result, Launch(MEMCPY, nbytes, (source,), (target,), facts, ((nbytes / 1024, 1.0),), path)]
 
 
 # On the device `copy_` is the family of copies' op; which family a call is in, the places of its tensors decide.

@@ -70,25 +70,25 @@ class Lists:
             raise InputError(
                 f"lists at {len(self.places)} coordinates were asked with {places.shape[1]}: fit these models again"
             )
-        found, distances = np.full(len(kinds), -1), np.full(len(kinds), np.inf)
+        result, distances = np.full(len(kinds), -1), np.full(len(kinds), np.inf)
         for rows, first, last in self._asked(kinds):
             step = max(1, _BLOCK // (last - first))
             for start in range(0, len(rows), step):
                 here = rows[start : start + step]
                 apart = _apart(places[here], self.places[:, first:last])
-                found[here] = first + apart.argmin(axis=1)  # of equal ones the first
+                result[here] = first + apart.argmin(axis=1)  # of equal ones the first
                 distances[here] = apart.min(axis=1)
         asked = np.zeros(len(kinds), dtype=int) if states is None else np.asarray(states, dtype=int)
-        return Near(self, found, distances, np.minimum(asked, self.levels.shape[1] - 1))
+        return Near(self, result, distances, np.minimum(asked, self.levels.shape[1] - 1))
 
     def _asked(self, kinds: Sequence[str]) -> Iterator[tuple[Ints, int, int]]:
         """For each kind that is both asked for and known: who asks, and the range of its lists."""
         asked, kind_of = np.unique(np.asarray(kinds, dtype=np.str_), return_inverse=True)
         by_kind = np.split(np.argsort(kind_of, kind="stable"), np.cumsum(np.bincount(kind_of, minlength=len(asked)))[:-1])
         for kind, rows in zip(asked, by_kind, strict=True):
-            place = int(np.searchsorted(self.kinds, kind))
-            if place < len(self.kinds) and self.kinds[place] == kind:
-                yield rows, int(self.bounds[place]), int(self.bounds[place + 1])
+            index = int(np.searchsorted(self.kinds, kind))
+            if index < len(self.kinds) and self.kinds[index] == kind:
+                yield rows, int(self.bounds[index]), int(self.bounds[index + 1])
 
     def launches(self, row: int) -> tuple[tuple[str, ...], Floats]:
         """Names and shares of the kernels of one list."""

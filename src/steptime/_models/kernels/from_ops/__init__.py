@@ -145,7 +145,7 @@ class _Walk:
         arguments, inputs = self._table.arguments[issue.op], self._table.signatures[issue.op].inputs
         if issue.call is not None:
             ages = [self._touched.since(value) for value in inputs[: len(issue.call.args)]]
-            issue.written = tuple(place for place, (recent, _) in enumerate(ages) if recent)
+            issue.written = tuple(index for index, (recent, _) in enumerate(ages) if recent)
             issue.since = tuple(age for _, age in ages)
             for value, parameter in zip(inputs, issue.call.overload.parameters, strict=False):
                 if parameter.written:
@@ -196,7 +196,7 @@ class _Walk:
         if issue.call is None:
             return IssuedWork(issue.op, issue.kind, kind.name)
         written = usual[issue.call] or issue.written
-        since = min((issue.since[place] for place in written if issue.since[place] >= 0), default=-1)
+        since = min((issue.since[index] for index in written if issue.since[index] >= 0), default=-1)
         question = issue.call.question(written, warm=0 <= since <= self._cached_bytes)
         moved = _moved(self._table.signatures[issue.op]) if "_foreach_" in kind.name else 1.0
         return IssuedWork(issue.op, COMPUTE, kind.name, question, since, moved)

@@ -44,16 +44,16 @@ def call_arguments(overload: Overload, values: Sequence[Value], *, ordered: bool
     positional: list[Argument] = []
     kept = 0
     named: list[tuple[str, Argument]] = []
-    for place, (value, parameter) in enumerate(zip(values, overload.parameters, strict=False)):
+    for index, (value, parameter) in enumerate(zip(values, overload.parameters, strict=False)):
         given = parameter.required or value != parameter.default
         if parameter.name:
             if given and parameter.type != "generator":
-                named.append((parameter.name, _argument(value, parameter, overload, values, place)))
+                named.append((parameter.name, _argument(value, parameter, overload, values, index)))
             continue
-        found = _argument(value, parameter, overload, values, place)
-        if ordered and place == INDEX_PLACE and isinstance(found, TensorArg):
-            found = replace(found, values="ordered")
-        positional.append(found)
+        result = _argument(value, parameter, overload, values, index)
+        if ordered and index == INDEX_PLACE and isinstance(result, TensorArg):
+            result = replace(result, values="ordered")
+        positional.append(result)
         kept = len(positional) if given else kept
     return tuple(positional[:kept]), tuple(sorted(named, key=lambda item: item[0]))
 
@@ -105,7 +105,7 @@ def own_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tupl
     if strides is None or len(strides) != len(shape) or 0 in shape:
         return None
     expected = contiguous(shape)
-    plain = all(size == 1 or found == wanted for size, found, wanted in zip(shape, strides, expected, strict=True))
+    plain = all(size == 1 or stride == wanted for size, stride, wanted in zip(shape, strides, expected, strict=True))
     return None if plain else strides
 
 
@@ -135,7 +135,7 @@ def _index(tensor: Tensor, values: Sequence[Value]) -> tuple[str, int]:
     indices, indexed = values[1], values[0]
     if not isinstance(indices, tuple) or not isinstance(indexed, Tensor) or len(tensor.shape) != 1:
         return "normal", 0
-    at = next(place for place, each in enumerate(indices) if each is tensor)
+    at = next(index for index, each in enumerate(indices) if each is tensor)
     high = indexed.shape[at] if at < len(indexed.shape) else 0
     square = len(indices) >= 2 and indexed.shape[len(indices) - 2 : len(indices)] == (high, high)
     if square and at >= len(indices) - 2 and 2 * tensor.numel == high * (high - 1):

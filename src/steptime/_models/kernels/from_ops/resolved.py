@@ -26,12 +26,12 @@ class Resolved:
 
     def question(self, written: tuple[int, ...], *, warm: bool) -> Question:
         """What to ask about the call where these arguments are written just before a step makes it."""
-        found = self._questions.get((written, warm))
-        if found is None:
+        result = self._questions.get((written, warm))
+        if result is None:
             call = Call(self.overload.op, self.args, self.kwargs, written)
             tf32 = computed_in(call.op, call.dtype) == "tf32"
-            found = self._questions[written, warm] = Question(call, tf32=tf32, warm=warm)
-        return found
+            result = self._questions[written, warm] = Question(call, tf32=tf32, warm=warm)
+        return result
 
 
 _kept: dict[object, Resolved | None] = {}

@@ -21,21 +21,21 @@ _INDICES_OF_BLOCK = 4
 
 def accumulated(x: Operand, places: Sequence[Operand | None], values: Operand, gpu: Gpu, *, checked: bool) -> list[Launch]:
     """Adds `values` to `x` at `places`; None leaves a dimension whole."""
-    given = [one for one in places if one is not None]
-    indices = max(one.numel for one in given)
-    found: list[Launch] = []
+    given = [item for item in places if item is not None]
+    indices = max(item.numel for item in given)
+    results: list[Launch] = []
     for order, index in enumerate(given):
-        found += _bounds_checked(index, gpu) if checked else []
-        found += _linear(index, order)
+        results += _bounds_checked(index, gpu) if checked else []
+        results += _linear(index, order)
     if not values.dense:
-        found += copies(fresh(values.shape, values.dtype), values)
-    found.append(_over(indices, "divided"))
-    indexed = [size for size, one in zip(x.shape, places, strict=False) if one is not None]
+        results += copies(fresh(values.shape, values.dtype), values)
+    results.append(_over(indices, "divided"))
+    indexed = [size for size, item in zip(x.shape, places, strict=False) if item is not None]
     # ATen sorts by the place of a slice in the whole tensor, dimensions that are left whole included.
     high = math.prod(x.shape[: len(places)])
-    found.append(over_indices(WITH_INDEX, indices, path="indices"))
-    found += radix_sort(indices, bits_of(high), high)
-    return [*found, _added(x, places, values, indices, indexed[0])]
+    results.append(over_indices(WITH_INDEX, indices, path="indices"))
+    results += radix_sort(indices, bits_of(high), high)
+    return [*results, _added(x, places, values, indices, indexed[0])]
 
 
 def _over(indices: int, tag: str, *, first: Operand | None = None) -> Launch:
@@ -46,12 +46,12 @@ def _over(indices: int, tag: str, *, first: Operand | None = None) -> Launch:
 
 def _bounds_checked(index: Operand, gpu: Gpu) -> list[Launch]:
     """The largest and the smallest index against the bounds, asserted on the device."""
-    found: list[Launch] = []
+    results: list[Launch] = []
     for tag in ("largest", "smallest"):
         extreme = reduction(index, range(len(index.shape)), gpu, tag=tag)
         compared = replace(pointwise((hot((), "int64", 8),), fresh((), "bool"), tag="compared"), path="indices")
-        found += [*extreme, compared, Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))]
-    return found
+        results += [*extreme, compared, Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))]
+    return results
 
 
 def _linear(index: Operand, order: int) -> list[Launch]:
@@ -61,12 +61,12 @@ def _linear(index: Operand, order: int) -> list[Launch]:
     # The rows and columns of a triangle are the two rows of one tensor: of an odd length, the second is not aligned.
     if order and indices % 2:
         wrapped = replace(wrapped, kernel=UNROLLED)
-    found = [wrapped, _over(indices, "multiplied")]
-    return [*found, _over(indices, "added")] if order else found
+    results = [wrapped, _over(indices, "multiplied")]
+    return [*results, _over(indices, "added")] if order else results
 
 
 def _added(x: Operand, places: Sequence[Operand | None], values: Operand, indices: int, table_rows: int) -> Launch:
-    first = next(place for place, one in enumerate(places) if one is not None)
+    first = next(index for index, item in enumerate(places) if item is not None)
     slice_elements = math.prod(x.shape[len(places) :])
     before = math.prod(x.shape[:first])
     kernel = "indexing_backward_kernel"

@@ -27,7 +27,7 @@ def value(call: Call, index: int, default: Argument = None) -> Argument:
 
 def keyword(call: Call, name: str, default: Argument = None) -> Argument:
     """A keyword argument, or what it is when not given."""
-    return next((given for own, given in call.kwargs if own == name), default)
+    return next((item for entry, item in call.kwargs if entry == name), default)
 
 
 def tensor(call: Call, index: int) -> Operand:
@@ -46,15 +46,15 @@ def optional_tensor(call: Call, index: int) -> Operand | None:
 
 def tensors(call: Call) -> list[Operand]:
     """The tensors among the positional arguments, without those in lists."""
-    return [operand(given, index) for index, given in enumerate(call.args) if isinstance(given, TensorArg)]
+    return [operand(arg, index) for index, arg in enumerate(call.args) if isinstance(arg, TensorArg)]
 
 
 def tensor_list(call: Call, index: int) -> list[Operand]:
     """The list of tensors at a position."""
     given = value(call, index)
-    if not isinstance(given, tuple) or not all(isinstance(one, TensorArg) for one in given):
+    if not isinstance(given, tuple) or not all(isinstance(item, TensorArg) for item in given):
         raise InputError(f"{call.op}: argument {index} is {given!r}, expected a list of tensors")
-    return [operand(one, index) for one in given if isinstance(one, TensorArg)]
+    return [operand(item, index) for item in given if isinstance(item, TensorArg)]
 
 
 def integer(call: Call, index: int, default: int | None = None) -> int:
@@ -71,9 +71,9 @@ def integers(call: Call, index: int) -> tuple[int, ...]:
     if given is None:
         return ()
     many = given if isinstance(given, tuple) else (given,)
-    if not all(isinstance(one, int) for one in many):
+    if not all(isinstance(item, int) for item in many):
         raise InputError(f"{call.op}: argument {index} is {given!r}, expected whole numbers")
-    return tuple(int(one) for one in many if isinstance(one, int))
+    return tuple(int(item) for item in many if isinstance(item, int))
 
 
 def flag(call: Call, index: int, default: bool = False) -> bool:

@@ -205,7 +205,7 @@ def _native_backward(call: GpuCall) -> list[Launch]:
     images, result = _images(call, x), fresh(x.shape, x.dtype)
     tag = x.dtype + tensor(call, 2).dtype
     if images.last or images.plane == 1:
-        again = tuple(hot(one.shape, one.dtype, 2 * x.nbytes) for one in (gradient, x))
+        again = tuple(hot(item.shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
         sums = _last("batch_norm_backward_reduce_channels_last_kernel", (gradient, x), (), images, tag)
         applied = _last("batch_norm_backward_elemt_channels_last_kernel", again, (result,), images, tag)
         return [*_semaphores(images), sums, applied]

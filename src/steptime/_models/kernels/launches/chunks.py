@@ -45,7 +45,7 @@ class Packed:
 
 def packed(counts: Iterable[int], most_tensors: int) -> list[Packed]:
     """How tensors of so many elements are spread over launches."""
-    found: list[Packed] = []
+    results: list[Packed] = []
     chunks: list[int] = []
     odd: list[int] = []
     tensors = 0
@@ -59,9 +59,9 @@ def packed(counts: Iterable[int], most_tensors: int) -> list[Packed]:
             chunks += taken
             odd += taken if count % _VECTOR else []
             if len(chunks) == _MOST_CHUNKS or (tensors == most_tensors and not left):
-                found.append(Packed(tuple(chunks), tuple(odd), tensors))
+                results.append(Packed(tuple(chunks), tuple(odd), tensors))
                 chunks, odd, tensors = [], [], 1 if left else 0
-    return [*found, Packed(tuple(chunks), tuple(odd), tensors)] if chunks else found
+    return [*results, Packed(tuple(chunks), tuple(odd), tensors)] if chunks else results
 
 
 def over_lists(
@@ -81,17 +81,17 @@ def over_lists(
     """
     most = (_MOST_TENSORS_SCALARS if scalars else _MOST_TENSORS)[depth - 1]
     path = f"{len(reads)}r{len(writes)}w"
-    found: list[Launch] = []
+    results: list[Launch] = []
     since_bytes = 0
-    for cut in packed((one.numel for one in first), most):
+    for cut in packed((item.numel for item in first), most):
         # Zeros are stored as fast one by one as in vectors (seen in the measured rows).
         launch = cut if reads else replace(cut, odd=())
         heaviest = launch.heaviest(sms)
         facts, grids = _facts(launch, depth, heaviest), _grids(launch, heaviest)
-        parts = tuple(tuple(_stretch(one, launch.elements, since_bytes) for one in operands) for operands in (reads, writes))
-        since_bytes += sum(one.nbytes for operands in parts for one in operands)
-        found.append(Launch(OVER_LISTS, launch.elements, parts[0], parts[1], facts, grids, path, tag))
-    return found
+        parts = tuple(tuple(_stretch(item, launch.elements, since_bytes) for item in operands) for operands in (reads, writes))
+        since_bytes += sum(item.nbytes for operands in parts for item in operands)
+        results.append(Launch(OVER_LISTS, launch.elements, parts[0], parts[1], facts, grids, path, tag))
+    return results
 
 
 def _facts(launch: Packed, depth: int, heaviest: int) -> dict[str, float]:

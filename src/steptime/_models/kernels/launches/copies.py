@@ -29,7 +29,7 @@ def copies(target: Operand, source: Operand) -> list[Launch]:
     """What copies `source` into `target`, both on the device, converting where dtypes differ."""
     if target.dtype == source.dtype:
         walk = iterate(target.shape, (target, source))
-        dense = len(walk.sizes) == 1 and all(own[0] == target.item_bytes for own in walk.strides)
+        dense = len(walk.sizes) == 1 and all(stride[0] == target.item_bytes for stride in walk.strides)
         if dense or target.numel == 1:
             return [memcpy(source, target)]
         return [pointwise((source,), target, tag=source.dtype, existing=True, kernel=STRIDED)]
@@ -42,5 +42,5 @@ def copies(target: Operand, source: Operand) -> list[Launch]:
 
 def empty_like(one: Operand, dtype: str = "") -> Operand:
     """The new tensor that ATen makes to hold a copy: of the same strides where those are dense, else row-major."""
-    made = fresh(one.shape, dtype or one.dtype)
-    return replace(made, strides=one.strides) if one.dense else made
+    result = fresh(one.shape, dtype or one.dtype)
+    return replace(result, strides=one.strides) if one.dense else result

@@ -25,9 +25,9 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return shapes[0]
     result = [1] * max((len(shape) for shape in shapes), default=0)
     for shape in shapes:
-        for place, size in enumerate(reversed(shape)):
+        for index, size in enumerate(reversed(shape)):
             if size != 1:
-                result[-1 - place] = size
+                result[-1 - index] = size
     return tuple(result)
 
 
@@ -36,12 +36,12 @@ def iterate(shape: tuple[int, ...], operands: Sequence[Operand | None], *, reduc
 
     `reduced` means that the first operand is the output of a reduction, with stride 0 along what is reduced.
     """
-    given = [None if one is None else _byte_strides(shape, one) for one in operands]
+    given = [None if operand is None else _byte_strides(shape, operand) for operand in operands]
     order = _order(shape, given, reduced)
     sizes = [shape[axis] for axis in order]
     strides = []
-    for own in given:
-        strides.append(_packed(sizes) if own is None else [own[axis] for axis in order])
+    for item in given:
+        strides.append(_packed(sizes) if item is None else [item[axis] for axis in order])
     return _joined(sizes, strides, operands)
 
 
@@ -76,11 +76,11 @@ def _order(shape: tuple[int, ...], given: Sequence[list[int] | None], reduced: b
 
 def _compared(left: int, right: int, shape: tuple[int, ...], given: Sequence[list[int] | None], reduced: bool) -> int:
     """1 where two axes have to be swapped, -1 where they are in order, 0 where no operand decides."""
-    for place, strides in enumerate(given):
+    for index, strides in enumerate(given):
         if strides is None:
             continue
         first, second = strides[left], strides[right]
-        if reduced and place == 0 and (first == 0) != (second == 0):
+        if reduced and index == 0 and (first == 0) != (second == 0):
             return 1 if second == 0 else -1
         if first == 0 or second == 0:
             continue
@@ -93,19 +93,23 @@ def _compared(left: int, right: int, shape: tuple[int, ...], given: Sequence[lis
 
 def _joined(sizes: Sequence[int], strides: Sequence[list[int]], operands: Sequence[Operand | None]) -> Iteration:
     if not sizes:
-        items = tuple((one.item_bytes if one is not None else _FRESH_ITEM,) for one in operands)
+        items = tuple((item.item_bytes if item is not None else _FRESH_ITEM,) for item in operands)
         return Iteration((1,), items)
     left = [sizes[0]]
-    kept = [[own[0]] for own in strides]
+    kept = [[entry[0]] for entry in strides]
     for axis in range(1, len(sizes)):
         size = sizes[axis]
-        if left[-1] == 1 or size == 1 or all(own[-1] * left[-1] == one[axis] for own, one in zip(kept, strides, strict=True)):
+        if (
+            left[-1] == 1
+            or size == 1
+            or all(entry[-1] * left[-1] == item[axis] for entry, item in zip(kept, strides, strict=True))
+        ):
             if left[-1] == 1:
-                for own, one in zip(kept, strides, strict=True):
-                    own[-1] = one[axis]
+                for entry, item in zip(kept, strides, strict=True):
+                    entry[-1] = item[axis]
             left[-1] *= size
         else:
             left.append(size)
-            for own, one in zip(kept, strides, strict=True):
-                own.append(one[axis])
+            for entry, item in zip(kept, strides, strict=True):
+                entry.append(item[axis])
     return Iteration(tuple(left), tuple(map(tuple, kept)))

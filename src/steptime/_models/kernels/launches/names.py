@@ -24,5 +24,5 @@ _FUNCTION = re.compile(r"(?:void )?([\w:]+)")
 @cache
 def short_name(kernel: str) -> str:
     """The name of a profiled kernel without its namespaces, template arguments and parameters."""
-    found = _FUNCTION.match(kernel.replace("(anonymous namespace)::", ""))
-    return found.group(1).split("::")[-1] if found else kernel
+    result = _FUNCTION.match(kernel.replace("(anonymous namespace)::", ""))
+    return result.group(1).split("::")[-1] if result else kernel

@@ -26,12 +26,12 @@ def pointwise(
     """
     walk = _walk(inputs, output, existing)
     elements = output.numel
-    items = (output.item_bytes, *(one.item_bytes for one in inputs))
+    items = (output.item_bytes, *(entry.item_bytes for entry in inputs))
     flat = len(walk.sizes) == 1 and (
         elements == 1
         or all(
-            own[0] == item or (place == 0 and not existing)
-            for place, (own, item) in enumerate(zip(walk.strides, items, strict=True))
+            element[0] == item or (index == 0 and not existing)
+            for index, (element, item) in enumerate(zip(walk.strides, items, strict=True))
         )
     )
     kernel = kernel or ((UNROLLED if casts else VECTORIZED) if flat else STRIDED)
@@ -63,8 +63,8 @@ def _walk(inputs: Sequence[Operand], output: Operand, existing: bool) -> Iterati
     every = (output, *inputs) if existing else inputs
     first = every[0] if every else output
     # The usual case: all alike and dense, which joins to one dimension.
-    if all(one.strides == first.strides and one.shape == output.shape for one in every) and first.dense:
-        items = (output.item_bytes, *(one.item_bytes for one in inputs))
+    if all(entry.strides == first.strides and entry.shape == output.shape for entry in every) and first.dense:
+        items = (output.item_bytes, *(entry.item_bytes for entry in inputs))
         return Iteration((output.numel,), tuple((item,) for item in items))
     return iterate(output.shape, (output if existing else None, *inputs))
 
@@ -80,7 +80,7 @@ def _strided_facts(
     return {
         "output_stride": inner[0],
         "input_stride": max(far, default=0.0),
-        "broadcast_inputs": sum(one.distinct < elements for one in inputs),
+        "broadcast_inputs": sum(entry.distinct < elements for entry in inputs),
         "sector_waste": max(1.0, *waste) if walk.sizes[0] > 1 and waste else 1.0,
         "size_2": walk.sizes[2] if len(walk.sizes) > 2 else 1,
         "next_stride_bytes": min((own[1] for own in walk.strides if len(own) > 1 and own[1] > 0), default=0),

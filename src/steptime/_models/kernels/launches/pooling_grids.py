@@ -142,12 +142,12 @@ def tiles(pool: Pool, side: tuple[int, int], each: float, ways: tuple[tuple[int,
 
     `ways` are threads of a block at most and places of a thread along each side.
     """
-    found = []
+    results = []
     for most, places in ways:
         blocks, serial = _tile(pool, side, most, places, widened)
-        found.append((blocks, serial * each))
+        results.append((blocks, serial * each))
     blocks, serial = _tile(pool, side, *ways[0], widened)
-    return (*found, (blocks, serial), (blocks, 1.0), (pool.planes * pool.inputs / 1024, 1.0))
+    return (*results, (blocks, serial), (blocks, 1.0), (pool.planes * pool.inputs / 1024, 1.0))
 
 
 def _tile(pool: Pool, side: tuple[int, int], most: int, places: int, widened: bool) -> tuple[float, float]:

@@ -86,7 +86,7 @@ def _grid(walk: Iteration, reduced: int, count: int, each: int, item: int, gpu: 
 def _held(walk: Iteration, reduced: int, item: int) -> int:
     """Neighbouring outputs of one thread: 4, 2 or 1, whichever divides the size and every other stride."""
     held = 4
-    others = [stride // item for place, stride in enumerate(walk.strides[1]) if place != reduced]
+    others = [stride // item for index, stride in enumerate(walk.strides[1]) if index != reduced]
     for number in (walk.sizes[reduced], *others):
         while held > 1 and number % held:
             held //= 2

@@ -26,16 +26,16 @@ def radix_sort(indices: int, bits: int, high: int) -> list[Launch]:
     """Sorts so many indices by `bits` bits; `high` is what they are below, which leaves the upper digits zero."""
     if indices <= _SINGLE_TILE:
         return [_single_tile(indices, math.ceil(bits / _TILE_PASS_BITS))]
-    found = [memset(4 * indices // _TILE + 4), memset(8 << _PASS_BITS)]
-    found += [
+    results = [memset(4 * indices // _TILE + 4), memset(8 << _PASS_BITS)]
+    results += [
         over_indices("DeviceRadixSortHistogramKernel", indices, serial=math.ceil(bits / _PASS_BITS)),
         over_indices("DeviceRadixSortExclusiveSumKernel", math.ceil(bits / _PASS_BITS) << _PASS_BITS),
     ]
     for digit in range(math.ceil(bits / _PASS_BITS)):
         varied = high > 1 << (_PASS_BITS * digit)
         path = "first" if digit == 0 else "varied" if varied else "constant"
-        found += [memset(4 * indices // _TILE + 4), over_indices("DeviceRadixSortOnesweepKernel", indices, path=path)]
-    return found
+        results += [memset(4 * indices // _TILE + 4), over_indices("DeviceRadixSortOnesweepKernel", indices, path=path)]
+    return results
 
 
 def _single_tile(indices: int, passes: int) -> Launch:

@@ -23,8 +23,8 @@ _KEPT_SHARPNESS = 4.0  # of the share of gradients that is still in the cache wh
 
 def _gathers(sizes: KernelSizes) -> Floats:
     """A gradient for every lookup, copied from its bag's; lookups without bags have their own."""
-    found: Floats = np.ceil(sizes.gradients / SPLIT_BYTES) if sizes.bag else np.zeros(len(sizes.lookups))
-    return found
+    result: Floats = np.ceil(sizes.gradients / SPLIT_BYTES) if sizes.bag else np.zeros(len(sizes.lookups))
+    return result
 
 
 def _gather(sizes: KernelSizes) -> tuple[Columns, Columns]:
@@ -72,8 +72,8 @@ def _step(sizes: KernelSizes) -> Floats:
     """
     full = np.interp(sizes.row, (64, 128, 192, 256, 512, 640, 768, 1024), (1.78, 2.45, 4.1, 4.8, 4.95, 7.3, 9.9, 10.1))
     half = np.interp(sizes.row, (32, 64, 128, 256, 512), (3.53, 3.55, 6.05, 7.5, 10.9))
-    found: Floats = np.where(sizes.half > 0, half, full) * np.maximum(sizes.row / np.where(sizes.half > 0, 512, 1024), 1.0)
-    return found
+    result: Floats = np.where(sizes.half > 0, half, full) * np.maximum(sizes.row / np.where(sizes.half > 0, 512, 1024), 1.0)
+    return result
 
 
 def _one_row(sizes: KernelSizes) -> Floats:
@@ -90,7 +90,7 @@ def _add(sizes: KernelSizes) -> tuple[Columns, Columns]:
     step = _step(sizes)
     terms = [
         sizes.fixed, sizes.fixed * sizes.cold, sizes.lookups / 10, moved, moved * sizes.cold, beyond, rows, far, missed,
-        elements * sizes.half, moved * sizes.half, *(sizes.hot[:, place] * step for place in (1, 3, 4)),
+        elements * sizes.half, moved * sizes.half, *(sizes.hot[:, index] * step for index in (1, 3, 4)),
     ]  # fmt: skip
     crowd = sizes.share * sizes.crowded
     waiting = _one_row(sizes)
@@ -103,8 +103,8 @@ def _add(sizes: KernelSizes) -> tuple[Columns, Columns]:
 
 
 def _passes(sizes: KernelSizes) -> Floats:
-    found: Floats = np.maximum(np.ceil(np.log2(sizes.lookups / _SORT_TILE)), 0.0)
-    return found
+    result: Floats = np.maximum(np.ceil(np.log2(sizes.lookups / _SORT_TILE)), 0.0)
+    return result
 
 
 def _sorts(sizes: KernelSizes) -> Floats:

@@ -42,8 +42,8 @@ class Balance:
 def balance_of(one: OneTable) -> Balance:
     """From quantiles of bag lengths, bags being in no order; what several lookups share is computed once."""
     few, inverse = one.distinct()
-    found = _balance_of(few)
-    return Balance(*(getattr(found, field.name)[inverse] for field in fields(Balance)))
+    result = _balance_of(few)
+    return Balance(*(getattr(result, field.name)[inverse] for field in fields(Balance)))
 
 
 def _balance_of(one: OneTable) -> Balance:
@@ -132,8 +132,8 @@ class BagLengths:
         one_long = self.longest + (draws - 1.0) * self.mean
         sums = np.clip(draws * reached * scale, draws * self.mean, draws * self.longest)
         sums = np.where(sets < 2, draws * self.mean, sums)
-        found: Floats = np.where(draws <= 1.0, np.where(sets >= self._bags * 0.999, self.longest, sums), sums)
-        return np.where(sets * draws >= self._bags * 0.999, np.maximum(found, one_long), found)
+        result: Floats = np.where(draws <= 1.0, np.where(sets >= self._bags * 0.999, self.longest, sums), sums)
+        return np.where(sets * draws >= self._bags * 0.999, np.maximum(result, one_long), result)
 
     @property
     def _bags(self) -> Floats:

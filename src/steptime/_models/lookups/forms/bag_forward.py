@@ -32,8 +32,8 @@ class BagForward:
 
     def times(self, lookups: Lookups) -> LookupTimes:
         """One kernel each."""
-        one = OneTable.of(lookups, self.device)
-        return total_only(KERNEL, self.timed.ns(terms_of(one)), 1.0, inside_of(self.low, self.high, sizes_of(one)))
+        item = OneTable.of(lookups, self.device)
+        return total_only(KERNEL, self.timed.ns(terms_of(item)), 1.0, inside_of(self.low, self.high, sizes_of(item)))
 
 
 def terms_of(one: OneTable) -> KernelTerms:
@@ -79,8 +79,8 @@ def _features(one: OneTable, balance: Balance, traffic: Traffic) -> Floats:
         np.log(one.unique * one.sectors + 1), np.log(traffic.footprint), one.warm, one.weighted,
         balance.block / balance.busiest, balance.mean / balance.busiest, one.row, np.log(balance.sm),
         np.log(tables.rows * one.row), tables.spread / np.maximum(tables.pooling, 1e-3),
-        *(tables.lengths[:, place] / longest for place in (7, 11, 14, 15, 16)),
+        *(tables.lengths[:, index] / longest for index in (7, 11, 14, 15, 16)),
         one.bfloat, tables.hottest[:, 0] / total, tables.hottest[:, 3] / total,
-        *(tables.locality[:, place] for place in (6, 10, 14, 18)), balance.waves,
+        *(tables.locality[:, index] for index in (6, 10, 14, 18)), balance.waves,
     ]  # fmt: skip
     return np.column_stack(columns)

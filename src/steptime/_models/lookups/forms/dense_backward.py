@@ -79,8 +79,8 @@ def _segments_of(sizes: KernelSizes) -> Floats:
     counts = tables.bin_lookups / np.maximum(tables.bin_rows, 1e-9)
     # Counts within a bin are of any remainder: half a segment more than the lookups fill, but one of a single lookup is one.
     each = np.where(counts <= 10, 1.0, counts / 10 + 0.45)
-    found: Floats = np.maximum((tables.bin_rows * each).sum(axis=1), 1.0)
-    return found
+    result: Floats = np.maximum((tables.bin_rows * each).sum(axis=1), 1.0)
+    return result
 
 
 def _offsets(sizes: KernelSizes) -> tuple[Columns, Columns]:
@@ -94,8 +94,8 @@ def _offsets(sizes: KernelSizes) -> tuple[Columns, Columns]:
 
 def _most(sizes: KernelSizes) -> Floats:
     """Rows that could have been looked up: kernels are launched with a block for each."""
-    found: Floats = np.minimum(sizes.lookups, sizes.one.tables.rows)
-    return found
+    result: Floats = np.minimum(sizes.lookups, sizes.one.tables.rows)
+    return result
 
 
 def _read(sizes: KernelSizes) -> Floats:
@@ -123,8 +123,8 @@ def _hottest_sum(sizes: KernelSizes) -> Floats:
     sums = _segments_of(sizes) * np.ceil(sizes.dim / 32) * 128  # float32, of whole warps
     touched = 2 * sums + _read(sizes) + 16 * sizes.lookups
     far = 1.0 / (1.0 + (sizes.device.scattered_kept_bytes / touched) ** _NEAR_SHARPNESS)
-    found: Floats = sizes.hot[:, 0] / 10 * (sizes.device.near_ns + (sizes.device.far_ns - sizes.device.near_ns) * far)
-    return found
+    result: Floats = sizes.hot[:, 0] / 10 * (sizes.device.near_ns + (sizes.device.far_ns - sizes.device.near_ns) * far)
+    return result
 
 
 def _scatter(sizes: KernelSizes) -> tuple[Columns, Columns]:
@@ -164,8 +164,8 @@ def _features(sizes: KernelSizes) -> tuple[Columns, Columns]:
 
 
 def _launches(sizes: KernelSizes) -> Floats:
-    found: Floats = np.ceil(_table(sizes) / sizes.one.item / (_CHUNK * _CHUNKS))
-    return found
+    result: Floats = np.ceil(_table(sizes) / sizes.one.item / (_CHUNK * _CHUNKS))
+    return result
 
 
 def _updates(sizes: KernelSizes) -> Floats:
@@ -175,8 +175,8 @@ def _updates(sizes: KernelSizes) -> Floats:
 def _chilled(sizes: KernelSizes) -> Floats:
     """How much of what was in the cache before is not when the optimiser begins: what kernels before it touch drives it out."""
     touched = _segments_of(sizes) * sizes.dim * 4 + 40 * sizes.lookups + sizes.gradients * (1.0 - sizes.bag)
-    found: Floats = np.maximum(sizes.cold, touched / (touched + sizes.l2_kept))
-    return found
+    result: Floats = np.maximum(sizes.cold, touched / (touched + sizes.l2_kept))
+    return result
 
 
 def _update(sizes: KernelSizes) -> tuple[Columns, Columns]:

@@ -54,26 +54,26 @@ class KernelSizes:
     @classmethod
     def of(cls, lookups: Lookups, device: LookupConstants) -> KernelSizes:
         """Of lookups of one implementation."""
-        one = OneTable.of(lookups, device)
-        total, unique = np.maximum(one.lookups, 1.0), np.maximum(one.unique, 1.0)
+        item = OneTable.of(lookups, device)
+        total, unique = np.maximum(item.lookups, 1.0), np.maximum(item.unique, 1.0)
         return cls(
-            one=one,
-            traffic=traffic_of(one),
+            one=item,
+            traffic=traffic_of(item),
             bag=lookups.implementation.startswith("embedding_bag"),
             adagrad=(lookups.optimizer > OPTIMIZERS.index("sgd")).astype(np.float64),
             lookups=total,
             unique=unique,
-            dim=one.dim,
-            row=one.row,
-            gradients=total * one.row,
-            updated=unique * one.row,
-            hot=np.maximum(one.tables.hottest, 1.0),
-            cold=1.0 - one.warm,
-            half=one.half,
-            full=1.0 - one.half,
-            share=one.shares.count,
-            crowded=one.shares.crowded,
-            streaming=one.shares.streaming.astype(np.float64),
+            dim=item.dim,
+            row=item.row,
+            gradients=total * item.row,
+            updated=unique * item.row,
+            hot=np.maximum(item.tables.hottest, 1.0),
+            cold=1.0 - item.warm,
+            half=item.half,
+            full=1.0 - item.half,
+            share=item.shares.count,
+            crowded=item.shares.crowded,
+            streaming=item.shares.streaming.astype(np.float64),
             fixed=np.full(len(total), 1e3),
         )
 
@@ -89,13 +89,15 @@ class KernelSizes:
 
     def features(self) -> Floats:
         """For corrections."""
-        one, tables = self.one, self.one.tables
+        item, tables = self.one, self.one.tables
         counts = (tables.bin_lookups**2 / np.maximum(tables.bin_rows, 1.0)).sum(axis=1)
         columns = [
-            np.log(self.lookups), np.log(one.batch), self.dim, one.item, np.log(self.gradients), np.log(self.unique),
-            self.unique / self.lookups, np.log(self.updated), np.log(one.batch * self.row), one.warm, one.weighted, one.bfloat,
+            np.log(self.lookups), np.log(item.batch), self.dim, item.item, np.log(self.gradients), np.log(self.unique),
+            self.unique / self.lookups, np.log(self.updated), np.log(item.batch * self.row), item.warm, item.weighted,
+            item.bfloat,
             np.log(self.hot + 1), self.hot[:, 0] / self.lookups, self.hot[:, 3] / self.lookups, np.log(tables.rows * self.row),
-            np.log(self.lookups / one.batch), self.traffic.first, self.traffic.second, self.row % 128, self.row % 512, self.row,
+            np.log(self.lookups / item.batch), self.traffic.first, self.traffic.second, self.row % 128, self.row % 512,
+            self.row,
             tables.bin_lookups[:, -3:].sum(axis=1) / self.lookups, tables.bin_lookups[:, 8:-3].sum(axis=1) / self.lookups,
             np.log(np.maximum(counts / self.lookups, 1e-3)), tables.locality[:, [6, 10, 14, 18]],
             tables.spread / np.maximum(tables.pooling, 1e-3), np.log(tables.longest + 1),

@@ -112,5 +112,5 @@ def sizes_of(one: OneTable) -> Floats:
 
 def over(bytes_: Floats, limit: Floats | float) -> Floats:
     """What goes beyond a limit."""
-    found: Floats = np.maximum(bytes_ - limit, 0.0)
-    return found
+    result: Floats = np.maximum(bytes_ - limit, 0.0)
+    return result

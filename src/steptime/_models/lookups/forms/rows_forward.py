@@ -14,8 +14,8 @@ from steptime._models.lookups.forms.one_table import RATE, SPLIT_BYTES, over
 
 
 def _gathers(sizes: KernelSizes) -> Floats:
-    found: Floats = np.ceil(sizes.gradients / SPLIT_BYTES)
-    return found
+    result: Floats = np.ceil(sizes.gradients / SPLIT_BYTES)
+    return result
 
 
 def _gather(sizes: KernelSizes) -> tuple[Columns, Columns]:

@@ -71,8 +71,8 @@ class KernelTerms:
     @property
     def whole(self) -> Flags:
         """Rows on a whole GPU."""
-        found: Flags = self.shares[:, 0] == 1.0
-        return found
+        result: Flags = self.shares[:, 0] == 1.0
+        return result
 
     @property
     def joined(self) -> Floats:
@@ -81,8 +81,8 @@ class KernelTerms:
 
     def physics(self, terms: Floats, factors: Floats) -> Floats:
         """Nanoseconds: what happens side by side and what happens one after the other overlap in part."""
-        found: Floats = np.maximum(np.hypot(terms @ factors, self.serial), np.maximum(self.least, _SHORTEST))
-        return found
+        result: Floats = np.maximum(np.hypot(terms @ factors, self.serial), np.maximum(self.least, _SHORTEST))
+        return result
 
 
 @dataclass(frozen=True)

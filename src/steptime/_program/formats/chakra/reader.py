@@ -62,8 +62,8 @@ GROUPS_FILE = "comm_group.json"
 
 def rank_in_name(source: str) -> int | None:
     """The rank in a file name like `model.3.et`."""
-    found = _RANK.search(source)
-    return int(found.group(1)) if found else None
+    result = _RANK.search(source)
+    return int(result.group(1)) if result else None
 
 
 def read_groups(data: bytes, source: str) -> dict[str, tuple[int, ...]]:
@@ -88,14 +88,14 @@ def read(
 ) -> Program:
     """The program of one rank from the bytes of its Chakra trace."""
     nodes, warnings = _nodes(data, source)
-    found = rank if rank is not None else rank_in_name(source)
-    if found is None:
+    result = rank if rank is not None else rank_in_name(source)
+    if result is None:
         warnings.append("the file name holds no rank (PREFIX.RANK.et); it is read as rank 0")
     known = dict(groups or {})
-    size = world_size or max([found or 0, *(each for ranks in known.values() for each in ranks)]) + 1
+    size = world_size or max([result or 0, *(each for ranks in known.values() for each in ranks)]) + 1
     ordered, broken = _in_order(nodes)
-    builder = _Builder(found or 0, size, known, tuple(range(size)))
-    builder.meta |= {"rank_known": found is not None, "world_size_known": bool(world_size or known)}
+    builder = _Builder(result or 0, size, known, tuple(range(size)))
+    builder.meta |= {"rank_known": result is not None, "world_size_known": bool(world_size or known)}
     for node in ordered:
         builder.add(node)
     if not builder.works and not builder.ops:
@@ -278,7 +278,7 @@ class _Builder:
         works = Works.from_columns(_columns(Works.TYPES, self.works))
         calls = Calls.from_columns(_columns(Calls.TYPES, self.calls))
         ops = Ops.from_columns(_columns(Ops.TYPES, self.ops))
-        works, origin, said = self._timed(works)
+        works, origin, text = self._timed(works)
         if origin:
             shift = {"start_ns": _shifted(ops.start_ns, origin), "end_ns": _shifted(ops.end_ns, origin)}
             ops = ops.replace(**shift)
@@ -299,7 +299,7 @@ class _Builder:
             steps=(0,),
             origin_ns=origin,
             source=source,
-            warnings=tuple(f"{source}: {each}" for each in (*warnings, *said)),
+            warnings=tuple(f"{source}: {each}" for each in (*warnings, *text)),
             meta=self.meta,
         )
 
@@ -317,8 +317,8 @@ class _Builder:
             start.append(max([front[stream], *(start[dep] + self.durations[dep] for dep in deps)]))
             front[stream] = start[row] + self.durations[row]
         end = [begin + duration for begin, duration in zip(start, self.durations, strict=True)]
-        said = ["no start times are recorded; work is laid end to end as its dependencies allow"]
-        return works.replace(start_ns=start, end_ns=end), 0, said
+        text = ["no start times are recorded; work is laid end to end as its dependencies allow"]
+        return works.replace(start_ns=start, end_ns=end), 0, text
 
 
 def _columns(types: Mapping[str, Any], rows: Sequence[tuple[int, ...]]) -> dict[str, Sequence[int]]:
@@ -387,10 +387,10 @@ def _read_file(file: TraceFile, progress: Progress | None) -> Program:
 
 def _siblings(file: TraceFile) -> int | None:
     """How many ranks there are, from the files of the same prefix beside one."""
-    found = _RANK.search(file.name)
-    if found is None or file.member is not None:
+    result = _RANK.search(file.name)
+    if result is None or file.member is not None:
         return None
-    prefix = file.name[: found.start() + 1]
+    prefix = file.name[: result.start() + 1]
     ranks = [rank_in_name(each.name) for each in file.path.parent.iterdir() if each.name.startswith(prefix)]
     return max(rank for rank in ranks if rank is not None) + 1
 

@@ -112,15 +112,15 @@ def _io(data: bytes) -> tuple[str, str, str]:
 
 def _attribute(data: bytes) -> tuple[str, Attribute]:
     name = ""
-    found: Attribute = ""
+    result: Attribute = ""
     for number, wire, value in _fields(data, 0, len(data)):
         if number == 1 and isinstance(value, bytes):
             name = value.decode("utf-8", errors="replace")
         elif number in _ATTRIBUTE_TYPES:
-            found = _single(_ATTRIBUTE_TYPES[number], wire, value)
+            result = _single(_ATTRIBUTE_TYPES[number], wire, value)
         elif number - 1 in _ATTRIBUTE_TYPES and isinstance(value, bytes):
-            found = _list(_ATTRIBUTE_TYPES[number - 1], value)
-    return name, found
+            result = _list(_ATTRIBUTE_TYPES[number - 1], value)
+    return name, result
 
 
 def _list(kind: str, data: bytes) -> tuple[Scalar, ...]:

@@ -137,7 +137,7 @@ def comm(inputs: Arguments, signature: Signature, attrs: Mapping[str, Any]) -> C
     values = signature.inputs
     sequence = values[at - 3]
     name = text(attrs.get("collective_name")) or inputs.values[at]
-    found = Comm(
+    result = Comm(
         name=name,
         kind=collective_kind(name),
         group=_group(values[at - 2]),
@@ -146,7 +146,7 @@ def comm(inputs: Arguments, signature: Signature, attrs: Mapping[str, Any]) -> C
         in_splits=_splits(values, at + 1),
         out_splits=_splits(values, at + 2),
     )
-    return _with_tensors(found, signature, attrs, at - 3)
+    return _with_tensors(result, signature, attrs, at - 3)
 
 
 def _group(value: Value) -> str:
@@ -160,8 +160,8 @@ def _comm_from_attributes(signature: Signature, attrs: Mapping[str, Any]) -> Com
     name = text(attrs.get("collective_name"))
     if not name:
         return None
-    found = Comm(name=name, kind=collective_kind(name), group=str(attrs.get("pg_name", "")))
-    return _with_tensors(found, signature, attrs, len(signature.inputs))
+    result = Comm(name=name, kind=collective_kind(name), group=str(attrs.get("pg_name", "")))
+    return _with_tensors(result, signature, attrs, len(signature.inputs))
 
 
 def _with_tensors(found: Comm, signature: Signature, attrs: Mapping[str, Any], count: int) -> Comm:

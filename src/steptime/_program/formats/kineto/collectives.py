@@ -56,11 +56,11 @@ def mark_collectives(works: Works, names: list[str]) -> Works:
 
 def least_world_size(said: Iterable[Args]) -> int:
     """The fewest ranks a job with these collectives can have."""
-    found = [1]
+    results = [1]
     for args in said:
-        found += [args.group_size] if type(args.group_size) is int and 0 < args.group_size <= MOST_RANKS else []
-        found += [int(rank) + 1 for rank in _NUMBER.findall(str(args.group_ranks or "")) if int(rank) < MOST_RANKS]
-    return max(found)
+        results += [args.group_size] if type(args.group_size) is int and 0 < args.group_size <= MOST_RANKS else []
+        results += [int(rank) + 1 for rank in _NUMBER.findall(str(args.group_ranks or "")) if int(rank) < MOST_RANKS]
+    return max(results)
 
 
 def describe(works: Works, rows: IntColumn, launch_op: SmallColumn, sources: Sources) -> tuple[Collective, ...]:
@@ -125,10 +125,10 @@ def _pair(kind: str, args: Args, group: str, sources: Sources) -> tuple[str, tup
 
 
 def _ranks(args: Args, group: str, sources: Sources) -> tuple[int, ...]:
-    said = str(args.group_ranks or "")
+    text = str(args.group_ranks or "")
     size = args.group_size if isinstance(args.group_size, int) else 0
-    listed = tuple(int(r) for r in _NUMBER.findall(said))
-    if listed and "..." not in said:
+    listed = tuple(int(r) for r in _NUMBER.findall(text))
+    if listed and "..." not in text:
         return tuple(sorted(set(listed)))
     info = sources.header.get("distributedInfo")
     config = info.get("pg_config") if isinstance(info, dict) else None

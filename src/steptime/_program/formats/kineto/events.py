@@ -210,14 +210,14 @@ class _Collector:
             if event.ph == "X":
                 by_category.setdefault(event.cat, []).append(event)
         for category, collect in self._collectors().items():
-            found = by_category.get(category)
-            if found is None:
+            result = by_category.get(category)
+            if result is None:
                 continue
             try:
-                collect(found)
+                collect(result)
             except (TypeError, ValueError, OverflowError):
-                mended = [e for e in found if _mend(e)]
-                self.kept.skipped += len(found) - len(mended)
+                mended = [e for e in result if _mend(e)]
+                self.kept.skipped += len(result) - len(mended)
                 collect(mended)
 
     def _collectors(self) -> dict[str, Callable[[list[Event]], None]]:
@@ -255,9 +255,9 @@ class _Collector:
         )
         names = self._names(events)
         rows = np.delete(np.arange(len(events)), marks)
-        for place, row in enumerate(rows.tolist(), kept.ops.length):
+        for index, row in enumerate(rows.tolist(), kept.ops.length):
             if events[row].name == "record_param_comms":
-                kept.communication[place] = _detached(args[row])
+                kept.communication[index] = _detached(args[row])
         columns = (start, duration, tid, names, external, function, sequence, signature)
         kept.ops.append(*(column[rows] for column in columns))
 
@@ -276,9 +276,9 @@ class _Collector:
         correlation = _integers([a.correlation for a in args])
         size = np.maximum(_integers([a.bytes for a in args]), 0)
         kind = np.full(len(events), _WORK_KINDS[events[0].cat], dtype=np.int64) if events else start
-        for place, arguments in enumerate(args, kept.works.length):
+        for index, arguments in enumerate(args, kept.works.length):
             if arguments.collective is not None:
-                kept.work_communication[place] = _detached(arguments)
+                kept.work_communication[index] = _detached(arguments)
         kept.works.append(start, duration, stream, self._names(events), correlation, kind, device, size)
 
     def _syncs(self, events: list[Event]) -> None:

@@ -68,8 +68,8 @@ def _single(events: KinetoEvents, table: Rows) -> int:
     key = columns["start"] * 1_000_003 + correlation  # wraps around, which does no harm: equal rows have equal keys
     order = np.argsort(key, kind="stable")
     close = np.flatnonzero(np.diff(key[order]) == 0)
-    one, other = order[close], order[close + 1]
-    twin = other[(correlation[other] >= 0) & np.all([c[one] == c[other] for c in columns.values()], axis=0)]
+    item, other = order[close], order[close + 1]
+    twin = other[(correlation[other] >= 0) & np.all([c[item] == c[other] for c in columns.values()], axis=0)]
     kept = np.delete(np.arange(table.length), twin)
     # The kernels of one graph launch share their id, and a coarse clock may not tell them apart.
     shared = np.sort(correlation[kept])
@@ -92,4 +92,4 @@ def _moved(by_row: dict[int, Any], kept: IntColumn) -> dict[int, Any]:
     """The entries of the kept rows under their new numbers."""
     at = np.searchsorted(kept, list(by_row)) if len(kept) else np.zeros(len(by_row), dtype=np.int64)
     places = zip(by_row.items(), at.tolist(), strict=True)
-    return {place: value for (row, value), place in places if place < len(kept) and kept[place] == row}
+    return {index: value for (row, value), index in places if index < len(kept) and kept[index] == row}

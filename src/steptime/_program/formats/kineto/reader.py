@@ -122,8 +122,8 @@ class _Builder:
     def _world_size(self) -> int:
         if self.identity.world_size is not None:
             return self.identity.world_size
-        said = (*self.events.work_communication.values(), *self.events.communication.values())
-        least = least_world_size(said)
+        text = (*self.events.work_communication.values(), *self.events.communication.values())
+        least = least_world_size(text)
         if least > 1:
             self.warnings.append(f"{self.source}: does not say how many ranks there were; its process groups need {least}")
         return least

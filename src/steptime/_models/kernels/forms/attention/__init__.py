@@ -54,8 +54,8 @@ class AttentionForm:
         within: npt.NDArray[np.bool_] = np.all((features >= self.low - margin) & (features <= self.high + margin), axis=1)
         near = self.lists.nearest([kind_of(heads) for heads in calls], coordinates(calls))
         answers = []
-        for place, (time, heads, inside) in enumerate(zip(times, calls, within & near.known, strict=True)):
-            names, shares = near.launches(place) if near.known[place] else ((_group(heads),), np.ones(1))
+        for index, (time, heads, inside) in enumerate(zip(times, calls, within & near.known, strict=True)):
+            names, shares = near.launches(index) if near.known[index] else ((_group(heads),), np.ones(1))
             launches = tuple(LaunchTime(name, float(time * share)) for name, share in zip(names, shares, strict=True))
             answers.append(Answer(launches, bool(inside)))
         return answers

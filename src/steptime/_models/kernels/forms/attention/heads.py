@@ -55,7 +55,7 @@ def heads_of(call: Call) -> Heads:
     if not call.op.startswith(_PREFIX) or (kind, backward) not in _PLACES:
         raise InputError(f"{call.op} is no attention that is modelled: flash, cudnn, efficient or math was expected")
     first = 1 if backward else 0
-    query, key, value = (_tensor(call, first + place) for place in range(3))
+    query, key, value = (_tensor(call, first + index) for index in range(3))
     shape = query.shape
     if key.shape[:2] != shape[:2] or value.shape[:3] != key.shape[:3] or key.shape[3] != shape[3]:
         raise InputError(
@@ -67,7 +67,7 @@ def heads_of(call: Call) -> Heads:
         raise InputError(
             f"{call.op} of {query.dtype}, {key.dtype}, {value.dtype}: one of {', '.join(_DTYPES[kind])} was expected"
         )
-    dropout, causal = (_plain(call, place) for place in _PLACES[kind, backward])
+    dropout, causal = (_plain(call, index) for index in _PLACES[kind, backward])
     names = ("gradient", "query", "key", "value") if backward else ("query", "key", "value")
     bias = _BIASES.get((kind, backward))
     return Heads(
@@ -85,13 +85,13 @@ def heads_of(call: Call) -> Heads:
         asked=_asked(call) if kind == EFFICIENT and backward else 3,
         stride=query.strides[2] if query.strides is not None else shape[3],
         spaced=query.strides is not None and query.strides[2] != shape[3],
-        written=tuple(names[place] for place in call.written if place < len(names)),
+        written=tuple(names[index] for index in call.written if index < len(names)),
     )
 
 
 def _asked(call: Call) -> int:
     truths = _plain(call, 10)
-    return sum(bool(one) for one in truths[:3]) if isinstance(truths, tuple) else 3
+    return sum(bool(truth) for truth in truths[:3]) if isinstance(truths, tuple) else 3
 
 
 def _plain(call: Call, place: int) -> Argument:

@@ -65,17 +65,17 @@ class ConvolutionForm:
         features, times, near = self.times_ns(passes)
         margin = _SLACK * (self.high - self.low)
         within: npt.NDArray[np.bool_] = np.all((features >= self.low - margin) & (features <= self.high + margin), axis=1)
-        for place, (owner, one, time) in enumerate(zip(owners, passes, times, strict=True)):
-            inside[owner] = inside[owner] and bool(within[place])
-            names, shares = near.launches(place) if near.known[place] else ((one.name,), np.ones(1))
+        for index, (owner, launch, time) in enumerate(zip(owners, passes, times, strict=True)):
+            inside[owner] = inside[owner] and bool(within[index])
+            names, shares = near.launches(index) if near.known[index] else ((launch.name,), np.ones(1))
             launches[owner] += [LaunchTime(name, float(time * share)) for name, share in zip(names, shares, strict=True)]
-        return [Answer(tuple(one), here) for one, here in zip(launches, inside, strict=True)]
+        return [Answer(tuple(launch), here) for launch, here in zip(launches, inside, strict=True)]
 
     def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats, Near]:
         """Features and times of passes, and the measured passes that lie near them."""
         columns = PassColumns(passes, self.device)
         features, base = table(columns)
-        near = self.lists.nearest([kind_of(one) for one in passes], coordinates(passes), states_of(passes))
+        near = self.lists.nearest([kind_of(item) for item in passes], coordinates(passes), states_of(passes))
         learned = ratios(self.blends, passes, features, near)
         shared = columns.share > 1
         if PARTS in self.blends and shared.any():
@@ -85,14 +85,14 @@ class ConvolutionForm:
 
 def ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats, near: Near) -> Floats:
     """Logarithm of how much longer each pass takes than by the book."""
-    groups = np.asarray([blend_of(one) for one in passes])
+    groups = np.asarray([blend_of(item) for item in passes])
     learned = np.zeros(len(passes))
     for name in WHOLE:
         here = groups == name
         if name in blends and here.any():
             learned[here] = blends[name].values(features[here])
     levels, belief = near.twins()
-    belief *= near.known & np.asarray([one.question.share == 1 for one in passes])
+    belief *= near.known & np.asarray([item.question.share == 1 for item in passes])
     learned += belief * (levels - learned)
     return learned
 
@@ -123,12 +123,12 @@ def kind_of(one: Pass) -> str:
 
 def coordinates(passes: Sequence[Pass]) -> npt.NDArray[np.float32]:
     """Where a pass lies among those of its kind; what cuDNN's rules go by counts most."""
-    return np.array([_point(one.layer) for one in passes], dtype=np.float32).reshape(len(passes), -1)
+    return np.array([_point(item.layer) for item in passes], dtype=np.float32).reshape(len(passes), -1)
 
 
 def states_of(passes: Sequence[Pass]) -> list[int]:
     """A pass is measured cold and warm, at one place."""
-    return [int(one.question.warm) for one in passes]
+    return [int(item.question.warm) for item in passes]
 
 
 @lru_cache(maxsize=1 << 16)

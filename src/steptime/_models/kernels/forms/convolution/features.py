@@ -75,7 +75,7 @@ class PassColumns:
     def __init__(self, passes: Sequence[Pass], device: ConvolutionConstants) -> None:
         """Reads the sizes of the passes."""
         self.device = device
-        table = np.array([_numbers(one.layer, one.name) for one in passes], dtype=np.float64).reshape(-1, 23).T
+        table = np.array([_numbers(item.layer, item.name) for item in passes], dtype=np.float64).reshape(-1, 23).T
         self.batch, self.inputs, self.outputs, self.groups = table[:4]
         self.tap_height, self.tap_width, self.image_height, self.image_width = table[4:8]
         self.result_height, self.result_width, self.stride, self.dilation, self.element, self.bfloat16 = table[8:14]
@@ -83,7 +83,7 @@ class PassColumns:
         self.last, self.fprop, self.dgrad, self.wgrad = (column > 0 for column in table[15:19])
         self.written = [column > 0 for column in table[19:22]]
         self.forward = table[22] > 0
-        asked = [(one.question.tf32, one.question.warm, one.question.share, one.question.others) for one in passes]
+        asked = [(item.question.tf32, item.question.warm, item.question.share, item.question.others) for item in passes]
         self.warm = np.array([warm for _, warm, _, _ in asked], dtype=bool)
         self.share = np.array([share for _, _, share, _ in asked], dtype=np.float64)
         self.others = np.array([("none", "idle", "same", "streaming").index(others) for *_, others in asked], dtype=np.float64)
@@ -169,10 +169,10 @@ class PassColumns:
             (self.batch, self.outputs, self.result_area),
         )
         total: Floats = np.zeros(self.batch.shape)
-        for place, (count, channels, places) in enumerate(shapes):
+        for index, (count, channels, places) in enumerate(shapes):
             moved = count * _padded(channels, _MOVE_TILE) * _padded(places, _MOVE_TILE) * self.element
             time = _LAUNCH_NS + 2 * moved / (self.device.moved_bytes_per_ns / np.where(self.others == 2, self.share, 1.0))
-            total += np.where(self.taps > 1, time, 0.0) if place == 1 else time
+            total += np.where(self.taps > 1, time, 0.0) if index == 1 else time
         return total
 
     def depthwise_ns(self) -> Floats:

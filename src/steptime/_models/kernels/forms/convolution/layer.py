@@ -57,7 +57,7 @@ def layer_of(call: Call) -> ConvolutionLayer:
         raise InputError(
             f"{call.op} of {_sizes(image)} with filters {_sizes(weight)}: batch, channels and 1 to 3 axes were expected"
         )
-    stride, padding, dilation = (_numbers(call, first + place, axes) for place in range(3))
+    stride, padding, dilation = (_numbers(call, first + index, axes) for index in range(3))
     if call.args[first + 3]:
         raise InputError(f"{call.op} is transposed, which no measured call is: write it as the backward pass of its input")
     groups = call.args[first + 5]
@@ -91,7 +91,7 @@ def layer_of(call: Call) -> ConvolutionLayer:
         axes=axes,
         channels_last=_channels_last(image) or _channels_last(weight),
         passes=_passes(call),
-        written=tuple(names[place] for place in call.written if place in names),
+        written=tuple(names[index] for index in call.written if index in names),
     )
 
 
@@ -113,7 +113,7 @@ def _tensor(call: Call, place: int | None) -> TensorArg:
 
 def _numbers(call: Call, place: int, count: int) -> tuple[int, ...]:
     value: Argument = call.args[place]
-    numbers = tuple(one for one in value if isinstance(one, int)) if isinstance(value, tuple) else ()
+    numbers = tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
     if len(numbers) == 1:
         numbers *= count
     if len(numbers) != count or min(numbers) < 0:

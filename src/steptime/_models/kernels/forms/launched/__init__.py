@@ -51,19 +51,19 @@ class LaunchedForm:
         if not questions:
             return []
         prepared = [_prepared(model, question.call, question.warm) for question in questions]
-        counts = np.asarray([len(one.kernels) for one in prepared])
-        groups = np.asarray([group for one in prepared for group in one.groups], dtype=np.int64).reshape(-1, 2)
+        counts = np.asarray([len(item.kernels) for item in prepared])
+        groups = np.asarray([group for item in prepared for group in item.groups], dtype=np.int64).reshape(-1, 2)
         batch = Batch(
-            np.asarray([row for one in prepared for row in one.numbers]).reshape(-1, model.columns.width),
+            np.asarray([row for item in prepared for row in item.numbers]).reshape(-1, model.columns.width),
             groups[:, 0],
             groups[:, 1],
-            np.asarray([codes for one in prepared for codes in one.codes]).reshape(-1, 3),
+            np.asarray([codes for item in prepared for codes in item.codes]).reshape(-1, 3),
             np.repeat(np.asarray([float(question.share) for question in questions]), counts),
             np.repeat(np.asarray([others_code(question) for question in questions]), counts),
         )
-        corrected = np.repeat(np.asarray([one.corrected for one in prepared]), counts)
+        corrected = np.repeat(np.asarray([item.corrected for item in prepared]), counts)
         times = iter(model.time_ns(batch, corrected).tolist())
-        return [Answer(tuple(LaunchTime(name, next(times)) for name in one.kernels), one.inside) for one in prepared]
+        return [Answer(tuple(LaunchTime(name, next(times)) for name in item.kernels), item.inside) for item in prepared]
 
 
 def _prepared(model: LaunchedModel, call: Call, warm: bool) -> _Prepared:
@@ -72,9 +72,9 @@ def _prepared(model: LaunchedModel, call: Call, warm: bool) -> _Prepared:
     return _Prepared(
         tuple(launch.kernel for launch in launches),
         model.columns.rows(call, launches, warm),
-        [model.group_of(own) for own in names],
-        [model.codes_of(own) for own in names],
-        all(model.inside(own, launch.elements) for own, launch in zip(names, launches, strict=True)),
+        [model.group_of(name) for name in names],
+        [model.codes_of(name) for name in names],
+        all(model.inside(name, launch.elements) for name, launch in zip(names, launches, strict=True)),
         family_of(call.op) not in model.uncorrected,
     )
 

@@ -57,24 +57,24 @@ class LaunchColumns:
         produced = _produced_bytes(call) if warm else 0.0
         seen: dict[str, int] = {}
         first = len(SIZES)
-        found = []
+        results = []
         for launch in launches:
             seen[launch.kernel] = seen.get(launch.kernel, 0) + 1
             row = self._blank.copy()
             row[:first] = _sizes(call, launch, warm)
             row[5], row[10] = produced, seen[launch.kernel]
             for name, value in launch.facts.items():
-                place = self._places.get(name)
-                if place is not None:
-                    row[place] = value
+                index = self._places.get(name)
+                if index is not None:
+                    row[index] = value
             for pair, (blocks, work) in enumerate(launch.grids[:PAIRS], self.features):
                 row[pair], row[pair + PAIRS] = max(1.0, blocks), work
-            found.append(row)
-        return found
+            results.append(row)
+        return results
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.facts, len(SIZES))}
+        return {name: index for index, name in enumerate(self.facts, len(SIZES))}
 
     @cached_property
     def _blank(self) -> list[float]:
@@ -84,16 +84,16 @@ class LaunchColumns:
 
 def _sizes(call: Call, launch: Launch, warm: bool) -> list[float]:
     cold_bytes = warm_bytes = hot_bytes = since_bytes = 0.0
-    for one in launch.reads:
-        nbytes = _device_bytes(one)
-        if one.origin == HOT:
+    for entry in launch.reads:
+        nbytes = _device_bytes(entry)
+        if entry.origin == HOT:
             hot_bytes += nbytes
-            since_bytes = max(since_bytes, one.since_bytes)
-        elif warm and one.origin == ARGUMENT and one.argument in call.written:
+            since_bytes = max(since_bytes, entry.since_bytes)
+        elif warm and entry.origin == ARGUMENT and entry.argument in call.written:
             warm_bytes += nbytes
         else:
             cold_bytes += nbytes
-    written_bytes = sum(_device_bytes(one) for one in launch.writes)
+    written_bytes = sum(_device_bytes(entry) for entry in launch.writes)
     result = launch.writes[0].item_bytes if launch.writes else 0
     item = launch.reads[0].item_bytes if launch.reads else result or 4
     return [
@@ -123,7 +123,7 @@ def _produced_bytes(call: Call) -> float:
 def _argument_bytes(call: Call, index: int) -> int:
     given = call.args[index]
     every = given if isinstance(given, tuple) else (given,)
-    return sum(_distinct_bytes(one) for one in every if isinstance(one, TensorArg) and one.device == "device")
+    return sum(_distinct_bytes(item) for item in every if isinstance(item, TensorArg) and item.device == "device")
 
 
 def _distinct_bytes(tensor: TensorArg) -> int:

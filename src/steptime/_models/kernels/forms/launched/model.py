@@ -95,11 +95,11 @@ class LaunchedModel:
 
     def time_ns(self, batch: Batch, corrected: npt.NDArray[np.bool_]) -> Numbers:
         """How long every launch takes."""
-        found, moved = base_ns(self, batch)
+        result, moved = base_ns(self, batch)
         if corrected.any():
-            seen = features(self.columns, batch, moved, found)[corrected]
-            found[corrected] *= np.exp(np.clip(self.trees.values(seen), -MOST, MOST))
-        return np.maximum(found, moved.at_peak_ns(self.device))
+            seen = features(self.columns, batch, moved, result)[corrected]
+            result[corrected] *= np.exp(np.clip(self.trees.values(seen), -MOST, MOST))
+        return np.maximum(result, moved.at_peak_ns(self.device))
 
 
 def base_ns(model: LaunchedModel, batch: Batch) -> tuple[Numbers, LaunchTraffic]:
@@ -108,11 +108,11 @@ def base_ns(model: LaunchedModel, batch: Batch) -> tuple[Numbers, LaunchTraffic]
     shares = shares_of(device.sms, batch.share, batch.others, model.scales)
     moved = traffic(batch.numbers, device, shares)
     worked = terms(model.columns, batch.numbers, moved, device, shares)
-    found = np.einsum("lt,lt->l", worked, model.weights[batch.group])
+    result = np.einsum("lt,lt->l", worked, model.weights[batch.group])
     usual = np.einsum("lt,lt->l", worked, model.weights[batch.code])
-    found = np.clip(found, usual / _MOST_APART, usual * _MOST_APART)
-    found = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(device, shares), found)
-    return np.maximum(found, model.least_ns[batch.group]), moved
+    result = np.clip(result, usual / _MOST_APART, usual * _MOST_APART)
+    result = np.where(batch.group < 0, _FLOOR_NS + moved.least_ns(device, shares), result)
+    return np.maximum(result, model.least_ns[batch.group]), moved
 
 
 def features(columns: LaunchColumns, batch: Batch, moved: LaunchTraffic, base: Numbers) -> Numbers:

@@ -85,17 +85,17 @@ def terms(
 ) -> Numbers:
     """Terms of every launch (launches x TERMS)."""
     first = len(SIZES)
-    fact = {name: rows[:, first + place] for place, name in enumerate(FACTS)}
+    fact = {name: rows[:, first + index] for index, name in enumerate(FACTS)}
     elements = rows[:, 0]
-    found = np.empty((len(rows), TERMS))
-    for place, term in enumerate(_plain(elements, fact, moved, device, shares)):
-        found[:, place] = term
+    result = np.empty((len(rows), TERMS))
+    for index, term in enumerate(_plain(elements, fact, moved, device, shares)):
+        result[:, index] = term
     grid = rows[:, columns.features :]
     blocks, work = grid[:, :PAIRS], grid[:, PAIRS:]
     waves = _waves(blocks, work * shares.blocks[:, None], shares.sms)
-    found[:, _PLAIN - 2 : _PLAIN] = waves[:, :2, -1] * moved.cold_share[:, None]
-    found[:, _PLAIN:] = waves.reshape(len(rows), TERMS - _PLAIN)
-    return found
+    result[:, _PLAIN - 2 : _PLAIN] = waves[:, :2, -1] * moved.cold_share[:, None]
+    result[:, _PLAIN:] = waves.reshape(len(rows), TERMS - _PLAIN)
+    return result
 
 
 def _plain(
@@ -138,10 +138,10 @@ def _plain(
 
 def _waves(blocks: Numbers, work: Numbers, sms: Numbers) -> Numbers:
     """Of every pair: even over all SMs, whole waves at several occupancies, and at least one block after the other."""
-    found = np.empty((*blocks.shape, _GRID))
+    result = np.empty((*blocks.shape, _GRID))
     across = sms[:, None]
-    found[:, :, 0] = blocks * work / across
-    for place, resident in enumerate(_RESIDENT, 1):
-        found[:, :, place] = np.ceil(blocks / (across * resident)) * work
-    found[:, :, _GRID - 1] = np.maximum(1, blocks / (4 * across)) * work
-    return found
+    result[:, :, 0] = blocks * work / across
+    for index, resident in enumerate(_RESIDENT, 1):
+        result[:, :, index] = np.ceil(blocks / (across * resident)) * work
+    result[:, :, _GRID - 1] = np.maximum(1, blocks / (4 * across)) * work
+    return result

@@ -44,31 +44,31 @@ def copy_bytes(products: Products) -> Column:
 
 def copies(products: Products) -> Column:
     """How many copies each product launches first."""
-    found: Column = bias_copied(products).astype(np.int64) + products.copied
-    return found
+    result: Column = bias_copied(products).astype(np.int64) + products.copied
+    return result
 
 
 def copy_ns(curves: Curves, products: Products, shares: ProductShares) -> Column:
     """ns that all copies of each product take."""
     if not (bias_copied(products).any() or products.copied.any()):
         return np.zeros(len(products))
-    bytes_, found = copy_bytes(products), np.zeros(len(products))
+    bytes_, result = copy_bytes(products), np.zeros(len(products))
     for kind in (1, 2, 3):
         mine = (bytes_ > 0) & (products.bias == kind)
-        found[mine] = _along(curves[kind], bytes_[mine])
+        result[mine] = _along(curves[kind], bytes_[mine])
     odd = products.copied > 0
-    found[odd] += _along(curves[0], products.copied_bytes[odd])
+    result[odd] += _along(curves[0], products.copied_bytes[odd])
     if (products.share > 1).any():
-        found /= shares.factors(products.share, products.others)[FACTORS.index("memory")]
-    return found
+        result /= shares.factors(products.share, products.others)[FACTORS.index("memory")]
+    return result
 
 
 def _along(curve: Column, bytes_: Column) -> Column:
     """ns at so many bytes: between knots by powers, beyond the last one in proportion."""
     place = np.log2(np.maximum(bytes_, 1))
     beyond = np.maximum(place - KNOTS[-1], 0) * np.log(2)
-    found: Column = np.exp(np.interp(place, KNOTS, curve) + beyond)
-    return found
+    result: Column = np.exp(np.interp(place, KNOTS, curve) + beyond)
+    return result
 
 
 def launches(
@@ -76,7 +76,7 @@ def launches(
 ) -> list[tuple[LaunchTime, ...]]:
     """Every product's launches: copies, then the likeliest pattern, whose kernels share `main_ns` (all but copies)."""
     elements = (products.batch * products.m * products.n).astype(float)
-    small = {name: beside.lines[place, 0] + beside.lines[place, 1] * elements for place, name in enumerate(ROLES)}
+    small = {name: beside.lines[position, 0] + beside.lines[position, 1] * elements for position, name in enumerate(ROLES)}
     each = copy_ns(beside.curves, products, shares) / np.maximum(copies(products), 1)
     listed = []
     for index, (pattern, count) in enumerate(zip(scores.argmax(axis=0), copies(products), strict=True)):

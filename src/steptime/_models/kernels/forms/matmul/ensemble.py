@@ -44,7 +44,7 @@ class Ensemble:
     def ask(self, inputs: ProductInputs) -> Mixed:
         """The best answer: all networks, and on a whole GPU the trees, which have seen no shares of one."""
         answers = [member.ask(inputs) for member in self._members]
-        log_ns, launched = (np.mean([getattr(one, name) for one in answers], axis=0) for name in ("log_ns", "launched"))
+        log_ns, launched = (np.mean([getattr(answer, name) for answer in answers], axis=0) for name in ("log_ns", "launched"))
         whole = inputs.sms == self._sms
         if inputs.sms.size > 1 and not whole.any():
             return Mixed(log_ns, launched)

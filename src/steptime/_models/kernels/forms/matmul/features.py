@@ -91,13 +91,13 @@ def _choice(products: Products, logs: tuple[Floats, Floats, Floats, Floats, Floa
 
 
 def _waves(n: Floats, m: Floats, batch: Floats, sms: Floats) -> list[Floats]:
-    found = []
+    results = []
     area = m * n * batch / sms
     for along_n, along_m in _WAVE_TILES:
         waves = np.ceil(n / np.float32(along_n)) * np.ceil(m / np.float32(along_m)) * batch / sms
         filled = np.where(waves < 16, waves / np.ceil(waves), np.float32(1))
-        found += [np.clip(np.log2(waves), -8, 6) / 4, filled, area / (waves * (along_n * along_m))]
-    return found
+        results += [np.clip(np.log2(waves), -8, 6) / 4, filled, area / (waves * (along_n * along_m))]
+    return results
 
 
 def inputs_of(products: Products, group: int, shares: ProductShares, device: MatmulConstants) -> ProductInputs:
@@ -133,5 +133,5 @@ def inputs_of(products: Products, group: int, shares: ProductShares, device: Mat
 def sizes_of(inputs: ProductInputs) -> Column:
     """log2 of m, n, k, batch, elements of the result and products: what `inside` goes by."""
     result = inputs.m * inputs.n * inputs.batch
-    found: Column = np.log2(np.stack([inputs.m, inputs.n, inputs.k, inputs.batch, result, result * inputs.k]))
-    return found
+    outcome: Column = np.log2(np.stack([inputs.m, inputs.n, inputs.k, inputs.batch, result, result * inputs.k]))
+    return outcome

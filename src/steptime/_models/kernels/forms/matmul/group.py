@@ -59,8 +59,8 @@ TILES: tuple[tuple[Tile, ...], ...] = (
 
 def _alignment_bytes(elements: Column, element_bytes: Column) -> Column:
     offset = elements * element_bytes
-    found: Column = np.minimum(offset & -offset, _VECTOR_LOAD_BYTES)
-    return found
+    result: Column = np.minimum(offset & -offset, _VECTOR_LOAD_BYTES)
+    return result
 
 
 def groups_of(products: Products) -> Column:

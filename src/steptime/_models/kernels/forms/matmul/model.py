@@ -50,21 +50,21 @@ class MatmulForm:
     def times_ns(self, columns: Mapping[str, Any]) -> npt.NDArray[np.float64]:
         """Device time of very many products, by one network: columns as `product.of_columns` takes them."""
         products = of_columns(columns)
-        found = np.empty(len(products))
+        result = np.empty(len(products))
         for group, places in _chunks(groups_of(products)):
             some = products.take(places)
             main_ns = np.exp(self._ensembles[group].quick(inputs_of(some, group, self.shares, self.device)).log_ns)
-            found[places] = main_ns + copy_ns(self.beside.curves, some, self.shares)
-        return found
+            result[places] = main_ns + copy_ns(self.beside.curves, some, self.shares)
+        return result
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """What each product launches and how long that takes."""
         products = of_questions(questions)
         full = (products.m * products.n * products.k * products.batch) > 0
-        listed = [Answer(()) if some else self._empty(products, index) for index, some in enumerate(full)]
+        listed = [Answer(()) if item else self._empty(products, index) for index, item in enumerate(full)]
         places = np.flatnonzero(full)
-        for place, answer in zip(places, self._answers(products.take(places)), strict=True):
-            listed[place] = answer
+        for position, answer in zip(places, self._answers(products.take(places)), strict=True):
+            listed[position] = answer
         return listed
 
     def _empty(self, products: Products, index: int) -> Answer:
@@ -83,4 +83,4 @@ class MatmulForm:
             sizes, fitted = sizes_of(inputs), self._ensembles[group]
             inside[places] = ((sizes >= fitted.sizes_low - _SLACK) & (sizes <= fitted.sizes_high + _SLACK)).all(axis=0)
         listed = launches(self.beside, products, self.shares, main_ns, scores)
-        return [Answer(one, bool(within)) for one, within in zip(listed, inside, strict=True)]
+        return [Answer(item, bool(within)) for item, within in zip(listed, inside, strict=True)]

@@ -168,13 +168,13 @@ def _codes(name: str, values: Any, length: int) -> Column:
     given = np.asarray(values)
     if given.dtype.kind in "US":
         words = _CODES[name]
-        found = np.full(given.shape, -1, dtype=np.int64)
-        for place, word in enumerate(words):
-            found[given == word] = place
-        if (found < 0).any():
-            unknown = given[found < 0].flat[0]
+        result = np.full(given.shape, -1, dtype=np.int64)
+        for index, word in enumerate(words):
+            result[given == word] = index
+        if (result < 0).any():
+            unknown = given[result < 0].flat[0]
             raise InputError(f"a matrix product's {name} is {str(unknown)!r}, which is not one of {', '.join(words)}")
-        given = found
+        given = result
     return np.broadcast_to(given, length)
 
 
@@ -186,11 +186,11 @@ def of_columns(columns: Mapping[str, Any]) -> Products:
     if missing := {"m", "n", "k"} - set(columns):
         raise InputError(f"a matrix product needs the column {sorted(missing)[0]!r}")
     m = np.asarray(columns["m"])
-    found = {name: _codes(name, columns.get(name, _DEFAULTS.get(name, 0)), len(m)) for name in sorted(names)}
-    if len(m) and min(int(found[name].min()) for name in ("m", "n", "k", "batch")) < 1:
+    result = {name: _codes(name, columns.get(name, _DEFAULTS.get(name, 0)), len(m)) for name in sorted(names)}
+    if len(m) and min(int(result[name].min()) for name in ("m", "n", "k", "batch")) < 1:
         raise InputError("a matrix product has sizes m, n, k and batch of at least 1")
     if "leading_a" not in columns:
-        found["leading_a"] = np.where(found["layout"] & 1, found["m"], found["k"])
+        result["leading_a"] = np.where(result["layout"] & 1, result["m"], result["k"])
     if "leading_b" not in columns:
-        found["leading_b"] = np.where(found["layout"] & 2, found["k"], found["n"])
-    return Products(**found)
+        result["leading_b"] = np.where(result["layout"] & 2, result["k"], result["n"])
+    return Products(**result)

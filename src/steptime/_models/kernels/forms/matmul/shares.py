@@ -33,10 +33,10 @@ class ProductShares:
         logs = np.zeros((len(FACTORS), len(share)))
         if len(self.shares):
             octave, known = np.log2(share), np.log2(self.shares)
-            for place in range(len(COMPANY)):
-                mine = company == place
+            for index in range(len(COMPANY)):
+                mine = company == index
                 for factor in range(len(FACTORS)):
-                    logs[factor, mine] = np.interp(octave[mine], known, self.deviations[:, place, factor])
+                    logs[factor, mine] = np.interp(octave[mine], known, self.deviations[:, index, factor])
         logs += _start(share, company)
         logs[:, share == 1] = 0
         return np.exp(logs)

@@ -60,7 +60,7 @@ class Stage:
         """What the time is made of."""
         factor, fixed = self.correction.factors(features), terms.fixed.shape[1]
         among = (terms.divided, terms.reduced)
-        return StageTime(terms.fixed @ self.factors[:fixed] * factor, *(one @ self.factors[fixed:] * factor for one in among))
+        return StageTime(terms.fixed @ self.factors[:fixed] * factor, *(item @ self.factors[fixed:] * factor for item in among))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class OnShares:
         """Of each lookup and stage, ns."""
         width = self.factors.shape[1]
         terms = [share_terms(shares, stage)[:, :width] for stage in stages]
-        times = np.stack([one @ factors for one, factors in zip(terms, self.factors, strict=True)], axis=1)
+        times = np.stack([term @ factors for term, factors in zip(terms, self.factors, strict=True)], axis=1)
         if self.correction is None:
             return times
         return times * self.correction.factors(np.column_stack([features, shares.columns()]))[:, None]
@@ -130,13 +130,13 @@ def stage_times(stages: Mapping[str, Stage], sizes: BackwardSizes, features: Flo
 
 def numbers(sizes: BackwardSizes) -> Floats:
     """Kernels of each stage, [lookups, stages]: none at all where nothing is looked up."""
-    one, small = np.ones_like(sizes.lookups), sizes.small_sort
+    item, small = np.ones_like(sizes.lookups), sizes.small_sort
     # A pass sorts by eight bits of the keys; memory is set before each, and twice before the first.
     passes = np.where(small > 0, 1.0, 4.0 * (1 + sizes.long_keys))
     # Three copies and a fill; or a copy, a fill, two settings, a histogram and its sums.
     prepare = np.where(small > 0, 4.0, 6.0 + passes)
-    found = np.stack([one, prepare, passes, one + sizes.weighted, one, sizes.levels - 1], axis=1)
-    return found * sizes.any[:, None]
+    result = np.stack([item, prepare, passes, item + sizes.weighted, item, sizes.levels - 1], axis=1)
+    return result * sizes.any[:, None]
 
 
 def extent(sizes: BackwardSizes) -> Floats:

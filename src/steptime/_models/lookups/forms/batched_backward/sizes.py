@@ -126,16 +126,16 @@ def _runs(pool: Pool) -> list[Floats]:
     rows = tables.bin_rows
     counts = tables.bin_lookups / np.maximum(rows, 1e-9)
     reached = np.ones_like(counts)
-    found = []
+    results = []
     for level in range(COUNTED):
         span = CHUNK * 16.0**level
         # A run of so many lookups crosses the border of a chunk with this chance; then it leaves a sum in each it touches.
         leaves = np.clip((counts - 1) / span, 0.0, 1.0)
         ended = (rows * reached * (1 - leaves)).sum(axis=1)
         handed = (rows * leaves * np.maximum(2.0, counts / span + 1)).sum(axis=1)
-        found += [handed, handed * tables.dim, ended, ended * pool.row_bytes]
+        results += [handed, handed * tables.dim, ended, ended * pool.row_bytes]
         reached = leaves
-    return found
+    return results
 
 
 def sizes_of(lookups: Lookups, device: LookupConstants) -> BackwardSizes:

@@ -37,12 +37,12 @@ def terms_of(sizes: BackwardSizes, share: Floats) -> list[StageTerms]:
     """In the order of `STAGES`; each lookup has one of so many equal shares of the GPU."""
     first, later = (_update(sizes), 0), (_levels(sizes), 1)
     rest = [(stage(sizes), None) for stage in (_linearize, _prepare, _passes, _gather)]
-    found = []
+    results = []
     for (fixed, divided), level in (*rest, first, later):
         columns = np.stack(divided, axis=1)
         among = [_among(sizes, columns, level, count) for count in (np.ones_like(share), share)]
-        found.append(StageTerms(np.stack(fixed, axis=1), *among))
-    return found
+        results.append(StageTerms(np.stack(fixed, axis=1), *among))
+    return results
 
 
 def _among(sizes: BackwardSizes, divided: Floats, level: int | None, share: Floats) -> Floats:
@@ -54,9 +54,9 @@ def _among(sizes: BackwardSizes, divided: Floats, level: int | None, share: Floa
 
 
 def _linearize(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
-    one, cold, lookups = np.ones_like(sizes.lookups), sizes.cold, sizes.lookups
+    item, cold, lookups = np.ones_like(sizes.lookups), sizes.cold, sizes.lookups
     bags = sizes.batch * sizes.tables
-    fixed = [one * 1e3, cold * 1e3, sizes.longest * 1e2, sizes.longest * 1e2 * cold]
+    fixed = [item * 1e3, cold * 1e3, sizes.longest * 1e2, sizes.longest * 1e2 * cold]
     beyond = [np.maximum(lookups - knot, 0.0) / 200 for knot in _KNOTS[2:]]
     return fixed, [sizes.steps / 10, sizes.steps / 10 * cold, lookups / 500, lookups / 200 * cold, bags / 10, *beyond]
 
@@ -66,23 +66,23 @@ def _knots(lookups: Floats) -> list[Floats]:
 
 
 def _prepare(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
-    one, small = np.ones_like(sizes.lookups), sizes.small_sort
+    item, small = np.ones_like(sizes.lookups), sizes.small_sort
     longer = 1 + sizes.long_keys
-    return [one * 1e3, (1 - small) * longer * 1e3, sizes.cold * 1e3], [longer * knot for knot in _knots(sizes.lookups)]
+    return [item * 1e3, (1 - small) * longer * 1e3, sizes.cold * 1e3], [longer * knot for knot in _knots(sizes.lookups)]
 
 
 def _passes(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
-    one, small = np.ones_like(sizes.lookups), sizes.small_sort
+    item, small = np.ones_like(sizes.lookups), sizes.small_sort
     # Twice the passes over 16 bytes an entry instead of 12; no measured row has such keys.
     longer = 1 + 1.7 * sizes.long_keys
-    fixed = [one * 1e3, small * sizes.lookups, (1 - small) * longer * 1e3]
+    fixed = [item * 1e3, small * sizes.lookups, (1 - small) * longer * 1e3]
     fixed.append((1 - small) * longer * 1e3 * np.log(np.maximum(sizes.lookups / SMALL_SORT, 1.0)))
     return fixed, [longer * (1 - small) * knot for knot in _knots(sizes.lookups)]
 
 
 def _gather(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
-    one, lookups, weighted = np.ones_like(sizes.lookups), sizes.lookups, sizes.weighted
-    fixed = [one * 1e3, weighted * 1e3, 1e3 * np.log(np.maximum(lookups / 1e3, 1.0))]
+    item, lookups, weighted = np.ones_like(sizes.lookups), sizes.lookups, sizes.weighted
+    fixed = [item * 1e3, weighted * 1e3, 1e3 * np.log(np.maximum(lookups / 1e3, 1.0))]
     beyond = [np.maximum(lookups - knot, 0.0) / 1e3 for knot in _KNOTS[2:]]
     divided = [lookups / 1e3, sizes.info_sectors / 1e3, sizes.far_sectors / 1e3, *beyond]
     return fixed, [*divided, *(weighted * term for term in divided)]
@@ -94,8 +94,8 @@ def _by_optimizer(sizes: BackwardSizes, terms: list[Floats]) -> list[Floats]:
 
 
 def _update(sizes: BackwardSizes) -> tuple[list[Floats], list[Floats]]:
-    one, cold, several = np.ones_like(sizes.lookups), sizes.cold, sizes.wide / 64
-    fixed = _by_optimizer(sizes, [one * 1e3, cold * 1e3, np.where(several > 1, 1e3, 0.0), sizes.weighted * 1e3])
+    item, cold, several = np.ones_like(sizes.lookups), sizes.cold, sizes.wide / 64
+    fixed = _by_optimizer(sizes, [item * 1e3, cold * 1e3, np.where(several > 1, 1e3, 0.0), sizes.weighted * 1e3])
     ended, ended_bytes = sizes.ended[:, 0], sizes.ended_bytes[:, 0]
     padded = np.ceil(sizes.lookups / CHUNK) * CHUNK * sizes.stride
     work = [

@@ -21,8 +21,8 @@ def features_of(launch: Launch, tables: ForwardTables, lookups: Lookups) -> Floa
 
 
 def _log(values: Floats) -> Floats:
-    found: Floats = np.log(np.maximum(values, 1e-3))
-    return found
+    result: Floats = np.log(np.maximum(values, 1e-3))
+    return result
 
 
 def _of_launch(launch: Launch, lookups: Lookups) -> list[Floats]:
@@ -76,19 +76,19 @@ def _of_tables(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list[
 def _of_longest(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list[Floats]:
     """Of the table with the longest program; of several with equally long ones their mean, so that order does not matter."""
     at = lookups.lookup
-    found = np.flatnonzero(launch.member_longest >= launch.longest[at])
-    starts = np.searchsorted(at[found], np.arange(len(lookups)))
-    ties = np.diff(np.append(starts, len(found)))
+    result = np.flatnonzero(launch.member_longest >= launch.longest[at])
+    starts = np.searchsorted(at[result], np.arange(len(lookups)))
+    ties = np.diff(np.append(starts, len(result)))
 
     def mean(values: Floats) -> Floats:
         total: Floats = np.add.reduceat(values, starts) / ties
         return total
 
-    programs, place = tables.programs, lookups.member[found]
-    longest = np.maximum(programs.longest[place], 1.0)
+    programs, index = tables.programs, lookups.member[result]
+    longest = np.maximum(programs.longest[index], 1.0)
 
     def of(values: npt.NDArray[np.float64]) -> Floats:
-        return mean(values[place])
+        return mean(values[index])
 
     return [
         of(tables.dim),
@@ -103,8 +103,8 @@ def _of_longest(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list
         _log(of(tables.bytes)),
         _log(of(programs.number)),
         _log(of(programs.longest)),
-        mean(programs.longest_log[place] / longest),
-        mean(programs.steps[place] / longest),
+        mean(programs.longest_log[index] / longest),
+        mean(programs.steps[index] / longest),
         _log(of(programs.bag_steps / programs.bags)),
-        mean(launch.member_flow[found]) / launch.flow,
+        mean(launch.member_flow[result]) / launch.flow,
     ]

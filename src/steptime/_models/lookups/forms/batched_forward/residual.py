@@ -30,10 +30,10 @@ class Landmarks:
 
     def values(self, features: Floats) -> Floats:
         """[rows]."""
-        placed, found = self.placed(features), np.full(len(features), self.level)
+        placed, result = self.placed(features), np.full(len(features), self.level)
         for first in range(0, len(placed), _ROWS):
-            found[first : first + _ROWS] += bumps(placed[first : first + _ROWS], self.places) @ self.heights
-        return found
+            result[first : first + _ROWS] += bumps(placed[first : first + _ROWS], self.places) @ self.heights
+        return result
 
 
 def bumps(rows: Floats, places: Floats) -> Floats:

@@ -99,5 +99,5 @@ def _fixed(tables: TableColumns) -> npt.NDArray[np.bool_]:
 def _index_sectors(tables: TableColumns) -> Floats:
     """A sector has four indices. Bags of a fixed length that four divides begin with a sector, others anywhere."""
     rest = np.rint(tables.pooling) % 4
-    found: Floats = np.where(_fixed(tables), np.select([rest == 0, rest == 2], [1.0, 1.5], 1.75), 1.75)
-    return found
+    result: Floats = np.where(_fixed(tables), np.select([rest == 0, rest == 2], [1.0, 1.5], 1.75), 1.75)
+    return result
