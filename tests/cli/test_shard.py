@@ -66,7 +66,7 @@ def test_given_plans_are_predicted(tables: Path, tmp_path: Path, capsys: pytest.
         (("--ranks", "8"), "on 8 ranks: platform 4xh200-quarter-loopback joins 4"),
         (("--batch", "1001"), "a batch of 1001 cannot be split evenly"),
         (("--memory", "1000"), "does not fit on 4 ranks: every rank needs"),
-        (("--memory", "190000000"), "What would help: (1)"),
+        (("--memory", "120000000"), "What would help: (1)"),
         (("--evaluate", "nowhere.json"), "nowhere.json: no such file"),
     ],
 )
