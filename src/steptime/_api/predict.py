@@ -118,7 +118,7 @@ def _check_recorded(workload: Workload, options: dict[str, object]) -> None:
             what = "is about models" if name in ("strict", "calibration") else "is a component of a platform"
             also = ", or --lookups FILE" if name == "device" else ""
             shown = "" if value is True else f" {value}"
-            raise InputError(f"--{name}{shown}: {what}; give the machine to predict for too, with --platform NAME{also}")
+            raise InputError(f"--{name}{shown}: {what}; give --platform NAME too{also}")
 
 
 def _suggested(ranks: int) -> str:
