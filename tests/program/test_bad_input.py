@@ -203,7 +203,7 @@ def test_a_trace_without_gpu_events_can_be_read_but_not_replayed(tmp_path: Path)
     workload = read(tmp_path, changed(without(*WORKS)))
     assert len(workload.programs[0].ops) > 0
     for use in (replay, predict):
-        with pytest.raises(InputError, match=r"rank0\.json: holds no device times"):
+        with pytest.raises(InputError, match=r"rank0\.json: has no device times"):
             use(workload)
 
 
@@ -350,7 +350,7 @@ def test_a_chakra_trace_cut_short_says_so(tmp_path: Path) -> None:
 
 def test_a_chakra_trace_without_host_times_is_not_replayed_as_if_hosts_were_free(tmp_path: Path) -> None:
     workload = read(tmp_path, small_chakra(0), "job.0.et")
-    with pytest.raises(InputError, match=r"job\.0\.et: .* hold no times"):
+    with pytest.raises(InputError, match=r"job\.0\.et: .* have no times"):
         replay(workload)
 
 

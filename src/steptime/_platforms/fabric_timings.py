@@ -36,8 +36,8 @@ def described(name: str, points: Sequence[Point], kind: str = "nvswitch") -> Fab
         tiers.append(_tier(NETWORK, NETWORK, per_node * nodes, across))
     if per_node > 1 and not within:
         raise InputError(f"fabric {name}: {per_node} ranks per node and nothing timed within one; add a run on a single node")
-    versions = ", ".join(sorted({item.nccl for item in points if item.nccl})) or "not said"
-    devices = ", ".join(sorted({item.device for item in points if item.device})) or "device not said"
+    versions = ", ".join(sorted({item.nccl for item in points if item.nccl})) or "unknown"
+    devices = ", ".join(sorted({item.device for item in points if item.device})) or "unknown device"
     title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, {devices}"
     published = Published(f"nccl-tests, NCCL {versions}", "your own", date.today().isoformat())
     rails = per_node if nodes > 1 else 0

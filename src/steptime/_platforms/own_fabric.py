@@ -190,7 +190,7 @@ def _as_timed(points: Points, rows: Sequence[Mapping[str, Any]]) -> list[Point]:
 
 
 def _recipe(rows: Sequence[Mapping[str, Any]]) -> Published:
-    versions = ", ".join(sorted({str(row["nccl"]) for row in rows if row["nccl"]})) or "not said"
+    versions = ", ".join(sorted({str(row["nccl"]) for row in rows if row["nccl"]})) or "unknown"
     dates = sorted({str(row["date"])[:10] for row in rows})
     return Published(
         f"`steptime measure collectives`, NCCL {versions}", "your own", " to ".join(dict.fromkeys((dates[0], dates[-1])))

@@ -63,7 +63,9 @@ class PlatformParts:
         if fabric is not None and self.ranks > fabric.ranks:
             raise InputError(f"platform {self.name}: {self.ranks} ranks, fabric {fabric.name} joins {fabric.ranks}")
         if 1 < device.share < self.ranks:
-            raise InputError(f"platform {self.name}: {self.ranks} ranks, {device.name} is one of {device.share} parts of a GPU")
+            raise InputError(
+                f"platform {self.name}: {self.ranks} ranks, {device.name} is one of {device.share} shares of a GPU"
+            )
         return device, fabric
 
 

@@ -123,7 +123,7 @@ def _origins(parts: PlatformParts) -> dict[str, str]:
 
 def print_platforms(console: Console, shipped: Sequence[PlatformParts], without_device: Sequence[str]) -> None:
     """A line for each."""
-    print_title(console, Text().append("steptime platforms", style="bold").append(" · those that come with the package"))
+    print_title(console, Text().append("steptime platforms", style="bold").append(" · shipped with the package"))
     rows = [
         (
             *(parts.name, parts.device, parts.fabric or "-"),
@@ -136,10 +136,13 @@ def print_platforms(console: Console, shipped: Sequence[PlatformParts], without_
     print_line(console, "Analytic", "kernels of a device that was not measured: another device's models, scaled by data sheets")
     if without_device:
         print_line(
-            console, "No device", f"for the fabrics {', '.join(without_device)}: no models of theirs are shipped", spaced=False
+            console, "No device", f"for the fabrics {', '.join(without_device)}: no device models are shipped", spaced=False
         )
     print_line(
-        console, "More", "steptime platforms NAME, of a platform or a fabric; other rank counts are named alike", spaced=False
+        console,
+        "More",
+        "steptime platforms NAME, for a platform or a fabric; other rank counts are named the same way",
+        spaced=False,
     )
 
 
@@ -177,7 +180,7 @@ def _print_device(console: Console, device: Device) -> None:
 
 
 def _print_host(console: Console, name: str, host: HostModel) -> None:
-    print_section(console, "Host", f"{name}: {host.recipe.get('cpu', 'CPU not said')}")
+    print_section(console, "Host", f"{name}: {host.recipe.get('cpu', 'unknown CPU')}")
     numbers = [
         ("a launch", _ns(host.launch_ns)),
         ("a call from Python", _ns(host.binding_ns)),
@@ -305,7 +308,7 @@ def _recipe_said(recipe: Mapping[str, Any]) -> str:
 
 
 def _host_source(host: HostModel) -> str:
-    return f"{_recipe_said(host.recipe)}, by `{host.recipe.get('command', 'a command not said')}`"
+    return f"{_recipe_said(host.recipe)}, by `{host.recipe.get('command', 'an unknown command')}`"
 
 
 def _listed(value: Any) -> str:

@@ -58,7 +58,7 @@ class Lookup:
             ((self.optimizer == "none") == (self.direction == FORWARD), "optimizer", "none forward, one backward"),
             (bool(self.tables), "tables", "at least one"),
             (self.implementation == TABLE_BATCHED or len(self.tables) == 1, "tables", "one, unless table_batched"),
-            (self.share >= 1, "share", "1 or more equal parts of a GPU"),
+            (self.share >= 1, "share", "1 or more equal shares of a GPU"),
             (self.others in OTHERS, "others", OTHERS),
             (len({table.batch for table in self.tables}) <= 1, "tables", "all of one batch"),
         )

@@ -184,7 +184,7 @@ def _findings(workload: Workload, ranks: tuple[RankInspection, ...], steps: tupl
     backlog = "replay takes it as given, predict starts from empty queues"
     yield from _counted(ranks, "backlog", "device events were enqueued before the window", backlog)
     unresolved = "stream waits have nothing in the trace to wait for"
-    yield from _counted(ranks, "stream_waits_unresolved", unresolved, "they hold nothing back")
+    yield from _counted(ranks, "stream_waits_unresolved", unresolved, "they are ignored")
     shapes, ops = sum(r.ops_with_shapes for r in ranks), sum(r.ops for r in ranks)
     if shapes < ops:
         cost = "replay does not need them; predicting other devices or batch sizes will (record_shapes=True)"

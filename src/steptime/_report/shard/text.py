@@ -96,7 +96,7 @@ def gain_words(why: Explained) -> str:
         return "no usual rule finds a plan that fits"
     gain = why.gain
     if gain.share <= 1e-6:
-        return f"none: the rule {gain.rule} makes as fast a plan"
+        return f"none: the rule {gain.rule} gives an equally fast plan"
     low, high = gain.interval
     # 2.6 of 4.0 % on average (docs/sharding.md): the best of many plans is also the one that errors flatter most.
     sure = "larger than its uncertainty (of the gains predicted for 80 measured tasks, two thirds came true)"

@@ -54,12 +54,12 @@ def _check(program: Program) -> None:
     calls, where = program.calls, program.source or f"rank {program.rank}"
     if not program.recorded:
         told = next((f" ({w.removeprefix(f'{where}: ')})" for w in program.warnings), "")
-        raise InputError(f"{where}: holds no device times; a Kineto trace of the run is needed{told}")
+        raise InputError(f"{where}: has no device times; a Kineto trace of the run is needed{told}")
     untimed = int((calls.start_ns < 0).sum()) + int((program.works.start_ns < 0).sum())
     if untimed:
         total = len(calls) + len(program.works)
         raise InputError(
-            f"{where}: {untimed} of {total} host calls and device events hold no times; give a Kineto trace of the run"
+            f"{where}: {untimed} of {total} host calls and device events have no times; give a Kineto trace of the run"
         )
     for kind, what in ((CallKind.STEP_BEGIN, "begins"), (CallKind.STEP_END, "ends")):
         unmarked = sorted(set(program.steps) - set(calls.step[calls.kind == kind].tolist()))
