@@ -80,28 +80,28 @@ def shown() -> str:
     return f"```console\n$ steptime {' '.join(SHOWN)}\n{textwrap.dedent(done.stdout).strip()}\n```"
 
 
-def write(marker: str, text: str) -> None:
-    """Put text between a pair of markers in README.md."""
+def write(page: Path, marker: str, text: str) -> None:
+    """Put text between a pair of markers of a page."""
     begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
-    before, rest = README.read_text(encoding="utf-8").split(begin)
-    README.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 def main() -> None:
-    """Print the table; with --readme, also write it into README.md."""
+    """Print the table; with --readme, also write it into docs/accuracy.md."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--readme", action="store_true", help="write the table and the shown output into README.md")
+    parser.add_argument("--readme", action="store_true", help="write table and shown output into the docs")
     parser.add_argument("--readme-output", action="store_true", help="write the shown output only, and leave")
     parser.add_argument("folders", nargs="*", type=Path, help="further runs, a folder each")
     arguments = parser.parse_args()
     if arguments.readme or arguments.readme_output:
-        write("predict-output", shown())
+        write(README, "predict-output", shown())
     if arguments.readme_output:
         return
     text = table([*shipped(), *public(), *(Case(f.name, (f,)) for f in arguments.folders)])
     print(text)
     if arguments.readme:
-        write("replay-table", text)
+        write(REPOSITORY / "docs" / "accuracy.md", "replay-table", text)
 
 
 if __name__ == "__main__":

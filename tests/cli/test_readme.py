@@ -95,6 +95,7 @@ def test_every_link_leads_to_a_file() -> None:
     assert [t for t in targets if not (ROOT / t).exists()] == []
 
 
-@pytest.mark.parametrize("marker", ["predict-output", "replay-table"])
-def test_there_is_a_place_for_what_is_measured(marker: str) -> None:
-    assert README.count(f"<!-- {marker} -->") == README.count(f"<!-- /{marker} -->") == 1
+@pytest.mark.parametrize(("page", "marker"), [("README.md", "predict-output"), ("docs/accuracy.md", "replay-table")])
+def test_there_is_a_place_for_what_is_measured(page: str, marker: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text.count(f"<!-- {marker} -->") == text.count(f"<!-- /{marker} -->") == 1

@@ -17,7 +17,7 @@ def validate(
         str,
         typer.Argument(
             metavar="SET",
-            help="kernels, lookups, collectives, waiting, overlap, device-time, memory, steps, sharding or committed.",
+            help="kernels, lookups, collectives, waiting, overlap, device-time, memory, steps, sharding, committed or visit.",
         ),
     ] = "kernels",
     device: Annotated[str, typer.Option("--device", help="Device whose models to validate.")] = "h200",

@@ -33,6 +33,7 @@ from steptime_lab.validate.memory import validate_memory
 from steptime_lab.validate.overlap import validate_overlap
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
+from steptime_lab.validate.visit import validate_visit
 from steptime_lab.validate.waiting import validation_of as waiting_validation
 
 # Files of a device beside its kernel models.
@@ -147,4 +148,5 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "steps": _shipped_alone("steps", lambda: validate_steps().validation),
     "sharding": _shipped_alone("sharding", lambda: validate_sharding().steps),
     "committed": _shipped_alone("committed", validate_committed),
+    "visit": _shipped_alone("visit", validate_visit),
 }
