@@ -71,6 +71,10 @@ class Workload:
                 f"expected {self.world_size} ranks and the programs of {len(ranks)}"
             )
 
+    def __repr__(self) -> str:
+        ops = sum(len(program.ops) for program in self.programs)
+        return f"Workload({self.name!r}, {len(self.running)} of {self.world_size} ranks, {ops:,} ops)"
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have a program of their own here."""

@@ -45,7 +45,7 @@ def validate_visit(folder: Path = FOLDER) -> Validation:
 
 def _compared(folder: Path) -> Iterator[Compared[Mapping[str, Any]]]:
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in pq.read_table(folder / "steps.parquet", columns=_COLUMNS).to_pylist():
+    for row in pq.read_table(folder / "steps.parquet", columns=list(_COLUMNS)).to_pylist():
         rows[row["name"]].append(row)
     calibrations = {
         ranks: Calibration.read(folder / f"calibration-{ranks}.json", platform_of(ranks))
