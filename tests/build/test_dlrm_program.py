@@ -62,7 +62,7 @@ def size(value: object) -> int:
     return value.numel
 
 
-def as_drawn(recorded: Program, model: Dlrm, tables: Sequence[Table]) -> list[LocalTable]:
+def as_drawn(recorded: Program, model: Dlrm, tables: Sequence[Table]) -> tuple[LocalTable, ...]:
     """The tables with the numbers of lookups that the recorded iteration drew: those alone cannot be known beforehand."""
     if model.lookup == "table_batched":
         total = size(signatures_of(recorded, "TableBatchedLookupFunction")[0].inputs[1])
@@ -71,13 +71,13 @@ def as_drawn(recorded: Program, model: Dlrm, tables: Sequence[Table]) -> list[Lo
         lookups = [size(one.inputs[1]) for one in signatures_of(recorded, "aten::embedding_bag")]
         distinct = [size(one.outputs[0]) for one in signatures_of(recorded, "aten::indices")] or [0] * len(tables)
     found = zip(tables, lookups, distinct, strict=True)
-    return [LocalTable(table.rows, table.dim, drawn, rows) for table, drawn, rows in found]
+    return tuple(LocalTable(table.rows, table.dim, drawn, rows) for table, drawn, rows in found)
 
 
 def both(case: CasePrograms) -> Iterator[tuple[Program, Program]]:
     """Every distinct program of a case, built and recorded."""
     model, owned = model_of(CASES[case.name])
-    widths = [sum(table.dim for table in tables) for tables in owned]
+    widths = tuple(sum(table.dim for table in tables) for tables in owned)
     for owner in case.traces:
         recorded = program_of(case, owner)
         yield rank_program(model, LocalTables(as_drawn(recorded, model, owned[owner])), widths, owner), recorded
@@ -127,8 +127,8 @@ def small(lookup: str = "table_batched", optimizer: str = "sgd", rows: int = 100
 @pytest.mark.parametrize("lookup", ["table_batched", "embedding_bag"])
 def test_a_rank_without_tables_takes_part_in_every_exchange(lookup: str) -> None:
     model = small(lookup)
-    with_tables = rank_program(model, LocalTables([LocalTable(1000, 8, 32, 30)] * 3), (24, 0), 0)
-    without = rank_program(model, LocalTables([]), (24, 0), 1)
+    with_tables = rank_program(model, LocalTables((LocalTable(1000, 8, 32, 30),) * 3), (24, 0), 0)
+    without = rank_program(model, LocalTables(()), (24, 0), 1)
     kinds = [[one.kind for one in program.collectives] for program in (with_tables, without)]
     assert kinds[0] == kinds[1]
     assert without.collectives[0].in_splits == (0, 0)
@@ -137,7 +137,7 @@ def test_a_rank_without_tables_takes_part_in_every_exchange(lookup: str) -> None
 
 def test_long_runs_of_one_row_take_more_levels_to_sum() -> None:
     def levels(lookups: int) -> int:
-        program = rank_program(small(), LocalTables([LocalTable(1000, 8, lookups, 1)] * 3), (24,), 0)
+        program = rank_program(small(), LocalTables((LocalTable(1000, 8, lookups, 1),) * 3), (24,), 0)
         backward = [row for row, name in enumerate(program.ops.name.tolist()) if program.names[name] == "aten::empty"]
         return len(backward)
 
@@ -145,12 +145,12 @@ def test_long_runs_of_one_row_take_more_levels_to_sum() -> None:
 
 
 def test_nothing_is_sorted_where_nothing_is_looked_up() -> None:
-    program = rank_program(small(), LocalTables([LocalTable(1000, 8, 0, 0)] * 3), (24,), 0)
+    program = rank_program(small(), LocalTables((LocalTable(1000, 8, 0, 0),) * 3), (24,), 0)
     assert not signatures_of(program, "aten::sort")
 
 
 def test_keys_of_very_large_tables_are_sorted_as_64_bits() -> None:
-    program = rank_program(small(), LocalTables([LocalTable(2**31, 8, 32, 30)] * 3), (24,), 0)
+    program = rank_program(small(), LocalTables((LocalTable(2**31, 8, 32, 30),) * 3), (24,), 0)
     (sort,) = signatures_of(program, "aten::sort")
     assert isinstance(sort.inputs[0], Tensor)
     assert sort.inputs[0].dtype == "int64"

@@ -13,7 +13,8 @@ from steptime._calibrate.collectives.fabrics import fabric_of
 from steptime._lookups.generators import Generator
 from steptime._lookups.statistics import statistics_of
 from steptime._measurements.sets import measured_set, measured_sets
-from steptime._measurements.store import key_of, spread_of
+from steptime._measurements.spread import spread_of
+from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import families, family_of
 from steptime._shard.task.drawn import further_tasks, sharding_tasks

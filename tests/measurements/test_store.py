@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from steptime._measurements.recipe import Recipe
 from steptime._measurements.sets import COMMON_COLUMNS, measured_set, measured_sets
-from steptime._measurements.store import Store, key_of, merge, read, spread_of, write_part
+from steptime._measurements.spread import spread_of
+from steptime._measurements.store import Store, key_of, merge, read, write_part
 from steptime.errors import InputError
 
 

@@ -127,9 +127,16 @@ def read_device(name: str | Path) -> DeviceLimits:
     file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not is_file(file):
         raise InputError(f"no device {name!r}; there are {', '.join(device_names())}, or give the path of a .toml file")
+    return _shipped(file) if file.parent == FOLDER else _read(file)
+
+
+def _read(file: Path) -> DeviceLimits:
     content = read_toml(file, "device", SCHEMA_VERSION)
     whole = content.get("part_of")
     return _limits(file, content) if whole is None else _share(file, content, whole)
+
+
+_shipped = cache(_read)  # files of the package stay as they are
 
 
 @cache

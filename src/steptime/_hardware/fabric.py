@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,10 @@ def read_fabric(name: str | Path) -> FabricLimits:
     file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not is_file(file):
         raise InputError(f"no fabric {name!r}; there are {', '.join(fabric_names())}, or give the path of a .toml file")
+    return _shipped(file) if file.parent == FOLDER else _read(file)
+
+
+def _read(file: Path) -> FabricLimits:
     content = read_toml(file, "fabric", SCHEMA_VERSION)
     limits = FabricLimits(
         name=str(content.get("name", file.stem)),
@@ -101,6 +106,9 @@ def read_fabric(name: str | Path) -> FabricLimits:
     )
     _check_shape(file, limits)
     return limits
+
+
+_shipped = cache(_read)  # files of the package stay as they are
 
 
 def fabric_toml(limits: FabricLimits) -> str:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from steptime._files import whole
 from steptime._measurements.recipe import Recipe
 from steptime._measurements.sets import MeasuredSet, measured_set
+from steptime._measurements.spread import spread_of
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -32,12 +33,6 @@ def key_of(measured: MeasuredSet, row: Row) -> str:
     """A digest of what was asked: 16 hexadecimal digits, the same on every machine."""
     asked = json.dumps([row[name] for name in measured.case], separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(f"{measured.name}:{asked}".encode()).hexdigest()[:16]
-
-
-def spread_of(times_ns: Sequence[float]) -> float:
-    """(90th - 10th percentile) / median; 0 for a single repeat."""
-    low, middle, high = np.quantile(np.asarray(times_ns, dtype=np.float64), (0.1, 0.5, 0.9))
-    return float((high - low) / middle) if middle else 0.0
 
 
 class Store:

@@ -18,7 +18,6 @@ from steptime._units import dtype_bytes
 
 # (storage, bytes of memory) of a tensor; without a storage where none is recorded.
 Touch = tuple[int | None, int]
-_TABLE = "_op_table"
 NO_SIGNATURE = Signature()  # of an op whose arguments are not recorded
 
 
@@ -104,10 +103,10 @@ class OpTable:
 
 def op_table(program: Program) -> OpTable:
     """The table of a program, made when it is first asked for and kept with the program."""
-    kept = vars(program)
-    if _TABLE not in kept:
-        kept[_TABLE] = OpTable(program)
-    table: OpTable = kept[_TABLE]
+    kept = program.derived
+    if OpTable not in kept:
+        kept[OpTable] = OpTable(program)
+    table: OpTable = kept[OpTable]
     return table
 
 

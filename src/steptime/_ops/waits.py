@@ -48,7 +48,11 @@ def tensor_waits(program: Program, *, recorded: bool = True) -> tuple[TensorWait
 
     Without `recorded`, waits in the program are passed over as if it had none.
     """
-    return _Follow(program, recorded=recorded).all()
+    key = (TensorWaits, recorded)
+    if key not in program.derived:
+        program.derived[key] = _Follow(program, recorded=recorded).all()
+    waits: tuple[TensorWaits, ...] = program.derived[key]
+    return waits
 
 
 def needed_by_nobody(waits: Sequence[TensorWaits]) -> tuple[int, ...]:

@@ -219,6 +219,18 @@ class Program:
         numbers = [-1 - i if s.queue is None else s.queue for i, s in enumerate(self.streams)]
         return np.array(numbers, dtype=np.int64)
 
+    @property
+    def derived(self) -> dict[Any, Any]:
+        """What was found out from the program alone, kept with it: a step is predicted on several platforms."""
+        kept: dict[Any, Any] = vars(self).setdefault("_derived", {})
+        return kept
+
+    def on_device(self, device_name: str) -> Program:
+        """The same program for a device of this name; what was derived does not depend on that and is kept."""
+        result = replace(self, device_name=device_name)
+        vars(result)["_derived"] = self.derived
+        return result
+
     def with_warnings(self, *messages: str) -> Program:
         """The same program with more warnings."""
         return replace(self, warnings=(*self.warnings, *messages))

@@ -14,13 +14,14 @@ from steptime._report.document import interval_words, span_words
 from steptime._report.json import SCHEMA_VERSION, Document, prediction_document, replay_document, rounded
 from steptime._report.layout import signed_percent, time_ms
 from steptime._report.replayed import ReplayReport
-from steptime._shard.explain.explain import Explained
-from steptime._shard.search.search import Searched
 from steptime._sim.prediction import PredictedStep
 from steptime._units import ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from steptime._shard.explain.explain import Explained
+    from steptime._shard.search.search import Searched
 
 
 class Prediction(PredictedStep):

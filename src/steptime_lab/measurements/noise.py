@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from steptime._measurements.sets import MeasuredSet
-from steptime._measurements.store import spread_of
+from steptime._measurements.spread import spread_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from steptime._build.emit.autograd import Tape
@@ -20,7 +21,7 @@ from steptime._build.dlrm.interaction import InteractionOps
 from steptime._build.dlrm.sparse import BagOps
 from steptime._build.dlrm.tables import LocalTable, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
 from steptime._build.emit.ops import Emitter
-from steptime._build.emit.layers import (DTYPE_NUMBERS, binary_cross_entropy, linear, mse_loss, relu, sigmoid)
+from steptime._build.emit.layers import DTYPE_NUMBERS, binary_cross_entropy, linear, mse_loss, relu, sigmoid
 from steptime._program.program import Program, Tensor
 
 LEARNING_RATE = 1e-6
@@ -31,12 +32,17 @@ LEARNING_RATE = 1e-6
 class LocalTables:
     """What one rank looks up, by how the tables are divided."""
 
-    sharded: Sequence[LocalTable]  # whole tables and slices of columns of this rank
-    row_wise: Sequence[LocalTable] = ()  # its shares of tables that are divided by rows
-    copied: Sequence[LocalTable] = ()  # its copies of tables, for its own samples
+    sharded: tuple[LocalTable, ...]  # whole tables and slices of columns of this rank
+    row_wise: tuple[LocalTable, ...] = ()  # its shares of tables that are divided by rows
+    copied: tuple[LocalTable, ...] = ()  # its copies of tables, for its own samples
 
 
-def rank_program(model: Dlrm, local: LocalTables, widths: Sequence[int], rank: int) -> Program:
+# Steps that are kept, each with what was derived from it: one model is predicted on many platforms, or under many calibrations.
+_KEPT = 16
+
+
+@lru_cache(maxsize=_KEPT)
+def rank_program(model: Dlrm, local: LocalTables, widths: tuple[int, ...], rank: int) -> Program:
     """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's sharded tables."""
     emit = Emitter(rank=rank, world_size=len(widths), source=model.name)
     _Step(Tape(emit), model, local, widths).write()
@@ -63,9 +69,7 @@ class _Step:
         several = ranks > 1
         self._exchange = ColumnExchangeOps(tape, widths, self._samples) if self._tables and several else None
         self._row_exchange = RowExchangeOps(tape, self._samples) if self._row_wise and several else None
-        self._interact = InteractionOps(
-            tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1]
-        )
+        self._interact = InteractionOps(tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1])
         self._bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
         self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True)
         self._inputs = emit.tensor((self._samples, model.dense_features))

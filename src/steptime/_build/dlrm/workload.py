@@ -115,7 +115,7 @@ def _unmeasured(model: Dlrm, plan: Plan) -> list[str]:
 
 def _programs(model: Dlrm, ranks: Sequence[_RankTables]) -> tuple[tuple[Program, ...], tuple[int, ...]]:
     """The distinct programs by the first rank that runs each, and per rank whose it runs."""
-    widths = [sum(table.dim for table in tables.sharded) for tables in ranks]
+    widths = tuple(sum(table.dim for table in tables.sharded) for tables in ranks)
     owner_of: dict[Hashable, int] = {}
     programs, owners = [], []
     for rank, tables in enumerate(ranks):

@@ -128,6 +128,13 @@ def host_columns(program: Program, model: HostModel, launches: Launches | None =
     """What the host spends on a program, in order. Without `launches` each op launches as many as it usually does."""
     if not len(program.ops):
         raise InputError(f"{program.source or f'rank {program.rank}'}: holds no ops, so that nothing can be said of its host")
+    kept: tuple[HostModel, Launches | None, HostColumns] | None = program.derived.get(HostColumns)
+    if kept is None or kept[0] is not model or kept[1] != launches:
+        kept = program.derived[HostColumns] = (model, launches, _walked(program, model, launches))
+    return kept[2]
+
+
+def _walked(program: Program, model: HostModel, launches: Launches | None) -> HostColumns:
     walk = _Walk(program, model, launches)
     for row in walk.table.outermost():
         walk.visit(row)

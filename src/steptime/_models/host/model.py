@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import steptime
@@ -153,7 +154,10 @@ def shipped_host(name: str) -> HostModel:
     if not path.exists():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json"))) or "none"
         raise InputError(f"no host is called {name!r}; there are {known}")
-    return HostModel.load(path)
+    return _shipped(path)
+
+
+_shipped = cache(HostModel.load)  # files of the package stay as they are
 
 
 def shipped_bursts(name: str) -> Mapping[str, Burst]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ Kind = tuple[str, str]
 _RESIDUALS = "residuals"
 # A lookup of tables beyond what was measured: its time is known to a factor.
 _OUTSIDE = 2.0
+# Answers that are kept: a step asks a few of each rank, each with all its tables.
+_KEPT = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class LookupModels:
     forms: Mapping[Kind, LookupForm]
     residuals: Residuals
     recipe: Mapping[str, Any]
+    _known: dict[Lookup, LookupEstimate] = field(default_factory=dict, repr=False, compare=False)
 
     def form(self, implementation: str, direction: str) -> LookupForm:
         """The model of one implementation and direction."""
@@ -52,7 +55,16 @@ class LookupModels:
         return result
 
     def estimates(self, lookups: Sequence[Lookup]) -> list[LookupEstimate]:
-        """How long each takes; those of one implementation and direction are asked together."""
+        """How long each takes. What was answered is kept: ranks and steps ask the same again."""
+        new = list(dict.fromkeys(lookup for lookup in lookups if lookup not in self._known))
+        if len(self._known) + len(new) > _KEPT:
+            self._known.clear()
+            new = list(dict.fromkeys(lookups))
+        self._known.update(zip(new, self._estimates(new), strict=True))
+        return [self._known[lookup] for lookup in lookups]
+
+    def _estimates(self, lookups: Sequence[Lookup]) -> list[LookupEstimate]:
+        """Those of one implementation and direction are asked together."""
         places: dict[Kind, list[int]] = defaultdict(list)
         for index, lookup in enumerate(lookups):
             places[lookup.implementation, lookup.direction].append(index)

@@ -55,7 +55,22 @@ def peak_memory(
     the device. Data-parallel training rebuilds its gradient buckets after the first step, and the collectives of that step may
     still hold the former ones: `allocated` counts both. `device` is the one it runs on, the reference device if none.
     """
-    result = storages(program, device or reference_device())
+    told = (tuple(outside_bytes), tuple(parameters), tuple(optimizer_state), batches, device or reference_device())
+    kept: tuple[tuple[object, ...], PeakMemory] | None = program.derived.get(PeakMemory)
+    if kept is None or kept[0] != told:
+        kept = program.derived[PeakMemory] = (told, _peak(program, *told))
+    return kept[1]
+
+
+def _peak(
+    program: Program,
+    outside_bytes: Sequence[int],
+    parameters: Sequence[int],
+    optimizer_state: Sequence[int],
+    batches: int,
+    device: DeviceLimits,
+) -> PeakMemory:
+    result = storages(program, device)
     passing = [storage for storage in result if not storage.stays]
     unnamed = ((Kind.PARAMETERS, parameters), (Kind.OPTIMIZER_STATE, optimizer_state), (Kind.INPUTS, outside_bytes))
     before = [Storage(nbytes, BEFORE, BEFORE, kind) for kind, sizes in unnamed for nbytes in sizes]

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +62,7 @@ class LaneGraph:
     carried_back: Rows  # per carried end: how many windows ago
     carried_from: Rows  # per carried end: the row it had there
     carried_row: int  # row of the first carried end
+    stretches: dict[Any, Any] = field(default_factory=dict, repr=False)  # that were cut out of it
 
     @property
     def lanes(self) -> int:
@@ -67,18 +70,27 @@ class LaneGraph:
         return len(self.opening)
 
 
-_cache: dict[tuple[int, int | None, bool], tuple[weakref.ref[Program], LaneGraph]] = {}
+# Ranks that issue alike, whatever the sizes, share one graph; it is kept as long as a plan or a timeline has it.
+_graphs: weakref.WeakValueDictionary[tuple[bytes, int | None, bool], LaneGraph] = weakref.WeakValueDictionary()
 
 
 def lane_graph(program: Program, *, queue_depth: int | None, repeated: bool = False) -> LaneGraph:
-    """The graph of a program, built once per program object. `repeated`: the window follows itself, backlog left out."""
-    key = (id(program), queue_depth, repeated)
-    result = _cache.get(key)
-    if result is not None and result[0]() is program:
-        return result[1]
-    graph = _build(program, queue_depth, repeated)
-    _cache[key] = (weakref.ref(program, lambda _: _cache.pop(key, None)), graph)
+    """The graph of a program, built once per structure. `repeated`: the window follows itself, backlog left out."""
+    key = (structure(program), queue_depth, repeated)
+    graph = _graphs.get(key)
+    if graph is None:
+        graph = _graphs[key] = _build(program, queue_depth, repeated)
     return graph
+
+
+def structure(program: Program) -> bytes:
+    """A digest of what issues what and waits for what, which is all that a graph depends on."""
+    calls, works = program.calls, program.works
+    digest = blake2b(np.array([len(program.threads), len(calls), len(works)]).tobytes(), digest_size=16)
+    columns = (calls.kind, calls.thread, calls.stream, calls.awaits, calls.after, calls.start_ns)
+    for column in (program.hardware_queues, *columns, works.kind, works.stream, works.call):
+        digest.update(column.tobytes())
+    return digest.digest()
 
 
 def _build(program: Program, queue_depth: int | None, repeated: bool) -> LaneGraph:

@@ -49,7 +49,15 @@ class Stretch:
 
 
 def stretch(graph: LaneGraph, lane: int, first: int, stop: int, half: int) -> Stretch:
-    """Cut the nodes `first` to `stop` out of a lane."""
+    """Cut the nodes `first` to `stop` out of a lane, once per graph."""
+    key = (lane, first, stop, half)
+    if key not in graph.stretches:
+        graph.stretches[key] = _cut(graph, lane, first, stop, half)
+    result: Stretch = graph.stretches[key]
+    return result
+
+
+def _cut(graph: LaneGraph, lane: int, first: int, stop: int, half: int) -> Stretch:
     low, high = int(graph.edge_start[first]), int(graph.edge_start[stop])
     node = np.repeat(np.arange(first, stop), np.diff(graph.edge_start[first : stop + 1])) - first
     kind, source = graph.edge_kind[low:high], graph.edge_source[low:high]

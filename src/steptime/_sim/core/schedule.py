@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from steptime._program.program import Program
-from steptime._sim.core.compile import LaneGraph, lane_graph
+from steptime._sim.core.compile import LaneGraph, lane_graph, structure
 from steptime._sim.core.deadlock import Stuck, deadlock
 from steptime._sim.core.division import divide
 from steptime._sim.core.lanes import Stretch, stretch
@@ -60,24 +58,27 @@ class Plan:
     steps: tuple[Step, ...]
 
 
-# Plans of programs that are still about: fixed points and samples play the same programs with other durations.
+# Plans that are kept: fixed points, samples and variants of a step play alike programs with other durations.
 _MOST_KEPT = 8
-_kept: dict[_Key, tuple[tuple[weakref.ref[Program], ...], Plan]] = {}
+_kept: dict[_Key, Plan] = {}
 
 
 def schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bool = False) -> Plan:
     """The order in which to play these programs on these ranks, found once; durations have no part in it."""
-    programs = tuple(cohort.program for cohort in cohorts)
-    told = tuple((id(each.program), each.ranks, each.members, each.timing.waits.tobytes()) for each in cohorts)
-    key = (told, queue_depth, repeated)
-    result = _kept.get(key)
-    if result is not None and all(item() is program for item, program in zip(result[0], programs, strict=True)):
-        return result[1]
-    plan = _schedule(cohorts, queue_depth=queue_depth, repeated=repeated)
-    while len(_kept) >= _MOST_KEPT:
-        _kept.pop(next(iter(_kept)))
-    _kept[key] = (tuple(weakref.ref(program) for program in programs), plan)
-    return plan
+    key = (tuple(map(_meeting_structure, cohorts)), queue_depth, repeated)
+    if key not in _kept:
+        plan = _schedule(cohorts, queue_depth=queue_depth, repeated=repeated)
+        while len(_kept) >= _MOST_KEPT:
+            _kept.pop(next(iter(_kept)))
+        _kept[key] = plan
+    return _kept[key]
+
+
+def _meeting_structure(cohort: Cohort) -> _Key:
+    """What the order depends on."""
+    program = cohort.program
+    met = (program.works.collective.tobytes(), program.collectives, cohort.timing.waits.tobytes())
+    return structure(program), *met, cohort.ranks, cohort.members
 
 
 def _schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bool) -> Plan:

@@ -138,7 +138,7 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     devices = device_work(steps, platform.device, workload.lookups, strict=strict)
     # The timeline is of this device, whichever one was recorded.
     device_name = platform.device.limits.name
-    workload = replace(workload, programs=tuple(replace(each, device_name=device_name) for each in workload.programs))
+    workload = replace(workload, programs=tuple(each.on_device(device_name) for each in workload.programs))
     for program, device in zip(workload.programs, devices, strict=True):
         host = host_columns(program, platform.host, device.launches(len(program.ops)))
         item = issued(program, host, device, wire.estimates[program.rank])

@@ -59,7 +59,10 @@ def questions_of(program: Program, *, cached_bytes: int | None = None, launches_
     none.
     """
     kept = warm_within_bytes(reference_device()) if cached_bytes is None else cached_bytes
-    return _Walk(program, kept, launches_recorded=launches_recorded).works()
+    key = (IssuedWork, kept, launches_recorded)
+    if key not in program.derived:
+        program.derived[key] = tuple(_Walk(program, kept, launches_recorded=launches_recorded).works())
+    return list(program.derived[key])
 
 
 @dataclass(slots=True)
