@@ -12,6 +12,7 @@ from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.evaluator import Evaluation, Evaluator, Plans
 from steptime._shard.evaluate.kinds_analytic import everywhere_ns
+from steptime._sim.composed import ComposedStep
 from steptime.errors import InputError
 
 
@@ -33,11 +34,12 @@ class DividedEvaluator:
         calibration: Calibration = UNCALIBRATED,
         *,
         exact: bool = False,
+        step: ComposedStep | None = None,
     ) -> DividedEvaluator:
-        """Of a model whose tables are divided so; `exact` as `Evaluator` has it."""
+        """Of a model whose tables are divided so; `exact` and `step` as `Evaluator` has them."""
         check_shards(division)
         shards = replace(model, tables=division.shard_tables(model.tables))
-        evaluator = Evaluator.of(shards, platform, ranks, calibration=calibration, exact=exact)
+        evaluator = Evaluator.of(shards, platform, ranks, calibration=calibration, exact=exact, step=step)
         return cls(shards, evaluator, analytic_ns(model, division, platform, ranks))
 
     def evaluate(self, plans: Plans) -> Evaluation:

@@ -50,9 +50,9 @@ class ExactLookups:
         distinct, index = np.unique(chosen, axis=0, return_inverse=True)
         some = distinct.any(axis=1)
         result = {}
-        for setting in self.settings:
+        for setting, asked in self.of_settings(distinct[some]).items():
             each = np.zeros(len(distinct))
-            each[some] = self.of_subsets(distinct[some], *setting)
+            each[some] = asked
             result[setting] = each[index.reshape(-1)].reshape(len(rank_of), ranks)
         return result
 
@@ -60,12 +60,22 @@ class ExactLookups:
         """All of them, of few tables."""
         count = len(self.model.tables)
         chosen = (np.arange(1, 1 << count)[:, None] >> np.arange(count) & 1).astype(np.bool_)
-        return SubsetTimes(
-            self.settings, {setting: np.append(0.0, self.of_subsets(chosen, *setting)) for setting in self.settings}
-        )
+        return SubsetTimes(self.settings, {setting: np.append(0.0, ns) for setting, ns in self.of_settings(chosen).items()})
+
+    def of_settings(self, chosen: Flags) -> dict[Setting, Floats]:
+        """Of subsets, [subsets, tables], none of them empty, in every setting: each model is asked once; ns."""
+        result: dict[Setting, Floats] = {}
+        for direction in dict.fromkeys(direction for direction, _ in self.settings):
+            others = [other for item, other in self.settings if item == direction]
+            asked = self._asked(np.tile(chosen, (len(others), 1)), direction, np.repeat(others, len(chosen)).tolist())
+            result |= {(direction, other): ns for other, ns in zip(others, np.split(asked, len(others)), strict=True)}
+        return result
 
     def of_subsets(self, chosen: Flags, direction: str, others: str) -> Floats:
         """Of subsets, [subsets, tables], none of them empty; ns."""
+        return self._asked(chosen, direction, [others] * len(chosen))
+
+    def _asked(self, chosen: Flags, direction: str, others: Sequence[str]) -> Floats:
         if self.device.transfer is not None:
             return self._carried_over(chosen, direction, others)
         count, share = len(chosen), self.device.limits.share
@@ -80,11 +90,11 @@ class ExactLookups:
             weighted=np.zeros(count, dtype=np.bool_),
             warm=np.zeros(count, dtype=np.bool_),
             share=np.full(count, float(share)),
-            others=np.full(count, OTHERS.index(others if share > 1 else "none"), dtype=np.intp),
+            others=np.array([OTHERS.index(other if share > 1 else "none") for other in others], dtype=np.intp),
         )
         return _models(self.device).form(TABLE_BATCHED, direction).times(lookups).time_ns
 
-    def _carried_over(self, chosen: Flags, direction: str, others: str) -> Floats:
+    def _carried_over(self, chosen: Flags, direction: str, others: Sequence[str]) -> Floats:
         """On a device whose models are another's: question by question."""
         known = [table_lookups(table, self.model.batch) for table in self.model.tables]
         asked = [
@@ -93,9 +103,9 @@ class ExactLookups:
                 direction,
                 tuple(known[at] for at in np.flatnonzero(item)),
                 self._optimizer(direction),
-                others=others,
+                others=other,
             )
-            for item in chosen
+            for item, other in zip(chosen, others, strict=True)
         ]
         return np.array([item.estimate.time_ns for item in self.device.lookup_estimates(asked)])
 

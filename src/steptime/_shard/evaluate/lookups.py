@@ -105,7 +105,7 @@ class LookupCurves:
         """Through what a device's models say of random subsets."""
         tables, exact = SubsetSums.of(model), ExactLookups.of(model, device, settings)
         chosen = _subsets(len(model.tables), ranks)
-        asked = np.stack([exact.of_subsets(chosen, *setting) for setting in settings], axis=1)
+        asked = np.stack(list(exact.of_settings(chosen).values()), axis=1)
         features = _features(*tables.of_subsets(chosen))
         middle, scale = features.mean(axis=0), features.std(axis=0) + 1e-9
         products = np.concatenate([_quadratic((features - middle) / scale), chosen], axis=1)
@@ -128,11 +128,10 @@ def _ridge(columns: Floats, target: Floats) -> Floats:
 
 
 def _adding_up(chosen: Flags, times: Floats) -> Floats:
-    """What each table adds to the times of subsets, by the least relative squares."""
-    weighted = chosen / times[:, None]
-    held = 1e-9 * np.eye(chosen.shape[1])
-    wanted = np.append(np.ones(len(times)), np.zeros(len(held)))
-    return np.asarray(np.linalg.lstsq(np.vstack([weighted, held]), wanted, rcond=None)[0], dtype=np.float64)
+    """What each table adds to the times of subsets, by the least relative squares; the first subsets are single tables."""
+    alone = times[: chosen.shape[1]]
+    weighted = chosen * (alone / times[:, None])
+    return alone * np.asarray(np.linalg.solve(weighted.T @ weighted, weighted.sum(axis=0)), dtype=np.float64)
 
 
 def _quadratic(values: Floats) -> Floats:

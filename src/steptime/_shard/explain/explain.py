@@ -5,7 +5,7 @@ The step's interval is that of `predict` for the best plan; `explain_gain` says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from steptime._build.dlrm.plan import EVERYWHERE
 from steptime._models.lookups.question import TABLE_BATCHED
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.evaluator import BOUNDS, Evaluation
+from steptime._shard.evaluate.evaluator import BOUNDS
 from steptime._shard.explain.gain import Gain, gain
 from steptime._shard.explain.plan import Evaluated, RankLoad
 from steptime._shard.search.search import Searched, evaluators, search
@@ -63,10 +63,10 @@ class Explained:
 
 def explain(found: Searched, platform: Platform, calibration: Calibration = UNCALIBRATED) -> Explained:
     """The best plan of a search."""
-    best = Evaluated(found.task, platform, found.best.plan, calibration)
+    best = Evaluated(found.task, platform, found.best.plan, calibration, found.step)
     ranks = best.loads()
     interval, bound_by, warnings = best.interval()
-    bound = BOUNDS[int(best.evaluate(best.rank_of[None, :]).bound[0])]
+    bound = BOUNDS[int(best.here.bound[0])]
     return Explained(
         ranks=tuple(ranks),
         bound=bound,
@@ -84,7 +84,7 @@ def _doubted(found: Searched, platform: Platform, doubt: Doubt, calibration: Cal
     """What a default could cost: the plan it led to, beside the best one if it were otherwise."""
     task = replace(found.task, model=doubt.model, doubts=())
     same = Evaluated(task, platform, found.best.plan, calibration)
-    step = float(same.evaluate(same.rank_of[None, :]).step_ns[0])
+    step = float(same.here.step_ns[0])
     budget = Budget(min(_DOUBT_EVALUATIONS, max(found.searched_plans, 1)), found.seconds)
     best = search(task, platform, budget, make=evaluators(platform, calibration)).best.step_ns
     lost = max(step / best - 1, 0.0)
@@ -96,57 +96,63 @@ def _doubted(found: Searched, platform: Platform, doubt: Doubt, calibration: Cal
 
 def reasons(best: Evaluated, ranks: Sequence[RankLoad]) -> list[Reason]:
     """Of the largest tables: where else they could be, and what that would cost."""
-    here = best.evaluate(best.rank_of[None, :])
-    step = float(here.step_ns[0])
     idle = np.argsort([item.forward_ns + item.backward_ns for item in ranks], kind="stable")
     shards = best.division.shards(best.task.tables)
-    work = _work(best.task)
     played = best.model.lookup != TABLE_BATCHED
     large, others = (_PLAYED_LARGE, _PLAYED_ELSEWHERE) if played else (LARGE, _ELSEWHERE)
-    results = []
-    for index in np.argsort(-work, kind="stable")[:large].tolist():
-        table = best.task.tables[index]
-        placed = best.plan.placements[table.name]
-        own = [number for number, shard in enumerate(shards) if shard.table == index]
-        share = float(sum(_of_rank(best, here, number) for number in own))
-        if table.name in best.task.constraints.pinned or placed.kind in EVERYWHERE or best.task.ranks == 1:
-            why = (
-                "pinned by the task"
-                if table.name in best.task.constraints.pinned
-                else f"every rank has a part ({placed.kind}, analytic)"
-            )
-            results.append(
-                Reason(table.name, placed.kind, placed.ranks, share, None, None, "one rank" if best.task.ranks == 1 else why)
-            )
-            continue
-        targets = [int(rank) for rank in idle if rank not in placed.ranks][:others]
-        results.append(_moved(best, step, table.name, own, targets, share))
-    return results
+    tables = [best.task.tables[index].name for index in np.argsort(-_work(best.task), kind="stable")[:large].tolist()]
+    tries: dict[str, list[tuple[int, int]]] = {}  # table -> shard and rank it is tried on
+    for table in tables:
+        slices = [number for number, shard in enumerate(shards) if best.task.tables[shard.table].name == table]
+        targets = [int(rank) for rank in idle if rank not in best.plan.placements[table].ranks][:others]
+        tries[table] = [(shard, rank) for shard in slices for rank in targets] if _held(best, table) is None else []
+    longer = _longer_ns(best, [change for changes in tries.values() for change in changes])
+    return [_reason(best, table, tries[table], longer) for table in tables]
 
 
-def _moved(best: Evaluated, step: float, table: str, own: Sequence[int], targets: Sequence[int], load: float) -> Reason:
+def _held(best: Evaluated, table: str) -> str | None:
+    """Why a table cannot be moved."""
+    kind = best.plan.placements[table].kind
+    if best.task.ranks == 1:
+        return "one rank"
+    if table in best.task.constraints.pinned:
+        return "pinned by the task"
+    return f"every rank has a part ({kind}, analytic)" if kind in EVERYWHERE else None
+
+
+def _longer_ns(best: Evaluated, changes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """How much longer the step is with a shard on another rank, of each change by itself."""
+    plans = np.repeat(best.rank_of[None, :], len(changes), axis=0)
+    plans[np.arange(len(changes)), [shard for shard, _ in changes]] = [rank for _, rank in changes]
+    steps = best.evaluate(plans).step_ns if changes else np.zeros(0)
+    return dict(zip(changes, (steps - best.here.step_ns[0]).tolist(), strict=True))
+
+
+def _reason(
+    best: Evaluated, table: str, tries: Sequence[tuple[int, int]], longer_ns: Mapping[tuple[int, int], float]
+) -> Reason:
     placed = best.plan.placements[table]
-    tries = [(shard, rank) for shard in own for rank in targets]
+    shards = best.division.shards(best.task.tables)
+    load = float(
+        sum(_of_rank(best, number) for number, item in enumerate(shards) if best.task.tables[item.table].name == table)
+    )
     if not tries:
-        return Reason(table, placed.kind, placed.ranks, load, None, None, "it has a slice on every rank")
-    plans = np.repeat(best.rank_of[None, :], len(tries), axis=0)
-    for row, (shard, rank) in enumerate(tries):
-        plans[row, shard] = rank
-    more = best.evaluate(plans).step_ns - step
-    least = int(np.argmin(more))
-    rank, longer = tries[least][1], float(more[least])
+        why = _held(best, table) or "it has a slice on every rank"
+        return Reason(table, placed.kind, placed.ranks, load, None, None, why)
+    change = min(tries, key=lambda item: longer_ns[item])
+    rank, longer = change[1], longer_ns[change]
     text = f"on rank {rank}, the best other place, the step would be {longer / 1e6:.3f} ms longer"
     if longer < 1e3:
         text = f"rank {rank} would do as well"
     return Reason(table, placed.kind, placed.ranks, load, rank, longer, text)
 
 
-def _of_rank(best: Evaluated, here: Evaluation, shard: int) -> float:
+def _of_rank(best: Evaluated, shard: int) -> float:
     """What a shard takes of its rank's lookups, in proportion to elements looked up there."""
     rank = int(best.rank_of[shard])
     elements = [table.pooling_factor * (table.dim + 16) for table in best.model.tables]
     total = sum(element for element, owner in zip(elements, best.rank_of, strict=True) if owner == rank)
-    took = float(here.forward_ns[0, rank] + here.backward_ns[0, rank])
+    took = float(best.here.lookups_ns[0, rank])
     return took * elements[shard] / total if total else 0.0
 
 

@@ -50,7 +50,7 @@ def gain(found: Searched, best: Evaluated, calibration: Calibration = UNCALIBRAT
         return None
     name, option = rule
     share = option.step_ns / found.best.step_ns - 1
-    other = Evaluated(found.task, best.platform, option.plan, calibration)
+    other = Evaluated(found.task, best.platform, option.plan, calibration, found.step)
     draws = _table_errors(found.task, best.platform)
     samples = _drawn_ns(other, draws, option) / _drawn_ns(best, draws, found.best) - 1
     low, high = np.quantile(samples, _LEVELS)
@@ -76,7 +76,7 @@ def _table_errors(task: Task, platform: Platform) -> Floats:
 
 def _drawn_ns(one: Evaluated, draws: Floats, option: Option) -> Floats:
     """Steps of a plan with the lookups of its tables drawn, [draws]: the slowest rank of each direction may be another then."""
-    here = one.evaluate(one.rank_of[None, :])
+    here = one.here
     shards = one.division.shards(one.task.tables)
     elements = np.array([table.pooling_factor * (table.dim + 16) for table in one.model.tables])
     shares = elements / np.maximum(np.bincount(one.rank_of, weights=elements, minlength=one.task.ranks)[one.rank_of], 1e-300)

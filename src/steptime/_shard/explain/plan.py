@@ -17,6 +17,7 @@ from steptime._shard.evaluate.evaluator import Evaluation
 from steptime._shard.evaluate.simulated import of_timeline
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.task import Task
+from steptime._sim.composed import ComposedStep
 from steptime._sim.modelled.prediction import prediction_of
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import PredictedStep
@@ -45,16 +46,28 @@ class RankLoad:
 class Evaluated:
     """One plan on its platform, with its shards' model."""
 
-    def __init__(self, task: Task, platform: Platform, plan: Plan, calibration: Calibration = UNCALIBRATED) -> None:
+    def __init__(
+        self,
+        task: Task,
+        platform: Platform,
+        plan: Plan,
+        calibration: Calibration = UNCALIBRATED,
+        step: ComposedStep | None = None,  # of the same model, composed before
+    ) -> None:
         self.task, self.platform, self.plan, self._calibration = task, platform, plan, calibration
         self.division, owners = plan.divided(task.tables)
         self.rank_of = np.array(owners, dtype=np.intp)
-        self._divided = DividedEvaluator.of(task.model, self.division, platform, task.ranks, calibration, exact=True)
+        self._divided = DividedEvaluator.of(task.model, self.division, platform, task.ranks, calibration, exact=True, step=step)
         self.model, self.added_ns = self._divided.model, self._divided.added_ns
 
     def evaluate(self, plans: npt.NDArray[np.intp]) -> Evaluation:
         """Other plans of the same shards."""
         return self._divided.evaluate(plans)
+
+    @cached_property
+    def here(self) -> Evaluation:
+        """The plan itself."""
+        return self.evaluate(self.rank_of[None, :])
 
     @cached_property
     def _played(self) -> tuple[ModelledStep, PredictedStep]:

@@ -33,7 +33,8 @@ from steptime.errors import InputError
 
 RUNNERS_UP = 5
 # Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
-_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT = 50_000, 4, 32
+# Of those, only plans within this factor of the best of all divisions: curves are hardly further off.
+_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT, _NEAR_BEST = 50_000, 4, 32, 1.03
 # At most, and for every table and rank that it may be on: few tables have few plans worth a look.
 EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 100
 # With one lookup per table every plan is played, a few in a second.
@@ -65,6 +66,7 @@ class Searched:
     searched_plans: int
     seconds: float
     notes: tuple[str, ...] = ()
+    step: ComposedStep | None = None  # what plans were evaluated with, where that was the whole step
 
     @property
     def best(self) -> Option:
@@ -125,7 +127,8 @@ def search(
             left -= result.asked
             searches.append((division, result))
     searched_plans = sum(item.asked for _, item in searches)
-    searches = [(division, _exactly(item)) for division, item in searches]
+    near = _NEAR_BEST * min(item.found[0].score for _, item in searches)
+    searches = [(division, _exactly(item, near)) for division, item in searches]
     rules_made = _rules(task, *searches[0])  # which may be better than what was found, where time ran out
     return Searched(
         task=task,
@@ -134,6 +137,7 @@ def search(
         searched_plans=searched_plans,
         seconds=time.monotonic() - began,
         notes=task.notes,
+        step=first.evaluate.together.step if isinstance(first.evaluate, Evaluator) and first.evaluate.together else None,
     )
 
 
@@ -193,13 +197,17 @@ def _strategies(found: Search, only: Sequence[str] | None) -> None:
             strategy.run(found)
 
 
-def _exactly(found: Search) -> Search:
-    """The best plans with their lookups asked for anew: curves are up to 2 % off, which a search finds."""
+def _exactly(found: Search, near: float) -> Search:
+    """With lookups asked for anew of plans that score up to `near` and of every strategy's best.
+
+    Curves are up to 2 % off, which a search finds.
+    """
     if not isinstance(found.evaluate, Evaluator):
         return found  # somebody's own evaluation
     most = min(max(_ASKED_EXACTLY // (len(found.shards) * found.ranks), _LEAST_EXACT), _MOST_EXACT)
     exact = replace(found, evaluate=found.evaluate.exactly(), found=[], best_by={}, log=[], _known={}, _rows={})
-    asked = dict.fromkeys([*found.found[:most], *found.best_by.values()])
+    best = [item for item in found.found[:most] if item.score <= near]
+    asked = dict.fromkeys([*best, *found.best_by.values()])
     for strategy in dict.fromkeys(item.by for item in asked):
         exact.by = strategy
         exact.ask(np.array([item.rank_of for item in asked if item.by == strategy]), beyond=True)

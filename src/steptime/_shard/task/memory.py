@@ -10,8 +10,8 @@ even share of the lookups, whose allocator fragments, reserved up to 14 % more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,37 @@ def rank_limit(limits: DeviceLimits, ranks: int, given: int | None = None) -> tu
     return (has, process_bytes(ranks, limits.share)) if given is None else (min(has, given), 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Reserved:
+    """What the allocator of a rank reserves that has so many tables like the mean one."""
+
+    model: Dlrm
+    ranks: int
+    count: int
+    dim: int
+    lookups: int
+
+    @classmethod
+    def of(cls, model: Dlrm, ranks: int) -> Reserved:
+        """As many tables as an even plan gives a rank."""
+        tables = model.tables
+        dim = max(4, 4 * round(sum(table.dim for table in tables) / len(tables) / 4))
+        lookups = max(1, round(sum(_lookups(model, table) for table in tables) / len(tables)))
+        return cls(model, ranks, -(-len(tables) // ranks), dim, lookups)
+
+    def bytes_of(self, wider: int = 1, more: int = 1, *, by_rows: bool = False, copied: bool = False) -> float:
+        """With columns and lookups so many times the mean, and one more table that every rank has a part of."""
+        dim, lookups = wider * self.dim, more * self.lookups
+        usual = LocalTable(1, dim, lookups, max(lookups // 2, 1))
+        share = (LocalTable(1, self.dim, max(lookups // self.ranks, 1), 1),) if by_rows else ()
+        copy = (LocalTable(_COPIED_ELEMENTS // self.dim, self.dim, 1, 1),) if copied else ()
+        own, every = dim * self.count, sum(table.dim for table in self.model.tables)
+        others = (own, max(every - own, 0), *[0] * (self.ranks - 2))[: self.ranks]
+        program = rank_program(self.model, LocalTables((usual,) * self.count, share, copy), others, 0)
+        return float(peak_memory(program).reserved)
+
+
+@dataclass(frozen=True)
 class _Replays:
     """Bytes that the allocator reserves, by what a rank looks up."""
 
@@ -91,8 +121,21 @@ class _Replays:
     per_column: float  # of the shards of a rank
     per_lookup: float
     per_element: float  # looked up: `nn.EmbeddingBag` keeps a gradient row for each lookup
-    per_shared_column: float  # of tables divided by rows
-    copies: float  # of the weights of a copied table: with its gradient, the buckets, and temporaries of its update
+    usual: Reserved
+    usual_bytes: float
+
+    @cached_property
+    def per_shared_column(self) -> float:
+        """Of tables divided by rows."""
+        usual = self.usual
+        more = usual.bytes_of(by_rows=True) - self.usual_bytes
+        passing = (self.per_lookup + self.per_element * usual.dim) * usual.lookups / usual.ranks
+        return max((more - passing) / usual.dim, 0.0)
+
+    @cached_property
+    def copies(self) -> float:
+        """Of the weights of a copied table: with its gradient, the buckets, and temporaries of its update."""
+        return (self.usual.bytes_of(copied=True) - self.usual_bytes) / (4 * _COPIED_ELEMENTS)
 
     def shard_bytes(self, model: Dlrm, table: Table) -> float:
         """All that one more shard takes on its rank."""
@@ -118,34 +161,14 @@ def _lookups(model: Dlrm, table: Table) -> float:
 @lru_cache(maxsize=256)
 def _replays(model: Dlrm, ranks: int) -> _Replays:
     """Of programs of a rank that has tables like the mean one, as many as an even plan gives it."""
-    count = -(-len(model.tables) // ranks)
-    dim = max(4, 4 * round(sum(table.dim for table in model.tables) / len(model.tables) / 4))
-    lookups = max(1, round(sum(_lookups(model, table) for table in model.tables) / len(model.tables)))
-
-    def reserved(dims: int, made: int, *, by_rows: bool = False, copied: bool = False) -> float:
-        usual = LocalTable(1, dims, made, max(made // 2, 1))
-        share = (LocalTable(1, dim, max(lookups // ranks, 1), 1),) if by_rows else ()
-        copy = (LocalTable(_COPIED_ELEMENTS // dim, dim, 1, 1),) if copied else ()
-        own, every = dims * count, sum(table.dim for table in model.tables)
-        others = (own, max(every - own, 0), *[0] * (ranks - 2))[:ranks]
-        program = rank_program(model, LocalTables((usual,) * count, share, copy), others, 0)
-        return float(peak_memory(program).reserved)
-
-    base, per_element = reserved(dim, lookups), 0.0
-    wider, more = reserved(2 * dim, lookups), reserved(dim, 2 * lookups)
+    usual = Reserved.of(model, ranks)
+    count, dim, lookups = usual.count, usual.dim, usual.lookups
+    base, per_element = usual.bytes_of(), 0.0
+    wider, more = usual.bytes_of(wider=2), usual.bytes_of(more=2)
     if model.lookup == "embedding_bag":
-        both = reserved(2 * dim, 2 * lookups)
+        both = usual.bytes_of(wider=2, more=2)
         per_element = max(both - wider - more + base, 0.0) / (count * dim * lookups)
     per_column = max((wider - base) / (count * dim) - per_element * lookups, 0.0)
     per_lookup = max((more - base) / (count * lookups) - per_element * dim, 0.0)
-    result = _Replays(0.0, per_column, per_lookup, per_element, 0.0, 0.0)
-    shared = reserved(dim, lookups, by_rows=True) - base - (per_lookup + per_element * dim) * lookups / ranks
-    copies = (reserved(dim, lookups, copied=True) - base) / (4 * _COPIED_ELEMENTS)
-    return _Replays(
-        base - count * result.passing_bytes(dim, lookups),
-        per_column,
-        per_lookup,
-        per_element,
-        max(shared / dim, 0.0),
-        copies,
-    )
+    result = _Replays(0.0, per_column, per_lookup, per_element, usual, base)
+    return replace(result, rank_bytes=base - count * result.passing_bytes(dim, lookups))
