@@ -70,7 +70,7 @@ def test_where_nccl_says_nothing_the_table_is_empty_and_whole(tmp_path: Path) ->
     session = Session.start(tmp_path / "out", a_recipe(), minutes=2)
     asked = [[8, "all_reduce"], [64, "all_gather"], [64, "broadcast"]]
     plan = session.to_plan(asked=asked, fabric="gloo", debug=str(tmp_path), file=str(file))
-    run_ranks("collectives.choices", Layout(2, device="cpu"), plan, limit_s=120)
+    run_ranks("steptime_lab.measure.collectives.choices", Layout(2, device="cpu"), plan, limit_s=120)
     assert json.loads(file.read_text())["choices"] == []
     assert not list(file.parent.glob("*.unfinished"))
 
