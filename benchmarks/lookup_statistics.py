@@ -9,10 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
-from steptime.lookups.stream import Stream
 
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import table_statistics
@@ -44,7 +42,7 @@ def best_s(action: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print one line per stream."""
-    print(f"{'':42} {'M/s':>6} {'of a copy':>10} {'of bincount':>12} {'in chunks, M/s':>15}")
+    print(f"{'':42} {'M/s':>6} {'of a copy':>10} {'of bincount':>12}")
     slowest = np.inf
     for name, generator in STREAMS.items():
         bags = generator.bags(round(LOOKUPS / generator.pooling))
@@ -52,25 +50,10 @@ def main() -> None:
         own = best_s(partial(table_statistics, indices, offsets, rows))
         copy = best_s(indices.copy)
         count = best_s(partial(np.bincount, indices)) if rows <= COUNTABLE_ROWS else np.nan
-        stream = best_s(partial(chunked, indices, offsets, rows)) if rows <= COUNTABLE_ROWS else np.nan
         slowest = min(slowest, len(indices) / own / 1e6)
-        rates = (len(indices) / own / 1e6, own / copy, own / count, len(indices) / stream / 1e6)
-        print(
-            f"{name:42} {rates[0]:6.0f} {rates[1]:9.1f}x {rates[2]:11.1f}x {rates[3]:15.0f}".replace("nanx", "   -").replace(
-                "nan", "  -"
-            )
-        )
+        rates = (len(indices) / own / 1e6, own / copy, own / count)
+        print(f"{name:42} {rates[0]:6.0f} {rates[1]:9.1f}x {rates[2]:11.1f}x".replace("nanx", "   -"))
     print(f"slowest {slowest:.0f} million indices a second (bar 50)")
-
-
-def chunked(indices: np.ndarray, offsets: np.ndarray, rows: int, chunks: int = 4) -> None:
-    """The same lookups as a stream."""
-    stream = Stream(rows)
-    edges = np.linspace(0, len(offsets) - 1, chunks + 1).astype(int)
-    for first, last in pairwise(edges):
-        start, end = offsets[first], offsets[last]
-        stream.add(indices[start:end], offsets[first : last + 1] - start)
-    stream.statistics()
 
 
 if __name__ == "__main__":
