@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from steptime._sim.core.compile import LaneGraph
 from steptime._sim.core.lanes import play
 from steptime._sim.core.meetings import Meeting, Part
 from steptime._sim.core.schedule import Depart, Plan, Play, Return, schedule
+from steptime._sim.core.stacks import fused, stacked_timing, stacks
 from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
 from steptime._units import LONG_AGO
@@ -54,18 +56,36 @@ class Stage:
         self.plan = plan
         self.departures = departures
         self.graphs: dict[int, LaneGraph] = {part.cohort: graph for part, graph in zip(plan.parts, plan.graphs, strict=True)}
+        self._graphs = [*plan.graphs, *(self.graphs[stack[0]] for stack in stacks(plan))]
         self.scenarios = _scenarios(self.cohorts)
         self._together = [_of_part(self.cohorts[part.cohort].timing, part).duration_ns for part in plan.parts]
         if departures is not None:  # writes the durations that it finds
             self.cohorts = tuple(_with_own_durations(cohort, self.scenarios) for cohort in self.cohorts)
-        self.ends = [
-            np.empty((self.graphs[number].rows, len(cohort.ranks), self.scenarios), dtype=np.int64)
-            for number, cohort in enumerate(self.cohorts)
-        ]
+        self.ends: list[Nanoseconds] = [np.empty(0, dtype=np.int64)] * len(self.cohorts)
+        stacked = self._stacked()
+        # Of parts and, behind them, of stacks.
         self._ends = [self.ends[part.cohort][:, part.low : part.high] for part in plan.parts]
+        self._ends += [ends for ends, _ in stacked]
         self._timing = [_of_part(self.cohorts[part.cohort].timing, part) for part in plan.parts]
-        for ends, graph in zip(self._ends, plan.graphs, strict=True):
+        self._timing += [timing for _, timing in stacked]
+
+    def _stacked(self) -> list[tuple[Nanoseconds, Timing]]:
+        """Lays the ends and durations of cohorts that are played together side by side."""
+        cohorts, result = list(self.cohorts), []
+        for stack in stacks(self.plan):
+            graph, several = self.graphs[stack[0]], len(stack) > 1
+            bounds = np.cumsum([0, *(len(cohorts[number].ranks) for number in stack)]).tolist()
+            ends = np.empty((graph.rows, bounds[-1], self.scenarios), dtype=np.int64)
             ends[graph.carried_row :] = LONG_AGO
+            timing = stacked_timing([cohorts[number] for number in stack])
+            for number, (low, high) in zip(stack, pairwise(bounds), strict=True):
+                self.ends[number] = ends[:, low:high]
+                if several and self.departures is not None:  # which writes to them
+                    own = replace(cohorts[number].timing, duration_ns=timing.duration_ns[:, low:high])
+                    cohorts[number] = replace(cohorts[number], timing=own)
+            result.append((ends, timing))
+        self.cohorts = tuple(cohorts)
+        return result
 
     def open(self, cohort: int, threads: Nanoseconds, streams: Nanoseconds) -> None:
         """Set when each thread and stream of a cohort begins: (lane, rank or 1, scenario or 1)."""
@@ -75,9 +95,9 @@ class Stage:
 
     def play(self, *, continued: bool) -> None:
         """Play the window once from where its lanes begin."""
-        for step in self.plan.steps:
+        for step in fused(self.plan):
             if isinstance(step, Play):
-                graph, timing, ends = self.plan.graphs[step.part], self._timing[step.part], self._ends[step.part]
+                graph, timing, ends = self._graphs[step.part], self._timing[step.part], self._ends[step.part]
                 play(step.stretch, graph, timing, ends, continued=continued)
             elif isinstance(step, Return):
                 self._return(step)
@@ -86,7 +106,7 @@ class Stage:
 
     def _return(self, step: Return) -> None:
         ends, timing = self._ends[step.part], self._timing[step.part]
-        call = int(self.plan.graphs[step.part].table_row[step.call])
+        call = int(self._graphs[step.part].table_row[step.call])
         ends[step.call] = np.maximum(ends[step.half] + timing.call_ns[call], ends[step.copy] + timing.return_ns[call])
 
     def _depart(self, step: Depart) -> None:
