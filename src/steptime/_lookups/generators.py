@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
 
@@ -91,7 +91,7 @@ class Generator:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a long bag only where there is one: stored measurements know their streams by this text."""
         left_out = {name for name, usual in _LONG_BAG.items() if getattr(self, name) == usual}
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Generator:

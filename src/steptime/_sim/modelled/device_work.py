@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from steptime.errors import UnsupportedError
 # Matrix products of these are cuBLAS's persistent kernels on Hopper, which the overlap model slows most.
 _PERSISTENT_PRECISIONS = ("bfloat16", "float16")
 _MATRIX_PRODUCT, _PERSISTENT = "gemm", "nvjet gemm"
+_Call = tuple[tuple[LaunchTime, ...], Estimate, str, int]
+"""Of `OpWork`, what does not depend on the op: launches, estimate, group and what is read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ def device_work(
         questions_of(step.program, cached_bytes=device.cached_bytes, launches_recorded=bool(step.kernels)) for step in steps
     ]
     asked = [work.question for works in issued for work in works if work.question is not None]
-    answers = iter(device.estimates(asked, strict=strict))
+    answered = device.estimates(asked, strict=strict)
+    answers = iter(answered)
     ranks = {} if lookups is None else lookups.ranks
     tables = [
         lookup_questions(program, [work for work in works if work.kind == LOOKUP], ranks.get(program.rank))
@@ -82,10 +86,11 @@ def device_work(
     ]
     every = [lookup for table in tables for lookup in table.asked]
     looked_up = iter(lookup_answers(every, device, strict=strict) if every else ())
-    results = []
+    results: list[DeviceWork] = []
+    known_calls: dict[tuple[Any, ...], _Call] = {}
     for step, works, rank_tables in zip(steps, issued, tables, strict=True):
         program = step.program
-        compute = [_compute(work, next(answers)) for work in works if work.kind == COMPUTE]
+        compute = [_compute(work, next(answers), known_calls) for work in works if work.kind == COMPUTE]
         kept = _kept(step, {work.op for work in works if work.kind != UNKNOWN}, device)
         known = {work.op for work in kept}
         unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN and work.op not in known]
@@ -172,7 +177,15 @@ def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork
     return messages
 
 
-def _compute(work: IssuedWork, answer: KernelEstimate) -> OpWork:
+def _compute(work: IssuedWork, answer: KernelEstimate, known: dict[tuple[Any, ...], _Call]) -> OpWork:
+    """The launches of a call; ops and ranks that call alike share a question, and what follows from its answer."""
+    key = (id(work.question), id(answer), work.name, work.moved)
+    if key not in known:
+        known[key] = _call(work, answer)
+    return OpWork(work.op, *known[key])
+
+
+def _call(work: IssuedWork, answer: KernelEstimate) -> _Call:
     question = work.question
     assert question is not None
     launches = tuple(LaunchTime(launch.kernel, launch.time_ns * work.moved) for launch in answer.launches)
@@ -182,7 +195,7 @@ def _compute(work: IssuedWork, answer: KernelEstimate) -> OpWork:
     estimate = Estimate(given.time_ns * moved, given.low_ns * moved, given.high_ns * moved, given.source, given.inside)
     read_back = len(launches) - 1 if op_kind(work.name).reads_back else -1
     group = f"{answer.family} {_size_class(given.time_ns)} {question.call.op}"
-    return OpWork(work.op, launches, estimate, group, read_back)
+    return launches, estimate, group, read_back
 
 
 def _as_persistent(launches: tuple[LaunchTime, ...], precision: str) -> tuple[LaunchTime, ...]:

@@ -41,7 +41,7 @@ def interval_ns(step: ModelledStep, found: Steady, calibration: Calibration) -> 
 
 def _drawn(one: Issued, cohort: Cohort, calibration: Calibration) -> Cohort:
     """The cohort with a scenario per draw, around durations that have settled already."""
-    factors = np.stack([_factors(group, *_logs(one, index)) for index, group in enumerate(one.groups)] or [np.ones(SAMPLES)])
+    factors = _factors(one) if one.groups else np.ones((1, SAMPLES))
     collectives = len(one.program.collectives)
     if collectives:
         factors[-collectives:] *= np.exp(
@@ -71,8 +71,10 @@ def _logs(one: Issued, place: int) -> tuple[float, float]:
     return -float(np.log(min(below, 1.0))) / _NINE_OF_TEN, float(np.log(max(above, 1.0))) / _NINE_OF_TEN
 
 
-def _factors(group: str, below: float, above: float) -> Floats:
-    draws = _normal(group)
+def _factors(one: Issued) -> Floats:
+    """Per estimate a factor for each draw of its group."""
+    draws = np.stack([_normal(group) for group in one.groups])
+    below, above = np.array([_logs(one, index) for index in range(len(one.groups))]).T[:, :, None]
     result: Floats = np.exp(np.where(draws < 0, below, above) * draws)
     return result
 
