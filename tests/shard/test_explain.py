@@ -8,16 +8,17 @@ import pytest
 from tests.shard.additive import model_of
 
 from steptime._build.dlrm.constraints import Constraints
-from steptime._build.dlrm.plan import DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Plan
+from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Plan
+from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
 from steptime._report.shard.document import evaluated_document, shard_document
 from steptime._report.shard.html import shard_page
-from steptime._shard.evaluate.kinds_analytic import everywhere_ns
 from steptime._shard.evaluate.plans import evaluated
 from steptime._shard.explain.explain import Explained, explain
 from steptime._shard.search.search import Searched, search
 from steptime._shard.search.state import Budget
 from steptime._shard.task.task import Task
+from steptime._sim.modelled.prediction import predict_on
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
 TASK = Task(model_of(9, batch=8192), 4, Constraints(kinds=(TABLE_WISE,), pinned={"t000": 2}))
@@ -86,18 +87,30 @@ def test_the_page_escapes_names_and_needs_no_network() -> None:
     assert text.count("<svg") >= len(why.ranks)
 
 
-def test_parts_on_every_rank_are_added_and_labelled() -> None:
-    model, table = TASK.model, TASK.tables[1]
-    values = {one.name: 0 if one.name != table.name else {"kind": ROW_WISE} for one in TASK.tables}
-    plan = Plan.from_dict({**values, "t000": 2}, TASK.tables, 4)
-    (found,) = evaluated(TASK, PLATFORM, {"row": plan})
-    assert found.step_ns > everywhere_ns(model, [table], ROW_WISE, PLATFORM, 4) > 0
+def with_kind(name: str, kind: str) -> Plan:
+    """The tables dealt round, one of them by this kind."""
+    ranks = {table.name: index % 4 for index, table in enumerate(TASK.tables)}
+    return Plan.from_dict({**ranks, name: {"kind": kind}}, TASK.tables, 4)
 
 
 def test_copies_of_a_large_table_cost_more_than_its_rows_divided() -> None:
     table = max(TASK.tables, key=lambda one: one.rows * one.dim)
-    rows, copies = (everywhere_ns(TASK.model, [table], kind, PLATFORM, 4) for kind in (ROW_WISE, DATA_PARALLEL))
-    assert rows < copies
+    plans = {kind: with_kind(table.name, kind) for kind in (ROW_WISE, DATA_PARALLEL)}
+    assert [item.name for item in evaluated(TASK, PLATFORM, plans)] == [ROW_WISE, DATA_PARALLEL]
+
+
+def test_searched_plans_have_the_step_that_predict_says() -> None:
+    smallest = min(TASK.tables, key=lambda one: one.nbytes).name
+    widest = max((table for table in TASK.tables if table.name != smallest), key=lambda one: one.dim).name
+    kinds_of = {smallest: (DATA_PARALLEL,), widest: (COLUMN_WISE,)}
+    found = search(Task(TASK.model, 4, Constraints(kinds=(TABLE_WISE,), kinds_of=kinds_of)), PLATFORM, Budget(200))
+    for option in (*found.options, *filter(None, found.rules.values())):
+        assert {DATA_PARALLEL, COLUMN_WISE} < set(option.plan.kinds().values())
+        step_ms = predict_on(dlrm_workload(TASK.model, 4, option.plan), PLATFORM).step_time_ms
+        assert option.step_ns / 1e6 == pytest.approx(step_ms, rel=0.005)
+    why = explain(found, PLATFORM)
+    assert why.interval[0] < 1.0 < why.interval[1]
+    assert why.analytic_ns > 0
 
 
 @pytest.mark.slow

@@ -10,13 +10,12 @@ import numpy as np
 
 from steptime._build.dlrm.plan import TABLE_WISE, Division, Plan
 from steptime._build.dlrm.plan_files import read_plans
-from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import DividedEvaluator
+from steptime._shard.evaluate.simulated import played_ns
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.task import Task
-from steptime._sim.modelled.step import modelled
 from steptime.errors import InputError
 
 
@@ -58,7 +57,7 @@ def evaluated(
     for division, group in alike.items():
         places = np.array([one for _, one in group], dtype=np.intp)
         if division.everywhere():  # every such plan is played: its ops are in the program
-            steps = np.array([_played_ns(task, platform, plans[name], calibration) for name, _ in group])
+            steps = np.array([played_ns(task.model, platform, plans[name], calibration) for name, _ in group])
         else:
             evaluator = DividedEvaluator.of(task.model, division, platform, task.ranks, calibration, exact=True)
             steps = evaluator.evaluate(places).step_ns
@@ -68,9 +67,3 @@ def evaluated(
             fullest = int(np.argmax(held))
             results.append(Given(name, plans[name], step, fullest, int(held[fullest]), bool(held[fullest] <= memory.limit)))
     return sorted(results, key=lambda one: (one.step_ns, one.name))
-
-
-def _played_ns(task: Task, platform: Platform, plan: Plan, calibration: Calibration) -> float:
-    """The step as `predict` has it."""
-    steady, _ = modelled(dlrm_workload(task.model, task.ranks, plan), platform).steady(calibration)
-    return float(steady.period_ns[0])

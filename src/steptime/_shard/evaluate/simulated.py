@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
@@ -37,6 +38,12 @@ def simulated(model: Dlrm, platform: Platform, ranks: int, plan: Sequence[int], 
     step = modelled(built, platform)
     result, _ = step.steady(calibration)
     return of_timeline(step, result.timeline, float(result.period_ns[0]))
+
+
+def played_ns(model: Dlrm, platform: Platform, plan: Plan, calibration: Calibration) -> float:
+    """The step of a plan as `predict` has it, with all tables of the model, however they are divided."""
+    result, _ = modelled(dlrm_workload(model, plan.ranks, plan), platform).steady(calibration)
+    return float(result.period_ns[0])
 
 
 def of_timeline(step: ModelledStep, timeline: Timeline, step_ns: float) -> Simulated:

@@ -74,7 +74,7 @@ def explain(found: Searched, platform: Platform, calibration: Calibration = UNCA
         reasons=tuple(reasons(best, ranks)),
         interval=interval,
         gain=gain(found, best, calibration),
-        analytic_ns=best.added_ns,
+        analytic_ns=best.everywhere_ns,
         doubts=tuple(_doubted(found, platform, doubt, calibration) for doubt in found.task.doubts),
         warnings=warnings,
     )
@@ -84,7 +84,7 @@ def _doubted(found: Searched, platform: Platform, doubt: Doubt, calibration: Cal
     """What a default could cost: the plan it led to, beside the best one if it were otherwise."""
     task = replace(found.task, model=doubt.model, doubts=())
     same = Evaluated(task, platform, found.best.plan, calibration)
-    step = float(same.here.step_ns[0])
+    step = float(same.here.step_ns[0]) + same.everywhere_ns
     budget = Budget(min(_DOUBT_EVALUATIONS, max(found.searched_plans, 1)), found.seconds)
     best = search(task, platform, budget, make=evaluators(platform, calibration)).best.step_ns
     lost = max(step / best - 1, 0.0)
@@ -117,7 +117,7 @@ def _held(best: Evaluated, table: str) -> str | None:
         return "one rank"
     if table in best.task.constraints.pinned:
         return "pinned by the task"
-    return f"every rank has a part ({kind}, analytic)" if kind in EVERYWHERE else None
+    return f"every rank has a part ({kind})" if kind in EVERYWHERE else None
 
 
 def _longer_ns(best: Evaluated, changes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:

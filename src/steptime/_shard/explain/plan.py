@@ -23,9 +23,6 @@ from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import PredictedStep
 from steptime._units import NS_PER_MS
 
-# Of what is put together from pieces and was never measured, either way.
-_ANALYTIC_FACTOR = 2.0
-
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
@@ -58,7 +55,7 @@ class Evaluated:
         self.division, owners = plan.divided(task.tables)
         self.rank_of = np.array(owners, dtype=np.intp)
         self._divided = DividedEvaluator.of(task.model, self.division, platform, task.ranks, calibration, exact=True, step=step)
-        self.model, self.added_ns = self._divided.model, self._divided.added_ns
+        self.model = self._divided.model
 
     def evaluate(self, plans: npt.NDArray[np.intp]) -> Evaluation:
         """Other plans of the same shards."""
@@ -72,9 +69,7 @@ class Evaluated:
     @cached_property
     def _played(self) -> tuple[ModelledStep, PredictedStep]:
         """Its step as `predict` has it: what ranks do, the interval and the bound are of one evaluation."""
-        names = [table.name for table in self.model.tables]
-        plan = dict(zip(names, self.rank_of.tolist(), strict=True))
-        built = dlrm_workload(self.model, self.task.ranks, plan)
+        built = dlrm_workload(self.task.model, self.task.ranks, self.plan)
         step = modelled(built, self.platform)
         return step, prediction_of(step, built, self._calibration)
 
@@ -107,6 +102,11 @@ class Evaluated:
         result = self._played[1]
         step = result.step_time_ms * NS_PER_MS
         low, high = (edge * NS_PER_MS for edge in result.interval_ms)
-        whole = step + self.added_ns
-        factors = ((low + self.added_ns / _ANALYTIC_FACTOR) / whole, (high + self.added_ns * _ANALYTIC_FACTOR) / whole)
-        return factors, result.bound_by, result.warnings
+        return (low / step, high / step), result.bound_by, result.warnings
+
+    @property
+    def everywhere_ns(self) -> float:
+        """What tables that every rank has a part of add to the step."""
+        if not self.division.everywhere():
+            return 0.0
+        return self._played[1].step_time_ms * NS_PER_MS - float(self.here.step_ns[0])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, QUAD, ROW_WISE, TABLE_WISE, Division
+from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.divided import analytic_ns
-from steptime._shard.evaluate.kinds_analytic import everywhere_ns
-from steptime._shard.search.state import Budget, Evaluate, Floats, Search
+from steptime._shard.evaluate.evaluator import Evaluator
+from steptime._shard.evaluate.simulated import played_ns
+from steptime._shard.search.state import Budget, Evaluate, Floats, Places, Search
 from steptime._shard.task.memory import memory_of, rank_limit
 from steptime._shard.task.shortage import packed, pinned_of
 from steptime._shard.task.task import Task
@@ -25,8 +26,10 @@ _LEAST_COLUMNS = 16
 # Parts of a rank's room that tables are cut down to where they do not fit, one attempt after the other.
 _CUT_TO_FIT = (1, 2, 4, 8)
 
-# Copies that are tried whatever they cost: the first one pays for a lookup and a collective that the next ones share.
-_FIRST_COPIES = 8
+# Copies are tried by ones, twos, fours up to so many, then by thirds more.
+_DOUBLED = 8
+# Divisions with tables that every rank has a part of, of each kind at most: for each a step is played.
+_MOST_PLAYED = 4
 
 Make = Callable[[Dlrm, int], Evaluate]
 """Of a model whose tables are the shards, on so many ranks: what evaluates plans."""
@@ -49,12 +52,23 @@ class Divided:
         start = packed(memory, pinned, task.ranks) if shards else None
         if start is None:
             return None
-        added = analytic_ns(task.model, division, self.platform, task.ranks)
         evaluate = self._make(replace(task.model, tables=shards), task.ranks)
+        added = self._everywhere_ns(division, start, evaluate)
         result = Search(shards, task.ranks, memory, pinned, evaluate, self.budget.with_evaluations(evaluations), added)
         result.by = "packed"
         result.ask(start, beyond=True)
         return result
+
+    def _everywhere_ns(self, division: Division, rank_of: Places, evaluate: Evaluate) -> float:
+        """What tables that every rank has a part of add to the step of a plan; about as much to any other of the division."""
+        if not division.everywhere():
+            return 0.0
+        return self._played_ns(division, rank_of, evaluate) - float(evaluate(rank_of[None, :]).step_ns[0])
+
+    def _played_ns(self, division: Division, rank_of: Places, evaluate: Evaluate) -> float:
+        plan = division.plan(self.task.tables, rank_of.tolist(), self.task.ranks)
+        calibration = evaluate.calibration if isinstance(evaluate, Evaluator) else UNCALIBRATED
+        return played_ns(self.task.model, self.platform, plan, calibration)
 
     @property
     def divisible(self) -> bool:
@@ -86,20 +100,21 @@ class Divided:
                 division = division.with_table(index, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
         return division
 
-    def further(self, division: Division, loads: Floats, saved_ns: Floats, most: int) -> Iterator[Division]:
+    def further(self, division: Division, found: Search, loads: Floats, saved_ns: Floats, most: int) -> Iterator[Division]:
         """Divisions with the tables cut whose loads, [tables], are large beside the mean of a rank, or others copied.
 
-        `saved_ns` is about what the step would take less without a table; at most so many divisions of each kind.
+        `found` has plans of the division, `saved_ns` is about what the step would take less without a table; at most so many
+        divisions of each kind.
         """
         mean = float(loads.sum()) / self.task.ranks
         sliced, by_rows = (
             [self._cut(division, loads, share * mean, kind) for share in _DIVIDED_ABOVE] for kind in (COLUMN_WISE, ROW_WISE)
         )
-        copied = self._copied(division, saved_ns)
+        copied = self._copied(division, found, saved_ns)
         copied[1:1] = [self._cut(item, loads, _DIVIDED_ABOVE[0] * mean, COLUMN_WISE) for item in copied[:1]]
         seen = {division}
-        for entry in (sliced, copied, by_rows):
-            new = [item for item in dict.fromkeys(entry) if item not in seen][:most]
+        for entry, count in ((sliced, most), (copied, min(most, _MOST_PLAYED)), (by_rows, min(most, _MOST_PLAYED))):
+            new = [item for item in dict.fromkeys(entry) if item not in seen][:count]
             seen.update(new)
             yield from new
 
@@ -114,29 +129,49 @@ class Divided:
                 division = division.with_table(index, kind, slices)
         return division
 
-    def _copied(self, division: Division, saved_ns: Floats) -> list[Division]:
+    def _copied(self, division: Division, found: Search, saved_ns: Floats) -> list[Division]:
         """Copies of tables on every rank where that costs less than it saves, the most promising first.
 
-        Tables whose gradients are small beside what they save come first; more and more of them are tried.
+        Tables whose gradients are small beside what they save come first; more and more of them are tried. What copies cost is
+        played for the fewest and the most of them, with the other tables as in the best plan, and in between grows with their
+        bytes.
         """
         task = self.task
         free = [
-            place
-            for place in range(len(task.tables))
-            if DATA_PARALLEL in task.allowed(place) and division.kinds[place] == TABLE_WISE and saved_ns[place] > 0
+            index
+            for index in range(len(task.tables))
+            if DATA_PARALLEL in task.allowed(index) and division.kinds[index] == TABLE_WISE and saved_ns[index] > 0
         ]
-        order = sorted(free, key=lambda place: task.tables[place].nbytes / saved_ns[place])
-        results: list[tuple[float, Division]] = []
-        count = 1
-        while count <= len(order) - (len(order) == len(task.tables)):  # a step without shards is not evaluated
-            some = [task.tables[place] for place in order[:count]]
-            saved = float(saved_ns[order[:count]].sum())
-            gained = saved - everywhere_ns(task.model, some, DATA_PARALLEL, self.platform, task.ranks)
-            if count > _FIRST_COPIES and gained < -saved:
-                break
-            copied = division
-            for place in order[:count]:
-                copied = copied.with_table(place, DATA_PARALLEL)
-            results.append((gained, copied))
-            count = max(2 * count if count < _FIRST_COPIES else 0, count * 4 // 3)
-        return [item for gained, item in sorted(results, key=lambda pair: -pair[0]) if gained > 0]
+        order = sorted(free, key=lambda index: task.tables[index].nbytes / saved_ns[index])
+        counts = _growing(len(order) - (len(order) == len(task.tables)))  # a step without shards is not evaluated
+        if not counts:
+            return []
+        nbytes = np.cumsum([float(task.tables[index].nbytes) for index in order])
+        saved = np.cumsum(saved_ns[order])
+        ends = sorted({counts[0], counts[-1]})
+        costs = [self._copies_ns(division, found, order[:count]) + float(saved[count - 1]) for count in ends]
+        gained = [float(saved[count - 1] - np.interp(nbytes[count - 1], nbytes[np.array(ends) - 1], costs)) for count in counts]
+        copies = [_with_copies(division, order[:count]) for count in counts]
+        return [item for more, item in sorted(zip(gained, copies, strict=True), key=lambda pair: -pair[0]) if more > 0]
+
+    def _copies_ns(self, division: Division, found: Search, tables: Sequence[int]) -> float:
+        """How much longer the step of the best plan is with copies of these tables instead of their shards."""
+        assert found.best is not None, "a search begins with a plan"
+        shards = division.shards(self.task.tables)
+        kept = [rank for rank, shard in zip(found.best.rank_of, shards, strict=True) if shard.table not in tables]
+        copied = _with_copies(division, tables)
+        return self._played_ns(copied, np.array(kept, dtype=np.intp), found.evaluate) - found.best.step_ns
+
+
+def _with_copies(division: Division, tables: Sequence[int]) -> Division:
+    for index in tables:
+        division = division.with_table(index, DATA_PARALLEL)
+    return division
+
+
+def _growing(most: int) -> list[int]:
+    """Numbers of copies that are tried."""
+    counts = [1] if most > 0 else []
+    while counts and (count := max(2 * counts[-1] if counts[-1] < _DOUBLED else 0, counts[-1] * 4 // 3)) <= most:
+        counts.append(count)
+    return counts

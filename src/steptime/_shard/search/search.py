@@ -19,6 +19,7 @@ from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluate.divided import check_shards
 from steptime._shard.evaluate.evaluator import Evaluator
+from steptime._shard.evaluate.simulated import played_ns
 from steptime._shard.rules import rules
 from steptime._shard.search.divisions import Divided, Make
 from steptime._shard.search.loads import of_log
@@ -41,6 +42,8 @@ EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 100
 _PLAYED_EVALUATIONS = 120
 # Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
 _DIVISIONS = 400
+# Strategies up to this turn are cheap: every division gets them; the others not where copies or rows make it this much longer.
+_CHEAP, _LAST, _PROMISING = 2, 99, 1.1
 # A plan that divides tables further has to be this much faster: it is more to run and to keep.
 _WORTH_DIVIDING = 1.001
 # What the search over whole tables may spend of all evaluations; the divisions share the rest.
@@ -117,22 +120,32 @@ def search(
     left = budget.evaluations - first.asked
     most = max(_DIVISIONS // len(task.tables), 1)
     loads = table_loads(task, base, first)
-    others = list(divided.further(base, loads, table_shares(task, first, loads), most))
-    for number, division in enumerate(others):
-        if left <= 0 or budget.out_of_time():
-            break
-        result = divided.search(division, left // (len(others) - number))
+    others = list(divided.further(base, first, loads, table_shares(task, first, loads), most))
+    tried = []
+    for division in others:
+        result = None if left <= 0 or budget.out_of_time() else divided.search(division, left)
         if result is not None:
-            _strategies(result, only)
+            _strategies(result, only, last=_CHEAP)
             left -= result.asked
-            searches.append((division, result))
+            tried.append((division, result))
+    promising = _promising(tried) if only is None else tried
+    for number, (_, result) in enumerate(promising):
+        before = result.asked
+        result.budget = budget.with_evaluations(before + max(left, 0) // (len(promising) - number))
+        _strategies(result, only, first=_CHEAP + 1)
+        left -= result.asked - before
+    searches += tried
     searched_plans = sum(item.asked for _, item in searches)
     near = _NEAR_BEST * min(item.found[0].score for _, item in searches)
     searches = [(division, _exactly(item, near)) for division, item in searches]
-    rules_made = _rules(task, *searches[0])  # which may be better than what was found, where time ran out
+    options = [_played(task, platform, option, first) for option in _options(task, searches)]
+    rules_made = {
+        name: None if option is None else _played(task, platform, option, first)
+        for name, option in _rules(task, *searches[0]).items()
+    }  # which may be better than what was found, where time ran out
     return Searched(
         task=task,
-        options=_options(task, searches),
+        options=tuple(sorted(options, key=lambda option: option.step_ns)),
         rules=rules_made,
         searched_plans=searched_plans,
         seconds=time.monotonic() - began,
@@ -190,11 +203,17 @@ def table_shares(task: Task, found: Search, loads: Floats) -> Floats:
     return found_ns
 
 
-def _strategies(found: Search, only: Sequence[str] | None) -> None:
+def _strategies(found: Search, only: Sequence[str] | None, *, first: int = 0, last: int = _LAST) -> None:
     for strategy in strategies().values():
-        if (only is None or strategy.name in only) and found.left:
+        if (only is None or strategy.name in only) and first <= strategy.order <= last and found.left:
             found.by = strategy.name
             strategy.run(found)
+
+
+def _promising(tried: Sequence[tuple[Division, Search]]) -> list[tuple[Division, Search]]:
+    """Those with tables that every rank has a part of only where they are not far behind, by what cheap strategies found."""
+    best = min((item.found[0].score for _, item in tried), default=0.0)
+    return [pair for pair in tried if not pair[0].everywhere() or pair[1].found[0].score <= _PROMISING * best]
 
 
 def _exactly(found: Search, near: float) -> Search:
@@ -225,6 +244,13 @@ def _options(task: Task, searches: Sequence[tuple[Division, Search]]) -> tuple[O
         plan = division.plan(task.tables, item.rank_of, task.ranks)
         result.setdefault(plan.to_json(), Option(plan, item.step_ns, item.by))
     return tuple(result.values())[: RUNNERS_UP + 1]
+
+
+def _played(task: Task, platform: Platform, option: Option, found: Search) -> Option:
+    """A plan with tables that every rank has a part of has the step that `predict` says."""
+    if not isinstance(found.evaluate, Evaluator) or not option.plan.divided(task.tables)[0].everywhere():
+        return option
+    return replace(option, step_ns=played_ns(task.model, platform, option.plan, found.evaluate.calibration))
 
 
 def _rules(task: Task, division: Division, found: Search) -> dict[str, Option | None]:
