@@ -24,7 +24,7 @@ BATCH, BATCHES, FEW = 64, 2, 3_000
 GAIN = 1e-4
 # Times that all of it is done, and without a gain before it ends: later rounds know the loads near the best plan better. Where
 # plans have few neighbours, more often, and neighbours of several ends of descents are evaluated.
-CYCLES, IDLE_CYCLES, ENDS = 3, 0, 1
+CYCLES, IDLE_CYCLES, ENDS = 5, 1, 1
 CYCLES_OF_FEW, IDLE_CYCLES_OF_FEW, ENDS_OF_FEW = 12, 3, 5
 
 
