@@ -53,7 +53,7 @@ class MeasuredExchanges:
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredLookups:
+class OverlappingLookups:
     """Lookups forward and backward of ranks on one GPU, [cases, ranks]."""
 
     alone_ns: Sequence[Floats]
@@ -95,7 +95,7 @@ def measured_exchanges(folder: Path, ranks: int, fabric: Fabric) -> MeasuredExch
     )
 
 
-def measured_lookups_together(folder: Path, ranks: int) -> MeasuredLookups:
+def measured_lookups_together(folder: Path, ranks: int) -> OverlappingLookups:
     """Every time that all ranks of a task ran together, with what each takes alone and beside copies."""
     document = _document(folder, "lookups", ranks)
     rows: list[list[Floats]] = []
@@ -114,7 +114,7 @@ def measured_lookups_together(folder: Path, ranks: int) -> MeasuredLookups:
                 rows.append([*alone, *copies, *moved, marks[:, 0], *took])
     columns = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
     between = np.full_like(columns[6], document["gap_ns"])
-    return MeasuredLookups(columns[0:2], columns[2:4], columns[4:6], columns[6], between, columns[7:9])
+    return OverlappingLookups(columns[0:2], columns[2:4], columns[4:6], columns[6], between, columns[7:9])
 
 
 def fit_buffered_bytes(measured: MeasuredExchanges, fabric: Fabric) -> float:
@@ -123,7 +123,7 @@ def fit_buffered_bytes(measured: MeasuredExchanges, fabric: Fabric) -> float:
     return float(_BUFFERS[int(np.argmin(means))])
 
 
-def fit_contention(measured: MeasuredLookups, start: Contention) -> Contention:
+def fit_contention(measured: OverlappingLookups, start: Contention) -> Contention:
     """The constants with the least squared errors in time, to two digits."""
 
     def law(values: Floats) -> Contention:
