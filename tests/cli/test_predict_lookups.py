@@ -111,7 +111,7 @@ def test_what_is_wrong_is_one_line(lookups: Path, tmp_path: Path, capsys: Captur
         "broken.json, ranks[0]: 'dtype' is missing": ["--lookups", str(broken)],
         "nowhere.json: cannot be read": ["--lookups", str(tmp_path / "nowhere.json")],
         "no device 'h1000'": ["--lookups", str(lookups), "--device", "h1000"],
-        "with --platform NAME, or --lookups FILE": ["--device", "h200"],
+        "give --platform NAME too, or --lookups FILE": ["--device", "h200"],
     }
     for said, arguments in bad.items():
         assert run(["predict", str(EXAMPLE), *arguments]) == 2
