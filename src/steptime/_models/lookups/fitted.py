@@ -25,8 +25,8 @@ Kind = tuple[str, str]
 _RESIDUALS = "residuals"
 # A lookup of tables beyond what was measured: its time is known to a factor.
 _OUTSIDE = 2.0
-# Answers that are kept: a step asks a few of each rank, each with all its tables.
-_KEPT = 1 << 10
+# Requests whose answers are kept: a step makes one or two.
+_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LookupModels:
     forms: Mapping[Kind, LookupForm]
     residuals: Residuals
     recipe: Mapping[str, Any]
-    _known: dict[Lookup, LookupEstimate] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[Lookup, ...], dict[Lookup, LookupEstimate]] = field(default_factory=dict, repr=False, compare=False)
 
     def form(self, implementation: str, direction: str) -> LookupForm:
         """The model of one implementation and direction."""
@@ -55,13 +55,18 @@ class LookupModels:
         return result
 
     def estimates(self, lookups: Sequence[Lookup]) -> list[LookupEstimate]:
-        """How long each takes. What was answered is kept: ranks and steps ask the same again."""
-        new = list(dict.fromkeys(lookup for lookup in lookups if lookup not in self._known))
-        if len(self._known) + len(new) > _KEPT:
-            self._known.clear()
-            new = list(dict.fromkeys(lookups))
-        self._known.update(zip(new, self._estimates(new), strict=True))
-        return [self._known[lookup] for lookup in lookups]
+        """How long each takes. Answers are kept by all that is asked at once: a step that is predicted again asks the same.
+
+        Never lookup by lookup: products of matrices round by how many rows they have, so that an answer would depend on what
+        was asked before.
+        """
+        distinct = tuple(dict.fromkeys(lookups))
+        if distinct not in self._known:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[distinct] = dict(zip(distinct, self._estimates(distinct), strict=True))
+        answers = self._known[distinct]
+        return [answers[lookup] for lookup in lookups]
 
     def _estimates(self, lookups: Sequence[Lookup]) -> list[LookupEstimate]:
         """Those of one implementation and direction are asked together."""
