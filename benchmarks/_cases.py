@@ -27,7 +27,7 @@ def public_traces() -> Path | None:
 
 def shipped() -> list[Case]:
     """The runs shipped with the project."""
-    return [Case(folder.name, (folder,)) for folder in sorted(EXAMPLES.iterdir()) if folder.is_dir()]
+    return [Case(folder.name, (folder,)) for folder in sorted(file.parent for file in EXAMPLES.glob("*/measured.json"))]
 
 
 def public() -> list[Case]:
