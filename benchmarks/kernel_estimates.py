@@ -15,7 +15,7 @@ from steptime._hardware.device import FOLDER
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms.matmul.product import PRECISIONS
 from steptime._platforms.device import Device
-from steptime_lab.measurements.kernel_rows import rows_of
+from steptime_lab.measurements.kernels import rows_of
 from steptime_lab.measurements.shipped import shipped
 
 MILLION = 1_000_000

@@ -20,8 +20,7 @@ from steptime._ops.waits import TensorWaits, needed_by_nobody, tensor_waits
 from steptime._program.issued import Issued
 from steptime._program.load import load
 from steptime._program.program import CallKind, Phase, Program, WorkKind
-from steptime_lab.measurements.programs import FILE_NAME, program_of, read_programs
-from steptime_lab.measurements.shipped import FOLDER, shipped
+from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, program_of, read_programs, shipped
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "h200_mps4_dlrm"
 LOT = 16  # cases, as many as lie side by side in the file

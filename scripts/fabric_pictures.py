@@ -21,14 +21,13 @@ import numpy as np
 import numpy.typing as npt
 from public_fabrics import SHARED, SITES, Tables, described
 
-from steptime._hardware.fabric import NETWORK, fabric_names
-from steptime._hardware.topology import first_ranks
+from steptime._hardware.fabric import NETWORK, fabric_names, first_ranks
 from steptime._models.collectives.fitting import Points, fit_fabric, swept
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.tier import TierModel, saved
 from steptime._models.engine.splits import TEST
 from steptime._platforms.fabric import Fabric
-from steptime._platforms.fabric_timings import tier_points
+from steptime._platforms.own_fabric import tier_points
 from steptime_lab.measurements.shipped import shipped
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"

@@ -27,7 +27,7 @@ from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES
 from steptime_lab.fit.lookups import read_lookup_baselines, read_lookups
 from steptime_lab.fit.lookups.fitting import HELD_OUT, fit_form
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "lookups_over_skew.svg"

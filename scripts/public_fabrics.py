@@ -21,8 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from steptime._hardware.description import Quantity
-from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml
-from steptime._hardware.topology import first_ranks
+from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml, first_ranks
 from steptime._measurements.nccl_tests import Point
 from steptime._models.collectives.fitting import Points, fit_curves, unseen_logs
 from steptime._models.collectives.message import Messages
@@ -30,9 +29,9 @@ from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.error import gmae
 from steptime._platforms.fabric import Fabric, write_models
-from steptime._platforms.fabric_timings import tier_points
+from steptime._platforms.own_fabric import tier_points
 from steptime_lab.fit.fabrics import fit_tiers
-from steptime_lab.measurements.published_collectives import read_multi_node_table, read_profiled_table, read_single_node_table
+from steptime_lab.measurements.collectives import read_multi_node_table, read_profiled_table, read_single_node_table
 
 SHARED = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 SMALL = 1 << 20  # below, sites differ by several times

@@ -20,8 +20,15 @@ from steptime._lookups.generators import Generator
 from steptime._models.memory.peak import peak_memory
 from steptime._ops.waits import needed_by_nobody, tensor_waits
 from steptime._program.program import Program, Signature, Tensor
-from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
-from steptime_lab.measurements.shipped import FOLDER, shipped, shipped_programs
+from steptime_lab.measurements.shipped import (
+    FILE_NAME,
+    FOLDER,
+    CasePrograms,
+    program_of,
+    read_programs,
+    shipped,
+    shipped_programs,
+)
 
 Row = dict[str, Any]
 

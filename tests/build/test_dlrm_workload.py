@@ -13,8 +13,7 @@ from steptime._lookups.generators import Generator
 from steptime._lookups.parametric import expected_statistics
 from steptime._program.program import Program, Tensor
 from steptime.errors import InputError
-from steptime_lab.measurements.programs import program_of
-from steptime_lab.measurements.shipped import shipped, shipped_programs
+from steptime_lab.measurements.shipped import program_of, shipped, shipped_programs
 
 
 def model(lookup: str = "table_batched", *, rows: tuple[int, ...] = (1000,) * 4) -> Dlrm:

@@ -12,7 +12,7 @@ import pytest
 from steptime._build.transformer.build import build, groups_of
 from steptime._build.transformer.config import Parallelism, Transformer
 from steptime._models.kernels.from_ops import questions_of
-from steptime._models.memory.kinds import Kind
+from steptime._models.memory.lifetimes import Kind
 from steptime._models.memory.peak import peak_memory
 from steptime._ops.waits import needed_by_nobody, tensor_waits
 from steptime._program.program import Phase, Program, Tensor

@@ -16,8 +16,7 @@ from steptime._models.kernels.from_ops import questions_of
 from steptime._models.memory.peak import peak_memory
 from steptime._platforms.device import Device
 from steptime._program.program import Program, Tensor
-from steptime_lab.measurements.programs import program_of
-from steptime_lab.measurements.shipped import shipped_programs
+from steptime_lab.measurements.shipped import program_of, shipped_programs
 
 CASES = ("gpt2-b8-r1", "bert-b8-r1", "gpt2-b16-r1-bf16", "bert-b16-r2", "bert-b64-r4-bf16")
 MODELS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from steptime._capture.capture import Captured, capture  # noqa: E402
 from steptime._capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
-from steptime._models.memory.kinds import Kind  # noqa: E402
+from steptime._models.memory.lifetimes import Kind  # noqa: E402
 from steptime._program.program import Phase, Program, Tensor, Value  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
 

@@ -23,8 +23,7 @@ from steptime._lookups.generators import Bags  # noqa: E402
 from steptime._ops.waits import WAIT, tensor_waits  # noqa: E402
 from steptime._program.program import CallKind, Program  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
-from steptime_lab.measurements.programs import program_of  # noqa: E402
-from steptime_lab.measurements.shipped import shipped_programs  # noqa: E402
+from steptime_lab.measurements.shipped import program_of, shipped_programs  # noqa: E402
 from steptime_lab.workloads import shared_buffers  # noqa: E402
 from steptime_lab.workloads.case import Case, build  # noqa: E402
 from steptime_lab.workloads.cases import step_cases  # noqa: E402

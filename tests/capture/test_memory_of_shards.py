@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from steptime._capture.collectives.ranks import capture_ranks
-from steptime._models.memory.kinds import Kind
+from steptime._models.memory.lifetimes import Kind
 from steptime._models.memory.peak import peak_memory
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama70b_capture.py"

@@ -23,8 +23,7 @@ from steptime._capture.capture import Captured, capture  # noqa: E402
 from steptime._lookups.generators import Bags, Generator  # noqa: E402
 from steptime._models.memory.peak import peak_memory  # noqa: E402
 from steptime._program.program import Program  # noqa: E402
-from steptime_lab.measurements.programs import program_of  # noqa: E402
-from steptime_lab.measurements.shipped import shipped_programs  # noqa: E402
+from steptime_lab.measurements.shipped import program_of, shipped_programs  # noqa: E402
 from steptime_lab.workloads.case import build  # noqa: E402
 from steptime_lab.workloads.cases import step_cases  # noqa: E402
 from steptime_lab.workloads.shared_buffers import SharedBuffers  # noqa: E402

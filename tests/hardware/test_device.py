@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime._hardware import device_names, read_device
+from steptime._hardware.device import device_names, read_device
 from steptime.errors import InputError
 
 WHOLE = """

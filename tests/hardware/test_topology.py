@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from steptime._hardware.fabric import FabricLimits, read_fabric
-from steptime._hardware.topology import first_ranks, place, place_together
+from steptime._hardware.fabric import FabricLimits, first_ranks, place, place_together, read_fabric
 from steptime.errors import InputError
 
 

@@ -17,7 +17,7 @@ from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime_lab.measure import collectives
 from steptime_lab.measure.collectives.choices import Log, learn, parse
-from steptime_lab.measurements.choices import Asked, Choice, choices_of, write_choices
+from steptime_lab.measurements.collectives import Asked, Choice, choices_of, write_choices
 
 RING = Choice("RING", "LL", 2)
 

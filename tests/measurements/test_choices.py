@@ -12,7 +12,15 @@ from steptime._calibrate.collectives.fabrics import Place
 from steptime._measurements.store import Store, read
 from steptime.errors import InputError
 from steptime_lab.measure.tables import merge
-from steptime_lab.measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, choices_of, with_choices, write_choices
+from steptime_lab.measurements.collectives import (
+    FOLDER_NAME,
+    Asked,
+    Choice,
+    choices_in,
+    choices_of,
+    with_choices,
+    write_choices,
+)
 
 RING, TREE = Choice("RING", "SIMPLE", 2), Choice("TREE", "LL", None)
 UNKNOWN = ("", "", None)

@@ -11,7 +11,7 @@ from steptime._measurements.nccl_tests import (
     read_nccl_tests,
 )
 from steptime.errors import InputError
-from steptime_lab.measurements.published_collectives import read_multi_node_table, read_profiled_table, read_single_node_table
+from steptime_lab.measurements.collectives import read_multi_node_table, read_profiled_table, read_single_node_table
 
 RANKS = "\n".join(
     f"#  Rank {rank:2} Group  0 Pid  1{rank} on  host{rank // 2} device {rank % 2:2} [0000:0{rank}:00] NVIDIA H100 80GB HBM3"

@@ -10,8 +10,7 @@ import pytest
 
 from steptime._program.load import load
 from steptime.errors import InputError
-from steptime_lab.measurements.programs import pack, read_programs
-from steptime_lab.measurements.shipped import FOLDER, shipped, shipped_programs
+from steptime_lab.measurements.shipped import FOLDER, pack, read_programs, shipped, shipped_programs
 
 
 def a_case(folder: Path, name: str, owners: list[int], text: str = '{"schema":"x"}') -> None:

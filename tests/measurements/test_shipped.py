@@ -12,8 +12,8 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._calibrate.collectives.fabrics import fabric_of
 from steptime._lookups.generators import Generator
 from steptime._lookups.statistics import statistics_of
-from steptime._measurements.sets import measured_set, measured_sets
-from steptime._measurements.spread import spread_of
+from steptime._measurements.recipe import spread_of
+from steptime._measurements.sets import SETS, measured_set
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import families, family_of
@@ -26,7 +26,7 @@ from steptime_lab.workloads.cases import step_cases
 PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
 
 
-@pytest.mark.parametrize("name", slow_unless(("collectives", "host", "sharding", "steps"), sorted(measured_sets())))
+@pytest.mark.parametrize("name", slow_unless(("collectives", "host", "sharding", "steps"), sorted(SETS)))
 def test_every_shipped_row_is_whole(name: str) -> None:
     rows = shipped(name).to_pylist()
     assert rows
@@ -39,7 +39,7 @@ def test_every_shipped_row_is_whole(name: str) -> None:
 
 
 def test_every_measured_time_is_positive() -> None:
-    for name in set(measured_sets()) - {"host"}:  # differences of host times may fall below zero
+    for name in set(SETS) - {"host"}:  # differences of host times may fall below zero
         assert min(shipped(name)["time_ns"].to_pylist()) > 0
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._measurements.recipe import Recipe
-from steptime._measurements.sets import COMMON_COLUMNS, measured_set, measured_sets
-from steptime._measurements.spread import spread_of
+from steptime._measurements.recipe import Recipe, spread_of
+from steptime._measurements.sets import COMMON_COLUMNS, SETS, measured_set
 from steptime._measurements.store import Store, key_of, merge, read, write_part
 from steptime.errors import InputError
 
@@ -159,7 +158,7 @@ def test_the_key_depends_on_what_was_asked_and_on_nothing_else() -> None:
     assert key_of(host, a_row()) != key_of(host, {**a_row(), "profiler": "cuda"})
 
 
-@pytest.mark.parametrize("name", sorted(measured_sets()))
+@pytest.mark.parametrize("name", sorted(SETS))
 def test_every_set_names_its_case_among_its_columns_and_repeats_no_column(name: str) -> None:
     measured = measured_set(name)
     names = measured.schema.names

@@ -12,8 +12,8 @@ from steptime._lookups.columns import WINDOWS, TableColumns
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import table_statistics
 from steptime.errors import InputError
+from steptime_lab.measurements.lookups import FILE_NAME, Streams, streams_of, summarised
 from steptime_lab.measurements.shipped import FOLDER, shipped
-from steptime_lab.measurements.streams import FILE_NAME, Streams, streams_of, summarised
 
 _STREAMS = [
     (Generator(rows=5000, pooling=12.0, lengths="geometric", kind="zipf", alpha=1.1, seed=3).to_json(), 64),

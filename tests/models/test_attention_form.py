@@ -21,7 +21,7 @@ from steptime.errors import InputError
 from steptime_lab.fit.engine import blend
 from steptime_lab.fit.kernels import attention as fitting
 from steptime_lab.fit.kernels.convolution_passes import short_name
-from steptime_lab.measurements.kernel_rows import Row, rows_of
+from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
 H200 = read_device("h200")

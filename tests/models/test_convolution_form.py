@@ -22,7 +22,7 @@ from steptime.errors import InputError
 from steptime_lab.fit.engine.blend import Training
 from steptime_lab.fit.kernels import convolution as fitting
 from steptime_lab.fit.kernels.convolution_passes import short_name, split, way
-from steptime_lab.measurements.kernel_rows import Row, rows_of
+from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
 _TRANSPOSE = "void cudnn::engines_precompiled::nchwToNhwcKernel<float>(float const*)"

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.models.test_host_model import ENGINE, program
 
 from steptime._models.host.columns import HostColumns, Piece, host_columns
-from steptime._models.host.model import HostModel, OpCost
-from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._models.host.model import STEP, HostCost, HostModel, OpCost, Speed
 from steptime._ops.catalogue import HostClass
 from steptime._program.formats.execution.reader import read
 from steptime._program.from_ops import to_program

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._models.host.model import HostModel, ProfilerCost, shipped_host
-from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._models.host.model import STEP, HostCost, HostModel, ProfilerCost, Speed, shipped_host
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Calls, Ops, Phase, Program, Signature, Stream, Tensor, Thread, Works
 from steptime.errors import InputError

@@ -22,7 +22,7 @@ from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.kernels import launched as fitting
 from steptime_lab.fit.kernels.launched import starting_scales
-from steptime_lab.measurements.kernel_rows import Row, rows_of
+from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
 pytest.importorskip("lightgbm")

@@ -20,7 +20,7 @@ from steptime._models.kernels.launches.names import MEMCPY, MEMSET, REDUCE, STRI
 from steptime._models.kernels.launches.pointwise import pointwise
 from steptime._models.kernels.launches.reduce import reduction
 from steptime.errors import InputError
-from steptime_lab.measurements.kernel_rows import Row, rows_of
+from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
 _RULED = sorted(name for name, family in families().items() if family.rules is not None)

@@ -27,7 +27,7 @@ from steptime.errors import InputError
 from steptime_lab.fit.kernels import matmul_names as kernel_names
 from steptime_lab.fit.kernels.matmul import fit
 from steptime_lab.fit.kernels.matmul_training import Schedule
-from steptime_lab.measurements.kernel_rows import Row, rows_of
+from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
 H200 = read_device("h200")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._hardware import read_device
+from steptime._hardware.device import read_device
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics, table_statistics
 from steptime._models.engine.residuals import Residuals
@@ -16,7 +16,7 @@ from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitted import LookupModels
 from steptime._models.lookups.forms import FORMS, LookupTimes, total_only
-from steptime._platforms import Device
+from steptime._platforms.device import Device
 
 RESIDUALS = Residuals.of(["anything"] * 100, np.full(100, 1e3), np.linspace(900, 1100, 100))
 # Lookups of one table that the models were fitted to.

@@ -14,10 +14,8 @@ from steptime._models.estimate import Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.question import Lookup
-from steptime._platforms import Device, KernelEstimate
-from steptime._platforms.analytic.device import Transfer
-from steptime._platforms.analytic.products import product_ns
-from steptime._platforms.analytic.work import Product, Work, works_of
+from steptime._platforms.device import Device, KernelEstimate
+from steptime._platforms.transfer import Product, Transfer, Work, product_ns, works_of
 from steptime.errors import InputError
 
 ANALYTIC = ("a100", "a100-40gb", "h100")

@@ -11,7 +11,7 @@ from tests.support.traced_kernels import traced_calls, validation_of
 
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.question import Question
-from steptime._platforms import Device
+from steptime._platforms.device import Device
 from steptime._program.load import load
 
 TRACES = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "traces"

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from steptime._models.collectives.message import Message
-from steptime._models.host.model import HostModel, shipped_host
-from steptime._models.host.speed import STEP, HostCost
+from steptime._models.host.model import STEP, HostCost, HostModel, shipped_host
 from steptime._platforms.calibration import UNCALIBRATED, Calibration, host_factors
 from steptime._platforms.machine_costs import HostBurst, MachineCosts, WireCost
 from steptime._platforms.platform import Platform

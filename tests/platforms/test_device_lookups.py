@@ -10,7 +10,7 @@ from tests.platforms.counting_lookups import MOST_LOOKUPS, Counting, counting_de
 
 from steptime._hardware.device import FOLDER
 from steptime._models.lookups.question import Lookup
-from steptime._platforms import Device
+from steptime._platforms.device import Device
 from steptime.errors import InputError
 
 FORWARD = Lookup("table_batched", "forward", (looked_up(40, 10, "a"), looked_up(60, 10, "b")))

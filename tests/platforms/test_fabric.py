@@ -14,7 +14,7 @@ from steptime._models.collectives.message import KINDS, Message, Messages
 from steptime._models.collectives.tier import TierModel
 from steptime._models.estimate import Source
 from steptime._platforms.fabric import Fabric, read_models, write_models
-from steptime._platforms.fabric_timings import described, network_points, tier_points
+from steptime._platforms.own_fabric import described, network_points, tier_points
 from steptime.errors import InputError
 from steptime_lab.fit.fabrics import fit_measured, fit_tiers
 

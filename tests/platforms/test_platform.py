@@ -12,8 +12,7 @@ from steptime._hardware.device import device_names, read_device
 from steptime._hardware.fabric import fabric_names
 from steptime._models.collectives.message import KINDS, Message
 from steptime._platforms import platform as platforms
-from steptime._platforms.coverage import Origin, fitted, origin, origins
-from steptime._platforms.fabric import Fabric
+from steptime._platforms.fabric import Fabric, Origin, fitted, origin, origins
 from steptime._platforms.own_fabric import DataSheet, from_data_sheet
 from steptime._platforms.platform import (
     Platform,

@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptime._hardware import read_device
-from steptime._hardware.device import FOLDER
+from steptime._hardware.device import FOLDER, read_device
 from steptime._models.engine.residuals import Residuals
 from steptime._models.estimate import Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._platforms import Device
+from steptime._platforms.device import Device
 from steptime.errors import InputError
 
 

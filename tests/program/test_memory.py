@@ -13,10 +13,8 @@ from tests.models.test_issued import Trace, gpu, on
 
 from steptime._hardware.device import reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
-from steptime._models.memory.kinds import Kind
-from steptime._models.memory.lifetimes import Storage, storages
-from steptime._models.memory.peak import BIAS_WORKSPACE_BYTES, WORKSPACE_BYTES, peak_memory
-from steptime._models.memory.process import process_bytes
+from steptime._models.memory.lifetimes import Kind, Storage, storages
+from steptime._models.memory.peak import BIAS_WORKSPACE_BYTES, WORKSPACE_BYTES, peak_memory, process_bytes
 from steptime._models.memory.tensors import extent_bytes
 from steptime._program.program import Tensor
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.report.html_pages import HOSTILE, Page, cohort, hostile, lanes, predicted, program, unpacked
 from tests.sim.worlds import jobs
 
-from steptime._models.memory.kinds import Kind
+from steptime._models.memory.lifetimes import Kind
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction

@@ -13,7 +13,7 @@ from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
 from steptime._models.host.columns import host_columns
-from steptime._models.host.speed import STEP, Speed
+from steptime._models.host.model import STEP, Speed
 from steptime._ops.waits import tensor_waits
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from steptime._ops.operations import operations_of
-from steptime._platforms.fallback import FACTOR, guess
+from steptime._platforms.device import FACTOR, guess
 from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._program.program import Tensor

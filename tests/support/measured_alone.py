@@ -14,7 +14,7 @@ from steptime._models.kernels.fitted import Answered
 from steptime._models.kernels.launches.names import short_name
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._ops.overloads import overloads_of
-from steptime_lab.measurements.kernel_rows import rows_of
+from steptime_lab.measurements.kernels import rows_of
 
 _Key = tuple[object, ...]
 # Recorded out of place, because recording keeps what a step would overwrite.

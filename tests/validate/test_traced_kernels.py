@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pytest
 from tests.support.traced_kernels import traced_calls, validation_of
 
-from steptime._hardware import read_device
+from steptime._hardware.device import read_device
 from steptime._models.engine.residuals import Residuals
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._platforms import Device
+from steptime._platforms.device import Device
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime.errors import InputError

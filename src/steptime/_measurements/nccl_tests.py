@@ -16,7 +16,7 @@ from typing import Any
 
 from steptime.errors import InputError
 
-# The names of its programs, and of tables made from them, as `sets.collectives` has them.
+# The names of its programs, and of tables made from them, as the measured set `collectives` has them.
 _KINDS = {
     "all_reduce": "all_reduce",
     "allreduce": "all_reduce",

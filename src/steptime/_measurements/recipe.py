@@ -1,11 +1,12 @@
-"""`Recipe`: on what, with what, when and by which command something was measured."""
+"""What is said of every measured row: its recipe (on what, with what, when, by which command), and how far its times spread."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Recipe:
         return asdict(self)
 
 
-_ARROW = {"str": pa.dictionary(pa.int32(), pa.string()), "int": pa.int32(), "float": pa.float32()}
-
-# The columns a recipe becomes; strings are dictionaries, so repeating them in every row costs next to nothing.
-RECIPE_COLUMNS: tuple[pa.Field, ...] = tuple(pa.field(field.name, _ARROW[str(field.type)]) for field in fields(Recipe))
+def spread_of(times_ns: Sequence[float]) -> float:
+    """(90th - 10th percentile) / median; 0 for a single repeat."""
+    low, middle, high = np.quantile(np.asarray(times_ns, dtype=np.float64), (0.1, 0.5, 0.9))
+    return float((high - low) / middle) if middle else 0.0

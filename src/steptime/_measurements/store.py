@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from steptime._files import whole
-from steptime._measurements.recipe import Recipe
+from steptime._measurements.recipe import Recipe, spread_of
 from steptime._measurements.sets import MeasuredSet, measured_set
-from steptime._measurements.spread import spread_of
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from steptime._models.collectives.message import KINDS, Message
-from steptime._models.host.model import Burst
-from steptime._models.host.speed import LAUNCH_PER_CPU, STEP, Speed
+from steptime._models.host.model import LAUNCH_PER_CPU, STEP, Burst, Speed
 from steptime._platforms.machine_costs import HostBurst, MachineCosts, WireCost
 from steptime._platforms.platform import Platform
 from steptime.errors import InputError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 
@@ -12,12 +13,10 @@ import numpy as np
 
 from steptime._files import write_whole
 from steptime._hardware.description import is_file, read_json
-from steptime._hardware.fabric import FabricLimits, read_fabric
-from steptime._hardware.topology import Placement, first_ranks, place, place_together
-from steptime._models.collectives.analytic import AnalyticTier
-from steptime._models.collectives.message import Message, Messages
+from steptime._hardware.fabric import FabricLimits, Placement, first_ranks, place, place_together, read_fabric
+from steptime._models.collectives.message import KINDS, Message, Messages
 from steptime._models.collectives.spanning import Spanning, Tier, scaled
-from steptime._models.collectives.tier import CollectiveTimes, TierModel
+from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel
 from steptime._models.estimate import Estimate, Source
 from steptime.errors import InputError
 
@@ -110,7 +109,7 @@ def _check_count(messages: Messages, ranks: int) -> None:
 
 def _analytic(limits: FabricLimits, name: str) -> AnalyticTier:
     tier = next(tier for tier in limits.tiers if tier.name == name)
-    # A network that carries less than its cards is crowded by the groups on it (`topology`), not slower for each.
+    # A network that carries less than its cards is crowded by the groups on it (`place_together`), not slower for each.
     return AnalyticTier(tier.bandwidth_bytes_per_s.value, tier.latency_ns.value)
 
 
@@ -129,3 +128,78 @@ def read_models(file: Path) -> Mapping[str, TierModel]:
     if content.get("schema_version") != MODELS_VERSION or not isinstance(content.get("tiers"), dict):
         raise InputError(f"{file}: no fitted models of a fabric of version {MODELS_VERSION}")
     return {str(name): TierModel.from_dict(values, f"{file}, tier {name}") for name, values in content["tiers"].items()}
+
+
+_ASKED_BYTES = 1 << 20
+
+
+class Origin(Enum):
+    """Of what a fabric says about one kind and rank count, best first."""
+
+    FITTED = "fitted"
+    INTERPOLATED = "interpolated"  # between rank counts that were fitted
+    EXTRAPOLATED = "extrapolated"  # beyond them
+    TIERS = "from its tiers"  # a group over several nodes
+    STAND_IN = "from another kind"
+    ANALYTIC = "analytic"
+    NONE = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What was measured of one kind on one tier."""
+
+    tier: str
+    kind: str
+    ranks: tuple[int, ...]
+    bytes: tuple[float, float]  # the smallest and the largest that all of these counts have
+    off: tuple[float, float] | None  # 5th and 95th percentile of measured over fitted - 1
+
+
+def fitted(fabric: Fabric) -> list[Fitted]:
+    """Every kind of every tier with a curve."""
+    return [
+        _fitted(tier.name, kind, model)
+        for tier in fabric.limits.tiers
+        if isinstance(model := fabric.tiers.get(tier.name), TierModel)
+        for kind in KINDS
+        if model.measured_ranks(kind)
+    ]
+
+
+def _fitted(tier: str, kind: str, model: TierModel) -> Fitted:
+    ranks = model.measured_ranks(kind)
+    curves = [model.curves[kind, count] for count in ranks]
+    ends = model.residuals.get(kind)
+    return Fitted(
+        tier,
+        kind,
+        ranks,
+        (max(curve.smallest_bytes for curve in curves), min(curve.largest_bytes for curve in curves)),
+        None if ends is None else (float(np.expm1(ends[0])), float(np.expm1(ends[1]))),
+    )
+
+
+def origin(fabric: Fabric, kind: str, ranks: int) -> Origin:
+    """Of one kind among the first so many ranks."""
+    try:
+        fabric.times(Messages.even(kind, [ranks], [_ASKED_BYTES]))
+    except InputError:
+        return Origin.NONE
+    placed = place(fabric.limits, first_ranks(fabric.limits, ranks))
+    model = fabric.tiers.get(placed.tier.name)
+    if not isinstance(model, TierModel):
+        return Origin.ANALYTIC
+    if placed.spans_nodes and placed.per_node > 1:
+        return Origin.TIERS
+    counts = model.measured_ranks(kind)
+    if not counts:
+        return Origin.STAND_IN
+    if ranks in counts:
+        return Origin.FITTED
+    return Origin.INTERPOLATED if counts[0] < ranks < counts[-1] else Origin.EXTRAPOLATED
+
+
+def origins(fabric: Fabric, ranks: int) -> dict[str, Origin]:
+    """Of every kind; a group of one rank asks nothing of a fabric."""
+    return {kind: origin(fabric, kind, ranks) for kind in KINDS}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._measurements.spread import spread_of
+from steptime._measurements.recipe import spread_of
 from steptime.errors import InputError
 
 Row = Mapping[str, Any]

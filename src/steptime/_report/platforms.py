@@ -18,9 +18,8 @@ from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.estimate import Source
 from steptime._models.host.model import HostModel
 from steptime._models.lookups.fitted import LookupModels
-from steptime._platforms.coverage import Fitted, Origin, fitted, origins
 from steptime._platforms.device import Device
-from steptime._platforms.fabric import Fabric
+from steptime._platforms.fabric import Fabric, Fitted, Origin, fitted, origins
 from steptime._platforms.platform import Platform, PlatformParts
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import Paragraph, literal, print_body, print_line, print_section, print_title

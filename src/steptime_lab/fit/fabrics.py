@@ -12,7 +12,7 @@ from steptime._hardware.fabric import FabricLimits
 from steptime._measurements.nccl_tests import Point
 from steptime._models.collectives.fitting import FittedFabric, fit_curves, fit_fabric, fit_points, swept, unseen_logs
 from steptime._models.collectives.tier import TierModel
-from steptime._platforms.fabric_timings import tier_points
+from steptime._platforms.own_fabric import tier_points
 from steptime.errors import InputError
 
 

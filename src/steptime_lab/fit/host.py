@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.host.model import Burst, HostModel, OpCost, ProfilerCost
-from steptime._models.host.speed import HostCost
+from steptime._models.host.model import Burst, HostCost, HostModel, OpCost, ProfilerCost
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Program
 from steptime.errors import InputError

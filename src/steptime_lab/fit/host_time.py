@@ -12,8 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from steptime._models.host.columns import HostColumns, Launches, Piece, host_columns
-from steptime._models.host.model import HostModel
-from steptime._models.host.speed import STEP, HostCost, Speed
+from steptime._models.host.model import STEP, HostCost, HostModel, Speed
 from steptime._program.program import Phase, Program
 
 

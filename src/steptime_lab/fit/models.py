@@ -27,7 +27,7 @@ from steptime_lab.fit.kernels.fitting import fit_kernels
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
 from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
-from steptime_lab.measurements.kernel_rows import rows_of
+from steptime_lab.measurements.kernels import rows_of
 
 WHAT = ("kernels", "lookups", "host", "fabrics", "overlap", "sharing", "baselines")
 

@@ -26,7 +26,7 @@ from steptime._program.program import Collective, Program
 from steptime.errors import InputError
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.fit.overlap import KernelPairs
-from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
+from steptime_lab.measurements.shipped import FILE_NAME, CasePrograms, program_of, read_programs
 
 Floats = npt.NDArray[np.float64]
 Row = Mapping[str, Any]  # of the set step_kernels

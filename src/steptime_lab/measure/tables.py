@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steptime._calibrate.harness.options import LineParser
-from steptime._measurements.sets import measured_sets
+from steptime._measurements.sets import SETS
 from steptime._measurements.store import merge as merge_parts
 from steptime._measurements.store import read, write_part
 from steptime.errors import InputError
-from steptime_lab.measurements.choices import choices_of, with_choices
+from steptime_lab.measurements.collectives import choices_of, with_choices
 from steptime_lab.measurements.noise import Floor, Noise, noise_by, noise_of
-from steptime_lab.measurements.programs import FILE_NAME as PROGRAMS
-from steptime_lab.measurements.programs import pack
-from steptime_lab.measurements.shipped import FOLDER
+from steptime_lab.measurements.shipped import FILE_NAME as PROGRAMS
+from steptime_lab.measurements.shipped import FOLDER, pack
 
 SCHEMA_VERSION = 1
 
@@ -45,7 +44,7 @@ def noise(arguments: Sequence[str]) -> int:
 def noises(folder: Path, *, parts: bool) -> list[Noise]:
     """The floors of the sets in a folder that have rows."""
     results = []
-    for name, measured in measured_sets().items():
+    for name, measured in SETS.items():
         table = read(folder, name)
         if not table.num_rows or not measured.timed:
             continue
@@ -81,7 +80,7 @@ def merge(arguments: Sequence[str]) -> int:
     missing = [str(folder) for folder in given.folders if not folder.is_dir()]
     if missing:
         raise InputError(f"{missing[0]}: no such folder")
-    wanted = [name for name in given.only.split(",") if name] or list(measured_sets())
+    wanted = [name for name in given.only.split(",") if name] or list(SETS)
     for name in wanted:
         if any(read(folder, name).num_rows for folder in given.folders):
             count = merge_parts(given.folders, name, given.out / f"{name}.parquet")

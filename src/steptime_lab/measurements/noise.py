@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from steptime._measurements.recipe import spread_of
 from steptime._measurements.sets import MeasuredSet
-from steptime._measurements.spread import spread_of
 
 
 @dataclass(frozen=True, slots=True)

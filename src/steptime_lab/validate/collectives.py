@@ -13,14 +13,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.exchange import RULES
 from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, folded, reduced
 from steptime._models.collectives.message import KINDS, Floats, Messages
 from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives.line import fit_line
-from steptime_lab.baselines.collectives.published import as_published, fit_published
+from steptime_lab.baselines.collectives.published import RULES, as_published, fit_published
 from steptime_lab.validate.engine import Case, Compared, Group, Validation, group, groups, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]

@@ -20,8 +20,7 @@ from steptime._models.kernels.launches.names import short_name
 from steptime._models.kernels.question import Question
 from steptime._program.program import Program
 from steptime_lab.fit.attribution import launched_by
-from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
-from steptime_lab.measurements.shipped import FOLDER, shipped
+from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, program_of, read_programs, shipped
 from steptime_lab.validate.engine import Case, Compared, Validation, group, groups
 
 Ask = Callable[[Sequence[Question]], Sequence[Answered]]

@@ -15,7 +15,7 @@ from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.forms import KernelForm
 from steptime._models.kernels.work import base_of, precision_of
 from steptime.errors import InputError
-from steptime_lab.measurements.kernel_rows import Row, rows_of
+from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.validate.engine import Case, Compared, Group, Summary, Validation, group, groups, repeat_errors
 
 # What ops are called where only the innermost one of a step is recorded.

@@ -20,7 +20,7 @@ from steptime._models.lookups.forms import LookupForm
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 from steptime_lab.validate.engine import Case, Compared, Group, Validation, groups, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]

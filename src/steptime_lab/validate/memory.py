@@ -15,8 +15,7 @@ from typing import Any
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.memory.peak import PeakMemory, peak_memory
-from steptime_lab.measurements.programs import FILE_NAME, CasePrograms, program_of, read_programs
-from steptime_lab.measurements.shipped import FOLDER, shipped
+from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, program_of, read_programs, shipped
 from steptime_lab.validate.engine import Case, Compared, Validation, group, groups
 
 Row = Mapping[str, Any]  # of the set steps

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime._models.collectives.exchange import RULES, load_bytes, pair_bytes
 from steptime._models.collectives.fitting import (
     Points,
     Reduction,
@@ -20,11 +19,11 @@ from steptime._models.collectives.fitting import (
     swept,
     unseen_logs,
 )
-from steptime._models.collectives.message import Message, Messages
+from steptime._models.collectives.message import Message, Messages, load_bytes, pair_bytes
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives.line import fit_line
-from steptime_lab.baselines.collectives.published import as_published, fit_published
+from steptime_lab.baselines.collectives.published import RULES, as_published, fit_published
 
 SIZES = [int(2 ** (place / 2)) // 64 * 64 for place in range(16, 52)]
 

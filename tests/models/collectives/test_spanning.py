@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 
 from steptime._hardware.description import Quantity
-from steptime._hardware.fabric import FabricLimits, LinkTier
-from steptime._hardware.topology import first_ranks, place, place_together
-from steptime._models.collectives.analytic import AnalyticTier
-from steptime._models.collectives.curve import Curve
+from steptime._hardware.fabric import FabricLimits, LinkTier, first_ranks, place, place_together
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.spanning import Spanning
-from steptime._models.collectives.tier import TierModel, moved_share
+from steptime._models.collectives.tier import AnalyticTier, Curve, TierModel, moved_share
 from steptime.errors import InputError
 
 QUANTITY = Quantity(1.0, "a test")

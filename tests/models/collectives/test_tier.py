@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime._models.collectives.curve import fit_curve
+from steptime._models.collectives.fitting import fit_curve
 from steptime._models.collectives.message import KINDS, Message, Messages
 from steptime._models.collectives.tier import TierModel, moved_share
 from steptime.errors import InputError

@@ -23,7 +23,7 @@ from steptime._calibrate.harness.job import Job
 from steptime._calibrate.harness.options import LineParser, Options
 from steptime._calibrate.harness.ranks import FAILED, LATE
 from steptime._calibrate.harness.session import Session, clock_file
-from steptime._measurements.sets import measured_sets
+from steptime._measurements.sets import SETS
 from steptime._measurements.store import read
 from steptime.errors import InputError, printable
 
@@ -89,7 +89,7 @@ def measure(job: Job, folder: Path, minutes: float, options: Options, command: S
         session.warn(f"another process is on the GPU: {line}; its work is in these times")
     for setting in disturbances(os.environ):
         session.warn(f"{setting} is set and in these times, though no row says so")
-    before = {name: _rows_of(folder, name, made.device) for name in measured_sets()}
+    before = {name: _rows_of(folder, name, made.device) for name in SETS}
     try:
         with _watched(session, cuda):
             module.run(session, options)

@@ -1,4 +1,4 @@
-"""What a collective model is asked: kinds, ranks and bytes as columns, and the splits of uneven exchanges."""
+"""What a collective model is asked: kinds, ranks and bytes as columns, and what the splits of uneven exchanges weigh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.exchange import load_bytes, pair_bytes
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +24,32 @@ KINDS = (
     "send_recv",
     "barrier",
 )
-"""As `measurements.sets.collectives` names them."""
+"""As the measured set `collectives` names them."""
+
+
+def moved_by_ranks(sent: Floats) -> tuple[Floats, Floats]:
+    """What each rank sends to others and what it receives from them, [cases, ranks], from [cases, senders, receivers]."""
+    away = sent * (1.0 - np.eye(sent.shape[1]))
+    return away.sum(axis=2), away.sum(axis=1)
+
+
+def load_bytes(sent: Floats) -> Floats:
+    """The buffer of the even exchange whose busiest rank, sent and received together, moves as much.
+
+    On loopback sockets one thread per rank serves both directions, so that a rank's sent and received bytes add.
+    """
+    ranks = sent.shape[1]
+    sends, receives = moved_by_ranks(sent)
+    result: Floats = (sends + receives).max(axis=1) / 2 * (ranks / max(ranks - 1, 1))
+    return result
+
+
+def pair_bytes(sent: Floats) -> Floats:
+    """The buffer of the even exchange whose pairs of ranks move as much, root mean square."""
+    ranks = sent.shape[1]
+    away = sent * (1.0 - np.eye(ranks))
+    result: Floats = np.sqrt((away**2).sum(axis=(1, 2)) / max(ranks * (ranks - 1), 1)) * ranks
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steptime._hardware.topology import Placement
-from steptime._models.collectives.analytic import AnalyticTier
+from steptime._hardware.fabric import Placement
 from steptime._models.collectives.message import KINDS, Messages
-from steptime._models.collectives.tier import CollectiveTimes, TierModel, moved_share
+from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel, moved_share
 
 # ln of how far a group over two nodes, put together from its tiers, may lie off beyond what the tiers say of themselves: the
 # bar that all_to_all of 8 and 16 ranks is held to on published two-node tables. Each doubling of nodes adds as much again.

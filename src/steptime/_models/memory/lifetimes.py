@@ -12,14 +12,28 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from steptime._hardware.device import DeviceLimits
-from steptime._models.memory.kinds import Kind
 from steptime._models.memory.scratch import scratch
-from steptime._models.memory.tensors import Extent, extents
-from steptime._models.memory.wrapped import without_wrappers
+from steptime._models.memory.tensors import Extent, extents, without_wrappers
 from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
+
+
+class Kind(StrEnum):
+    """The parts of a peak, as a person asks for them."""
+
+    PARAMETERS = "parameters"  # there before the step; forward and the optimiser take them
+    OPTIMIZER_STATE = "optimizer_state"  # there before the step; only the optimiser takes it
+    GRADIENTS = "gradients"  # made or added to by backward, taken by the optimiser
+    INPUTS = "inputs"  # there before the step; no optimiser takes them: batches, masks, frozen weights, buffers
+    ACTIVATIONS = "activations"  # made by forward, taken by backward
+    TEMPORARIES = "temporaries"  # made and dropped within a phase, or by an op for itself
+    COMMUNICATION = "communication"  # gradient buckets, and what collectives send and receive
+    WORKSPACES = "workspaces"  # what libraries keep: cuBLAS
+    ROUNDING = "rounding"  # by which the allocator's blocks are larger than what was asked for
+
 
 BEFORE = -1
 _BUCKET_OP = "c10d::allreduce_"

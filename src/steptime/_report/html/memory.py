@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime._models.memory.kinds import Kind
+from steptime._models.memory.lifetimes import Kind
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.sizes import size_words
 

@@ -21,8 +21,7 @@ from steptime._build.dlrm.plan import DATA_PARALLEL, Division
 from steptime._build.dlrm.program import LocalTables, rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._hardware.device import DeviceLimits
-from steptime._models.memory.peak import peak_memory
-from steptime._models.memory.process import process_bytes
+from steptime._models.memory.peak import peak_memory, process_bytes
 
 Bytes = npt.NDArray[np.int64]
 Ranks = npt.NDArray[np.intp] | Sequence[int]

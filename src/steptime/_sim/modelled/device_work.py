@@ -22,8 +22,7 @@ from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import operations_of
 from steptime._ops.table import on_device, op_table
-from steptime._platforms.device import Device, KernelEstimate
-from steptime._platforms.fallback import FACTOR, guess
+from steptime._platforms.device import FACTOR, Device, KernelEstimate, guess
 from steptime._program.one_step import OneStep, RecordedKernel
 from steptime._program.program import Program
 from steptime._sim.modelled.lookup_work import LookupWork, lookup_answers, lookup_questions

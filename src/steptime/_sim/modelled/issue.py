@@ -21,7 +21,7 @@ import numpy.typing as npt
 from steptime._hardware.device import DeviceLimits
 from steptime._models.estimate import Estimate
 from steptime._models.host.columns import HostColumns, Piece
-from steptime._models.host.speed import Speed
+from steptime._models.host.model import Speed
 from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.waits import tensor_waits
 from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, WorkKind, Works

@@ -25,8 +25,7 @@ from steptime._models.lookups.contention import Contention, MemoryUse, row_bytes
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
 from steptime._ops.table import op_table
-from steptime._platforms.device import Device
-from steptime._platforms.fallback import guess
+from steptime._platforms.device import Device, guess
 from steptime._program.program import Phase, Program, Tensor
 from steptime._units import dtype_bytes
 from steptime.errors import InputError

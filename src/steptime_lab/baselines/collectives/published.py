@@ -7,16 +7,15 @@ that a rank sends to or receives from others, without correcting for the chunk t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from steptime._models.collectives.exchange import RULES
 from steptime._models.collectives.fitting import Points
-from steptime._models.collectives.message import Floats, Messages
+from steptime._models.collectives.message import Floats, Messages, load_bytes, moved_by_ranks
 from steptime._models.collectives.tier import CollectiveTimes, groups, moved_share
 from steptime.errors import InputError
 
@@ -26,6 +25,22 @@ _SLOPE, _FIRST, _DEFAULT = 0.1, 5, 4
 _SATURATED, _FURTHER = 0.95, 2
 _LEAST_SAMPLES = 4
 _EVALUATIONS = 5_000  # of the second solver
+
+
+def _most_either_way(sent: Floats) -> Floats:
+    result: Floats = np.maximum(*moved_by_ranks(sent)).max(axis=1)
+    return result
+
+
+# Bytes of the even exchange that takes as long, from matrices [cases, senders, receivers]. As published, the most that a rank
+# moves is fed to a curve over whole buffers, of which ranks keep a chunk.
+RULES: Mapping[str, Callable[[Floats], Floats]] = {
+    "sum": lambda sent: sent.sum(axis=(1, 2)) / sent.shape[1],
+    "max of max": _most_either_way,
+    "max of max, own chunk corrected": lambda sent: _most_either_way(sent) * (sent.shape[1] / max(sent.shape[1] - 1, 1)),
+    "max of sum": lambda sent: np.add(*moved_by_ranks(sent)).max(axis=1),
+    "busiest rank": load_bytes,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from steptime._models.kernels.call import Argument, TensorArg
 from steptime._models.kernels.family import family_of
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._models.kernels.work import base_of, precision_of
-from steptime_lab.measurements.kernel_rows import Row
+from steptime_lab.measurements.kernels import Row
 
 _Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from steptime._models.engine.splits import FIT
 from steptime._models.engine.stored import Arrays
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of
-from steptime_lab.measurements.kernel_rows import Row
+from steptime_lab.measurements.kernels import Row
 
 # Nanoseconds, bytes per ns and operations per ns, so that weights are near one: an H200's orders of magnitude.
 _SCALES = (1_000.0, 4_300.0, 50_000.0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from steptime._models.engine.stored import Arrays
 from steptime._models.lookups.forms import LookupForm
 from steptime_lab.baselines.lookups import bytes_over_bandwidth, hit_rate, published, size_only
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 
 class Baseline(LookupForm, Protocol):

@@ -11,7 +11,7 @@ from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Flags, Lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only
 from steptime._models.lookups.question import OPTIMIZERS
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 # Parts of a GPU that were measured are a half, a quarter and an eighth: 2 to the power of these places.
 _SHARES = 4

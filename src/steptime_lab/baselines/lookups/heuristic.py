@@ -17,7 +17,7 @@ from steptime._models.lookups.forms import LookupTimes
 from steptime._models.lookups.question import BACKWARD, OPTIMIZERS
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups.conditions import Factors, Seen
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 # Memory is moved in sectors of so many bytes.
 _SECTOR = 32

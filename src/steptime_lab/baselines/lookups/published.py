@@ -22,7 +22,7 @@ from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import LookupTimes
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups.conditions import Seen, told, typed
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 # Published search: 64 to 512 wide, 2 to 6 layers per table and one behind the sum, 64 rows a step, 1,200 epochs.
 # On validation rows of table-batched forward, whole GPU, widths 64 and 128, rates 2e-3 and 4e-3, one or two layers behind the

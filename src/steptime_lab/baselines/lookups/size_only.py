@@ -15,7 +15,7 @@ from steptime._models.lookups.correction import Correction
 from steptime._models.lookups.forms import LookupTimes
 from steptime_lab.baselines.lookups.conditions import Seen, told
 from steptime_lab.fit.engine.correction import fit_correction
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 
 @dataclass(frozen=True)

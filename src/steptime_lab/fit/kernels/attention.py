@@ -14,7 +14,7 @@ from steptime._models.kernels.forms.attention.features import AttentionConstants
 from steptime_lab.fit.engine.blend import fit_blend
 from steptime_lab.fit.kernels.convolution_passes import short_name
 from steptime_lab.fit.kernels.launch_lists import fit_lists
-from steptime_lab.measurements.kernel_rows import Row
+from steptime_lab.measurements.kernels import Row
 
 # Everything was chosen before; there are few rows.
 LEARNS_FROM_VALIDATION = True

@@ -32,7 +32,7 @@ from steptime._models.kernels.forms.convolution.features import ConvolutionConst
 from steptime_lab.fit.engine.blend import Training, fit_blend
 from steptime_lab.fit.kernels.convolution_passes import short_name, split, way
 from steptime_lab.fit.kernels.launch_lists import fit_lists
-from steptime_lab.measurements.kernel_rows import Row
+from steptime_lab.measurements.kernels import Row
 
 # All chosen on validation rows, of whole GPUs but for the last: absolute error, because a few calls take a path of their own.
 _GROWN: dict[str, Any] = {"objective": "regression_l1", "max_depth": 12, "learning_rate": 0.1, "single": True}

@@ -20,7 +20,7 @@ from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms import KernelForm
 from steptime.errors import InputError
-from steptime_lab.measurements.kernel_rows import Row, of, rows_of
+from steptime_lab.measurements.kernels import Row, of, rows_of
 
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "cudnn", "triton")

@@ -16,7 +16,7 @@ from steptime._models.kernels.launches import Gpu, Launch
 from steptime._models.kernels.launches.facts import FACTS
 from steptime._models.kernels.launches.names import short_name
 from steptime.errors import InputError
-from steptime_lab.measurements.kernel_rows import Row
+from steptime_lab.measurements.kernels import Row
 
 
 @dataclass(frozen=True)

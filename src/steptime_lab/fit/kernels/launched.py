@@ -28,7 +28,7 @@ from steptime.errors import InputError
 from steptime_lab.fit.engine.terms import fit_group_weights
 from steptime_lab.fit.engine.trees import grow_trees
 from steptime_lab.fit.kernels.launch_table import LaunchTable, table_of
-from steptime_lab.measurements.kernel_rows import Row, of
+from steptime_lab.measurements.kernels import Row, of
 
 # Levels of a group, coarse to fine: least launches that make one, and how strongly it is drawn towards the level above,
 # both chosen on validation rows.

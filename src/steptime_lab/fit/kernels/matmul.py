@@ -25,7 +25,7 @@ from steptime_lab.fit.engine.trees import grow_trees
 from steptime_lab.fit.kernels.matmul_beside import fit_curves, fit_lines, fit_shares
 from steptime_lab.fit.kernels.matmul_names import candidates, pattern_of, role
 from steptime_lab.fit.kernels.matmul_training import Schedule, Targets, UsualRates, train
-from steptime_lab.measurements.kernel_rows import Row
+from steptime_lab.measurements.kernels import Row
 
 # Chosen on validation rows.
 _TREES: dict[str, Any] = {

@@ -10,7 +10,7 @@ from steptime._models.kernels.forms.matmul.beside import COPY, KNOTS, ROLES, Cur
 from steptime._models.kernels.forms.matmul.product import BIASES, Column, Products
 from steptime._models.kernels.forms.matmul.shares import COMPANY, FACTORS, ProductShares
 from steptime_lab.fit.kernels.matmul_names import role
-from steptime_lab.measurements.kernel_rows import Row
+from steptime_lab.measurements.kernels import Row
 
 _ROUNDS = 20  # of reweighting; the fit has settled after about ten
 # What is assumed of copies where no rows are: a small kernel's 1 us; and how many rows make a knot.

@@ -18,9 +18,8 @@ from steptime._models.lookups.forms import FORMS, LookupForm, load_form
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES
 from steptime_lab.fit.lookups.fitting import HELD_OUT, fit_held_out, fit_lookups
-from steptime_lab.measurements.lookup_rows import MeasuredLookups, measured_lookups
-from steptime_lab.measurements.streams import FILE_NAME as STREAMS
-from steptime_lab.measurements.streams import Streams, streams_of, summarised
+from steptime_lab.measurements.lookups import FILE_NAME as STREAMS
+from steptime_lab.measurements.lookups import MeasuredLookups, Streams, measured_lookups, streams_of, summarised
 
 Said = Callable[[str], None]
 Forms = dict[Kind, LookupForm]

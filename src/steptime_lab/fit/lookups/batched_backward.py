@@ -24,7 +24,7 @@ from steptime._models.lookups.forms.batched_backward.terms import StageTerms, fe
 from steptime.errors import InputError
 from steptime_lab.fit.engine.correction import fit_correction
 from steptime_lab.fit.engine.terms import fit_terms
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 # Trees of each stage: the more, the more of the time it is (validation rows, whole GPU).
 _ROUNDS = (25, 25, 30, 25, 100, 60)

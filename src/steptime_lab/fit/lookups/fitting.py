@@ -30,7 +30,7 @@ from steptime._models.lookups.forms.dense_backward import DenseBackward
 from steptime._models.lookups.forms.rows_forward import RowsForward
 from steptime.errors import InputError
 from steptime_lab.fit.lookups import batched_backward, batched_forward, kernel_sum
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "triton")

@@ -23,7 +23,7 @@ from steptime._models.lookups.forms.timed import KernelTerms, Timed
 from steptime.errors import InputError
 from steptime_lab.fit.engine.correction import fit_correction
 from steptime_lab.fit.engine.terms import fit_terms
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 Sum = TypeVar("Sum", bound=KernelSum)
 

@@ -22,7 +22,7 @@ from steptime._calibrate.harness.mps import mps
 from steptime._calibrate.harness.ranks import RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime_lab.measure.collectives.places import layout_of
-from steptime_lab.measurements.choices import FOLDER_NAME, Asked, Choice, choices_in, write_choices
+from steptime_lab.measurements.collectives import FOLDER_NAME, Asked, Choice, choices_in, write_choices
 
 # For send and receive, and what is made of them, NCCL says nothing.
 SAID = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime._measurements.sets.kernels import SET
+from steptime._measurements.sets import KERNELS
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import Family, families, family_of
@@ -51,7 +51,7 @@ class KernelCase:
 
     def key(self, cache: str, share: int, others: str) -> str:
         """The key of its row in the set."""
-        return key_of(SET, {**self.asked(), "cache": cache, "share": share, "others": others})
+        return key_of(KERNELS, {**self.asked(), "cache": cache, "share": share, "others": others})
 
     def asked(self) -> dict[str, str | bool]:
         """The columns of its rows that do not depend on cache or device."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from steptime._lookups.generators import Generator
 from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
-from steptime._measurements.sets.lookups import SET
+from steptime._measurements.sets import LOOKUPS
 from steptime._measurements.store import key_of
 
 BATCHES = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -126,7 +126,7 @@ class LookupCase:
 
     def key(self, share: int, others: str) -> str:
         """The key of its last row: where that is there, all are."""
-        return key_of(SET, self.asked("backward", "cold", share, others))
+        return key_of(LOOKUPS, self.asked("backward", "cold", share, others))
 
     def draw(self, what: str) -> float:
         """A number from 0 to 1 that depends on the case and on what it is drawn for alone."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._measurements.spread import spread_of
+from steptime._measurements.recipe import spread_of
 
 # A pick is as good as the fastest when it is within this of it.
 CLOSE = 0.10

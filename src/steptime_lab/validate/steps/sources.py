@@ -13,8 +13,7 @@ from steptime._lookups.steps import StepLookups
 from steptime._lookups.workload import RankLookups, WorkloadLookups
 from steptime._program.workload import Workload
 from steptime.errors import InputError
-from steptime_lab.measurements.programs import program_of
-from steptime_lab.measurements.shipped import shipped_programs
+from steptime_lab.measurements.shipped import program_of, shipped_programs
 from steptime_lab.validate.steps.cases import DLRM, StepCase
 
 TRACE, CONFIG, RECORDED = "trace", "config", "recorded"

@@ -28,7 +28,7 @@ from steptime._models.lookups.question import Lookup
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import fit_form
 from steptime_lab.fit.lookups.kernel_sum import kinds_of
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 pytest.importorskip("lightgbm")
 

@@ -22,7 +22,7 @@ from steptime._models.lookups.question import Lookup
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES, Baseline, bytes_over_bandwidth, hit_rate, published
 from steptime_lab.baselines.lookups.conditions import Factors
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 Floats = npt.NDArray[np.float64]
 

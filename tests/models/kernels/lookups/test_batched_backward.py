@@ -24,7 +24,7 @@ from steptime._models.lookups.question import Lookup
 from steptime.errors import InputError
 from steptime_lab.fit.lookups import batched_backward
 from steptime_lab.fit.lookups.batched_backward import measured_stages, stage_of
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 SORT = "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSort"
 ONESWEEP, HISTOGRAM, SUMS = (f"{SORT}{name}<Policy>" for name in ("OnesweepKernel", "HistogramKernel", "ExclusiveSumKernel"))

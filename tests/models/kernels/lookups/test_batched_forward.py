@@ -24,7 +24,7 @@ from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
 from steptime._models.lookups.question import Lookup
 from steptime_lab.fit.lookups import batched_forward
 from steptime_lab.fit.lookups.batched_forward import START, START_POWERS
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 
 def lengths_of(pooling: float, lengths: str, batch: int) -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.question import Lookup
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import fit_lookups
-from steptime_lab.measurements.lookup_rows import MeasuredLookups
+from steptime_lab.measurements.lookups import MeasuredLookups
 
 _TABLE = table_statistics(np.arange(64), np.arange(0, 65, 4), 100, 32)
 
