@@ -14,13 +14,12 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.forms import attention
-from steptime._models.kernels.forms.attention.features import AttentionConstants, table
-from steptime._models.kernels.forms.attention.heads import heads_of
+from steptime._models.kernels.forms.attention import AttentionConstants, heads_of, table
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.engine import blend
 from steptime_lab.fit.kernels import attention as fitting
-from steptime_lab.fit.kernels.convolution_passes import short_name
+from steptime_lab.fit.kernels.book import short_name
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 

@@ -15,13 +15,25 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.forms import convolution
-from steptime._models.kernels.forms.convolution.features import ConvolutionConstants, Pass, PassColumns, table
-from steptime._models.kernels.forms.convolution.layer import BACKWARD, BIAS, DGRAD, FORWARD, FPROP, WGRAD, layer_of
+from steptime._models.kernels.forms.convolution.passes import (
+    BACKWARD,
+    BIAS,
+    DGRAD,
+    FORWARD,
+    FPROP,
+    WGRAD,
+    ConvolutionConstants,
+    Pass,
+    PassColumns,
+    layer_of,
+    table,
+)
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.engine.blend import Training
 from steptime_lab.fit.kernels import convolution as fitting
-from steptime_lab.fit.kernels.convolution_passes import short_name, split, way
+from steptime_lab.fit.kernels.book import short_name
+from steptime_lab.fit.kernels.convolution import passes_of, way
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
@@ -96,12 +108,12 @@ def test_a_call_that_cannot_be_is_said_in_one_line(call: Call, said: str) -> Non
 def test_kernels_of_a_backward_call_are_split_where_the_weight_begins() -> None:
     dgrad, wgrad = "sm90_xmma_dgrad_implicit_gemm_x_tilesize128x64", "sm90_xmma_wgrad_implicit_gemm_x_tilesize128x64"
     names = [_TRANSPOSE, _TRANSPOSE, dgrad, _BACK, _TRANSPOSE, _TRANSPOSE, wgrad, _BACK]
-    assert split(names, layer_of(_backward())) == {DGRAD: [0, 1, 2, 3], WGRAD: [4, 5, 6, 7]}
+    assert passes_of(names, layer_of(_backward())) == {DGRAD: [0, 1, 2, 3], WGRAD: [4, 5, 6, 7]}
 
 
 def test_a_bias_is_the_last_kernel_where_it_is_asked_for() -> None:
     names = ["sm90_xmma_wgrad_implicit_gemm", "void at::native::reduce_kernel<512>(int)"]
-    assert split(names, layer_of(_backward((False, True, True)))) == {WGRAD: [0], BIAS: [1]}
+    assert passes_of(names, layer_of(_backward((False, True, True)))) == {WGRAD: [0], BIAS: [1]}
 
 
 def test_short_names_have_no_tiles_and_no_templates() -> None:
@@ -124,7 +136,7 @@ def test_ways_are_told_apart_by_kernels_and_by_turns_over_groups() -> None:
 def test_every_measured_call_is_split_into_the_passes_it_asks_for(rows: list[Row]) -> None:
     for row in rows:
         layer = layer_of(row.question.call)
-        pieces = split(row.kernel_names, layer)
+        pieces = passes_of(row.kernel_names, layer)
         assert set(layer.passes) - {BIAS} <= set(pieces)
         assert sorted(place for places in pieces.values() for place in places) == list(range(len(row.kernel_names)))
 

@@ -13,7 +13,7 @@ from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.forms import lists
 from steptime._models.kernels.forms.lists import Lists
 from steptime.errors import InputError
-from steptime_lab.fit.kernels.launch_lists import fit_lists
+from steptime_lab.fit.kernels.book import fit_lists
 
 _DICE = np.random.default_rng(0)
 _KINDS = ("a", "b", "c")
@@ -44,7 +44,7 @@ def test_the_nearest_is_the_same_in_blocks_as_all_at_once(block: int, monkeypatc
         first, last = fitted.bounds[of_kind], fitted.bounds[of_kind + 1]
         apart = np.abs(fitted.places[:, first:last].T - place).sum(axis=1)
         assert near.distances[call] == apart.min()
-        assert near.found[call] == first + int(np.flatnonzero(apart == apart.min())[0])
+        assert near.nearest[call] == first + int(np.flatnonzero(apart == apart.min())[0])
 
 
 def test_a_kind_that_was_not_measured_is_not_known() -> None:
@@ -62,7 +62,7 @@ def test_of_calls_at_one_place_the_first_is_kept_with_a_level_for_each_state() -
     levels, belief = near.twins()
     assert levels.tolist() == [0.5, 0.25, 2.0, 2.0]
     assert belief.min() == pytest.approx(0.9)
-    assert [near.launches(call)[0] for call in range(4)] == [("cold",), ("cold",), ("other",), ("other",)]
+    assert [fitted.launches(call)[0] for call in near.nearest] == [("cold",), ("cold",), ("other",), ("other",)]
 
 
 def test_a_state_that_was_never_measured_is_answered_by_the_one_that_was() -> None:
@@ -97,12 +97,11 @@ def test_lists_survive_a_file_that_holds_each_of_them_once() -> None:
     with np.load(file, allow_pickle=False) as kept:
         loaded = unpack(Lists, dict(kept))
     mine, its = fitted.nearest(kinds, places), loaded.nearest(kinds, places)
-    assert np.array_equal(mine.found, its.found)
+    assert np.array_equal(mine.nearest, its.nearest)
     assert np.array_equal(mine.twins()[0], its.twins()[0])
     for call in range(0, 3000, 97):
-        assert mine.launches(call)[0] == its.launches(call)[0]
-        assert mine.launches(call)[1].tolist() == its.launches(call)[1].tolist()
-        assert its.launches(call)[1].sum() == pytest.approx(1)
+        assert mine.launches(call, 7.0, "") == its.launches(call, 7.0, "")
+        assert sum(launch.time_ns for launch in its.launches(call, 7.0, "")) == pytest.approx(7.0)
 
 
 def test_one_long_list_costs_the_others_nothing() -> None:

@@ -15,17 +15,20 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import FIT, TEST
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.forms.matmul import MatmulForm
-from steptime._models.kernels.forms.matmul.beside import MAIN, PATTERNS, REDUCE
-from steptime._models.kernels.forms.matmul.features import MatmulConstants, inputs_of
-from steptime._models.kernels.forms.matmul.group import GROUPS, TILES, groups_of, upright
-from steptime._models.kernels.forms.matmul.mixture import KernelMixture
-from steptime._models.kernels.forms.matmul.product import LAYOUTS, OPERATIONS, Products, of_columns, of_questions
-from steptime._models.kernels.forms.matmul.shares import COMPANY, FACTORS, NO_SHARES, ProductShares
+from steptime._models.kernels.forms.matmul import MAIN, PATTERNS, REDUCE, MatmulForm
+from steptime._models.kernels.forms.matmul.mixture import (
+    COMPANY,
+    FACTORS,
+    NO_SHARES,
+    KernelMixture,
+    MatmulConstants,
+    ProductShares,
+    inputs_of,
+)
+from steptime._models.kernels.forms.matmul.products import GROUPS, TILES, groups_of, of_questions, upright
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
-from steptime_lab.fit.kernels import matmul_names as kernel_names
-from steptime_lab.fit.kernels.matmul import fit
+from steptime_lab.fit.kernels.matmul import candidate, fit, pattern_of
 from steptime_lab.fit.kernels.matmul_training import Schedule
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
@@ -87,43 +90,11 @@ def test_rows_of_validation_and_test_change_nothing(rows: list[Row]) -> None:
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_columns_and_questions_give_nearly_the_same_times(fitted: MatmulForm, rows: list[Row]) -> None:
-    questions = [row.question for row in rows[:300]] + [row.question for row in rows[-100:]]
-    products = of_questions(questions)
-    columns = {name: getattr(products, name) for name in Products.__dataclass_fields__}
-    answered = [answer.time_ns for answer in fitted.answers(questions)]
-    assert np.median(np.abs(fitted.times_ns(columns) / answered - 1)) < 0.1
-
-
 def test_an_answer_does_not_depend_on_what_else_is_asked(fitted: MatmulForm, rows: list[Row]) -> None:
     questions = [row.question for row in rows[:50]]
     together = fitted.answers(questions)
     for question, answer in zip(questions, together, strict=True):
         assert fitted.answers([question])[0].time_ns == pytest.approx(answer.time_ns, rel=1e-4)
-
-
-def test_words_and_codes_name_the_same_products() -> None:
-    by_word = of_columns(
-        {"m": [64], "n": [32], "k": [16], "layout": "nt", "precision": ["bf16"], "operation": "addmm", "bias": "row"}
-    )
-    codes = {"layout": LAYOUTS.index("nt"), "precision": 3, "operation": OPERATIONS.index("addmm"), "bias": 1}
-    by_code = of_columns({"m": [64], "n": [32], "k": [16], **codes})
-    for name in Products.__dataclass_fields__:
-        assert np.array_equal(getattr(by_word, name), getattr(by_code, name))
-
-
-@pytest.mark.parametrize(
-    ("columns", "word"),
-    [
-        ({"m": [1], "n": [1]}, "'k'"),
-        ({"m": [1], "n": [1], "k": [1], "depth": [2]}, "depth"),
-        ({"m": [1], "n": [1], "k": [1], "precision": "fp8"}, "fp8"),
-        ({"m": [1], "n": [0], "k": [1]}, "at least 1"),
-    ],
-)
-def test_columns_that_make_no_product_are_named(columns: dict[str, object], word: str) -> None:
-    with pytest.raises(InputError, match=word):
-        of_columns(columns)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +122,11 @@ def test_products_without_elements_launch_nothing_and_those_without_terms_fill(f
 
 
 def test_groups_go_by_the_least_aligned_leading_dimension() -> None:
-    half = {"m": [64, 64, 64, 64, 1], "n": [64, 60, 61, 64, 61], "k": [64, 64, 64, 63, 64], "precision": "bf16"}
-    assert [GROUPS[place] for place in groups_of(of_columns(half))] == ["half_16", "half_4", "half_2", "half_2", "vector"]
-    tf32 = {"m": [64, 64], "n": [64, 62], "k": [64, 64], "precision": "tf32"}
-    assert [GROUPS[place] for place in groups_of(of_columns(tf32))] == ["tf32_aligned", "tf32_odd"]
+    sizes = ((64, 64, 64), (64, 64, 60), (64, 64, 61), (64, 63, 64), (1, 64, 61))
+    half = of_questions([mm(*size, "bfloat16") for size in sizes])
+    assert [GROUPS[place] for place in groups_of(half)] == ["half_16", "half_4", "half_2", "half_2", "vector"]
+    tf32 = of_questions([mm(64, 64, 64, tf32=True), mm(64, 64, 62, tf32=True)])
+    assert [GROUPS[place] for place in groups_of(tf32)] == ["tf32_aligned", "tf32_odd"]
 
 
 def test_a_vector_from_the_left_is_the_same_product_from_the_right(fitted: MatmulForm) -> None:
@@ -204,13 +176,15 @@ def test_far_outside_time_grows_like_work_and_says_so(fitted: MatmulForm, dtype:
 
 
 @pytest.mark.parametrize("side", ["m", "n", "k", "batch"])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_doubling_a_side_never_saves_more_than_a_tenth(fitted: MatmulForm, side: str, precision: str) -> None:
-    ladder = 64 * 2 ** np.arange(8)
-    columns: dict[str, object] = {name: np.full(8, 256) for name in ("m", "n", "k")}
-    columns |= {"batch": np.full(8, 4), "operation": "bmm", "precision": precision, side: ladder}
-    times = fitted.times_ns(columns)
-    assert (times[1:] > 0.9 * times[:-1]).all()
+@pytest.mark.parametrize(("dtype", "tf32"), [("float32", False), ("float32", True), ("bfloat16", False)])
+def test_doubling_a_side_never_saves_more_than_a_tenth(fitted: MatmulForm, side: str, dtype: str, tf32: bool) -> None:
+    questions = []
+    for length in 64 * 2 ** np.arange(8):
+        size = {"m": 256, "n": 256, "k": 256, "batch": 4, side: int(length)}
+        left, right = ((size["batch"], size[rows], size[columns]) for rows, columns in (("m", "k"), ("k", "n")))
+        questions.append(Question(Call("aten::bmm.default", (TensorArg(left, dtype), TensorArg(right, dtype))), tf32=tf32))
+    times = [answer.time_ns for answer in fitted.answers(questions)]
+    assert all(larger > 0.9 * smaller for smaller, larger in pairwise(times))
 
 
 def test_measured_products_are_inside(fitted: MatmulForm, rows: list[Row]) -> None:
@@ -238,7 +212,7 @@ def test_whole_gpus_have_all_of_everything() -> None:
     factors = shares.factors(share, others)
     assert np.array_equal(factors[:, 0], np.ones(len(FACTORS)))
     assert np.log(factors[0, 1:]) == pytest.approx([0.3 - np.log(2), 0.3 - np.log(4)])
-    assert inputs_of(of_columns({"m": [8], "n": [8], "k": [8]}), 0, shares, DEVICE).sms == DEVICE.sms
+    assert inputs_of(of_questions([mm(8, 8, 8)]), 0, shares, DEVICE).sms == DEVICE.sms
 
 
 def test_torch_and_numpy_give_the_same_times(fitted: MatmulForm, rows: list[Row]) -> None:
@@ -267,9 +241,9 @@ def test_kernel_names_say_tile_split_and_role() -> None:
     )
     reduce = "void cublasLt::splitKreduce_kernel<32, 16, int, float>"
     half, single = GROUPS.index("half_16"), GROUPS.index("fp32")
-    tile = TILES[half][kernel_names.candidate((nvjet,), half)]
+    tile = TILES[half][candidate((nvjet,), half)]
     assert (tile.kind, tile.along_n, tile.along_m) == ("nvjet", 128, 256)
-    whole, split = kernel_names.candidate((simt,), single), kernel_names.candidate((simt, reduce), single)
+    whole, split = candidate((simt,), single), candidate((simt, reduce), single)
     assert split == whole + len(TILES[single])
-    assert PATTERNS[kernel_names.pattern_of((simt, reduce))] == (MAIN, REDUCE)
-    assert kernel_names.pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0
+    assert PATTERNS[pattern_of((simt, reduce))] == (MAIN, REDUCE)
+    assert pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0

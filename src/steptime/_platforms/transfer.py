@@ -26,10 +26,8 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families, launches_of
-from steptime._models.kernels.forms.launched.columns import LaunchColumns
-from steptime._models.kernels.forms.launched.shares import LaunchShares
-from steptime._models.kernels.forms.launched.terms import LaunchConstants, traffic
-from steptime._models.kernels.forms.matmul.product import of_questions
+from steptime._models.kernels.forms.launched.terms import LaunchColumns, LaunchConstants, LaunchShares, traffic
+from steptime._models.kernels.forms.matmul.products import of_questions
 from steptime._models.kernels.launches import Launch
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of

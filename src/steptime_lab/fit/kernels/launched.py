@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,21 +13,28 @@ import numpy.typing as npt
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import FIT, VALIDATION
+from steptime._models.engine.stored import Longs
 from steptime._models.engine.trees import Trees
 from steptime._models.error import GMAE_FLOOR
 from steptime._models.kernels.family import family_of, launches_of
-from steptime._models.kernels.forms.launched import LaunchedForm
-from steptime._models.kernels.forms.launched.columns import Numbers
-from steptime._models.kernels.forms.launched.groups import coded
-from steptime._models.kernels.forms.launched.model import MOST, Batch, LaunchedModel, base_ns, features
-from steptime._models.kernels.forms.launched.shares import SCALED, shares_of
-from steptime._models.kernels.forms.launched.terms import LaunchConstants, terms, traffic
-from steptime._models.kernels.launches import Gpu
+from steptime._models.kernels.forms import launched as form
+from steptime._models.kernels.forms.launched import MOST, Batch, LaunchedForm, LaunchedModel, LaunchRows, base_ns
+from steptime._models.kernels.forms.launched.terms import (
+    SCALED,
+    LaunchColumns,
+    LaunchConstants,
+    Numbers,
+    shares_of,
+    terms,
+    traffic,
+)
+from steptime._models.kernels.launches import Gpu, Launch
+from steptime._models.kernels.launches.facts import FACTS
+from steptime._models.kernels.launches.names import short_name
 from steptime._models.kernels.question import OTHERS
 from steptime.errors import InputError
 from steptime_lab.fit.engine.terms import fit_group_weights
 from steptime_lab.fit.engine.trees import grow_trees
-from steptime_lab.fit.kernels.launch_table import LaunchTable, table_of
 from steptime_lab.measurements.kernels import Row, of
 
 # Levels of a group, coarse to fine: least launches that make one, and how strongly it is drawn towards the level above,
@@ -74,30 +81,54 @@ def _chosen(rows: Sequence[Row], validated: Sequence[Row], seed: int, device: La
 
 
 def _uncorrected(model: LaunchedModel, rows: Sequence[Row]) -> frozenset[str]:
-    rows = [row for row in rows if _answerable(row, model.device.gpu)]
+    rows = [row for row in rows if _by_rule(row, model.device.gpu)]
     every = frozenset(family_of(row.question.call.op) for row in rows)
     if not rows:
         return every
     errors = []
-    for form in (LaunchedForm(model), LaunchedForm(replace(model, uncorrected=every))):
-        answers = form.answers([row.question for row in rows])
+    for fitted in (LaunchedForm(model), LaunchedForm(replace(model, uncorrected=every))):
+        answers = fitted.answers([row.question for row in rows])
         errors.append([abs(answer.time_ns / row.time_ns - 1) for answer, row in zip(answers, rows, strict=True)])
     family = np.asarray([family_of(row.question.call.op) for row in rows])
     with_trees, without = (np.log(np.asarray(error) + GMAE_FLOOR) for error in errors)
     return frozenset(name for name in every if with_trees[family == name].mean() > without[family == name].mean())
 
 
-def _answerable(row: Row, gpu: Gpu) -> bool:
+@dataclass(frozen=True)
+class MeasuredLaunches(LaunchRows):
+    """Launches of measured questions, those whose rules agree with what was seen."""
+
+    row: Longs  # of which measured row
+    time_ns: Numbers  # of the launch
+
+
+def measured_launches(rows: Sequence[Row], gpu: Gpu) -> MeasuredLaunches:
+    """The launches of measured rows; rows whose launches are not those of the rules are left out."""
+    agreed = []
+    for index, row in enumerate(rows):
+        launches = _by_rule(row, gpu)
+        if [launch.kernel for launch in launches] == [short_name(name) for name in row.kernel_names]:
+            agreed.append((index, launches))
+    facts = {name for _, launches in agreed for launch in launches for name in launch.facts}
+    columns = LaunchColumns((*FACTS, *sorted(facts - set(FACTS))))
+    launched = form.launch_rows(columns, [rows[index].question for index, _ in agreed], [launches for _, launches in agreed])
+    owner = np.repeat([index for index, _ in agreed], [len(launches) for _, launches in agreed])
+    time_ns = [time_ns for index, _ in agreed for time_ns in rows[index].kernel_ns]
+    return MeasuredLaunches(**vars(launched), row=owner, time_ns=np.asarray(time_ns))
+
+
+def _by_rule(row: Row, gpu: Gpu) -> tuple[Launch, ...]:
+    """What a row launches by the rules; nothing where they know no such call."""
     try:
-        return bool(launches_of(row.question.call, gpu))
+        return launches_of(row.question.call, gpu)
     except InputError:
-        return False
+        return ()
 
 
 def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> LaunchedModel:
     """The model of the rows of the split `fit`."""
     fitted = of(rows, FIT)
-    table = table_of(fitted, device.gpu)
+    table = measured_launches(fitted, device.gpu)
     if not len(table.time_ns):
         raise InputError("no measured row launches what the rules of its family say")
     importance = _importance(table, fitted)
@@ -113,21 +144,14 @@ def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> Launch
         range_names=tuple(ranges),
         ranges=np.asarray(list(ranges.values())).reshape(-1, 2),
     )
-    batch = _batch(table, model)
+    batch = model.batch(table)
     moved = traffic(batch.numbers, device, shares_of(device.sms, batch.share, batch.others, scales))
-    seen = features(table.columns, batch, moved, crossed)
+    seen = form.features(table.columns, batch, moved, crossed)
     rounds = _ROUNDS_PARTS if (table.share > 1).any() else _ROUNDS
     return replace(model, trees=grow_trees(seen, left, importance, seed, rounds, **_SETTINGS))
 
 
-def _batch(table: LaunchTable, model: LaunchedModel) -> Batch:
-    """The launches of a table as the model sees them."""
-    group, code = np.asarray([model.group_of(names) for names in table.groups], dtype=np.int64).reshape(-1, 2).T
-    codes = np.asarray([model.codes_of(names) for names in table.groups]).reshape(-1, 3)
-    return Batch(table.numbers, group, code, codes, table.share, table.others)
-
-
-def _importance(table: LaunchTable, rows: Sequence[Row]) -> Numbers:
+def _importance(table: MeasuredLaunches, rows: Sequence[Row]) -> Numbers:
     call_ns = np.asarray([row.time_ns for row in rows])[table.row]
     whole = _WHOLE_IMPORTANCE if (table.share > 1).any() else 1.0
     step = np.asarray([1.0 if row.source == _SWEPT else _STEP_IMPORTANCE for row in rows])[table.row]
@@ -136,7 +160,7 @@ def _importance(table: LaunchTable, rows: Sequence[Row]) -> Numbers:
 
 
 def _summed(
-    table: LaunchTable,
+    table: MeasuredLaunches,
     importance: Numbers,
     scales: Numbers,
     device: LaunchConstants,
@@ -171,7 +195,7 @@ def starting_scales() -> Numbers:
     return result
 
 
-def _fit_scales(table: LaunchTable, importance: Numbers, device: LaunchConstants) -> Numbers:
+def _fit_scales(table: MeasuredLaunches, importance: Numbers, device: LaunchConstants) -> Numbers:
     """Scales under which weights of all rows fit the rows on shares of a GPU best."""
     scales = starting_scales()
     shared = table.share > 1
@@ -179,7 +203,7 @@ def _fit_scales(table: LaunchTable, importance: Numbers, device: LaunchConstants
         return scales
     for steps in _STEPS:
         model = _summed(table, importance, scales, device)
-        batch = _batch(table, model)
+        batch = model.batch(table)
         for company in range(1, len(OTHERS)):
             used = np.flatnonzero(shared & (table.others == company))
             used = used[:: max(1, len(used) // _LOOKED_AT)]
@@ -189,7 +213,7 @@ def _fit_scales(table: LaunchTable, importance: Numbers, device: LaunchConstants
 
 
 def _loss(
-    table: LaunchTable, model: LaunchedModel, batch: Batch, used: npt.NDArray[np.int64], importance: Numbers
+    table: MeasuredLaunches, model: LaunchedModel, batch: Batch, used: Longs, importance: Numbers
 ) -> Callable[[Numbers], float]:
     sample = batch.take(used)
     truth, weight = np.log(table.time_ns[used]), importance[used]
@@ -218,13 +242,15 @@ def _descended(scales: Numbers, company: int, steps: Sequence[float], loss: Call
     return scales
 
 
-def _crossed(table: LaunchTable, rows: Sequence[Row], importance: Numbers, scales: Numbers, device: LaunchConstants) -> Numbers:
+def _crossed(
+    table: MeasuredLaunches, rows: Sequence[Row], importance: Numbers, scales: Numbers, device: LaunchConstants
+) -> Numbers:
     """The sum of terms for every launch by weights that have not seen its call."""
     folds = np.asarray([_fold(row.question.call.to_json()) for row in rows])[table.row]
     crossed = np.empty(len(table.time_ns))
     for fold in range(_FOLDS):
         model = _summed(table, importance, scales, device, folds != fold)
-        crossed[folds == fold] = base_ns(model, _batch(table, model))[0][folds == fold]
+        crossed[folds == fold] = base_ns(model, model.batch(table))[0][folds == fold]
     return crossed
 
 
@@ -232,18 +258,18 @@ def _fold(text: str) -> int:
     return int(hashlib.sha256(f"fold {text}".encode()).hexdigest()[:8], 16) % _FOLDS
 
 
-def _codes(table: LaunchTable, left: Numbers) -> dict[str, float]:
+def _codes(table: MeasuredLaunches, left: Numbers) -> dict[str, float]:
     """By path, op and tag, how far the sum of terms is off on average."""
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for names, off in zip(table.groups, left.tolist(), strict=True):
-        for name in coded(names):
+        for name in form.coded(names):
             sums[name] += off
             counts[name] += 1
     return {name: sums[name] / (counts[name] + _SMOOTHING) for name in sorted(sums)}
 
 
-def _ranges(table: LaunchTable) -> dict[str, tuple[float, float]]:
+def _ranges(table: MeasuredLaunches) -> dict[str, tuple[float, float]]:
     """By group of a path, the least and most elements measured."""
     ranges: dict[str, tuple[float, float]] = {}
     for names, elements in zip(table.groups, table.numbers[:, 0].tolist(), strict=True):

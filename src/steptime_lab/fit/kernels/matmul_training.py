@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.kernels.forms.matmul.beside import PATTERNS
-from steptime._models.kernels.forms.matmul.features import Floats, ProductInputs
-from steptime._models.kernels.forms.matmul.group import HALF_16, TILES, VECTOR
-from steptime._models.kernels.forms.matmul.mixture import LEAST_K_PER_SPLIT, MOST_CORRECTION
-from steptime._models.kernels.forms.matmul.product import Column
+from steptime._models.kernels.forms.matmul import PATTERNS
+from steptime._models.kernels.forms.matmul.mixture import LEAST_K_PER_SPLIT, MOST_CORRECTION, Floats, ProductInputs
+from steptime._models.kernels.forms.matmul.products import HALF_16, TILES, VECTOR, Column
 from steptime.errors import InputError
 
 # Sizes of the two networks and how they are trained: chosen on validation rows.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._models.engine.stored import Floats, stored
+from steptime._models.kernels.question import LaunchTime
 from steptime.errors import InputError
 
 Reals = npt.NDArray[np.floating[Any]]  # kept as precisely as the places that lists are fitted to
@@ -20,25 +23,7 @@ Ints = npt.NDArray[np.int_]
 # more than one neighbour, or one that is believed from further away, errs more.
 _TWIN, _TWIN_REACH = 0.9, 0.2
 _BLOCK = 1 << 17  # distances computed at once: what a second-level cache holds
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Rows of different lengths, one behind the other."""
-
-    values: npt.NDArray[Any]
-    lengths: npt.NDArray[np.int32]
-    starts: Ints
-
-    @classmethod
-    def of(cls, values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Ragged:
-        """The rows that lie in `values`, so many in each."""
-        return cls(values, lengths.astype(np.int32), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)[:-1]]).astype(int))
-
-    def row(self, place: int) -> npt.NDArray[Any]:
-        """One of the rows."""
-        start = self.starts[place]
-        return self.values[start : start + self.lengths[place]]
+_SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
 
 @dataclass(frozen=True)
@@ -57,12 +42,14 @@ class Lists:
     share_counts: npt.NDArray[np.int32] = field(metadata=stored(key="shares.lengths"))
 
     @cached_property
-    def _kernels(self) -> Ragged:
-        return Ragged.of(self.kernels, self.kernel_counts)
+    def _of_kind(self) -> dict[str, tuple[int, int]]:
+        """The first list of each kind and the one behind its last."""
+        return dict(zip(self.kinds.tolist(), pairwise(self.bounds.tolist()), strict=True))
 
     @cached_property
-    def _shares(self) -> Ragged:
-        return Ragged.of(self.shares, self.share_counts)
+    def _ends(self) -> tuple[Ints, Ints]:
+        """Where the kernels of each distinct list and the shares of each list end."""
+        return np.cumsum(self.kernel_counts, dtype=np.int64), np.cumsum(self.share_counts, dtype=np.int64)
 
     def nearest(self, kinds: Sequence[str], places: Reals, states: Sequence[int] | None = None) -> Near:
         """The list that lies nearest to each of the places among those of its kind."""
@@ -70,30 +57,28 @@ class Lists:
             raise InputError(
                 f"lists at {len(self.places)} coordinates were asked with {places.shape[1]}: fit these models again"
             )
-        result, distances = np.full(len(kinds), -1), np.full(len(kinds), np.inf)
-        for rows, first, last in self._asked(kinds):
+        calls: dict[str, list[int]] = defaultdict(list)
+        for call, kind in enumerate(kinds):
+            if kind in self._of_kind:
+                calls[kind].append(call)
+        nearest, distances = np.full(len(kinds), -1), np.full(len(kinds), np.inf)
+        for kind, members in calls.items():
+            first, last = self._of_kind[kind]
             step = max(1, _BLOCK // (last - first))
-            for start in range(0, len(rows), step):
-                here = rows[start : start + step]
+            for start in range(0, len(members), step):
+                here = members[start : start + step]
                 apart = _apart(places[here], self.places[:, first:last])
-                result[here] = first + apart.argmin(axis=1)  # of equal ones the first
+                nearest[here] = first + apart.argmin(axis=1)  # of equal ones the first
                 distances[here] = apart.min(axis=1)
-        asked = np.zeros(len(kinds), dtype=int) if states is None else np.asarray(states, dtype=int)
-        return Near(self, result, distances, np.minimum(asked, self.levels.shape[1] - 1))
-
-    def _asked(self, kinds: Sequence[str]) -> Iterator[tuple[Ints, int, int]]:
-        """For each kind that is both asked for and known: who asks, and the range of its lists."""
-        asked, kind_of = np.unique(np.asarray(kinds, dtype=np.str_), return_inverse=True)
-        by_kind = np.split(np.argsort(kind_of, kind="stable"), np.cumsum(np.bincount(kind_of, minlength=len(asked)))[:-1])
-        for kind, rows in zip(asked, by_kind, strict=True):
-            index = int(np.searchsorted(self.kinds, kind))
-            if index < len(self.kinds) and self.kinds[index] == kind:
-                yield rows, int(self.bounds[index]), int(self.bounds[index + 1])
+        of_calls = np.zeros(len(kinds), dtype=int) if states is None else np.asarray(states, dtype=int)
+        return Near(self, nearest, distances, np.minimum(of_calls, self.levels.shape[1] - 1))
 
     def launches(self, row: int) -> tuple[tuple[str, ...], Floats]:
         """Names and shares of the kernels of one list."""
-        names = tuple(self.names[self._kernels.row(self.which[row])].tolist())
-        return names, self._shares.row(row).astype(np.float64)
+        which, (kernel_ends, share_ends) = self.which[row], self._ends
+        kernels = self.kernels[kernel_ends[which] - self.kernel_counts[which] : kernel_ends[which]]
+        shares = self.shares[share_ends[row] - self.share_counts[row] : share_ends[row]]
+        return tuple(self.names[kernels].tolist()), shares.astype(np.float64)
 
 
 def _apart(asked: Reals, known: Reals) -> Reals:
@@ -109,21 +94,31 @@ class Near:
     """The nearest list of each of some calls; -1 where there is none of its kind."""
 
     lists: Lists
-    found: Ints
+    nearest: Ints
     distances: Floats
     states: Ints  # call -> its state
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
         """Whether a call's kind was measured at all."""
-        known: npt.NDArray[np.bool_] = self.found >= 0
+        known: npt.NDArray[np.bool_] = self.nearest >= 0
         return known
 
-    def launches(self, call: int) -> tuple[tuple[str, ...], Floats]:
-        """Names and shares of the list nearest to a call whose kind is known."""
-        return self.lists.launches(int(self.found[call]))
+    def launches(self, call: int, time_ns: float, otherwise: str) -> list[LaunchTime]:
+        """What a call of so many ns launches; one kernel, named `otherwise`, where its kind was not measured."""
+        if self.nearest[call] < 0:
+            return [LaunchTime(otherwise, float(time_ns))]
+        names, shares = self.lists.launches(int(self.nearest[call]))
+        return [LaunchTime(name, float(time_ns * share)) for name, share in zip(names, shares, strict=True)]
 
     def twins(self) -> tuple[Floats, Floats]:
         """What the nearest list of each call says, and how far to believe it: hardly, unless it lies at the very same place."""
         belief: Floats = _TWIN * np.exp(-self.distances / _TWIN_REACH)
-        return self.lists.levels[self.found, self.states].astype(np.float64), belief
+        return self.lists.levels[self.nearest, self.states].astype(np.float64), belief
+
+
+def inside_of(features: Floats, low: Floats, high: Floats) -> npt.NDArray[np.bool_]:
+    """Which rows lie in the range of those that a form was fitted to."""
+    margin = _SLACK * (high - low)
+    inside: npt.NDArray[np.bool_] = np.all((features >= low - margin) & (features <= high + margin), axis=1)
+    return inside

@@ -20,10 +20,19 @@ import numpy.typing as npt
 from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import reference_constants
 from steptime._models.engine.stored import Floats, stored
-from steptime._models.kernels.call import Call
-from steptime._models.kernels.forms.convolution.features import ConvolutionConstants, Pass, PassColumns, crowd, table
-from steptime._models.kernels.forms.convolution.layer import BIAS, FPROP, WGRAD, ConvolutionLayer, layer_of
-from steptime._models.kernels.forms.lists import Lists, Near
+from steptime._models.kernels.forms.convolution.passes import (
+    BIAS,
+    FPROP,
+    WGRAD,
+    ConvolutionConstants,
+    ConvolutionLayer,
+    Pass,
+    PassColumns,
+    crowd,
+    layer_of,
+    table,
+)
+from steptime._models.kernels.forms.lists import Lists, Near, inside_of
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._units import dtype_bytes
 
@@ -31,13 +40,6 @@ from steptime._units import dtype_bytes
 BLENDS = DENSE, DEPTHWISE, GROUPED, BIASED, PARTS = "dense", "depthwise", "grouped", "bias", "parts"
 WHOLE = (DENSE, DEPTHWISE, GROUPED, BIASED)
 _PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scatter too much to believe it whole
-_SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
-
-
-@lru_cache(maxsize=1 << 16)
-def layer_of_call(call: Call) -> ConvolutionLayer:
-    """The layer of a call."""
-    return layer_of(call)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class ConvolutionForm:
         """What each question's call launches, pass by pass."""
         owners, passes = [], []
         for owner, question in enumerate(questions):
-            layer = layer_of_call(question.call)
+            layer = layer_of(question.call)
             for name in _order(layer):
                 owners.append(owner)
                 passes.append(Pass(layer, name, question))
@@ -63,12 +65,10 @@ class ConvolutionForm:
         if not passes:
             return [Answer((), here) for here in inside]
         features, times, near = self.times_ns(passes)
-        margin = _SLACK * (self.high - self.low)
-        within: npt.NDArray[np.bool_] = np.all((features >= self.low - margin) & (features <= self.high + margin), axis=1)
-        for index, (owner, launch, time) in enumerate(zip(owners, passes, times, strict=True)):
+        within = inside_of(features, self.low, self.high)
+        for index, (owner, time) in enumerate(zip(owners, times, strict=True)):
             inside[owner] = inside[owner] and bool(within[index])
-            names, shares = near.launches(index) if near.known[index] else ((launch.name,), np.ones(1))
-            launches[owner] += [LaunchTime(name, float(time * share)) for name, share in zip(names, shares, strict=True)]
+            launches[owner] += near.launches(index, time, passes[index].name)
         return [Answer(tuple(launch), here) for launch, here in zip(launches, inside, strict=True)]
 
     def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats, Near]:
@@ -97,11 +97,11 @@ def ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats, n
     return learned
 
 
-def blend_of(one: Pass) -> str:
+def blend_of(item: Pass) -> str:
     """The blend that answers for a pass on a whole GPU."""
-    if one.name == BIAS:
+    if item.name == BIAS:
         return BIASED
-    return DEPTHWISE if one.layer.depthwise else GROUPED if one.layer.groups > 1 else DENSE
+    return DEPTHWISE if item.layer.depthwise else GROUPED if item.layer.groups > 1 else DENSE
 
 
 def _order(layer: ConvolutionLayer) -> tuple[str, ...]:
@@ -111,14 +111,14 @@ def _order(layer: ConvolutionLayer) -> tuple[str, ...]:
     return layer.passes
 
 
-def kind_of(one: Pass) -> str:
+def kind_of(item: Pass) -> str:
     """What has to agree for two passes to launch alike."""
-    layer, question = one.layer, one.question
+    layer, question = item.layer, item.question
     precision = layer.dtype if layer.dtype != "float32" else "tf32" if question.tf32 else "fp32"
     order = "last" if layer.channels_last else "first"
     grouping = "depthwise" if layer.depthwise else "grouped" if layer.groups > 1 else "dense"
     point = "point" if math.prod(layer.taps) * math.prod(layer.stride) == 1 else "taps"
-    return f"{one.name} {'forward' if FPROP in layer.passes else 'backward'} {precision} {order} {grouping} {point}"
+    return f"{item.name} {'forward' if FPROP in layer.passes else 'backward'} {precision} {order} {grouping} {point}"
 
 
 def coordinates(passes: Sequence[Pass]) -> npt.NDArray[np.float32]:
@@ -139,12 +139,8 @@ def _point(layer: ConvolutionLayer) -> tuple[float, ...]:
     sizes = (layer.batch, layer.inputs, layer.outputs, math.prod(layer.image), 4 * math.prod(layer.taps) - 3)
     strided = 2.0 * (math.prod(layer.stride) > 1)
     # Filters and images that are not square, padding and dilation tell apart what is else of one size.
-    shapes = (
-        layer.taps[0] / layer.taps[1],
-        layer.image[0] / layer.image[1],
-        math.prod(layer.result),
-        math.prod(layer.dilation),
-    )
+    squareness = (layer.taps[0] / layer.taps[1], layer.image[0] / layer.image[1])
+    shapes = (*squareness, math.prod(layer.result), math.prod(layer.dilation))
     fine = (0.3 * math.log(ratio) for ratio in shapes)
     return (*(math.log(size) for size in sizes), *aligned, few, strided, math.log(layer.groups), *fine)
 

@@ -1,19 +1,148 @@
-"""What a launch has to do, as terms of about a nanosecond each: its time is a non-negative sum of them.
+"""Launches as rows of numbers, and what each has to do as terms of about a nanosecond: its time is a non-negative sum of them.
 
-Bytes by residency, elements, waves of blocks over the SMs at several occupancies, and what latency leaves beyond bandwidth.
+Numbers are sizes, bytes by where they come from, the grid, and every fact by name. Terms are bytes by residency, elements,
+waves of blocks over the SMs at several occupancies, and what latency leaves beyond bandwidth. A share of a GPU has its SMs, and
+memory, cache and arithmetic are slower for what the others do meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
-from steptime._models.kernels.forms.launched.columns import PAIRS, SIZES, LaunchColumns, Numbers
-from steptime._models.kernels.forms.launched.shares import LaunchShares
-from steptime._models.kernels.launches import Gpu
-from steptime._models.kernels.launches.facts import FACTS
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.launches import ARGUMENT, HOT, Gpu, Launch, Operand
+from steptime._models.kernels.launches.facts import DEFAULTS, FACTS
+from steptime._units import dtype_bytes
+
+Numbers = npt.NDArray[np.float64]
+
+# Pairs of a grid that are kept.
+PAIRS = 8
+# The numbers every launch has; the facts follow, then the pairs of the grid: blocks, work of a block.
+SIZES = (
+    "elements", "cold_bytes", "warm_bytes", "hot_bytes", "written_bytes", "produced_bytes", "since_bytes", "item_bytes",
+    "result_bytes", "reads", "occurrence",
+)  # fmt: skip
+# What stands for a fact that a launch does not have, where FACTS do not say; facts themselves are never negative.
+_ABSENT = -1.0
+
+
+@dataclass(frozen=True)
+class LaunchColumns:
+    """The order of the numbers of a launch. `facts` starts with FACTS."""
+
+    facts: tuple[str, ...]
+
+    @property
+    def features(self) -> int:
+        """Numbers before the grid: those that trees see."""
+        return len(SIZES) + len(self.facts)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a launch."""
+        return self.features + 2 * PAIRS
+
+    def rows(self, call: Call, launches: Sequence[Launch], warm: bool) -> list[list[float]]:
+        """The numbers of every launch of a call."""
+        produced = _produced_bytes(call) if warm else 0.0
+        seen: dict[str, int] = {}
+        rows = []
+        for launch in launches:
+            seen[launch.kernel] = seen.get(launch.kernel, 0) + 1
+            row = self._blank.copy()
+            row[: len(SIZES)] = _sizes(call, launch, warm, produced, seen[launch.kernel])
+            for name, value in launch.facts.items():
+                index = self._places.get(name)
+                if index is not None:
+                    row[index] = value
+            for pair, (blocks, work) in enumerate(launch.grids[:PAIRS], self.features):
+                row[pair], row[pair + PAIRS] = max(1.0, blocks), work
+            rows.append(row)
+        return rows
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.facts, len(SIZES))}
+
+    @cached_property
+    def _blank(self) -> list[float]:
+        facts = [DEFAULTS.get(name, 0.0) if name in FACTS else _ABSENT for name in self.facts]
+        return [0.0] * len(SIZES) + facts + [0.0] * (2 * PAIRS)
+
+
+def _sizes(call: Call, launch: Launch, warm: bool, produced_bytes: float, occurrence: int) -> list[float]:
+    cold_bytes = warm_bytes = hot_bytes = since_bytes = 0.0
+    for entry in launch.reads:
+        nbytes = _device_bytes(entry)
+        if entry.origin == HOT:
+            hot_bytes += nbytes
+            since_bytes = max(since_bytes, entry.since_bytes)
+        elif warm and entry.origin == ARGUMENT and entry.argument in call.written:
+            warm_bytes += nbytes
+        else:
+            cold_bytes += nbytes
+    written_bytes = sum(_device_bytes(entry) for entry in launch.writes)
+    result = launch.writes[0].item_bytes if launch.writes else 0
+    item = launch.reads[0].item_bytes if launch.reads else result or 4
+    return [
+        *(float(launch.elements), cold_bytes, warm_bytes, hot_bytes, written_bytes, produced_bytes, since_bytes),
+        *(float(item), float(result), float(len(launch.reads)), float(occurrence)),
+    ]
+
+
+def _device_bytes(operand: Operand) -> float:
+    return float(operand.nbytes) if operand.device == "device" else 0.0
+
+
+def _produced_bytes(call: Call) -> float:
+    """Bytes of the arguments that were written just before, broadcast ones once."""
+    written = [call.args[index] for index in call.written if index < len(call.args)]
+    tensors = (tensor for argument in written for tensor in (argument if isinstance(argument, tuple) else (argument,)))
+    return float(
+        sum(_distinct_bytes(tensor) for tensor in tensors if isinstance(tensor, TensorArg) and tensor.device == "device")
+    )
+
+
+def _distinct_bytes(tensor: TensorArg) -> int:
+    if tensor.strides is None:
+        return tensor.nbytes
+    distinct = 1
+    for size, stride in zip(tensor.shape, tensor.strides, strict=True):
+        distinct *= size if stride else 1
+    return distinct * dtype_bytes(tensor.dtype)
+
+
+# What is scaled on a part: what does not grow with the work, bytes read, written and from L2, elements, blocks, and the bytes
+# that stay in L2. The scale is exp(step) * share ** power, with both numbers of its own for every kind of company.
+SCALED = ("latency", "memory", "written", "cache", "work", "blocks", "cache_bytes")
+
+
+@dataclass(frozen=True)
+class LaunchShares:
+    """Per launch: SMs, and what the terms of each kind are multiplied by."""
+
+    sms: Numbers
+    latency: Numbers
+    memory: Numbers
+    written: Numbers
+    cache: Numbers
+    work: Numbers
+    blocks: Numbers
+    cache_bytes: Numbers
+
+
+def shares_of(sms: float, share: Numbers, others: npt.NDArray[np.int64], scales: Numbers) -> LaunchShares:
+    """The shares of a GPU that launches run on, by company: places in `OTHERS`."""
+    step, power = scales[others, :, 0], scales[others, :, 1]
+    scale = np.where(share[:, None] > 1, np.exp(step + power * np.log(share)[:, None]), 1.0)
+    return LaunchShares(sms / share, *scale.T)
+
 
 # Warm times of the measured rows rise to cold ones from 0.6 to 1.6 of the bytes that stay in L2.
 _GONE = 1.6
@@ -84,11 +213,9 @@ def terms(
     columns: LaunchColumns, rows: Numbers, moved: LaunchTraffic, device: LaunchConstants, shares: LaunchShares
 ) -> Numbers:
     """Terms of every launch (launches x TERMS)."""
-    first = len(SIZES)
-    fact = {name: rows[:, first + index] for index, name in enumerate(FACTS)}
-    elements = rows[:, 0]
+    fact = {name: rows[:, index] for index, name in enumerate(FACTS, len(SIZES))}
     result = np.empty((len(rows), TERMS))
-    for index, term in enumerate(_plain(elements, fact, moved, device, shares)):
+    for index, term in enumerate(_plain(rows[:, 0], fact, moved, device, shares)):
         result[:, index] = term
     grid = rows[:, columns.features :]
     blocks, work = grid[:, :PAIRS], grid[:, PAIRS:]

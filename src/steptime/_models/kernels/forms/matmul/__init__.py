@@ -1,9 +1,143 @@
-"""Matrix products: a mixture over the kernels cuBLAS may choose, each timed by its tiles, waves and bytes."""
+"""Matrix products: a mixture over the kernels cuBLAS may choose, each timed by its tiles, waves and bytes.
+
+Beside its main kernel a product launches copies, which follow rules, and small kernels, which the mixture names.
+"""
 
 from __future__ import annotations
 
-from steptime._models.kernels.forms.matmul.model import MatmulForm
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
-__all__ = ["FORM", "MatmulForm"]
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.engine.constants import reference_constants
+from steptime._models.engine.stored import stored
+from steptime._models.kernels.forms.matmul.mixture import (
+    FACTORS,
+    Ensemble,
+    FittedGroup,
+    MatmulConstants,
+    ProductShares,
+    inputs_of,
+)
+from steptime._models.kernels.forms.matmul.products import GROUPS, Column, Products, groups_of, of_questions
+from steptime._models.kernels.question import Answer, LaunchTime, Question
+
+COPY, MEMSET, REDUCE, SCALE, EPILOGUE, MAIN = "copy", "memset", "split_k_reduce", "scale", "epilogue", "gemm"
+# What is launched beside copies of operands and bias: nothing, a clearing of counters, a sum over the parts of k, and single
+# precision's large-k kernel with what it needs. 27,725 of 27,789 rows are one of these.
+PATTERNS = ((MAIN,), (MEMSET, MAIN), (MAIN, REDUCE), (MEMSET, SCALE, MAIN, EPILOGUE))
+ROLES = (MEMSET, REDUCE, SCALE, EPILOGUE)
+_LEAST_MAIN = 0.3  # of what the mixture predicts: the main kernel never takes less beside its small ones
+KNOTS = np.arange(6.0, 31.0)  # of curves of copies: log2 of their bytes
+_CHUNK = 4096  # products at once: what their columns take stays in a core's cache
+_FILL_NS = 1000.0  # a small kernel
+
+Lines = npt.NDArray[np.float64]  # per role: ns at no size, ns per element
+Curves = npt.NDArray[np.float64]  # odd operands and kinds of bias x knots: ln(ns)
+
+
+@dataclass(frozen=True)
+class SmallKernels:
+    """How long what is launched beside the main kernel takes."""
+
+    lines: Lines
+    curves: Curves
+
+    def copy_ns(self, products: Products, shares: ProductShares) -> Column:
+        """ns that all copies of each product take."""
+        copied, total = copy_bytes(products), np.zeros(len(products))
+        for kind in (1, 2, 3):
+            mine = (copied > 0) & (products.bias == kind)
+            total[mine] = _along(self.curves[kind], copied[mine])
+        odd = products.copied > 0
+        total[odd] += _along(self.curves[0], products.copied_bytes[odd])
+        if (products.share > 1).any():
+            total /= shares.factors(products.share, products.others)[FACTORS.index("memory")]
+        return total
+
+    def launches(
+        self, products: Products, shares: ProductShares, main_ns: Column, scores: Column
+    ) -> Iterator[tuple[LaunchTime, ...]]:
+        """Every product's launches: copies, then the likeliest pattern, whose kernels share `main_ns` (all but copies)."""
+        elements = (products.batch * products.m * products.n).astype(float)
+        small = {name: start + slope * elements for name, (start, slope) in zip(ROLES, self.lines, strict=True)}
+        copies = products.bias_copied.astype(np.int64) + products.copied
+        each_ns = self.copy_ns(products, shares) / np.maximum(copies, 1)
+        for index, (pattern, count) in enumerate(zip(scores.argmax(axis=0), copies, strict=True)):
+            total = float(main_ns[index])
+            extra = {name: float(small[name][index]) for name in PATTERNS[pattern] if name != MAIN}
+            shrink = min(1.0, (1 - _LEAST_MAIN) * total / max(sum(extra.values()), 1e-9))
+            times = {name: time * shrink for name, time in extra.items()}
+            times[MAIN] = total - sum(times.values())
+            first = [LaunchTime(COPY, float(each_ns[index]))] * int(count)
+            yield (*first, *(LaunchTime(name, times[name]) for name in PATTERNS[pattern]))
+
+
+def copy_bytes(products: Products) -> Column:
+    """Bytes that a copy of the bias into the result moves; 0 where there is none."""
+    size = products.element_bytes
+    result = products.batch * products.m * products.n * size
+    bias = np.select([products.bias == 1, products.bias == 2], [products.n * size, products.m * products.n * size], result)
+    return np.where(products.bias_copied, result + bias, 0)
+
+
+def _along(curve: Column, copied: Column) -> Column:
+    """ns at so many bytes: between knots by powers, beyond the last one in proportion."""
+    place = np.log2(np.maximum(copied, 1))
+    beyond = np.maximum(place - KNOTS[-1], 0) * np.log(2)
+    times: Column = np.exp(np.interp(place, KNOTS, curve) + beyond)
+    return times
+
+
+@dataclass(frozen=True)
+class MatmulForm:
+    """Times of matrix products."""
+
+    beside: SmallKernels
+    shares: ProductShares = field(metadata=stored(prefix="parts."))
+    groups: dict[str, FittedGroup] = field(metadata=stored(prefix="", names=GROUPS))
+    device: MatmulConstants = field(default_factory=partial(reference_constants, "matmul", MatmulConstants))
+
+    @cached_property
+    def ensembles(self) -> list[Ensemble]:
+        """The mixtures of each group."""
+        return [Ensemble(group, self.groups[name], self.device.sms) for group, name in enumerate(GROUPS)]
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """What each product launches and how long that takes."""
+        products = of_questions(questions)
+        full = (products.m * products.n * products.k * products.batch) > 0
+        timed = iter(self._answers(products.take(np.flatnonzero(full))))
+        return [next(timed) if item else self._empty(products, index) for index, item in enumerate(full)]
+
+    def _empty(self, products: Products, index: int) -> Answer:
+        """A product without elements launches nothing; one over no terms fills its result with zeros or the bias."""
+        elements = int(products.m[index] * products.n[index] * products.batch[index])
+        size = elements * int(products.element_bytes[index])
+        return Answer((LaunchTime("fill", _FILL_NS + size / self.device.filled_bytes_per_ns),) if elements else ())
+
+    def _answers(self, products: Products) -> list[Answer]:
+        main_ns, inside = np.empty(len(products)), np.empty(len(products), dtype=bool)
+        scores = np.empty((len(PATTERNS), len(products)))
+        for group, places in _chunks(groups_of(products)):
+            inputs = inputs_of(products.take(places), group, self.shares, self.device)
+            mixed = self.ensembles[group].ask(inputs)
+            main_ns[places], scores[:, places] = np.exp(mixed.log_ns), mixed.launched
+            inside[places] = self.ensembles[group].inside(inputs)
+        launches = self.beside.launches(products, self.shares, main_ns, scores)
+        return [Answer(item, bool(within)) for item, within in zip(launches, inside, strict=True)]
+
+
+def _chunks(groups: Column) -> Iterator[tuple[int, Column]]:
+    """Places of products of one group, a chunk at a time."""
+    order = np.argsort(groups, kind="stable")
+    edges = np.searchsorted(groups[order], np.arange(len(GROUPS) + 1))
+    for group in range(len(GROUPS)):
+        for start in range(edges[group], edges[group + 1], _CHUNK):
+            yield group, order[start : min(start + _CHUNK, edges[group + 1])]
+
 
 FORM = MatmulForm

@@ -1,7 +1,8 @@
-"""What a pass of a convolution costs by the book, and the sizes that say how far off the book is."""
+"""Layers of convolution calls, their passes, what a pass costs by the book, and the sizes that say how far off the book is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,15 +11,142 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.engine.stored import Floats
-from steptime._models.kernels.forms.convolution.layer import DGRAD, FPROP, WGRAD, ConvolutionLayer
+from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.forms import settings_of
 from steptime._models.kernels.question import Question
 from steptime._units import dtype_bytes
+from steptime.errors import InputError
 
-_LAUNCH_NS, _KERNEL_NS, _WAVE_NS = (
-    1500.0,
-    2000.0,
-    700.0,
-)  # seen in the smallest rows: a launch, a product's floor, a tile's start
+FORWARD, BACKWARD = "aten::convolution.default", "aten::convolution_backward.default"
+
+# What one call does, in the order cuDNN launches it; ATen's own depthwise kernels do the weight before the input.
+FPROP, DGRAD, WGRAD, BIAS = "fprop", "dgrad", "wgrad", "bias"
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+_SPATIAL = (1, 2, 3)  # axes of an image: what cuDNN takes
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionLayer:
+    """A convolution with everything its time depends on, in two spatial axes: a line is an image of height 1."""
+
+    batch: int
+    inputs: int
+    outputs: int
+    taps: tuple[int, ...]
+    image: tuple[int, ...]  # height and width of what a forward pass reads
+    result: tuple[int, ...]  # of what it writes
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: str
+    axes: int
+    channels_last: bool
+    passes: tuple[str, ...]
+    written: tuple[str, ...]  # image, weight, result: which of them a step has just written
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every input channel has filters of its own."""
+        return self.groups > 1 and self.groups == self.inputs
+
+
+@lru_cache(maxsize=1 << 16)
+def layer_of(call: Call) -> ConvolutionLayer:
+    """The layer of a convolution call; InputError where shapes, dtypes or arguments do not belong together."""
+    if call.op not in (FORWARD, BACKWARD):
+        raise InputError(f"{call.op} is no convolution: {FORWARD} or {BACKWARD} was expected")
+    backward = call.op == BACKWARD
+    places = (1, 2, 0) if backward else (0, 1, None)
+    image, weight = _tensor(call, places[0]), _tensor(call, places[1])
+    first = 4 if backward else 3
+    if len(call.args) < first + 6:
+        raise InputError(f"{call.op} has {len(call.args)} arguments, {first + 6} were expected")
+    axes, shapes = len(image.shape) - 2, f"{call.op} of {_sizes(image)} with filters {_sizes(weight)}"
+    if axes not in _SPATIAL or len(weight.shape) != axes + 2:
+        raise InputError(f"{shapes}: batch, channels and 1 to 3 axes were expected")
+    stride, padding, dilation = (_lengths(call, first + index, axes) for index in range(3))
+    if call.args[first + 3]:
+        raise InputError(f"{call.op} is transposed, which no measured call is: write it as the backward pass of its input")
+    groups = call.args[first + 5]
+    result = tuple(
+        (length + 2 * pad - gap * (tap - 1) - 1) // step + 1
+        for length, tap, step, pad, gap in zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    )
+    if not isinstance(groups, int) or groups < 1 or image.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise InputError(f"{shapes} in {groups} groups: channels do not divide")
+    if min((*image.shape, *weight.shape, *result)) < 1:
+        raise InputError(f"{shapes} has no result: {_text(result)}")
+    if image.dtype not in DTYPES or weight.dtype != image.dtype:
+        raise InputError(f"{call.op} of {image.dtype} with {weight.dtype}: one of {', '.join(DTYPES)} for both was expected")
+    expected = (image.shape[0], weight.shape[0], *result)
+    if backward and _tensor(call, 0).shape != expected:
+        raise InputError(f"{call.op} of a gradient {_sizes(_tensor(call, 0))}: {_text(expected)} was expected")
+    names = {places[0]: "image", places[1]: "weight", places[2]: "result"}
+    return ConvolutionLayer(
+        batch=image.shape[0],
+        inputs=image.shape[1],
+        outputs=weight.shape[0],
+        taps=_two(weight.shape[2:]),
+        image=_two(image.shape[2:]),
+        result=_two(result),
+        stride=_two(stride),
+        dilation=_two(dilation),
+        groups=groups,
+        dtype=image.dtype,
+        axes=axes,
+        channels_last=_channels_last(image) or _channels_last(weight),
+        passes=_passes(call),
+        written=tuple(names[index] for index in call.written if index in names),
+    )
+
+
+def _passes(call: Call) -> tuple[str, ...]:
+    if call.op == FORWARD:
+        return (FPROP, BIAS) if isinstance(call.args[2], TensorArg) else (FPROP,)
+    asked = call.args[10] if len(call.args) > 10 else (True, True, bool(call.args[3]))
+    if not isinstance(asked, tuple) or len(asked) != 3:
+        raise InputError(f"{call.op} asks for {asked!r}: three truths (input, weight, bias) were expected")
+    return tuple(name for name, wanted in zip((DGRAD, WGRAD, BIAS), asked, strict=True) if wanted)
+
+
+def _tensor(call: Call, place: int | None) -> TensorArg:
+    value = call.args[place] if place is not None and place < len(call.args) else None
+    if not isinstance(value, TensorArg):
+        raise InputError(f"{call.op} has no tensor as argument {place}")
+    return value
+
+
+def _lengths(call: Call, place: int, count: int) -> tuple[int, ...]:
+    value: Argument = call.args[place]
+    numbers = tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
+    if len(numbers) == 1:
+        numbers *= count
+    if len(numbers) != count or min(numbers) < 0:
+        raise InputError(f"{call.op} has {value!r} as argument {place}: {count} whole numbers were expected")
+    return numbers
+
+
+def _two(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width; depth joins height."""
+    return math.prod(lengths[:-1]), lengths[-1]
+
+
+def _channels_last(tensor: TensorArg) -> bool:
+    """Channels next to each other in memory, as ATen suggests a layout: of single pixels or channels both hold."""
+    return tensor.strides is not None and len(tensor.shape) > 3 and tensor.strides[1] == 1 and tensor.strides[-1] != 1
+
+
+def _sizes(tensor: TensorArg) -> str:
+    return _text(tensor.shape)
+
+
+def _text(lengths: tuple[int, ...]) -> str:
+    return "x".join(str(length) for length in lengths)
+
+
+# Seen in the smallest rows: a launch, a product's floor, a tile's start.
+_LAUNCH_NS, _KERNEL_NS, _WAVE_NS = 1500.0, 2000.0, 700.0
 _MOVE_TILE = 32  # cuDNN's layout kernels move squares of 32 x 32
 _SPLIT_LEAST = 256  # how much of the inner length a split keeps at least, seen in the measured rows
 # How much faster depthwise kernels are with channels last (cuDNN) than first (ATen), seen in the measured rows.
@@ -83,12 +211,10 @@ class PassColumns:
         self.last, self.fprop, self.dgrad, self.wgrad = (column > 0 for column in table[15:19])
         self.written = [column > 0 for column in table[19:22]]
         self.forward = table[22] > 0
-        asked = [(item.question.tf32, item.question.warm, item.question.share, item.question.others) for item in passes]
-        self.warm = np.array([warm for _, warm, _, _ in asked], dtype=bool)
-        self.share = np.array([share for _, _, share, _ in asked], dtype=np.float64)
-        self.others = np.array([("none", "idle", "same", "streaming").index(others) for *_, others in asked], dtype=np.float64)
+        settings = settings_of([item.question for item in passes])
+        self.warm, self.share, self.others = settings.warm, settings.share.astype(float), settings.others.astype(float)
         self.half = self.element == 2
-        self.single = (self.element > 2) & ~np.array([tf32 for tf32, *_ in asked], dtype=bool)
+        self.single = (self.element > 2) & ~settings.tf32
         self.sms = np.maximum(1.0, device.sms / self.share)
         self.taps = self.tap_height * self.tap_width
         self.area, self.result_area = self.image_height * self.image_width, self.result_height * self.result_width
@@ -104,27 +230,24 @@ class PassColumns:
         ]
         self.nbytes = self.tensors[0] + self.tensors[1] + self.tensors[2]
         # While the other parts do the same, each has its share of the memory's rate.
-        self.bytes_per_ns = device.bytes_per_ns / np.where(self.others == 2, self.share, 1.0)
+        self.crowding = np.where(self.others == 2, self.share, 1.0)
+        self.bytes_per_ns = device.bytes_per_ns / self.crowding
         self.memory_ns = _KERNEL_NS + self.nbytes / self.bytes_per_ns
 
-    def sizes(self) -> tuple[Floats, Floats, Floats]:
-        """Rows, columns and inner length of a pass as a product, for one group."""
-        rows = np.where(self.fprop, self.pixels, np.where(self.dgrad, self.batch * self.area, self.group_outputs))
-        columns = np.where(
-            self.fprop, self.group_outputs, np.where(self.dgrad, self.group_inputs, self.group_inputs * self.taps)
-        )
-        forward, backward = self.group_inputs * self.taps, self.group_outputs * self.taps / self.stride
-        return rows, columns, np.where(self.fprop, forward, np.where(self.dgrad, backward, self.pixels))
+    def by_pass(self, fprop: Floats, dgrad: Floats, wgrad: Floats) -> Floats:
+        """Of each pass what belongs to it."""
+        return np.where(self.fprop, fprop, np.where(self.dgrad, dgrad, wgrad))
+
+    def sizes(self, pad: Floats | int = 1) -> tuple[Floats, Floats, Floats]:
+        """Rows, columns and inner length of a pass as a product, for one group; inner channels padded to a multiple."""
+        rows = self.by_pass(self.pixels, self.batch * self.area, self.group_outputs)
+        columns = self.by_pass(self.group_outputs, self.group_inputs, self.group_inputs * self.taps)
+        forward = _padded(self.group_inputs, pad) * self.taps
+        return rows, columns, self.by_pass(forward, _padded(self.group_outputs, pad) * self.taps / self.stride, self.pixels)
 
     def implicit_ns(self, tile: tuple[int, int], peak: Floats, pad: Floats) -> Floats:
         """An implicit product: channels are padded to what a step of the kernel takes, tiles run in waves."""
-        rows, columns, _ = self.sizes()
-        forward, backward = (
-            _padded(self.group_inputs, pad) * self.taps,
-            _padded(self.group_outputs, pad) * self.taps / self.stride,
-        )
-        inner = np.where(self.fprop, forward, np.where(self.dgrad, backward, self.pixels))
-        return self._tiled_ns(rows, columns, inner, self.groups, tile, peak, self.wgrad)
+        return self._tiled_ns(self.sizes(pad), self.groups, tile, peak, self.wgrad)
 
     def product_ns(self, tile: tuple[int, int], peak: Floats) -> Floats:
         """A pointwise pass as a plain product: of the whole batch with channels last, else of each image."""
@@ -132,27 +255,24 @@ class PassColumns:
         places = np.where(self.last, self.pixels, self.result_area)
         channels = np.where(self.dgrad, self.inputs, self.outputs)
         inner = np.where(self.fprop, self.inputs, self.outputs)
-        rows = np.where(self.wgrad, self.inputs, np.where(self.last, channels, places))
-        columns = np.where(self.wgrad, self.outputs, np.where(self.last, places, channels))
-        inner = np.where(self.wgrad, np.where(self.last, self.pixels, _padded(self.result_area, 8)), _padded(inner, 8))
-        reduced = np.where(
-            self.wgrad & ~self.last, self.batch * self.inputs * self.outputs * 4 / self.device.moved_bytes_per_ns, 0.0
+        sizes = (
+            np.where(self.wgrad, self.inputs, np.where(self.last, channels, places)),
+            np.where(self.wgrad, self.outputs, np.where(self.last, places, channels)),
+            np.where(self.wgrad, np.where(self.last, self.pixels, _padded(self.result_area, 8)), _padded(inner, 8)),
         )
-        times: Floats = (
-            self._tiled_ns(rows, columns, inner, images * self.groups, tile, peak, np.ones_like(self.wgrad)) + reduced
-        )
-        return times
+        summed_bytes = np.where(self.wgrad & ~self.last, self.batch * self.inputs * self.outputs * 4, 0.0)
+        times: Floats = self._tiled_ns(sizes, images * self.groups, tile, peak, np.ones_like(self.wgrad))
+        return times + summed_bytes / self.device.moved_bytes_per_ns
 
     def _tiled_ns(
         self,
-        rows: Floats,
-        columns: Floats,
-        inner: Floats,
+        sizes: tuple[Floats, Floats, Floats],
         copies: Floats,
         tile: tuple[int, int],
         peak: Floats,
         may_split: npt.NDArray[np.bool_],
     ) -> Floats:
+        rows, columns, inner = sizes
         tiles = np.ceil(rows / tile[0]) * np.ceil(columns / tile[1]) * copies
         parts = np.maximum(1.0, np.minimum(self.sms // tiles, inner // _SPLIT_LEAST))
         parts = np.where(may_split & (tiles < self.sms), parts, 1.0)
@@ -171,7 +291,7 @@ class PassColumns:
         total: Floats = np.zeros(self.batch.shape)
         for index, (count, channels, places) in enumerate(shapes):
             moved = count * _padded(channels, _MOVE_TILE) * _padded(places, _MOVE_TILE) * self.element
-            time = _LAUNCH_NS + 2 * moved / (self.device.moved_bytes_per_ns / np.where(self.others == 2, self.share, 1.0))
+            time = _LAUNCH_NS + 2 * moved / (self.device.moved_bytes_per_ns / self.crowding)
             total += np.where(self.taps > 1, time, 0.0) if index == 1 else time
         return total
 
@@ -179,11 +299,8 @@ class PassColumns:
         """A depthwise pass: a backward one visits every tap of every pixel of the image, strided or not."""
         visited = self.batch * self.inputs * self.area * self.taps * np.maximum(1.0, self.outputs // self.inputs)
         work = np.where(self.dgrad & (self.outputs >= self.inputs), visited, self.macs)
-        rate = (
-            np.where(self.wgrad, self.device.depthwise_weight_per_ns, self.device.depthwise_per_ns)
-            * np.where(self.last, _DEPTHWISE_LAST, 1.0)
-            / self.share
-        )
+        first_rate = np.where(self.wgrad, self.device.depthwise_weight_per_ns, self.device.depthwise_per_ns)
+        rate = first_rate * np.where(self.last, _DEPTHWISE_LAST, 1.0) / self.share
         busy = np.where(self.wgrad & ~self.last, self.weight_gradient_ns(), work / rate)
         times: Floats = _LAUNCH_NS + np.maximum(self.nbytes / self.bytes_per_ns, busy)
         return times
@@ -226,13 +343,8 @@ def table(columns: PassColumns) -> tuple[Floats, Floats]:
     log = np.log
     plain = [
         *(log(rows), log(width), log(inner), log(columns.batch), log(columns.inputs), log(columns.outputs)),
-        *(
-            log(columns.group_inputs),
-            log(columns.group_outputs),
-            log(columns.groups),
-            log(columns.area),
-            log(columns.result_area),
-        ),
+        *(log(columns.group_inputs), log(columns.group_outputs), log(columns.groups)),
+        *(log(columns.area), log(columns.result_area)),
         *(columns.tap_height, columns.tap_width, columns.taps, columns.stride, columns.dilation),
         *(columns.image_height, columns.image_width, columns.result_width, columns.element, columns.bfloat16, columns.axes),
         *(_alignment(columns.inputs), _alignment(columns.outputs), _alignment(columns.area), _alignment(columns.result_area)),

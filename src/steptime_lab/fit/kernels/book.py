@@ -1,7 +1,8 @@
-"""Launch lists from measured calls."""
+"""What the fits of forms by the book share: launch lists from measured calls, and kernel names that tell code apart."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,3 +58,17 @@ def _distinct(lists: Sequence[tuple[str, ...]]) -> tuple[npt.NDArray[np.str_], _
     code = {name: number for number, name in enumerate(names)}
     listed = np.array([code[name] for kernels in seen for name in kernels], dtype=np.int32)
     return np.asarray(names, dtype=np.str_), listed, np.array([len(kernels) for kernels in seen], dtype=np.int32), which
+
+
+def short_name(name: str) -> str:
+    """A kernel's name cut to what tells code apart: no arguments, no template, no tile."""
+    text = name.removeprefix("void ")
+    if match := re.match(r"(sm\d+_xmma_[a-z]+)", text):
+        return match.group(1)
+    if match := re.match(r"(nvjet_sm\d+)", text):
+        return match.group(1)
+    if match := re.search(r"<(cutlass_\w+?)_\d+x\d+", text):
+        return match.group(1)
+    if text.startswith("_ZN"):
+        return "cutlass_implicit_gemm"
+    return re.sub(r"[<(].*", "", text.replace("(anonymous namespace)::", "")).split("::")[-1].strip()

@@ -1,0 +1,282 @@
+"""Attention: flash, cuDNN, memory-efficient and plain, by the book (tiles of scores over the SMs, bytes) times a learned ratio.
+
+Trees and networks learn the ratio for all kernels together; parts of a GPU are learned on top. Launch lists are those of the
+nearest measured call. The plain form is one call here; a traced step has its products and softmax as ops of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import numpy as np
+
+from steptime._models.engine.blend import Blend
+from steptime._models.engine.constants import reference_constants
+from steptime._models.engine.stored import Floats
+from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.forms import settings_of
+from steptime._models.kernels.forms.lists import Lists, inside_of
+from steptime._models.kernels.question import Answer, Question
+from steptime._units import dtype_bytes
+from steptime.errors import InputError
+
+WHOLE, PARTS = "whole", "parts"  # of a GPU: the blends of the form
+FLASH, CUDNN, EFFICIENT, MATH = "flash", "cudnn", "efficient", "math"
+
+_PREFIX, _SUFFIX, _BACKWARD = "aten::_scaled_dot_product_", ".default", "_backward"
+_KINDS = {"flash_attention": FLASH, "cudnn_attention": CUDNN, "efficient_attention": EFFICIENT, "attention_math": MATH}
+# Kind and direction -> where dropout and causal stand among the arguments.
+_PLACES = {
+    (FLASH, False): (3, 4),
+    (FLASH, True): (10, 11),
+    (CUDNN, False): (5, 6),
+    (CUDNN, True): (13, 14),
+    (EFFICIENT, False): (5, 6),
+    (EFFICIENT, True): (9, 11),
+    (MATH, False): (4, 5),
+}
+# Kind and direction -> where a mask that is added to the scores stands.
+_BIASES = {(CUDNN, False): 3, (CUDNN, True): 8, (EFFICIENT, False): 3, (EFFICIENT, True): 4, (MATH, False): 3}
+_HALVES = ("float16", "bfloat16")
+_DTYPES = {FLASH: _HALVES, CUDNN: _HALVES, EFFICIENT: (*_HALVES, "float32"), MATH: (*_HALVES, "float32", "float64")}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Scaled dot-product attention with everything its time depends on."""
+
+    kind: str
+    backward: bool
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dim: int
+    dtype: str
+    causal: bool
+    dropout: bool
+    bias: bool
+    asked: int  # of a backward call: how many gradients
+    stride: int  # elements from one query to the next: three times the heads' where query, key and value are one layer's output
+    spaced: bool  # whether heads lie apart in memory, as after a transpose
+    written: tuple[str, ...]  # query, key, value, gradient: which of them a step has just written
+
+
+@lru_cache(maxsize=1 << 16)
+def heads_of(call: Call) -> Heads:
+    """The attention of a call; InputError where shapes, dtypes or arguments do not belong together."""
+    backward = _BACKWARD + _SUFFIX in call.op
+    kind = _KINDS.get(call.op.removeprefix(_PREFIX).removesuffix(_SUFFIX).removesuffix(_BACKWARD), "")
+    if not call.op.startswith(_PREFIX) or (kind, backward) not in _PLACES:
+        raise InputError(f"{call.op} is no attention that is modelled: flash, cudnn, efficient or math was expected")
+    first = 1 if backward else 0
+    query, key, value = (_tensor(call, first + index) for index in range(3))
+    shape = query.shape
+    if key.shape[:2] != shape[:2] or value.shape[:3] != key.shape[:3] or key.shape[3] != shape[3]:
+        raise InputError(
+            f"{call.op} of queries {_sizes(query)}, keys {_sizes(key)}, values {_sizes(value)}: they do not fit together"
+        )
+    if backward and _tensor(call, 0).shape[:3] != shape[:3]:
+        raise InputError(f"{call.op} of a gradient {_sizes(_tensor(call, 0))} for queries {_sizes(query)}")
+    if query.dtype not in _DTYPES[kind] or {key.dtype, value.dtype} != {query.dtype}:
+        raise InputError(
+            f"{call.op} of {query.dtype}, {key.dtype}, {value.dtype}: one of {', '.join(_DTYPES[kind])} was expected"
+        )
+    dropout, causal = (_plain(call, index) for index in _PLACES[kind, backward])
+    names = ("gradient", "query", "key", "value") if backward else ("query", "key", "value")
+    bias = _BIASES.get((kind, backward))
+    truths = _plain(call, 10) if kind == EFFICIENT and backward else None  # which gradients are asked for
+    return Heads(
+        kind=kind,
+        backward=backward,
+        batch=shape[0],
+        heads=shape[1],
+        queries=shape[2],
+        keys=key.shape[2],
+        dim=shape[3],
+        dtype=query.dtype,
+        causal=bool(causal),
+        dropout=isinstance(dropout, int | float) and dropout > 0,
+        bias=bias is not None and isinstance(_plain(call, bias), TensorArg),
+        asked=sum(map(bool, truths[:3])) if isinstance(truths, tuple) else 3,
+        stride=query.strides[2] if query.strides is not None else shape[3],
+        spaced=query.strides is not None and query.strides[2] != shape[3],
+        written=tuple(names[index] for index in call.written if index < len(names)),
+    )
+
+
+def _plain(call: Call, place: int) -> Argument:
+    """An argument that may have been left out: its default is nothing."""
+    return call.args[place] if place < len(call.args) else None
+
+
+def _tensor(call: Call, place: int) -> TensorArg:
+    value = _plain(call, place)
+    if not isinstance(value, TensorArg) or len(value.shape) != 4 or min(value.shape) < 1:
+        shape = _sizes(value) if isinstance(value, TensorArg) else repr(value)
+        raise InputError(f"{call.op} has {shape} as argument {place}: a tensor of batch, heads, length and dim was expected")
+    return value
+
+
+def _sizes(tensor: TensorArg) -> str:
+    return "x".join(str(length) for length in tensor.shape)
+
+
+_LAUNCH_NS = 2000.0  # seen in the smallest rows
+_TRIPS = 12.0  # how often the plain form reads or writes the scores, counted from its launches
+
+
+@dataclass(frozen=True)
+class AttentionConstants:
+    """Of the device: its size, what memory reaches, and flop per ns of one SM by kind of kernel and direction."""
+
+    sms: float
+    l2_bytes: float
+    bytes_per_ns: float  # read and write mixed
+    flash_forward: float
+    flash_backward: float
+    cudnn_forward: float
+    cudnn_backward: float
+    efficient_forward: float
+    efficient_backward: float
+    efficient_single_forward: float
+    efficient_single_backward: float
+    math_forward: float
+
+    def rate(self, heads: Heads, single: bool) -> float:
+        """Flop per ns of one SM in the largest measured calls of a kind."""
+        kind = f"{heads.kind}_single" if heads.kind == EFFICIENT and single else heads.kind
+        rate: float = getattr(self, f"{kind}_{'backward' if heads.backward else 'forward'}")
+        return rate
+
+
+def _tile(heads: Heads, single: bool) -> tuple[int, int]:
+    """How many rows a block holds and how many of the other side it takes at a time, as the names of the kernels say."""
+    small = heads.dim <= 64
+    if heads.kind == FLASH and heads.backward:
+        return (128, 128) if small else (128, 64) if heads.dim <= 128 else (64, 64)
+    if heads.kind == FLASH:
+        narrow = 64 if heads.dropout else 128
+        return (128, narrow if small else narrow // 2 if heads.dim > 96 else 64) if heads.dim <= 128 else (64, 64)
+    if heads.kind == EFFICIENT and heads.backward:
+        return (64, 64) if small else (64, 128) if single else (128, 128)
+    if heads.kind == EFFICIENT:
+        return (64, 64) if small else (64, 128)
+    return (64, 64) if heads.backward or heads.kind == MATH else (128, 128)
+
+
+@lru_cache(maxsize=1 << 16)
+def _numbers(heads: Heads, device: AttentionConstants) -> tuple[float, ...]:
+    single = dtype_bytes(heads.dtype) > 2
+    tile = (*_tile(heads, single), device.rate(heads, single))
+    return (
+        *(heads.batch, heads.heads, heads.queries, heads.keys, heads.dim, dtype_bytes(heads.dtype), heads.stride, heads.asked),
+        *tile,
+        *(heads.causal, heads.dropout, heads.bias, heads.spaced, heads.backward, heads.dtype == "bfloat16"),
+        *(heads.kind == FLASH, heads.kind == CUDNN, heads.kind == EFFICIENT, heads.kind == MATH),
+        sum(name in heads.written for name in ("query", "gradient")),
+        sum(name in heads.written for name in ("key", "value")),
+    )
+
+
+def table(calls: Sequence[Heads], questions: Sequence[Question], device: AttentionConstants) -> tuple[Floats, Floats]:
+    """Features, shape (calls, features), and the time by the book in ns, of which a model learns the ratio."""
+    numbers = np.array([_numbers(heads, device) for heads in calls], dtype=np.float64).reshape(-1, 23).T
+    batch, heads, queries, keys, dim, element, stride, asked, high, wide, rate = numbers[:11]
+    causal, dropout, bias, spaced, backward, bfloat16 = numbers[11:17]
+    kinds, (written_queries, written_keys) = numbers[17:21], numbers[21:]
+    settings = settings_of(questions)
+    share, others, warm = (column.astype(np.float64) for column in (settings.share, settings.others, settings.warm))
+    sms, bandwidth = np.maximum(1.0, device.sms / share), device.bytes_per_ns / np.where(others == 2, share, 1.0)
+    pairs, log = batch * heads, np.log
+    # A backward block walks over queries and holds keys, and does five products where a forward one does two.
+    held, walked = np.where(backward > 0, keys, queries), np.where(backward > 0, queries, keys)
+    padded = np.ceil(dim / 32) * 32
+    part = np.where(causal > 0, 0.5 + 0.5 * np.minimum(1.0, high / np.maximum(walked, 1.0)), 1.0)
+    steps = np.ceil(walked / wide)
+    step_ns = np.where(backward > 0, 2.5, 1.0) * 4 * high * wide * padded / rate
+    blocks = pairs * np.ceil(held / high)
+    waves = blocks / sms
+    compute = np.maximum(steps * step_ns, waves * steps * part * step_ns)
+    rounds = np.ceil(blocks / (2 * sms))  # of blocks over the SMs, two on each
+    rounded = np.maximum(1.0, np.ceil(waves)) * steps * part * step_ns
+    side, other = pairs * queries * dim * element, pairs * keys * dim * element
+    nbytes = np.where(backward > 0, 4.0, 2.0) * (side + other) + np.where(bias > 0, batch * queries * keys * element, 0)
+    scores = pairs * queries * keys * 4.0
+    memory = (nbytes + np.where(kinds[3] > 0, _TRIPS * scores, 0.0)) / bandwidth
+    base = _LAUNCH_NS * np.where(kinds[3] > 0, 12.0, 1.0) + np.maximum(compute, memory) + 1000.0 * backward
+    hot_bytes = written_queries * np.minimum(side, device.l2_bytes) + written_keys * np.minimum(other, device.l2_bytes)
+    hot = warm * hot_bytes / nbytes
+    flop = 4 * pairs * queries * keys * dim * part
+    columns = [
+        *(log(base), log(batch), log(heads), log(queries), log(keys), dim, element, log(stride), stride / (heads * dim), asked),
+        *(causal, dropout, bias, spaced, backward, bfloat16, *kinds, warm, hot, share, others, log(pairs), log(queries / keys)),
+        *(log(pairs * queries), log(pairs * keys), log(flop), log(nbytes), log(scores), log(steps), log(blocks)),
+        *(log(waves), np.where(waves < 40, np.ceil(waves) / waves, 1.0), log(compute / base), log(rounded / base)),
+        *(log(memory / base), padded / dim, queries % 64 == 0, keys % 64 == 0, keys % 8 == 0, log(steps * step_ns / base)),
+        *(queries / (np.ceil(queries / 128) * 128), keys / (np.ceil(keys / 128) * 128), queries, keys, flop / nbytes),
+        *(high, wide, log(rounds * steps * part * step_ns / base), rounds),
+    ]
+    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1), base
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """The fitted form."""
+
+    blend: dict[str, Blend]  # for the whole GPU, and what shares of one add
+    lists: Lists
+    low: Floats  # feature -> range of the fitted rows
+    high: Floats
+    device: AttentionConstants = field(default_factory=partial(reference_constants, "attention", AttentionConstants))
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """What each question's call launches."""
+        if not questions:
+            return []
+        calls = [heads_of(question.call) for question in questions]
+        features, base = table(calls, questions, self.device)
+        times = base * np.exp(ratios(self.blend, questions, features))
+        near = self.lists.nearest([kind_of(heads) for heads in calls], coordinates(calls))
+        inside = inside_of(features, self.low, self.high) & near.known
+        return [
+            Answer(tuple(near.launches(index, time, _group(heads))), bool(inside[index]))
+            for index, (time, heads) in enumerate(zip(times, calls, strict=True))
+        ]
+
+
+def ratios(blends: dict[str, Blend], questions: Sequence[Question], features: Floats) -> Floats:
+    """Logarithm of how much longer each call takes than by the book."""
+    learned = blends[WHOLE].values(features) if WHOLE in blends else np.zeros(len(questions))
+    shared = np.asarray([question.share > 1 for question in questions])
+    if PARTS in blends and shared.any():
+        learned[shared] += blends[PARTS].values(np.column_stack([features, learned])[shared])
+    return learned
+
+
+def _group(heads: Heads) -> str:
+    return f"{heads.kind}_{'backward' if heads.backward else 'forward'}"
+
+
+def kind_of(heads: Heads) -> str:
+    """What has to agree for two calls to launch alike."""
+    packed = heads.heads * heads.dim == heads.stride
+    flags = (heads.causal and heads.kind == MATH, heads.dropout, heads.bias, heads.spaced, packed)
+    return f"{_group(heads)} {heads.dtype} {heads.asked} {' '.join(str(int(flag)) for flag in flags)}"
+
+
+def coordinates(calls: Sequence[Heads]) -> Floats:
+    """Where calls lie among those of their kind."""
+    return np.array([_point(heads) for heads in calls], dtype=np.float64).reshape(len(calls), -1)
+
+
+@lru_cache(maxsize=1 << 16)
+def _point(heads: Heads) -> tuple[float, ...]:
+    sizes = (heads.batch * heads.heads, heads.queries, heads.keys, heads.dim)
+    return (*(math.log(size) for size in sizes), 2.0 * (heads.keys % 8 == 0), float(heads.causal), 3.0 * (heads.batch == 1))
+
+
+FORM = AttentionForm
