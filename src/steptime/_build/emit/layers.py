@@ -17,7 +17,7 @@ STRIDED, SPARSE = 0, 1  # c10::Layout
 _CONTIGUOUS = 0  # c10::MemoryFormat
 _MEAN = 1  # at::Reduction
 # From here on cuBLASLt does not add the bias itself (aten/src/ATen/native/cuda/Blas.cpp, addmm_out_cuda_impl).
-_MOST_FOR_EPILOGUE = 65535 * 32
+MOST_FOR_EPILOGUE = 65535 * 32
 
 
 def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def addmm(tape: Tape, bias: Tensor, x: Tensor, turned: Tensor, y: Tensor) -> Non
     emit = tape.emit
     with emit.around("aten::addmm", (bias, x, turned, 1, 1), (y,), sequence=emit.sequence):
         sizes = (*x.shape, *turned.shape)
-        if 1 in turned.shape or max(sizes) >= _MOST_FOR_EPILOGUE:
+        if 1 in turned.shape or max(sizes) >= MOST_FOR_EPILOGUE:
             spread = emit.view(bias, y.shape, (0, 1))
             with emit.around("aten::expand", (bias, y.shape, False), (spread,)):
                 emit.op("aten::as_strided", (bias, y.shape, (0, 1), None), (spread,))

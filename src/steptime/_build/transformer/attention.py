@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from steptime._build.emit.autograd import Gradients
 from steptime._build.emit.ops import contiguous_strides
-from steptime._build.emit.layers import DTYPE_NUMBERS
+from steptime._build.emit.layers import DTYPE_NUMBERS, transposed_pair
 from steptime._build.transformer.emit import compact_strides
 from steptime._build.transformer.fused import FUSED, scalar_tensor
 from steptime._build.transformer.layers import dropout, scalar
@@ -131,8 +131,8 @@ def _bmm(tape: StepTape, one: Tensor, other: Tensor) -> Tensor:
 
     def backward(gradients: Gradients) -> Gradients:
         gradient = given(gradients[0])
-        of_other = _batched(tape, _swapped(tape, saved_one()), gradient)
-        return _batched(tape, gradient, _swapped(tape, saved_other())), of_other
+        of_other = _batched(tape, transposed_pair(tape.emit, saved_one(), 1, 2), gradient)
+        return _batched(tape, gradient, transposed_pair(tape.emit, saved_other(), 1, 2)), of_other
 
     tape.record("BmmBackward0", (one, other), (y,), backward)
     return y
@@ -142,13 +142,6 @@ def _batched(tape: StepTape, one: Tensor, other: Tensor) -> Tensor:
     result = tape.emit.tensor((one.shape[0], one.shape[1], other.shape[2]), one.dtype)
     tape.emit.op("aten::bmm", (one, other), (result,))
     return result
-
-
-def _swapped(tape: StepTape, x: Tensor) -> Tensor:
-    assert x.strides is not None
-    y = tape.emit.view(x, (x.shape[0], x.shape[2], x.shape[1]), (x.strides[0], x.strides[2], x.strides[1]))
-    tape.emit.op("aten::transpose", (x, 1, 2), (y,))
-    return y
 
 
 def _scaled_softmax(tape: StepTape, scores: Tensor) -> Tensor:

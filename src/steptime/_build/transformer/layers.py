@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from steptime._build.emit.autograd import Gradients
-from steptime._build.emit.layers import DTYPE_NUMBERS, number
+from steptime._build.emit.layers import DTYPE_NUMBERS, MOST_FOR_EPILOGUE, number
 from steptime._build.transformer.tape import Saved, StepTape
 from steptime._build.transformer.views import given, lowered, reshape, reshaped, to_dtype, turned, view
 from steptime._program.program import Tensor
@@ -81,7 +81,12 @@ def _saved(tape: StepTape, x: Tensor, weight: Tensor) -> _Matrices:
 
 
 def _addmm(tape: StepTape, bias: Tensor, x: Tensor, weight: Tensor, y: Tensor, saved: _Matrices) -> None:
-    tape.emit.op("aten::addmm", (bias, x, weight, 1, 1), (y,), sequence=tape.emit.sequence)
+    emit = tape.emit
+    with emit.around("aten::addmm", (bias, x, weight, 1, 1), (y,), sequence=emit.sequence):
+        if 1 in weight.shape or max(*x.shape, *weight.shape) >= MOST_FOR_EPILOGUE:
+            spread = emit.view(bias, y.shape, (0, 1))
+            with emit.around("aten::expand", (bias, y.shape, False), (spread,)):
+                emit.op("aten::as_strided", (bias, y.shape, (0, 1), None), (spread,))
 
     def backward(gradients: Gradients) -> Gradients:
         gradient = given(gradients[0])
