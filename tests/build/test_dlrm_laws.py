@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime._build.dlrm.model import INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
-from steptime._build.dlrm.program import top_width
+from steptime._build.dlrm.step import top_width
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
 from steptime._ops.waits import needed_by_nobody, tensor_waits

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from steptime._build.emit.autograd import Gradients, Tape
 from steptime._build.emit.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, buckets_of
-from steptime._build.emit.layers import cat, linear, mse_loss, relu
-from steptime._build.emit.ops import Emitter, contiguous_strides, is_contiguous
+from steptime._build.emit.emitter import Emitter, contiguous_strides, is_contiguous
+from steptime._build.emit.layers import activation, cat, linear
+from steptime._build.emit.losses import mse_loss
+from steptime._build.emit.tape import Gradients, Tape
 from steptime._program.program import CallKind, Phase, Program, Tensor
 
 
@@ -54,10 +55,10 @@ def test_columns_of_a_matrix_are_row_major_only_where_there_is_one_row() -> None
 
 def test_what_is_written_on_autograds_thread_is_the_backward_pass() -> None:
     emit = Emitter()
-    with emit.around("aten::relu"):
-        emit.op("aten::clamp_min")
+    with emit.around("relu"):
+        emit.op("clamp_min")
         with emit.backward_thread():
-            emit.op("autograd::engine::evaluate_function: ReluBackward0")
+            emit.write("autograd::engine::evaluate_function: ReluBackward0")
     program = emit.program()
     assert program.ops.phase.tolist() == [Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD]
     assert program.ops.parent.tolist() == [-1, 0, -1]
@@ -147,7 +148,7 @@ def test_inputs_that_want_no_gradient_cost_no_product() -> None:
         if wanted:
             tape.parameter(x)
         y = linear(tape, x, tape.parameter(emit.tensor((3, 5))), tape.parameter(emit.tensor((3,))))
-        tape.backward(mse_loss(tape, relu(tape, y), emit.tensor((7, 3))))
+        tape.backward(mse_loss(tape, activation(tape, "relu", y), emit.tensor((7, 3))))
         return names_of(emit.program()).count("aten::mm")
 
     assert products(wanted=True) == products(wanted=False) + 1

@@ -12,7 +12,7 @@ import pytest
 from steptime._api.read import read
 from steptime._build.config import read_config
 from steptime._build.dlrm.model import KIND, Dlrm
-from steptime._build.dlrm.program import top_width
+from steptime._build.dlrm.step import top_width
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._hardware.device import read_device

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from tests.support.same_ops import same_device_ops, same_ops
 
-from steptime._build.emit.autograd import Tape
-from steptime._build.emit.layers import linear, mse_loss, relu
-from steptime._build.emit.ops import Emitter
+from steptime._build.emit.emitter import Emitter
+from steptime._build.emit.layers import activation, linear
+from steptime._build.emit.losses import mse_loss
+from steptime._build.emit.tape import Tape
 from steptime._program.program import Program, Tensor
 
 
@@ -30,7 +31,7 @@ def step(
     if more is not None:
         more(emit, y)
     target = emit.view(x, (32, width)) if reuse else emit.tensor((32, width))
-    tape.backward(mse_loss(tape, relu(tape, y), target))
+    tape.backward(mse_loss(tape, activation(tape, "relu", y), target))
     if ranks > 1:
         emit.all_reduce((y,))
     return emit.program()
@@ -53,7 +54,7 @@ def test_another_shape_is_a_difference_of_every_op_that_has_it() -> None:
 
 def test_an_op_too_many_is_one_difference() -> None:
     def extra(emit: Emitter, y: Tensor) -> None:
-        emit.op("aten::exp", (y,), (emit.tensor(y.shape),))
+        emit.op("exp", (y,), (emit.tensor(y.shape),))
 
     (difference,) = same_ops(step(more=extra), step()).differences
     assert (difference.name, difference.recorded, difference.what) == ("aten::exp", -1, "not in the recorded program")
@@ -73,11 +74,11 @@ def test_memory_that_a_recording_uses_again_is_none() -> None:
     def twice(*, again: bool) -> Program:
         emit = Emitter()
         first = emit.tensor((4,))
-        emit.op("aten::exp", (emit.tensor((4,)),), (first,))
-        emit.op("aten::exp", (first,), (emit.tensor((4,)),))
+        emit.op("exp", (emit.tensor((4,)),), (first,))
+        emit.op("exp", (first,), (emit.tensor((4,)),))
         second = emit.view(first) if again else emit.tensor((4,))  # the first is not looked at any more
-        emit.op("aten::exp", (emit.tensor((4,)),), (second,))
-        emit.op("aten::exp", (second,), (emit.tensor((4,)),))
+        emit.op("exp", (emit.tensor((4,)),), (second,))
+        emit.op("exp", (second,), (emit.tensor((4,)),))
         return emit.program()
 
     assert same_ops(twice(again=False), twice(again=True)).differences == ()
@@ -91,10 +92,10 @@ def test_collectives_are_compared_by_what_they_move() -> None:
 def test_what_is_in_cache_can_be_left_out() -> None:
     def late(emit: Emitter, y: Tensor) -> None:
         del y
-        emit.op("aten::exp", (emit.tensor((1 << 26,)),), (emit.tensor((1 << 26,)),))
+        emit.op("exp", (emit.tensor((1 << 26,)),), (emit.tensor((1 << 26,)),))
 
     def early(emit: Emitter, y: Tensor) -> None:
-        emit.op("aten::exp", (emit.tensor((1 << 26,)),), (emit.view(y, (1 << 26,), (0,)),))
+        emit.op("exp", (emit.tensor((1 << 26,)),), (emit.view(y, (1 << 26,), (0,)),))
 
     assert same_device_ops(step(more=late), step(more=early)).differences
     assert same_device_ops(step(more=late), step(more=early), caches=False).differences == ()

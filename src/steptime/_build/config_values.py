@@ -12,7 +12,6 @@ from typing import Any
 
 from steptime.errors import InputError
 
-
 MOST_WIDTH = 1 << 20
 """Of a layer: what claims to be wider comes from a slip of the keyboard."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from steptime._ops.overloads import add_declarations, overloads_of
 
@@ -125,6 +125,12 @@ _FRAME = re.compile(
     r"|\.forward$"
 )
 _FUNCTION = re.compile(r"CppNode|Backward$")
+
+
+@cache
+def aten(name: str) -> str:
+    """The whole name of an op of PyTorch's own library."""
+    return f"aten::{name}"
 
 
 def declare(text: str) -> None:

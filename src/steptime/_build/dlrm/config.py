@@ -15,13 +15,13 @@ from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.plan_files import plans_of, read_plans
 from steptime._build.dlrm.table_lookups import generator_like, of_reuse
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload
-from steptime.errors import InputError
 from steptime._lookups import saved
 from steptime._lookups.generators import MOST_ROWS, Generator
 from steptime._lookups.statistics import REUSE_BINS
 from steptime._lookups.table import TableStatistics
 from steptime._program.program import MOST_RANKS
 from steptime._program.workload import Workload
+from steptime.errors import InputError
 
 _REQUIRED = ("batch", "dense_features", "bottom", "top", "tables")
 _KEYS = ("kind", "name", *_REQUIRED, "lookup", "optimizer", "interaction", "loss", "ranks", "plan", "rule", "constraints")

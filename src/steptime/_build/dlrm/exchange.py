@@ -1,17 +1,32 @@
-"""How ranks of a sharded DLRM exchange looked-up rows, as PyTorch records it: beside the bottom MLP, both ways.
+"""Where vectors of a DLRM meet, as PyTorch records it: exchanged between ranks beside the bottom MLP, then with each other.
 
 Tables on single ranks, whole or in slices of columns, send their sums to the ranks of the samples by an all_to_all. Tables
-whose rows are spread over all ranks send partial sums by a reduce_scatter, and gradients come back by an all_gather, as TorchRec
-does it (torchrec.distributed.comm_ops: `ReduceScatter_Req`, `ReduceScatter_Wait`).
+whose rows are spread over all ranks send partial sums by a reduce_scatter, and gradients come back by an all_gather, as in
+TorchRec (torchrec.distributed.comm_ops: `ReduceScatter_Req`, `ReduceScatter_Wait`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-from steptime._build.emit.autograd import Gradients, Tape
-from steptime._build.emit.layers import contiguous, empty, given
-from steptime._build.emit.ops import is_contiguous
+from steptime._build.emit.emitter import is_contiguous, strides_of
+from steptime._build.emit.layers import bmm, cat
+from steptime._build.emit.tape import Gradients, Tape
+from steptime._build.emit.tensors import (
+    CONTIGUOUS,
+    arange,
+    contiguous,
+    detached,
+    empty_like,
+    expanded,
+    new_empty,
+    new_zeros,
+    number,
+    reshaped,
+    viewed,
+)
+from steptime._build.emit.views import transpose, view
 from steptime._program.program import Tensor
 
 
@@ -30,31 +45,31 @@ class ColumnExchangeOps:
     def start(self, pooled: Tensor) -> Tensor:
         """Starts to send the lookups of this rank's tables for all samples."""
         emit = self._tape.emit
-        with emit.around("_Start", (pooled,), sequence=emit.sequence):
-            received = _new_empty(self._tape, pooled, (sum(self._received),))
-            flat = emit.reshaped(pooled, (pooled.numel,), (-1,))
+        with emit.frame("_Start", (pooled,), sequence=emit.sequence):
+            received = new_empty(emit, pooled, (sum(self._received),))
+            flat = viewed(emit, pooled, (pooled.numel,), (-1,))
             self._number = emit.all_to_all(received, flat, self._received, self._sent)
 
-        def backward(_: Gradients) -> Gradients:
+        def backward(_: Tensor) -> Tensor | None:
             emit.wait(self._number)
-            return (self._gradient,)
+            return self._gradient
 
-        self._tape.record("_StartBackward", (pooled,), (received,), backward)
-        return received
+        return self._tape.node("_StartBackward", (pooled,), received, backward)
 
     def finish(self, received: Tensor) -> tuple[Tensor, ...]:
         """Waits; every rank's columns of this rank's samples."""
         emit = self._tape.emit
-        with emit.around("_Finish", (received,), sequence=emit.sequence):
+        with emit.frame("_Finish", (received,), sequence=emit.sequence):
             emit.wait(self._number)
-            blocks = self._blocks(emit.detached(received))
+            blocks = self._blocks(detached(emit, received))
 
         def backward(gradients: Gradients) -> Gradients:
-            flat = _new_empty(self._tape, given(gradients), (sum(self._received),))
+            assert gradients[0] is not None
+            flat = new_empty(emit, gradients[0], (sum(self._received),))
             for block, gradient in zip(self._blocks(flat), gradients, strict=True):
-                emit.op("aten::copy_", (block, gradient, False), (block,))
-            self._gradient = _new_empty(self._tape, flat, self._shape)
-            taken = emit.reshaped(self._gradient, (self._gradient.numel,), (-1,))
+                emit.op("copy_", (block, gradient, False), (block,))
+            self._gradient = new_empty(emit, flat, self._shape)
+            taken = viewed(emit, self._gradient, (self._gradient.numel,), (-1,))
             self._number = emit.all_to_all(taken, flat, self._sent, self._received)
             return (flat,)
 
@@ -63,17 +78,13 @@ class ColumnExchangeOps:
 
     def _blocks(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Views of what all ranks send, one per rank."""
-        emit, starts = self._tape.emit, [0]
-        for size in self._received:
-            starts.append(starts[-1] + size)
-        parts = tuple(
-            emit.view(flat, (size,), offset=start) for size, start in zip(self._received, starts, strict=False)
-        )
-        with emit.around("aten::split_with_sizes", (flat, tuple(self._received), 0), (parts,)):
-            for part in parts:
-                emit.op("aten::as_strided", (flat, part.shape, part.strides, part.offset), (part,))
-        pairs = zip(parts, self._widths, strict=True)
-        return tuple(emit.reshaped(part, (self._local_batch, width)) for part, width in pairs)
+        emit, starts = self._tape.emit, accumulate(self._received, initial=0)
+        shares = tuple(emit.view(flat, (size,), offset=at) for size, at in zip(self._received, starts, strict=False))
+        with emit.around("split_with_sizes", (flat, tuple(self._received), 0), (shares,)):
+            for share in shares:
+                emit.op("as_strided", (flat, share.shape, share.strides, share.offset), (share,))
+        pairs = zip(shares, self._widths, strict=True)
+        return tuple(viewed(emit, share, (self._local_batch, width)) for share, width in pairs)
 
 
 class RowExchangeOps:
@@ -86,39 +97,96 @@ class RowExchangeOps:
     def start(self, pooled: Tensor) -> Tensor:
         """Starts to add the partial sums of all ranks, [global batch, columns]."""
         emit = self._tape.emit
-        with emit.around("ReduceScatter_Req", (pooled,), sequence=emit.sequence):
-            summed = _new_empty(self._tape, pooled, (self._local_batch, pooled.shape[1]))
+        with emit.frame("ReduceScatter_Req", (pooled,), sequence=emit.sequence):
+            summed = new_empty(emit, pooled, (self._local_batch, pooled.shape[1]))
             self._number = emit.reduce_scatter(summed, pooled)
 
-        def backward(_: Gradients) -> Gradients:
+        def backward(_: Tensor) -> Tensor | None:
             emit.wait(self._number)
-            return (self._gradient,)
+            return self._gradient
 
-        self._tape.record("ReduceScatter_ReqBackward", (pooled,), (summed,), backward)
-        return summed
+        return self._tape.node("ReduceScatter_ReqBackward", (pooled,), summed, backward)
 
     def finish(self, summed: Tensor) -> Tensor:
         """Waits; the sums of this rank's samples."""
         emit, columns = self._tape.emit, summed.shape[1]
-        with emit.around("ReduceScatter_Wait", (summed,), sequence=emit.sequence):
+        with emit.frame("ReduceScatter_Wait", (summed,), sequence=emit.sequence):
             emit.wait(self._number)
-            awaited = emit.detached(summed)
+            awaited = detached(emit, summed)
 
-        def backward(gradients: Gradients) -> Gradients:
-            own = given(gradients)
-            if not is_contiguous(own):
-                own = contiguous(emit, own)
-            self._gradient = _new_empty(self._tape, own, (self._local_batch * emit.world_size, columns))
-            self._number = emit.all_gather(self._gradient, own)
-            return (own,)
+        def backward(gradient: Tensor) -> Tensor:
+            if not is_contiguous(gradient):
+                gradient = contiguous(emit, gradient)
+            self._gradient = new_empty(emit, gradient, (self._local_batch * emit.world_size, columns))
+            self._number = emit.all_gather(self._gradient, gradient)
+            return gradient
 
-        self._tape.record("ReduceScatter_WaitBackward", (summed,), (awaited,), backward)
-        return awaited
+        return self._tape.node("ReduceScatter_WaitBackward", (summed,), awaited, backward)
 
 
-def _new_empty(tape: Tape, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    emit = tape.emit
-    result = emit.tensor(shape, like.dtype)
-    with emit.around("aten::new_empty", (like, shape, None, None, None, False), (result,)):
-        empty(emit, shape, like.dtype, pinned=False, made=result)
-    return result
+class InteractionOps:
+    """How the bottom MLP meets the lookups: side by side, or all pairwise dot products.
+
+    `dot` interactions index the lower triangle of the products by two rows of one tensor, made before the step.
+    """
+
+    def __init__(self, tape: Tape, *, dot: bool, tables: int, dim: int) -> None:
+        self._tape, self._dot, self._dim, self._vectors = tape, dot, dim, tables + 1
+        pairs = self._vectors * (self._vectors - 1) // 2
+        below = tape.emit.tensor((2, pairs), "int64")
+        self._rows, self._columns = (tape.emit.view(below, (pairs,), offset=row * pairs) for row in (0, 1))
+
+    def __call__(self, dense: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """What the top MLP sees, [local batch, width]."""
+        tape = self._tape
+        side_by_side = cat(tape, (dense, *blocks))
+        if not self._dot:
+            return side_by_side
+        samples = side_by_side.shape[0]
+        vectors = view(tape, side_by_side, (samples, self._vectors, self._dim), (samples, -1, self._dim))
+        products = bmm(tape, vectors, transpose(tape, vectors, 1, 2))
+        return cat(tape, (dense, self._lower_triangle(products)))
+
+    def _lower_triangle(self, products: Tensor) -> Tensor:
+        emit, (pairs,) = self._tape.emit, self._rows.shape
+        indices = (None, self._rows, self._columns)
+        picked = emit.tensor((products.shape[0], pairs))
+        with emit.around("index", (products, indices), (picked,), node=True):
+            emit.strided(products, picked.shape, (self._vectors**2, 0))
+            for index in (self._rows, self._columns):
+                reshaped(emit, index, (1, pairs))
+
+        def backward(gradient: Tensor) -> Tensor:
+            result = new_zeros(emit, gradient, products.shape)
+            with emit.around("_index_put_impl_", (result, indices, gradient, True, True), (result,)):
+                self._put(gradient)
+            return result
+
+        return self._tape.node("IndexBackward0", (products,), picked, backward)
+
+    def _put(self, gradient: Tensor) -> None:
+        """Adds gradients at indices: PyTorch counts places, sorts them and sums (index_put_with_sort_kernel)."""
+        emit, (pairs,) = self._tape.emit, self._rows.shape
+        places = self._counted(self._rows, self._vectors)
+        columns = self._counted(self._columns, 1)
+        emit.op("add_", (places, columns, 1), (places,))
+        spread = expanded(emit, gradient, gradient.shape, strides_of(gradient))
+        if not is_contiguous(spread):
+            contiguous(emit, spread)
+        flat = reshaped(emit, places, (pairs,), (-1,))
+        for _ in ("sorted places", "their order"):
+            empty_like(emit, flat, emit.tensor((pairs,), "int64"), memory_format=CONTIGUOUS)
+        with emit.around("divide_", (flat, 1, "trunc"), (flat,)), emit.around("div_", (flat, 1, "trunc"), (flat,)):
+            emit.op("div_", (flat, number(emit, "int64"), "trunc"), (flat,))
+        arange(emit, pairs)
+
+    def _counted(self, index: Tensor, step: int) -> Tensor:
+        """Indices along one dimension as places in memory, negative ones brought in."""
+        emit, counted = self._tape.emit, index
+        for name, by in (("remainder", self._vectors), ("mul", step)):
+            result = emit.tensor(index.shape, "int64")
+            with emit.around(name, (counted, by), (result,)):
+                emit.op(name, (counted, number(emit, "int64")), (result,))
+            counted = result
+        emit.op("to", (counted, None, None, emit.device, None, False, False, None), (counted,))
+        return counted

@@ -152,7 +152,9 @@ class Plan:
     @property
     def rank_of(self) -> tuple[int, ...]:
         """The rank of every shard, in the order of `Division.shards`: of every table, where none is divided."""
-        return tuple(rank for placement in self.placements.values() if placement.kind not in EVERYWHERE for rank in placement.ranks)
+        return tuple(
+            rank for placement in self.placements.values() if placement.kind not in EVERYWHERE for rank in placement.ranks
+        )
 
     def to_dict(self) -> dict[str, list[int]]:
         """Table -> ranks of its shards, in table order."""

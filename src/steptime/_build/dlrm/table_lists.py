@@ -137,7 +137,9 @@ def _config(listed: Sequence[_Listed], where: str, overrides: Overrides, notes: 
     samples = SAMPLES_PER_RANK * ranks if batch is None else batch
     model = Dlrm(Path(where).stem, samples, _DENSE_FEATURES, _BOTTOM, _TOP, tables, interaction="cat")
     layers = f"dense layers {_DENSE_FEATURES}-{'-'.join(map(str, _BOTTOM))} and {'-'.join(map(str, _TOP))}"
-    text = [f"{layers}, optimizer sgd: not in the list, assumed as in Meta's DLRM for Criteo; use a config (.toml) for your own"]
+    text = [
+        f"{layers}, optimizer sgd: not in the list, assumed as in Meta's DLRM for Criteo; use a config (.toml) for your own"
+    ]
     if batch is None:
         text.append(f"a batch of {samples} ({SAMPLES_PER_RANK} samples a rank): not in the list; give yours with --batch")
     return DlrmConfig(model, ranks, notes=(*text, *notes), doubts=tuple(_doubts(listed, model)))

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
-from steptime._build.emit.autograd import Gradients, Tape
-from steptime._build.emit.ops import is_contiguous
-from steptime._build.emit.layers import contiguous, empty, given, zeros
+from steptime._build.dlrm.bags import BagOps, LocalTable, sizes_of
+from steptime._build.dlrm.model import Dlrm
+from steptime._build.emit.ddp import Reducer
+from steptime._build.emit.emitter import is_contiguous
+from steptime._build.emit.optimizers import ROWWISE_ADAGRAD, divided_rows, mean_squares, sgd, step_of
+from steptime._build.emit.tape import Tape
+from steptime._build.emit.tensors import contiguous, empty_from_python, index_select, zeros
 from steptime._program.program import Tensor
-
-ALIGNMENT = 64
-"""Elements between which tables start in their buffer (steptime_lab.workloads.table_batched.layout)."""
 
 # Of the table-batched kernels (steptime_lab.workloads.table_batched.launch): positions walked in a row, and from how many quads
 # of weights on keys are sorted as 64 bits.
 _CHUNK = 32
 _INT32 = 1 << 31
-
-
-@dataclass(frozen=True, slots=True)
-class LocalTable:
-    """A table of this rank, how many lookups a step makes in it, and how many distinct rows those find."""
-
-    rows: int
-    dim: int
-    indices: int
-    distinct: int
 
 
 class TableOps(Protocol):
@@ -41,11 +33,6 @@ class TableOps(Protocol):
 
     def update(self) -> None:
         """Applies what the backward pass left, where that has not been applied already."""
-
-
-def sizes_of(tables: Sequence[LocalTable]) -> list[int]:
-    """Elements from each table's start to the next one's."""
-    return [-(table.rows * table.dim // -ALIGNMENT) * ALIGNMENT for table in tables]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +72,7 @@ class NoTableOps:
         """Nothing to update."""
 
     def _add(self, gradient: Tensor) -> Tensor:
-        self._tape.emit.op("aten::add_", (self._before, gradient, 1), (self._before,))
+        self._tape.emit.op("add_", (self._before, gradient, 1), (self._before,))
         return self._before
 
 
@@ -109,66 +96,84 @@ class TableBatchedOps:
     def look_up(self) -> Tensor:
         """One launch."""
         emit, taken = self._tape.emit, (self._anchor, self._indices, self._offsets)
-        with emit.around("TableBatchedLookupFunction", taken, sequence=emit.sequence):
-            pooled = self._empty((self._batch, self._sizes.columns), "float32")
-        self._tape.record("TableBatchedLookupFunctionBackward", (self._anchor,), (pooled,), self._backward)
-        return pooled
+        with emit.frame("TableBatchedLookupFunction", taken, sequence=emit.sequence):
+            pooled = empty_from_python(emit, (self._batch, self._sizes.columns), "float32")
+        return self._tape.node("TableBatchedLookupFunctionBackward", (self._anchor,), pooled, self._backward)
 
     def update(self) -> None:
         """The backward pass has done it."""
 
-    def _backward(self, gradients: Gradients) -> Gradients:
+    def _backward(self, gradient: Tensor) -> Tensor | None:
         """Sorts lookups by row, then sums and updates, level by level while a run of one row is longer than a chunk."""
-        emit, gradient = self._tape.emit, given(gradients)
+        emit = self._tape.emit
         if not is_contiguous(gradient):
             contiguous(emit, gradient)
-        dense = zeros(emit, self._anchor.shape) if self.parameters else None
+        dense = zeros(emit, emit.tensor(self._anchor.shape), from_python=True) if self.parameters else None
         if self._indices.numel:
             self._sum_rows()
-        return (dense,)
+        return dense
 
     def _sum_rows(self) -> None:
-        count = self._indices.numel
-        key_type = self._sizes.key_type
-        keys, infos = self._empty((count,), key_type), self._empty((count,), "int64")
-        index_select(self._tape, infos, self._sorted(keys))
+        emit, count, key_type = self._tape.emit, self._indices.numel, self._sizes.key_type
+        keys, infos = empty_from_python(emit, (count,), key_type), empty_from_python(emit, (count,), "int64")
+        values, order = emit.tensor(keys.shape, keys.dtype), emit.tensor(keys.shape, "int64")
+        with emit.around("sort", (keys, True, -1, False), (values, order)):
+            emit.op("copy_", (values, keys, False), (values,))
+        index_select(emit, infos, order)
         stride = self._sizes.widest // 4
         if self._adagrad:
             stride = 1 << (stride - 1).bit_length()
         while True:
             chunks = -(-count // _CHUNK)
-            self._empty((2 * chunks,), key_type)
-            self._empty((2 * chunks,), "int64")
-            self._empty((8 * chunks * stride,), "float32")
+            empty_from_python(emit, (2 * chunks,), key_type)
+            empty_from_python(emit, (2 * chunks,), "int64")
+            empty_from_python(emit, (8 * chunks * stride,), "float32")
             if chunks == 1:
                 return
             count = 2 * chunks
 
-    def _sorted(self, keys: Tensor) -> Tensor:
-        emit = self._tape.emit
-        values, order = emit.tensor(keys.shape, keys.dtype), emit.tensor(keys.shape, "int64")
-        with emit.around("aten::sort", (keys, True, -1, False), (values, order)):
-            emit.op("aten::copy_", (values, keys, False), (values,))
-        return order
 
-    def _empty(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        return empty(self._tape.emit, shape, dtype, layout=None, pinned=False)
+class CopyOps:
+    """Data-parallel tables: a copy on every rank, with dense gradients that DistributedDataParallel reduces.
 
+    So does TorchRec (compute kernel `dense`). Lookups are those of the rank's own samples; the optimiser goes over all rows.
+    """
 
-def index_select(tape: Tape, x: Tensor, index: Tensor) -> Tensor:
-    """`x.index_select(0, index)`: on a GPU a gather along an index that is spread over the columns."""
-    emit, (count,) = tape.emit, index.shape
-    assert x.strides is not None
-    rest = x.shape[1:]
-    result, nothing = emit.tensor((count, *rest), x.dtype), emit.tensor((0,), x.dtype)
-    with emit.around("aten::index_select", (x, 0, index), (result,)):
-        empty(emit, (0,), x.dtype, made=nothing)
-        emit.op("aten::resize_", (nothing, result.shape, None), (result,))
-        column = emit.reshaped(index, (count, *(1 for _ in rest)))
-        wide = emit.view(column, result.shape, (1, *(0 for _ in rest)))
-        with emit.around("aten::expand", (column, result.shape, False), (wide,)):
-            emit.op("aten::as_strided", (column, wide.shape, wide.strides, None), (wide,))
-        with emit.around("aten::gather", (x, 0, wide, False, result), (result,)):
-            emit.as_strided(result, result.shape, result.strides or ())
-            emit.as_strided(x, result.shape, (0, *x.strides[1:]))
-    return result
+    def __init__(self, tape: Tape, model: Dlrm, tables: Sequence[LocalTable], local_batch: int, rate: float) -> None:
+        self._tape, self._tables, self._rate = tape, tables, rate
+        self._together = model.lookup == "table_batched"
+        self._lookups = (
+            TableBatchedOps(tape, tables, local_batch, adagrad=False, dense=True)
+            if self._together
+            else BagOps(tape, tables, local_batch, rate, adagrad=False, dense=True)
+        )
+        adagrad = model.optimizer == "rowwise_adagrad"
+        self._states = [tape.emit.tensor((table.rows,)) for table in tables] if adagrad else []
+        self._reducer = Reducer(tape, self._lookups.parameters)
+
+    def look_up(self) -> Tensor:
+        """Sums of looked-up rows of the rank's own samples, [local batch, summed dims]."""
+        with self._reducer.forward():
+            return self._lookups.look_up()
+
+    def update(self) -> None:
+        """The optimiser's step over dense gradients."""
+        emit, parameters = self._tape.emit, self._lookups.parameters
+        gradients = [self._tape.gradients[parameter.id or 0] for parameter in parameters]
+        if not self._states:
+            with step_of(emit):
+                sgd(emit, parameters, gradients, self._rate)
+            return
+        with step_of(emit, ROWWISE_ADAGRAD):
+            if self._together:
+                parameters, gradients = self._rows(parameters[0]), self._rows(gradients[0])
+            for weight, gradient, state in zip(parameters, gradients, self._states, strict=True):
+                emit.op("add_", (state, mean_squares(emit, gradient), 1), (state,))
+                divided = divided_rows(emit, gradient, emit.new("sqrt", (state,)))
+                emit.op("add_", (weight, divided, -self._rate), (weight,))
+
+    def _rows(self, flat: Tensor) -> list[Tensor]:
+        """Every table as rows of its own; those of table-batched lookups lie behind each other."""
+        starts = accumulate(sizes_of(self._tables), initial=0)
+        pairs = zip(self._tables, starts, strict=False)
+        return [self._tape.emit.view(flat, (table.rows, table.dim), offset=start) for table, start in pairs]

@@ -6,18 +6,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steptime._build.dlrm.bags import LocalTable
 from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, ROW_WISE, Plan
-from steptime._build.dlrm.program import LocalTables, parameter_count, rank_program, what_is_written
-from steptime._build.dlrm.tables import LocalTable
-from steptime._build.emit.ops import GROUP
-from steptime._lookups.workload import DENSE, TABLE_BATCHED, RankLookups, WorkloadLookups
+from steptime._build.dlrm.step import LocalTables, parameter_count, rank_program, what_is_written
 from steptime._build.dlrm.table_lookups import row_share, table_lookups
-from steptime.errors import InputError
-from steptime._program.program import Program
-from steptime._program.workload import Description, UnnamedMemory, Workload
+from steptime._build.emit.emitter import GROUP
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
+from steptime._lookups.workload import DENSE, TABLE_BATCHED, RankLookups, WorkloadLookups
+from steptime._program.program import Program
+from steptime._program.workload import Description, UnnamedMemory, Workload
+from steptime.errors import InputError
 
 _FLOAT_BYTES = 4
 

@@ -7,13 +7,15 @@ closes at 1 MiB, the others at 25 MiB, with the tensor that goes over still in (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
-from steptime._build.emit.autograd import Tape
-from steptime._build.emit.layers import number
+from steptime._build.emit.emitter import GROUP, strides_of
+from steptime._build.emit.tape import Tape
+from steptime._build.emit.tensors import number
 from steptime._program.program import Tensor
 from steptime._units import MIB, dtype_bytes
 
@@ -21,71 +23,61 @@ FIRST_BUCKET_BYTES = 1 * MIB
 BUCKET_BYTES = 25 * MIB
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Bucket:
     flat: Tensor
     parameters: tuple[Tensor, ...]
-    views: tuple[Tensor, ...]  # where each gradient goes
     starts: tuple[int, ...]
+    views: tuple[Tensor, ...]  # where each gradient goes
+    missing: int  # gradients that are not there yet
 
 
 class Reducer:
     """The gradients of one wrapped module; on a single rank there is nothing to do."""
 
-    def __init__(self, tape: Tape, parameters: Sequence[Tensor]) -> None:
-        self._tape = tape
-        self._own = {parameter.id for parameter in parameters}
+    def __init__(self, tape: Tape, parameters: Sequence[Tensor], group: str = GROUP) -> None:
+        self._tape, self._group = tape, group
+        self._wrapped = {parameter.id for parameter in parameters}
         self._buckets: tuple[_Bucket, ...] = ()
-        self._missing: list[int] = []
         if tape.emit.world_size > 1:
             tape.before_backward(self._lay_out)
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> AbstractContextManager[None]:
         """What is written inside is the wrapped module's forward pass."""
-        if self._tape.emit.world_size == 1:
-            yield
-            return
-        with self._tape.emit.around("DistributedDataParallel.forward"):
-            yield
+        return self._tape.emit.frame("DistributedDataParallel.forward") if self._tape.emit.world_size > 1 else nullcontext()
 
     def _lay_out(self, order: tuple[Tensor, ...]) -> None:
-        emit, own = self._tape.emit, [parameter for parameter in order if parameter.id in self._own]
-        results = []
-        for parameters in buckets_of(own):
-            starts = [0]
-            for parameter in parameters:
-                starts.append(starts[-1] + parameter.numel)
-            flat = emit.tensor((starts[-1],), parameters[0].dtype)
-            views = tuple(emit.view(flat, each.shape, offset=at) for each, at in zip(parameters, starts, strict=False))
-            results.append(_Bucket(flat, parameters, views, tuple(starts[:-1])))
+        emit, results = self._tape.emit, []
+        for parameters in buckets_of([parameter for parameter in order if parameter.id in self._wrapped]):
+            *starts, size = accumulate((parameter.numel for parameter in parameters), initial=0)
+            flat = emit.tensor((size,), parameters[0].dtype)
+            views = tuple(emit.view(flat, each.shape, offset=at) for each, at in zip(parameters, starts, strict=True))
+            bucket = _Bucket(flat, parameters, tuple(starts), views, len(parameters))
+            results.append(bucket)
+            for view, parameter in zip(views, parameters, strict=True):
+                self._tape.hook(parameter, partial(self._ready, bucket, view))
         self._buckets = tuple(results)
-        self._missing = [len(bucket.parameters) for bucket in results]
-        for number_of, bucket in enumerate(results):
-            for index, parameter in enumerate(bucket.parameters):
-                self._tape.hook(parameter, partial(self._ready, number_of, index))
 
-    def _ready(self, bucket: int, place: int, gradient: Tensor) -> None:
+    def _ready(self, bucket: _Bucket, view: Tensor, gradient: Tensor) -> None:
         """A gradient is there: divided by the number of ranks on its way into the bucket, which leaves when it is full."""
-        emit, held = self._tape.emit, self._buckets[bucket]
-        view = held.views[place]
-        with emit.around("torch::distributed::reducer::mul_out", (view,)):
-            emit.op("aten::mul", (gradient, number(emit, "float64"), view), (view,))
-        self._missing[bucket] -= 1
-        if not self._missing[bucket]:
-            emit.all_reduce((held.flat,))
-            if not any(self._missing):
+        emit = self._tape.emit
+        with emit.frame("torch::distributed::reducer::mul_out", (view,)):
+            emit.op("mul", (gradient, number(emit), view), (view,))
+        bucket.missing -= 1
+        if not bucket.missing:
+            emit.all_reduce((bucket.flat,), self._group)
+            if not any(each.missing for each in self._buckets):
                 self._tape.at_end(self._copy_back)
 
     def _copy_back(self) -> None:
         emit = self._tape.emit
         for bucket in self._buckets:
-            places = list(zip(bucket.parameters, bucket.starts, strict=True))
-            views = [emit.as_strided(bucket.flat, each.shape, _strides(each), at, said=True) for each, at in places]
+            pairs = list(zip(bucket.parameters, bucket.starts, strict=True))
+            views = [emit.strided(bucket.flat, each.shape, strides_of(each), offset=at) for each, at in pairs]
             for parameter, view in zip(bucket.parameters, views, strict=True):
                 gradient = self._tape.gradients[parameter.id or 0]
-                with emit.around("torch.distributed.ddp.reducer::copy_bucket_to_grad", (parameter,)):
-                    emit.op("aten::copy_", (gradient, view, False), (gradient,))
+                with emit.frame("torch.distributed.ddp.reducer::copy_bucket_to_grad", (parameter,)):
+                    emit.op("copy_", (gradient, view, False), (gradient,))
 
 
 def buckets_of(parameters: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
@@ -100,8 +92,3 @@ def buckets_of(parameters: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
             buckets.append(tuple(current))
             current, nbytes = [], 0
     return [*buckets, tuple(current)] if current else buckets
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    assert tensor.strides is not None
-    return tensor.strides

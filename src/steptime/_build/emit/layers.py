@@ -1,270 +1,415 @@
 """Layers as PyTorch records them on a GPU, forward and backward: each writes its ops and records its nodes on a `Tape`.
 
-Ops and their order inside a layer are those of the execution traces of PyTorch 2.11 that come with the package.
+Ops and their order inside a layer are those of the execution traces of PyTorch 2.11 that come with the package, in fp32 and
+under autocast, which shows an op twice: around the casts of its arguments, and as it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from steptime._build.emit.autograd import Gradients, Tape
-from steptime._build.emit.ops import Emitter
-from steptime._program.program import Tensor
+from steptime._build.emit.emitter import Emitter, strides_of
+from steptime._build.emit.tape import Gradients, Saved, Tape
+from steptime._build.emit.tensors import (
+    CONTIGUOUS,
+    arange,
+    compact_strides,
+    contiguous,
+    empty,
+    empty_like,
+    expanded,
+    index_select,
+    number,
+    options,
+    power,
+    reshaped,
+    sliced,
+    transposed,
+    turned,
+    zeros,
+)
+from steptime._build.emit.views import lowered, reshape, to_dtype, turn, view
+from steptime._program.program import Tensor, Value
 
-# c10::ScalarType by name, as execution traces write it.
-DTYPE_NUMBERS = {"uint8": 0, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "bool": 11, "bfloat16": 15}
-STRIDED, SPARSE = 0, 1  # c10::Layout
-_CONTIGUOUS = 0  # c10::MemoryFormat
-_MEAN = 1  # at::Reduction
 # From here on cuBLASLt does not add the bias itself (aten/src/ATen/native/cuda/Blas.cpp, addmm_out_cuda_impl).
-MOST_FOR_EPILOGUE = 65535 * 32
+_MOST_FOR_EPILOGUE = 65535 * 32
+# Up to here gradients of embeddings are added without sorting (aten/src/ATen/native/cuda/Embedding.cu).
+_MOST_UNSORTED = 3072
+# A thread adds so many rows: there is a part for every row found, and one for so many lookups (EmbeddingBackwardKernel.cu).
+_ROWS_PER_THREAD = 10
+
+# Products
 
 
-def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`functional.linear` of a matrix: the transposed weight and one product with the bias added."""
+class _Factors(NamedTuple):
+    """The two factors of a product, as its backward has them."""
+
+    x: Saved
+    weight: Saved
+
+
+def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear`: the weight lies as [out, in]."""
     emit = tape.emit
-    y = emit.tensor((x.shape[0], weight.shape[0]), x.dtype)
-    with emit.around("aten::linear", (x, weight, bias), (y,), sequence=emit.sequence):
-        turned = emit.transposed(weight, sequence=emit.sequence)
-        tape.record("TBackward0", (weight,), (turned,), lambda gradients: (emit.transposed(given(gradients)),))
-        addmm(tape, bias, x, turned, y)
+    flat = emit.tensor((x.numel // x.shape[-1], weight.shape[0]), tape.autocast or x.dtype)
+    y = flat if len(x.shape) == 2 else emit.view(flat, (*x.shape[:-1], weight.shape[0]))
+    if not tape.autocast:
+        _linear(tape, x, weight, bias, flat, y)
+        return y
+    with emit.around("linear", (x, weight, bias), (y,)):
+        # Arguments of a C++ call are cast from the last to the first.
+        low_bias = None if bias is None else lowered(tape, bias)
+        low_weight, low_x = lowered(tape, weight), lowered(tape, x)
+        _linear(tape, low_x, low_weight, low_bias, flat, y)
     return y
 
 
-def addmm(tape: Tape, bias: Tensor, x: Tensor, turned: Tensor, y: Tensor) -> None:
-    """`bias + x @ turned`, where `turned` is the view of a row-major matrix."""
+def _linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, flat: Tensor, y: Tensor) -> None:
+    emit, rows = tape.emit, flat.shape[0]
+    saved_x, saved_weight = tape.save(x), tape.save(weight)
+    factors = _Factors(
+        saved_x if y is flat else lambda: emit.view(saved_x(), (rows, x.shape[-1])),
+        lambda: emit.view(saved_weight(), weight.shape[::-1], (1, weight.shape[1])),
+    )
+    with emit.around("linear", (x, weight, bias), (y,), node=True):
+        if bias is not None:
+            matrix = x if y is flat else view(tape, x, (rows, x.shape[-1]))
+            _addmm(tape, bias, matrix, turn(tape, weight), flat, factors)
+            _raise(tape, flat, y, "view", "ViewBackward0")
+            return
+        other = turn(tape, weight)
+        with emit.around("matmul", (x, other), (y,), node=True):
+            _mm(tape, x if y is flat else reshape(tape, x, (rows, x.shape[-1])), other, flat, factors)
+            _raise(tape, flat, y, "_unsafe_view", "UnsafeViewBackward0")
+
+
+def _raise(tape: Tape, flat: Tensor, y: Tensor, name: str, node: str) -> None:
+    """The rows of a product in the shape of what went in."""
+    if y is not flat:
+        tape.emit.op(name, (flat, y.shape), (y,), node=True)
+        tape.node(node, (flat,), y, lambda gradient: reshaped(tape.emit, gradient, flat.shape))
+
+
+def conv1d(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Hugging Face's `Conv1D`: a linear layer whose weight lies as [in, out]."""
+    emit, rows = tape.emit, x.numel // x.shape[-1]
+    matrix = view(tape, x, (rows, x.shape[-1]), (-1, x.shape[-1]))
+    flat = emit.tensor((rows, weight.shape[1]), tape.autocast or x.dtype)
+    if tape.autocast:
+        with emit.around("addmm", (bias, matrix, weight, 1, 1), (flat,)):
+            weight, matrix, bias = lowered(tape, weight), lowered(tape, matrix), lowered(tape, bias)
+            _addmm(tape, bias, matrix, weight, flat, _Factors(tape.save(matrix), tape.save(weight)))
+    else:
+        _addmm(tape, bias, matrix, weight, flat, _Factors(tape.save(matrix), tape.save(weight)))
+    return view(tape, flat, (*x.shape[:-1], weight.shape[1]))
+
+
+def _addmm(tape: Tape, bias: Tensor, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> None:
+    with tape.emit.around("addmm", (bias, x, weight, 1, 1), (y,), node=True):
+        if 1 in weight.shape or max(*x.shape, *weight.shape) >= _MOST_FOR_EPILOGUE:
+            expanded(tape.emit, bias, y.shape, (0, 1))
+
+    def backward(gradient: Tensor) -> Gradients:
+        of_x = _product(tape.emit, gradient, turned(tape.emit, saved.weight())) if tape.needs(x) else None
+        return gradient, of_x, _of_weight(tape.emit, gradient, saved.x(), weight)
+
+    tape.node("AddmmBackward0", (bias, x, weight), y, backward)
+
+
+def _mm(tape: Tape, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> None:
+    tape.emit.op("mm", (x, weight), (y,), node=True)
+
+    def backward(gradient: Tensor) -> Gradients:
+        # Derivatives are computed in the alphabetical order of the arguments' names: mat2, then self.
+        of_weight = _of_weight(tape.emit, gradient, saved.x(), weight)
+        return _product(tape.emit, gradient, turned(tape.emit, saved.weight())), of_weight
+
+    tape.node("MmBackward0", (x, weight), y, backward)
+
+
+def _of_weight(emit: Emitter, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the second matrix, laid as that is (torch/csrc/autograd/FunctionsManual.cpp, mm_mat2_backward)."""
+    if weight.strides == (1, weight.shape[0]):
+        return turned(emit, _product(emit, turned(emit, gradient), x))
+    return _product(emit, turned(emit, x), gradient)
+
+
+def _product(emit: Emitter, left: Tensor, right: Tensor) -> Tensor:
+    return emit.new("mm", (left, right), (left.shape[0], right.shape[1]))
+
+
+def bmm(tape: Tape, left: Tensor, right: Tensor) -> Tensor:
+    """`torch.bmm`."""
     emit = tape.emit
-    with emit.around("aten::addmm", (bias, x, turned, 1, 1), (y,), sequence=emit.sequence):
-        sizes = (*x.shape, *turned.shape)
-        if 1 in turned.shape or max(sizes) >= MOST_FOR_EPILOGUE:
-            spread = emit.view(bias, y.shape, (0, 1))
-            with emit.around("aten::expand", (bias, y.shape, False), (spread,)):
-                emit.op("aten::as_strided", (bias, y.shape, (0, 1), None), (spread,))
+    saved_left, saved_right = tape.save(left), tape.save(right)
+    y = _batched(emit, left, right, node=True)
 
-    def backward(gradients: Gradients) -> Gradients:
-        gradient = given(gradients)
-        of_x = _product(emit, gradient, emit.transposed(turned)) if tape.needs(x) else None
-        of_turned = None
-        if tape.needs(turned):
-            of_turned = emit.transposed(_product(emit, emit.transposed(gradient), x))
-        return (gradient if tape.needs(bias) else None), of_x, of_turned
+    def backward(gradient: Tensor) -> Gradients:
+        of_right = _batched(emit, transposed(emit, saved_left(), 1, 2), gradient)
+        return _batched(emit, gradient, transposed(emit, saved_right(), 1, 2)), of_right
 
-    tape.record("AddmmBackward0", (bias, x, turned), (y,), backward)
+    return tape.node("BmmBackward0", (left, right), y, backward)
 
 
-def relu(tape: Tape, x: Tensor) -> Tensor:
-    """`functional.relu`."""
-    emit = tape.emit
+def _batched(emit: Emitter, left: Tensor, right: Tensor, *, node: bool = False) -> Tensor:
+    return emit.new("bmm", (left, right), (left.shape[0], left.shape[1], right.shape[2]), node=node)
+
+
+# Elementwise
+
+
+class _Activation(NamedTuple):
+    """An elementwise function: what its backward is called, and which of its tensors that takes."""
+
+    node: str
+    backward: str
+    arguments: tuple[Value, ...] = ()  # of both, behind the tensors
+    saves_output: bool = False
+    backward_arguments: tuple[Value, ...] = ()
+    inside: tuple[str, tuple[Value, ...]] | None = None  # the op that it calls
+
+
+_ACTIVATIONS = {
+    "gelu": _Activation("GeluBackward0", "gelu_backward", ("none",)),
+    "silu": _Activation("SiluBackward0", "silu_backward"),
+    "tanh": _Activation("TanhBackward0", "tanh_backward", saves_output=True),
+    "sigmoid": _Activation("SigmoidBackward0", "sigmoid_backward", saves_output=True),
+    "relu": _Activation(
+        "ReluBackward0", "threshold_backward", saves_output=True, backward_arguments=(0,), inside=("clamp_min", (0,))
+    ),
+}
+
+
+def activation(tape: Tape, name: str, x: Tensor) -> Tensor:
+    """`functional.gelu` and the like, by name."""
+    emit, kind = tape.emit, _ACTIVATIONS[name]
+    saved_x = None if kind.saves_output else tape.save(x)
     y = emit.tensor(x.shape, x.dtype)
-    with emit.around("aten::relu", (x,), (y,), sequence=emit.sequence):
-        emit.op("aten::clamp_min", (x, 0), (y,))
+    with emit.around(name, (x, *kind.arguments), (y,), node=True):
+        if kind.inside is not None:
+            emit.op(kind.inside[0], (x, *kind.inside[1]), (y,))
+    saved = saved_x or tape.save(y)
 
-    def backward(gradients: Gradients) -> Gradients:
-        result = emit.tensor(y.shape, y.dtype)
-        emit.op("aten::threshold_backward", (gradients[0], emit.view(y), 0), (result,))
-        return (result,)
+    def backward(gradient: Tensor) -> Tensor:
+        known = emit.view(saved()) if kind.saves_output else saved()
+        return emit.new(kind.backward, (gradient, known, *kind.arguments, *kind.backward_arguments))
 
-    tape.record("ReluBackward0", (x,), (y,), backward)
-    return y
+    return tape.node(kind.node, (x,), y, backward)
 
 
-def sigmoid(tape: Tape, x: Tensor) -> Tensor:
-    """`torch.sigmoid`."""
+def promoted(left: Tensor, right: Tensor) -> str:
+    """The dtype of an elementwise result; one of two floating dtypes is fp32 where they differ here."""
+    return left.dtype if left.dtype == right.dtype else "float32"
+
+
+def add(tape: Tape, left: Tensor, right: Tensor) -> Tensor:
+    """`left + right`; a gradient of what was broadcast is summed by the engine."""
+    laid = compact_strides(left) if len(left.shape) >= len(right.shape) else None
+    shape = max(left.shape, right.shape, key=len)
+    y = tape.emit.new("add", (left, right, 1), shape, promoted(left, right), strides=laid, node=True)
+    return tape.node("AddBackward0", (left, right), y, lambda gradient: (gradient, gradient))
+
+
+def mul(tape: Tape, left: Tensor, right: Tensor) -> Tensor:
+    """`left * right`, neither of them broadcast in backward."""
+    saved_left, saved_right = tape.save(left), tape.save(right)
+    y = tape.emit.new("mul", (left, right), left.shape, promoted(left, right), strides=compact_strides(left), node=True)
+
+    def backward(gradient: Tensor) -> Gradients:
+        # Derivatives are computed in the alphabetical order of the arguments' names: other, then self.
+        of_right = _times(tape.emit, gradient, saved_left()) if tape.needs(right) else None
+        return _times(tape.emit, gradient, saved_right()), of_right
+
+    return tape.node("MulBackward0", (left, right), y, backward)
+
+
+def _times(emit: Emitter, gradient: Tensor, factor: Tensor) -> Tensor:
+    dtype = promoted(gradient, factor) if factor.shape else gradient.dtype
+    return emit.new("mul", (gradient, factor), dtype=dtype, strides=compact_strides(gradient))
+
+
+def gelu_new(tape: Tape, x: Tensor) -> Tensor:
+    """Hugging Face's `NewGELUActivation`: the approximation by tanh, op by op."""
+    half = _scaled(tape, x)
+    inner = add(tape, x, _scaled(tape, _cubed(tape, x)))
+    curved = activation(tape, "tanh", _scaled(tape, inner))
+    shifted = tape.emit.new("add", (curved, number(tape.emit), 1), node=True)  # + 1.0
+    return mul(tape, half, tape.node("AddBackward0", (curved,), shifted, lambda gradient: gradient))
+
+
+def _scaled(tape: Tape, x: Tensor) -> Tensor:
+    """`x * 0.5` and the like."""
+    factor = number(tape.emit)
+    y = tape.emit.new("mul", (x, factor), node=True)
+    return tape.node("MulBackward0", (x,), y, lambda gradient: _times(tape.emit, gradient, factor))
+
+
+def _cubed(tape: Tape, x: Tensor) -> Tensor:
+    """`torch.pow(x, 3.0)`, which autocast runs in fp32."""
+    emit, base = tape.emit, x
+    y = emit.tensor(x.shape, "float32" if tape.autocast else x.dtype)
+    if tape.autocast:
+        with emit.around("pow", (x, 3.0), (y,)):
+            base = to_dtype(tape, x, "float32")
+            power(emit, base, 3.0, y, node=True)
+    else:
+        power(emit, base, 3.0, y, node=True)
+    saved = tape.save(base)
+
+    def backward(gradient: Tensor) -> Tensor:
+        tripled = emit.tensor(base.shape, base.dtype)
+        squared = power(emit, saved(), 2.0, node=True)
+        with emit.around("mul", (squared, 3.0), (tripled,)):
+            emit.op("mul", (squared, number(emit)), (tripled,))
+        return _times(emit, gradient, tripled)
+
+    return tape.node("PowBackward0", (base,), y, backward)
+
+
+def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
+    """`functional.dropout` in training; nothing where the probability is 0."""
+    if not probability:
+        return x
     emit = tape.emit
-    y = emit.tensor(x.shape, x.dtype)
-    emit.op("aten::sigmoid", (x,), (y,), sequence=emit.sequence)
+    y, mask = emit.tensor(x.shape, x.dtype), emit.tensor(x.shape, "bool")
+    with (
+        emit.around("dropout", (x, probability, True), (y,), node=True),
+        emit.around("native_dropout", (x, probability, True), (y, mask), node=True),
+    ):
+        empty_like(emit, x, mask, options(emit, mask))
+        empty_like(emit, x, y)
+    saved = tape.save(mask)
 
-    def backward(gradients: Gradients) -> Gradients:
-        result = emit.tensor(y.shape, y.dtype)
-        emit.op("aten::sigmoid_backward", (gradients[0], emit.view(y)), (result,))
-        return (result,)
+    def backward(gradient: Tensor) -> Tensor:
+        result = emit.tensor(x.shape, gradient.dtype)
+        with emit.around("native_dropout_backward", (gradient, saved(), round(1.0 / (1.0 - probability), 6)), (result,)):
+            empty_like(emit, gradient, result, memory_format=CONTIGUOUS)
+        return result
 
-    tape.record("SigmoidBackward0", (x,), (y,), backward)
-    return y
+    return tape.node("NativeDropoutBackward0", (x,), y, backward)
 
 
 def cat(tape: Tape, tensors: Sequence[Tensor]) -> Tensor:
     """`torch.cat` of matrices side by side."""
     emit, rows = tape.emit, tensors[0].shape[0]
-    widths = [tensor.shape[1] for tensor in tensors]
-    y = emit.tensor((rows, sum(widths)), tensors[0].dtype)
-    with emit.around("aten::cat", (tuple(tensors), 1), (y,), sequence=emit.sequence):
+    y = emit.tensor((rows, sum(tensor.shape[1] for tensor in tensors)), tensors[0].dtype)
+    with emit.around("cat", (tuple(tensors), 1), (y,), node=True):
         if len(tensors) == 1:
-            _narrow(emit, y, 0, widths[0])
+            sliced(emit, y, 1, 0, y.shape[1], narrow=True)
 
-    def backward(gradients: Gradients) -> Gradients:
-        gradient = given(gradients)
-        parts: list[Tensor | None] = []
+    def backward(gradient: Tensor) -> Gradients:
+        columns: list[Tensor | None] = []
         start = 0
-        for tensor, width in zip(tensors, widths, strict=True):
-            parts.append(_narrow(emit, gradient, start, width) if tape.needs(tensor) else None)
-            start += width
-        return tuple(parts)
+        for tensor in tensors:
+            end = start + tensor.shape[1]
+            columns.append(sliced(emit, gradient, 1, start, end, narrow=True) if tape.needs(tensor) else None)
+            start = end
+        return tuple(columns)
 
-    tape.record("CatBackward0", tensors, (y,), backward)
+    return tape.node("CatBackward0", tensors, y, backward)
+
+
+# Norms
+
+
+def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """`functional.layer_norm` over the last dimension; autocast runs it in fp32."""
+    emit, width = tape.emit, (x.shape[-1],)
+    y = emit.tensor(x.shape, "float32" if tape.autocast else x.dtype)
+    if not tape.autocast:
+        _layer_norm(tape, x, weight, bias, y, epsilon)
+        return y
+    with emit.around("layer_norm", (x, width, weight, bias, epsilon, True), (y,)):
+        _layer_norm(tape, to_dtype(tape, x, "float32"), weight, bias, y, epsilon)
     return y
 
 
-def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
-    """`functional.binary_cross_entropy` of one column, its mean."""
-    emit = tape.emit
-    each = emit.tensor(x.shape, x.dtype)
-    loss = emit.view(each, (), ())
-    with emit.around("aten::binary_cross_entropy", (x, target, None, _MEAN), (loss,), sequence=emit.sequence):
-        _empty_like(emit, each, x)
-        for column in (each, x, target):
-            flat = emit.view(column, column.shape[:1])
-            with emit.around("aten::squeeze", (column,), (flat,)):
-                emit.op("aten::as_strided", (column, flat.shape, flat.strides, None), (flat,))
-        mean = emit.tensor((), x.dtype)
-        with emit.around("aten::mean", (each, None), (mean,)), emit.around("aten::mean", (each, (), False, None), (mean,)):
-            emit.as_strided(mean, (1,) * len(x.shape), (0,) * len(x.shape))
-        with emit.around("aten::resize_as_", (each, mean, None), (loss,)):
-            emit.op("aten::resize_", (each, (), None), (loss,))
-        emit.op("aten::copy_", (loss, mean, False), (loss,))
-
-    def backward(gradients: Gradients) -> Gradients:
-        result = emit.tensor(x.shape, x.dtype)
-        first = given(gradients)
-        with emit.around("aten::binary_cross_entropy_backward", (first, x, target, None, _MEAN), (result,)):
-            _empty_like(emit, result, x)
-            zeros = (0,) * len(x.shape)
-            spread = emit.view(first, x.shape, zeros)
-            with (
-                emit.around("aten::expand_as", (first, x), (spread,)),
-                emit.around("aten::expand", (first, x.shape, False), (spread,)),
-            ):
-                emit.op("aten::as_strided", (first, x.shape, zeros, None), (spread,))
-            with emit.around("aten::div_", (result, result.numel), (result,)):
-                emit.op("aten::div_", (result, number(emit, "int64")), (result,))
-        return (result,)
-
-    tape.record("BinaryCrossEntropyBackward0", (x,), (loss,), backward)
-    return loss
-
-
-def mse_loss(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
-    """`functional.mse_loss`, its mean."""
-    emit = tape.emit
-    each = emit.tensor(x.shape, x.dtype)
-    loss = emit.view(each, (), ())
-    emit.op("aten::broadcast_tensors", ((x, target),), ((x, target),), sequence=emit.sequence)
-    with emit.around("aten::mse_loss", (x, target, _MEAN), (loss,), sequence=emit.sequence):
-        emit.op("aten::resize_", (each, (), None), (loss,))
-        squares = empty(emit, x.shape, x.dtype, layout=None, memory_format=_CONTIGUOUS)
-        with emit.around("aten::mean", (squares, (), False, None, loss), (loss,)):
-            emit.as_strided(loss, (1,) * len(x.shape), (0,) * len(x.shape))
-
-    def backward(gradients: Gradients) -> Gradients:
-        result = emit.tensor(x.shape, x.dtype)
-        text = (gradients[0], x, target, _MEAN)
-        with emit.around("aten::mse_loss_backward", text, (result,)):
-            with emit.around("aten::zeros_like", (x, None, None, None, None, _CONTIGUOUS), (result,)):
-                empty_like(emit, x, result)
-                zero(emit, result)
-            emit.op("aten::mse_loss_backward", (*text, result), (result,))
-        return (result,)
-
-    tape.record("MseLossBackward0", (x,), (loss,), backward)
-    return loss
-
-
-def number(emit: Emitter, dtype: str) -> Tensor:
-    """A number that an op wrapped into a tensor of the host."""
-    return emit.tensor((), dtype, device="cpu")
-
-
-def empty(
-    emit: Emitter,
-    shape: Sequence[int],
-    dtype: str,
-    *,
-    layout: int | None = STRIDED,
-    pinned: bool | None = None,
-    memory_format: int | None = None,
-    made: Tensor | None = None,
-) -> Tensor:
-    """`torch.empty`."""
-    y = emit.tensor(shape, dtype) if made is None else made
-    emit.op("aten::empty", (y.shape, DTYPE_NUMBERS[dtype], layout, emit.device, pinned, memory_format), (y,))
-    return y
-
-
-def empty_like(emit: Emitter, x: Tensor, made: Tensor) -> None:
-    """`torch.empty_like`, row-major and with all options said, as other ops call it."""
-    text = (x, DTYPE_NUMBERS[x.dtype], STRIDED, emit.device, None, _CONTIGUOUS)
-    with emit.around("aten::empty_like", text, (made,)):
-        empty(emit, made.shape, made.dtype, memory_format=_CONTIGUOUS, made=made)
-
-
-def contiguous(emit: Emitter, x: Tensor) -> Tensor:
-    """`x.contiguous()` of a tensor that is not: a copy."""
-    y = emit.tensor(x.shape, x.dtype)
-    with emit.around("aten::contiguous", (x, _CONTIGUOUS), (y,)):
-        return copied(emit, x, y)
-
-
-def copied(emit: Emitter, x: Tensor, made: Tensor | None = None) -> Tensor:
-    """`x.clone()`, row-major."""
-    y = emit.tensor(x.shape, x.dtype) if made is None else made
-    with emit.around("aten::clone", (x, _CONTIGUOUS), (y,)):
-        empty_like(emit, x, y)
-        emit.op("aten::copy_", (y, x, False), (y,))
-    return y
-
-
-def zero(emit: Emitter, x: Tensor) -> None:
-    """`x.zero_()`."""
-    with emit.around("aten::zero_", (x,), (x,)):
-        emit.op("aten::fill_", (x, 0), (x,))
-
-
-def zeros(emit: Emitter, shape: Sequence[int], dtype: str = "float32") -> Tensor:
-    """`torch.zeros`."""
-    y = emit.tensor(shape, dtype)
-    with emit.around("aten::zeros", (y.shape, DTYPE_NUMBERS[dtype], None, emit.device, False), (y,)):
-        empty(emit, y.shape, dtype, layout=None, pinned=False, made=y)
-        zero(emit, y)
-    return y
-
-
-def transposed_pair(emit: Emitter, x: Tensor, first: int, second: int, *, sequence: int = -1) -> Tensor:
-    """`x.transpose(first, second)`."""
-    assert x.strides is not None
-    shape, strides = list(x.shape), list(x.strides)
-    for sizes in (shape, strides):
-        sizes[first], sizes[second] = sizes[second], sizes[first]
-    y = emit.view(x, shape, strides)
-    with emit.around("aten::transpose", (x, first, second), (y,), sequence=sequence):
-        emit.op("aten::as_strided", (x, y.shape, y.strides, None), (y,))
-    return y
-
-
-def _product(emit: Emitter, one: Tensor, other: Tensor) -> Tensor:
-    result = emit.tensor((one.shape[0], other.shape[1]), one.dtype)
-    emit.op("aten::mm", (one, other), (result,))
-    return result
-
-
-def _narrow(emit: Emitter, x: Tensor, start: int, length: int) -> Tensor:
-    """`x.narrow(1, start, length)` of a matrix."""
-    y = emit.view(x, (x.shape[0], length), x.strides, x.offset + start)
+def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, epsilon: float) -> None:
+    emit, width, rows = tape.emit, (x.shape[-1],), x.numel // x.shape[-1]
+    mean, deviation = emit.tensor((rows,)), emit.tensor((rows,))
+    means, deviations = (emit.view(each, (*x.shape[:-1], 1)) for each in (mean, deviation))
+    saved_x = tape.save(x)
     with (
-        emit.around("aten::narrow", (x, 1, start, length), (y,)),
-        emit.around("aten::slice", (x, 1, start, start + length, 1), (y,)),
+        emit.around("layer_norm", (x, width, weight, bias, epsilon, True), (y,), node=True),
+        emit.around("native_layer_norm", (x, width, weight, bias, epsilon), (y, means, deviations), node=True),
     ):
-        emit.op("aten::as_strided", (x, y.shape, y.strides, y.offset), (y,))
-    return y
+        empty(emit, y, memory_format=CONTIGUOUS)
+        for flat in (mean, deviation):
+            empty(emit, flat)
+        for flat, column in ((mean, means), (deviation, deviations)):
+            emit.op("view", (flat, column.shape), (column,))
+    saved_means, saved_deviations = tape.save(means), tape.save(deviations)
+
+    def backward(gradient: Tensor) -> Gradients:
+        results = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype), emit.tensor(width, bias.dtype)
+        call = (gradient, saved_x(), width, saved_means(), saved_deviations(), weight, bias, (True, True, True))
+        with emit.around("native_layer_norm_backward", call, results):
+            for each in results:
+                empty(emit, each, memory_format=CONTIGUOUS)
+        return results
+
+    tape.node("NativeLayerNormBackward0", (x, weight, bias), y, backward)
 
 
-def _empty_like(emit: Emitter, made: Tensor, x: Tensor) -> None:
-    with emit.around("aten::empty_like", (x, None, None, None, None, None), (made,)):
-        text = (made.shape, made.strides, DTYPE_NUMBERS[made.dtype], STRIDED, emit.device, None)
-        emit.op("aten::empty_strided", text, (made,))
+def rms_norm(tape: Tape, x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """`functional.rms_norm` over the last dimension, in one kernel as since PyTorch 2.9."""
+    emit, width = tape.emit, (x.shape[-1],)
+    y, deviations = emit.tensor(x.shape, x.dtype), emit.tensor((*x.shape[:-1], 1))
+    saved_x = tape.save(x)
+    with emit.around("rms_norm", (x, width, weight, epsilon), (y,), node=True):
+        emit.op("_fused_rms_norm", (x, width, weight, epsilon), (y, deviations), node=True)
+    saved_deviations = tape.save(deviations)
+
+    def backward(gradient: Tensor) -> Gradients:
+        results = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype)
+        emit.op("_fused_rms_norm_backward", (gradient, saved_x(), width, saved_deviations(), weight, (True, True)), results)
+        return results
+
+    return tape.node("FusedRmsNormBackward0", (x, weight), y, backward)
 
 
-def given(gradients: Gradients) -> Tensor:
-    """The gradient of a node's first output, which it always gets."""
-    gradient = gradients[0]
-    assert gradient is not None
-    return gradient
+# Embeddings
+
+
+def embedding(tape: Tape, weight: Tensor, indices: Tensor) -> Tensor:
+    """`functional.embedding`, with the memory that the sort of its backward takes."""
+    emit, (rows, width), count = tape.emit, weight.shape, indices.numel
+    flat = emit.tensor((count, width), weight.dtype)
+    y = flat if len(indices.shape) == 1 else emit.view(flat, (*indices.shape, width))
+    with emit.around("embedding", (weight, indices, -1, False, False), (y,), node=True):
+        index_select(emit, weight, indices if y is flat else reshaped(emit, indices, (count,), (-1,)), flat)
+        if y is not flat:
+            emit.op("view", (flat, y.shape), (y,))
+
+    def backward(gradient: Tensor) -> Tensor:
+        result = emit.tensor(weight.shape, weight.dtype)
+        call = (gradient, indices, rows, -1, False)
+        with (
+            emit.around("embedding_backward", (*call, False), (result,)),
+            emit.around("embedding_dense_backward", call, (result,)),
+        ):
+            _rows_added(emit, gradient, indices, result)
+        return result
+
+    return tape.node("EmbeddingBackward0", (weight,), y, backward)
+
+
+def _rows_added(emit: Emitter, gradient: Tensor, indices: Tensor, result: Tensor) -> None:
+    """What the backward does before its kernels: it sorts the indices unless they are few."""
+    (rows, width), count = result.shape, indices.numel
+    sorts = count > _MOST_UNSORTED
+    if sorts and 0 in strides_of(indices):
+        indices = contiguous(emit, indices)
+    emit.op("view", (gradient, (count, width)), (emit.view(gradient, (count, width)),))
+    if sorts:
+        for _ in ("sorted indices", "their order"):
+            empty_like(emit, indices, emit.tensor(indices.shape, "int64"), memory_format=CONTIGUOUS)
+        arange(emit, count)
+    zeros(emit, result)
+    if sorts:
+        distinct = min(rows, count)
+        parts = distinct + count // _ROWS_PER_THREAD
+        for shape in ((count,), (), (distinct,), (distinct,), (), (parts,)):
+            empty(emit, emit.tensor(shape, "int64"))
+        empty(emit, emit.tensor((parts, width)))

@@ -6,13 +6,12 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 from steptime._build.emit.ddp import Reducer
+from steptime._build.emit.emitter import DATA, FSDP, TENSOR, Emitter
+from steptime._build.emit.optimizers import Optimizer
+from steptime._build.emit.tape import Tape
 from steptime._build.transformer.config import KIND, Parallelism, Transformer
-from steptime._build.transformer.emit import DATA, FSDP, TENSOR, GroupEmitter
-from steptime._build.transformer.fsdp import FullySharded
-from steptime._build.transformer.model import Model
-from steptime._build.transformer.optimizer import Optimizer
-from steptime._build.transformer.tape import StepTape
-from steptime._build.transformer.weights import Unsharded, Weights
+from steptime._build.transformer.model import Model, Weights
+from steptime._build.transformer.parallel import FullySharded, Unsharded
 from steptime._program.program import Program, Tensor
 from steptime._program.workload import Description, Workload
 
@@ -47,7 +46,7 @@ def _described(config: Transformer) -> Description:
 
 def _parameter_count(config: Transformer) -> int:
     """Of the whole model, however ranks share it."""
-    tape = StepTape(GroupEmitter({}, world_size=1, source=config.title), "")
+    tape = Tape(Emitter(source=config.title))
     Weights(tape, replace(config, parallel=Parallelism()), Unsharded())
     return sum(each.numel for each in tape.parameters)
 
@@ -68,13 +67,13 @@ def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def _program(config: Transformer, groups: dict[str, tuple[int, ...]]) -> Program:
-    emit = GroupEmitter(groups, world_size=config.ranks, source=config.title)
-    _write(config, emit, StepTape(emit, "bfloat16" if config.autocast else ""))
+    emit = Emitter(world_size=config.ranks, source=config.title, groups=groups)
+    _write(config, emit, Tape(emit, "bfloat16" if config.autocast else ""))
     result = f"{config.title}: built from a config, never run; its kernels and times need models of a device and a host"
     return replace(emit.program(), warnings=(result,))
 
 
-def _write(config: Transformer, emit: GroupEmitter, tape: StepTape) -> None:
+def _write(config: Transformer, emit: Emitter, tape: Tape) -> None:
     """Writes the step: the parts of the batch, forward and backward, then the optimiser's."""
     sharded = FullySharded(tape, config) if config.parallel.fsdp > 1 else None
     model = Model(tape, config, sharded or Unsharded())
@@ -82,25 +81,25 @@ def _write(config: Transformer, emit: GroupEmitter, tape: StepTape) -> None:
     copies = config.parallel.data > 1 and sharded is None  # DistributedDataParallel
     optimizer.zero_grad()
     for part in range(config.gradient_accumulation):
-        with emit.around("DistributedDataParallel.forward") if copies else nullcontext():
+        with emit.frame("DistributedDataParallel.forward") if copies else nullcontext():
             if copies and part == 0 and model.buffers:
                 _give_buffers(emit, model.buffers)
             loss = model.loss()
         # Parts but the last run under no_sync: their gradients stay where they are.
         if copies and part == config.gradient_accumulation - 1:
-            Reducer(tape, tape.parameters)
+            Reducer(tape, tape.parameters, DATA)
         tape.backward(loss)
     optimizer.step(sharded.gradients if sharded else [tape.gradients[each.id or 0] for each in tape.parameters])
 
 
-def _give_buffers(emit: GroupEmitter, buffers: tuple[Tensor, ...]) -> None:
+def _give_buffers(emit: Emitter, buffers: tuple[Tensor, ...]) -> None:
     """DistributedDataParallel gives all ranks the buffers of the first before a forward pass."""
     rows = tuple(emit.view(each, (each.numel,)) for each in buffers)
     flat = emit.tensor((sum(each.numel for each in rows),), rows[0].dtype)
-    with emit.around("aten::flatten_dense_tensors", (buffers,), (flat,)):
-        emit.op("aten::cat", (rows, 0), (flat,))
+    with emit.around("flatten_dense_tensors", (buffers,), (flat,)):
+        emit.op("cat", (rows, 0), (flat,))
     emit.wait(emit.broadcast(flat, DATA), DATA)
     places = [emit.view(flat, each.shape, offset=number * each.numel) for number, each in enumerate(buffers)]
-    emit.op("aten::unflatten_dense_tensors", (flat, buffers), (tuple(places),))
+    emit.op("unflatten_dense_tensors", (flat, buffers), (tuple(places),))
     for buffer, place in zip(buffers, places, strict=True):
-        emit.op("aten::copy_", (buffer, place, True), (buffer,))
+        emit.op("copy_", (buffer, place, True), (buffer,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from steptime.errors import InputError
 from steptime._program.program import MOST_RANKS
+from steptime.errors import InputError
 
 if TYPE_CHECKING:
     from steptime._build.transformer.config import Transformer

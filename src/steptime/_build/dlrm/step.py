@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from steptime._build.emit.autograd import Tape
-from steptime._build.emit.ddp import Reducer
+from steptime._build.dlrm.bags import BagOps, LocalTable
+from steptime._build.dlrm.exchange import ColumnExchangeOps, InteractionOps, RowExchangeOps
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.copies import CopyOps
-from steptime._build.dlrm.exchange import ColumnExchangeOps, RowExchangeOps
-from steptime._build.dlrm.interaction import InteractionOps
-from steptime._build.dlrm.sparse import BagOps
-from steptime._build.dlrm.tables import LocalTable, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
-from steptime._build.emit.ops import Emitter
-from steptime._build.emit.layers import DTYPE_NUMBERS, binary_cross_entropy, linear, mse_loss, relu, sigmoid
+from steptime._build.dlrm.tables import CopyOps, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
+from steptime._build.emit.ddp import Reducer
+from steptime._build.emit.emitter import Emitter
+from steptime._build.emit.layers import activation, linear
+from steptime._build.emit.losses import binary_cross_entropy, mse_loss
+from steptime._build.emit.optimizers import sgd, step_of, zero_grad
+from steptime._build.emit.tape import Tape
+from steptime._build.emit.tensors import same_dtype
 from steptime._program.program import Program, Tensor
 
 LEARNING_RATE = 1e-6
@@ -77,16 +78,18 @@ class _Step:
 
     def write(self) -> None:
         emit = self._tape.emit
-        emit.op("Optimizer.zero_grad#SGD.zero_grad")
+        zero_grad(emit)
         sharded = [tables for tables in (self._tables, self._row_wise) if tables is not None]
         for tables in sharded:
             tables.clear()
-        prediction = sigmoid(self._tape, self._top(self._interact(*self._lookups_and_bottom())))
+        prediction = activation(self._tape, "sigmoid", self._top(self._interact(*self._lookups_and_bottom())))
         # Under autocast the prediction would be cast here; in fp32 it is not.
-        emit.op("aten::to", (prediction, DTYPE_NUMBERS["float32"], False, False, None), (prediction,), sequence=emit.sequence)
+        same_dtype(emit, prediction, node=True)
         loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(self._tape, prediction, self._labels)
         self._tape.backward(loss)
-        self._update([*self._bottom.parameters, *self._top.parameters])
+        parameters = [*self._bottom.parameters, *self._top.parameters]
+        with step_of(emit):
+            sgd(emit, parameters, [self._tape.gradients[parameter.id or 0] for parameter in parameters], LEARNING_RATE)
         if self._copies is not None:
             self._copies.update()
         for tables in sharded:
@@ -107,11 +110,6 @@ class _Step:
             blocks = (*blocks, summed if self._row_exchange is None else self._row_exchange.finish(summed))
         return dense, blocks if copied is None else (*blocks, copied)
 
-    def _update(self, parameters: Sequence[Tensor]) -> None:
-        gradients = tuple(self._tape.gradients[parameter.id or 0] for parameter in parameters)
-        with self._tape.emit.around("Optimizer.step#SGD.step"):
-            self._tape.emit.op("aten::_foreach_add_", (tuple(parameters), gradients, -LEARNING_RATE))
-
 
 class _Mlp:
     """Linear layers with a ReLU between, and after the last unless told."""
@@ -130,7 +128,7 @@ class _Mlp:
             for number, (weight, bias) in enumerate(self._layers):
                 x = linear(self._tape, x, weight, bias)
                 if not self._last_is_linear or number + 1 < len(self._layers):
-                    x = relu(self._tape, x)
+                    x = activation(self._tape, "relu", x)
         return x
 
 

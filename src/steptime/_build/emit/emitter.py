@@ -6,19 +6,19 @@ ops inside an op are written while it is open:
     emit = Emitter(rank=0, world_size=2, source="my model")
     x, weight, bias = emit.tensor((512, 64)), emit.tensor((16, 64)), emit.tensor((16,))
     y = emit.tensor((512, 16))
-    with emit.around("aten::linear", (x, weight, bias), (y,), sequence=emit.sequence):
-        turned = emit.transposed(weight, sequence=emit.sequence)  # aten::t, aten::transpose, aten::as_strided
-        emit.op("aten::addmm", (bias, x, turned, 1, 1), (y,))
+    with emit.around("linear", (x, weight, bias), (y,), node=True):
+        turned = emit.strided(weight, (64, 16), (1, 64), ("t", ()), ("transpose", (0, 1)), node=True)
+        emit.op("addmm", (bias, x, turned, 1, 1), (y,), node=True)
     emit.all_reduce((y,))  # c10d::allreduce_, record_param_comms, nccl:all_reduce
     with emit.backward_thread():  # what follows is on autograd's thread
-        with emit.around("autograd::engine::evaluate_function: AddmmBackward0"):
-            emit.op("AddmmBackward0", (emit.tensor((512, 16)),))
+        with emit.frame("autograd::engine::evaluate_function: AddmmBackward0"):
+            emit.write("AddmmBackward0", (emit.tensor((512, 16)),))
     program = emit.program()  # ops only; phases and roles as for a trace that was read
 
 A view has an id of its own and the storage of what it looks at: `emit.view(x, (64, 512), (1, 64))`; a tensor that autograd
-saved and unpacked is one too: `emit.view(x)`. `sequence` is the counter of autograd: `emit.sequence` is its value now (what an
-op that records a node carries), `emit.next_sequence()` takes it. `build/autograd.py` has the engine and `build/emit_layers.py`
-layers that use both, so that a builder writes the forward pass alone.
+saved and unpacked is one too: `emit.view(x)`. `op` and `around` write ATen ops, whose whole names the catalogue knows; `write`
+and `frame` write anything else. An op that autograd records (`node=True`) carries the value of its counter, which the node then
+takes (`next_sequence`). `tape` has the engine and `layers` what uses both, so that a builder writes the forward pass alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
+from steptime._ops.catalogue import aten
 from steptime._program.collectives import WAIT
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node
 from steptime._program.from_ops import to_program
@@ -35,6 +36,7 @@ from steptime._units import dtype_bytes
 
 MAIN_THREAD, BACKWARD_THREAD = 1, 2
 GROUP, GROUP_DESCRIPTION = "0", "default_pg"  # what PyTorch calls the group of all ranks
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"  # groups of ranks that hold copies, shards and parts of the same parameters
 OBJECT = "<Object>"  # how a trace writes what is neither a tensor nor a plain value
 _PROCESS, _EMPTY_STORAGE = 1, 2  # ids of the process node and of the storage that all empty tensors share
 _SCHEMA = "1.1.1-chakra.0.0.4"  # that of the traces that come with the package, by PyTorch 2.11
@@ -55,6 +57,12 @@ def is_contiguous(tensor: Tensor) -> bool:
     """Whether a tensor is row-major, as PyTorch sees it: the stride of an axis of one element does not matter."""
     laid = zip(tensor.shape, tensor.strides or (), contiguous_strides(tensor.shape), strict=True)
     return 0 in tensor.shape or all(size == 1 or stride == expected for size, stride, expected in laid)
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor that has been laid out."""
+    assert tensor.strides is not None
+    return tensor.strides
 
 
 class Emitter:
@@ -87,8 +95,9 @@ class Emitter:
         self._collectives = 0
         self._views: set[int] = set()
         self._closing = _Closing(self)
+        self.muted = False  # nothing is written: what recomputation leaves out
         if world_size > 1:
-            self.op("## process_group:init ##")
+            self.write("## process_group:init ##")
 
     # Tensors
 
@@ -132,7 +141,7 @@ class Emitter:
 
     # Ops
 
-    def op(
+    def write(
         self,
         name: str,
         inputs: tuple[Value, ...] = (),
@@ -142,18 +151,18 @@ class Emitter:
         comm: Comm | None = None,
         forward_thread: int = 0,
     ) -> int:
-        """Writes an op with nothing inside it; gives its row."""
+        """Writes a frame, a function or an op under its whole name, with nothing inside it; gives its row, -1 while muted."""
+        if self.muted:
+            return -1
         row = len(self._nodes)
         parent = self._open[-1] if self._open else -1
         signature = Signature(inputs, outputs) if inputs or outputs else _SIGNATURE
         above = self._nodes[parent].id if parent >= 0 else _PROCESS
-        self._nodes.append(
-            Node(self._next_id(), name, above, -1, sequence, self._thread, forward_thread, signature, comm)
-        )  # fmt: skip
+        self._nodes.append(Node(self._next_id(), name, above, -1, sequence, self._thread, forward_thread, signature, comm))
         self._parents.append(parent)
         return row
 
-    def around(
+    def frame(
         self,
         name: str,
         inputs: tuple[Value, ...] = (),
@@ -163,13 +172,65 @@ class Emitter:
         comm: Comm | None = None,
         forward_thread: int = 0,
     ) -> AbstractContextManager[None]:
-        """Writes an op around those that are written until the end of the `with` that it is called for."""
-        self._open.append(self.op(name, inputs, outputs, sequence=sequence, comm=comm, forward_thread=forward_thread))
+        """The same around what is written until the end of the `with` that it is called for."""
+        self._open.append(self.write(name, inputs, outputs, sequence=sequence, comm=comm, forward_thread=forward_thread))
+        return self._closing
+
+    def op(self, name: str, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = (), *, node: bool = False) -> int:
+        """Writes an ATen op with nothing inside it; `node` says that autograd records it."""
+        return self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1)
+
+    def around(
+        self, name: str, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = (), *, node: bool = False
+    ) -> AbstractContextManager[None]:
+        """The same around what is written until the end of the `with` that it is called for."""
+        self._open.append(self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1))
         return self._closing
 
     def close(self) -> None:
-        """Ends the op that was opened last; `around` calls it."""
+        """Ends the op that was opened last; `frame` and `around` call it."""
         self._open.pop()
+
+    def new(
+        self,
+        name: str,
+        inputs: tuple[Value, ...],
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        *,
+        strides: Sequence[int] | None = None,
+        node: bool = False,
+    ) -> Tensor:
+        """Writes an ATen op that makes one tensor, of the shape and dtype of its first argument where nothing else is said."""
+        like = inputs[0]
+        if shape is None or dtype is None:
+            assert isinstance(like, Tensor)
+            shape, dtype = like.shape if shape is None else shape, dtype or like.dtype
+        result = self.tensor(shape, dtype, strides=strides)
+        self.op(name, inputs, (result,), node=node)
+        return result
+
+    def strided(
+        self,
+        of: Tensor,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        *calls: tuple[str, tuple[Value, ...]],
+        offset: int | None = None,
+        node: bool = False,
+    ) -> Tensor:
+        """Writes a view by way of the ops that lead to it, each called by the one before: all end in `as_strided`.
+
+        Most views leave the offset to be what it was, and do not say it.
+        """
+        result = self.view(of, shape, strides, offset)
+        for name, arguments in calls:
+            self.around(name, (of, *arguments), (result,), node=node)
+            node = False
+        self.op("as_strided", (of, result.shape, result.strides, offset), (result,), node=node)
+        for _ in calls:
+            self.close()
+        return result
 
     @contextmanager
     def backward_thread(self) -> Iterator[None]:
@@ -184,41 +245,6 @@ class Emitter:
         self.sequence += 1
         return self.sequence - 1
 
-    # Ops that every builder needs
-
-    def as_strided(
-        self, of: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, *, said: bool = False
-    ) -> Tensor:
-        """The view that all others end in. Most views leave the offset to be what it was; `said` writes it."""
-        result = self.view(of, shape, strides, offset)
-        self.op("aten::as_strided", (of, result.shape, result.strides, result.offset if said else None), (result,))
-        return result
-
-    def transposed(self, of: Tensor, *, sequence: int = -1) -> Tensor:
-        """`of.t()` of a matrix."""
-        assert of.strides is not None
-        shape, strides = of.shape[::-1], of.strides[::-1]
-        result = self.view(of, shape, strides)
-        with (
-            self.around("aten::t", (of,), (result,), sequence=sequence),
-            self.around("aten::transpose", (of, 0, 1), (result,)),
-        ):
-            self.op("aten::as_strided", (of, shape, strides, None), (result,))
-        return result
-
-    def reshaped(self, of: Tensor, shape: Sequence[int], said: Sequence[int] | None = None, *, sequence: int = -1) -> Tensor:
-        """`of.view(shape)` of a row-major tensor; `said` is the shape as asked for, where it holds a -1."""
-        result = self.view(of, shape)
-        self.op("aten::view", (of, tuple(shape if said is None else said)), (result,), sequence=sequence)
-        return result
-
-    def detached(self, of: Tensor) -> Tensor:
-        """`of.detach()`."""
-        result = self.view(of)
-        with self.around("aten::detach", (of,), (result,)):
-            self.op("detach", (of,))
-        return result
-
     # Collectives, over all ranks where no group is named; each gives what `wait` takes
 
     def group_size(self, group: str) -> int:
@@ -228,7 +254,7 @@ class Emitter:
     def all_reduce(self, tensors: tuple[Tensor, ...], group: str = GROUP, *, asynchronous: bool = True) -> int:
         """Sums tensors over the ranks, in place."""
         called = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
-        with self.around("c10d::allreduce_", called, (tensors, OBJECT)):
+        with self.frame("c10d::allreduce_", called, (tensors, OBJECT)):
             return self._communicate(group, "allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
 
     def all_to_all(
@@ -237,27 +263,25 @@ class Emitter:
         """Sends shares of `in_splits` elements to every rank and receives `out_splits`."""
         given, taken = tuple(in_splits), tuple(out_splits)
         called = (received, sent, OBJECT, taken, given, asynchronous, _NO_TIMEOUT)
-        with self.around("c10d::alltoall_base_", called, (OBJECT,)):
-            return self._communicate(
-                GROUP, "all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken
-            )
+        with self.frame("c10d::alltoall_base_", called, (OBJECT,)):
+            return self._communicate(GROUP, "all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken)
 
     def broadcast(self, tensor: Tensor, group: str = GROUP) -> int:
         """Gives every rank what the first has."""
         called = ((tensor,), OBJECT, 0, 0, True, _NO_TIMEOUT)
-        with self.around("c10d::broadcast_", called, ((tensor,), OBJECT)):
+        with self.frame("c10d::broadcast_", called, ((tensor,), OBJECT)):
             return self._communicate(group, "broadcast", "broadcast", "nccl:broadcast", ((tensor,),), ((tensor,),))
 
     def all_gather(self, whole: Tensor, shard: Tensor, group: str = GROUP) -> int:
         """Gathers every rank's shard into the whole."""
         called = (whole, shard, OBJECT, True, _NO_TIMEOUT)
-        with self.around("c10d::_allgather_base_", called, (whole, OBJECT)):
+        with self.frame("c10d::_allgather_base_", called, (whole, OBJECT)):
             return self._communicate(group, "_allgather_base", "all_gather", "nccl:_all_gather_base", (shard,), (whole,))
 
     def reduce_scatter(self, shard: Tensor, whole: Tensor, group: str = GROUP) -> int:
         """Sums the whole over the ranks and leaves each its shard."""
         called = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
-        with self.around("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
+        with self.frame("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
             return self._communicate(
                 group, "_reduce_scatter_base", "reduce_scatter", "nccl:_reduce_scatter_base", (whole,), (shard,)
             )
@@ -267,7 +291,7 @@ class Emitter:
         named = self._groups[group]
         recorded = ((number, False), (named.name, named.description), self.rank, WAIT, (), (), -1, -1, 1)
         # A wait is recorded with no tensor, and PyTorch writes the dtype of none as Byte.
-        self.op(COMM_NODE, recorded, comm=Comm(WAIT, WAIT, named.name, self.rank, number, dtype="uint8"))
+        self.write(COMM_NODE, recorded, comm=Comm(WAIT, WAIT, named.name, self.rank, number, dtype="uint8"))
 
     def _communicate(
         self,
@@ -288,8 +312,8 @@ class Emitter:
             _bytes(sent), _bytes(received), sent[0].dtype,
         )  # fmt: skip
         about = ((number, False), (named.name, named.description), self.rank, name, in_splits, out_splits, 0, 1, named.size)
-        with self.around(COMM_NODE, (*inputs, *about), outputs, comm=comm):
-            self.op(inner, (sent[0],))
+        with self.frame(COMM_NODE, (*inputs, *about), outputs, comm=comm):
+            self.write(inner, (sent[0],))
         return number
 
     # The whole

@@ -1,0 +1,127 @@
+"""Optimisers' steps as PyTorch records them: SGD and AdamW by lists of tensors, fused AdamW, and row-wise Adagrad.
+
+`adamw` and `sgd` are PyTorch's defaults on a GPU (foreach). fp16 weights are updated as by Megatron-LM and DeepSpeed: gradients
+are copied to fp32 and their norm is taken, the masters are updated, and the weights are copied from them. Row-wise Adagrad is
+that of `steptime_lab.workloads.table_batched.rowwise_adagrad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from steptime._build.emit.emitter import Emitter
+from steptime._build.emit.tensors import DTYPE_NUMBERS, empty_strided, number, power, unsqueezed
+from steptime._program.program import Tensor
+
+# AdamW's coefficients and the bias corrections of a third step, rounded as traces are; no time depends on them.
+_DECAY, _FIRST, _SECOND, _EPSILON, _RATE = 1.0, 0.1, 0.999, 0.0, 0.0001
+_CORRECTION, _STEP_SIZE = 0.054745, -0.000185
+_SGD, _ADAMW = "SGD", "AdamW"
+ROWWISE_ADAGRAD = "RowwiseAdagrad"
+
+
+def zero_grad(emit: Emitter, label: str = _SGD) -> None:
+    """An optimiser lets go of the gradients."""
+    emit.write(f"Optimizer.zero_grad#{label}.zero_grad")
+
+
+def step_of(emit: Emitter, label: str = _SGD) -> AbstractContextManager[None]:
+    """What is written inside is the step of an optimiser."""
+    return emit.frame(f"Optimizer.step#{label}.step")
+
+
+def sgd(emit: Emitter, weights: Sequence[Tensor], gradients: Sequence[Tensor], rate: float) -> None:
+    """The update of SGD over dense gradients."""
+    emit.op("_foreach_add_", (tuple(weights), tuple(gradients), -rate))
+
+
+def mean_squares(emit: Emitter, rows: Tensor) -> Tensor:
+    """Of every row of a gradient: what row-wise Adagrad adds to the row's state."""
+    squares, count = emit.tensor(rows.shape), rows.shape[0]
+    with emit.around("square", (rows,), (squares,)):
+        power(emit, rows, 2, squares)
+    means = emit.tensor((count,))
+    with emit.around("mean", (squares, (1,), False, None), (means,)):
+        emit.strided(means, (count, 1), (1, 0))
+    return means
+
+
+def divided_rows(emit: Emitter, rows: Tensor, roots: Tensor) -> Tensor:
+    """A gradient divided by the roots of its rows' states."""
+    emit.op("add_", (roots, number(emit), 1), (roots,))
+    return emit.new("div", (rows, unsqueezed(emit, roots, 1)))
+
+
+class Optimizer:
+    """Updates parameters in place; its state is there before the step."""
+
+    def __init__(self, emit: Emitter, kind: str, weights: Sequence[Tensor]) -> None:
+        self._emit, self._kind = emit, kind
+        self._weights = tuple(weights)
+        self._mixed = bool(weights) and weights[0].dtype == "float16"
+        self._masters = self._like_masters() if self._mixed else self._weights
+        self._moments = (self._like_masters(), self._like_masters()) if kind != "sgd" else ((), ())
+        self._counts = tuple(emit.tensor((), device=None if kind == "adamw_fused" else "cpu") for _ in weights)
+        self._label = _SGD if kind == "sgd" else _ADAMW
+
+    def _like_masters(self) -> tuple[Tensor, ...]:
+        like = ((each.shape, "float32" if self._mixed else each.dtype, each.strides) for each in self._weights)
+        return tuple(self._emit.tensor(shape, dtype, strides=strides) for shape, dtype, strides in like)
+
+    def zero_grad(self) -> None:
+        """Lets go of the gradients."""
+        zero_grad(self._emit, self._label)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Writes one update."""
+        emit, ways = self._emit, {"sgd": self._sgd, "adamw": self._adamw, "adamw_fused": self._fused}
+        update: Callable[[tuple[Tensor, ...]], None] = ways[self._kind]
+        with step_of(emit, self._label):
+            if not self._mixed:
+                update(tuple(gradients))
+                return
+            wide = self._like_masters()
+            emit.op("_foreach_copy_", (wide, tuple(gradients), False))
+            emit.op("_foreach_norm", (wide, 2, None), (tuple(emit.tensor(()) for _ in wide),))
+            update(wide)
+            emit.op("_foreach_copy_", (self._weights, self._masters, False))
+
+    def _sgd(self, gradients: tuple[Tensor, ...]) -> None:
+        sgd(self._emit, self._masters, gradients, _RATE)
+
+    def _fused(self, gradients: tuple[Tensor, ...]) -> None:
+        first, second = self._moments
+        self._emit.op("_foreach_add_", (self._counts, 1))
+        rest = (_RATE, 0.9, 0.999, 0.01, _EPSILON, False, False, None, None)
+        self._emit.op("_fused_adamw_", (self._masters, gradients, first, second, (), self._counts, *rest))
+
+    def _adamw(self, gradients: tuple[Tensor, ...]) -> None:
+        emit, (first, second), count = self._emit, self._moments, len(self._masters)
+        self._count_up()
+        emit.op("_foreach_mul_", (self._masters, _DECAY))
+        emit.op("_foreach_lerp_", (first, gradients, _FIRST))
+        emit.op("_foreach_mul_", (second, _SECOND))
+        emit.op("_foreach_addcmul_", (second, gradients, gradients, round(1.0 - _SECOND, 6)))
+        for each in (*self._counts, *self._counts):  # once for each of the two bias corrections
+            with emit.around("item", (each,), (3.0,)):
+                emit.op("_local_scalar_dense", (each,), (3.0,))
+        roots = tuple(emit.tensor(each.shape, each.dtype, strides=each.strides) for each in second)
+        with emit.around("_foreach_sqrt", (second,), (roots,)):
+            for each in roots:
+                empty_strided(emit, each)
+        emit.op("_foreach_div_", (roots, (_CORRECTION,) * count))
+        emit.op("_foreach_add_", (roots, _EPSILON))
+        emit.op("_foreach_addcdiv_", (self._masters, first, roots, (_STEP_SIZE,) * count))
+
+    def _count_up(self) -> None:
+        """One step more, counted on the host for every parameter."""
+        emit, item, single = self._emit, number(self._emit, "float32"), DTYPE_NUMBERS["float32"]
+        emit.op("empty", ((), single, 0, "cpu", False, None), (item,))
+        emit.op("to", (item, "cpu", single, False, False, None), (item,))
+        emit.op("lift_fresh", (item,), (item,))
+        with emit.around("detach_", (item,), (item,)):
+            emit.write("detach_", (item,))
+        with emit.around("_foreach_add_", (self._counts, item, 1.0)):
+            for each in self._counts:
+                emit.op("add_", (each, item, 1.0), (each,))

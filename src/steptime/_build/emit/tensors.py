@@ -1,0 +1,292 @@
+"""Tensors that ops make of others without a node of autograd, as PyTorch records it: views, reservations, copies, casts.
+
+Ops that other ops call say all options (dtype, layout, device); the same ops called from Python leave most of them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steptime._build.emit.emitter import Emitter, contiguous_strides, strides_of
+from steptime._program.program import Tensor, Value
+
+# c10::ScalarType by name, as execution traces write it.
+DTYPE_NUMBERS = {"uint8": 0, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "bool": 11, "bfloat16": 15}
+STRIDED, SPARSE = 0, 1  # c10::Layout
+CONTIGUOUS = 0  # c10::MemoryFormat
+
+
+def view_strides(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of the same memory in another shape, or None where that takes a copy (ATen/TensorUtils.cpp, computeStride)."""
+    if 0 in shape:
+        return contiguous_strides(wanted)
+    result = [1] * len(wanted)
+    at = len(wanted) - 1
+    if not shape:
+        return tuple(result)
+    base, of_tensor, of_view = strides[-1], 1, 1
+    for index in range(len(shape) - 1, -1, -1):
+        of_tensor *= shape[index]
+        if index and (shape[index - 1] == 1 or strides[index - 1] == of_tensor * base):
+            continue
+        while at >= 0 and (of_view < of_tensor or wanted[at] == 1):
+            result[at] = of_view * base
+            of_view *= wanted[at]
+            at -= 1
+        if of_view != of_tensor:
+            return None
+        if index:
+            base, of_tensor, of_view = strides[index - 1], 1, 1
+    return tuple(result) if at == -1 else None
+
+
+def compact_strides(x: Tensor) -> tuple[int, ...]:
+    """Strides of an elementwise result: its dimensions lie in the order of the argument's, without gaps."""
+    strides, result, step = strides_of(x), [0] * len(x.shape), 1
+    for index in sorted(range(len(x.shape)), key=lambda at: (strides[at], -at)):
+        result[index] = step
+        step *= x.shape[index]
+    return tuple(result)
+
+
+# Views
+
+
+def viewed(emit: Emitter, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None, *, node: bool = False) -> Tensor:
+    """`x.view(shape)`; `asked` is the shape in the call, where it holds a -1."""
+    laid = view_strides(x.shape, strides_of(x), shape)
+    assert laid is not None
+    y = emit.view(x, shape, laid)
+    emit.op("view", (x, tuple(shape if asked is None else asked)), (y,), node=node)
+    return y
+
+
+def reshaped(emit: Emitter, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
+    """`x.reshape(shape)`: a view where the memory allows one, else a copy."""
+    call, laid = tuple(shape if asked is None else asked), view_strides(x.shape, strides_of(x), shape)
+    if laid is not None:
+        y = emit.view(x, shape, laid)
+        with emit.around("reshape", (x, call), (y,)):
+            emit.op("view", (x, call), (y,))
+        return y
+    copy = emit.tensor(x.shape, x.dtype)
+    y = emit.view(copy, shape)
+    with emit.around("reshape", (x, call), (y,)):
+        cloned(emit, x, copy)
+        emit.op("_unsafe_view", (copy, tuple(shape)), (y,))
+    return y
+
+
+def transposed(emit: Emitter, x: Tensor, first: int, second: int, *, node: bool = False) -> Tensor:
+    """`x.transpose(first, second)`."""
+    order = list(range(len(x.shape)))
+    order[first], order[second] = second, first
+    return _reordered(emit, x, order, ("transpose", (first, second)), node=node)
+
+
+def turned(emit: Emitter, x: Tensor, *, node: bool = False) -> Tensor:
+    """`x.t()` of a matrix."""
+    return _reordered(emit, x, (1, 0), ("t", ()), ("transpose", (0, 1)), node=node)
+
+
+def permuted(emit: Emitter, x: Tensor, order: tuple[int, ...], *, node: bool = False) -> Tensor:
+    """`x.permute(order)`."""
+    return _reordered(emit, x, order, ("permute", (order,)), node=node)
+
+
+def _reordered(
+    emit: Emitter, x: Tensor, order: Sequence[int], *calls: tuple[str, tuple[Value, ...]], node: bool = False
+) -> Tensor:
+    shape, strides = x.shape, strides_of(x)
+    return emit.strided(x, [shape[at] for at in order], [strides[at] for at in order], *calls, node=node)
+
+
+def expanded(emit: Emitter, x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """`x.expand(shape)`."""
+    return emit.strided(x, shape, strides, ("expand", (shape, False)))
+
+
+def unsqueezed(emit: Emitter, x: Tensor, dimension: int) -> Tensor:
+    """`x.unsqueeze(dimension)` of a row-major tensor."""
+    shape = (*x.shape[:dimension], 1, *x.shape[dimension:])
+    return emit.strided(x, shape, contiguous_strides(shape), ("unsqueeze", (dimension,)))
+
+
+def sliced(
+    emit: Emitter, x: Tensor, dimension: int, start: int, end: int, *, narrow: bool = False, node: bool = False
+) -> Tensor:
+    """`x[..., start:end]` along one dimension, or `x.narrow`, which calls it."""
+    shape, strides = (*x.shape[:dimension], end - start, *x.shape[dimension + 1 :]), strides_of(x)
+    calls: list[tuple[str, tuple[Value, ...]]] = [("narrow", (dimension, start, end - start))] if narrow else []
+    calls.append(("slice", (dimension, start, end, 1)))
+    return emit.strided(x, shape, strides, *calls, offset=x.offset + start * strides[dimension], node=node)
+
+
+def detached(emit: Emitter, x: Tensor) -> Tensor:
+    """`x.detach()`."""
+    y = emit.view(x)
+    with emit.around("detach", (x,), (y,)):
+        emit.write("detach", (x,))
+    return y
+
+
+# Reservations
+
+
+def number(emit: Emitter, dtype: str = "float64") -> Tensor:
+    """A number that an op wrapped into a tensor of the host."""
+    return emit.tensor((), dtype, device="cpu")
+
+
+def options(emit: Emitter, x: Tensor) -> tuple[int, int, str]:
+    """dtype, layout and device as ops say them to each other."""
+    return DTYPE_NUMBERS[x.dtype], STRIDED, emit.device
+
+
+def empty(
+    emit: Emitter, y: Tensor, *, layout: int | None = STRIDED, pinned: bool | None = None, memory_format: int | None = None
+) -> Tensor:
+    """`torch.empty` that gives `y`."""
+    emit.op("empty", (y.shape, DTYPE_NUMBERS[y.dtype], layout, emit.device, pinned, memory_format), (y,))
+    return y
+
+
+def empty_from_python(emit: Emitter, shape: Sequence[int], dtype: str) -> Tensor:
+    """`torch.empty` as a user calls it."""
+    return empty(emit, emit.tensor(shape, dtype), layout=None, pinned=False)
+
+
+def empty_strided(emit: Emitter, y: Tensor, *, pinned: bool | None = None) -> None:
+    """`torch.empty_strided` that gives `y`."""
+    emit.op("empty_strided", (y.shape, y.strides, *options(emit, y), pinned), (y,))
+
+
+def empty_like(
+    emit: Emitter,
+    x: Tensor,
+    y: Tensor,
+    said: tuple[Value, Value, Value] = (None, None, None),
+    memory_format: int | None = None,
+) -> None:
+    """`torch.empty_like` that gives `y`, with dtype, layout and device as `said`."""
+    with emit.around("empty_like", (x, *said, None, memory_format), (y,)):
+        if memory_format is None:
+            empty_strided(emit, y)
+        else:
+            empty(emit, y, memory_format=memory_format)
+
+
+def new_empty(emit: Emitter, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`like.new_empty(shape)`."""
+    y = emit.tensor(shape, like.dtype)
+    with emit.around("new_empty", (like, shape, None, None, None, False), (y,)):
+        empty(emit, y, pinned=False)
+    return y
+
+
+def resized(emit: Emitter, y: Tensor) -> None:
+    """An output that begins as nothing and takes the size of its result."""
+    nothing = empty(emit, emit.tensor((0,), y.dtype))
+    emit.op("resize_", (nothing, y.shape, None), (y,))
+
+
+def zero(emit: Emitter, x: Tensor) -> None:
+    """`x.zero_()`."""
+    with emit.around("zero_", (x,), (x,)):
+        emit.op("fill_", (x, 0), (x,))
+
+
+def zeros(emit: Emitter, y: Tensor, *, from_python: bool = False) -> Tensor:
+    """`torch.zeros` that gives `y`."""
+    layout, pinned = (None, False) if from_python else (STRIDED, None)
+    with emit.around("zeros", (y.shape, DTYPE_NUMBERS[y.dtype], layout, emit.device, pinned), (y,)):
+        empty(emit, y, layout=layout, pinned=pinned)
+        zero(emit, y)
+    return y
+
+
+def new_zeros(emit: Emitter, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`like.new_zeros(shape)`."""
+    y = emit.tensor(shape, like.dtype)
+    call = (like, shape, *options(emit, like), None)
+    with emit.around("new_zeros", call, (y,)):
+        with emit.around("new_empty", call, (y,)):
+            empty(emit, y)
+        zero(emit, y)
+    return y
+
+
+def scalar_tensor(emit: Emitter, y: Tensor, value: Value, layout: int | None) -> None:
+    """`torch.scalar_tensor` on the device that gives `y`."""
+    with emit.around("scalar_tensor", (value, DTYPE_NUMBERS[y.dtype], layout, emit.device, None), (y,)):
+        empty(emit, y, layout=layout)
+        emit.op("fill_", (y, value), (y,))
+
+
+def arange(emit: Emitter, count: int, *, from_python: bool = False) -> Tensor:
+    """`torch.arange(count)`: an empty tensor that is grown."""
+    y, nothing = emit.tensor((count,), "int64"), emit.tensor((0,), "int64")
+    layout, pinned = (None, False) if from_python else (STRIDED, None)
+    with emit.around("arange", (count, None if from_python else DTYPE_NUMBERS["int64"], layout, emit.device, pinned), (y,)):
+        empty(emit, nothing, layout=layout, pinned=pinned)
+        with emit.around("arange", (0, count, 1, nothing), (y,)):
+            emit.op("resize_", (nothing, (count,), None), (y,))
+    return y
+
+
+# Copies
+
+
+def cloned(emit: Emitter, x: Tensor, y: Tensor | None = None, *, node: bool = False) -> Tensor:
+    """`x.clone()`, row-major."""
+    y = emit.tensor(x.shape, x.dtype) if y is None else y
+    with emit.around("clone", (x, CONTIGUOUS), (y,), node=node):
+        empty_like(emit, x, y, options(emit, x), CONTIGUOUS)
+        emit.op("copy_", (y, x, False), (y,))
+    return y
+
+
+def contiguous(emit: Emitter, x: Tensor, *, node: bool = False) -> Tensor:
+    """`x.contiguous()` of a tensor that is not: a copy."""
+    y = emit.tensor(x.shape, x.dtype)
+    with emit.around("contiguous", (x, CONTIGUOUS), (y,), node=node):
+        return cloned(emit, x, y, node=node)
+
+
+def cast(emit: Emitter, x: Tensor, dtype: str, *, placed: bool = False) -> Tensor:
+    """`x.to(dtype)`; `placed` says the device too, as autograd's own casts do."""
+    y = emit.tensor(x.shape, dtype, strides=compact_strides(x))
+    said = options(emit, y) if placed else (DTYPE_NUMBERS[dtype], None, None)
+    call = (*said, None, False, False, None) if placed else (DTYPE_NUMBERS[dtype], False, False, None)
+    with emit.around("to", (x, *call), (y,)), emit.around("_to_copy", (x, *said, None, False, None), (y,), node=True):
+        empty_strided(emit, y, pinned=False)
+        emit.op("copy_", (y, x, False), (y,))
+    return y
+
+
+def same_dtype(emit: Emitter, x: Tensor, *, node: bool = False) -> None:
+    """`x.to(dtype)` of a tensor that has it."""
+    emit.op("to", (x, DTYPE_NUMBERS[x.dtype], False, False, None), (x,), node=node)
+
+
+def index_select(emit: Emitter, x: Tensor, index: Tensor, y: Tensor | None = None) -> Tensor:
+    """`x.index_select(0, index)`: on a GPU a gather along an index that is spread over the columns."""
+    (count,), rest = index.shape, x.shape[1:]
+    y = emit.tensor((count, *rest), x.dtype) if y is None else y
+    with emit.around("index_select", (x, 0, index), (y,)):
+        resized(emit, y)
+        column = viewed(emit, index, (count, *(1 for _ in rest)))
+        wide = expanded(emit, column, y.shape, (1, *(0 for _ in rest)))
+        with emit.around("gather", (x, 0, wide, False, y), (y,)):
+            emit.strided(y, y.shape, strides_of(y))
+            emit.strided(x, y.shape, (0, *strides_of(x)[1:]))
+    return y
+
+
+def power(emit: Emitter, x: Tensor, exponent: float, y: Tensor | None = None, *, node: bool = False) -> Tensor:
+    """`x ** exponent`."""
+    y = emit.tensor(x.shape, x.dtype) if y is None else y
+    with emit.around("pow", (x, exponent), (y,), node=node):
+        emit.op("result_type", (x, exponent), (DTYPE_NUMBERS["float32"],))
+        emit.op("to", (x, DTYPE_NUMBERS["float32"], False, False, None), (x,))
+    return y

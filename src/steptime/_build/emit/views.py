@@ -1,0 +1,135 @@
+"""Views, casts and copies that autograd records: what lies between the layers that compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from steptime._build.emit.emitter import strides_of
+from steptime._build.emit.tape import Gradients, Tape
+from steptime._build.emit.tensors import (
+    cast,
+    cloned,
+    contiguous,
+    permuted,
+    reshaped,
+    sliced,
+    transposed,
+    turned,
+    view_strides,
+    viewed,
+    zeros,
+)
+from steptime._program.program import Tensor
+
+
+def view(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
+    """`x.view(shape)`; `asked` is the shape in the call, where it holds a -1."""
+    y = viewed(tape.emit, x, shape, asked, node=True)
+    return tape.node("ViewBackward0", (x,), y, lambda gradient: reshaped(tape.emit, gradient, x.shape))
+
+
+def reshape(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
+    """`x.reshape(shape)`; `asked` is the shape in the call, where it holds a -1."""
+    emit, call = tape.emit, tuple(shape if asked is None else asked)
+    laid = view_strides(x.shape, strides_of(x), shape)
+    if laid is not None:
+        y = emit.view(x, shape, laid)
+        with emit.around("reshape", (x, call), (y,), node=True):
+            emit.op("view", (x, call), (y,), node=True)
+        return tape.node("ViewBackward0", (x,), y, lambda gradient: reshaped(emit, gradient, x.shape))
+    copy = emit.tensor(x.shape, x.dtype)
+    y = emit.view(copy, shape)
+    with emit.around("reshape", (x, call), (y,), node=True):
+        tape.node("CloneBackward0", (x,), cloned(emit, x, copy, node=True), lambda gradient: gradient)
+        emit.op("_unsafe_view", (copy, tuple(shape)), (y,), node=True)
+        return tape.node("UnsafeViewBackward0", (copy,), y, lambda gradient: reshaped(emit, gradient, x.shape))
+
+
+def transpose(tape: Tape, x: Tensor, first: int, second: int) -> Tensor:
+    """`x.transpose(first, second)`."""
+    y = transposed(tape.emit, x, first, second, node=True)
+    return tape.node("TransposeBackward0", (x,), y, lambda gradient: transposed(tape.emit, gradient, first, second))
+
+
+def permute(tape: Tape, x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """`x.permute(order)`."""
+    back = tuple(order.index(place) for place in range(len(order)))
+    y = permuted(tape.emit, x, order, node=True)
+    return tape.node("PermuteBackward0", (x,), y, lambda gradient: permuted(tape.emit, gradient, back))
+
+
+def turn(tape: Tape, x: Tensor) -> Tensor:
+    """`x.t()` of a matrix."""
+    return tape.node("TBackward0", (x,), turned(tape.emit, x, node=True), lambda gradient: turned(tape.emit, gradient))
+
+
+def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
+    """`x.split(size)` along the last dimension; the gradients are put together again."""
+    emit, last = tape.emit, len(x.shape) - 1
+    starts = range(0, x.shape[last], size)
+    shape, strides = (*x.shape[:last], size), strides_of(x)
+    parts = tuple(emit.view(x, shape, strides, x.offset + start * strides[last]) for start in starts)
+    with emit.around("split", (x, size, last), (parts,), node=True):
+        for start, y in zip(starts, parts, strict=True):
+            with (
+                emit.around("narrow", (x, last, start, size), (y,)),
+                emit.around("slice", (x, last, start, start + size, 1), (y,)),
+            ):
+                emit.op("as_strided", (x, y.shape, y.strides, y.offset), (y,))
+
+    def backward(gradients: Gradients) -> Gradients:
+        return (emit.new("cat", (gradients, last), x.shape, x.dtype),)
+
+    tape.record("SplitBackward0", (x,), parts, backward)
+    return parts
+
+
+def slice_last(tape: Tape, x: Tensor, start: int, end: int) -> Tensor:
+    """`x[..., start:end]`."""
+    emit, last = tape.emit, len(x.shape) - 1
+    y = sliced(emit, x, last, start, end, node=True)
+    call = (x.shape, last, start, end, 1)
+    return tape.node("SliceBackward0", (x,), y, lambda gradient: emit.new("slice_backward", (gradient, *call), x.shape))
+
+
+def first_token(tape: Tape, x: Tensor) -> Tensor:
+    """`x[:, 0]`."""
+    emit, (samples, tokens, width), strides = tape.emit, x.shape, strides_of(x)
+    select = ("select", (1, 0))
+    y = emit.strided(x, (samples, width), (strides[0], strides[2]), select, offset=0, node=True)
+
+    def backward(gradient: Tensor) -> Tensor:
+        result = emit.tensor(x.shape, x.dtype)
+        with emit.around("select_backward", (gradient, x.shape, 1, 0), (result,)):
+            zeros(emit, result)
+            row = emit.strided(result, y.shape, (tokens * width, 1), select, offset=0)
+            emit.op("copy_", (row, gradient, False), (row,))
+        return result
+
+    return tape.node("SelectBackward0", (x,), y, backward)
+
+
+def to_dtype(tape: Tape, x: Tensor, dtype: str) -> Tensor:
+    """`x.to(dtype)`; itself where it has that dtype."""
+    if x.dtype == dtype:
+        return x
+    y = cast(tape.emit, x, dtype)
+    return tape.node("ToCopyBackward0", (x,), y, lambda gradient: cast(tape.emit, gradient, x.dtype, placed=True))
+
+
+def lowered(tape: Tape, x: Tensor) -> Tensor:
+    """What autocast makes of an argument of a product; weights are cast once in a forward pass."""
+    if not tape.autocast or x.dtype == tape.autocast:
+        return x
+    known = tape.casts.get(x.id or 0)
+    if known is not None:
+        return known
+    y = to_dtype(tape, x, tape.autocast)
+    if tape.is_parameter(x):
+        tape.casts[x.id or 0] = y
+    return y
+
+
+def contiguous_copy(tape: Tape, x: Tensor) -> Tensor:
+    """`x.contiguous()` of a tensor that is not."""
+    return tape.node("CloneBackward0", (x,), contiguous(tape.emit, x, node=True), lambda gradient: gradient)
