@@ -11,7 +11,7 @@ from tests.support.same_ops import same_ops
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Parallelism, Transformer
 from steptime._models.host.columns import host_columns
-from steptime._models.host.model import shipped_host
+from steptime._models.host.model import read_host
 from steptime._models.kernels.from_ops import questions_of
 from steptime._models.memory.peak import peak_memory
 from steptime._platforms.device import Device
@@ -72,7 +72,7 @@ def device_ns(program: Program) -> float:
 
 
 def host_ns(program: Program) -> float:
-    return float(host_columns(program, shipped_host("xeon-h200")).time_ns().sum())
+    return float(host_columns(program, read_host("xeon-h200")).time_ns().sum())
 
 
 def sequence(program: Program) -> list[tuple[str, int, list[tuple[tuple[int, ...], str, tuple[int, ...] | None]]]]:

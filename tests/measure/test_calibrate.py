@@ -12,7 +12,7 @@ from steptime._calibrate import calibrate
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import RanksError
 from steptime._calibrate.host.representative import representative_probes
-from steptime._models.host.model import shipped_host
+from steptime._models.host.model import read_host
 from steptime.errors import InputError
 
 KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "factors"}
@@ -63,8 +63,8 @@ def test_rows_of_another_run_are_not_part_of_a_calibration(tmp_path: Path) -> No
     assert [one["time_ns"] for one in content(tmp_path)["host"]] == [7.0]
 
 
-def test_factors_are_geometric_means_against_the_shipped_host(tmp_path: Path) -> None:
-    usual = shipped_host(calibrate.HOST).bursts
+def test_factors_are_geometric_means_against_the_read_host(tmp_path: Path) -> None:
+    usual = read_host(calibrate.HOST).bursts
     nested, add, view = (usual[name].time_ns for name in ("module_call nested", "op aten::view.default", "alloc empty"))
     folder = measured(
         tmp_path, row("nested", 2 * nested, kind="module_call"), row("aten::view.default", 4 * add),

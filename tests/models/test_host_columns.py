@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.host_time import Part, columns_of, host_time
 from tests.models.test_host_model import ENGINE, program
 
-from steptime._models.host.columns import HostColumns, Piece, host_columns
+from steptime._models.host.columns import HostColumns, Piece
 from steptime._models.host.model import STEP, HostCost, HostModel, OpCost, Speed
 from steptime._ops.catalogue import HostClass
 from steptime._program.formats.execution.reader import read
 from steptime._program.from_ops import to_program
 from steptime._program.program import Phase, Program
 from steptime.errors import InputError
-from steptime_lab.fit.host_time import Part, host_time
 from steptime_lab.measurements.shipped import shipped_programs
 
 # A host with costs of its own, so that sums over shipped programs stay when the shipped host is fitted again.
@@ -106,7 +106,7 @@ def shipped_program(name: str) -> Program:
 def test_shipped_programs_cost_what_they_did_when_only_their_sum_was_known(name: str) -> None:
     found = shipped_program(name)
     for counted in {counted for known, counted in SHIPPED if known == name}:
-        columns = host_columns(found, MODEL, GIVEN if counted else None)
+        columns = columns_of(found, MODEL, GIVEN if counted else None)
         time = host_time(found, MODEL, GIVEN if counted else None)
         bare_ns, step_ns, launches = SHIPPED[name, counted]
         assert (time.total_ns(Speed()), time.total_ns(STEP), time.launches) == pytest.approx(
@@ -120,7 +120,7 @@ def test_shipped_programs_cost_what_they_did_when_only_their_sum_was_known(name:
 def test_columns_sum_up_to_the_time_of_every_phase_and_each_piece_to_its_own(
     nodes: Nodes, launches: dict[str, float] | None
 ) -> None:
-    columns, time = host_columns(program(nodes), MODEL, launches), host_time(program(nodes), MODEL, launches)
+    columns, time = columns_of(program(nodes), MODEL, launches), host_time(program(nodes), MODEL, launches)
     taken = columns.time_ns(STEP)
     for phase, phase_ns in time.phase_ns(STEP).items():
         assert taken[columns.phase == phase].sum() == pytest.approx(phase_ns)
@@ -133,7 +133,7 @@ def test_columns_sum_up_to_the_time_of_every_phase_and_each_piece_to_its_own(
 
 @given(steps_of_trees, launches_by_op.filter(lambda launches: launches is not None))
 def test_every_launch_that_is_given_stands_in_one_column(nodes: Nodes, launches: dict[str, float]) -> None:
-    columns = host_columns(program(nodes), MODEL, launches)
+    columns = columns_of(program(nodes), MODEL, launches)
     called = {name for name, _ in nodes}
     collectives = np.isin(columns.piece, (Piece.COLLECTIVE, Piece.DDP_BUCKET))
     assert columns.launches[~collectives].sum() == pytest.approx(sum(launches[name] for name in called & set(launches)))
@@ -147,7 +147,7 @@ def test_pieces_stand_in_the_order_of_the_program(nodes: Nodes, launches: dict[s
         parent = nodes[row][1]
         if parent >= 0:
             last[parent] = max(last[parent], last[row])
-    found = pieces(host_columns(program(nodes), MODEL, launches))
+    found = pieces(columns_of(program(nodes), MODEL, launches))
     places = [last[op] if piece is Piece.OWN_LAUNCHES else op for piece, op in found]
     assert all(one <= other for one, other in pairwise(places))
 
@@ -160,12 +160,12 @@ def test_two_steps_cost_each_what_one_does(nodes: Nodes, launches: dict[str, flo
     first, second = (host_time(each, MODEL, launches) for each in (one, two))
     assert second.total_ns() == pytest.approx(first.total_ns())
     assert second.launches == pytest.approx(first.launches)
-    columns = host_columns(two, MODEL, launches)
+    columns = columns_of(two, MODEL, launches)
     assert columns.time_ns()[columns.step == 1].sum() == pytest.approx(first.total_ns())
 
 
 def test_an_op_of_the_forward_pass_comes_after_python_and_the_recording_of_its_graph() -> None:
-    columns = host_columns(program(joined([TREES[1]])), MODEL)
+    columns = columns_of(program(joined([TREES[1]])), MODEL)
     assert pieces(columns) == [(Piece.PYTHON, 0), (Piece.RECORD, 0), (Piece.OP, 1), (Piece.OP, 2)]
     assert columns.cpu_ns.tolist() == [7000.0, 1300.0, 1000.0 * 1.5, 6500.0 * 1.5]
     assert columns.launch_ns.tolist() == [0.0, 0.0, 0.0, 4000.0 * 1.5 * 1.5]
@@ -174,7 +174,7 @@ def test_an_op_of_the_forward_pass_comes_after_python_and_the_recording_of_its_g
 
 def test_a_backward_pass_is_called_once_on_the_main_thread_before_its_first_node() -> None:
     nodes = joined([TREES[0], TREES[7], TREES[7], TREES[11]])
-    columns = host_columns(program(nodes), MODEL)
+    columns = columns_of(program(nodes), MODEL)
     found = pieces(columns)
     call = found.index((Piece.BACKWARD_CALL, 1))
     assert [piece for piece, _ in found].count(Piece.BACKWARD_CALL) == 1
@@ -184,7 +184,7 @@ def test_a_backward_pass_is_called_once_on_the_main_thread_before_its_first_node
 
 
 def test_most_of_an_op_lies_before_its_launch_and_little_between_two() -> None:
-    columns = host_columns(program([("aten::mm", -1), ("aten::sort", -1), ("aten::view", -1)]), MODEL)
+    columns = columns_of(program([("aten::mm", -1), ("aten::sort", -1), ("aten::view", -1)]), MODEL)
     one, three, none = np.flatnonzero(columns.piece == Piece.OP).tolist()
     assert 0.8 < columns.before_ns[one] / columns.cpu_ns[one] < 0.9
     assert columns.between_ns[one] == 0.0
@@ -193,7 +193,7 @@ def test_most_of_an_op_lies_before_its_launch_and_little_between_two() -> None:
 
 
 def test_a_function_in_python_prepares_each_of_its_launches_after_the_ops_in_it_and_the_first_for_longest() -> None:
-    columns = host_columns(program(TREES[8]), MODEL, {"LookupBackward": 3.0})
+    columns = columns_of(program(TREES[8]), MODEL, {"LookupBackward": 3.0})
     assert pieces(columns)[-1] == (Piece.OWN_LAUNCHES, 1)
     assert columns.before_ns[-1] == pytest.approx(1.5 * 14100.0)
     assert columns.between_ns[-1] == pytest.approx(2 * 14100.0)
@@ -201,7 +201,7 @@ def test_a_function_in_python_prepares_each_of_its_launches_after_the_ops_in_it_
 
 
 def test_what_was_measured_as_a_whole_says_how_many_launches_are_in_it() -> None:
-    columns = host_columns(program(joined([TREES[9], [(COPY, -1), ("aten::copy_", 0)], TREES[11]])), MODEL)
+    columns = columns_of(program(joined([TREES[9], [(COPY, -1), ("aten::copy_", 0)], TREES[11]])), MODEL)
     found = {Piece(piece): place for place, piece in enumerate(columns.piece.tolist())}
     launches = {piece: columns.launches[found[piece]] for piece in found}
     assert (launches[Piece.DDP_GRADIENT], launches[Piece.DDP_BUCKET], launches[Piece.DDP_COPY]) == (1.0, 1.0, 1.0)
@@ -213,7 +213,7 @@ def test_what_was_measured_as_a_whole_says_how_many_launches_are_in_it() -> None
 
 def test_a_collective_is_launched_once_and_waiting_for_it_never() -> None:
     wait = [(ENGINE + "StartBackward", -1), ("StartBackward", 0), ("record_param_comms", 1)]
-    columns = host_columns(program(joined([TREES[5], wait])), MODEL)
+    columns = columns_of(program(joined([TREES[5], wait])), MODEL)
     found = {Piece(piece): place for place, piece in enumerate(columns.piece.tolist())}
     assert columns.launches[found[Piece.COLLECTIVE]] == 1.0
     assert columns.launches[found[Piece.STREAM_WAIT]] == 0.0
@@ -221,10 +221,10 @@ def test_a_collective_is_launched_once_and_waiting_for_it_never() -> None:
 
 
 def test_what_was_never_measured_is_said_with_the_columns() -> None:
-    assert "aten::cosh" in host_columns(program([("aten::cosh", -1)]), MODEL).warnings[0]
+    assert "aten::cosh" in columns_of(program([("aten::cosh", -1)]), MODEL).warnings[0]
     assert host_time(program([("aten::mm", -1)]), MODEL).costs[Phase.FORWARD, Part.LAUNCHES] == HostCost(0.0, 6000.0)
 
 
 def test_a_program_without_ops_is_one_clear_error() -> None:
     with pytest.raises(InputError, match="no ops"):
-        host_columns(program([]), MODEL)
+        columns_of(program([]), MODEL)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from steptime._models.collectives.message import Message
-from steptime._models.host.model import STEP, HostCost, HostModel, shipped_host
+from steptime._models.host.model import STEP, HostCost, HostModel, read_host
 from steptime._platforms.calibration import UNCALIBRATED, Calibration, host_factors
 from steptime._platforms.machine_costs import HostBurst, MachineCosts, WireCost
 from steptime._platforms.platform import Platform
@@ -92,7 +92,7 @@ def vars_of(entry: HostBurst | WireCost) -> dict[str, Any]:
 
 
 def test_a_host_fitted_before_bursts_were_kept_is_calibrated_by_its_costs() -> None:
-    host = shipped_host("xeon-h200")
+    host = read_host("xeon-h200")
     cost = HostCost(1500.0)
     old = replace(host, bursts={}, around={**host.around, "calibrated module_call nested": cost})
     burst = HostBurst("module_call", "nested", 1.1 * STEP.time_ns(cost))
@@ -100,7 +100,7 @@ def test_a_host_fitted_before_bursts_were_kept_is_calibrated_by_its_costs() -> N
 
 
 def test_costs_that_come_out_below_zero_or_that_nobody_knows_say_nothing() -> None:
-    host = shipped_host("xeon-h200")
+    host = read_host("xeon-h200")
     assert not host_factors(
         [HostBurst("module_call", "nested", -3.0), HostBurst("op", "aten::unheard_of", 9.0)], host.usual_bursts
     )

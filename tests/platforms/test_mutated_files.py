@@ -20,7 +20,7 @@ from steptime._hardware.fabric import FOLDER as FABRICS
 from steptime._measurements.nccl_tests import read_nccl_tests
 from steptime._measurements.store import read, write_part
 from steptime._models.collectives.message import Messages
-from steptime._models.host.model import HostModel, shipped_host
+from steptime._models.host.model import HostModel, read_host
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.fabric import Fabric
 from steptime._platforms.own_fabric import DataSheet, from_data_sheet
@@ -114,7 +114,7 @@ def test_mutated_fabrics_are_read_or_refused(tmp_path: Path) -> None:
 
 def test_mutated_hosts_and_platforms_are_read_or_refused(tmp_path: Path) -> None:
     draw, refused = random.Random(3), 0
-    shipped_host("xeon-h200").save(tmp_path / "host.json")
+    read_host("xeon-h200").save(tmp_path / "host.json")
     host = json.loads((tmp_path / "host.json").read_text())
     platform = 'schema_version = 1\nname = "mine"\nranks = 2\ndevice = "h200"\nhost = "host.json"\nfabric = "h200-nvlink"\n'
     for _ in range(CASES):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steptime._models.collectives.fitting import FittedFabric, Points, Reduction, Splits, Swept, fit_fabric, fit_points, swept
+from steptime._models.collectives.fitting import FittedFabric, Points, Reduction, Swept, fit_fabric, fit_points, swept
 from steptime._models.collectives.message import Message, Messages
 from steptime._models.collectives.tier import moved_share
 from steptime._models.engine.splits import TEST
@@ -28,7 +28,7 @@ def rows(run: str = "main", speed: float = 1.0) -> Iterator[Swept]:
                 yield swept_row(run, Message(kind, ranks, size), size * moved_share(kind, ranks), speed, random)
     for _ in range(60):
         sent = random.integers(1, 1 << 14, (4, 4)) * 256 * (random.random((4, 4)) < 0.7)
-        splits: Splits = tuple(tuple(int(size) for size in some) for some in sent)
+        splits = tuple(tuple(int(size) for size in some) for some in sent)
         message = Message("all_to_all", 4, max(map(sum, splits)), splits)
         moved = float(Messages.of([message]).load[0]) * moved_share("all_to_all", 4)
         yield swept_row(run, message, moved, speed, random)
@@ -103,7 +103,7 @@ def test_another_box_is_met_by_its_own_speed(found: Validation) -> None:
 
 def test_a_table_without_repeats_has_no_noise_floor() -> None:
     sizes = np.array(SIZES, dtype=float)
-    points = Points(["all_reduce"] * len(SIZES), np.full(len(SIZES), 8), sizes, 20_000 + sizes / 3)
+    points = Points([Message("all_reduce", 8, size) for size in SIZES], 20_000 + sizes / 3)
     found = validate_collectives("table", FittedFabric(fit_points(points), points, Reduction(0.5)))
     assert found.whole.summary.noise_floor is None
     assert not [label for label in found.groups if "uneven" in label or "from 2" in label or "boxes" in label]
@@ -111,7 +111,7 @@ def test_a_table_without_repeats_has_no_noise_floor() -> None:
 
 def test_a_fabric_without_test_rows_says_so() -> None:
     sizes = np.array(SIZES, dtype=float)
-    points = Points(["all_reduce"] * len(SIZES), np.full(len(SIZES), 8), sizes, 20_000 + sizes / 3)
+    points = Points([Message("all_reduce", 8, size) for size in SIZES], 20_000 + sizes / 3)
     seen = points.take(points.split != TEST)
     with pytest.raises(InputError, match="table: no collectives of the split test"):
         validate_collectives("table", FittedFabric(fit_points(seen), seen, Reduction(0.5)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,10 +40,11 @@ class Range:
         return float(value)
 
 
-COUNT_OF_RANKS = Range(1, 1 << 17, "ranks")
+MOST_RANKS = 1 << 17  # more than any machine has; what is counted rank by rank stays small
 _BANDWIDTH = Range(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)")
 _PEAK = Range(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)")
 _TIME = Range(0, 1e9, "nanoseconds (5 us are 5e3)")
+FRACTION = Range(1e-3, 1.0, "of what the data sheet has")
 RANGES: Mapping[str, Range] = {
     "sms": Range(1, 1e4, "SMs"),
     "threads_per_sm": Range(32, 1e5, "threads"),
@@ -60,10 +61,12 @@ RANGES: Mapping[str, Range] = {
     "release_ns": _TIME,
     "return_ns": _TIME,
     "spacing_ns": _TIME,
+    "peak": FRACTION,
+    "bandwidth": FRACTION,
+    "host_bandwidth": FRACTION,
 }
 """By key; every other key of a device is a peak rate."""
 
-FRACTION = Range(1e-3, 1.0, "of what the data sheet has")
 FEATURE = Range(1e-6, 1e18, "the unit that its name says")
 
 
@@ -76,12 +79,24 @@ def quantity(file: Path, table: object, key: str, expected: Range | None = None)
     return Quantity(value, str(entry["source"]))
 
 
+def quantities(file: Path, table: object, keys: Iterable[str], expected: Range | None = None) -> dict[str, Any]:
+    """Several of them by key, as the fields of what they describe."""
+    return {key: quantity(file, table, key, expected) for key in keys}
+
+
+def subtable(file: Path, table: Mapping[str, Any], key: str, expected: str, *, within: str = "") -> Mapping[str, Any]:
+    """A table of a table; `expected` says in errors of what, `within` names the outer one."""
+    value = table.get(key)
+    if not isinstance(value, Mapping):
+        raise InputError(f"{file}: {within}{key} is {value!r}, expected {expected}")
+    return value
+
+
 def count(file: Path, table: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1) -> int:
     """A whole number of a table, no larger than any machine."""
     value = table.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= COUNT_OF_RANKS.most:
-        most = f"{COUNT_OF_RANKS.most:,.0f}"
-        raise InputError(f"{file}: {key} is {_shown(value)}, expected a whole number, {least} to {most}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_RANKS:
+        raise InputError(f"{file}: {key} is {_shown(value)}, expected a whole number, {least} to {MOST_RANKS:,}")
     return value
 
 
@@ -99,6 +114,28 @@ def read_json(file: Path, expected: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{file}: holds no JSON object; expected {expected}")
     return content
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Descriptions of one kind: those that come with the package by name, a user's by the path of a file."""
+
+    kind: str
+    folder: Path
+    suffix: str = ".toml"
+
+    def names(self) -> list[str]:
+        """Those that come with the package."""
+        return sorted(file.stem for file in self.folder.glob(f"*{self.suffix}"))
+
+    def file(self, name: str | Path) -> Path:
+        """Of a shipped name, or the path itself."""
+        name = str(name)
+        file = Path(name) if name.endswith(self.suffix) else self.folder / f"{name}{self.suffix}"
+        if not is_file(file):
+            there = ", ".join(self.names()) or "none"
+            raise InputError(f"no {self.kind} {name!r}; there are {there}, or give the path of a {self.suffix} file")
+        return file
 
 
 def is_file(file: Path) -> bool:

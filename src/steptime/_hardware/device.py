@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import steptime
-from steptime._hardware.description import FEATURE, FRACTION, RANGES, Quantity, is_file, quantity, read_toml
+from steptime._hardware.description import (
+    FEATURE,
+    FRACTION,
+    RANGES,
+    Catalogue,
+    Quantity,
+    is_file,
+    quantities,
+    quantity,
+    read_toml,
+    subtable,
+)
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -23,9 +34,11 @@ FOLDER = Path(steptime.__file__).parent / "data" / "devices"
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
 # Of attention.
 DIRECTIONS = ("forward", "backward")
-REFERENCE = "h200"
-_HOST_BANDWIDTH = "host_bandwidth_bytes_per_s"
+_REFERENCE = "h200"
 _MOST_SHARES = 64
+_LIMITS = ("sms", "memory_bytes", "bandwidth_bytes_per_s", "cache_bytes", "clock_hz")
+_OPTIONAL_LIMITS = ("threads_per_sm", "host_bandwidth_bytes_per_s")
+_REACHED = ("start_ns", "peak", "bandwidth", "host_bandwidth", "cache_bandwidth_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +129,19 @@ class DeviceLimits:
         return 1e9 * self.share * max(flop / peak, nbytes / self.bandwidth_bytes_per_s.value)
 
 
-def device_names() -> list[str]:
-    """The devices that come with the package."""
-    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+DEVICES = Catalogue("device", FOLDER)
+device_names = DEVICES.names
 
 
 def read_device(name: str | Path) -> DeviceLimits:
     """A shipped device by its name, or one of the user's by the path of its TOML file."""
-    name = str(name)
-    file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not is_file(file):
-        raise InputError(f"no device {name!r}; there are {', '.join(device_names())}, or give the path of a .toml file")
+    file = DEVICES.file(name)
     return _shipped(file) if file.parent == FOLDER else _read(file)
 
 
 def _read(file: Path) -> DeviceLimits:
     content = read_toml(file, "device", SCHEMA_VERSION)
-    whole = content.get("part_of")
-    return _limits(file, content) if whole is None else _share(file, content, whole)
+    return _share(file, content) if "part_of" in content else _limits(file, content)
 
 
 _shipped = cache(_read)  # files of the package stay as they are
@@ -142,12 +150,12 @@ _shipped = cache(_read)  # files of the package stay as they are
 @cache
 def reference_device() -> DeviceLimits:
     """The device that is meant where none is named: the one whose models come with the package."""
-    return read_device(REFERENCE)
+    return read_device(_REFERENCE)
 
 
-def _share(file: Path, content: Mapping[str, Any], name: object) -> DeviceLimits:
+def _share(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
     """So much of a whole device; rates and sizes stay the whole's, for its shares have them together."""
-    share = content.get("share")
+    name, share = content["part_of"], content.get("share")
     if not isinstance(share, int) or isinstance(share, bool) or not 1 <= share <= _MOST_SHARES:
         raise InputError(f"{file}: share is {share!r}, expected how many equal parts the device is divided into")
     whole_file = file.with_name(f"{name}.toml") if isinstance(name, str) and name and "\0" not in name else None
@@ -159,24 +167,50 @@ def _share(file: Path, content: Mapping[str, Any], name: object) -> DeviceLimits
     limits = _limits(whole_file, whole)
     if limits.analytic:
         raise InputError(f"{file}: part of {limits.name}, of which nothing was measured; parts are of measured devices only")
+    return replace(limits, name=str(content.get("name", file.stem)), title=str(content.get("title", "")), share=share)
+
+
+def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
+    limits = subtable(file, content, "limits", "a table [limits] of sms, memory_bytes and so on")
+    peaks = _rates(file, limits, "peak_flop_per_s", PRECISIONS)
+    if "float32" not in peaks:
+        raise InputError(f"{file}: limits.peak_flop_per_s.float32 is missing")
+    values = quantities(file, limits, (*_LIMITS, *(key for key in _OPTIONAL_LIMITS if key in limits)))
+    if "threads_per_sm" not in values:
+        values["threads_per_sm"] = reference_device().threads_per_sm
     name = str(content.get("name", file.stem))
-    return replace(limits, name=name, title=str(content.get("title", "")), share=share)
+    return DeviceLimits(
+        name=name,
+        title=str(content.get("title", "")),
+        whole=name,
+        share=1,
+        models=str(content.get("transferred_from", content.get("models", file.stem))),
+        transfer=_transfer(file, content),
+        peak_flop_per_s=peaks,
+        reached=_reached(file, content),
+        dispatch=_dispatch(file, content),
+        features=_features(file, content),
+        contention=_contention(file, content),
+        **values,
+    )
+
+
+def _rates(file: Path, table: Mapping[str, Any], key: str, names: Sequence[str]) -> dict[str, Quantity]:
+    """Those of the named rates that a table has."""
+    rates = subtable(file, {key: {}, **table}, key, f"a table of {', '.join(names)}")
+    return quantities(file, rates, [name for name in names if name in rates])
 
 
 def _transfer(file: Path, content: Mapping[str, Any]) -> TransferBasis | None:
     if "transferred_from" not in content:
         return None
-    if not isinstance(content["transferred_from"], str):
-        raise InputError(
-            f"{file}: transferred_from is {content['transferred_from']!r}, expected the name of a device with models"
-        )
+    other, basis = content["transferred_from"], content.get("transfer")
+    if not isinstance(other, str):
+        raise InputError(f"{file}: transferred_from is {other!r}, expected the name of a device with models")
     if "models" in content:
         raise InputError(f"{file}: models and transferred_from; a device has models of its own or another one's, not both")
-    basis = content.get("transfer")
     if not isinstance(basis, Mapping) or not basis.get("basis"):
-        raise InputError(
-            f"{file}: transfer.basis is missing: what {content['transferred_from']} and this device have in common"
-        )
+        raise InputError(f"{file}: transfer.basis is missing: what {other} and this device have in common")
     return TransferBasis(
         basis=str(basis["basis"]),
         whole_waves=bool(basis.get("whole_waves", False)),
@@ -185,51 +219,28 @@ def _transfer(file: Path, content: Mapping[str, Any]) -> TransferBasis | None:
     )
 
 
-def _rates(file: Path, table: Mapping[str, Any], key: str, names: Sequence[str]) -> dict[str, Quantity]:
-    """Those of the named rates that a table has."""
-    rates = table.get(key, {})
-    if not isinstance(rates, Mapping):
-        raise InputError(f"{file}: {key} is {rates!r}, expected a table of {', '.join(names)}")
-    return {name: quantity(file, rates, name) for name in names if name in rates}
+def _reached(file: Path, content: Mapping[str, Any]) -> Reached | None:
+    """What was measured of it beyond its data sheet; nothing of a device that was not measured."""
+    if "reached" not in content:
+        return None
+    table = subtable(file, content, "reached", "a table [reached] of what kernels reach")
+    kinds = subtable(file, table, "attention_flop_per_s", "a table by kind and direction", within="reached.")
+    attention = {str(kind): _rates(file, kinds, kind, DIRECTIONS) for kind in kinds}
+    return Reached(attention_flop_per_s=attention, **quantities(file, table, _REACHED))
 
 
-def _contention(file: Path, content: Mapping[str, Any]) -> LookupContention | None:
-    result = content.get("contention")
-    return (
-        None if result is None else LookupContention(*(quantity(file, result, key, FRACTION) for key in ("backward", "rows")))
-    )
-
-
-def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
-    limits = content.get("limits")
-    if not isinstance(limits, Mapping):
-        raise InputError(f"{file}: limits is {limits!r}, expected a table [limits] of sms, memory_bytes and so on")
-    peaks = _rates(file, limits, "peak_flop_per_s", PRECISIONS)
-    if "float32" not in peaks:
-        raise InputError(f"{file}: limits.peak_flop_per_s.float32 is missing")
-    name = str(content.get("name", file.stem))
-    transfer = _transfer(file, content)
-    return DeviceLimits(
-        name=name,
-        title=str(content.get("title", "")),
-        whole=name,
-        share=1,
-        models=str(content.get("transferred_from", content.get("models", file.stem))),
-        sms=quantity(file, limits, "sms"),
-        memory_bytes=quantity(file, limits, "memory_bytes"),
-        bandwidth_bytes_per_s=quantity(file, limits, "bandwidth_bytes_per_s"),
-        cache_bytes=quantity(file, limits, "cache_bytes"),
-        clock_hz=quantity(file, limits, "clock_hz"),
-        threads_per_sm=(
-            quantity(file, limits, "threads_per_sm") if "threads_per_sm" in limits else reference_device().threads_per_sm
-        ),
-        peak_flop_per_s=peaks,
-        host_bandwidth_bytes_per_s=quantity(file, limits, _HOST_BANDWIDTH) if _HOST_BANDWIDTH in limits else None,
-        reached=_reached(file, content),
-        dispatch=_dispatch(file, content),
-        transfer=transfer,
-        features=_features(file, content),
-        contention=_contention(file, content),
+def _dispatch(file: Path, content: Mapping[str, Any]) -> Dispatch:
+    """Its own gaps between launches and kernels, or else those of the reference device."""
+    if "dispatch" not in content:
+        return reference_device().dispatch
+    table = content["dispatch"]
+    spacing = table.get("spacing_ns") if isinstance(table, Mapping) else None
+    if not isinstance(spacing, Mapping) or "1" not in spacing or not all(share.isdecimal() for share in spacing):
+        raise InputError(f"{file}: dispatch.spacing_ns is {spacing!r}, expected a table by shares of the device, 1 among them")
+    by_share = quantities(file, spacing, spacing, RANGES["spacing_ns"])
+    return Dispatch(
+        **quantities(file, table, ("latency_ns", "release_ns", "return_ns")),
+        spacing_ns={int(share): value for share, value in by_share.items()},
     )
 
 
@@ -237,40 +248,9 @@ def _features(file: Path, content: Mapping[str, Any]) -> dict[str, dict[str, Qua
     tables = content.get("features", {})
     if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
         raise InputError(f"{file}: features is {tables!r}, expected a table for each form of model, as [features.launched]")
-    return {form: {name: quantity(file, table, name, FEATURE) for name in table} for form, table in tables.items()}
+    return {form: quantities(file, table, table, FEATURE) for form, table in tables.items()}
 
 
-def _reached(file: Path, content: Mapping[str, Any]) -> Reached | None:
-    """What was measured of it beyond its data sheet; empty for a device that was not measured."""
-    table = content.get("reached")
-    if table is None:
-        return None
-    if not isinstance(table, Mapping):
-        raise InputError(f"{file}: reached is {table!r}, expected a table [reached] of what kernels reach")
-    attention = table.get("attention_flop_per_s")
-    if not isinstance(attention, Mapping):
-        raise InputError(f"{file}: reached.attention_flop_per_s is {attention!r}, expected a table by kind and direction")
-    return Reached(
-        start_ns=quantity(file, table, "start_ns"),
-        peak=quantity(file, table, "peak", FRACTION),
-        bandwidth=quantity(file, table, "bandwidth", FRACTION),
-        host_bandwidth=quantity(file, table, "host_bandwidth", FRACTION),
-        cache_bandwidth_bytes_per_s=quantity(file, table, "cache_bandwidth_bytes_per_s"),
-        attention_flop_per_s={str(kind): _rates(file, attention, kind, DIRECTIONS) for kind in attention},
-    )
-
-
-def _dispatch(file: Path, content: Mapping[str, Any]) -> Dispatch:
-    """Its own gaps between launches and kernels, or else those of the reference device."""
-    table = content.get("dispatch")
-    if table is None:
-        return reference_device().dispatch
-    spacing = table.get("spacing_ns") if isinstance(table, Mapping) else None
-    if not isinstance(spacing, Mapping) or "1" not in spacing or not all(share.isdecimal() for share in spacing):
-        raise InputError(f"{file}: dispatch.spacing_ns is {spacing!r}, expected a table by shares of the device, 1 among them")
-    return Dispatch(
-        latency_ns=quantity(file, table, "latency_ns"),
-        release_ns=quantity(file, table, "release_ns"),
-        return_ns=quantity(file, table, "return_ns"),
-        spacing_ns={int(share): quantity(file, spacing, share, RANGES["spacing_ns"]) for share in spacing},
-    )
+def _contention(file: Path, content: Mapping[str, Any]) -> LookupContention | None:
+    table = content.get("contention")
+    return None if table is None else LookupContention(**quantities(file, table, ("backward", "rows"), FRACTION))

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import steptime
-from steptime._hardware.description import Quantity, Range, count, is_file, quantity, read_toml
+from steptime._hardware.description import Catalogue, Quantity, Range, count, quantities, quantity, read_toml
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 _OVERSUBSCRIPTION = Range(1, 1e4, "times (1: none)")
 _BUFFERED = "buffered_bytes"
+_TIER_QUANTITIES = ("bandwidth_bytes_per_s", "latency_ns")
+_PUBLISHED = ("source", "license", "date")
 FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
 
 NETWORK = "network"
@@ -77,17 +79,13 @@ class FabricLimits:
         return node, local * max(self.rails, 1) // self.gpus_per_node
 
 
-def fabric_names() -> list[str]:
-    """The fabrics that come with the package."""
-    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+FABRICS = Catalogue("fabric", FOLDER)
+fabric_names = FABRICS.names
 
 
 def read_fabric(name: str | Path) -> FabricLimits:
     """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
-    name = str(name)
-    file = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not is_file(file):
-        raise InputError(f"no fabric {name!r}; there are {', '.join(fabric_names())}, or give the path of a .toml file")
+    file = FABRICS.file(name)
     return _shipped(file) if file.parent == FOLDER else _read(file)
 
 
@@ -122,16 +120,15 @@ def fabric_toml(limits: FabricLimits) -> str:
     if limits.buffered_bytes is not None:
         lines.append(_quantity_line(_BUFFERED, limits.buffered_bytes))
     for item in limits.published:
-        lines += ["", "[[published]]", *(f"{name} = {_text(getattr(item, name))}" for name in ("source", "license", "date"))]
+        lines += ["", "[[published]]", *(f"{name} = {_text(getattr(item, name))}" for name in _PUBLISHED)]
     for tier in limits.tiers:
         lines += ["", "[[tiers]]", f"name = {_text(tier.name)}", f"kind = {_text(tier.kind)}", f"ranks = {tier.ranks}"]
-        for name in ("bandwidth_bytes_per_s", "latency_ns"):
-            lines.append(_quantity_line(name, getattr(tier, name)))
+        lines += [_quantity_line(name, getattr(tier, name)) for name in _TIER_QUANTITIES]
     return "\n".join(lines) + "\n"
 
 
-def _quantity_line(name: str, found: Quantity) -> str:
-    return f"{name} = {{ value = {found.value:g}, source = {_text(found.source)} }}"
+def _quantity_line(name: str, quantity: Quantity) -> str:
+    return f"{name} = {{ value = {quantity.value:g}, source = {_text(quantity.source)} }}"
 
 
 def _text(value: str) -> str:
@@ -151,12 +148,9 @@ def _models(file: Path, content: Mapping[str, Any]) -> Path | None:
 
 def _published(file: Path, content: Mapping[str, Any]) -> tuple[Published, ...]:
     result = content.get("published", [])
-    names = ("source", "license", "date")
-    if not isinstance(result, list) or not all(
-        isinstance(item, dict) and all(item.get(name) for name in names) for item in result
-    ):
-        raise InputError(f"{file}: each [[published]] needs {', '.join(names)}")
-    return tuple(Published(*(str(item[name]) for name in names)) for item in result)
+    if not isinstance(result, list) or not all(isinstance(item, dict) and all(map(item.get, _PUBLISHED)) for item in result):
+        raise InputError(f"{file}: each [[published]] needs {', '.join(_PUBLISHED)}")
+    return tuple(Published(*(str(item[name]) for name in _PUBLISHED)) for item in result)
 
 
 def _tiers(file: Path, content: Mapping[str, Any]) -> tuple[LinkTier, ...]:
@@ -174,8 +168,7 @@ def _tier(file: Path, content: Mapping[str, Any]) -> LinkTier:
         name=str(content.get("name", kind)),
         kind=str(kind),
         ranks=count(file, content, "ranks", least=2),
-        bandwidth_bytes_per_s=quantity(file, content, "bandwidth_bytes_per_s"),
-        latency_ns=quantity(file, content, "latency_ns"),
+        **quantities(file, content, _TIER_QUANTITIES),
     )
 
 

@@ -57,7 +57,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class TimedPoints:
     """What is in some output, and how many of its rows could not be used."""
 
     points: tuple[Point, ...]
@@ -87,7 +87,7 @@ def _kind_in(stem: str) -> str | None:
     return results.pop() if len(results) == 1 else None
 
 
-def read_nccl_tests(file: Path, kind: str | None = None) -> Points:
+def read_nccl_tests(file: Path, kind: str | None = None) -> TimedPoints:
     """A file that nccl-tests wrote. Old versions do not print which collective they ran: the file's name or `kind` says it."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -103,7 +103,7 @@ def read_nccl_tests(file: Path, kind: str | None = None) -> Points:
     return result
 
 
-def _from_text(lines: Iterable[str], kind: str | None) -> Points:
+def _from_text(lines: Iterable[str], kind: str | None) -> TimedPoints:
     run, points, skipped = TestRun(kind), [], 0
     for line in lines:
         if not _ROW.match(line):
@@ -114,7 +114,7 @@ def _from_text(lines: Iterable[str], kind: str | None) -> Points:
             skipped += 1
         else:
             points.append(point)
-    return Points(tuple(points), skipped)
+    return TimedPoints(tuple(points), skipped)
 
 
 def _note(run: TestRun, line: str) -> None:
@@ -159,14 +159,14 @@ def dotted(version: str) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def _from_json(file: Path, text: str, kind: str | None) -> Points:
+def _from_json(file: Path, text: str, kind: str | None) -> TimedPoints:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not readable as the JSON of nccl-tests ({error})") from error
     run = _json_run(content, kind)
     results = [_json_point(run, row) for row in _results(content)]
-    return Points(tuple(point for point in results if point is not None), sum(point is None for point in results))
+    return TimedPoints(tuple(point for point in results if point is not None), sum(point is None for point in results))
 
 
 def _json_run(content: Mapping[str, Any], kind: str | None) -> TestRun:

@@ -15,7 +15,7 @@ from steptime._files import write_whole
 from steptime._hardware.description import is_file, read_json
 from steptime._hardware.fabric import FabricLimits, Placement, first_ranks, place, place_together, read_fabric
 from steptime._models.collectives.message import KINDS, Message, Messages
-from steptime._models.collectives.spanning import Spanning, Tier, scaled
+from steptime._models.collectives.spanning import Spanning, Tier
 from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel
 from steptime._models.estimate import Estimate, Source
 from steptime.errors import InputError
@@ -35,7 +35,9 @@ class Fabric:
         """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
         limits = read_fabric(name)
         if limits.models is None:
-            return cls(limits, {tier.name: _analytic(limits, tier.name) for tier in limits.tiers})
+            # A network that carries less than its cards is crowded by the groups on it (`place_together`), not slower for each.
+            on_paper = ((tier.name, tier.bandwidth_bytes_per_s.value, tier.latency_ns.value) for tier in limits.tiers)
+            return cls(limits, {name: AnalyticTier(bandwidth, latency) for name, bandwidth, latency in on_paper})
         return cls(limits, read_models(limits.models))
 
     @property
@@ -52,7 +54,7 @@ class Fabric:
 
     def knows(self, kind: str) -> bool:
         """Whether every tier answers for this kind; one from a data sheet answers for all."""
-        return all(isinstance(tier, AnalyticTier) or bool(tier.measured_ranks(kind)) for tier in self.tiers.values())
+        return all(tier.knows(kind) for tier in self.tiers.values())
 
     def estimates(
         self, messages: Sequence[Message], ranks: Sequence[int] | None = None, beside: Sequence[Sequence[int]] = ()
@@ -80,22 +82,15 @@ class Fabric:
         tiers = {item.tier.name for item in placed.values()}
         if len(tiers) == 1 and not any(item.spans_nodes for item in placed.values()):
             return self.tier(tiers.pop()).times(messages)
-        columns = [np.zeros(len(messages)) for _ in range(3)]
-        inside = np.ones(len(messages), dtype=np.bool_)
-        for count, item in placed.items():
-            rows = np.flatnonzero(messages.ranks == count)
-            result = self._placed(messages.take(rows), item)
-            for column, values in zip(columns, (result.ns, result.low_ns, result.high_ns), strict=True):
-                column[rows] = values
-            inside[rows] = result.inside
-        return CollectiveTimes(columns[0], columns[1], columns[2], inside)
+        rows = {count: np.flatnonzero(messages.ranks == count) for count in placed}
+        parts = ((rows[count], self._placed(messages.take(rows[count]), item)) for count, item in placed.items())
+        return CollectiveTimes.joined(len(messages), parts)
 
     def _placed(self, messages: Messages, placed: Placement) -> CollectiveTimes:
         if placed.ranks == 1:
-            none = np.zeros(len(messages))
-            return CollectiveTimes(none, none, none, np.ones(len(messages), dtype=np.bool_))
+            return CollectiveTimes.joined(len(messages))
         if not placed.spans_nodes:
-            slowed = messages if placed.sharing == 1 else scaled(messages, placed.sharing)
+            slowed = messages if placed.sharing == 1 else messages.scaled(placed.sharing)
             return self.tier(placed.tier.name).times(slowed)
         inner = None if placed.inside is None else self.tier(placed.inside.name)
         return Spanning(placed, inner, self.tier(placed.tier.name)).times(messages)
@@ -105,12 +100,6 @@ def _check_count(messages: Messages, ranks: int) -> None:
     other = np.flatnonzero(messages.ranks != ranks)
     if len(other):
         raise InputError(f"collective {other[0]} is of {messages.ranks[other[0]]} ranks, its group has {ranks}")
-
-
-def _analytic(limits: FabricLimits, name: str) -> AnalyticTier:
-    tier = next(tier for tier in limits.tiers if tier.name == name)
-    # A network that carries less than its cards is crowded by the groups on it (`place_together`), not slower for each.
-    return AnalyticTier(tier.bandwidth_bytes_per_s.value, tier.latency_ns.value)
 
 
 def write_models(file: Path, tiers: Mapping[str, TierModel]) -> None:
@@ -158,26 +147,18 @@ class Fitted:
 
 def fitted(fabric: Fabric) -> list[Fitted]:
     """Every kind of every tier with a curve."""
-    return [
-        _fitted(tier.name, kind, model)
-        for tier in fabric.limits.tiers
-        if isinstance(model := fabric.tiers.get(tier.name), TierModel)
-        for kind in KINDS
-        if model.measured_ranks(kind)
-    ]
-
-
-def _fitted(tier: str, kind: str, model: TierModel) -> Fitted:
-    ranks = model.measured_ranks(kind)
-    curves = [model.curves[kind, count] for count in ranks]
-    ends = model.residuals.get(kind)
-    return Fitted(
-        tier,
-        kind,
-        ranks,
-        (max(curve.smallest_bytes for curve in curves), min(curve.largest_bytes for curve in curves)),
-        None if ends is None else (float(np.expm1(ends[0])), float(np.expm1(ends[1]))),
-    )
+    results = []
+    for tier in fabric.limits.tiers:
+        model = fabric.tiers.get(tier.name)
+        if not isinstance(model, TierModel):
+            continue
+        for kind in filter(model.knows, KINDS):
+            ranks, ends = model.measured_ranks(kind), model.residuals.get(kind)
+            curves = [model.curves[kind, count] for count in ranks]
+            sizes = max(curve.smallest_bytes for curve in curves), min(curve.largest_bytes for curve in curves)
+            off = None if ends is None else (float(np.expm1(ends[0])), float(np.expm1(ends[1])))
+            results.append(Fitted(tier.name, kind, ranks, sizes, off))
+    return results
 
 
 def origin(fabric: Fabric, kind: str, ranks: int) -> Origin:

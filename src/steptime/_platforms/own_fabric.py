@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 
 from steptime._files import check_file_name, write_output
-from steptime._hardware.description import RANGES, Quantity, Range
+from steptime._hardware.description import MOST_RANKS, RANGES, Quantity, Range
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml, first_ranks, place
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
 from steptime._measurements.store import read
-from steptime._models.collectives.fitting import Points, fit_curves, fit_fabric, folded, swept
-from steptime._models.collectives.message import Floats
+from steptime._models.collectives.fitting import Points, fit_curves, fit_fabric, interval_ends, left_out, swept
+from steptime._models.collectives.message import Floats, Message
 from steptime._models.collectives.tier import TierModel, moved_share
 from steptime._platforms.fabric import write_models
 from steptime.errors import InputError
 
 _SET = "collectives"
-# More than any machine has; what is counted rank by rank stays small.
-MOST_RANKS = 1 << 17
 # Rows of ranks that share a GPU went over sockets of one box, and so did those without any GPU (gloo).
 _SOCKETS, _SWITCH = "loopback", "nvswitch"
 # What a command line says in words of its trade: GB/s and us.
@@ -40,13 +38,7 @@ class LeftOut:
     tier: str
     kind: str
     ranks: tuple[int, ...]
-    measured_ns: Floats
-    predicted_ns: Floats
-
-    @property
-    def errors(self) -> Floats:
-        """Relative, signed."""
-        return self.predicted_ns / self.measured_ns - 1
+    errors: Floats  # relative, signed
 
 
 @dataclass(frozen=True)
@@ -132,26 +124,23 @@ def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) ->
     nodes = sheet.ranks // per_node
     tiers = []
     if per_node > 1:
-        numbers = _GB.check("--bandwidth", sheet.bandwidth_gb_per_s), _MICROSECONDS.check("--latency", sheet.latency_us)
-        tiers.append(_on_paper("node", links or _SWITCH, per_node, *numbers))
+        tiers.append(_on_paper("node", links or _SWITCH, per_node, sheet.bandwidth_gb_per_s, sheet.latency_us))
     if nodes > 1:
         if sheet.network_gb_per_s is None or sheet.network_us is None:
             raise InputError(
                 f"{nodes} nodes of {per_node}: give --network-bandwidth (GB/s of a card) and --network-latency (us)"
             )
-        numbers = (
-            _GB.check("--network-bandwidth", sheet.network_gb_per_s),
-            _MICROSECONDS.check("--network-latency", sheet.network_us),
-        )
-        tiers.append(_on_paper(NETWORK, NETWORK, sheet.ranks, *numbers))
+        tiers.append(_on_paper(NETWORK, NETWORK, sheet.ranks, sheet.network_gb_per_s, sheet.network_us, "network-"))
     title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, as on paper; nothing was measured"
     rails = per_node if nodes > 1 else 0
     return OwnFabric(FabricLimits(name, title, per_node, nodes, rails, 1.0, tuple(tiers), None))
 
 
-def _on_paper(name: str, kind: str, ranks: int, gb_per_s: float, us: float) -> LinkTier:
+def _on_paper(name: str, kind: str, ranks: int, gb_per_s: float, us: float, prefix: str = "") -> LinkTier:
+    """`prefix` is what the options of its numbers begin with."""
     text = f"given to `steptime fabric` as on paper, {date.today().isoformat()}"
-    return LinkTier(name, kind, ranks, Quantity(gb_per_s * _GB_PER_S, text), Quantity(us * _US, text))
+    bandwidth, latency = _GB.check(f"--{prefix}bandwidth", gb_per_s), _MICROSECONDS.check(f"--{prefix}latency", us)
+    return LinkTier(name, kind, ranks, Quantity(bandwidth * _GB_PER_S, text), Quantity(latency * _US, text))
 
 
 def _on_nodes(point: Point, gpus_per_node: int | None) -> Point:
@@ -184,37 +173,33 @@ def _grown(limits: FabricLimits, gpus_per_node: int | None) -> FabricLimits:
 def _as_timed(points: Points, rows: Sequence[Mapping[str, Any]]) -> list[Point]:
     """Even ones, as `described` takes them."""
     device, nccl = str(rows[0]["device"]), str(rows[0]["nccl"])
-    columns = zip(points.kind, points.ranks.tolist(), points.bytes.tolist(), points.ns.tolist(), points.uneven, strict=True)
-    return [Point(kind, ranks, 1, int(size), ns, nccl, device) for kind, ranks, size, ns, uneven in columns if not uneven]
+    even = [(row, ns) for row, ns in zip(points.rows, points.ns.tolist(), strict=True) if row.splits is None]
+    return [Point(row.kind, row.ranks, 1, row.bytes, ns, nccl, device) for row, ns in even]
 
 
 def _recipe(rows: Sequence[Mapping[str, Any]]) -> Published:
     versions = ", ".join(sorted({str(row["nccl"]) for row in rows if row["nccl"]})) or "unknown"
     dates = sorted({str(row["date"])[:10] for row in rows})
-    return Published(
-        f"`steptime measure collectives`, NCCL {versions}", "your own", " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    )
+    period = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    return Published(f"`steptime measure collectives`, NCCL {versions}", "your own", period)
 
 
 def _fitted(limits: FabricLimits, points: Mapping[str, Points], warnings: Sequence[str]) -> OwnFabric:
     """Curves through all rows; intervals and errors from curves that did not see a row's fifth of the messages."""
-    models, left_out, text = {}, [], list(warnings)
-    for tier, entry in points.items():
-        model = fit_curves(entry)
-        own = _left_out(tier, entry, model)
-        logs = {item.kind: -np.log1p(item.errors) for item in own}
-        ends = {kind: (float(np.quantile(item, 0.05)), float(np.quantile(item, 0.95))) for kind, item in logs.items()}
-        models[tier] = replace(model, residuals=ends)
-        left_out += own
-        unused = sorted({f"{kind} of {ranks} ranks" for kind, ranks in zip(entry.kind, entry.ranks.tolist(), strict=True)
-                         if (kind, ranks) not in model.curves})  # fmt: skip
-        if unused:
-            text.append(f"tier {tier}: too few sizes for a curve of {', '.join(unused)}")
+    models, tested, text = {}, [], list(warnings)
+    for tier, of_tier in points.items():
+        model = fit_curves(of_tier)
+        errors = _tested(tier, of_tier, model)
+        models[tier] = replace(model, residuals=interval_ends({item.kind: -np.log1p(item.errors) for item in errors}))
+        tested += errors
+        without = {f"{row.kind} of {row.ranks} ranks" for row in of_tier.rows if (row.kind, row.ranks) not in model.curves}
+        if without:
+            text.append(f"tier {tier}: too few sizes for a curve of {', '.join(sorted(without))}")
     missing = [tier.name for tier in limits.tiers if tier.name not in models]
     if missing:
         raise InputError(f"fabric {limits.name}: nothing timed tells of its tier {missing[0]}")
     tiers = tuple(_as_fitted(tier, models[tier.name]) for tier in limits.tiers)
-    return OwnFabric(replace(limits, tiers=tiers), models, left_out, sum(map(len, points.values())), text)
+    return OwnFabric(replace(limits, tiers=tiers), models, tested, sum(map(len, points.values())), text)
 
 
 def _as_fitted(tier: LinkTier, model: TierModel) -> LinkTier:
@@ -229,43 +214,22 @@ def _as_fitted(tier: LinkTier, model: TierModel) -> LinkTier:
     fewest = min(ranks for _, ranks in model.curves)
     starts = {pair: float(curve.ns(curve.smallest_bytes)) for pair, curve in model.curves.items() if pair[1] == fewest}
     first = min(starts, key=lambda pair: starts[pair])
-    return replace(
-        tier,
-        bandwidth_bytes_per_s=Quantity(
-            float(f"{1e9 * rates[best]:.3g}"),
-            f"fitted: {best[0]} of {model.curves[best].largest_bytes:.0f} bytes, {best[1]} ranks",
-        ),
-        latency_ns=Quantity(
-            float(f"{starts[first]:.3g}"),
-            f"fitted: {first[0]} of {model.curves[first].smallest_bytes:.0f} bytes, {first[1]} ranks",
-        ),
-    )
+    largest, smallest = model.curves[best].largest_bytes, model.curves[first].smallest_bytes
+    bandwidth = _rounded(1e9 * rates[best], f"fitted: {best[0]} of {largest:.0f} bytes, {best[1]} ranks")
+    latency = _rounded(starts[first], f"fitted: {first[0]} of {smallest:.0f} bytes, {first[1]} ranks")
+    return replace(tier, bandwidth_bytes_per_s=bandwidth, latency_ns=latency)
 
 
-def _left_out(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
-    result: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
-    for fold in folded(points):
-        try:
-            without = fit_curves(points.take(~fold), idle_power=model.idle_power, ragged=model.ragged)
-        except InputError:  # too few rows to leave any out
-            continue
-        some = points.take(fold)
-        known = [(kind, ranks) in without.curves for kind, ranks in zip(some.kind, some.ranks.tolist(), strict=True)]
-        some = some.take(np.array(known, dtype=np.bool_))
-        answered = without.times(some.messages)
-        columns = (some.kind, some.ranks.tolist(), some.ns.tolist(), answered.ns.tolist(), answered.inside.tolist())
-        for kind, ranks, measured, predicted, inside in zip(*columns, strict=True):
+def _tested(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
+    rows: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for tested, times in left_out(points, model):
+        errors = times.ns / tested.ns - 1
+        for row, error, inside in zip(tested.rows, errors.tolist(), times.inside.tolist(), strict=True):
             if inside:  # and not the largest or smallest of all, of which the others know little
-                result[kind].append((int(ranks), measured, predicted))
+                rows[row.kind].append((row.ranks, error))
     return [
-        LeftOut(
-            tier,
-            kind,
-            tuple(sorted({ranks for ranks, _, _ in rows})),
-            np.array([measured for _, measured, _ in rows]),
-            np.array([predicted for _, _, predicted in rows]),
-        )
-        for kind, rows in result.items()
+        LeftOut(tier, kind, tuple(sorted({ranks for ranks, _ in of_kind})), np.array([error for _, error in of_kind]))
+        for kind, of_kind in rows.items()
     ]
 
 
@@ -300,13 +264,13 @@ def _tier(name: str, kind: str, ranks: int, points: Sequence[Point]) -> LinkTier
     rates = [one.bytes * moved_share(one.kind, one.ranks) / one.ns for one in points]
     best = int(np.argmax(rates))
     fastest = min(points, key=lambda one: (one.ranks, one.ns))
-    return LinkTier(
-        name,
-        kind,
-        ranks,
-        Quantity(float(f"{1e9 * rates[best]:.3g}"), f"timed: {points[best].kind} of {points[best].bytes} bytes"),
-        Quantity(float(f"{fastest.ns:.3g}"), f"timed: {fastest.kind} of {fastest.bytes} bytes, {fastest.ranks} ranks"),
-    )
+    bandwidth = _rounded(1e9 * rates[best], f"timed: {points[best].kind} of {points[best].bytes} bytes")
+    latency = _rounded(fastest.ns, f"timed: {fastest.kind} of {fastest.bytes} bytes, {fastest.ranks} ranks")
+    return LinkTier(name, kind, ranks, bandwidth, latency)
+
+
+def _rounded(value: float, source: str) -> Quantity:
+    return Quantity(float(f"{value:.3g}"), source)
 
 
 def tier_points(limits: FabricLimits, points: Sequence[Point]) -> dict[str, Points]:
@@ -321,17 +285,11 @@ def tier_points(limits: FabricLimits, points: Sequence[Point]) -> dict[str, Poin
         by_tier[limits.network.name] = network_points(limits, by_tier[limits.network.name])
     if not by_tier:
         raise InputError(f"no collective of two ranks or more tells of fabric {limits.name}")
-    return {name: columns(item) for name, item in by_tier.items() if item}
-
-
-def columns(points: Sequence[Point]) -> Points:
-    """Points as `fitting` takes them."""
-    return Points(
-        [point.kind for point in points],
-        np.array([point.ranks for point in points], dtype=np.intp),
-        np.array([float(point.bytes) for point in points]),
-        np.array([point.ns for point in points]),
-    )
+    return {
+        name: Points([Message(one.kind, one.ranks, one.bytes) for one in item], np.array([one.ns for one in item]))
+        for name, item in by_tier.items()
+        if item
+    }
 
 
 def network_points(limits: FabricLimits, points: Sequence[Point]) -> list[Point]:

@@ -19,8 +19,7 @@ from typing import Any
 from steptime._hardware.description import count, read_toml
 from steptime._hardware.device import DeviceLimits, device_names, read_device
 from steptime._hardware.fabric import FabricLimits, fabric_names, read_fabric
-from steptime._models.host.model import FOLDER as HOSTS
-from steptime._models.host.model import HostModel, shipped_host
+from steptime._models.host.model import HOSTS, HostModel, read_host
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric
 from steptime.errors import InputError
@@ -106,17 +105,7 @@ class Platform:
         """From the names of its parts."""
         parts.limits()
         fabric = None if parts.fabric is None else Fabric.load(parts.fabric)
-        return cls(parts, Device.load(parts.device), load_host(parts.host), fabric)
-
-
-def host_names() -> list[str]:
-    """The hosts that come with the package."""
-    return sorted(file.stem for file in HOSTS.glob("*.json"))
-
-
-def load_host(name: str) -> HostModel:
-    """A shipped host by its name, or one of the user's by the path of its JSON file."""
-    return HostModel.load(Path(name)) if name.endswith(".json") else shipped_host(name)
+        return cls(parts, Device.load(parts.device), read_host(parts.host), fabric)
 
 
 def shipped_platforms() -> list[PlatformParts]:
@@ -217,7 +206,7 @@ def _named(ranks: int, device: str, fabric: str | None) -> str:
 
 def _usual_host(device: str) -> str:
     """The host such devices were measured in, or else any; its speed is what `calibrate` is for."""
-    names = host_names()
+    names = HOSTS.names()
     if not names:
         raise InputError("no host comes with this package; `steptime fit` writes one")
     return next((name for name in names if name.endswith(f"-{read_device(device).models}")), names[0])

@@ -6,11 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from steptime._hardware.fabric import FabricLimits
 from steptime._measurements.nccl_tests import Point
-from steptime._models.collectives.fitting import FittedFabric, fit_curves, fit_fabric, fit_points, swept, unseen_logs
+from steptime._models.collectives.fitting import (
+    FittedFabric,
+    fit_curves,
+    fit_fabric,
+    fit_points,
+    interval_ends,
+    swept,
+    unseen_logs,
+)
 from steptime._models.collectives.tier import TierModel
 from steptime._platforms.own_fabric import tier_points
 from steptime.errors import InputError
@@ -36,7 +42,5 @@ def fit_tiers(limits: FabricLimits, points: Sequence[Point], *, held_out: bool =
             result[name] = fit_points(entry)
             continue
         model = fit_curves(entry)
-        errors = unseen_logs(model, entry)
-        ends = {kind: (float(np.quantile(item, 0.05)), float(np.quantile(item, 0.95))) for kind, item in errors.items()}
-        result[name] = replace(model, residuals=ends)
+        result[name] = replace(model, residuals=interval_ends(unseen_logs(model, entry)))
     return result

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from steptime._models.host.columns import host_columns
 from steptime._models.host.model import HostModel, ProfilerCost
 from steptime._program.program import Phase, Program
-from steptime_lab.fit.host_time import host_time
 
 # Calls of an op in one thread of one step before its later ones say what it usually takes; the second is still 10 % slower.
 _ENOUGH, _FIRST_LATER = 6, 2
@@ -55,10 +55,11 @@ def _between(program: Program, model: HostModel, profiler: ProfilerCost) -> tupl
     kept = (gaps > 0) & (gaps < _LONGEST_GAP_NS) & (ops.step[rows[1:]] == ops.step[rows[:-1]])
     if not kept.any():
         return 0, 0.0
-    costs = [cost for (phase, _), cost in host_time(program, model).costs.items() if phase == Phase.FORWARD]
+    columns = host_columns(program, model)
+    forward = columns.phase == Phase.FORWARD
     inside = _inside(program, rows)
-    # Per step, as `host_time` is; ops alone, so what lies between them at speed 1 is left out.
-    known = sum(cost.cpu_ns + cost.launch_ns for cost in costs) * max(1, len(program.steps))
+    # Of ops alone: the model has no cost of what lies between them.
+    known = float((columns.cpu_ns + columns.launch_ns)[forward].sum())
     known += inside[0] * profiler.per_op_ns + inside[1] * profiler.per_launch_ns
     slow = float((ends - begins).sum()) / known
     count = int(kept.sum())

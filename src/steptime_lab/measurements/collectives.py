@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from steptime._files import write_whole
-from steptime._measurements.nccl_tests import Point, Points, TestRun, dotted, kind_of, timed_point
+from steptime._measurements.nccl_tests import Point, TestRun, TimedPoints, dotted, kind_of, timed_point
 from steptime.errors import InputError
 
 FOLDER_NAME = "nccl_choices"
@@ -95,7 +95,7 @@ def with_choices(table: pa.Table, choices: Mapping[Asked, Choice]) -> pa.Table:
     return table
 
 
-def read_single_node_table(file: Path) -> Points:
+def read_single_node_table(file: Path) -> TimedPoints:
     """Published columns gpu, nccl, collective, dtype, num_gpus, nbytes, us: one node each."""
 
     def point(row: Mapping[str, str]) -> Point | None:
@@ -105,7 +105,7 @@ def read_single_node_table(file: Path) -> Points:
     return _table(file, point, ("gpu", "nccl", "collective", "num_gpus", "nbytes", "us"))
 
 
-def read_multi_node_table(file: Path) -> Points:
+def read_multi_node_table(file: Path) -> TimedPoints:
     """Published columns of nccl-tests logs: source, collective, device, n_ranks, n_nodes, nccl, size_bytes, time_us_oop."""
 
     def point(row: Mapping[str, str]) -> Point | None:
@@ -117,7 +117,7 @@ def read_multi_node_table(file: Path) -> Points:
     return _table(file, point, ("source", "collective", "device", "n_ranks", "n_nodes", "nccl", "size_bytes", "time_us_oop"))
 
 
-def read_profiled_table(file: Path) -> Points:
+def read_profiled_table(file: Path) -> TimedPoints:
     """Published columns of one collective, milliseconds: size, num_workers, devices_per_node, time_stats.KIND.median."""
     kind = kind_of(file.name.split(".")[0])
 
@@ -129,7 +129,7 @@ def read_profiled_table(file: Path) -> Points:
     return _table(file, point, ("size", "num_workers", "devices_per_node", f"time_stats.{kind}.median"))
 
 
-def _table(file: Path, point: Callable[[Mapping[str, str]], Point | None], columns: Sequence[str]) -> Points:
+def _table(file: Path, point: Callable[[Mapping[str, str]], Point | None], columns: Sequence[str]) -> TimedPoints:
     try:
         with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
             rows = list(csv.DictReader(lines))
@@ -145,4 +145,4 @@ def _table(file: Path, point: Callable[[Mapping[str, str]], Point | None], colum
             results.append(point(row))
         except (ValueError, TypeError):
             results.append(None)
-    return Points(tuple(item for item in results if item is not None), sum(item is None for item in results))
+    return TimedPoints(tuple(item for item in results if item is not None), sum(item is None for item in results))

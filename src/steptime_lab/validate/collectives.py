@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, folded, reduced
+from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, reduced
 from steptime._models.collectives.message import KINDS, Floats, Messages
 from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
@@ -38,7 +38,7 @@ def validate_collectives(
     fabric: str, fitted: FittedFabric, *, elsewhere: Sequence[Swept] = (), split: str = TEST
 ) -> Validation:
     """The rows of the split on one fabric; `elsewhere` are all its rows, of which those of other runs are asked as well."""
-    points = _answerable(fitted.model, fitted.points)
+    points = fitted.points.with_curves(fitted.model)
     tested = points.of(split)
     if not len(tested):
         raise InputError(f"{fabric}: no collectives of the split {split} that the model answers")
@@ -63,10 +63,6 @@ def validate_collectives(
             "rank counts left out: all rows of them from 1 MiB; rules: all uneven exchanges, with the curve of the even ones",
         ),
     )
-
-
-def _answerable(model: TierModel, points: Points) -> Points:
-    return points.take(np.array([pair in model.curves for pair in zip(points.kind, points.ranks.tolist(), strict=True)], bool))
 
 
 def _noise(points: Points, quantile: float) -> list[tuple[float, ...]]:
@@ -139,7 +135,7 @@ def _evenness(kind: str, own: Flags, uneven: Flags) -> list[tuple[str, Flags]]:
 def _in_fifths(points: Points, fitted: FittedFabric) -> Asked:
     """Every row once, by models and baselines that did not see its fifth."""
     results: Asked = []
-    for item in folded(points):
+    for item in points.folds():
         seen = points.take(~item)
         model = replace(
             fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged), residuals=fitted.model.residuals
@@ -159,7 +155,7 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Group], dict[st
     if not len(even) or not points.uneven.any():
         return {}, {}
     curves = replace(fit_curves(even, idle_power=0.0, ragged=model.ragged), residuals={})
-    asked = _answerable(curves, points.take(points.uneven))
+    asked = points.take(points.uneven).with_curves(curves)
     result = {f"uneven by {rule}": summary(_by_rule(asked, curves, rule)) for rule in RULES}
     best = summary(_cases(asked, replace(curves, idle_power=model.idle_power)))
     others = {rule: item.gmae for rule, item in result.items()}

@@ -8,12 +8,10 @@ import pytest
 from steptime._models.collectives.fitting import (
     Points,
     Reduction,
-    Splits,
     Swept,
     fit_curves,
     fit_fabric,
     fit_points,
-    folded,
     reduced,
     steadiest,
     swept,
@@ -38,14 +36,14 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def points(sizes: list[int], ns: Any, kind: str = "all_reduce", ranks: int = 2, splits: Any = None) -> Points:
-    count = len(sizes)
-    return Points([kind] * count, np.full(count, ranks), np.array(sizes, dtype=float), np.asarray(ns, dtype=float), splits)
+    rows = [Message(kind, ranks, size, sent) for size, sent in zip(sizes, splits or [None] * len(sizes), strict=True)]
+    return Points(rows, np.asarray(ns, dtype=float))
 
 
 def exchanges(seed: int, count: int, power: float) -> Points:
     """Uneven and even ones of four ranks whose time is that of their load times (pairs / load) ** power."""
     random = np.random.default_rng(seed)
-    splits: list[Splits | None] = []
+    splits: list[tuple[tuple[int, ...], ...] | None] = []
     for place in range(count):
         sent = random.integers(1, 2 ** random.integers(8, 22), (4, 4)) * 16 * (random.random((4, 4)) < 0.6)
         splits.append(None if place % 3 == 0 else tuple(tuple(int(size) for size in some) for some in sent))
@@ -53,7 +51,7 @@ def exchanges(seed: int, count: int, power: float) -> Points:
     found = points(sizes, np.ones(count), "all_to_all", 4, splits)
     messages = found.messages
     ns = (30_000 + messages.load / 2) * (messages.pairs / messages.load) ** power
-    return Points(found.kind, found.ranks, found.bytes, ns, splits)
+    return Points(found.rows, ns)
 
 
 def test_only_plain_rows_of_the_fabric_count() -> None:
@@ -117,7 +115,7 @@ def test_a_message_is_on_one_side_whatever_it_took() -> None:
     assert (first.split == second.split).all()
     assert set(first.split) == {FIT, VALIDATION, TEST}
     assert sum(len(first.of(split)) for split in (FIT, VALIDATION, TEST)) == len(first)
-    assert sum(fold.sum() for fold in folded(first)) == len(first)
+    assert sum(fold.sum() for fold in first.folds()) == len(first)
 
 
 def test_the_split_goes_by_splits_too() -> None:
@@ -167,8 +165,7 @@ def test_a_mirror_image_serves_a_curve_only_where_it_is_one(switch: int, gains: 
     gathered, scattered = noisy("all_gather", 1, 1.0, 1 << 18), noisy("reduce_scatter", 2, 1.2, switch)
     if not gains:
         scattered = points(SIZES, np.array(SIZES)[::-1] / 3 + 1e6 / np.array(SIZES), "reduce_scatter")
-    both = Points([*gathered.kind, *scattered.kind], np.append(gathered.ranks, scattered.ranks),
-                  np.append(gathered.bytes, scattered.bytes), np.append(gathered.ns, scattered.ns))  # fmt: skip
+    both = Points([*gathered.rows, *scattered.rows], np.append(gathered.ns, scattered.ns))
     alone, together = (fit_curves(some).curves["all_gather", 2].ns(SIZES) for some in (gathered, both))
     truth = (20_000 + np.array(SIZES) / 3) * np.where(np.array(SIZES) < 1 << 18, 1.0, 1.6)
     if gains:
@@ -180,25 +177,24 @@ def test_a_mirror_image_serves_a_curve_only_where_it_is_one(switch: int, gains: 
 def test_kinds_with_too_few_sizes_have_no_curve() -> None:
     few = points([64, 128], [1.0, 2.0], "broadcast")
     many = points(SIZES, SIZES)
-    both = Points([*few.kind, *many.kind], np.append(few.ranks, many.ranks), np.append(few.bytes, many.bytes),
-                  np.append(few.ns, many.ns))  # fmt: skip
+    both = Points([*few.rows, *many.rows], np.append(few.ns, many.ns))
     assert set(fit_curves(both).curves) == {("all_reduce", 2)}
     with pytest.raises(InputError, match="3 sizes"):
         fit_curves(few)
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("kinds", "ns", "text"),
     [
-        ((["all_reduce"], [2, 2], [1.0], [1.0]), "1 and 2 rows"),
-        ((["gossip"], [2], [1.0], [1.0]), "kind gossip"),
-        ((["all_reduce"], [2], [1.0], [0.0]), "above 0"),
-        ((["all_reduce"], [2], [1.0], [float("nan")]), "above 0"),
+        (["all_reduce"], [1.0, 1.0], "1 and 2 rows"),
+        (["gossip"], [1.0], "kind is 'gossip'"),
+        (["all_reduce"], [0.0], "above 0"),
+        (["all_reduce"], [float("nan")], "above 0"),
     ],
 )
-def test_bad_columns_are_refused(columns: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        Points(columns[0], np.array(columns[1]), np.array(columns[2]), np.array(columns[3]))
+def test_bad_columns_are_refused(kinds: list[str], ns: list[float], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        Points([Message(kind, 2, 1) for kind in kinds], np.array(ns))
 
 
 # --- baselines -------------------------------------------------------------------------------------------------------------

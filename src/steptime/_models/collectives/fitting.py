@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.message import KINDS, Floats, Message, Messages, Places, load_bytes, pair_bytes
-from steptime._models.collectives.tier import Curve, TierModel, groups, ragged_parts, saved
+from steptime._models.collectives.message import KINDS, Floats, Message, Messages, Places
+from steptime._models.collectives.tier import CollectiveTimes, Curve, TierModel, groups, ragged_parts, saved
 from steptime._models.engine.splits import FIT, VALIDATION, split_of
 from steptime._models.error import gmae
 from steptime.errors import InputError
 
-Splits = tuple[tuple[int, ...], ...]
 Row = Mapping[str, Any]
 
 # Fewer sizes make no curve.
@@ -59,77 +58,81 @@ _SWEEP = "measure collectives"
 
 @dataclass(frozen=True)
 class Points:
-    """Measured collectives as columns; `splits` where any exchange is uneven, `repeats` where `ns` was made from several."""
+    """Measured collectives with a time each; `repeats` where it was made from several."""
 
-    kind: Sequence[str]
-    ranks: Places
-    bytes: Floats
+    rows: Sequence[Message]
     ns: Floats
-    splits: Sequence[Splits | None] | None = None
     repeats: Sequence[tuple[float, ...]] = ()
 
     def __post_init__(self) -> None:
-        lengths = {len(column) for column in (self.kind, self.ranks, self.bytes, self.ns)}
-        lengths |= {len(column) for column in (self.splits, self.repeats) if column}
+        lengths = {len(self.rows), len(self.ns), len(self.repeats or self.rows)}
         if len(lengths) > 1:
             raise InputError(f"columns of collectives have {' and '.join(map(str, sorted(lengths)))} rows; expected as many")
-        unknown = sorted(set(self.kind) - set(KINDS))
-        if unknown:
-            raise InputError(f"collectives of kind {', '.join(unknown)}; expected {', '.join(KINDS)}")
         if len(self) and not (np.min(self.ns) > 0 and np.all(np.isfinite(self.ns))):
             raise InputError("a collective took no time, or no number; expected nanoseconds above 0")
 
     def __len__(self) -> int:
-        """How many there are."""
-        return len(self.kind)
-
-    @cached_property
-    def split(self) -> npt.NDArray[np.str_]:
-        """fit, validation or test, per row."""
-        return np.array([split_of(self.text(place)) for place in range(len(self))], dtype="U10")
-
-    @cached_property
-    def uneven(self) -> npt.NDArray[np.bool_]:
-        """Which exchanges have splits."""
-        return np.array([item is not None for item in self.splits or [None] * len(self)], dtype=np.bool_)
+        return len(self.rows)
 
     @cached_property
     def messages(self) -> Messages:
         """As questions."""
-        sizes = np.asarray(self.bytes, dtype=np.float64)
-        kinds = np.array([KINDS.index(kind) for kind in self.kind], dtype=np.intp)
-        load, pairs = sizes.copy(), sizes.copy()
-        for index in np.flatnonzero(self.uneven).tolist():
-            sent = self.sent(index)
-            load[index], pairs[index] = load_bytes(sent)[0], pair_bytes(sent)[0]
-        return Messages(kinds, np.asarray(self.ranks, dtype=np.intp), sizes, load, pairs)
+        return Messages.of(self.rows)
+
+    @property
+    def kind(self) -> list[str]:
+        """Of each collective."""
+        return [row.kind for row in self.rows]
+
+    @property
+    def ranks(self) -> Places:
+        """Of each collective."""
+        return self.messages.ranks
+
+    @property
+    def bytes(self) -> Floats:
+        """Of each collective."""
+        return self.messages.bytes
+
+    @cached_property
+    def split(self) -> npt.NDArray[np.str_]:
+        """fit, validation or test, per row."""
+        return np.array([split_of(_question(row)) for row in self.rows], dtype="U10")
+
+    @cached_property
+    def uneven(self) -> npt.NDArray[np.bool_]:
+        """Which exchanges have splits."""
+        return np.array([row.splits is not None for row in self.rows], dtype=np.bool_)
 
     def sent(self, place: int) -> Floats:
         """The matrix of an uneven exchange, [1, senders, receivers]."""
-        assert self.splits is not None
-        return np.array([self.splits[place]], dtype=np.float64)
+        return np.array([self.rows[place].splits], dtype=np.float64)
 
     def take(self, places: npt.NDArray[Any]) -> Points:
         """Some of them; `places` may be a mask."""
         chosen = np.arange(len(self))[places].tolist()
-        return Points(
-            [self.kind[index] for index in chosen],
-            np.asarray(self.ranks)[chosen],
-            np.asarray(self.bytes)[chosen],
-            np.asarray(self.ns)[chosen],
-            None if self.splits is None else [self.splits[index] for index in chosen],
-            [self.repeats[index] for index in chosen] if self.repeats else (),
-        )
+        repeats = [self.repeats[index] for index in chosen] if self.repeats else ()
+        return Points([self.rows[index] for index in chosen], np.asarray(self.ns)[chosen], repeats)
 
     def of(self, *splits: str) -> Points:
         """Those of some splits."""
         return self.take(np.isin(self.split, splits))
 
-    def text(self, place: int) -> str:
-        """What was asked, the same for all dtypes."""
-        splits = None if self.splits is None else self.splits[place]
-        asked = [self.kind[place], int(self.ranks[place]), int(self.bytes[place])]
-        return json.dumps(asked if splits is None else [*asked, splits], separators=(",", ":"))
+    def with_curves(self, model: TierModel) -> Points:
+        """Those whose kind and rank count have a curve."""
+        return self.take(np.array([(row.kind, row.ranks) in model.curves for row in self.rows], dtype=np.bool_))
+
+    def folds(self) -> list[npt.NDArray[np.bool_]]:
+        """Fifths of the messages, by their digests and not by their splits."""
+        digests = [hashlib.sha256(f"fold {_question(row)}".encode()).hexdigest() for row in self.rows]
+        fold = np.array([int(digest[:8], 16) % _FOLDS for digest in digests], dtype=np.intp)
+        return [fold == number for number in range(_FOLDS)]
+
+
+def _question(message: Message) -> str:
+    """What was asked, the same for all dtypes."""
+    splits = () if message.splits is None else (message.splits,)
+    return json.dumps([message.kind, message.ranks, message.bytes, *splits], separators=(",", ":"))
 
 
 # --- the measured set ------------------------------------------------------------------------------------------------------
@@ -171,19 +174,10 @@ def swept(rows: Iterable[Row], fabric: str) -> list[Swept]:
         plain = all(row[name] == value for name, value in _PLAIN.items())
         if plain and row["fabric"] == fabric and row["collective"] in KINDS:
             ranks, flat = row["ranks"], row["splits"]
-            splits = (
-                None if not flat else tuple(tuple(flat[start : start + ranks]) for start in range(0, len(flat), max(ranks, 1)))
-            )
-            results.append(
-                Swept(
-                    Message(row["collective"], ranks, row["bytes"], splits),
-                    row["run"],
-                    row["process"],
-                    tuple(row["times_ns"]),
-                    tuple(row["reference_ns"] or ()),
-                    _SWEEP in row["command"],
-                )
-            )
+            splits = tuple(tuple(flat[start : start + ranks]) for start in range(0, len(flat), max(ranks, 1))) if flat else None
+            message = Message(row["collective"], ranks, row["bytes"], splits)
+            times, references = tuple(row["times_ns"]), tuple(row["reference_ns"] or ())
+            results.append(Swept(message, row["run"], row["process"], times, references, _SWEEP in row["command"]))
     return results
 
 
@@ -215,14 +209,8 @@ def reduced(rows: Sequence[Swept], how: Reduction, *, joined: bool = True) -> Po
     rows = _joined(rows) if joined else rows
     usual = _usual(rows) if how.corrected else {}
     times = [_corrected(row, usual) for row in rows]
-    return Points(
-        [row.message.kind for row in rows],
-        np.array([row.message.ranks for row in rows], dtype=np.intp),
-        np.array([row.message.bytes for row in rows], dtype=np.float64),
-        np.array([float(np.quantile(time, how.quantile)) for time in times]),
-        [row.message.splits for row in rows],
-        times,
-    )
+    ns = np.array([float(np.quantile(time, how.quantile)) for time in times])
+    return Points([row.message for row in rows], ns, times)
 
 
 def _joined(rows: Sequence[Swept]) -> list[Swept]:
@@ -282,8 +270,7 @@ def _tried(points: Points) -> float:
     errors = unseen_logs(fit_curves(points.of(FIT), idle_power=_USUAL_POWER, ragged=0.0), points.of(VALIDATION))
     if not errors:
         return 0.0
-    off = np.abs(np.expm1(np.concatenate(list(errors.values()))))
-    return gmae(off)
+    return gmae(np.abs(np.expm1(np.concatenate(list(errors.values())))))
 
 
 def fit_points(points: Points) -> TierModel:
@@ -291,25 +278,26 @@ def fit_points(points: Points) -> TierModel:
     seen = points.of(FIT, VALIDATION)
     result = fit_curves(seen)
     errors: dict[str, list[float]] = defaultdict(list)
-    for fold in folded(seen):
+    for tested, times in left_out(seen, result):
+        for kind, logs in _by_kind(tested, np.log(tested.ns / times.ns)).items():
+            errors[kind] += logs.tolist()
+    return replace(result, residuals=interval_ends(errors))
+
+
+def left_out(points: Points, model: TierModel) -> Iterator[tuple[Points, CollectiveTimes]]:
+    """Each fifth of the messages, with what curves through the others say of those that they have a curve for."""
+    for fold in points.folds():
         try:
-            model = fit_curves(seen.take(~fold), idle_power=result.idle_power, ragged=result.ragged)
-        except InputError:  # too few rows for folds
+            without = fit_curves(points.take(~fold), idle_power=model.idle_power, ragged=model.ragged)
+        except InputError:  # too few rows to leave any out
             continue
-        for kind, item in unseen_logs(model, seen.take(fold)).items():
-            errors[kind] += item.tolist()
-    ends = {kind: (float(np.quantile(item, 0.05)), float(np.quantile(item, 0.95))) for kind, item in errors.items()}
-    return replace(result, residuals=ends)
+        tested = points.take(fold).with_curves(without)
+        yield tested, without.times(tested.messages)
 
 
-def folded(points: Points) -> list[npt.NDArray[np.bool_]]:
-    """Fifths of the messages, by their digests and not by their splits."""
-    fold = np.array([_digest(f"fold {points.text(place)}") % _FOLDS for place in range(len(points))], dtype=np.intp)
-    return [fold == number for number in range(_FOLDS)]
-
-
-def _digest(text: str) -> int:
-    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
+def interval_ends(errors: Mapping[str, Sequence[float] | Floats]) -> dict[str, tuple[float, float]]:
+    """5th and 95th percentile by kind, of ln(measured / fitted)."""
+    return {kind: (float(np.quantile(logs, 0.05)), float(np.quantile(logs, 0.95))) for kind, logs in errors.items()}
 
 
 def fit_curves(points: Points, *, idle_power: float | None = None, ragged: float | None = None) -> TierModel:
@@ -405,13 +393,13 @@ def _ragged(points: Points, idle_power: float) -> float:
 
 def unseen_logs(model: TierModel, points: Points) -> dict[str, Floats]:
     """ln(measured / fitted) by kind, of rows whose kind and rank count have a curve."""
-    known = np.array(
-        [(kind, int(ranks)) in model.curves for kind, ranks in zip(points.kind, points.ranks, strict=True)], dtype=np.bool_
-    )
-    asked = points.take(known)
-    logs = np.log(asked.ns / model.times(asked.messages).ns)
-    kinds = np.array(asked.kind)
-    return {str(kind): logs[kinds == kind] for kind in sorted(set(asked.kind))}
+    known = points.with_curves(model)
+    return _by_kind(known, np.log(known.ns / model.times(known.messages).ns))
+
+
+def _by_kind(points: Points, values: Floats) -> dict[str, Floats]:
+    kinds = np.array(points.kind)
+    return {str(kind): values[kinds == kind] for kind in sorted(set(points.kind))}
 
 
 def fit_curve(size_bytes: npt.ArrayLike, time_ns: npt.ArrayLike, *, penalty: float | None = None) -> Curve:

@@ -14,16 +14,7 @@ from steptime.errors import InputError
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
-KINDS = (
-    "all_reduce",
-    "all_to_all",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "send_recv",
-    "barrier",
-)
+KINDS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv", "barrier")
 """As the measured set `collectives` names them."""
 
 
@@ -102,12 +93,15 @@ class Messages:
     pairs: Floats  # [messages] bytes of the even exchange whose pairs move as much, root mean square
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self.kind)
 
     def take(self, places: npt.NDArray[Any]) -> Messages:
         """Some of them; `places` may be a mask."""
         return Messages(*(getattr(self, name)[places] for name in ("kind", "ranks", "bytes", "load", "pairs")))
+
+    def scaled(self, by: float) -> Messages:
+        """As if there were so many times the bytes, and no more steps."""
+        return Messages(self.kind, self.ranks, self.bytes * by, self.load * by, self.pairs * by)
 
     @classmethod
     def even(cls, kind: str, ranks: npt.ArrayLike, size_bytes: npt.ArrayLike) -> Messages:
@@ -124,10 +118,5 @@ class Messages:
             if message.splits is not None:
                 sent = np.array([message.splits], dtype=np.float64)
                 load[index], pairs[index] = load_bytes(sent)[0], pair_bytes(sent)[0]
-        return cls(
-            np.array([KINDS.index(message.kind) for message in messages], dtype=np.intp),
-            np.array([message.ranks for message in messages], dtype=np.intp),
-            sizes,
-            load,
-            pairs,
-        )
+        kinds = np.array([KINDS.index(message.kind) for message in messages], dtype=np.intp)
+        return cls(kinds, np.array([message.ranks for message in messages], dtype=np.intp), sizes, load, pairs)

@@ -8,13 +8,12 @@ within a node `sharing_inside`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._hardware.fabric import Placement
-from steptime._models.collectives.message import KINDS, Messages
+from steptime._models.collectives.message import KINDS, Floats, Messages
 from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel, moved_share
 
 # ln of how far a group over two nodes, put together from its tiers, may lie off beyond what the tiers say of themselves: the
@@ -40,34 +39,11 @@ Tier = TierModel | AnalyticTier
 """What answers for the links of one tier."""
 
 
-def scaled(messages: Messages, by: float) -> Messages:
-    """As if there were so many times the bytes, and no more steps."""
-    return Messages(messages.kind, messages.ranks, messages.bytes * by, messages.load * by, messages.pairs * by)
-
-
-def _answered_by(network: Tier, kind: str) -> str:
-    """The kind whose measurements answer for this one: itself, or one that sends as many bytes through a card."""
-    if isinstance(network, AnalyticTier) or network.measured_ranks(kind):
-        return kind
-    return next((other for other in _STAND_INS[kind] if network.measured_ranks(other)), kind)
-
-
-def _widened(times: CollectiveTimes, by: npt.ArrayLike, inside: npt.NDArray[np.bool_]) -> CollectiveTimes:
-    factor = np.exp(np.asarray(by))
-    return CollectiveTimes(times.ns, times.low_ns / factor, times.high_ns * factor, inside)
-
-
-def _merged(
-    how: Callable[[npt.NDArray[np.float64], npt.NDArray[np.float64]], npt.NDArray[np.float64]], *parts: CollectiveTimes
-) -> CollectiveTimes:
+def _merged(how: Callable[[Floats, Floats], Floats], *parts: CollectiveTimes) -> CollectiveTimes:
     result = parts[0]
     for part in parts[1:]:
-        result = CollectiveTimes(
-            how(result.ns, part.ns),
-            how(result.low_ns, part.low_ns),
-            how(result.high_ns, part.high_ns),
-            result.inside & part.inside,
-        )
+        low_ns, high_ns = how(result.low_ns, part.low_ns), how(result.high_ns, part.high_ns)
+        result = CollectiveTimes(how(result.ns, part.ns), low_ns, high_ns, result.inside & part.inside)
     return result
 
 
@@ -81,16 +57,11 @@ class Spanning:
 
     def times(self, messages: Messages) -> CollectiveTimes:
         """How long collectives of this group take by themselves; all messages have its rank count."""
-        columns = [np.empty(len(messages)) for _ in range(3)]
-        inside = np.empty(len(messages), dtype=np.bool_)
-        for index in np.unique(messages.kind):
-            rows = np.flatnonzero(messages.kind == index)
-            result = self._of_kind(KINDS[index], messages.take(rows))
-            for column, values in zip(columns, (result.ns, result.low_ns, result.high_ns), strict=True):
-                column[rows] = values
-            inside[rows] = result.inside
+        kinds = ((KINDS[index], np.flatnonzero(messages.kind == index)) for index in np.unique(messages.kind))
+        parts = ((rows, self._of_kind(kind, messages.take(rows))) for kind, rows in kinds)
+        result = CollectiveTimes.joined(len(messages), parts)
         growth = _SPANNING * max(1.0, float(np.log2(self.placed.nodes)))
-        return _widened(CollectiveTimes(columns[0], columns[1], columns[2], inside), growth, inside & self.placed.even)
+        return result.widened(growth, result.inside & self.placed.even)
 
     def _of_kind(self, kind: str, messages: Messages) -> CollectiveTimes:
         if kind == "all_to_all":
@@ -117,11 +88,11 @@ class Spanning:
 
     def _hierarchical(self, kind: str, messages: Messages) -> CollectiveTimes:
         """Within nodes, then across them over each card, then within nodes again."""
-        parts = [self._across(kind, messages, 1 / self.placed.cards)]
         within = {"all_reduce": ("reduce_scatter", "all_gather")}.get(kind, (kind,))
-        if isinstance(self.inner, TierModel) and not any(self.inner.measured_ranks(item) for item in _BOTH_WAYS):
+        if self.inner is not None and not any(map(self.inner.knows, _BOTH_WAYS)):
             within = ("all_reduce",)  # it moves at least as much as either
-        return _merged(np.add, *parts, *(self._inside(item, messages) for item in within))
+        across = self._across(kind, messages, 1 / self.placed.cards)
+        return _merged(np.add, across, *(self._inside(item, messages) for item in within))
 
     def _ring(self, kind: str, messages: Messages) -> CollectiveTimes:
         """Rings through all ranks, one per card."""
@@ -135,29 +106,24 @@ class Spanning:
         slower = _merged(np.maximum, self._inside(kind, messages, inner), self._across(kind, messages, outer))
         nothing = messages.take(np.zeros(1, dtype=np.intp)) if len(messages) else messages
         start = _merged(np.minimum, self._inside(kind, nothing, 0.0), self._across(kind, nothing, 0.0))
-        return CollectiveTimes(
-            slower.ns + start.ns, slower.low_ns + start.low_ns, slower.high_ns + start.high_ns, slower.inside
-        )
+        return replace(_merged(np.add, slower, start), inside=slower.inside)
 
-    def _inside(self, kind: str, messages: Messages, part: float = 1.0, ranks: int | None = None) -> CollectiveTimes:
+    def _inside(self, kind: str, messages: Messages, part: float = 1.0) -> CollectiveTimes:
         if self.inner is None or self.placed.per_node == 1:
-            none = np.zeros(len(messages))
-            return CollectiveTimes(none, none, none, np.ones(len(messages), dtype=np.bool_))
-        count = self.placed.per_node if ranks is None else ranks
-        return self._ask(self.inner, kind, count, messages, part * self.placed.sharing_inside)
+            return CollectiveTimes.joined(len(messages))
+        return self._ask(self.inner, kind, self.placed.per_node, messages, part * self.placed.sharing_inside)
 
     def _across(self, kind: str, messages: Messages, part: float = 1.0, ranks: int | None = None) -> CollectiveTimes:
         count, part = self.placed.nodes if ranks is None else ranks, part * self.placed.sharing
-        other = _answered_by(self.network, kind)
+        other = next((item for item in (kind, *_STAND_INS[kind]) if self.network.knows(item)), kind)
         if other == kind:
             return self._ask(self.network, kind, count, messages, part)
         moved = 0.0 if kind == "barrier" else moved_share(kind, count) / moved_share(other, count)
         result = self._ask(self.network, other, count, messages, part * moved)
-        return _widened(result, _STAND_IN, np.zeros(len(messages), dtype=np.bool_))
+        return result.widened(_STAND_IN, np.zeros(len(messages), dtype=np.bool_))
 
     def _ask(self, model: Tier, kind: str, ranks: int, messages: Messages, part: float) -> CollectiveTimes:
         """So much of each message among so many; on links that other groups use meanwhile it is as if there were more."""
         kinds = np.full(len(messages), KINDS.index(kind), dtype=np.intp)
         counts = np.full(len(messages), ranks, dtype=np.intp)
-        asked = scaled(messages, part)
-        return model.times(Messages(kinds, counts, asked.bytes, asked.load, asked.pairs))
+        return model.times(replace(messages.scaled(part), kind=kinds, ranks=counts))

@@ -7,7 +7,7 @@ Of links of which only a data sheet is known, an `AnalyticTier` answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import Any
@@ -125,6 +125,20 @@ class CollectiveTimes:
     high_ns: Floats
     inside: npt.NDArray[np.bool_]
 
+    @classmethod
+    def joined(cls, count: int, parts: Iterable[tuple[Places, CollectiveTimes]] = ()) -> CollectiveTimes:
+        """So many messages, some of them at their places; all others take no time, as groups of one rank do."""
+        result = cls(np.zeros(count), np.zeros(count), np.zeros(count), np.ones(count, dtype=np.bool_))
+        for places, part in parts:
+            result.ns[places], result.low_ns[places], result.high_ns[places] = part.ns, part.low_ns, part.high_ns
+            result.inside[places] = part.inside
+        return result
+
+    def widened(self, by: float, inside: npt.NDArray[np.bool_]) -> CollectiveTimes:
+        """With an interval that is wider at either end, in ln of time."""
+        factor = np.exp(by)
+        return CollectiveTimes(self.ns, self.low_ns / factor, self.high_ns * factor, inside)
+
 
 @dataclass(frozen=True)
 class _Law:
@@ -147,26 +161,23 @@ class TierModel:
 
     def times(self, messages: Messages) -> CollectiveTimes:
         """How long each takes by itself; a group of one rank takes no time."""
-        result, low, high = (np.zeros(len(messages)) for _ in range(3))
-        inside = np.ones(len(messages), dtype=np.bool_)
-        for kind, ranks, places in groups(messages):
-            if ranks <= 1:
-                continue
-            law = self._law(kind, ranks)
-            sizes = (messages.load if kind == "all_to_all" else messages.bytes)[places]
-            if kind == "barrier" and law.kind != kind:
-                sizes = np.full(len(sizes), _BARRIER_BYTES)
-            times = law.curve.ns(sizes)
-            if kind == "all_to_all":
-                times = times * self._exchange(messages.take(places), ranks)
-            away = _octaves_outside(law.curve, sizes)
-            ends = self.residuals.get(law.kind, _UNKNOWN)
-            wider = np.exp(law.wider + _BEYOND_BYTES * away)
-            result[places] = times
-            low[places] = times * (np.exp(min(ends[0], 0.0)) / wider)
-            high[places] = times * (np.exp(max(ends[1], 0.0)) * wider)
-            inside[places] = law.measured & (away == 0)
-        return CollectiveTimes(result, low, high, inside)
+        many = ((places, self._alike(kind, ranks, messages, places)) for kind, ranks, places in groups(messages) if ranks > 1)
+        return CollectiveTimes.joined(len(messages), many)
+
+    def _alike(self, kind: str, ranks: int, messages: Messages, places: Places) -> CollectiveTimes:
+        """Of one kind and rank count."""
+        law = self._law(kind, ranks)
+        sizes = (messages.load if kind == "all_to_all" else messages.bytes)[places]
+        if kind == "barrier" and law.kind != kind:
+            sizes = np.full(len(sizes), _BARRIER_BYTES)
+        times = law.curve.ns(sizes)
+        if kind == "all_to_all":
+            times = times * self._exchange(messages.take(places), ranks)
+        away = _octaves_outside(law.curve, sizes)
+        low, high = self.residuals.get(law.kind, _UNKNOWN)
+        wider = np.exp(law.wider + _BEYOND_BYTES * away)
+        low_ns, high_ns = times * (np.exp(min(low, 0.0)) / wider), times * (np.exp(max(high, 0.0)) * wider)
+        return CollectiveTimes(times, low_ns, high_ns, law.measured & (away == 0))
 
     def _exchange(self, messages: Messages, ranks: int) -> Floats:
         """What exchanges take of even ones of their load whose parts are whole."""
@@ -177,23 +188,25 @@ class TierModel:
         """Which rank counts a kind has curves for, ascending."""
         return tuple(sorted(ranks for item, ranks in self.curves if item == kind))
 
+    def knows(self, kind: str) -> bool:
+        """Whether a kind was measured at any rank count."""
+        return bool(self.measured_ranks(kind))
+
     def _law(self, kind: str, ranks: int) -> _Law:
         counts = self.measured_ranks(kind)
-        if not counts and kind in _STAND_INS and self.measured_ranks(_STAND_INS[kind][0]):
+        if not counts and kind in _STAND_INS and self.knows(_STAND_INS[kind][0]):
             other, wider = _STAND_INS[kind]
             law = self._law(other, ranks)
             return _Law(law.curve, other, False, law.wider + wider)
         if not counts:
-            raise InputError(f"no {kind} was measured on these links; there are {self._said()}")
+            ranks_of = {item: ", ".join(map(str, self.measured_ranks(item))) for item in KINDS if self.knows(item)}
+            there = ", ".join(f"{item} ({counts_of} ranks)" for item, counts_of in ranks_of.items()) or "none"
+            raise InputError(f"no {kind} was measured on these links; there are {there}")
         if ranks in counts:
             return _Law(self.curves[kind, ranks], kind, True, 0.0)
         away = min(abs(log2(ranks / count)) for count in counts)
         wider = away * (_BETWEEN_RANKS if counts[0] < ranks < counts[-1] else _BEYOND_RANKS)
         return _Law(_other_ranks(kind, ranks, {count: self.curves[kind, count] for count in counts}), kind, False, wider)
-
-    def _said(self) -> str:
-        kinds = [kind for kind in KINDS if self.measured_ranks(kind)]
-        return ", ".join(f"{kind} ({', '.join(map(str, self.measured_ranks(kind)))} ranks)" for kind in kinds) or "none"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -352,6 +365,10 @@ class AnalyticTier:
                 latency_ns = self.latency_ns * _steps(kind, ranks)
                 ns[places] = latency_ns + moving_ns + _TRANSITION * np.sqrt(latency_ns * moving_ns)
         return CollectiveTimes(ns, ns / _FACTOR, ns * _FACTOR, messages.ranks <= 1)
+
+    def knows(self, kind: str) -> bool:
+        """A data sheet answers for all kinds."""
+        return kind in KINDS
 
 
 def _steps(kind: str, ranks: int) -> float:

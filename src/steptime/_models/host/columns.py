@@ -8,15 +8,13 @@ whole, launches included.
 
 Where launches lie within a piece the measured costs do not say: shares seen in recorded steps divide them (`_OPS`,
 `_COLLECTIVES`). What a function launches besides the ops in it comes after those: they allocate what it works on.
-
-
-from __future__ import annotations"""
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -31,53 +29,6 @@ from steptime._program.program import Phase, Program
 from steptime._program.table import KindColumn, SmallColumn
 from steptime.errors import InputError
 
-# Class names as the label of a step has them -> the measured optimiser.
-_KINDS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad", "RowwiseAdagrad": "rowwise_adagrad"}
-# What is called once for each parameter whose gradient holds looked-up rows only.
-_PER_SPARSE = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
-
-
-def optimizer_cost(
-    model: HostModel, label: str, inside: Sequence[tuple[str, int]], nested: frozenset[str] = frozenset()
-) -> tuple[HostCost, str]:
-    """The cost of a step and, where it is that of another optimiser, which one is missing.
-
-    `inside`: the ops that the step calls, each with how many tensors it works on; `nested`: names of those inside them.
-    """
-    name = label.partition("#")[2].partition(".")[0]
-    kind = _KINDS.get(name, "")
-    way, count = _way(inside)
-    if kind == "sgd" and any(op.startswith("aten::_foreach_mul") for op, _ in inside):
-        kind = "sgd_momentum"
-    if kind in _PER_SPARSE and way == "for_loop" and "aten::_values" in nested:
-        way, count = "sparse", sum(op == _PER_SPARSE[kind] for op, _ in inside)
-    measured = f"{kind}_{way}"
-    if f"optimizer_step {measured}" in model.around:
-        return _cost(model, measured, count), ""
-    return _cost(model, f"adam_{way}", count), f"optimiser {name or label}"
-
-
-def zero_grad_cost(model: HostModel, parameters: int) -> HostCost:
-    """Clearing the gradients of so many parameters by letting go of them, which is PyTorch's default."""
-    each, fixed = model.mechanism("zero_grad", "to_none"), model.mechanism("zero_grad_fixed", "to_none")
-    return each.times(parameters) + fixed
-
-
-def _way(inside: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    """How it works on its parameters, and how many there are."""
-    fused = [count for op, count in inside if op.startswith("aten::_fused_")]
-    lists = [count for op, count in inside if op.startswith("aten::_foreach_")]
-    if fused:
-        return "fused", sum(fused)
-    if lists:
-        return "foreach", max(lists)
-    return "for_loop", max(1, sum(op.startswith("aten::add") for op, _ in inside))
-
-
-def _cost(model: HostModel, measured: str, count: int) -> HostCost:
-    return model.mechanism("optimizer_step", measured).times(count) + model.mechanism("optimizer_step_fixed", measured)
-
-
 FloatColumn = npt.NDArray[np.float64]
 
 _ENGINE = "autograd::engine::evaluate_function"
@@ -91,6 +42,10 @@ _CALLS = {
     "reduce_scatter": "reduce_scatter_tensor", "broadcast": "broadcast",
 }  # fmt: skip
 
+# Class names as the label of a step has them -> the measured optimiser.
+_OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad", "RowwiseAdagrad": "rowwise_adagrad"}
+# What is called once for each parameter whose gradient holds looked-up rows only.
+_PER_SPARSE = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
 
 # Of the CPU's work, what may be of ops never measured without a word: less than steps repeat to.
 WORTH_SAYING = 0.03
@@ -118,7 +73,7 @@ class Piece(IntEnum):
     STREAM_WAIT = 14  # waiting for one, which only orders streams
 
 
-class Division(NamedTuple):
+class LaunchDivision(NamedTuple):
     """How CPU work lies about launches: weights of what is before the first, between each two, and after the last."""
 
     before: float
@@ -130,9 +85,9 @@ class Division(NamedTuple):
 # launch 81 to 85 % lie before it (medians over 2,250 ops), of one with two 81 to 89 % before and 6 to 8 % between (741 ops);
 # an optimiser's step with one launch has 84 % before it, one with 14 has 42 % before and 53 % between (the rule: 41 and 51).
 # It is wrong for those with 3 and 5 launches, which have 21 and 37 % before the first (the rule: 72 and 64).
-_OPS = Division(0.84, 0.08, 0.16)
+_OPS = LaunchDivision(0.84, 0.08, 0.16)
 # There, of the 204 calls of collectives 60 to 65 % lie before the launch (medians of three examples).
-_COLLECTIVES = Division(0.63, 0.0, 0.37)
+_COLLECTIVES = LaunchDivision(0.63, 0.0, 0.37)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,72 +122,56 @@ class HostColumns:
         return result
 
 
-Launches = Mapping[str, float] | Sequence[float]
-"""How many kernels, copies and memsets ops launch themselves: per name of an op, all its calls in a step; or per row of ops."""
+def host_columns(program: Program, model: HostModel, launches: Sequence[float] | None = None) -> HostColumns:
+    """What the host spends on a program, in order.
 
-
-def host_columns(program: Program, model: HostModel, launches: Launches | None = None) -> HostColumns:
-    """What the host spends on a program, in order. Without `launches` each op launches as many as it usually does."""
+    `launches`: how many kernels, copies and memsets each op launches itself; without them, as many as it usually does.
+    """
     if not len(program.ops):
         raise InputError(f"{program.source or f'rank {program.rank}'}: holds no ops, so that nothing can be said of its host")
-    kept: tuple[HostModel, Launches | None, HostColumns] | None = program.derived.get(HostColumns)
-    if kept is None or kept[0] is not model or kept[1] != launches:
-        kept = program.derived[HostColumns] = (model, launches, _walked(program, model, launches))
-    return kept[2]
+    known: tuple[HostModel, Sequence[float] | None, HostColumns] | None = program.derived.get(HostColumns)
+    if known is None or known[0] is not model or known[1] != launches:
+        walk = _HostWalk(program, model, launches)
+        for row in walk.table.outermost():
+            walk.visit(row)
+        known = program.derived[HostColumns] = (model, launches, walk.columns())
+    return known[2]
 
 
-def _walked(program: Program, model: HostModel, launches: Launches | None) -> HostColumns:
-    walk = _Walk(program, model, launches)
-    for row in walk.table.outermost():
-        walk.visit(row)
-    return walk.columns()
-
-
-class _Found(NamedTuple):
+class _Spent(NamedTuple):
     piece: Piece
     row: int
     cost: HostCost
     launches: float
-    division: Division
+    division: LaunchDivision
 
 
-@dataclass
-class _Walk:
-    program: Program
-    model: HostModel
-    given: Launches | None
-    found: list[_Found] = field(default_factory=list)
-    unknown: Counter[str] = field(default_factory=Counter)
-    unknown_ns: float = 0.0  # what of the CPU's work is that of ops never measured
-    called: set[tuple[int, int, str]] = field(default_factory=set)
-    backward: set[int] = field(default_factory=set)  # steps whose backward pass has begun
+class _HostWalk:
+    """Visits the ops of a program in order and notes what each piece costs."""
 
-    def __post_init__(self) -> None:
-        self.table = table = op_table(self.program)
-        self.steps = max(1, len(self.program.steps))
+    def __init__(self, program: Program, model: HostModel, launches: Sequence[float] | None) -> None:
+        self.program, self.model, self.launches = program, model, launches
+        self.table = table = op_table(program)
         self.names, self.children, self.phases = table.names, table.children, table.phases
-        self.around_itself = frozenset(table.same_inside)
-        self.own = self._own()
+        self.spent: list[_Spent] = []
+        self.unknown: Counter[str] = Counter()
+        self.unknown_ns = 0.0  # what of the CPU's work is that of ops never measured
+        self.called: set[tuple[int, int, str]] = set()
+        self.backward: set[int] = set()  # steps whose backward pass has begun
 
-    def _own(self) -> Sequence[float]:
-        """Launches of each op itself. By name: the step's over its calls, an op around itself not counted."""
-        if not isinstance(self.given, Mapping):
-            return [0.0] * len(self.names) if self.given is None else self.given
-        calls = Counter(name for row, name in enumerate(self.names) if row not in self.around_itself)
-        each = {name: count / (calls[name] / self.steps) for name, count in self.given.items() if calls[name]}
-        return [0.0 if row in self.around_itself else each.get(name, 0.0) for row, name in enumerate(self.names)]
-
-    def add(self, piece: Piece, row: int, cost: HostCost, launches: float = 0.0, division: Division = _OPS) -> None:
-        self.found.append(_Found(piece, row, cost, launches, division))
+    def add(self, piece: Piece, row: int, cost: HostCost, launches: float = 0.0, division: LaunchDivision = _OPS) -> None:
+        self.spent.append(_Spent(piece, row, cost, launches, division))
 
     def columns(self) -> HostColumns:
         ops = self.program.ops
-        piece = np.array([item.piece for item in self.found], dtype=np.int8)
-        rows = np.array([item.row for item in self.found], dtype=np.int32)
-        cpu_ns = np.array([item.cost.cpu_ns for item in self.found], dtype=np.float64)
-        launches = np.array([item.launches for item in self.found], dtype=np.float64)
-        weights = np.array([item.division for item in self.found], dtype=np.float64).reshape(-1, 3)
-        before_ns, between_ns, after_ns = _divided(cpu_ns, launches, weights)
+        piece = np.array([item.piece for item in self.spent], dtype=np.int8)
+        rows = np.array([item.row for item in self.spent], dtype=np.int32)
+        cpu_ns = np.array([item.cost.cpu_ns for item in self.spent], dtype=np.float64)
+        launches = np.array([item.launches for item in self.spent], dtype=np.float64)
+        weights = np.array([item.division for item in self.spent], dtype=np.float64).reshape(-1, 3)
+        # Before the first launch, between launches and after the last one; less than one launch counts as one.
+        weights *= np.stack([np.ones_like(launches), np.maximum(launches - 1.0, 0.0), launches > 0.0], axis=1)
+        between_ns, after_ns = (cpu_ns * weights[:, index] / weights.sum(axis=1) for index in (1, 2))
         call = piece == Piece.BACKWARD_CALL
         main = next((number for number, thread in enumerate(self.program.threads) if thread.role == "main"), None)
         return HostColumns(
@@ -242,17 +181,17 @@ class _Walk:
             phase=np.where(call, np.int8(Phase.BACKWARD), ops.phase[rows]),
             step=ops.step[rows],
             cpu_ns=cpu_ns,
-            launch_ns=np.array([item.cost.launch_ns for item in self.found], dtype=np.float64),
+            launch_ns=np.array([item.cost.launch_ns for item in self.spent], dtype=np.float64),
             launches=launches,
-            before_ns=before_ns,
+            before_ns=cpu_ns - between_ns - after_ns,
             between_ns=between_ns,
             after_ns=after_ns,
-            steps=self.steps,
+            steps=max(1, len(self.program.steps)),
             warnings=self._warnings(),
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        if not self.unknown or self.unknown_ns < WORTH_SAYING * sum(item.cost.cpu_ns for item in self.found):
+        if not self.unknown or self.unknown_ns < WORTH_SAYING * sum(item.cost.cpu_ns for item in self.spent):
             return ()
         most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5))
         return (f"host costs of {len(self.unknown)} ops were never measured and are those of their class: {most}",)
@@ -284,13 +223,15 @@ class _Walk:
         name = self.names[row]
         if name.startswith("Optimizer.step"):
             inside = [(self.names[child], self.table.arguments[child].longest_list) for child in self.children[row]]
-            cost, note = optimizer_cost(self.model, name, inside, frozenset(self._nested(row)))
+            cost, unknown = _optimizer_cost(self.model, name, inside, frozenset(self._nested(row)))
             self.add(Piece.OPTIMIZER_STEP, row, cost, self._all_launches(row))
-            if note:
-                self.unknown[note] += 1
+            if unknown:
+                self.unknown[unknown] += 1
                 self.unknown_ns += cost.cpu_ns
         elif name.startswith("Optimizer.zero_grad"):
-            self.add(Piece.ZERO_GRAD, row, zero_grad_cost(self.model, self._parameters()), self._all_launches(row))
+            # By letting go of gradients, which is PyTorch's default.
+            cost = self.model.mechanism("zero_grad", "to_none", self._parameters())
+            self.add(Piece.ZERO_GRAD, row, cost, self._all_launches(row))
         else:
             self._python(row)
 
@@ -316,7 +257,7 @@ class _Walk:
         else:
             own = self._own_launches(row, python=_is_python(name))
             self._inside(row)
-            self.found += own
+            self.spent += own
 
     def _python(self, row: int) -> None:
         """A function written in Python, or a label: what it calls, and the call itself where it stands for a function."""
@@ -324,7 +265,7 @@ class _Walk:
             self.add(Piece.FUNCTION, row, self.model.mechanism("python_function", "forward"))
         own = self._own_launches(row, python=True)
         self._inside(row)
-        self.found += own
+        self.spent += own
 
     def _inside(self, row: int) -> None:
         for child in self.children[row]:
@@ -335,7 +276,7 @@ class _Walk:
 
     def _wraps(self, row: int) -> bool:
         """Whether an op costs and launches what those inside it do."""
-        return bool(self.children[row]) and (self.names[row] not in self.model.ops or row in self.around_itself)
+        return bool(self.children[row]) and (self.names[row] not in self.model.ops or row in self.table.same_inside)
 
     def _op(self, row: int, *, outermost: bool = False) -> None:
         name = self.names[row]
@@ -346,7 +287,7 @@ class _Walk:
             own = self._own_launches(row, python=False)
             for child in self.children[row]:
                 self._op(child)
-            self.found += own
+            self.spent += own
             return
         cost, measured = self.model.op(name)
         tensors = self.table.arguments[row].longest_list if self.table.kinds[row].host_class is HostClass.FOREACH else 0
@@ -359,39 +300,34 @@ class _Walk:
         self.add(Piece.OP, row, HostCost(own_ns, self.model.launch_ns * count).times(self._coldness(row)), count)
 
     def _collective(self, row: int) -> None:
-        kind = _CALLS.get(collective_kind(self.names[row]), "")
-        known = f"collective_call {kind}" in self.model.around
-        cost = (
-            self.model.mechanism("collective_call", kind)
-            if known
-            else HostCost(self.model.classes[HostClass.COLLECTIVE].cpu_ns)
-        )
+        call = f"collective_call {_CALLS.get(collective_kind(self.names[row]), '')}"
+        cost = self.model.around.get(call, HostCost(self.model.classes[HostClass.COLLECTIVE].cpu_ns))
         # Waiting for a collective is recorded under the same name and only orders streams.
         if self.children[row] or self.names[row].startswith("c10d::"):
             self.add(Piece.COLLECTIVE, row, cost, 1.0, _COLLECTIVES)
         elif self.names[row] == "record_param_comms":
             self.add(Piece.STREAM_WAIT, row, self.model.mechanism("stream_wait", "stream_wait"))
 
-    def _own_launches(self, row: int, *, python: bool) -> list[_Found]:
+    def _own_launches(self, row: int, *, python: bool) -> list[_Spent]:
         """What an op launches besides the ops in it; Python's own launches take several times as long, before each of them."""
-        count = self.own[row]
+        count = 0.0 if self.launches is None else self.launches[row]
         if not count:
             return []
         cost = self.model.mechanism("table_batched", "forward_sgd") if python else HostCost(0.0, self.model.launch_ns)
         coldness = self._coldness(row)
         cost = cost.times(count - 1.0 + coldness)
-        return [_Found(Piece.OWN_LAUNCHES, row, cost, count, Division(coldness, 1.0, 0.0))]
+        return [_Spent(Piece.OWN_LAUNCHES, row, cost, count, LaunchDivision(coldness, 1.0, 0.0))]
 
     def _launches(self, row: int) -> float:
         """Launches of an op that is charged as a whole."""
-        if self.given is not None:
-            return self._given(row)
+        if self.launches is not None:
+            return self._known_launches(row, self.launches)
         return 0.0 if self.table.arguments[row].on_cpu else self.model.op(self.names[row])[0].launches
 
     def _all_launches(self, row: int) -> float:
-        """Launches of all ops within one whose cost was measured as a whole; of itself where they are given."""
-        if self.given is not None:
-            return self._given(row)
+        """Launches of all ops within one whose cost was measured as a whole; of itself too where they are known."""
+        if self.launches is not None:
+            return self._known_launches(row, self.launches)
         inside = self.children[row]
         return sum(self._all_launches(child) if self._wraps(child) else self._launches(child) for child in inside)
 
@@ -403,8 +339,8 @@ class _Walk:
         self.called.add(key)
         return self.model.first_call
 
-    def _given(self, row: int) -> float:
-        return self.own[row] + sum(self._given(child) for child in self.children[row])
+    def _known_launches(self, row: int, launches: Sequence[float]) -> float:
+        return launches[row] + sum(self._known_launches(child, launches) for child in self.children[row])
 
     def _nested(self, row: int) -> Iterator[str]:
         for child in self.children[row]:
@@ -417,13 +353,31 @@ class _Walk:
         return self.names.count(_ACCUMULATE) // max(1, clears)
 
 
-def _divided(cpu_ns: FloatColumn, launches: FloatColumn, weights: FloatColumn) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """CPU work before the first launch, between launches and after the last one; less than one launch counts as one."""
-    weights = weights * np.stack([np.ones_like(launches), np.maximum(launches - 1.0, 0.0), launches > 0.0], axis=1)
-    between_ns, after_ns = (cpu_ns * weights[:, index] / weights.sum(axis=1) for index in (1, 2))
-    return cpu_ns - between_ns - after_ns, between_ns, after_ns
-
-
 def _is_python(name: str) -> bool:
     """Whether a node's function is written in Python: built-in ones end in a number (AddmmBackward0)."""
     return name.endswith("Backward") or not name[-1:].isdigit()
+
+
+def _optimizer_cost(
+    model: HostModel, label: str, inside: Sequence[tuple[str, int]], nested: frozenset[str]
+) -> tuple[HostCost, str]:
+    """The cost of an optimiser's step and, where it is that of another one, which one is missing.
+
+    `inside`: the ops that the step calls, each with how many tensors it works on; `nested`: names of those inside them.
+    """
+    name = label.partition("#")[2].partition(".")[0]
+    kind = _OPTIMIZERS.get(name, "")
+    if kind == "sgd" and any(op.startswith("aten::_foreach_mul") for op, _ in inside):
+        kind = "sgd_momentum"
+    fused, lists = ([count for op, count in inside if op.startswith(way)] for way in ("aten::_fused_", "aten::_foreach_"))
+    if fused:
+        way, count = "fused", sum(fused)
+    elif lists:
+        way, count = "foreach", max(lists)
+    elif kind in _PER_SPARSE and "aten::_values" in nested:
+        way, count = "sparse", sum(op == _PER_SPARSE[kind] for op, _ in inside)
+    else:
+        way, count = "for_loop", max(1, sum(op.startswith("aten::add") for op, _ in inside))
+    if f"optimizer_step {kind}_{way}" in model.around:
+        return model.mechanism("optimizer_step", f"{kind}_{way}", count), ""
+    return model.mechanism("optimizer_step", f"adam_{way}", count), f"optimiser {name or label}"

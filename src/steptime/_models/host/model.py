@@ -14,7 +14,7 @@ from pathlib import Path
 
 import steptime
 from steptime._files import write_output
-from steptime._hardware.description import Range
+from steptime._hardware.description import Catalogue, Range
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime.errors import InputError
 
@@ -96,10 +96,6 @@ class ProfilerCost:
     per_launch_ns: float
     stretch: Mapping[str, float] = field(default_factory=dict)
 
-    def added_ns(self, ops: float, launches: float, speed: Speed) -> float:
-        """What a recording of so many ops and launches has too much on a host of this speed."""
-        return speed.time_ns(HostCost(ops * self.per_op_ns, launches * self.per_launch_ns))
-
 
 @dataclass(frozen=True)
 class HostModel:
@@ -118,8 +114,10 @@ class HostModel:
     first_call: float = 1.0  # how many times as long the first call of an op takes in each phase of a step
     schema_version: int = SCHEMA_VERSION
 
-    def mechanism(self, kind: str, op: str) -> HostCost:
-        """The cost of a mechanism, or an error that says which one is missing."""
+    def mechanism(self, kind: str, op: str, count: int | None = None) -> HostCost:
+        """The cost of a mechanism, or an error that says which one is missing; with a count, of so many and what is fixed."""
+        if count is not None:
+            return self.mechanism(kind, op).times(count) + self.mechanism(f"{kind}_fixed", op)
         try:
             return self.around[f"{kind} {op}"]
         except KeyError:
@@ -167,25 +165,12 @@ class HostModel:
         missing = [name.value for name in HostClass if name not in self.classes]
         if missing:
             raise InputError(f"{where}: no cost of ops of the class {missing[0]!r}; fit it again")
-        costs = {
-            "reference_cpu_ns": self.reference_cpu_ns,
-            "reference_launch_ns": self.reference_launch_ns,
-            "launch_ns": self.launch_ns,
-            "binding_ns": self.binding_ns,
-            "first_call": self.first_call,
-        }
-        for name, cost in (*self.ops.items(), *self.classes.items()):
-            costs |= {
-                f"{name}: cpu_ns": cost.cpu_ns,
-                f"{name}: per_tensor_ns": cost.per_tensor_ns,
-                f"{name}: launches": cost.launches,
-            }
-        for name, around in self.around.items():
-            costs |= {f"{name}: cpu_ns": around.cpu_ns, f"{name}: launch_ns": around.launch_ns}
-        for name, burst in self.bursts.items():
-            costs |= {f"{name}: time_ns": burst.time_ns, f"{name}: launch_ns": burst.launch_ns}
-        for key, value in costs.items():
-            _COST.check(f"{where}: {key}", value)
+        for key in ("reference_cpu_ns", "reference_launch_ns", "launch_ns", "binding_ns", "first_call"):
+            _COST.check(f"{where}: {key}", getattr(self, key))
+        for costs in (self.ops, self.classes, self.around, self.bursts):
+            for name, cost in costs.items():
+                for key in cost.__slots__:
+                    _COST.check(f"{where}: {name}: {key}", getattr(cost, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +178,13 @@ class _Version:
     schema_version: int
 
 
-def shipped_host(name: str) -> HostModel:
-    """A host that comes with the package."""
-    path = FOLDER / f"{name}.json"
-    if not path.exists():
-        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json"))) or "none"
-        raise InputError(f"no host is called {name!r}; there are {known}")
-    return _shipped(path)
+HOSTS = Catalogue("host", FOLDER, ".json")
+
+
+def read_host(name: str) -> HostModel:
+    """A shipped host by its name, or one of the user's by the path of its JSON file."""
+    file = HOSTS.file(name)
+    return _shipped(file) if file.parent == FOLDER else HostModel.load(file)
 
 
 _shipped = cache(HostModel.load)  # files of the package stay as they are

@@ -5,14 +5,16 @@ The sum over the pieces in which the host spends it (`columns`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from steptime._models.host.columns import HostColumns, Launches, Piece, host_columns
+from steptime._models.host.columns import HostColumns, Piece, host_columns
 from steptime._models.host.model import STEP, HostCost, HostModel, Speed
+from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program
 
 
@@ -53,21 +55,26 @@ class HostTime:
             result[phase] += speed.time_ns(cost)
         return result
 
-    def part_ns(self, speed: Speed = STEP) -> dict[Part, float]:
-        """Nanoseconds of every part."""
-        result = dict.fromkeys(Part, 0.0)
-        for (_, part), cost in self.costs.items():
-            result[part] += speed.time_ns(cost)
-        return result
-
     def total_ns(self, speed: Speed = STEP) -> float:
         """Nanoseconds of the step: forward and backward take turns, so that they add up."""
         return sum(self.phase_ns(speed).values())
 
 
-def host_time(program: Program, model: HostModel, launches: Launches | None = None) -> HostTime:
+def columns_of(program: Program, model: HostModel, launches: Mapping[str, float] | None = None) -> HostColumns:
+    """Host time with so many launches of all calls of an op in a step, an op around itself not counted."""
+    if launches is None:
+        return host_columns(program, model)
+    table = op_table(program)
+    calls = Counter(name for row, name in enumerate(table.names) if row not in table.same_inside)
+    steps = max(1, len(program.steps))
+    each = {name: count / (calls[name] / steps) for name, count in launches.items() if calls[name]}
+    by_row = [0.0 if row in table.same_inside else each.get(name, 0.0) for row, name in enumerate(table.names)]
+    return host_columns(program, model, by_row)
+
+
+def host_time(program: Program, model: HostModel, launches: Mapping[str, float] | None = None) -> HostTime:
     """What one step of a program costs the host. Without `launches` each op launches as many as it usually does."""
-    return summed(host_columns(program, model, launches))
+    return summed(columns_of(program, model, launches))
 
 
 def summed(columns: HostColumns) -> HostTime:
