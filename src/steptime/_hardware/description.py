@@ -44,7 +44,7 @@ MOST_RANKS = 1 << 17  # more than any machine has; what is counted rank by rank 
 _BANDWIDTH = Range(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)")
 _PEAK = Range(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)")
 _TIME = Range(0, 1e9, "nanoseconds (5 us are 5e3)")
-FRACTION = Range(1e-3, 1.0, "of what the data sheet has")
+_FRACTION = Range(1e-3, 1.0, "of what the data sheet has")
 RANGES: Mapping[str, Range] = {
     "sms": Range(1, 1e4, "SMs"),
     "threads_per_sm": Range(32, 1e5, "threads"),
@@ -61,27 +61,27 @@ RANGES: Mapping[str, Range] = {
     "release_ns": _TIME,
     "return_ns": _TIME,
     "spacing_ns": _TIME,
-    "peak": FRACTION,
-    "bandwidth": FRACTION,
-    "host_bandwidth": FRACTION,
+    "peak": _FRACTION,
+    "bandwidth": _FRACTION,
+    "host_bandwidth": _FRACTION,
+    "fraction": _FRACTION,
+    "feature": Range(1e-6, 1e18, "the unit that its name says"),
 }
-"""By key; every other key of a device is a peak rate."""
-
-FEATURE = Range(1e-6, 1e18, "the unit that its name says")
+"""By key, or by what several keys are; every other key of a device is a peak rate."""
 
 
-def quantity(file: Path, table: object, key: str, expected: Range | None = None) -> Quantity:
-    """A number of a table with its source, within its range."""
+def quantity(file: Path, table: object, key: str, like: str | None = None) -> Quantity:
+    """A number of a table with its source, within the range of its key, or of the one that it is like."""
     entry = table.get(key) if isinstance(table, Mapping) else None
     if not isinstance(entry, Mapping) or "value" not in entry or not entry.get("source"):
         raise InputError(f"{file}: {key} needs a value and its source, as in {key} = {{ value = 1, source = '...' }}")
-    value = (expected or RANGES.get(key, _PEAK)).check(f"{file}: {key}", entry["value"])
+    value = RANGES.get(like or key, _PEAK).check(f"{file}: {key}", entry["value"])
     return Quantity(value, str(entry["source"]))
 
 
-def quantities(file: Path, table: object, keys: Iterable[str], expected: Range | None = None) -> dict[str, Any]:
+def quantities(file: Path, table: object, keys: Iterable[str], like: str | None = None) -> dict[str, Any]:
     """Several of them by key, as the fields of what they describe."""
-    return {key: quantity(file, table, key, expected) for key in keys}
+    return {key: quantity(file, table, key, like) for key in keys}
 
 
 def subtable(file: Path, table: Mapping[str, Any], key: str, expected: str, *, within: str = "") -> Mapping[str, Any]:

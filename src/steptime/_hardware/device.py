@@ -13,18 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import steptime
-from steptime._hardware.description import (
-    FEATURE,
-    FRACTION,
-    RANGES,
-    Catalogue,
-    Quantity,
-    is_file,
-    quantities,
-    quantity,
-    read_toml,
-    subtable,
-)
+from steptime._hardware.description import Catalogue, Quantity, is_file, quantities, quantity, read_toml, subtable
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -237,7 +226,7 @@ def _dispatch(file: Path, content: Mapping[str, Any]) -> Dispatch:
     spacing = table.get("spacing_ns") if isinstance(table, Mapping) else None
     if not isinstance(spacing, Mapping) or "1" not in spacing or not all(share.isdecimal() for share in spacing):
         raise InputError(f"{file}: dispatch.spacing_ns is {spacing!r}, expected a table by shares of the device, 1 among them")
-    by_share = quantities(file, spacing, spacing, RANGES["spacing_ns"])
+    by_share = quantities(file, spacing, spacing, "spacing_ns")
     return Dispatch(
         **quantities(file, table, ("latency_ns", "release_ns", "return_ns")),
         spacing_ns={int(share): value for share, value in by_share.items()},
@@ -248,9 +237,9 @@ def _features(file: Path, content: Mapping[str, Any]) -> dict[str, dict[str, Qua
     tables = content.get("features", {})
     if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
         raise InputError(f"{file}: features is {tables!r}, expected a table for each form of model, as [features.launched]")
-    return {form: quantities(file, table, table, FEATURE) for form, table in tables.items()}
+    return {form: quantities(file, table, table, "feature") for form, table in tables.items()}
 
 
 def _contention(file: Path, content: Mapping[str, Any]) -> LookupContention | None:
     table = content.get("contention")
-    return None if table is None else LookupContention(**quantities(file, table, ("backward", "rows"), FRACTION))
+    return None if table is None else LookupContention(**quantities(file, table, ("backward", "rows"), "fraction"))

@@ -157,44 +157,48 @@ def _tiers(file: Path, content: Mapping[str, Any]) -> tuple[LinkTier, ...]:
     result = content.get("tiers")
     if not isinstance(result, list) or not result or not all(isinstance(item, dict) for item in result):
         raise InputError(f"{file}: expected one [[tiers]] or more, from the inside out")
-    return tuple(_tier(file, item) for item in result)
-
-
-def _tier(file: Path, content: Mapping[str, Any]) -> LinkTier:
-    kind = content.get("kind")
-    if kind not in KINDS:
-        raise InputError(f"{file}: a tier's kind is {kind!r}, expected one of {', '.join(KINDS)}")
-    return LinkTier(
-        name=str(content.get("name", kind)),
-        kind=str(kind),
-        ranks=count(file, content, "ranks", least=2),
-        **quantities(file, content, _TIER_QUANTITIES),
+    unknown = [item.get("kind") for item in result if item.get("kind") not in KINDS]
+    if unknown:
+        raise InputError(f"{file}: a tier's kind is {unknown[0]!r}, expected one of {', '.join(KINDS)}")
+    return tuple(
+        LinkTier(
+            name=str(item.get("name", item["kind"])),
+            kind=item["kind"],
+            ranks=count(file, item, "ranks", least=2),
+            **quantities(file, item, _TIER_QUANTITIES),
+        )
+        for item in result
     )
 
 
 def _check_shape(file: Path, limits: FabricLimits) -> None:
     """Tiers nest, the innermost to the outermost, and the last joins all ranks."""
-    tiers = limits.tiers
-    if len({tier.name for tier in tiers}) < len(tiers):
-        raise InputError(f"{file}: two tiers have one name ({', '.join(tier.name for tier in tiers)})")
-    for inner, outer in pairwise(tiers):
-        if outer.ranks <= inner.ranks or outer.ranks % inner.ranks:
-            raise InputError(
-                f"{file}: tier {outer.name} joins {outer.ranks} ranks, expected a multiple of {inner.name}'s {inner.ranks}"
-            )
-    if tiers[-1].ranks != limits.ranks:
-        expected = f"{limits.nodes} nodes of {limits.gpus_per_node} GPUs, {limits.ranks} ranks"
-        raise InputError(f"{file}: its outermost tier {tiers[-1].name} joins {tiers[-1].ranks} ranks, expected {expected}")
+    tiers, per_node, nodes = limits.tiers, limits.gpus_per_node, limits.nodes
     networks = [tier for tier in tiers if tier.kind == NETWORK]
-    if networks != [tiers[-1]] * (limits.nodes > 1):
-        raise InputError(
-            f"{file}: {limits.nodes} nodes and {len(networks)} network tiers; expected one, outermost, where nodes are many"
-        )
-    if limits.nodes > 1 and (not 1 <= limits.rails <= limits.gpus_per_node):
-        raise InputError(f"{file}: rails is {limits.rails}, expected 1 to {limits.gpus_per_node} network cards of a node")
     inner_ranks = [tier.ranks for tier in tiers if tier.kind != NETWORK]
-    if inner_ranks[-1:] not in ([limits.gpus_per_node], []) or (not inner_ranks and limits.gpus_per_node > 1):
-        raise InputError(f"{file}: no tier joins the {limits.gpus_per_node} GPUs of a node")
+    checks = [
+        (len({tier.name for tier in tiers}) == len(tiers), f"two tiers have one name ({', '.join(t.name for t in tiers)})")
+    ]
+    for inner, outer in pairwise(tiers):
+        nested = outer.ranks > inner.ranks and outer.ranks % inner.ranks == 0
+        expected = f"expected a multiple of {inner.name}'s {inner.ranks}"
+        checks.append((nested, f"tier {outer.name} joins {outer.ranks} ranks, {expected}"))
+    expected = f"expected {nodes} nodes of {per_node} GPUs, {limits.ranks} ranks"
+    checks += [
+        (tiers[-1].ranks == limits.ranks, f"its outermost tier {tiers[-1].name} joins {tiers[-1].ranks} ranks, {expected}"),
+        (
+            networks == [tiers[-1]] * (nodes > 1),
+            f"{nodes} nodes and {len(networks)} network tiers; expected one, outermost, where nodes are many",
+        ),
+        (
+            nodes == 1 or 1 <= limits.rails <= per_node,
+            f"rails is {limits.rails}, expected 1 to {per_node} network cards of a node",
+        ),
+        (inner_ranks[-1:] == [per_node] or (not inner_ranks and per_node == 1), f"no tier joins the {per_node} GPUs of a node"),
+    ]
+    for holds, text in checks:
+        if not holds:
+            raise InputError(f"{file}: {text}")
 
 
 # Their links are one bus that all ranks of a block share; every other tier gives each rank links of its own.
@@ -202,7 +206,7 @@ _SHARED_BUSES = ("pcie",)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class GroupPlacement:
     """A group in a fabric. `sharing`: how many times as long its bytes take because of groups that run meanwhile.
 
     Of a group over several nodes that is what leaves a node; `sharing_inside` is the same of what does not.
@@ -236,12 +240,12 @@ def first_ranks(limits: FabricLimits, ranks: int, per_node: int | None = None) -
     return result
 
 
-def place(limits: FabricLimits, group: Sequence[int]) -> Placement:
+def place(limits: FabricLimits, group: Sequence[int]) -> GroupPlacement:
     """A group by itself."""
     return place_together(limits, [group])[0]
 
 
-def place_together(limits: FabricLimits, groups: Sequence[Sequence[int]]) -> list[Placement]:
+def place_together(limits: FabricLimits, groups: Sequence[Sequence[int]]) -> list[GroupPlacement]:
     """Groups that run at the same time: where they share links, each has its part of them."""
     alone = [_alone(limits, group) for group in groups]
     links = [_links(limits, group, item) for group, item in zip(groups, alone, strict=True)]
@@ -255,12 +259,20 @@ def place_together(limits: FabricLimits, groups: Sequence[Sequence[int]]) -> lis
     return results
 
 
-def _alone(limits: FabricLimits, group: Sequence[int]) -> Placement:
-    _check(limits, group)
+def _alone(limits: FabricLimits, group: Sequence[int]) -> GroupPlacement:
+    there = f"fabric {limits.name} has ranks 0 to {limits.ranks - 1}"
+    unknown = sorted({rank for rank in group if not 0 <= rank < limits.ranks})
+    twice = [rank for rank, times in Counter(group).items() if times > 1]
+    if not group:
+        raise InputError(f"a group without ranks; {there}")
+    if unknown:
+        raise InputError(f"a group with unknown rank{'s' * (len(unknown) > 1)} {', '.join(map(str, unknown))}; {there}")
+    if twice:
+        raise InputError(f"a group with rank {twice[0]} twice; {there}")
     nodes = Counter(rank // limits.gpus_per_node for rank in group)
-    fullest, most = max(nodes.items(), key=lambda one: one[1])
+    fullest, most = max(nodes.items(), key=lambda item: item[1])
     of_node = [rank for rank in group if rank // limits.gpus_per_node == fullest]
-    return Placement(
+    return GroupPlacement(
         ranks=len(group),
         tier=_joining(limits, group),
         inside=_joining(limits, of_node) if most > 1 else None,
@@ -271,23 +283,11 @@ def _alone(limits: FabricLimits, group: Sequence[int]) -> Placement:
     )
 
 
-def _check(limits: FabricLimits, group: Sequence[int]) -> None:
-    there = f"fabric {limits.name} has ranks 0 to {limits.ranks - 1}"
-    if not group:
-        raise InputError(f"a group without ranks; {there}")
-    unknown = sorted({rank for rank in group if not 0 <= rank < limits.ranks})
-    if unknown:
-        raise InputError(f"a group with unknown rank{'s' * (len(unknown) > 1)} {', '.join(map(str, unknown))}; {there}")
-    if len(set(group)) < len(group):
-        twice = next(rank for rank, times in Counter(group).items() if times > 1)
-        raise InputError(f"a group with rank {twice} twice; {there}")
-
-
 def _joining(limits: FabricLimits, group: Sequence[int]) -> LinkTier:
     return next(tier for tier in limits.tiers if len({rank // tier.ranks for rank in group}) == 1)
 
 
-def _links(limits: FabricLimits, group: Sequence[int], placed: Placement) -> set[tuple[str, int, int]]:
+def _links(limits: FabricLimits, group: Sequence[int], placed: GroupPlacement) -> set[tuple[str, int, int]]:
     """What a group keeps busy: cards, buses, and the links of each of its ranks."""
     results: set[tuple[str, int, int]] = set()
     if len(group) == 1:

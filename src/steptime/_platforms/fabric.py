@@ -13,7 +13,7 @@ import numpy as np
 
 from steptime._files import write_whole
 from steptime._hardware.description import is_file, read_json
-from steptime._hardware.fabric import FabricLimits, Placement, first_ranks, place, place_together, read_fabric
+from steptime._hardware.fabric import FabricLimits, GroupPlacement, first_ranks, place, place_together, read_fabric
 from steptime._models.collectives.message import KINDS, Message, Messages
 from steptime._models.collectives.spanning import Spanning, Tier
 from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel
@@ -77,7 +77,7 @@ class Fabric:
         counts: list[int] = np.flatnonzero(np.bincount(messages.ranks)).tolist()
         return self._many(messages, {count: place(self.limits, first_ranks(self.limits, count)) for count in counts})
 
-    def _many(self, messages: Messages, placed: Mapping[int, Placement]) -> CollectiveTimes:
+    def _many(self, messages: Messages, placed: Mapping[int, GroupPlacement]) -> CollectiveTimes:
         """Groups of several sizes. Where one tier answers for all of them it is asked once."""
         tiers = {item.tier.name for item in placed.values()}
         if len(tiers) == 1 and not any(item.spans_nodes for item in placed.values()):
@@ -86,7 +86,7 @@ class Fabric:
         parts = ((rows[count], self._placed(messages.take(rows[count]), item)) for count, item in placed.items())
         return CollectiveTimes.joined(len(messages), parts)
 
-    def _placed(self, messages: Messages, placed: Placement) -> CollectiveTimes:
+    def _placed(self, messages: Messages, placed: GroupPlacement) -> CollectiveTimes:
         if placed.ranks == 1:
             return CollectiveTimes.joined(len(messages))
         if not placed.spans_nodes:

@@ -1,7 +1,7 @@
 """Groups over several nodes, put together from the model of what joins a node's ranks and that of the network.
 
 The network's model is one of groups with a rank on each node. What stays in a node goes over the inner tier, what leaves goes
-over the node's cards; ranks that share a card share its bandwidth, and so do groups at once (`Placement.sharing`; of links
+over the node's cards; ranks that share a card share its bandwidth, and so do groups at once (`GroupPlacement.sharing`; of links
 within a node `sharing_inside`).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steptime._hardware.fabric import Placement
+from steptime._hardware.fabric import GroupPlacement
 from steptime._models.collectives.message import KINDS, Floats, Messages
 from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel, moved_share
 
@@ -51,7 +51,7 @@ def _merged(how: Callable[[Floats, Floats], Floats], *parts: CollectiveTimes) ->
 class Spanning:
     """A group's place, and what joins it within a node and between nodes."""
 
-    placed: Placement
+    placed: GroupPlacement
     inner: Tier | None  # None where no node has two of its ranks
     network: Tier
 
