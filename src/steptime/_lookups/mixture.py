@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._lookups.footprint import Footprint
-from steptime._lookups.poisson import Binned, binned
+from steptime._lookups.poisson import Binned, binned, rows_in_bins
 from steptime._lookups.spectrum import EDGES, Floats, Spectrum, of_bins
 
 _SURE = 64
@@ -54,7 +54,8 @@ class Mixture:
 
     def distinct(self, factors: Floats) -> Floats:
         """Distinct rows in so many times the lookups of the batch, [factors]."""
-        result: Floats = (1 - np.exp(-np.outer(factors, self.rates))) @ self.rows
+        shares = np.multiply.outer(-factors, self.rates)  # changed in place: there are many
+        result: Floats = np.subtract(1, np.exp(shares, out=shares), out=shares) @ self.rows
         return result
 
     def half(self) -> float:
@@ -64,7 +65,7 @@ class Mixture:
 
     def spectrum(self, factor: float) -> Spectrum:
         """Of a batch with so many times the lookups."""
-        rows = _arrivals(self.rates * factor).rows(self.rows)
+        rows = rows_in_bins(self.rates * factor, self.rows)
         if self.burst > _NO_BURST:
             some = np.flatnonzero(rows)
             rows = _after(_MIDDLES[some], self.burst).rows(rows[some])
@@ -73,14 +74,10 @@ class Mixture:
 
 def counted(rates: Floats, burst: float) -> Floats:
     """For rows of these rates the share with a count in each bin of `EDGES`, [bins, rates]."""
-    arrivals = _arrivals(rates).matrix(len(rates))
+    arrivals = binned(rates, np.zeros(len(rates))).matrix(len(rates))
     if burst > _NO_BURST:
         arrivals = _after(_MIDDLES, burst).matrix(len(_MIDDLES)) @ arrivals
     return arrivals
-
-
-def _arrivals(rates: Floats) -> Binned:
-    return binned(rates, np.zeros(len(rates)))
 
 
 def _after(arrivals: Floats, burst: float) -> Binned:

@@ -19,6 +19,9 @@ _EXACT_UP_TO = 16
 _SURE = 8.0
 """So many deviations from the mean a normal share is 0 or 1 to the last digit."""
 
+_NO_ROWS = 1e-16
+"""A share of rows below this comes from rounding."""
+
 _ENDS = np.append(0.0, EDGES.astype(np.float64))  # [bins + 1]: of bin b the lower and the upper end are at b and b + 1
 
 _MANY = _ENDS[_ENDS > _EXACT_UP_TO]
@@ -26,6 +29,11 @@ _MOST_ABOVE = (_MANY + 1) * (1 - 1 / (9 * (_MANY + 1)) - _SURE / (3 * np.sqrt(_M
 _LEAST_BELOW = (_MANY + 1) * (1 - 1 / (9 * (_MANY + 1)) + _SURE / (3 * np.sqrt(_MANY + 1))) ** 3
 """Means up to the former surely give at most `_MANY`, means from the latter on surely more: where the normal deviation is
 `_SURE`. Both ascend."""
+
+_FEW = np.arange(1.0, _EXACT_UP_TO + 1)[:, None]
+_MEAN_FACTORS = np.append(0.0, 3 * (_MANY + 1) ** (1 / 6))
+_MEAN_OFFSETS = np.append(0.0, 3 * np.sqrt(_MANY + 1) * (1 - 1 / (9 * (_MANY + 1))))
+"""At `_EXACT_UP_TO` (not by these) and at `_MANY`: the normal deviation is the latter less the former times the mean's root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,39 @@ def binned(means: Floats, least: Floats) -> Binned:
     shares = np.maximum(np.diff(at_most), 0.0)  # the two formulas do not quite meet
     same = np.flatnonzero((groups[1:] == groups[:-1]) & (shares > 0))
     return Binned(ends[same], groups[same], shares[same])
+
+
+def rows_in_bins(means: Floats, rows: Floats) -> Floats:
+    """How many rows are in each bin of `EDGES`, with so many in each group, whose lookups have these Poisson means, [bins]."""
+    result = np.zeros(len(EDGES))
+    low = np.flatnonzero(means < _LEAST_BELOW[0])
+    powers, none = np.cumprod(means[low] / _FEW, axis=0), np.exp(-means[low])
+    result[:_EXACT_UP_TO] = powers @ (none * rows[low])
+    few = np.zeros(len(means))  # P(N <= _EXACT_UP_TO)
+    few[low] = none * (1 + powers.sum(axis=0))
+    high = np.flatnonzero(means > _MOST_ABOVE[0])
+    if len(high):
+        result[_EXACT_UP_TO:] += _rows_of_many(means[high], rows[high], few[high])
+    result[result < _NO_ROWS * result.sum()] = 0.0
+    return result
+
+
+def _rows_of_many(means: Floats, rows: Floats, few: Floats) -> Floats:
+    """The same beyond `_EXACT_UP_TO` lookups; `few` are the shares with at most so many."""
+    firsts = np.searchsorted(_LEAST_BELOW, means, side="right")
+    lasts = np.minimum(np.searchsorted(_MOST_ABOVE, means) + 1, len(_MANY))
+    widths = lasts - firsts + 1
+    stops = np.cumsum(widths)
+    starts = stops - widths
+    ends = np.arange(stops[-1]) + np.repeat(firsts - starts, widths)
+    deviations = _MEAN_OFFSETS[ends] - _MEAN_FACTORS[ends] * np.repeat(np.cbrt(means), widths)
+    at_most = _normal_share(deviations)
+    at_most[starts] = np.where(firsts == 0, few, 0.0)
+    at_most[stops - 1] = 1.0
+    gained = np.maximum(np.diff(at_most), 0.0) * np.repeat(rows, widths)[1:]  # the two formulas do not quite meet
+    gained[stops[:-1] - 1] = 0.0  # from one group to the next
+    result: npt.NDArray[Any] = np.bincount(ends[:-1], weights=gained, minlength=len(_MANY))
+    return result
 
 
 def _near(means: Floats, least: Floats) -> tuple[Integers, Integers]:
