@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from steptime._hardware.device import FOLDER
-from steptime._lookups.columns import TableColumns
 from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
+from steptime._lookups.table import TableColumns
 from steptime._models.lookups.batch import DTYPES, Lookups, Pool
 from steptime._models.lookups.fitted import LookupModels, lookups_file
 from steptime._models.lookups.forms import LookupForm

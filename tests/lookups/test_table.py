@@ -102,7 +102,7 @@ def test_seventeen_bins_alone_give_a_spectrum_with_their_totals(stream: Generato
     spectrum = of_statistics(found.counted)
     assert spectrum.unique == pytest.approx(found.unique)
     assert spectrum.total == pytest.approx(found.lookups, rel=0.02)
-    np.testing.assert_allclose(spectrum.reuse_rows() / spectrum.unique, found.counted.reuse, atol=1e-6)
+    np.testing.assert_allclose(spectrum.reuse_bins()[0] / spectrum.unique, found.counted.reuse, atol=1e-6)
     windows = found.lookups * np.array([0.01, 0.1, 0.5])
     np.testing.assert_allclose(spectrum.in_random_order(windows), found.spectrum.in_random_order(windows), rtol=0.1)
 

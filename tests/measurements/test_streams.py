@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime._lookups.columns import WINDOWS, TableColumns
 from steptime._lookups.generators import Generator
-from steptime._lookups.table import table_statistics
+from steptime._lookups.table import WINDOWS, TableColumns, table_statistics
 from steptime.errors import InputError
 from steptime_lab.measurements.lookups import FILE_NAME, Streams, streams_of, summarised
 from steptime_lab.measurements.shipped import FOLDER, shipped

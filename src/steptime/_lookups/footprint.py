@@ -15,7 +15,12 @@ import numpy.typing as npt
 
 from steptime._lookups.spectrum import Floats, Integers, Spectrum, of_tally, tallied
 
-_PER_OCTAVE = 4
+_WINDOWS = np.unique(np.floor(2.0 ** (np.arange(4 * 53) / 4)))
+"""Of how many lookups: four an octave."""
+
+_DIGITS = 7
+"""That are kept of distinct rows."""
+
 _SAMPLE = 1 << 18
 """Positions of at most about so many lookups are looked at: those of rows that a hash picks."""
 
@@ -92,11 +97,7 @@ class Footprint:
 
 def grid(lookups: float) -> Floats:
     """Windows at which a batch's footprint is kept: four an octave, and all of it."""
-    if lookups < 1:
-        return np.zeros(0)
-    steps = np.arange(int(_PER_OCTAVE * np.log2(lookups)) + 1) / _PER_OCTAVE
-    below = np.unique(np.floor(2.0**steps))
-    return np.append(below[below < lookups], float(lookups))
+    return np.append(_WINDOWS[: np.searchsorted(_WINDOWS, lookups)], float(lookups)) if lookups >= 1 else np.zeros(0)
 
 
 def of_spectrum(spectrum: Spectrum, locality: Floats | None = None) -> Footprint:
@@ -113,7 +114,10 @@ def of_spectrum(spectrum: Spectrum, locality: Floats | None = None) -> Footprint
 def of_rows(windows: Floats, rows: Floats) -> Footprint:
     """From distinct rows at windows, to seven digits: never fewer in a longer window, and never more than its lookups."""
     kept = np.minimum(np.maximum.accumulate(np.maximum(rows, 1.0)), windows)
-    return Footprint(tuple(windows.tolist()), tuple(float(f"{each:.7g}") for each in kept))
+    # Powers of ten are exact, so that what is divided by them is the number nearest to the digits.
+    tens = 10.0 ** np.abs(digits := _DIGITS - 1 - np.floor(np.log10(kept)))
+    short = np.where(digits < 0, np.rint(kept / tens) * tens, np.rint(kept * tens) / tens)
+    return Footprint(tuple(windows.tolist()), tuple(short.tolist()))
 
 
 def locality_of(indices: npt.NDArray[np.integer[Any]], windows: Floats) -> Floats:

@@ -36,7 +36,7 @@ def expected_statistics(generator: Generator, batch: int, dim: int = 1, table: s
         mixture = _mixture(generator, lookups)
         raw, footprint = mixture.spectrum(1.0), _footprint(generator, mixture, lookups)
         spectrum, hottest = with_totals(raw, footprint.unique, lookups), _hottest(mixture, raw)
-        reuse = tuple((raw.reuse_rows() / raw.unique).tolist())
+        reuse = tuple((raw.reuse_bins()[0] / raw.unique).tolist())
     unique = round(spectrum.unique)
     return TableStatistics(
         table=table,

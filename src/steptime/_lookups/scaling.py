@@ -45,7 +45,7 @@ def scaled(statistics: TableStatistics, batch: int) -> TableStatistics:
     footprint = _footprint(statistics.footprint, mixture, lookups, statistics.rows)
     raw = mixture.spectrum(lookups / statistics.lookups)
     spectrum = with_totals(raw, footprint.unique, lookups)
-    reuse = raw.reuse_rows() / raw.unique
+    reuse = raw.reuse_bins()[0] / raw.unique
     return replace(
         statistics,
         counted=replace(

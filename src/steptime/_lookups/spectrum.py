@@ -30,6 +30,9 @@ EDGES: Integers = np.array(
 HOTTEST = (1, 2, 4, 16, 64)
 """Of the rows in these places, hottest first, the counts are kept one by one: updates of one row wait for each other."""
 
+_REUSE_ENDS = np.array(REUSE_EDGES) * (1 + 1e-9)
+"""A mean count may have been rounded: it is on its bin's side of an end, however near."""
+
 _TABULATED = 1 << 12
 """Counts up to here are tallied by themselves, which makes binning a single pass; few rows have more."""
 
@@ -56,12 +59,10 @@ class Spectrum:
         """Lookups."""
         return float(sum(self.lookups))
 
-    def reuse_rows(self) -> Floats:
-        """Distinct rows in each bin of the reuse histogram, [17]."""
-        # A mean count may have been rounded: it is on its bin's side of an end, however near.
-        places = np.searchsorted(np.array(REUSE_EDGES) * (1 + 1e-9), self.counts)
-        result: npt.NDArray[Any] = np.bincount(places, weights=np.array(self.rows), minlength=REUSE_BINS)
-        return result
+    def reuse_bins(self) -> Floats:
+        """Distinct rows and lookups in each bin of the reuse histogram, [2, 17]."""
+        places = np.searchsorted(_REUSE_ENDS, self.counts)
+        return np.array([np.bincount(places, weights=what, minlength=REUSE_BINS) for what in (self.rows, self.lookups)])
 
     def hottest(self) -> tuple[int, ...]:
         """Counts of the rows in the places `HOTTEST`, as far as bins tell; 0 where there is none."""

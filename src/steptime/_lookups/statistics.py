@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Statistics:
     lookups: int
     unique: int
     pooling_spread: float  # standard deviation of the bags' lengths
-    reuse: tuple[float, ...]
+    reuse: tuple[float, ...] = field(hash=False)
 
     @property
     def pooling(self) -> float:

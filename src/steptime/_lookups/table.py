@@ -1,9 +1,13 @@
-"""`TableStatistics`: all that is kept of one table's lookups in a batch, and the one pass over the indices that counts it."""
+"""`TableStatistics`: all that is kept of one table's lookups in a batch, and the one pass over the indices that counts it.
+
+`TableColumns` are what models read of many tables' statistics: a column for each quantity and a row for each table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,16 @@ import numpy.typing as npt
 
 from steptime._lookups import lengths as bag_lengths
 from steptime._lookups.footprint import Footprint, grid, locality_of, of_spectrum
-from steptime._lookups.lengths import Lengths
-from steptime._lookups.spectrum import Floats, Integers, Spectrum, Tally, hottest_of, of_tally, tallied
-from steptime._lookups.statistics import Statistics, check_range, check_vectors, from_totals
+from steptime._lookups.lengths import QUANTILES, Lengths
+from steptime._lookups.spectrum import HOTTEST, Integers, Spectrum, Tally, hottest_of, of_tally, tallied
+from steptime._lookups.statistics import REUSE_BINS, Statistics, check_range, check_vectors, from_totals
 from steptime.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+WINDOWS = 2.0 ** np.arange(25)
+"""Lookups in the windows at which the order of lookups is kept for models, an octave apart."""
 
 _DENSE_ROWS = 1 << 20
 """Up to so many rows an array of their counts is near enough to a core that counting beats sorting."""
@@ -39,17 +49,18 @@ class Table:
             raise InputError(f"Table {self.name}: its rows have {self.dim} elements; expected 1 or more.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableStatistics:
     """One table of so many rows and elements per row, looked up by a batch."""
 
     table: str
     dim: int
     counted: Statistics  # totals and the 17-bin reuse histogram
-    lengths: Lengths
-    hottest: tuple[int, ...]  # lookups of the rows in the places `spectrum.HOTTEST`; 0 where there are fewer rows
-    spectrum: Spectrum
-    footprint: Footprint
+    # What is long is compared but not hashed: tables whose totals agree are rarely different.
+    lengths: Lengths = field(hash=False)
+    hottest: tuple[int, ...] = field(hash=False)  # lookups of rows in the places `spectrum.HOTTEST`; 0 where there are fewer
+    spectrum: Spectrum = field(hash=False)
+    footprint: Footprint = field(hash=False)
 
     @property
     def rows(self) -> int:
@@ -75,6 +86,86 @@ class TableStatistics:
     def longest(self) -> int:
         """Lookups of the longest bag."""
         return round(self.lengths.longest)
+
+    @cached_property
+    def reuse_bins(self) -> Floats:
+        """Distinct rows and lookups in each bin of the reuse histogram, [2, 17]."""
+        return self.spectrum.reuse_bins()
+
+    @cached_property
+    def locality(self) -> Floats:
+        """Distinct rows in `WINDOWS` over those of the same lookups in random order, [windows]."""
+        if not self.spectrum.rows:
+            return np.ones(len(WINDOWS))
+        inside = np.minimum(WINDOWS, self.footprint.lookups)
+        random_order = np.maximum(self.spectrum.in_random_order(inside), 1e-9)
+        result: Floats = np.clip(self.footprint.distinct(inside) / random_order, 0.0, 1.0)
+        return result
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Statistics of tables. Rows and lookups are kept by the 17 bins of the reuse histogram, so that mean counts are exact."""
+
+    rows: Floats  # [tables] of the table
+    dim: Floats  # [tables]
+    batch: Floats  # [tables] samples
+    spread: Floats  # [tables] standard deviation of the bags' lengths
+    lengths: Floats  # [tables, quantiles] of bags, at `lengths.QUANTILES`; the last is the longest bag
+    hottest: Floats  # [tables, places] lookups of the rows in the places `spectrum.HOTTEST`
+    bin_rows: Floats  # [tables, bins] distinct rows
+    bin_lookups: Floats  # [tables, bins]
+    locality: Floats  # [tables, windows] distinct rows in `WINDOWS` over those of the same lookups in random order
+
+    def __len__(self) -> int:
+        """How many tables there are."""
+        return len(self.rows)
+
+    @property
+    def lookups(self) -> Floats:
+        """Of the batch: whole numbers, so that no noise of their sum begins another chunk of them."""
+        return np.rint(self.bin_lookups.sum(axis=1))
+
+    @property
+    def unique(self) -> Floats:
+        """Distinct rows looked up."""
+        total: Floats = self.bin_rows.sum(axis=1)
+        return total
+
+    @property
+    def pooling(self) -> Floats:
+        """Mean lookups per sample."""
+        return self.lookups / np.maximum(self.batch, 1.0)
+
+    @property
+    def longest(self) -> Floats:
+        """Lookups of the longest bag."""
+        return self.lengths[:, -1]
+
+    def take(self, places: npt.NDArray[Any]) -> TableColumns:
+        """Some of the tables, in any order, also more than once."""
+        return TableColumns(*(getattr(self, field.name)[places] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[TableColumns]) -> TableColumns:
+        """The tables of all parts, one behind the other."""
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+
+    @classmethod
+    def of(cls, tables: Sequence[TableStatistics]) -> TableColumns:
+        """From statistics of tables."""
+        bins = np.array([table.reuse_bins for table in tables]).reshape(-1, 2, REUSE_BINS)
+        return cls(
+            rows=np.array([float(table.rows) for table in tables]),
+            dim=np.array([float(table.dim) for table in tables]),
+            batch=np.array([float(table.batch) for table in tables]),
+            spread=np.array([table.counted.pooling_spread for table in tables]),
+            lengths=np.array([table.lengths.quantiles for table in tables]).reshape(-1, len(QUANTILES)),
+            hottest=np.array([table.hottest for table in tables], dtype=np.float64).reshape(-1, len(HOTTEST)),
+            bin_rows=np.ascontiguousarray(bins[:, 0]),
+            bin_lookups=np.ascontiguousarray(bins[:, 1]),
+            locality=np.array([table.locality for table in tables]).reshape(-1, len(WINDOWS)),
+        )
 
 
 def table_statistics(
@@ -123,7 +214,7 @@ def of_tallies(table: Table, tally: Tally, bags: Tally, locality: Floats) -> Tab
     return TableStatistics(
         table=table.name,
         dim=table.dim,
-        counted=from_totals(table.rows, int(numbers.sum()), lookups, squares, spectrum.reuse_rows().astype(np.int64)),
+        counted=from_totals(table.rows, int(numbers.sum()), lookups, squares, spectrum.reuse_bins()[0].astype(np.int64)),
         lengths=bag_lengths.of_tally(bags),
         hottest=hottest_of(tally),
         spectrum=spectrum,

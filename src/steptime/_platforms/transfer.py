@@ -20,8 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits, Reached, TransferBasis
-from steptime._lookups.columns import Floats, TableColumns
-from steptime._lookups.table import TableStatistics
+from steptime._lookups.table import Floats, TableColumns, TableStatistics
 from steptime._models.engine.constants import constants_of
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import Call, TensorArg

@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steptime._files import whole
-from steptime._lookups.columns import WINDOWS, Floats, TableColumns
 from steptime._lookups.generators import Generator
 from steptime._lookups.lengths import QUANTILES
 from steptime._lookups.spectrum import HOTTEST
 from steptime._lookups.statistics import REUSE_BINS
-from steptime._lookups.table import table_statistics
+from steptime._lookups.table import WINDOWS, Floats, TableColumns, table_statistics
 from steptime._models.engine.splits import split_of
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import DTYPES, Lookups, Pool

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.columns import Floats, Places, TableColumns
-from steptime._lookups.table import TableStatistics
+from steptime._lookups.table import Floats, Places, TableColumns, TableStatistics
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.question import ITEM_BYTES, OPTIMIZERS, Lookup
 

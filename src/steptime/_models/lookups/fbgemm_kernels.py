@@ -23,10 +23,9 @@ import numpy as np
 
 from steptime._hardware.description import Quantity
 from steptime._hardware.device import DeviceLimits
-from steptime._lookups.columns import Floats, TableColumns
 from steptime._lookups.lengths import QUANTILES
 from steptime._lookups.poisson import poisson_shares
-from steptime._lookups.table import TableStatistics
+from steptime._lookups.table import Floats, TableColumns, TableStatistics
 from steptime._models.lookups.fbgemm import DENSE, STATE_ELEMENTS, VECTOR, WARP, FbgemmLookup, KernelTime
 from steptime._models.lookups.question import ITEM_BYTES
 from steptime._models.lookups.traffic import misses

@@ -44,7 +44,7 @@ class LookupModels:
     forms: Mapping[Kind, LookupForm]
     residuals: Residuals
     recipe: Mapping[str, Any]
-    _known: dict[tuple[Lookup, ...], dict[Lookup, LookupEstimate]] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[Lookup, ...], list[LookupEstimate]] = field(default_factory=dict, repr=False, compare=False)
 
     def form(self, implementation: str, direction: str) -> LookupForm:
         """The model of one implementation and direction."""
@@ -60,13 +60,15 @@ class LookupModels:
         Never lookup by lookup: products of matrices round by how many rows they have, so that an answer would depend on what
         was asked before.
         """
-        distinct = tuple(dict.fromkeys(lookups))
-        if distinct not in self._known:
+        places: dict[Lookup, int] = {}
+        order = [places.setdefault(lookup, len(places)) for lookup in lookups]
+        distinct = tuple(places)
+        answers = self._known.get(distinct)
+        if answers is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            self._known[distinct] = dict(zip(distinct, self._estimates(distinct), strict=True))
-        answers = self._known[distinct]
-        return [answers[lookup] for lookup in lookups]
+            answers = self._known[distinct] = self._estimates(distinct)
+        return [answers[place] for place in order]
 
     def _estimates(self, lookups: Sequence[Lookup]) -> list[LookupEstimate]:
         """Those of one implementation and direction are asked together."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime._lookups.columns import WINDOWS, Floats, TableColumns
+from steptime._lookups.table import WINDOWS, Floats, TableColumns
 
 _STEPS = 26
 

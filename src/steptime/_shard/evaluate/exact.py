@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.table_lookups import table_lookups
-from steptime._lookups.columns import TableColumns
+from steptime._lookups.table import TableColumns
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import DTYPES, Lookups, Pool
 from steptime._models.lookups.fitted import LookupModels

@@ -76,11 +76,12 @@ def lookup_answers(lookups: Sequence[Lookup], device: Device, *, strict: bool = 
     known = [lookup.implementation == TABLE_BATCHED for lookup in lookups]
     asked = [replace(lookup, others="idle") if item else lookup for lookup, item in zip(lookups, known, strict=True)]
     beside = [replace(lookup, others="streaming") for lookup in lookups if lookup.implementation == TABLE_BATCHED]
-    copies = iter(device.lookup_estimates(beside) if beside else ())
-    results = []
-    for lookup, item, answer in zip(asked, known, device.lookup_estimates(asked, strict=strict), strict=True):
-        results.append(LookupAnswer(answer, _memory_use(law, lookup, answer, next(copies)) if item else None))
-    return results
+    answers = device.lookup_estimates([*asked, *beside], strict=strict)
+    copies = iter(answers[len(asked) :])
+    return [
+        LookupAnswer(answer, _memory_use(law, lookup, answer, next(copies)) if item else None)
+        for lookup, item, answer in zip(asked, known, answers, strict=False)
+    ]
 
 
 def _memory_use(law: Contention, lookup: Lookup, alone: LookupEstimate, copies: LookupEstimate) -> MemoryUse:

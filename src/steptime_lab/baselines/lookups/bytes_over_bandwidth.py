@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.lookups.batch import Lookups
 from steptime_lab.baselines.lookups.heuristic import (
     OFFSET_BYTES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._lookups.columns import Floats, Places
+from steptime._lookups.table import Floats, Places
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Flags, Lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.columns import Floats, Places
+from steptime._lookups.table import Floats, Places
 from steptime._models.engine.stored import Arrays, pack, unpack
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import LookupTimes

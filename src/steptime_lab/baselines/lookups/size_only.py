@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.stored import Arrays, pack, unpack
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.correction import Correction

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.constants import constants_of
 from steptime._models.lookups.device import FORM, LookupConstants
 from steptime._models.lookups.forms.batched_backward import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.trees import Trees
 from steptime._models.lookups.batch import Lookups

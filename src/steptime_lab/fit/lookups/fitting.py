@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from steptime import __version__
 from steptime._hardware.device import DeviceLimits
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.residuals import Residuals
 from steptime._models.engine.residuals import group_of as residual_group
 from steptime._models.engine.splits import FIT, TEST, VALIDATION

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.constants import constants_of
 from steptime._models.lookups.correction import Correction
 from steptime._models.lookups.device import FORM, LookupConstants

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from steptime._hardware.device import reference_device
-from steptime._lookups.columns import TableColumns
-from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._lookups.table import TableColumns, TableStatistics, table_statistics
 from steptime._models.engine.stored import pack
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.device import reference_lookups

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime._lookups.columns import TableColumns
 from steptime._lookups.generators import Generator
-from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._lookups.table import TableColumns, TableStatistics, table_statistics
 from steptime._models.lookups.traffic import distinct, misses
 
 _STREAMS = (

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.stored import Arrays, unpack
 from steptime._models.lookups.batch import Flags, Lookups
 

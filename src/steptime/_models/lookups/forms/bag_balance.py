@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from steptime._lookups.columns import Floats, TableColumns
 from steptime._lookups.lengths import QUANTILES
+from steptime._lookups.table import Floats, TableColumns
 from steptime._models.lookups.forms.one_table import OneTable
 
 _GRID_BLOCKS, _BLOCK_WARPS, _WARP = 1024.0, 8.0, 32.0

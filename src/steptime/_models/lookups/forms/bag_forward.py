@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.device import LookupConstants, reference_lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only

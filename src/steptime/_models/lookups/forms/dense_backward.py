@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.lookups.forms.kernel_sum import Columns, KernelSizes, KernelSum, Kind
 from steptime._models.lookups.forms.one_table import RATE, over
 

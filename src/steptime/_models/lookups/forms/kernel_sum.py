@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.stored import stored
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.device import LookupConstants, reference_lookups

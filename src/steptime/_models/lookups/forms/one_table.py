@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._lookups.columns import Floats, Places, TableColumns
+from steptime._lookups.table import Floats, Places, TableColumns
 from steptime._models.lookups.batch import DTYPES, Flags, Lookups, Pool, Shares
 from steptime._models.lookups.device import LookupConstants
 from steptime._models.lookups.traffic import misses

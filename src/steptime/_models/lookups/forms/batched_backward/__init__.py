@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.stored import stored
 from steptime._models.lookups.batch import Flags, Lookups, Shares
 from steptime._models.lookups.correction import Correction

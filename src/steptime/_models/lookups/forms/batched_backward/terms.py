@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.lookups.forms.batched_backward.sizes import CHUNK, COUNTED, SMALL_SORT, BackwardSizes
 
 # Lookups from which more of them cost more each, as more blocks, caches, memory are needed (set by hand).

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.engine.stored import stored
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import Lookups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms.batched_forward.physics import Launch
 from steptime._models.lookups.forms.batched_forward.tables import ForwardTables

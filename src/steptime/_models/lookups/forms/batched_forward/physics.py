@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from steptime._lookups.columns import Floats
+from steptime._lookups.table import Floats
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from steptime._lookups.columns import Floats, TableColumns
 from steptime._lookups.lengths import QUANTILES
+from steptime._lookups.table import Floats, TableColumns
 
 # Of the kernel: quads (four elements) of a program, and lookups of a bag that a step takes.
 _QUADS, _AT_ONCE = 128, 4

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.columns import Floats, TableColumns
+from steptime._lookups.table import Floats, TableColumns
 from steptime._models.lookups.batch import Pool
 from steptime._models.lookups.device import LookupConstants
 from steptime._models.lookups.forms.batched_forward.programs import Programs
