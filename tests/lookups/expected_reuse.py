@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._lookups.hashing import UNIFORM_BITS
+from steptime._lookups.generators import UNIFORM_BITS, knots_of
 from steptime._lookups.poisson import poisson_shares
-from steptime._lookups.skew import knots_of
 from steptime._lookups.spectrum import Floats
 from steptime._lookups.statistics import REUSE_EDGES
 

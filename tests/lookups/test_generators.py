@@ -11,9 +11,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._lookups.generators import LENGTHS, MOST_ROWS, Generator, stride_of
-from steptime._lookups.hashing import UNIFORM_BITS, key_of, uniforms
-from steptime._lookups.skew import SHARES, knots_of
+from steptime._lookups.generators import (
+    LENGTHS,
+    MOST_ROWS,
+    SHARES,
+    UNIFORM_BITS,
+    Generator,
+    key_of,
+    knots_of,
+    stride_of,
+    uniforms,
+)
 from steptime.errors import InputError
 from steptime_lab.workloads.torch_arrays import TorchArrays
 

@@ -1,24 +1,25 @@
 """`Generator`: a stream of lookups as data. The same generator gives the same indices on every device.
 
-Integer arithmetic only: uniforms come from hashed counters, rows from integer knots (`skew`), so that numpy and torch,
-CPU and GPU, agree bit for bit. docs/lookups.md has the formulas.
+Integer arithmetic only: uniforms come from hashed counters, rows from integer knots, so that numpy and torch, CPU and GPU,
+agree bit for bit; everything is int64 and wraps on overflow. docs/lookups.md has the formulas.
+
+Draw i of a stream depends on its key and on i alone, so it can be made anywhere, in any order. The mixer is the finaliser of
+splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014), on int64 that wraps: what neither numpy
+nor torch does on unsigned words on every device.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.arrays import NUMPY, Array, Arrays
-from steptime._lookups.hashing import UNIFORM_BITS, key_of, uniforms
-from steptime._lookups.skew import SHARES, knots_of
 from steptime.errors import InputError
 
 VERSION = 1
@@ -27,6 +28,9 @@ VERSION = 1
 LENGTHS = ("fixed", "uniform", "geometric")
 MOST_ROWS = 1 << 31
 
+UNIFORM_BITS = 36
+"""A uniform draw is an integer below 2**36: times a row span below 2**26 it still fits int64."""
+
 _LONG_BAG = {"long_bag": 0, "long_bag_at": 0.5}
 
 _LENGTH_BITS = 20  # a bag's length before rounding, in fixed point
@@ -34,8 +38,122 @@ _LENGTH_QUANTILES = 4096
 _BLOCK = 1 << 15  # bags whose lengths are drawn at a time: a core's cache holds them
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
+_SINGLE_ROWS = 256
+"""So many of the hottest rows have a knot each; further out knots are spaced by a constant ratio."""
+
+_RATIO = 1.02
+"""A linear piece this long misses the density of any kind below by well under the noise of a batch."""
+
+_WORD = 1 << 64
+_INCREMENT, _FIRST_FACTOR, _SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
 # What a draw is for: each purpose has its own key.
 _ROW, _LENGTH, _ROUNDING, _REPEAT, _DISTANCE, _SCATTER = range(6)
+
+Array: TypeAlias = Any
+"""An int64 vector of one library: `numpy.ndarray` or `torch.Tensor`."""
+
+
+class Arrays(Protocol):
+    """A library of int64 vectors: what is called differently from one to the next."""
+
+    def arange(self, stop: int) -> Array:
+        """0, 1, ..., stop - 1."""
+        ...
+
+    def from_numpy(self, values: npt.NDArray[np.int64]) -> Array:
+        """The same values where this library keeps its vectors."""
+        ...
+
+    def segment_of(self, edges: Array, values: Array) -> Array:
+        """For each value the number of `edges` (ascending) that are not above it, less one."""
+        ...
+
+
+class NumpyArrays:
+    """`Arrays` of numpy."""
+
+    def arange(self, stop: int) -> Array:
+        """0, 1, ..., stop - 1."""
+        return np.arange(stop, dtype=np.int64)
+
+    def from_numpy(self, values: npt.NDArray[np.int64]) -> Array:
+        """The values themselves."""
+        return values
+
+    def segment_of(self, edges: Array, values: Array) -> Array:
+        """For each value the number of `edges` (ascending) that are not above it, less one."""
+        return np.searchsorted(edges, values, side="right") - 1
+
+
+NUMPY: Arrays = NumpyArrays()
+
+
+@dataclass(frozen=True, slots=True)
+class Knots:
+    """Inverse of the share of lookups below a row, linear between knots; uniforms and rows are integers."""
+
+    uniforms: npt.NDArray[np.int64]  # [k] ascending, the first is 0
+    rows: npt.NDArray[np.int64]  # [k] the row at each
+    uniform_spans: npt.NDArray[np.int64]  # [k] to the next knot; positive
+    row_spans: npt.NDArray[np.int64]  # [k]
+
+
+def _zipf_share(part: float, rows: int, alpha: float, shift: float) -> float:
+    if abs(alpha - 1) < 1e-9:
+        return math.log1p(part / shift) / math.log1p(rows / shift)
+    exponent = 1 - alpha
+    return math.expm1(exponent * math.log1p(part / shift)) / math.expm1(exponent * math.log1p(rows / shift))
+
+
+def _hot_share(part: float, rows: int, alpha: float, shift: float) -> float:
+    hot = min(shift, rows)
+    below, above = min(part, hot) / hot, max(part - hot, 0.0) / (rows - hot) if rows > hot else 0.0
+    chance = alpha / (1 + alpha) if rows > hot else 1.0
+    return chance * below + (1 - chance) * above
+
+
+SHARES: dict[str, Callable[[float, int, float, float], float]] = {
+    "uniform": lambda part, rows, _alpha, _shift: part / rows,
+    "power": lambda part, rows, alpha, _shift: math.pow(part / rows, 1 / alpha),
+    "zipf": _zipf_share,
+    "hot": _hot_share,
+}
+"""kind -> share of lookups that go to rows below a given one (rank order, hottest first).
+
+For a uniform u in [0, 1), E rows, exponent a (`alpha`) and shift q, the row before scattering is
+
+- uniform: floor(E * u)
+- power:   floor(E * u^a)
+- zipf:    floor((q^(1-a) + u * ((E+q)^(1-a) - q^(1-a)))^(1/(1-a)) - q), and for a = 1 its limit, floor(q * (1 + E/q)^u - q)
+- hot:     one of q rows for u < a/(1+a), all equally likely, else one of the others: a is the odds of a hot row
+"""
+
+
+@lru_cache(maxsize=1024)
+def knots_of(kind: str, rows: int, alpha: float, shift: float) -> Knots:
+    """The knots to sample a kind from."""
+    share = SHARES[kind]
+    scale = 1 << UNIFORM_BITS
+    edges = _row_edges(rows)
+    # Python's own pow and log: numpy's differ in the last place from one CPU to the next.
+    uniforms = np.array([round(scale * share(edge, rows, alpha, shift)) for edge in edges], dtype=np.int64)
+    positions = np.array(edges, dtype=np.int64)
+    uniforms[0], uniforms[-1] = 0, scale
+    used = np.flatnonzero(np.diff(uniforms) > 0)
+    return Knots(
+        uniforms=np.ascontiguousarray(uniforms[used]),
+        rows=np.ascontiguousarray(positions[used]),
+        uniform_spans=np.diff(uniforms)[used],
+        row_spans=np.diff(positions)[used],
+    )
+
+
+def _row_edges(rows: int) -> list[int]:
+    edges = list(range(min(rows, _SINGLE_ROWS) + 1))
+    while edges[-1] < rows:
+        edges.append(min(rows, math.ceil(edges[-1] * _RATIO)))
+    return edges
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +250,13 @@ class Generator:
             return (samples * mean) >> _LENGTH_BITS, (batch * mean) >> _LENGTH_BITS
         lengths = self._drawn_lengths(samples, iteration, arrays)
         lengths[0] = 0
-        offsets = arrays.cumsum(lengths)
+        offsets = lengths.cumsum(0)
         return offsets, int(offsets[-1])
 
     def _drawn_lengths(self, samples: Array, iteration: int, arrays: Arrays) -> Array:
         """Of the bags that end at these places of `offsets`."""
         draws = uniforms(self._key(_LENGTH, iteration), samples) >> (UNIFORM_BITS - 12)
-        lengths = arrays.take(arrays.from_numpy(_length_quantiles(self.lengths, self._fixed_point_mean)), draws)
+        lengths = arrays.from_numpy(_length_quantiles(self.lengths, self._fixed_point_mean))[draws]
         # Rounding at random keeps the mean of every quantile.
         lengths += uniforms(self._key(_ROUNDING, iteration), samples) >> (UNIFORM_BITS - _LENGTH_BITS)
         lengths >>= _LENGTH_BITS
@@ -170,7 +288,7 @@ class Generator:
         distances = uniforms(self._key(_DISTANCE, iteration), positions)
         distances %= self.window
         distances *= repeats
-        positions -= arrays.cumsum(repeats)  # of fresh draws so far, less one where this is one
+        positions -= repeats.cumsum(0)  # of fresh draws so far, less one where this is one
         positions -= distances  # below 0: a draw from before the batch
         return positions
 
@@ -178,10 +296,10 @@ class Generator:
         knots = knots_of(self.kind, self.rows, self.alpha, self.shift)
         edges = arrays.from_numpy(knots.uniforms)
         segments = arrays.segment_of(edges, draws)
-        draws -= arrays.take(edges, segments)
-        draws *= arrays.take(arrays.from_numpy(knots.row_spans), segments)
-        draws //= arrays.take(arrays.from_numpy(knots.uniform_spans), segments)
-        draws += arrays.take(arrays.from_numpy(knots.rows), segments)
+        draws -= edges[segments]
+        draws *= arrays.from_numpy(knots.row_spans)[segments]
+        draws //= arrays.from_numpy(knots.uniform_spans)[segments]
+        draws += arrays.from_numpy(knots.rows)[segments]
         if self.scatter:
             draws *= stride_of(self.rows)
             draws += key_of(self.seed, _SCATTER) % self.rows
@@ -212,3 +330,40 @@ def _length_shape(lengths: str) -> tuple[npt.NDArray[np.float64], float]:
     # Python's own log: numpy's differs in the last place from one CPU to the next.
     shape = middles if lengths == "uniform" else [-math.log1p(-middle) for middle in middles]
     return np.array(shape), math.fsum(shape)
+
+
+def key_of(*words: int) -> int:
+    """One int64 from several integers (seed, iteration, purpose); any change in any of them gives an unrelated key."""
+    key = 0
+    for word in words:
+        key = _mixed((key ^ (word % _WORD)) + _INCREMENT)
+    return _signed(key)
+
+
+def uniforms(key: int, counters: Array) -> Array:
+    """One integer below 2**UNIFORM_BITS for each counter."""
+    words = counters * _signed(_INCREMENT)
+    words += key
+    words ^= (words >> 30) & _low_bits(34)
+    words *= _signed(_FIRST_FACTOR)
+    words ^= (words >> 27) & _low_bits(37)
+    words *= _signed(_SECOND_FACTOR)
+    words ^= (words >> 31) & _low_bits(33)
+    words >>= 64 - UNIFORM_BITS
+    words &= _low_bits(UNIFORM_BITS)
+    return words
+
+
+def _mixed(word: int) -> int:
+    word %= _WORD
+    word = (word ^ (word >> 30)) * _FIRST_FACTOR % _WORD
+    word = (word ^ (word >> 27)) * _SECOND_FACTOR % _WORD
+    return word ^ (word >> 31)
+
+
+def _signed(word: int) -> int:
+    return word - _WORD if word >= _WORD // 2 else word
+
+
+def _low_bits(count: int) -> int:
+    return (1 << count) - 1

@@ -11,10 +11,8 @@ import numpy as np
 
 from steptime._lookups import lengths as bag_lengths
 from steptime._lookups.footprint import Footprint, grid, of_rows
-from steptime._lookups.generators import Generator
-from steptime._lookups.hashing import UNIFORM_BITS
+from steptime._lookups.generators import UNIFORM_BITS, Generator, knots_of
 from steptime._lookups.mixture import Mixture
-from steptime._lookups.skew import knots_of
 from steptime._lookups.spectrum import HOTTEST, Floats, Spectrum, with_totals
 from steptime._lookups.statistics import REUSE_BINS, Statistics
 from steptime._lookups.table import TableStatistics

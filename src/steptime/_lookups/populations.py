@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from steptime._lookups.generators import Generator
-from steptime._lookups.hashing import key_of
+from steptime._lookups.generators import Generator, key_of
 
 FEWEST_ROWS, MOST_ROWS = 100, 50_000_000
 

@@ -124,7 +124,8 @@ class TableColumns:
     @property
     def lookups(self) -> Floats:
         """Of the batch: whole numbers, so that no noise of their sum begins another chunk of them."""
-        return np.rint(self.bin_lookups.sum(axis=1))
+        total: Floats = np.rint(self.bin_lookups.sum(axis=1))
+        return total
 
     @property
     def unique(self) -> Floats:

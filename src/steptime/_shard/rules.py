@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from steptime._build.dlrm.model import Table
 from steptime._build.dlrm.plan import Plan
-from steptime._lookups.hashing import key_of
+from steptime._lookups.generators import key_of
 from steptime._shard.search.greedy import no_room, place_greedily
 from steptime._units import MIB
 from steptime.errors import InputError

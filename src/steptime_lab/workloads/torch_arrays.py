@@ -1,4 +1,4 @@
-"""`lookups.arrays.Arrays` of torch: the same index streams as numpy's, made where they are used."""
+"""`Arrays` of torch for generators: the same index streams as numpy's, made where they are used."""
 
 from __future__ import annotations
 
@@ -30,14 +30,6 @@ class TorchArrays:
     def segment_of(self, edges: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """For each value the number of `edges` (ascending) that are not above it, less one."""
         return torch.searchsorted(edges, values, right=True) - 1
-
-    def take(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`table[positions]`."""
-        return table[positions]
-
-    def cumsum(self, values: torch.Tensor) -> torch.Tensor:
-        """Running sums."""
-        return torch.cumsum(values, 0)
 
 
 def side_by_side(tables: Sequence[Bags]) -> tuple[torch.Tensor, torch.Tensor]:
