@@ -78,10 +78,9 @@ def lookup_answers(lookups: Sequence[Lookup], device: Device, *, strict: bool = 
     beside = [replace(lookup, others="streaming") for lookup in lookups if lookup.implementation == TABLE_BATCHED]
     answers = device.lookup_estimates([*asked, *beside], strict=strict)
     copies = iter(answers[len(asked) :])
-    return [
-        LookupAnswer(answer, _memory_use(law, lookup, answer, next(copies)) if item else None)
-        for lookup, item, answer in zip(asked, known, answers, strict=False)
-    ]
+    alone = zip(asked, answers, known, strict=False)
+    uses = [_memory_use(law, lookup, answer, next(copies)) if item else None for lookup, answer, item in alone]
+    return list(map(LookupAnswer, answers, uses))
 
 
 def _memory_use(law: Contention, lookup: Lookup, alone: LookupEstimate, copies: LookupEstimate) -> MemoryUse:
