@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches import Launch
-from steptime._models.kernels.launches.names import GATHER, MEMCPY, SCATTER_GATHER, SMALL_INDEX, STRIDED
+from steptime._models.kernels.launches import GATHER, MEMCPY, SCATTER_GATHER, SMALL_INDEX, STRIDED, Launch
 from steptime.errors import InputError
 
 launches = rules_of("indexing")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches.names import MEMCPY, REDUCE
+from steptime._models.kernels.launches import MEMCPY, REDUCE
 
 launches = rules_of("loss")
 

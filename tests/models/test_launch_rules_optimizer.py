@@ -9,8 +9,8 @@ from tests.models.launching import GPU, rules_of
 
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime._models.kernels.family import family_of
-from steptime._models.kernels.launches.chunks import CHUNK, packed
-from steptime._models.kernels.launches.names import MEMCPY, OVER_LISTS, STRIDED, UNROLLED, VECTORIZED
+from steptime._models.kernels.launches import MEMCPY, OVER_LISTS, STRIDED, UNROLLED, VECTORIZED
+from steptime._models.kernels.launches.lists import CHUNK, packed
 from steptime.errors import InputError
 
 launches, other, transfer = (rules_of(family) for family in ("optimizer", "other", "transfer"))

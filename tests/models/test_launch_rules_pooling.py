@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches.names import STRIDED, VECTORIZED
+from steptime._models.kernels.launches import STRIDED, VECTORIZED
 from steptime.errors import InputError
 
 launches = rules_of("pooling")

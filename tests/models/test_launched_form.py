@@ -15,7 +15,7 @@ from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import launches_of
 from steptime._models.kernels.forms.launched import LaunchedForm
 from steptime._models.kernels.forms.launched.terms import TERMS, LaunchColumns, LaunchConstants, shares_of, terms, traffic
-from steptime._models.kernels.launches.facts import FACTS
+from steptime._models.kernels.launches import FACTS
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.kernels import launched as fitting

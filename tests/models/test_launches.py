@@ -13,12 +13,8 @@ from tests.models.launching import GPU
 
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg, contiguous
 from steptime._models.kernels.family import families, launches_of
-from steptime._models.kernels.launches import fresh
-from steptime._models.kernels.launches.copies import copies
-from steptime._models.kernels.launches.iteration import broadcast, iterate
-from steptime._models.kernels.launches.names import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, short_name
-from steptime._models.kernels.launches.pointwise import pointwise
-from steptime._models.kernels.launches.reduce import reduction
+from steptime._models.kernels.launches import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, fresh, short_name
+from steptime._models.kernels.launches.iterator import broadcast, copies, iterate, pointwise, reduction
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped

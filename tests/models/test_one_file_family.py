@@ -19,27 +19,24 @@ from steptime._models.kernels.from_ops import questions_of
 FILE = '''
 """A library's own activation."""
 
-from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import activation_shape, floating, mixture
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import fresh
-from steptime._models.kernels.launches.arguments import tensor
-from steptime._models.kernels.launches.pointwise import pointwise
+from steptime._models.kernels.launches.iterator import pointwise
+from steptime._models.kernels.sweep import KernelSweep
 
 
-def _draw(rng):
-    return Call("mylib::squared_relu.default", (TensorArg(activation_shape(rng), floating(rng)), 0.5))
+def _draw(draw):
+    return {"x": draw.activation()}
 
 
 def _launches(call):
-    x = tensor(call, 0)
+    x = call.tensor(0)
     return [pointwise((x,), fresh(x.shape, x.dtype), tag=x.dtype)]
 
 
 FAMILY = Family(
     name="squared_relu",
-    ops=("mylib::squared_relu.default",),
-    sweep=mixture((1, _draw)),
+    sweep=KernelSweep((1, _draw, "mylib::squared_relu(*x, 0.5)")),
     rules=_launches,
     declares="mylib::squared_relu.default T f=1.0",
 )

@@ -20,7 +20,7 @@ from steptime._measurements.store import read
 from steptime._models.collectives.message import KINDS, Message
 from steptime._models.collectives.overlap import is_persistent
 from steptime._models.kernels.from_ops import questions_of
-from steptime._models.kernels.launches.names import short_name
+from steptime._models.kernels.launches import short_name
 from steptime._platforms.fabric import Fabric
 from steptime._program.program import Collective, Program
 from steptime.errors import InputError

@@ -16,7 +16,7 @@ import numpy as np
 from steptime._hardware.device import reference_device
 from steptime._models.kernels.fitted import Answered
 from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of, warm_within_bytes
-from steptime._models.kernels.launches.names import short_name
+from steptime._models.kernels.launches import short_name
 from steptime._models.kernels.question import Question
 from steptime._program.program import Program
 from steptime_lab.fit.attribution import launched_by

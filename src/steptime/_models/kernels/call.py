@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -60,6 +60,22 @@ class TensorArg:
         if self.strides is None:
             return self.numel
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    def permuted(self, *order: int) -> TensorArg:
+        """The view that `Tensor.permute` gives."""
+        strides = self.strides or contiguous(self.shape)
+        shape, strides = tuple(self.shape[axis] for axis in order), tuple(strides[axis] for axis in order)
+        return replace(self, shape=shape, strides=strides)
+
+    def transposed(self) -> TensorArg:
+        """The view with the last two axes exchanged."""
+        *front, last, final = range(len(self.shape))
+        return self.permuted(*front, final, last)
+
+    def channels_last(self) -> TensorArg:
+        """N, C, H, W of this shape in the order of memory N, H, W, C."""
+        batch, channels, height, columns = self.shape
+        return replace(self, shape=(batch, height, columns, channels), strides=None).permuted(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-import numpy as np
-
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Rules
+from steptime._models.kernels.sweep import KernelSweep
 from steptime._ops.catalogue import declare
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
-
-# A seeded generator and how many calls to give; a sweep is data: the same arguments give the same calls.
-Sweep = Callable[[np.random.Generator, int], Iterator[Call]]
-
 
 # Calls whose launches are kept: several steps' worth of distinct ones.
 _KEPT = 20_000
@@ -28,19 +22,25 @@ _ODD_ARGUMENTS = (IndexError, TypeError, ValueError, ZeroDivisionError, KeyError
 
 @dataclass(frozen=True)
 class Family:
-    """Ops that are modelled alike. `weight` is its share of a measuring run beside the other families'.
+    """Ops that are modelled alike: those of its sweep.
 
-    `warm` is how many of the sweep's calls are run with their input just written as well as cold.
+    `weight` is its share of a measuring run beside the other families'; `warm` is how many of the sweep's calls are run with
+    their input just written as well as cold.
     """
 
     name: str
-    ops: tuple[str, ...]
-    sweep: Sweep
+    sweep: KernelSweep
     weight: float = 1.0
     warm: float = 1.0
+    borrows: tuple[str, ...] = ()  # ops of its sweep that are another family's
     form: str = "launched"  # the module in `forms` that models it
     rules: Rules | None = None  # what its calls launch, where the form goes by rules
     declares: str = ""  # what its ops take, where they are not ATen's: lines in the notation of `_ops.declared`
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The ops that it answers for."""
+        return tuple(op for op in self.sweep.ops if op not in self.borrows)
 
 
 @cache

@@ -28,9 +28,7 @@ from steptime._models.kernels.forms.launched.terms import (
     terms,
     traffic,
 )
-from steptime._models.kernels.launches import Gpu, Launch
-from steptime._models.kernels.launches.facts import FACTS
-from steptime._models.kernels.launches.names import short_name
+from steptime._models.kernels.launches import FACTS, Gpu, Launch, short_name
 from steptime._models.kernels.question import OTHERS
 from steptime.errors import InputError
 from steptime_lab.fit.engine.terms import fit_group_weights

@@ -3,165 +3,126 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import (
-    USUAL_BYTES,
-    Draw,
-    Rng,
-    Shape,
-    chance,
-    channels_last,
-    fits,
-    floating,
-    log_int,
-    mixture,
-    pick,
-    size,
-)
+from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
+from steptime._models.kernels.sweep import USUAL_BYTES, Draw, Drawn, KernelSweep, Shape
 
 # About 3 ms on an H200 at half of what matrix products reach.
 _MOST_FLOP = {"float32": 60e9, "bfloat16": 6e11, "float16": 6e11}
 
-# Layers as (inputs, outputs, kernel, stride, padding, groups, side of the input).
+# Layers as (inputs, outputs, kernel, stride, padding, side of the input).
 # ResNet-50 (and its 3x3 stride-2 variant, torchvision's), 224 pixels.
 _RESNET = (
-    (3, 64, (7, 7), 2, (3, 3), 1, 224),
-    *((64, 64, (1, 1), 1, (0, 0), 1, 56), (64, 64, (3, 3), 1, (1, 1), 1, 56), (64, 256, (1, 1), 1, (0, 0), 1, 56)),
-    *((256, 64, (1, 1), 1, (0, 0), 1, 56), (256, 128, (1, 1), 1, (0, 0), 1, 56), (128, 128, (3, 3), 2, (1, 1), 1, 56)),
-    *((256, 512, (1, 1), 2, (0, 0), 1, 56), (512, 128, (1, 1), 1, (0, 0), 1, 28), (128, 128, (3, 3), 1, (1, 1), 1, 28)),
-    *((512, 256, (1, 1), 1, (0, 0), 1, 28), (256, 256, (3, 3), 2, (1, 1), 1, 28), (512, 1024, (1, 1), 2, (0, 0), 1, 28)),
-    *((1024, 256, (1, 1), 1, (0, 0), 1, 14), (256, 256, (3, 3), 1, (1, 1), 1, 14), (256, 1024, (1, 1), 1, (0, 0), 1, 14)),
-    *((1024, 512, (1, 1), 1, (0, 0), 1, 14), (512, 512, (3, 3), 2, (1, 1), 1, 14), (1024, 2048, (1, 1), 2, (0, 0), 1, 14)),
-    *((2048, 512, (1, 1), 1, (0, 0), 1, 7), (512, 512, (3, 3), 1, (1, 1), 1, 7), (512, 2048, (1, 1), 1, (0, 0), 1, 7)),
+    *((3, 64, (7, 7), 2, (3, 3), 224), (64, 64, (1, 1), 1, (0, 0), 56), (64, 64, (3, 3), 1, (1, 1), 56)),
+    *((64, 256, (1, 1), 1, (0, 0), 56), (256, 64, (1, 1), 1, (0, 0), 56), (256, 128, (1, 1), 1, (0, 0), 56)),
+    *((128, 128, (3, 3), 2, (1, 1), 56), (256, 512, (1, 1), 2, (0, 0), 56), (512, 128, (1, 1), 1, (0, 0), 28)),
+    *((128, 128, (3, 3), 1, (1, 1), 28), (512, 256, (1, 1), 1, (0, 0), 28), (256, 256, (3, 3), 2, (1, 1), 28)),
+    *((512, 1024, (1, 1), 2, (0, 0), 28), (1024, 256, (1, 1), 1, (0, 0), 14), (256, 256, (3, 3), 1, (1, 1), 14)),
+    *((256, 1024, (1, 1), 1, (0, 0), 14), (1024, 512, (1, 1), 1, (0, 0), 14), (512, 512, (3, 3), 2, (1, 1), 14)),
+    *((1024, 2048, (1, 1), 2, (0, 0), 14), (2048, 512, (1, 1), 1, (0, 0), 7), (512, 512, (3, 3), 1, (1, 1), 7)),
+    (512, 2048, (1, 1), 1, (0, 0), 7),
 )
 # Inception-v3, 299 pixels: the stem and one layer of each kind of block.
 _INCEPTION = (
-    *((3, 32, (3, 3), 2, (0, 0), 1, 299), (32, 32, (3, 3), 1, (0, 0), 1, 149), (32, 64, (3, 3), 1, (1, 1), 1, 147)),
-    *((64, 80, (1, 1), 1, (0, 0), 1, 73), (80, 192, (3, 3), 1, (0, 0), 1, 73), (192, 64, (1, 1), 1, (0, 0), 1, 35)),
-    *((48, 64, (5, 5), 1, (2, 2), 1, 35), (64, 96, (3, 3), 1, (1, 1), 1, 35), (288, 384, (3, 3), 2, (0, 0), 1, 35)),
-    *((768, 128, (1, 1), 1, (0, 0), 1, 17), (128, 128, (1, 7), 1, (0, 3), 1, 17), (128, 192, (7, 1), 1, (3, 0), 1, 17)),
-    *((160, 160, (7, 1), 1, (3, 0), 1, 17), (192, 192, (1, 7), 1, (0, 3), 1, 17), (192, 320, (3, 3), 2, (0, 0), 1, 17)),
-    *((1280, 320, (1, 1), 1, (0, 0), 1, 8), (1280, 448, (1, 1), 1, (0, 0), 1, 8), (448, 384, (3, 3), 1, (1, 1), 1, 8)),
-    *((384, 384, (1, 3), 1, (0, 1), 1, 8), (384, 384, (3, 1), 1, (1, 0), 1, 8), (2048, 192, (1, 1), 1, (0, 0), 1, 8)),
+    *((3, 32, (3, 3), 2, (0, 0), 299), (32, 32, (3, 3), 1, (0, 0), 149), (32, 64, (3, 3), 1, (1, 1), 147)),
+    *((64, 80, (1, 1), 1, (0, 0), 73), (80, 192, (3, 3), 1, (0, 0), 73), (192, 64, (1, 1), 1, (0, 0), 35)),
+    *((48, 64, (5, 5), 1, (2, 2), 35), (64, 96, (3, 3), 1, (1, 1), 35), (288, 384, (3, 3), 2, (0, 0), 35)),
+    *((768, 128, (1, 1), 1, (0, 0), 17), (128, 128, (1, 7), 1, (0, 3), 17), (128, 192, (7, 1), 1, (3, 0), 17)),
+    *((160, 160, (7, 1), 1, (3, 0), 17), (192, 192, (1, 7), 1, (0, 3), 17), (192, 320, (3, 3), 2, (0, 0), 17)),
+    *((1280, 320, (1, 1), 1, (0, 0), 8), (1280, 448, (1, 1), 1, (0, 0), 8), (448, 384, (3, 3), 1, (1, 1), 8)),
+    *((384, 384, (1, 3), 1, (0, 1), 8), (384, 384, (3, 1), 1, (1, 0), 8), (2048, 192, (1, 1), 1, (0, 0), 8)),
 )
 _NAMED = _RESNET + _INCEPTION
 
 
-@dataclass(frozen=True)
-class _Layer:
+class _Layer(NamedTuple):
     batch: int
     inputs: int
     outputs: int
     kernel: Shape
     image: Shape
-    stride: Shape
+    stride: int
     padding: Shape
-    dilation: Shape
+    dilation: int
     groups: int
     dtype: str
 
-    @property
-    def result(self) -> Shape:
-        axes = zip(self.image, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return tuple((length + 2 * pad - gap * (tap - 1) - 1) // step + 1 for length, tap, step, pad, gap in axes)
 
-    @property
-    def affordable(self) -> bool:
-        if min(self.result) < 1:
-            return False
-        pixels = self.batch * math.prod(self.result)
-        flop = 2.0 * pixels * self.outputs * (self.inputs // self.groups) * math.prod(self.kernel)
-        most = 4 * max(self.batch * self.inputs * math.prod(self.image), pixels * self.outputs)
-        return flop <= _MOST_FLOP[self.dtype] and most <= USUAL_BYTES
+def _draw_named(draw: Draw) -> _Layer:
+    inputs, outputs, kernel, stride, padding, side = draw.pick(_NAMED)
+    batch = draw.pick((8, 16, 32, 64, 128)) if draw.chance(0.6) else draw.log_int(1, 256)
+    return _Layer(batch, inputs, outputs, kernel, (side, side), stride, padding, 1, 1, draw.floating())
 
 
-def _named(rng: Rng) -> _Layer:
-    inputs, outputs, kernel, stride, padding, groups, side = pick(rng, _NAMED)
-    batch = pick(rng, (8, 16, 32, 64, 128)) if chance(rng, 0.6) else log_int(rng, 1, 256)
-    return _Layer(batch, inputs, outputs, kernel, (side, side), (stride, stride), padding, (1, 1), groups, floating(rng))
+def _draw_square(draw: Draw) -> _Layer:
+    tap, side = draw.pick((1, 1, 3, 3, 3, 5, 7)), draw.log_int(7, 224)
+    dilation = draw.pick((1, 2, 4), (0.85, 0.1, 0.05))
+    groups = draw.pick((1, 2, 4, 8, 32), (0.8, 0.05, 0.05, 0.05, 0.05))
+    inputs, outputs = (groups * max(1, draw.size(4, 1024) // groups) for _ in range(2))
+    stride, padding, batch = draw.pick((1, 2), (0.75, 0.25)), dilation * (tap // 2), draw.log_int(1, 128)
+    return _Layer(batch, inputs, outputs, (tap,) * 2, (side,) * 2, stride, (padding,) * 2, dilation, groups, draw.floating())
 
 
-def _square(rng: Rng) -> _Layer:
-    tap, side = pick(rng, (1, 1, 3, 3, 3, 5, 7)), log_int(rng, 7, 224)
-    dilation = pick(rng, (1, 2, 4), (0.85, 0.1, 0.05))
-    groups = pick(rng, (1, 2, 4, 8, 32), (0.8, 0.05, 0.05, 0.05, 0.05))
-    inputs, outputs = (groups * max(1, size(rng, 4, 1024) // groups) for _ in range(2))
-    stride, padding = pick(rng, (1, 2), (0.75, 0.25)), dilation * (tap // 2)
-    return _Layer(
-        *(log_int(rng, 1, 128), inputs, outputs, (tap, tap), (side, side), (stride, stride), (padding, padding)),
-        *((dilation, dilation), groups, floating(rng)),
-    )
+def _draw_depthwise(draw: Draw) -> _Layer:
+    tap, side, channels = draw.pick((3, 3, 5, 7)), draw.pick((7, 14, 28, 56, 112)), draw.size(16, 1280)
+    stride, padding, batch = draw.pick((1, 2), (0.7, 0.3)), tap // 2, draw.log_int(1, 128)
+    return _Layer(batch, channels, channels, (tap,) * 2, (side,) * 2, stride, (padding,) * 2, 1, channels, draw.floating())
 
 
-def _depthwise(rng: Rng) -> _Layer:
-    tap, side, channels = pick(rng, (3, 3, 5, 7)), pick(rng, (7, 14, 28, 56, 112)), size(rng, 16, 1280)
-    stride = pick(rng, (1, 2), (0.7, 0.3))
-    return _Layer(
-        *(log_int(rng, 1, 128), channels, channels, (tap, tap), (side, side), (stride, stride), (tap // 2, tap // 2)),
-        *((1, 1), channels, floating(rng)),
-    )
-
-
-def _line(rng: Rng) -> _Layer:
+def _draw_line(draw: Draw) -> _Layer:
     """One-dimensional: speech encoders, temporal stacks, pointwise and grouped layers over sequences."""
-    tap, dilation = pick(rng, (1, 2, 3, 3, 5, 7, 10)), pick(rng, (1, 2, 4, 8), (0.7, 0.1, 0.1, 0.1))
-    groups = pick(rng, (1, 4, 16), (0.8, 0.1, 0.1))
-    inputs, outputs = (groups * max(1, size(rng, 8, 1024) // groups) for _ in range(2))
-    stride = pick(rng, (1, 2, 5), (0.75, 0.2, 0.05))
-    return _Layer(
-        *(log_int(rng, 1, 128), inputs, outputs, (tap,), (log_int(rng, 32, 16384),), (stride,), (dilation * (tap // 2),)),
-        *((dilation,), groups, floating(rng)),
-    )
+    tap, dilation = draw.pick((1, 2, 3, 3, 5, 7, 10)), draw.pick((1, 2, 4, 8), (0.7, 0.1, 0.1, 0.1))
+    groups = draw.pick((1, 4, 16), (0.8, 0.1, 0.1))
+    inputs, outputs = (groups * max(1, draw.size(8, 1024) // groups) for _ in range(2))
+    stride, batch, length = draw.pick((1, 2, 5), (0.75, 0.2, 0.05)), draw.log_int(1, 128), draw.log_int(32, 16384)
+    padding = dilation * (tap // 2)
+    return _Layer(batch, inputs, outputs, (tap,), (length,), stride, (padding,), dilation, groups, draw.floating())
 
 
-def _any(rng: Rng) -> _Layer:
-    return pick(rng, (_named, _square, _depthwise, _line), (0.5, 0.2, 0.12, 0.18))(rng)
-
-
-def _tensors(rng: Rng, layer: _Layer) -> tuple[TensorArg, TensorArg, TensorArg]:
-    """Input, weight and output, all three in the same order of memory."""
-    x = (layer.batch, layer.inputs, *layer.image)
-    weight = (layer.outputs, layer.inputs // layer.groups, *layer.kernel)
-    y = (layer.batch, layer.outputs, *layer.result)
-    if len(layer.kernel) == 2 and chance(rng, 0.4):
-        return channels_last(x, layer.dtype), channels_last(weight, layer.dtype), channels_last(y, layer.dtype)
-    return TensorArg(x, layer.dtype), TensorArg(weight, layer.dtype), TensorArg(y, layer.dtype)
-
-
-def _forward(rng: Rng) -> Call | None:
-    layer = _any(rng)
-    if not layer.affordable:
+def _draw_layer(draw: Draw) -> Drawn | None:
+    """Input, weight and output, all three in the same order of memory, and the layer's geometry."""
+    kinds = (_draw_named, _draw_square, _draw_depthwise, _draw_line)
+    layer = draw.pick(kinds, (0.5, 0.2, 0.12, 0.18))(draw)
+    axes = zip(layer.image, layer.kernel, layer.padding, strict=True)
+    result = tuple((side + 2 * pad - layer.dilation * (tap - 1) - 1) // layer.stride + 1 for side, tap, pad in axes)
+    of_group, rank = layer.inputs // layer.groups, len(layer.kernel)
+    flop = 2.0 * layer.batch * math.prod(result) * layer.outputs * of_group * math.prod(layer.kernel)
+    most = 4 * layer.batch * max(layer.inputs * math.prod(layer.image), layer.outputs * math.prod(result))
+    if min(result) < 1 or flop > _MOST_FLOP[layer.dtype] or most > USUAL_BYTES:
         return None
-    x, weight, y = _tensors(rng, layer)
-    bias = TensorArg((layer.outputs,), layer.dtype) if chance(rng, 0.3) else None
-    no_output_padding = (0,) * len(layer.kernel)
-    geometry = (layer.stride, layer.padding, layer.dilation, False, no_output_padding, layer.groups)
-    return fits(Call("aten::convolution.default", (x, weight, bias, *geometry)), (y.shape, layer.dtype))
+    x = TensorArg((layer.batch, layer.inputs, *layer.image), layer.dtype)
+    weight = TensorArg((layer.outputs, of_group, *layer.kernel), layer.dtype)
+    y = TensorArg((layer.batch, layer.outputs, *result), layer.dtype)
+    if rank == 2 and draw.chance(0.4):
+        x, weight, y = x.channels_last(), weight.channels_last(), y.channels_last()
+    biased = draw.chance(0.3)
+    return {
+        "x": x,
+        "weight": weight,
+        "y": y,
+        "bias": TensorArg((layer.outputs,), layer.dtype) if biased else None,
+        "bias_shape": (layer.outputs,) if biased else None,
+        "stride": (layer.stride,) * rank,
+        "padding": layer.padding,
+        "dilation": (layer.dilation,) * rank,
+        "no_padding": (0,) * rank,
+        "groups": layer.groups,
+        # A network's first layer asks for no gradient of its input.
+        "asked": (layer.inputs != 3, True, biased),
+    }
 
-
-def _backward(rng: Rng) -> Call | None:
-    layer = _any(rng)
-    if not layer.affordable:
-        return None
-    x, weight, y = _tensors(rng, layer)
-    biased = chance(rng, 0.3)
-    # A network's first layer asks for no gradient of its input.
-    asked = (layer.inputs != 3, True, biased)
-    no_output_padding = (0,) * len(layer.kernel)
-    geometry = (layer.stride, layer.padding, layer.dilation, False, no_output_padding, layer.groups)
-    bias_shape = (layer.outputs,) if biased else None
-    return fits(Call("aten::convolution_backward.default", (y, x, weight, bias_shape, *geometry, asked)))
-
-
-_DRAWS: tuple[tuple[float, Draw], ...] = ((1, _forward), (1, _backward))
 
 FAMILY = Family(
     name="convolution",
     form="convolution",
-    ops=("aten::convolution.default", "aten::convolution_backward.default"),
-    sweep=mixture(*_DRAWS),
+    sweep=KernelSweep(
+        (1, _draw_layer, "convolution(*x, weight, bias, stride, padding, dilation, False, no_padding, groups)"),
+        (
+            *(1, _draw_layer),
+            "convolution_backward(*y, x, weight, bias_shape, stride, padding, dilation, False, no_padding, groups, asked)",
+        ),
+    ),
     weight=7.0,  # cuDNN plans tens of milliseconds at a layer's first call
 )

@@ -7,99 +7,55 @@ from __future__ import annotations
 
 import math
 
-from steptime._models.kernels.call import Argument, Call, TensorArg, contiguous
-from steptime._models.kernels.draw import (
-    SEQUENCES,
-    USUAL_BYTES,
-    VOCABULARIES,
-    Rng,
-    Shape,
-    chance,
-    floating,
-    indices,
-    log_int,
-    mixture,
-    pick,
-    width,
-)
+from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Launch, Operand, Rules, by_op, fresh, hot
-from steptime._models.kernels.launches.arguments import integer, optional_tensor, tensor, value
-from steptime._models.kernels.launches.copies import copies
-from steptime._models.kernels.launches.gathering import distinct_rows, part, rows_by_index
-from steptime._models.kernels.launches.names import VECTORIZED, WITH_INDEX
-from steptime._models.kernels.launches.pointwise import cleared, pointwise
-from steptime._models.kernels.launches.sorting import over_indices, radix_sort
+from steptime._models.kernels.launches import VECTORIZED, WITH_INDEX, GpuCall, Grids, Launch, Operand, by_op, fresh, hot
+from steptime._models.kernels.launches.indexed import distinct_rows, over_indices, part, radix_sort, rows_by_index
+from steptime._models.kernels.launches.iterator import cleared, copies, pointwise
+from steptime._models.kernels.sweep import SEQUENCES, USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape, indices
 from steptime.errors import InputError
 
-_MOST_ELEMENTS = USUAL_BYTES // 4
 _SUM, _MEAN, _MAX = 0, 1, 2  # values of `mode` in ATen
 
 
-def _draw_tokens(rng: Rng) -> tuple[int, int, Shape]:
-    """Rows and features of the table, and the shape of the tokens."""
-    if chance(rng, 0.6):
-        rows, features = pick(rng, (*VOCABULARIES, 512, 1024, 2)), pick(rng, (128, 256, 512, 768, 1024))
-        shape: Shape = (log_int(rng, 1, 32), pick(rng, SEQUENCES))
+def _draw_tokens(draw: Draw) -> Drawn | None:
+    if draw.chance(0.6):
+        rows, features = draw.pick((*VOCABULARIES, 512, 1024, 2)), draw.pick((128, 256, 512, 768, 1024))
+        shape: Shape = (draw.log_int(1, 32), draw.pick(SEQUENCES))
     else:
-        features = width(rng, 8, 1024)
-        rows, shape = log_int(rng, 16, min(1_000_000, _MOST_ELEMENTS // features)), (log_int(rng, 16, 65_536),)
-    return rows, features, shape
+        features = draw.width(8, 1024)
+        rows, shape = draw.log_int(16, min(1_000_000, USUAL_ELEMENTS // features)), (draw.log_int(16, 65_536),)
+    dtype = draw.floating()
+    padding = draw.pick((-1, 0)) if "backward" in draw.form() else None
+    gradient = TensorArg((*shape, features), dtype)
+    if gradient.numel > USUAL_ELEMENTS:
+        return None
+    table, tokens = TensorArg((rows, features), dtype), indices(shape, rows)
+    return {"table": table, "tokens": tokens, "gradient": gradient, "rows": rows, "padding": padding}
 
 
-def _draw_forward(rng: Rng) -> Call | None:
-    rows, features, shape = _draw_tokens(rng)
-    call = Call("aten::embedding.default", (TensorArg((rows, features), floating(rng)), indices(shape, rows)), written=(1,))
-    return call if _result_elements(shape, features) <= _MOST_ELEMENTS else None
-
-
-def _draw_backward(rng: Rng) -> Call | None:
-    rows, features, shape = _draw_tokens(rng)
-    gradient = TensorArg((*shape, features), floating(rng))
-    padding = pick(rng, (-1, 0))
-    call = Call("aten::embedding_dense_backward.default", (gradient, indices(shape, rows), rows, padding, False))
-    return call if max(gradient.numel, rows * features) <= _MOST_ELEMENTS else None
-
-
-def _result_elements(shape: Shape, features: int) -> int:
-    count = features
-    for length in shape:
-        count *= length
-    return count
-
-
-def _draw_bags(rng: Rng) -> tuple[int, int, int, int]:
-    """Rows and features of the table, bags and rows per bag."""
-    features = pick(rng, (8, 16, 32, 64, 128, 256))
-    rows = log_int(rng, 100, min(2_000_000, _MOST_ELEMENTS // features))
-    bags, pooled = log_int(rng, 32, 32_768), log_int(rng, 1, 128)
-    return rows, features, min(bags, 2_000_000 // pooled), pooled
-
-
-def _draw_bag(rng: Rng) -> Call:
-    rows, features, bags, pooled = _draw_bags(rng)
-    dtype, mode = floating(rng), pick(rng, (_SUM, _MEAN, _MAX), (0.75, 0.15, 0.1))
-    table, asked = TensorArg((rows, features), dtype), bags * pooled
-    offsets = TensorArg((bags,), "int64", high=asked, values="offsets")
-    weights = TensorArg((asked,), dtype) if mode == _SUM and chance(rng, 0.2) else None
-    sparse = mode != _MAX and chance(rng, 0.5)
-    arguments = (table, indices((asked,), rows), offsets, False, mode, sparse, weights, False, -1)
-    return Call("aten::_embedding_bag.default", arguments, written=(1,))
-
-
-def _draw_bag_backward(rng: Rng) -> Call:
-    """A sparse gradient, or a dense one of the whole table; pooled by sum, so that the maximum indices are not read."""
-    rows, features, bags, pooled = _draw_bags(rng)
-    asked = bags * pooled
-    bag_of_each = indices((asked,), bags)
-    bag_sizes, no_maxima = indices((bags,), pooled + 1), TensorArg((0,), "int64", high=1)
-    gradient, index = TensorArg((bags, features), floating(rng)), indices((asked,), rows)
-    if chance(rng, 0.4):
-        arguments: tuple[Argument, ...] = (gradient, index, bag_of_each, bag_sizes, no_maxima, rows, False, _SUM, None, -1)
-        return Call("aten::_embedding_bag_dense_backward.default", arguments)
-    offsets = TensorArg((bags,), "int64", high=asked, values="offsets")
-    arguments = (gradient, index, offsets, bag_of_each, bag_sizes, no_maxima, rows, False, _SUM, True, None, -1)
-    return Call("aten::_embedding_bag_backward.default", arguments)
+def _draw_bags(draw: Draw) -> Drawn:
+    """A table and bags of its rows; backward, they are pooled by sum, so that the maximum indices are not read."""
+    features = draw.pick((8, 16, 32, 64, 128, 256))
+    rows = draw.log_int(100, min(2_000_000, USUAL_ELEMENTS // features))
+    bags, pooled = draw.log_int(32, 32_768), draw.log_int(1, 128)
+    bags = min(bags, 2_000_000 // pooled)
+    index, dtype = indices((bags * pooled,), rows), draw.floating()
+    drawn: dict[str, Argument] = {
+        "rows": rows,
+        "table": TensorArg((rows, features), dtype),
+        "gradient": TensorArg((bags, features), dtype),
+        "index": index,
+        "offsets": TensorArg((bags,), "int64", high=index.numel, values="offsets"),
+        "bag_of_each": indices(index.shape, bags),
+        "bag_sizes": indices((bags,), pooled + 1),
+        "no_maxima": indices((0,), 1),
+    }
+    if "backward" in draw.form():
+        return drawn
+    mode = draw.pick((_SUM, _MEAN, _MAX), (0.75, 0.15, 0.1))
+    weights = TensorArg(index.shape, dtype) if mode == _SUM and draw.chance(0.2) else None
+    return drawn | {"mode": mode, "weights": weights, "sparse": mode != _MAX and draw.chance(0.5)}
 
 
 # Launches of embeddings: rows by token, pooled bags, and their gradients, which sort the indices and sum segments.
@@ -108,7 +64,6 @@ def _draw_bag_backward(rng: Rng) -> Call:
 _UNSORTED = 3072
 # Rows of a segment above which it is summed with atomic additions: seen between 14 and 40 tokens per row of the table.
 _ATOMIC = 20
-_MAXIMUM = 2  # value of `mode` in ATen
 _INDEX_BITS, _WARP = 64, 32
 # ATen's segments are cut into parts of so many rows.
 _PART_ROWS = 10
@@ -126,8 +81,8 @@ _SEGMENTS = (
 )
 
 
-def _table(call: Call, place: int) -> Operand:
-    table = tensor(call, place)
+def _table(call: GpuCall, place: int) -> Operand:
+    table = call.tensor(place)
     if len(table.shape) != 2 or table.numel == 0:
         raise InputError(f"{call.op}: {table.shape} is no table of rows")
     return table
@@ -138,17 +93,17 @@ def _packed(index: Operand) -> list[Launch]:
     return [] if index.strides == contiguous(index.shape) else copies(fresh(index.shape, index.dtype), index)
 
 
-def _embedding(call: Call) -> list[Launch]:
-    index = tensor(call, 1)
+def _embedding(call: GpuCall) -> list[Launch]:
+    index = call.tensor(1)
     return [*_packed(index), rows_by_index(_table(call, 0), index)]
 
 
-def _bag(call: Call) -> list[Launch]:
-    table, index, offsets = _table(call, 0), tensor(call, 1), tensor(call, 2)
+def _bag(call: GpuCall) -> list[Launch]:
+    table, index, offsets = _table(call, 0), call.tensor(1), call.tensor(2)
     rows, columns = table.shape
-    asked, bags, mode = index.numel, max(1, offsets.numel), integer(call, 4, 0)
+    asked, bags, mode = index.numel, max(1, offsets.numel), call.integer(4, 0)
     met = max(1, int(distinct_rows(rows, asked)))
-    weighted = optional_tensor(call, 6) is not None
+    weighted = call.optional_tensor(6) is not None
     pooled = asked / bags
     facts = {
         "rows": bags,
@@ -165,113 +120,121 @@ def _bag(call: Call) -> list[Launch]:
     }
     stretches = bags * math.ceil(columns / _WARP)
     busiest = max(_longest(call, asked, bags), math.ceil(stretches / _BAG_WARPS) * pooled)
-    grids: tuple[tuple[float, float], ...] = (
+    grids: Grids = (
         (1.0, busiest),
         (stretches / 8, pooled),
         (bags * columns / 256, pooled),
         (bags / 8, pooled),
     )
-    kernel = "EmbeddingBag_updateOutputKernel_" + ("max" if mode == _MAXIMUM else "sum_mean")
+    kernel = "EmbeddingBag_updateOutputKernel_" + ("max" if mode == _MAX else "sum_mean")
     reads = (part(table, (met, columns)), index, offsets)
     writes = (fresh((bags, columns), table.dtype), fresh((bags,), "int64"))
     path = "weighted" if weighted else ""
-    if mode == _MAXIMUM:
+    if mode == _MAX:
         # Few of these were measured: two pairs and the bytes are as much as they can tell.
         facts, grids = {"gathered_bytes": facts["gathered_bytes"], "columns": columns}, grids[:2]
     return [Launch(kernel, asked * columns, reads, writes, facts, grids, path, table.dtype)]
 
 
-def _longest(call: Call, asked: int, bags: int) -> float:
+def _longest(call: GpuCall, asked: int, bags: int) -> float:
     """Rows of the longest bag: where offsets are drawn evenly, the last one has what is left over."""
-    offsets = value(call, 2)
+    offsets = call.value(2)
     drawn = isinstance(offsets, TensorArg) and offsets.values == "offsets"
     return float(asked - (bags - 1) * (asked // bags)) if drawn else asked / bags
 
 
-def _bag_backward(call: Call) -> list[Launch]:
+def _bag_backward(call: GpuCall) -> list[Launch]:
     """A sparse gradient: every looked-up row gets the gradient of its bag."""
-    return [rows_by_index(_table(call, 0), tensor(call, 3))]
+    return [rows_by_index(_table(call, 0), call.tensor(3))]
 
 
-def _gradient_facts(tokens: int, rows: int, columns: int, item: int) -> dict[str, float]:
-    return {
+def _summed(kernel: str, gradient: Operand, tokens: int, rows: int, grids: Grids) -> Launch:
+    """Gradients of tokens added up to rows of the table."""
+    columns, dtype = gradient.shape[1], gradient.dtype
+    facts = {
         "rows": tokens,
         "columns": columns,
         "table_rows": rows,
         "reuse": tokens / rows,
-        "footprint_bytes": rows * columns * item,
+        "footprint_bytes": rows * columns * gradient.item_bytes,
     }
+    written = (fresh((min(tokens, rows), columns), dtype),)
+    return Launch(kernel, tokens * columns, (gradient,), written, facts, grids, "", dtype)
 
 
-def _dense_backward(call: Call) -> list[Launch]:
-    given, index, rows = tensor(call, 0), tensor(call, 1), integer(call, 2)
-    if rows <= 0 or not given.shape:
-        raise InputError(f"{call.op}: gradient {given.shape} of a table of {rows} rows")
-    tokens, columns = index.numel, given.shape[-1]
-    gradient = part(given, (tokens, columns))
+def _dense_backward(call: GpuCall) -> list[Launch]:
+    gradient, index, rows = call.tensor(0), call.tensor(1), call.integer(2)
+    if rows <= 0 or not gradient.shape:
+        raise InputError(f"{call.op}: gradient {gradient.shape} of a table of {rows} rows")
+    tokens, columns = index.numel, gradient.shape[-1]
+    gradient = part(gradient, (tokens, columns))
     if tokens > _UNSORTED:
         return [*_packed(index), *_segment_sums("compute_grad_weight", gradient, tokens, rows, tokens / rows > _ATOMIC)]
     # A block per 32 columns meets tokens 32 at a time; those of one row among them are added one after the other.
     met_twice = _WARP - rows * (1 - (1 - 1 / rows) ** _WARP)
     blocks, batches = columns / _WARP, math.ceil(tokens / _WARP)
     grids = ((blocks, batches * met_twice), (blocks, float(tokens)), (blocks, float(batches)))
-    facts = _gradient_facts(tokens, rows, columns, given.item_bytes)
-    written = (fresh((min(tokens, rows), columns), given.dtype),)
-    kernel = Launch("embedding_backward_feature_kernel", tokens * columns, (gradient,), written, facts, grids, "", given.dtype)
-    return [cleared(fresh((rows, columns), given.dtype)), kernel]
+    kernel = _summed("embedding_backward_feature_kernel", gradient, tokens, rows, grids)
+    return [cleared(fresh((rows, columns), gradient.dtype)), kernel]
 
 
-def _bag_dense_backward(call: Call) -> list[Launch]:
-    gradient, index = _table(call, 0), tensor(call, 1)
-    return _segment_sums("compute_grad_weight_bags", gradient, index.numel, integer(call, 5), atomic=False)
+def _bag_dense_backward(call: GpuCall) -> list[Launch]:
+    gradient, index = _table(call, 0), call.tensor(1)
+    return _segment_sums("compute_grad_weight_bags", gradient, index.numel, call.integer(5), atomic=False)
 
 
 def _segment_sums(kernel: str, gradient: Operand, tokens: int, rows: int, atomic: bool) -> list[Launch]:
     """Indices sorted, equal ones as a segment, parts of segments summed, and their sums written to the rows of the table."""
     columns, dtype = gradient.shape[1], gradient.dtype
     table = (rows, columns)
-
-    def summed(name: str) -> Launch:
-        grids = (
-            (tokens * columns / 1024, 1.0),
-            (tokens / _PART_ROWS * columns / _WARP, 1.0),
-            (float(rows), tokens / rows),
-            (columns / _WARP, float(tokens)),
-        )
-        facts = _gradient_facts(tokens, rows, columns, gradient.item_bytes)
-        written = (fresh((min(tokens, rows), columns), dtype),)
-        return Launch(name, tokens * columns, (gradient,), written, facts, grids, "", dtype)
-
+    grids = (
+        (tokens * columns / 1024, 1.0),
+        (tokens / _PART_ROWS * columns / _WARP, 1.0),
+        (float(rows), tokens / rows),
+        (columns / _WARP, float(tokens)),
+    )
     results = [over_indices(WITH_INDEX, tokens, path="indices"), *radix_sort(tokens, _INDEX_BITS, rows)]
     results.append(cleared(fresh(table, dtype)))
     results += [over_indices(name, tokens, table_rows=rows) for name in _SEGMENTS]
     if not atomic:
-        return [*results, summed(kernel), summed("sum_and_scatter")]
+        return results + [_summed(name, gradient, tokens, rows, grids) for name in (kernel, "sum_and_scatter")]
     results.append(over_indices("krn_partial_to_segment_idx", tokens, table_rows=rows))
+    added = _summed("compute_grad_weight_atomic_accumulate", gradient, tokens, rows, grids)
     if dtype == "float32":
-        return [*results, summed("compute_grad_weight_atomic_accumulate")]
+        return [*results, added]
     wide = hot(table, "float32", rows * columns * 4)
     narrowed = pointwise((wide,), fresh(table, dtype), tag="narrowed", casts=True, kernel=VECTORIZED)
-    return [*results, cleared(fresh(table, "float32")), summed("compute_grad_weight_atomic_accumulate"), narrowed]
-
-
-_RULES: dict[str, Rules] = {
-    "aten::embedding.default": _embedding,
-    "aten::embedding_dense_backward.default": _dense_backward,
-    "aten::_embedding_bag.default": _bag,
-    "aten::_embedding_bag_backward.default": _bag_backward,
-    "aten::_embedding_bag_dense_backward.default": _bag_dense_backward,
-}
+    return [*results, cleared(fresh(table, "float32")), added, narrowed]
 
 
 FAMILY = Family(
     name="embedding",
-    ops=(
-        *("aten::embedding.default", "aten::embedding_dense_backward.default"),
-        *("aten::_embedding_bag.default", "aten::_embedding_bag_backward.default"),
-        "aten::_embedding_bag_dense_backward.default",
+    sweep=KernelSweep(
+        (1, _draw_tokens, "embedding(table, *tokens)"),
+        (1, _draw_tokens, "embedding_dense_backward(*gradient, tokens, rows, padding, False)"),
+        (1, _draw_bags, "_embedding_bag(table, *index, offsets, False, mode, sparse, weights, False, -1)"),
+        (
+            *(0.8, _draw_bags),
+            # A dense gradient of the whole table, or a sparse one.
+            (
+                0.4,
+                "_embedding_bag_dense_backward(*gradient, index, bag_of_each, bag_sizes, no_maxima, rows, False, 0, None, -1)",
+            ),
+            (
+                0.6,
+                "_embedding_bag_backward"
+                "(*gradient, index, offsets, bag_of_each, bag_sizes, no_maxima, rows, False, 0, True, None, -1)",
+            ),
+        ),
     ),
-    sweep=mixture((1, _draw_forward), (1, _draw_backward), (1, _draw_bag), (0.8, _draw_bag_backward)),
     weight=3.5,
-    rules=by_op(_RULES),
+    rules=by_op(
+        {
+            "embedding": _embedding,
+            "embedding_dense_backward": _dense_backward,
+            "_embedding_bag": _bag,
+            "_embedding_bag_backward": _bag_backward,
+            "_embedding_bag_dense_backward": _bag_dense_backward,
+        }
+    ),
 )

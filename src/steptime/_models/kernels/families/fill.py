@@ -2,84 +2,76 @@
 
 from __future__ import annotations
 
-from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime._models.kernels.draw import Rng, activation, activation_shape, floating, log_int, mixture, options, pick
+from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Launch, fresh
-from steptime._models.kernels.launches.arguments import base_name, dtype_keyword, integer, integers, tensor
-from steptime._models.kernels.launches.names import WITH_INDEX
-from steptime._models.kernels.launches.pointwise import fill
-from steptime.errors import InputError
+from steptime._models.kernels.launches import WITH_INDEX, GpuCall, Launch, by_op, fresh
+from steptime._models.kernels.launches.iterator import fill
+from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep
 
-# Op -> arguments after the tensor.
-_FILLS: dict[str, tuple[Argument, ...]] = {
-    "aten::zero_.default": (),
-    "aten::fill_.Scalar": (1.0,),
-    "aten::ones_like.default": (),
-    "aten::zeros_like.default": (),
-    "aten::full_like.default": (0.5,),
-}
-_DRAWN_BY: dict[str, tuple[Argument, ...]] = {
-    "aten::uniform_.default": (0.0, 1.0),
-    "aten::normal_.default": (0.0, 1.0),
-}
-
-
-def _draw_filled(rng: Rng) -> Call:
-    op = pick(rng, tuple(_FILLS), (3, 2, 1, 1, 0.5))
-    return Call(op, (activation(rng), *_FILLS[op]))
-
-
-def _draw_made(rng: Rng) -> Call:
-    """Tensors that are made with their content: gradients of lookups, masks, positions."""
-    if pick(rng, (True, False)):
-        shape = activation_shape(rng)
-        return Call("aten::zeros.default", (shape,), options(device="device", dtype=DtypeArg(floating(rng))), written=())
-    count = log_int(rng, 16, 4_000_000)
-    return Call("aten::arange.default", (count,), options(device="device", dtype=DtypeArg("int64")), written=())
-
-
-def _draw_integers(rng: Rng) -> Call:
-    x = TensorArg((log_int(rng, 1, 8_000_000),), pick(rng, ("int64", "int32")), high=100)
-    return Call("aten::zero_.default", (x,))
-
-
-def _draw_random(rng: Rng) -> Call:
-    op = pick(rng, tuple(_DRAWN_BY))
-    return Call(op, (activation(rng), *_DRAWN_BY[op]))
-
-
-# What constants, ranges and random numbers launch.
-
-_DRAWN = "distribution_elementwise_grid_stride_kernel"
-_IN_PLACE, _LIKE, _RANDOM = ("zero_", "fill_"), ("zeros_like", "ones_like", "full_like"), ("uniform_", "normal_", "bernoulli_")
 _BLOCK = 1024  # elements, as in the element-wise kernels
 
 
-def launches(call: Call) -> list[Launch]:
-    """The kernel that writes the values."""
-    name = base_name(call.op)
-    if name in _IN_PLACE:
-        return [fill(tensor(call, 0), existing=True)]
-    if name in _LIKE:
-        x = tensor(call, 0)
-        return [fill(fresh(x.shape, dtype_keyword(call, x.dtype)))]
-    if name in ("zeros", "ones", "full"):
-        return [fill(fresh(integers(call, 0), dtype_keyword(call, "float32")))]
-    if name == "arange":
-        count = integer(call, 0)
-        return [Launch(WITH_INDEX, count, (), (fresh((count,), "int64"),), {}, ((count / _BLOCK, 1.0),))]
-    if name in _RANDOM:
-        x = tensor(call, 0)
-        facts = {"tail": x.numel % 4 != 0}
-        return [Launch(_DRAWN, x.numel, (), (x,), facts, ((x.numel / _BLOCK, 1.0),), "", x.dtype)]
-    raise InputError(f"{call.op}: no rule says what it launches")
+def _draw_filled(draw: Draw) -> Drawn:
+    draw.form()
+    return {"x": draw.activation()}
 
+
+def _draw_integers(draw: Draw) -> Drawn:
+    return {"x": TensorArg((draw.log_int(1, 8_000_000),), draw.pick(("int64", "int32")), high=100)}
+
+
+def _draw_new(draw: Draw) -> Drawn:
+    """Tensors that are made with their content: gradients of lookups, masks, positions."""
+    if "zeros" in draw.form():
+        return {"shape": draw.activation_shape(), "dtype": DtypeArg(draw.floating())}
+    return {"count": draw.log_int(16, 4_000_000)}
+
+
+def _in_place(call: GpuCall) -> list[Launch]:
+    return [fill(call.tensor(0), existing=True)]
+
+
+def _like(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    return [fill(fresh(x.shape, call.dtype_keyword(x.dtype)))]
+
+
+def _new(call: GpuCall) -> list[Launch]:
+    return [fill(fresh(call.integers(0), call.dtype_keyword("float32")))]
+
+
+def _arange(call: GpuCall) -> list[Launch]:
+    count = call.integer(0)
+    return [Launch(WITH_INDEX, count, (), (fresh((count,), "int64"),), {}, ((count / _BLOCK, 1.0),))]
+
+
+def _random(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    kernel, facts = "distribution_elementwise_grid_stride_kernel", {"tail": x.numel % 4 != 0}
+    return [Launch(kernel, x.numel, (), (x,), facts, ((x.numel / _BLOCK, 1.0),), "", x.dtype)]
+
+
+launches = by_op(
+    {
+        **dict.fromkeys(("zero_", "fill_"), _in_place),
+        **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
+        **dict.fromkeys(("zeros", "ones", "full"), _new),
+        **dict.fromkeys(("uniform_", "normal_", "bernoulli_"), _random),
+        "arange": _arange,
+    }
+)
 
 FAMILY = Family(
     name="fill",
-    ops=(*_FILLS, *_DRAWN_BY, "aten::zeros.default", "aten::arange.default"),
-    sweep=mixture((3, _draw_filled), (0.5, _draw_integers), (0.8, _draw_random), (0.7, _draw_made)),
+    sweep=KernelSweep(
+        (
+            *(3, _draw_filled, (3, "zero_(*x)"), (2, "fill_.Scalar(*x, 1.0)"), (1, "ones_like(*x)"), (1, "zeros_like(*x)")),
+            (0.5, "full_like(*x, 0.5)"),
+        ),
+        (0.5, _draw_integers, "zero_(*x)"),
+        (0.8, _draw_filled, "uniform_(*x, 0.0, 1.0)", "normal_(*x, 0.0, 1.0)"),
+        (0.7, _draw_new, 'zeros(shape, device="device", dtype=dtype)', 'arange(count, device="device", dtype=int64)'),
+    ),
     weight=2.0,
     rules=launches,
 )

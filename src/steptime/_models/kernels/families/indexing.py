@@ -3,120 +3,91 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import (
-    USUAL_BYTES,
-    VOCABULARIES,
-    Rng,
-    chance,
-    fits,
-    floating,
-    indices,
-    log_int,
-    mixture,
-    options,
-    pick,
-    size,
-    width,
-)
+from steptime._models.kernels.call import Argument, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, Rules, by_op, fresh, operand
-from steptime._models.kernels.launches.accumulate import accumulated
-from steptime._models.kernels.launches.arguments import flag, integer, optional_tensor, tensor, value
-from steptime._models.kernels.launches.copies import memcpy
-from steptime._models.kernels.launches.gathering import (
+from steptime._models.kernels.launches import (
+    FRESH,
+    INDEXED,
+    SCATTER_GATHER,
+    UNROLLED,
+    WITH_INDEX,
+    Gpu,
+    GpuCall,
+    Launch,
+    Operand,
+    by_op,
+    fresh,
+    hot,
+    operand,
+)
+from steptime._models.kernels.launches.indexed import (
+    bits_of,
     distinct_rows,
     indexed_grids,
+    over_indices,
     part,
+    radix_sort,
     rows_by_index,
     scatter_grids,
     touched,
 )
-from steptime._models.kernels.launches.names import INDEXED, SCATTER_GATHER
+from steptime._models.kernels.launches.iterator import copies, memcpy, pointwise, reduction
+from steptime._models.kernels.sweep import MOST_BYTES, USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, indices
 from steptime.errors import InputError
 
-_MOST_ELEMENTS = USUAL_BYTES // 4
+_BY_NUMBER = "scatter_.value(*scores, 1, index, 1.0)"
+_BY_TENSOR = (
+    *((1, "scatter_.src(scores, 1, index, *values)"), (0.4, "scatter.src(scores, 1, index, *values)")),
+    *((1.5, "scatter_add_(scores, 1, index, *values)"), (0.6, "scatter_add(scores, 1, index, *values)")),
+)
 
 
-def _draw_table(rng: Rng) -> tuple[TensorArg, int]:
-    """Rows of features, and how many of them are asked for."""
-    features = pick(rng, (8, 16, 32, 64, 128)) if chance(rng, 0.5) else width(rng, 1, 2048)
-    rows = log_int(rng, 16, min(1_000_000, _MOST_ELEMENTS // features))
-    return TensorArg((rows, features), floating(rng)), log_int(rng, 16, min(262_144, _MOST_ELEMENTS // features))
+def _draw_rows(draw: Draw) -> dict[str, Argument]:
+    """Rows of features, those of them that are asked for, and their gradients."""
+    features = draw.pick((8, 16, 32, 64, 128)) if draw.chance(0.5) else draw.width(1, 2048)
+    rows = draw.log_int(16, min(1_000_000, USUAL_ELEMENTS // features))
+    table = TensorArg((rows, features), draw.floating())
+    asked = draw.log_int(16, min(262_144, USUAL_ELEMENTS // features))
+    return {"table": table, "index": indices((asked,), rows), "gradient": TensorArg((asked, features), table.dtype)}
 
 
-def _draw_rows(rng: Rng) -> Call:
-    table, asked = _draw_table(rng)
-    index = indices((asked,), table.shape[0])
-    if chance(rng, 0.6):
-        return Call("aten::index_select.default", (table, 0, index), written=(0,))
-    return Call("aten::index.Tensor", (table, (index,)))
+def _draw_put(draw: Draw) -> Drawn:
+    """Gradients of rows put or added where they came from; repeated indices are sorted first."""
+    return _draw_rows(draw) | {"accumulated": draw.chance(0.7)}
 
 
-def _draw_triangle(rng: Rng) -> tuple[TensorArg, tuple[None, TensorArg, TensorArg], TensorArg]:
-    """Products of all pairs of features, the row and column of each below the diagonal, and what they select."""
-    features = log_int(rng, 3, 65)
-    pairs = features * (features - 1) // 2
-    batch = log_int(rng, 32, min(32_768, _MOST_ELEMENTS // (features * features)))
-    row = TensorArg((pairs,), "int64", high=features, values="lower_row")
-    column = TensorArg((pairs,), "int64", high=features, values="lower_column")
-    dtype = floating(rng)
-    return TensorArg((batch, features, features), dtype), (None, row, column), TensorArg((batch, pairs), dtype)
-
-
-def _draw_interaction(rng: Rng) -> Call:
-    products, places, _ = _draw_triangle(rng)
-    return Call("aten::index.Tensor", (products, places))
-
-
-def _draw_interaction_backward(rng: Rng) -> Call:
-    products, places, chosen = _draw_triangle(rng)
-    return Call("aten::_index_put_impl_.default", (products, places, chosen, True, True), written=(0, 2))
-
-
-def _draw_rows_backward(rng: Rng) -> Call:
-    """Gradients of rows added where they came from; repeated indices are sorted first."""
-    table, asked = _draw_table(rng)
-    gradient = TensorArg((asked, table.shape[1]), table.dtype)
-    index = indices((asked,), table.shape[0])
-    accumulated = chance(rng, 0.7)
-    op = pick(rng, ("aten::_index_put_impl_.default", "aten::index_put_.default", "aten::index_put.default"), (2, 2, 1))
-    rest = (accumulated, True) if op == "aten::_index_put_impl_.default" else (accumulated,)
-    return Call(op, (table, (index,), gradient, *rest), written=(2,))
-
-
-def _draw_added(rng: Rng) -> Call:
+def _draw_added(draw: Draw) -> Drawn:
     """`index_add_` of gradients of rows: also what a sparse gradient does to its table."""
-    table, asked = _draw_table(rng)
-    gradient = TensorArg((asked, table.shape[1]), table.dtype)
-    arguments = (table, 0, indices((asked,), table.shape[0]), gradient)
-    if chance(rng, 0.8):
-        return Call("aten::index_add_.default", arguments, options(alpha=pick(rng, (1, -0.01))), written=(3,))
-    return Call("aten::index_add.default", arguments, written=(3,))
+    return _draw_rows(draw) | {"alpha": draw.pick((1, -0.01)) if "index_add_" in draw.form() else None}
 
 
-def _draw_labelled(rng: Rng) -> tuple[TensorArg, TensorArg]:
+def _draw_triangle(draw: Draw) -> Drawn:
+    """Products of all pairs of features, the row and column of each below the diagonal, and what they select."""
+    features = draw.log_int(3, 65)
+    pairs = features * (features - 1) // 2
+    batch = draw.log_int(32, min(32_768, USUAL_ELEMENTS // (features * features)))
+    row = TensorArg((pairs,), "int64", high=features, values="lower_row")
+    products = TensorArg((batch, features, features), draw.floating())
+    selected = TensorArg((batch, pairs), products.dtype)
+    return {"products": products, "row": row, "column": replace(row, values="lower_column"), "selected": selected}
+
+
+def _draw_labelled(draw: Draw) -> Drawn:
     """Scores of rows, and for each row one column or several."""
-    columns = pick(rng, VOCABULARIES) if chance(rng, 0.3) else size(rng, 8, 8192)
-    rows = log_int(rng, 8, min(65_536, _MOST_ELEMENTS // columns))
-    picked = pick(rng, (1, 1, log_int(rng, 1, min(columns, 128)), columns if columns <= 4096 else 1))
-    return TensorArg((rows, columns), floating(rng)), indices((rows, picked), columns)
+    columns = draw.pick(VOCABULARIES) if draw.chance(0.3) else draw.size(8, 8192)
+    rows = draw.log_int(8, min(65_536, USUAL_ELEMENTS // columns))
+    picked = draw.pick((1, 1, draw.log_int(1, min(columns, 128)), columns if columns <= 4096 else 1))
+    scores, index = TensorArg((rows, columns), draw.floating()), indices((rows, picked), columns)
+    return {"scores": scores, "index": index, "values": TensorArg(index.shape, scores.dtype)}
 
 
-def _draw_gathered(rng: Rng) -> Call | None:
-    scores, index = _draw_labelled(rng)
-    return fits(Call("aten::gather.default", (scores, 1, index)))
-
-
-def _draw_scattered(rng: Rng) -> Call | None:
-    scores, index = _draw_labelled(rng)
-    values = TensorArg(index.shape, scores.dtype)
-    forms = ("aten::scatter_.src", "aten::scatter.src", "aten::scatter_add_.default", "aten::scatter_add.default")
-    if chance(rng, 0.2):
-        return fits(Call("aten::scatter_.value", (scores, 1, index, 1.0)))
-    return fits(Call(pick(rng, forms, (1, 0.4, 1.5, 0.6)), (scores, 1, index, values), written=(3,)))
+def _draw_scattered(draw: Draw) -> Drawn:
+    drawn = _draw_labelled(draw)
+    draw.form((_BY_NUMBER,) if draw.chance(0.2) else _BY_TENSOR)
+    return drawn
 
 
 # Launches of gathers and scatters by index, and of the sums that repeated indices need.
@@ -127,16 +98,16 @@ _THREADS, _BLOCKS_OF_SM = 128, 8
 _SECTOR_BYTES, _WARP = 32, 32
 
 
-def _matrix(call: Call, place: int) -> Operand:
-    x = tensor(call, place)
+def _matrix(call: GpuCall) -> Operand:
+    x = call.tensor(0)
     if not x.shape or x.numel == 0:
         raise InputError(f"{call.op}: nothing can be looked up in {x.shape}")
     return x
 
 
-def _index_select(call: Call) -> list[Launch]:
-    x, index = _matrix(call, 0), tensor(call, 2)
-    axis = integer(call, 1) % len(x.shape)
+def _index_select(call: GpuCall) -> list[Launch]:
+    x, index = _matrix(call), call.tensor(2)
+    axis = call.integer(1) % len(x.shape)
     if math.prod(x.shape[:axis]) == 1:
         return [rows_by_index(replace(x, shape=x.shape[axis:], strides=x.strides[axis:]), index)]
     elements = x.numel // x.shape[axis] * index.numel
@@ -146,21 +117,21 @@ def _index_select(call: Call) -> list[Launch]:
     return [Launch(SCATTER_GATHER, elements, reads, result, facts, scatter_grids(elements), "inner", x.dtype)]
 
 
-def _places(call: Call) -> list[Operand | None]:
+def _places(call: GpuCall) -> list[Operand | None]:
     """The index tensors of advanced indexing; None leaves a dimension whole."""
-    given = value(call, 1)
-    if not isinstance(given, tuple) or not any(isinstance(item, TensorArg) for item in given):
-        raise InputError(f"{call.op}: argument 1 is {given!r}, expected a list of index tensors")
-    return [operand(item, 1) if isinstance(item, TensorArg) else None for item in given]
+    places = call.value(1)
+    if not isinstance(places, tuple) or not any(isinstance(item, TensorArg) for item in places):
+        raise InputError(f"{call.op}: argument 1 is {places!r}, expected a list of index tensors")
+    return [operand(item, 1) if isinstance(item, TensorArg) else None for item in places]
 
 
-def _index(call: Call) -> list[Launch]:
-    x, places = _matrix(call, 0), _places(call)
+def _index(call: GpuCall) -> list[Launch]:
+    x, places = _matrix(call), _places(call)
     first = places[0]
     if len(places) == 1 and first is not None:
         return [rows_by_index(x, first, unaligned=INDEXED, few=False)]
-    given = [item for item in places if item is not None]
-    asked = max(item.numel for item in given)
+    indices = [index for index in places if index is not None]
+    asked = max(index.numel for index in indices)
     kept = math.prod(size for index, size in enumerate(x.shape) if index >= len(places) or places[index] is None)
     elements = asked * kept
     facts = {
@@ -170,48 +141,37 @@ def _index(call: Call) -> list[Launch]:
         "footprint_bytes": x.nbytes,
         "items": asked,
     }
-    reads, result = (part(x, (elements,)), *given), (fresh((elements,), x.dtype),)
+    reads, result = (part(x, (elements,)), *indices), (fresh((elements,), x.dtype),)
     return [Launch(INDEXED, elements, reads, result, facts, indexed_grids(elements), "places", x.dtype)]
 
 
-def _index_put(checked: bool, copied: bool) -> Rules:
-    """`checked` says that bounds are asserted first, `copied` that the op does not work in place."""
-
-    def rules(call: GpuCall) -> list[Launch]:
-        x, places, values = _matrix(call, 0), _places(call), tensor(call, 2)
-        before = [memcpy(x, fresh(x.shape, x.dtype))] if copied else []
-        if flag(call, 3):
-            return before + accumulated(x, places, values, call.gpu, checked=checked)
-        given = [item for item in places if item is not None]
-        rows = max(item.numel for item in given)
-        facts = {
-            "rows": rows,
-            "row_bytes": values.numel / rows * x.item_bytes,
-            "table_rows": x.shape[0],
-            "footprint_bytes": x.nbytes,
-        }
-        written = (fresh(values.shape, values.dtype),)
-        grids = indexed_grids(values.numel)
-        return [*before, Launch(INDEXED, values.numel, (values, *given), written, facts, grids, "put", x.dtype)]
-
-    return rules
+def _copied(call: GpuCall, x: Operand) -> list[Launch]:
+    """The copy that an op which does not work in place begins with."""
+    return [] if call.name.endswith("_") else [memcpy(x, fresh(x.shape, x.dtype))]
 
 
-def _index_add(copied: bool) -> Rules:
-    def rules(call: GpuCall) -> list[Launch]:
-        x, values = _matrix(call, 0), tensor(call, 3)
-        before = [memcpy(x, fresh(x.shape, x.dtype))] if copied else []
-        return [
-            *before,
-            _added(x, integer(call, 1) % len(x.shape), tensor(call, 2), values, call.gpu, ordered=_ordered(call, 2)),
-        ]
+def _index_put(call: GpuCall) -> list[Launch]:
+    x, places, values = _matrix(call), _places(call), call.tensor(2)
+    if call.flag(3):
+        # Autograd's op has bounds checked before; the others assert them first.
+        return _copied(call, x) + _accumulated(x, places, values, call.gpu, checked=call.name != "_index_put_impl_")
+    indices = [index for index in places if index is not None]
+    rows = max(index.numel for index in indices)
+    facts = {
+        "rows": rows,
+        "row_bytes": values.numel / rows * x.item_bytes,
+        "table_rows": x.shape[0],
+        "footprint_bytes": x.nbytes,
+    }
+    written, grids = (fresh(values.shape, values.dtype),), indexed_grids(values.numel)
+    kernel = Launch(INDEXED, values.numel, (values, *indices), written, facts, grids, "put", x.dtype)
+    return [*_copied(call, x), kernel]
 
-    return rules
 
-
-def _ordered(call: Call, place: int) -> bool:
-    given = value(call, place)
-    return isinstance(given, TensorArg) and given.values == "ordered"
+def _index_add(call: GpuCall) -> list[Launch]:
+    x, index = _matrix(call), call.value(2)
+    axis, ordered = call.integer(1) % len(x.shape), isinstance(index, TensorArg) and index.values == "ordered"
+    return [*_copied(call, x), _added(x, axis, call.tensor(2), call.tensor(3), call.gpu, ordered=ordered)]
 
 
 def _added(x: Operand, axis: int, index: Operand, values: Operand, gpu: Gpu, *, ordered: bool) -> Launch:
@@ -263,56 +223,137 @@ def _label_facts(x: Operand, index: Operand) -> dict[str, float]:
     }
 
 
-def _gather(call: Call) -> list[Launch]:
-    x, index = _matrix(call, 0), tensor(call, 2)
+def _gather(call: GpuCall) -> list[Launch]:
+    x, index = _matrix(call), call.tensor(2)
     facts = _label_facts(x, index) | {"reuse": 0.0}
     reads, result = (index, touched(x, index.numel)), (fresh(index.shape, x.dtype),)
     return [Launch(SCATTER_GATHER, index.numel, reads, result, facts, scatter_grids(index.numel), "", x.dtype)]
 
 
-def _scatter(*, added: bool, copied: bool) -> Rules:
-    def rules(call: GpuCall) -> list[Launch]:
-        x, index, values = _matrix(call, 0), tensor(call, 2), optional_tensor(call, 3)
-        met = replace(touched(x, index.numel), origin="fresh", argument=-1)
-        reads = (index, *((values,) if values is not None else ()), *((met,) if added else ()))
-        grids = scatter_grids(index.numel)
-        path = "added" if added else "written"
-        kernel = Launch(SCATTER_GATHER, index.numel, reads, (met,), _label_facts(x, index), grids, path, x.dtype)
-        return [memcpy(x, fresh(x.shape, x.dtype)), kernel] if copied else [kernel]
-
-    return rules
+def _scatter(call: GpuCall) -> list[Launch]:
+    x, index, values, added = _matrix(call), call.tensor(2), call.optional_tensor(3), "_add" in call.name
+    met = replace(touched(x, index.numel), origin=FRESH, argument=-1)
+    reads = (index, *((values,) if values is not None else ()), *((met,) if added else ()))
+    facts, grids, path = _label_facts(x, index), scatter_grids(index.numel), "added" if added else "written"
+    return [*_copied(call, x), Launch(SCATTER_GATHER, index.numel, reads, (met,), facts, grids, path, x.dtype)]
 
 
-_RULES: dict[str, Rules] = {
-    "aten::index_select.default": _index_select,
-    "aten::index.Tensor": _index,
-    "aten::_index_put_impl_.default": _index_put(checked=False, copied=False),
-    "aten::index_put_.default": _index_put(checked=True, copied=False),
-    "aten::index_put.default": _index_put(checked=True, copied=True),
-    "aten::index_add_.default": _index_add(copied=False),
-    "aten::index_add.default": _index_add(copied=True),
-    "aten::gather.default": _gather,
-    "aten::scatter_.src": _scatter(added=False, copied=False),
-    "aten::scatter.src": _scatter(added=False, copied=True),
-    "aten::scatter_.value": _scatter(added=False, copied=False),
-    "aten::scatter_add_.default": _scatter(added=True, copied=False),
-    "aten::scatter_add.default": _scatter(added=True, copied=True),
-}
+# `index_put` that adds: places as one number each, sorted, and then one sum for each place.
+
+# Elements of a slice up to which ATen has a kernel for small ones.
+_SMALL_SLICE = 32
+# Indices of a block in the kernel that adds (ATen).
+_INDICES_OF_BLOCK = 4
 
 
-launches = by_op(_RULES)
+def _accumulated(x: Operand, places: Sequence[Operand | None], values: Operand, gpu: Gpu, *, checked: bool) -> list[Launch]:
+    """Adds `values` to `x` at `places`; None leaves a dimension whole."""
+    indexing = [index for index in places if index is not None]
+    indices = max(index.numel for index in indexing)
+    results: list[Launch] = []
+    for order, index in enumerate(indexing):
+        results += _bounds_checked(index, gpu) if checked else []
+        results += _linear(index, order)
+    if not values.dense:
+        results += copies(fresh(values.shape, values.dtype), values)
+    results.append(_over(indices, "divided"))
+    indexed = [size for size, item in zip(x.shape, places, strict=False) if item is not None]
+    # ATen sorts by the place of a slice in the whole tensor, dimensions that are left whole included.
+    high = math.prod(x.shape[: len(places)])
+    results.append(over_indices(WITH_INDEX, indices, path="indices"))
+    results += radix_sort(indices, bits_of(high), high)
+    return [*results, _summed(x, places, values, indices, indexed[0])]
+
+
+def _over(indices: int, tag: str, *, first: Operand | None = None) -> Launch:
+    """An element-wise kernel over indices."""
+    source = first if first is not None else hot((indices,), "int64", 8 * indices)
+    return replace(pointwise((source,), fresh(source.shape, "int64"), tag=tag), path="indices")
+
+
+def _bounds_checked(index: Operand, gpu: Gpu) -> list[Launch]:
+    """The largest and the smallest index against the bounds, asserted on the device."""
+    results: list[Launch] = []
+    for tag in ("largest", "smallest"):
+        extreme = reduction(index, range(len(index.shape)), gpu, tag=tag)
+        compared = replace(pointwise((hot((), "int64", 8),), fresh((), "bool"), tag="compared"), path="indices")
+        results += [*extreme, compared, Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))]
+    return results
+
+
+def _linear(index: Operand, order: int) -> list[Launch]:
+    """Wrapped, multiplied by its stride and, for later dimensions, added to those before."""
+    indices = index.numel
+    wrapped = _over(indices, "wrapped", first=index)
+    # The rows and columns of a triangle are the two rows of one tensor: of an odd length, the second is not aligned.
+    if order and indices % 2:
+        wrapped = replace(wrapped, kernel=UNROLLED)
+    results = [wrapped, _over(indices, "multiplied")]
+    return [*results, _over(indices, "added")] if order else results
+
+
+def _summed(x: Operand, places: Sequence[Operand | None], values: Operand, indices: int, table_rows: int) -> Launch:
+    first = next(index for index, item in enumerate(places) if item is not None)
+    slice_elements = math.prod(x.shape[len(places) :])
+    before = math.prod(x.shape[:first])
+    kernel = "indexing_backward_kernel"
+    if slice_elements == 1:
+        kernel += "_stride_1"
+    elif slice_elements <= _SMALL_SLICE:
+        kernel += "_small_stride"
+    reuse = indices / table_rows
+    # The longest run of equal indices, evenly drawn, is walked by one warp.
+    longest = reuse + math.sqrt(2 * reuse * math.log(1 + table_rows))
+    facts = {
+        "rows": indices,
+        "columns": slice_elements,
+        "before": before,
+        "table_rows": table_rows,
+        "footprint_bytes": x.nbytes,
+        "reuse": reuse,
+    }
+    blocks, wide = indices / _INDICES_OF_BLOCK, max(1.0, slice_elements / 128)
+    grids = (
+        (before * blocks, 1.0),
+        (blocks, float(before)),
+        (blocks * wide, reuse),
+        (blocks * wide, 1.0),
+        (table_rows / _INDICES_OF_BLOCK, reuse),
+        (1.0, longest),
+        (table_rows * wide, longest),
+    )
+    return Launch(kernel, values.numel, (values,), (fresh(values.shape, values.dtype),), facts, grids, "", x.dtype)
+
+
+launches = by_op(
+    {
+        "index_select": _index_select,
+        "index": _index,
+        **dict.fromkeys(("_index_put_impl_", "index_put_", "index_put"), _index_put),
+        **dict.fromkeys(("index_add_", "index_add"), _index_add),
+        "gather": _gather,
+        **dict.fromkeys(("scatter_", "scatter", "scatter_add_", "scatter_add"), _scatter),
+    }
+)
 
 FAMILY = Family(
     name="indexing",
-    ops=(
-        *("aten::index_select.default", "aten::index.Tensor", "aten::_index_put_impl_.default", "aten::index_put_.default"),
-        *("aten::index_put.default", "aten::index_add_.default", "aten::index_add.default", "aten::gather.default"),
-        *("aten::scatter_.src", "aten::scatter.src", "aten::scatter_.value"),
-        *("aten::scatter_add_.default", "aten::scatter_add.default"),
-    ),
-    sweep=mixture(
-        *((1.2, _draw_rows), (1.2, _draw_interaction), (1.2, _draw_interaction_backward), (0.8, _draw_rows_backward)),
-        *((0.6, _draw_added), (0.7, _draw_gathered), (0.9, _draw_scattered)),
+    sweep=KernelSweep(
+        (1.2, _draw_rows, (0.6, "index_select(*table, 0, index)"), (0.4, "index.Tensor(*table, [index])")),
+        (1.2, _draw_triangle, "index.Tensor(*products, [None, row, column])"),
+        (1.2, _draw_triangle, "_index_put_impl_(*products, [None, row, column], *selected, True, True)"),
+        (
+            *(0.8, _draw_put, (2, "_index_put_impl_(table, [index], *gradient, accumulated, True)")),
+            (2, "index_put_(table, [index], *gradient, accumulated)"),
+            (1, "index_put(table, [index], *gradient, accumulated)"),
+        ),
+        (
+            *(0.6, _draw_added, (0.8, "index_add_(table, 0, index, *gradient, alpha=alpha)")),
+            (0.2, "index_add(table, 0, index, *gradient)"),
+        ),
+        (0.7, _draw_labelled, "gather(*scores, 1, index)"),
+        (0.9, _draw_scattered, _BY_NUMBER, *_BY_TENSOR),
+        most_bytes=MOST_BYTES,
     ),
     weight=6.0,
     rules=launches,

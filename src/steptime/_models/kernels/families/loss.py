@@ -5,112 +5,53 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import (
-    USUAL_BYTES,
-    VOCABULARIES,
-    Rng,
-    Shape,
-    chance,
-    floating,
-    indices,
-    log_int,
-    mixture,
-    pick,
-    scalar,
-    size,
-)
+from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, Rules, by_op, fresh, hot
-from steptime._models.kernels.launches.arguments import integer, tensor
-from steptime._models.kernels.launches.copies import memcpy
-from steptime._models.kernels.launches.gathering import touched
-from steptime._models.kernels.launches.pointwise import cleared, pointwise
-from steptime._models.kernels.launches.reduce import reduction
+from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, by_op, fresh, hot
+from steptime._models.kernels.launches.indexed import touched
+from steptime._models.kernels.launches.iterator import cleared, memcpy, pointwise, reduction
+from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape, indices
 from steptime.errors import InputError
 
-_MOST_ELEMENTS = USUAL_BYTES // 4
-# Values of `reduction` in ATen, and what nn.CrossEntropyLoss ignores unless told.
+# Values of `reduction` in ATen. nn.CrossEntropyLoss ignores the label -100 unless told.
 _NONE, _MEAN, _SUM = 0, 1, 2
-_IGNORED = -100
 
 
-def _draw_labelled(rng: Rng) -> tuple[TensorArg, TensorArg]:
+def _labelled(x: TensorArg, labels: TensorArg) -> Drawn:
+    scalar = TensorArg((), x.dtype)
+    return {"x": x, "labels": labels, "gradient": scalar, "total": replace(scalar, values="positive")}
+
+
+def _draw_labelled(draw: Draw) -> Drawn:
     """Log-probabilities of rows, and their labels. Under autocast the loss runs in single precision."""
-    classes = pick(rng, (*VOCABULARIES, 2, 10, 1000)) if chance(rng, 0.6) else size(rng, 2, 65536)
-    rows = log_int(rng, 8, min(65536, _MOST_ELEMENTS // classes))
-    dtype = "float32" if chance(rng, 0.7) else floating(rng)
-    return TensorArg((rows, classes), dtype), indices((rows,), classes)
+    classes = draw.pick((*VOCABULARIES, 2, 10, 1000)) if draw.chance(0.6) else draw.size(2, 65536)
+    rows = draw.log_int(8, min(65536, USUAL_ELEMENTS // classes))
+    dtype = "float32" if draw.chance(0.7) else draw.floating()
+    return _labelled(TensorArg((rows, classes), dtype), indices((rows,), classes))
 
 
-def _draw_nll(rng: Rng) -> Call:
-    log_probabilities, labels = _draw_labelled(rng)
-    return Call("aten::nll_loss_forward.default", (log_probabilities, labels, None, _MEAN, _IGNORED))
+def _draw_pixels(draw: Draw) -> Drawn:
+    side, classes = draw.log_int(16, 512), draw.pick((2, 19, 21, 150))
+    batch = draw.log_int(1, max(1, min(64, USUAL_ELEMENTS // (classes * side * side))))
+    return _labelled(TensorArg((batch, classes, side, side)), indices((batch, side, side), classes))
 
 
-def _draw_nll_backward(rng: Rng) -> Call:
-    log_probabilities, labels = _draw_labelled(rng)
-    total = scalar(log_probabilities.dtype, "positive")
-    arguments = (scalar(log_probabilities.dtype), log_probabilities, labels, None, _MEAN, _IGNORED, total)
-    return Call("aten::nll_loss_backward.default", arguments)
+def _reduced(draw: Draw, shape: Shape) -> Drawn:
+    """Values, probabilities, how their losses are reduced, and the gradient of that."""
+    x, reduction = TensorArg(shape, draw.floating()), draw.pick((_MEAN, _SUM, _NONE), (0.8, 0.1, 0.1))
+    gradient = x if reduction == _NONE else TensorArg((), x.dtype)
+    return {"x": x, "probability": replace(x, values="unit"), "gradient": gradient, "reduction": reduction}
 
 
-def _draw_pixels(rng: Rng) -> tuple[TensorArg, TensorArg]:
-    side, classes = log_int(rng, 16, 512), pick(rng, (2, 19, 21, 150))
-    batch = log_int(rng, 1, max(1, min(64, _MOST_ELEMENTS // (classes * side * side))))
-    return TensorArg((batch, classes, side, side)), indices((batch, side, side), classes)
-
-
-def _draw_nll_pixels(rng: Rng) -> Call:
-    return Call("aten::nll_loss2d_forward.default", (*_draw_pixels(rng), None, _MEAN, _IGNORED))
-
-
-def _draw_nll_pixels_backward(rng: Rng) -> Call:
-    log_probabilities, labels = _draw_pixels(rng)
-    arguments = (scalar(), log_probabilities, labels, None, _MEAN, _IGNORED, scalar(values="positive"))
-    return Call("aten::nll_loss2d_backward.default", arguments)
-
-
-def _draw_outcomes(rng: Rng) -> Shape:
+def _draw_outcomes(draw: Draw) -> Drawn:
     """One click probability per sample as in DLRM, or several labels."""
-    rows = log_int(rng, 32, 262144)
-    return pick(rng, ((rows,), (rows, 1), (rows, log_int(rng, 2, 128))))
+    rows = draw.log_int(32, 262144)
+    return _reduced(draw, draw.pick(((rows,), (rows, 1), (rows, draw.log_int(2, 128)))))
 
 
-def _draw_reduction(rng: Rng) -> int:
-    return pick(rng, (_MEAN, _SUM, _NONE), (0.8, 0.1, 0.1))
-
-
-def _draw_bce(rng: Rng) -> Call:
-    shape, dtype, reduction = _draw_outcomes(rng), floating(rng), _draw_reduction(rng)
-    probability = TensorArg(shape, dtype, values="unit")
-    if chance(rng, 0.5):
-        return Call("aten::binary_cross_entropy.default", (probability, probability, None, reduction))
-    arguments = (TensorArg(shape, dtype), probability, None, None, reduction)
-    return Call("aten::binary_cross_entropy_with_logits.default", arguments)
-
-
-def _draw_bce_backward(rng: Rng) -> Call:
-    shape, dtype, reduction = _draw_outcomes(rng), floating(rng), _draw_reduction(rng)
-    probability = TensorArg(shape, dtype, values="unit")
-    dy = TensorArg(shape, dtype) if reduction == _NONE else scalar(dtype)
-    return Call("aten::binary_cross_entropy_backward.default", (dy, probability, probability, None, reduction), written=(0, 1))
-
-
-def _draw_values(rng: Rng) -> Shape:
-    rows = log_int(rng, 32, 65536)
-    return pick(rng, ((rows,), (rows, log_int(rng, 1, 512))))
-
-
-def _draw_mse(rng: Rng) -> Call:
-    x = TensorArg(_draw_values(rng), floating(rng))
-    return Call("aten::mse_loss.default", (x, x, _draw_reduction(rng)))
-
-
-def _draw_mse_backward(rng: Rng) -> Call:
-    x, reduction = TensorArg(_draw_values(rng), floating(rng)), _draw_reduction(rng)
-    dy = x if reduction == _NONE else scalar(x.dtype)
-    return Call("aten::mse_loss_backward.default", (dy, x, x, reduction), written=(0, 1))
+def _draw_values(draw: Draw) -> Drawn:
+    rows = draw.log_int(32, 65536)
+    return _reduced(draw, draw.pick(((rows,), (rows, draw.log_int(1, 512)))))
 
 
 # Launches of losses: chains of element-wise kernels that end in a reduction, and the kernels of negative log likelihood.
@@ -130,8 +71,8 @@ def _summed(x: Operand, gpu: Gpu) -> list[Launch]:
     return reduction(_again(x), range(len(x.shape)), gpu, tag=x.dtype)
 
 
-def _scores(call: Call, place: int) -> Operand:
-    x = tensor(call, place)
+def _scores(call: GpuCall, place: int) -> Operand:
+    x = call.tensor(place)
     if len(x.shape) < 2:
         raise InputError(f"{call.op}: scores {x.shape} have no classes")
     return x
@@ -152,16 +93,16 @@ def _one_block(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tupl
     return Launch(kernel, rows, reads, writes, facts, grids, "", x.dtype)
 
 
-def _nll(call: Call) -> list[Launch]:
+def _nll(call: GpuCall) -> list[Launch]:
     x = _scores(call, 0)
-    reads = (touched(x, x.shape[0]), tensor(call, 1))
+    reads = (touched(x, x.shape[0]), call.tensor(1))
     return [_one_block("nll_loss_forward_reduce_cuda_kernel_2d", x, reads)]
 
 
-def _nll_backward(call: Call) -> list[Launch]:
+def _nll_backward(call: GpuCall) -> list[Launch]:
     x = _scores(call, 1)
     result = fresh(x.shape, x.dtype)
-    added = _one_block("nll_loss_backward_reduce_cuda_kernel_2d", x, (tensor(call, 2),), (touched(result, x.shape[0]),))
+    added = _one_block("nll_loss_backward_reduce_cuda_kernel_2d", x, (call.tensor(2),), (touched(result, x.shape[0]),))
     return [cleared(result), added]
 
 
@@ -177,42 +118,42 @@ def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple
     return Launch(kernel, pixels, reads, writes, facts, grids, "", x.dtype)
 
 
-def _nll_pixels(call: Call) -> list[Launch]:
-    x, zero = _scores(call, 0), cleared(fresh((), tensor(call, 0).dtype))
+def _nll_pixels(call: GpuCall) -> list[Launch]:
+    x, zero = _scores(call, 0), cleared(fresh((), call.tensor(0).dtype))
     average = Launch("nll_loss2d_forward_size_average_kernel", 1, grids=((1.0, 1.0),))
-    reads = (touched(x, x.numel // x.shape[1]), tensor(call, 1))
+    reads = (touched(x, x.numel // x.shape[1]), call.tensor(1))
     return [zero, zero, _by_pixel("nll_loss2d_forward_kernel", x, reads), average]
 
 
-def _nll_pixels_backward(call: Call) -> list[Launch]:
+def _nll_pixels_backward(call: GpuCall) -> list[Launch]:
     x = _scores(call, 1)
     result = fresh(x.shape, x.dtype)
     written = (touched(result, x.numel // x.shape[1]),)
-    return [cleared(result), _by_pixel("nll_loss2d_backward_kernel", x, (tensor(call, 2),), written)]
+    return [cleared(result), _by_pixel("nll_loss2d_backward_kernel", x, (call.tensor(2),), written)]
 
 
 def _mse(call: GpuCall) -> list[Launch]:
-    x = tensor(call, 0)
-    differences = pointwise((x, tensor(call, 1)), fresh(x.shape, x.dtype), tag=x.dtype)
-    return [differences, *(_summed(x, call.gpu) if integer(call, 2, _MEAN) != _NONE else ())]
+    x = call.tensor(0)
+    differences = pointwise((x, call.tensor(1)), fresh(x.shape, x.dtype), tag=x.dtype)
+    return [differences, *(_summed(x, call.gpu) if call.integer(2, _MEAN) != _NONE else ())]
 
 
 def _cross_entropy(call: GpuCall) -> list[Launch]:
-    x = tensor(call, 0)
-    losses = pointwise((x, tensor(call, 1)), fresh(x.shape, x.dtype), tag=x.dtype)
-    if integer(call, 3, _MEAN) == _NONE:
+    x = call.tensor(0)
+    losses = pointwise((x, call.tensor(1)), fresh(x.shape, x.dtype), tag=x.dtype)
+    if call.integer(3, _MEAN) == _NONE:
         return [losses]
     return [losses, *_summed(x, call.gpu), memcpy(hot((), x.dtype, 4), fresh((), x.dtype))]
 
 
 def _cross_entropy_of_logits(call: GpuCall) -> list[Launch]:
-    x, target = tensor(call, 0), tensor(call, 1)
+    x, target = call.tensor(0), call.tensor(1)
     again, result = _again(x), fresh(x.shape, x.dtype)
     # The logarithm of the sigmoid, ones, less the target, times the logits, less the logarithm.
     results = [pointwise((x,), result, tag="logarithm" + x.dtype), cleared(result)]
     chain = ((again, target), (again, _again(x)), (again, again))
     results += [pointwise(reads, result, tag=f"{index}{x.dtype}") for index, reads in enumerate(chain)]
-    return results + (_summed(x, call.gpu) if integer(call, 4, _MEAN) != _NONE else [])
+    return results + (_summed(x, call.gpu) if call.integer(4, _MEAN) != _NONE else [])
 
 
 def _spread(gradient: Operand, x: Operand) -> Operand:
@@ -220,46 +161,47 @@ def _spread(gradient: Operand, x: Operand) -> Operand:
     return replace(gradient, shape=x.shape, strides=(0,) * len(x.shape)) if gradient.shape == () else gradient
 
 
-def _cross_entropy_backward(call: Call) -> list[Launch]:
-    gradient, x, target = (tensor(call, place) for place in range(3))
+def _cross_entropy_backward(call: GpuCall) -> list[Launch]:
+    gradient, x, target = (call.tensor(place) for place in range(3))
     results = [pointwise((_spread(gradient, x), x, target), fresh(x.shape, x.dtype), tag=x.dtype)]
-    if integer(call, 4, _MEAN) == _MEAN:
+    if call.integer(4, _MEAN) == _MEAN:
         results.append(pointwise((_again(x),), _again(x), tag="divided" + x.dtype, existing=True))
     return results
 
 
-def _mse_backward(call: Call) -> list[Launch]:
-    gradient, x, target = (tensor(call, place) for place in range(3))
+def _mse_backward(call: GpuCall) -> list[Launch]:
+    gradient, x, target = (call.tensor(place) for place in range(3))
     result = fresh(x.shape, x.dtype)
     return [cleared(result), pointwise((x, target, _spread(gradient, x)), result, tag="backward" + x.dtype)]
 
 
-_RULES: dict[str, Rules] = {
-    "aten::nll_loss_forward.default": _nll,
-    "aten::nll_loss_backward.default": _nll_backward,
-    "aten::nll_loss2d_forward.default": _nll_pixels,
-    "aten::nll_loss2d_backward.default": _nll_pixels_backward,
-    "aten::mse_loss.default": _mse,
-    "aten::mse_loss_backward.default": _mse_backward,
-    "aten::binary_cross_entropy.default": _cross_entropy,
-    "aten::binary_cross_entropy_backward.default": _cross_entropy_backward,
-    "aten::binary_cross_entropy_with_logits.default": _cross_entropy_of_logits,
-}
-
-
 FAMILY = Family(
     name="loss",
-    ops=(
-        *("aten::nll_loss_forward.default", "aten::nll_loss_backward.default"),
-        *("aten::nll_loss2d_forward.default", "aten::nll_loss2d_backward.default"),
-        *("aten::binary_cross_entropy.default", "aten::binary_cross_entropy_backward.default"),
-        "aten::binary_cross_entropy_with_logits.default",
-        *("aten::mse_loss.default", "aten::mse_loss_backward.default"),
-    ),
-    sweep=mixture(
-        *((1.5, _draw_nll), (1.5, _draw_nll_backward), (0.3, _draw_nll_pixels), (0.3, _draw_nll_pixels_backward)),
-        *((1.4, _draw_bce), (0.8, _draw_bce_backward), (0.7, _draw_mse), (0.7, _draw_mse_backward)),
+    sweep=KernelSweep(
+        (1.5, _draw_labelled, "nll_loss_forward(*x, labels, None, 1, -100)"),
+        (1.5, _draw_labelled, "nll_loss_backward(*gradient, x, labels, None, 1, -100, total)"),
+        (0.3, _draw_pixels, "nll_loss2d_forward(*x, labels, None, 1, -100)"),
+        (0.3, _draw_pixels, "nll_loss2d_backward(*gradient, x, labels, None, 1, -100, total)"),
+        (
+            *(1.4, _draw_outcomes, (0.5, "binary_cross_entropy(*probability, probability, None, reduction)")),
+            (0.5, "binary_cross_entropy_with_logits(*x, probability, None, None, reduction)"),
+        ),
+        (0.8, _draw_outcomes, "binary_cross_entropy_backward(*gradient, *probability, probability, None, reduction)"),
+        (0.7, _draw_values, "mse_loss(*x, x, reduction)"),
+        (0.7, _draw_values, "mse_loss_backward(*gradient, *x, x, reduction)"),
     ),
     weight=3.0,
-    rules=by_op(_RULES),
+    rules=by_op(
+        {
+            "nll_loss_forward": _nll,
+            "nll_loss_backward": _nll_backward,
+            "nll_loss2d_forward": _nll_pixels,
+            "nll_loss2d_backward": _nll_pixels_backward,
+            "mse_loss": _mse,
+            "mse_loss_backward": _mse_backward,
+            "binary_cross_entropy": _cross_entropy,
+            "binary_cross_entropy_backward": _cross_entropy_backward,
+            "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
+        }
+    ),
 )

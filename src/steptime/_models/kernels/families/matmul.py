@@ -10,127 +10,96 @@ from __future__ import annotations
 
 import math
 
-from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import (
-    USUAL_BYTES,
-    VOCABULARIES,
-    Rng,
-    chance,
-    fits,
-    floating,
-    log_int,
-    mixture,
-    options,
-    pick,
-    size,
-    tokens,
-    transposed,
-    width,
-)
+from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
+from steptime._models.kernels.sweep import MOST_BYTES, USUAL_BYTES, VOCABULARIES, Draw, Drawn, KernelSweep
 
 # About 3 ms on an H200: 50 TFLOP/s in single precision, 700 TFLOP/s in half.
 _MOST_FLOP = {"float32": 150e9, "bfloat16": 2e12, "float16": 2e12}
+# DLRM: 13 dense features (Criteo) in, one click probability out.
+_DLRM = ((13, 512), (512, 256), (256, 64), (1024, 1024), (1024, 1), (256, 1), (479, 1024), (367, 512))
 
-_Layer = tuple[int, int, int, str]  # rows, inputs, outputs, dtype
 
+def _draw_layer(draw: Draw) -> tuple[int, int, int, str]:
+    """A linear layer: of a Transformer or of a DLRM's multi-layer perceptron, a classifier's, or one of any size.
 
-def _affordable(layer: _Layer) -> _Layer:
-    """The layer with as many rows as a few milliseconds and the usual bytes allow."""
-    rows, inputs, outputs, dtype = layer
-    by_flop = _MOST_FLOP[dtype] / (2 * inputs * outputs)
-    by_bytes = 2 * USUAL_BYTES / (4 * (inputs + outputs))
+    Rows, as many as a few milliseconds and the usual bytes allow, inputs, outputs, dtype.
+    """
+    dtype, kind = draw.floating(), draw.rng.random()
+    if kind < 0.08:  # the language-model head
+        rows, inputs, outputs = draw.log_int(64, 8192), draw.pick((512, 768, 1024, 1280, 2048)), draw.pick(VOCABULARIES)
+    elif kind < 0.3:
+        narrow = draw.pick(_DLRM)
+        inputs, outputs = narrow if draw.chance(0.5) else (draw.size(8, 4096), draw.size(1, 2048))
+        rows = draw.log_int(32, 65536)
+    elif kind < 0.85:
+        rows, inputs, outputs = draw.tokens(), draw.width(16), draw.width(16)
+    else:
+        rows, inputs, outputs = (draw.log_int(1, 16384) for _ in range(3))
+    by_flop, by_bytes = _MOST_FLOP[dtype] / (2 * inputs * outputs), 2 * USUAL_BYTES / (4 * (inputs + outputs))
     return max(1, min(rows, int(by_flop), int(by_bytes))), inputs, outputs, dtype
 
 
-def _layer(rng: Rng) -> _Layer:
-    """A linear layer: of a Transformer or of a DLRM's multi-layer perceptron, a classifier's, or one of any size."""
-    dtype = floating(rng)
-    kind = rng.random()
-    if kind < 0.08:  # the language-model head
-        return _affordable((log_int(rng, 64, 8192), pick(rng, (512, 768, 1024, 1280, 2048)), pick(rng, VOCABULARIES), dtype))
-    if kind < 0.3:  # DLRM: 13 dense features (Criteo) in, one click probability out
-        narrow = pick(rng, ((13, 512), (512, 256), (256, 64), (1024, 1024), (1024, 1), (256, 1), (479, 1024), (367, 512)))
-        inputs, outputs = narrow if chance(rng, 0.5) else (size(rng, 8, 4096), size(rng, 1, 2048))
-        return _affordable((log_int(rng, 32, 65536), inputs, outputs, dtype))
-    if kind < 0.85:
-        return _affordable((tokens(rng), width(rng, 16), width(rng, 16), dtype))
-    return _affordable((log_int(rng, 1, 16384), log_int(rng, 1, 16384), log_int(rng, 1, 16384), dtype))
-
-
-def _forward(rng: Rng) -> Call | None:
-    rows, inputs, outputs, dtype = _layer(rng)
-    x = TensorArg((rows, inputs), dtype)
-    stored = chance(rng, 0.85)  # nn.Linear keeps (outputs, inputs); GPT-2's Conv1D keeps (inputs, outputs)
-    weight = transposed(TensorArg((outputs, inputs), dtype)) if stored else TensorArg((inputs, outputs), dtype)
-    if chance(rng, 0.7):
-        return fits(Call("aten::addmm.default", (TensorArg((outputs,), dtype), x, weight), written=(1,)))
-    return fits(Call("aten::mm.default", (x, weight)))
-
-
-def _input_gradient(rng: Rng) -> Call | None:
-    rows, inputs, outputs, dtype = _layer(rng)
-    stored = chance(rng, 0.85)
-    weight = TensorArg((outputs, inputs), dtype) if stored else transposed(TensorArg((inputs, outputs), dtype))
-    return fits(Call("aten::mm.default", (TensorArg((rows, outputs), dtype), weight)))
-
-
-def _weight_gradient(rng: Rng) -> Call | None:
-    rows, inputs, outputs, dtype = _layer(rng)
-    x, dy = TensorArg((rows, inputs), dtype), TensorArg((rows, outputs), dtype)
-    if chance(rng, 0.85):
-        return fits(Call("aten::mm.default", (transposed(dy), x)))
-    return fits(Call("aten::mm.default", (transposed(x), dy), written=(1,)))
-
-
-def _orientation(rng: Rng, left: TensorArg, right: TensorArg) -> tuple[TensorArg, TensorArg]:
-    """The same product with each operand stored as it is or transposed."""
-    batch, rows, inner = left.shape
-    outputs = right.shape[2]
-    first = left if chance(rng, 0.6) else transposed(TensorArg((batch, inner, rows), left.dtype))
-    second = right if chance(rng, 0.5) else transposed(TensorArg((batch, outputs, inner), right.dtype))
-    return first, second
-
-
-def _pair(rng: Rng) -> tuple[TensorArg, TensorArg] | None:
-    """Operands of a batched product: scores and context of attention, DLRM's interaction, or any."""
-    dtype = floating(rng)
-    kind = rng.random()
-    if kind < 0.45:
-        heads, sequence, dim = log_int(rng, 4, 1024), size(rng, 16, 1024), pick(rng, (32, 64, 64, 80, 96, 128))
-        rows, inner, outputs = pick(rng, ((sequence, dim, sequence), (sequence, sequence, dim), (dim, sequence, sequence)))
-        batch = heads
-    elif kind < 0.8:
-        batch, features, dim = log_int(rng, 32, 16384), log_int(rng, 4, 64), pick(rng, (8, 16, 32, 64, 128))
-        rows, inner, outputs = pick(rng, ((features, dim, features), (features, features, dim)))
+def _draw_linear(draw: Draw) -> Drawn:
+    """A layer's input, the gradient of its output, and its weight as the forward and as the backward product takes it."""
+    rows, inputs, outputs, dtype = _draw_layer(draw)
+    if draw.chance(0.85):  # nn.Linear keeps (outputs, inputs); GPT-2's Conv1D keeps (inputs, outputs)
+        backward = TensorArg((outputs, inputs), dtype)
+        forward = backward.transposed()
     else:
-        batch, rows, inner, outputs = (log_int(rng, 1, high) for high in (512, 2048, 2048, 2048))
+        forward = TensorArg((inputs, outputs), dtype)
+        backward = forward.transposed()
+    return {
+        "x": TensorArg((rows, inputs), dtype),
+        "dy": TensorArg((rows, outputs), dtype),
+        "bias": TensorArg((outputs,), dtype),
+        "weight": forward,
+        "weight_back": backward,
+    }
+
+
+def _draw_weight_gradient(draw: Draw) -> Drawn:
+    rows, inputs, outputs, dtype = _draw_layer(draw)
+    x, dy = TensorArg((rows, inputs), dtype), TensorArg((rows, outputs), dtype)
+    return {"x": x, "dy": dy, "x_turned": x.transposed(), "dy_turned": dy.transposed()}
+
+
+def _draw_pair(draw: Draw) -> Drawn | None:
+    """Operands of a batched product, each stored as it is or transposed: attention's, DLRM's interaction, or any."""
+    dtype, kind = draw.floating(), draw.rng.random()
+    if kind < 0.45:  # scores and context of attention
+        batch, sequence, dim = draw.log_int(4, 1024), draw.size(16, 1024), draw.pick((32, 64, 64, 80, 96, 128))
+        sizes = draw.pick(((sequence, dim, sequence), (sequence, sequence, dim), (dim, sequence, sequence)))
+    elif kind < 0.8:
+        batch, features, dim = draw.log_int(32, 16384), draw.log_int(4, 64), draw.pick((8, 16, 32, 64, 128))
+        sizes = draw.pick(((features, dim, features), (features, features, dim)))
+    else:
+        batch = draw.log_int(1, 512)
+        sizes = draw.log_int(1, 2048), draw.log_int(1, 2048), draw.log_int(1, 2048)
+    rows, inner, outputs = sizes
     biggest = 4 * batch * max(rows * inner, inner * outputs, rows * outputs)
     if 2.0 * batch * rows * inner * outputs > _MOST_FLOP[dtype] or biggest > USUAL_BYTES:
         return None
-    return _orientation(rng, TensorArg((batch, rows, inner), dtype), TensorArg((batch, inner, outputs), dtype))
-
-
-def _batched(rng: Rng) -> Call | None:
-    operands = _pair(rng)
-    return None if operands is None else Call("aten::bmm.default", operands)
-
-
-def _batched_with_bias(rng: Rng) -> Call | None:
-    operands = _pair(rng)
-    if operands is None:
-        return None
-    left, right = operands
-    bias = TensorArg((pick(rng, (1, left.shape[0])), left.shape[1], right.shape[2]), left.dtype)
-    scale = options(alpha=1.0 / math.sqrt(left.shape[2]), beta=pick(rng, (0, 1)))
-    return Call("aten::baddbmm.default", (bias, left, right), scale, written=(1, 2))
+    left, right = TensorArg((batch, rows, inner), dtype), TensorArg((batch, inner, outputs), dtype)
+    left = left if draw.chance(0.6) else TensorArg((batch, inner, rows), dtype).transposed()
+    right = right if draw.chance(0.5) else TensorArg((batch, outputs, inner), dtype).transposed()
+    if "baddbmm" not in draw.form():
+        return {"left": left, "right": right}
+    bias = TensorArg((draw.pick((1, batch)), rows, outputs), dtype)
+    return {"left": left, "right": right, "bias": bias, "alpha": 1.0 / math.sqrt(inner), "beta": draw.pick((0, 1))}
 
 
 FAMILY = Family(
     name="matmul",
     form="matmul",
-    ops=("aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default"),
-    sweep=mixture((3, _forward), (2.2, _input_gradient), (2.2, _weight_gradient), (2, _batched), (0.6, _batched_with_bias)),
+    sweep=KernelSweep(
+        (3, _draw_linear, (0.7, "addmm(bias, *x, weight)"), (0.3, "mm(*x, weight)")),
+        (2.2, _draw_linear, "mm(*dy, weight_back)"),
+        (2.2, _draw_weight_gradient, (0.85, "mm(*dy_turned, x)"), (0.15, "mm(x_turned, *dy)")),
+        (2, _draw_pair, "bmm(*left, right)"),
+        (0.6, _draw_pair, "baddbmm(bias, *left, *right, alpha=alpha, beta=beta)"),
+        most_bytes=MOST_BYTES,
+    ),
     weight=18.0,
     # The same kernels run warm and cold (2,691 of 2,691 pairs), and their ratio follows the bytes that are warm.
     warm=0.4,

@@ -6,150 +6,88 @@ Batch norm goes to cuDNN for images in single precision and float16, to PyTorch'
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import (
-    HALVES,
-    SEQUENCES,
-    USUAL_BYTES,
-    Rng,
-    Shape,
-    chance,
-    channels_last,
-    floating,
-    log_int,
-    mixture,
-    pick,
-    size,
-    tokens,
-    width,
-)
+from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, Rules, by_op, fresh, hot
-from steptime._models.kernels.launches.arguments import integer, integers, tensor
-from steptime._models.kernels.launches.batch_norm import BATCH_NORM
-from steptime._models.kernels.launches.names import STRIDED
-from steptime._models.kernels.launches.pointwise import pointwise
-from steptime._models.kernels.launches.reduce import reduction
+from steptime._models.kernels.launches import STRIDED, Gpu, GpuCall, Launch, Operand, by_op, floor_power, fresh, hot
+from steptime._models.kernels.launches.iterator import cleared, memset, pointwise, reduction
+from steptime._models.kernels.sweep import HALVES, SEQUENCES, USUAL_ELEMENTS, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
 
-_MOST_ELEMENTS = USUAL_BYTES // 4
-_BATCH_NORM_EPS = 1e-5
-_MOMENTUM = 0.1
+
+def _draw_rows(draw: Draw) -> Drawn:
+    """An activation that is normalised over its features."""
+    features = draw.width(16, 16384)
+    front: Shape = (draw.log_int(1, 64), draw.pick(SEQUENCES)) if draw.chance(0.6) else (draw.tokens(),)
+    if math.prod(front) * features > USUAL_ELEMENTS:
+        front = (draw.log_int(1, 1024),)
+    dtype = draw.floating()
+    return {
+        "x": TensorArg((*front, features), dtype),
+        "features": features,
+        "weight": TensorArg((features,), dtype),
+        "mean": TensorArg((*front, 1)),
+        "rstd": TensorArg((*front, 1), values="positive"),
+    }
 
 
-def _draw_rows(rng: Rng) -> tuple[Shape, int]:
-    """The axes in front and the features of an activation that is normalised over its features."""
-    features = width(rng, 16, 16384)
-    front: Shape = (log_int(rng, 1, 64), pick(rng, SEQUENCES)) if chance(rng, 0.6) else (tokens(rng),)
-    return (front, features) if math.prod(front) * features <= _MOST_ELEMENTS else ((log_int(rng, 1, 1024),), features)
-
-
-def _draw_layer_norm(rng: Rng) -> Call:
-    (front, features), dtype = _draw_rows(rng), floating(rng)
-    weight = TensorArg((features,), dtype)
-    return Call("aten::native_layer_norm.default", (TensorArg((*front, features), dtype), (features,), weight, weight, 1e-5))
-
-
-def _draw_layer_norm_backward(rng: Rng) -> Call:
-    (front, features), dtype = _draw_rows(rng), floating(rng)
-    x, weight = TensorArg((*front, features), dtype), TensorArg((features,), dtype)
-    mean, rstd = TensorArg((*front, 1)), TensorArg((*front, 1), values="positive")
-    arguments = (x, x, (features,), mean, rstd, weight, weight, (True, True, True))
-    return Call("aten::native_layer_norm_backward.default", arguments)
-
-
-def _draw_rms_norm(rng: Rng) -> Call:
-    (front, features), dtype = _draw_rows(rng), floating(rng)
-    arguments = (TensorArg((*front, features), dtype), (features,), TensorArg((features,), dtype), 1e-6)
-    return Call("aten::_fused_rms_norm.default", arguments)
-
-
-def _draw_rms_norm_backward(rng: Rng) -> Call:
-    (front, features), dtype = _draw_rows(rng), floating(rng)
-    x, rstd = TensorArg((*front, features), dtype), TensorArg((*front, 1), values="positive")
-    arguments = (x, x, (features,), rstd, TensorArg((features,), dtype), (True, True))
-    return Call("aten::_fused_rms_norm_backward.default", arguments)
-
-
-def _draw_images(rng: Rng) -> Shape:
+def _draw_images(draw: Draw) -> Shape:
     """Shapes behind the convolutions of ResNet and Inception, and others."""
-    side = pick(rng, (7, 8, 14, 17, 28, 35, 56, 73, 112)) if chance(rng, 0.8) else log_int(rng, 4, 147)
-    channels = pick(rng, (64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048)) if chance(rng, 0.6) else size(rng, 8, 2048)
-    most = max(1, _MOST_ELEMENTS // (channels * side * side))
-    return log_int(rng, 1, min(256, most)), channels, side, side
+    side = draw.pick((7, 8, 14, 17, 28, 35, 56, 73, 112)) if draw.chance(0.8) else draw.log_int(4, 147)
+    named = (64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048)
+    channels = draw.pick(named) if draw.chance(0.6) else draw.size(8, 2048)
+    most = max(1, USUAL_ELEMENTS // (channels * side * side))
+    return draw.log_int(1, min(256, most)), channels, side, side
 
 
-def _statistics(channels: int) -> tuple[TensorArg, TensorArg]:
-    """Running or saved mean and variance."""
-    return TensorArg((channels,)), TensorArg((channels,), values="positive")
+def _batch_norm(x: TensorArg, dtype: str) -> dict[str, Argument]:
+    """The input and, by channel, weights and running statistics of a dtype, and the statistics that the forward saves."""
+    channels = x.shape[1:2]
+    return {
+        "x": x,
+        "weight": TensorArg(channels, dtype),
+        "running_mean": TensorArg(channels, dtype),
+        "running_variance": TensorArg(channels, dtype, values="positive"),
+        "mean": TensorArg(channels),
+        "rstd": TensorArg(channels, values="positive"),
+    }
 
 
-def _draw_cudnn_batch_norm(rng: Rng) -> Call:
-    shape, dtype = _draw_images(rng), pick(rng, ("float32", "float16"), (0.7, 0.3))
-    x = channels_last(shape, dtype) if chance(rng, 0.4) else TensorArg(shape, dtype)
-    weight = TensorArg((shape[1],))
-    arguments = (x, weight, weight, *_statistics(shape[1]), True, _MOMENTUM, _BATCH_NORM_EPS)
-    return Call("aten::cudnn_batch_norm.default", arguments)
+def _draw_cudnn(draw: Draw) -> Drawn:
+    """Backward N, C, H, W in this order of memory only: cuDNN then reserves nothing that its backward has to be given."""
+    x = TensorArg(_draw_images(draw), draw.pick(("float32", "float16"), (0.7, 0.3)))
+    x = x.channels_last() if "backward" not in draw.form() and draw.chance(0.4) else x
+    return _batch_norm(x, "float32") | {"reserved": TensorArg((0,), "uint8", high=2)}
 
 
-def _draw_cudnn_batch_norm_backward(rng: Rng) -> Call:
-    """N, C, H, W in this order of memory only: cuDNN then reserves nothing that its backward has to be given."""
-    shape, dtype = _draw_images(rng), pick(rng, ("float32", "float16"), (0.7, 0.3))
-    x, weight, reserved = TensorArg(shape, dtype), TensorArg((shape[1],)), TensorArg((0,), "uint8", high=2)
-    arguments = (x, x, weight, *_statistics(shape[1]), *_statistics(shape[1]), _BATCH_NORM_EPS, reserved)
-    return Call("aten::cudnn_batch_norm_backward.default", arguments, written=(1,))
+def _draw_native(draw: Draw) -> Drawn:
+    """Rows of features, or images; autocast leaves weights and statistics in single precision."""
+    if draw.chance(0.4):
+        dtype, features = draw.floating(), draw.size(8, 8192)
+        return _batch_norm(TensorArg((draw.log_int(16, min(65536, USUAL_ELEMENTS // features)), features), dtype), "float32")
+    x = TensorArg(_draw_images(draw), draw.pick(HALVES, (0.8, 0.2)))
+    x = x.channels_last() if draw.chance(0.5) else x
+    return _batch_norm(x, "float32" if draw.chance(0.7) else x.dtype)
 
 
-def _draw_native_input(rng: Rng) -> tuple[TensorArg, str]:
-    """The input and the dtype of weights and statistics: autocast leaves those in single precision."""
-    if chance(rng, 0.4):
-        dtype = floating(rng)
-        features = size(rng, 8, 8192)
-        return TensorArg((log_int(rng, 16, min(65536, _MOST_ELEMENTS // features)), features), dtype), "float32"
-    shape, dtype = _draw_images(rng), pick(rng, HALVES, (0.8, 0.2))
-    x = channels_last(shape, dtype) if chance(rng, 0.5) else TensorArg(shape, dtype)
-    return x, "float32" if chance(rng, 0.7) else dtype
+def _draw_groups(draw: Draw) -> Drawn:
+    batch, channels, *image = shape = _draw_images(draw)
+    groups = draw.pick([count for count in (1, 8, 16, 32) if channels % count == 0])
+    dtype = draw.floating()
+    return {
+        "x": TensorArg(shape, dtype),
+        "weight": TensorArg((channels,), dtype),
+        "mean": TensorArg((batch, groups), dtype),
+        "rstd": TensorArg((batch, groups), dtype, values="positive"),
+        "batch": batch,
+        "channels": channels,
+        "plane": math.prod(image),
+        "groups": groups,
+    }
 
 
-def _draw_native_batch_norm(rng: Rng) -> Call:
-    x, parameters = _draw_native_input(rng)
-    weight = TensorArg((x.shape[1],), parameters)
-    running = TensorArg((x.shape[1],), parameters), TensorArg((x.shape[1],), parameters, values="positive")
-    return Call("aten::native_batch_norm.default", (x, weight, weight, *running, True, _MOMENTUM, _BATCH_NORM_EPS))
-
-
-def _draw_native_batch_norm_backward(rng: Rng) -> Call:
-    x, parameters = _draw_native_input(rng)
-    weight = TensorArg((x.shape[1],), parameters)
-    running = TensorArg((x.shape[1],), parameters), TensorArg((x.shape[1],), parameters, values="positive")
-    arguments = (x, x, weight, *running, *_statistics(x.shape[1]), True, _BATCH_NORM_EPS, (True, True, True))
-    return Call("aten::native_batch_norm_backward.default", arguments)
-
-
-def _draw_groups(rng: Rng) -> tuple[TensorArg, int]:
-    batch, channels, *image = _draw_images(rng)
-    groups = pick(rng, [count for count in (1, 8, 16, 32) if channels % count == 0])
-    return TensorArg((batch, channels, *image), floating(rng)), groups
-
-
-def _draw_group_norm(rng: Rng) -> Call:
-    x, groups = _draw_groups(rng)
-    batch, channels, *image = x.shape
-    weight = TensorArg((channels,), x.dtype)
-    return Call("aten::native_group_norm.default", (x, weight, weight, batch, channels, math.prod(image), groups, 1e-5))
-
-
-def _draw_group_norm_backward(rng: Rng) -> Call:
-    x, groups = _draw_groups(rng)
-    batch, channels, *image = x.shape
-    mean, rstd = TensorArg((batch, groups), x.dtype), TensorArg((batch, groups), x.dtype, values="positive")
-    sizes = (batch, channels, math.prod(image), groups)
-    arguments = (x, x, mean, rstd, TensorArg((channels,), x.dtype), *sizes, (True, True, True))
-    return Call("aten::native_group_norm_backward.default", arguments)
-
-
-# Launches of norms: layer, RMS and group norm; batch norm has rules of its own beside these.
+# Launches of layer, RMS and group norm.
 # The grids are those of ATen's layer_norm_kernel.cu and group_norm_kernel.cu: a block per row, per 32 columns or per channel.
 
 # Threads of a row: of the vectorised kernels (4 elements each), of moments, of the plain ones (ATen).
@@ -166,9 +104,9 @@ _PARTIAL_ROWS, _PART_ROWS, _MOST_PARTIAL_BLOCKS = 65_536, 32, 32_768
 _FEW_SAMPLES = 128
 
 
-def _rows(x: Operand, call: Call, place: int) -> tuple[int, int]:
+def _rows(x: Operand, call: GpuCall, place: int) -> tuple[int, int]:
     """Rows, and the columns that are normalised together."""
-    normalised = integers(call, place)
+    normalised = call.integers(place)
     if not normalised or x.shape[-len(normalised) :] != normalised or min(x.shape) <= 0:
         raise InputError(f"{call.op}: normalised shape {normalised} is not how the input {x.shape} ends")
     columns = math.prod(normalised)
@@ -199,7 +137,7 @@ def _by_row(
 
 
 def _layer_norm(call: GpuCall) -> list[Launch]:
-    x = tensor(call, 0)
+    x = call.tensor(0)
     rows, columns = _rows(x, call, 1)
     result = (fresh(x.shape, x.dtype),)
     if columns % _VECTOR == 0:
@@ -211,20 +149,17 @@ def _layer_norm(call: GpuCall) -> list[Launch]:
     ]
 
 
-def _layer_norm_backward(weight_sums: int) -> Rules:
-    """`weight_sums` is how many gradients are summed over rows: weight and bias, or weight alone."""
-
-    def rules(call: GpuCall) -> list[Launch]:
-        gradient, x = tensor(call, 0), tensor(call, 1)
-        rows, columns = _rows(x, call, 2)
-        vector = columns % _VECTOR == 0
-        kernel = "layer_norm_grad_input_kernel" + ("_vectorized" if vector else "")
-        threads = _VECTOR_THREADS * (_VECTOR if vector else 1)
-        reads = (gradient, x, *_read_again(columns, call.gpu, gradient, x))
-        first = _by_row(kernel, reads, (fresh(x.shape, x.dtype),), rows, columns, threads, call.gpu)
-        return [first, *_weight_gradients(gradient, x, rows, columns, weight_sums, call.gpu)]
-
-    return rules
+def _layer_norm_backward(call: GpuCall) -> list[Launch]:
+    gradient, x = call.tensor(0), call.tensor(1)
+    rows, columns = _rows(x, call, 2)
+    vector = columns % _VECTOR == 0
+    kernel = "layer_norm_grad_input_kernel" + ("_vectorized" if vector else "")
+    threads = _VECTOR_THREADS * (_VECTOR if vector else 1)
+    reads = (gradient, x, *_read_again(columns, call.gpu, gradient, x))
+    first = _by_row(kernel, reads, (fresh(x.shape, x.dtype),), rows, columns, threads, call.gpu)
+    # Summed over rows: the gradients of weight and bias, or of the weight alone.
+    sums = 1 if "rms" in call.name else 2
+    return [first, *_weight_gradients(gradient, x, rows, columns, sums, call.gpu)]
 
 
 def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, sums: int, gpu: Gpu) -> list[Launch]:
@@ -249,9 +184,9 @@ def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, su
     return results
 
 
-def _groups(call: Call, x: Operand, place: int) -> tuple[int, int, int, int]:
+def _groups(call: GpuCall, x: Operand, place: int) -> tuple[int, int, int, int]:
     """Samples, channels, elements of a channel, groups."""
-    samples, channels, plane, groups = (integer(call, place + offset) for offset in range(4))
+    samples, channels, plane, groups = (call.integer(place + offset) for offset in range(4))
     if samples * channels * plane != x.numel or groups <= 0 or channels % groups:
         raise InputError(f"{call.op}: {samples} x {channels} x {plane} in {groups} groups is not the input {x.shape}")
     return samples, channels, plane, groups
@@ -270,7 +205,7 @@ def _group_facts(samples: int, channels: int, plane: int, groups: int, gpu: Gpu)
 
 
 def _group_norm(call: GpuCall) -> list[Launch]:
-    x = tensor(call, 0)
+    x = call.tensor(0)
     samples, channels, plane, groups = sizes = _groups(call, x, 3)
     facts = _group_facts(*sizes, call.gpu)
     rows, columns = samples * groups, channels * plane // groups
@@ -296,7 +231,7 @@ def _parameters(kernel: str, x: Operand, facts: dict[str, float], samples: int, 
 
 
 def _group_norm_backward(call: GpuCall) -> list[Launch]:
-    gradient, x = tensor(call, 0), tensor(call, 1)
+    gradient, x = call.tensor(0), call.tensor(1)
     samples, channels, plane, groups = sizes = _groups(call, x, 5)
     facts = _group_facts(*sizes, call.gpu)
     in_group = channels // groups
@@ -309,54 +244,240 @@ def _group_norm_backward(call: GpuCall) -> list[Launch]:
     shape, each = (samples, channels, plane), fresh((samples, channels, 1), "float32")
     again = tuple(hot(shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
     planes = pointwise((*again, each, each), fresh(shape, x.dtype), tag=x.dtype, kernel=STRIDED)
+    count, walked = float(samples * channels), math.ceil(plane / _group_threads(plane))
+    summed = ((count, float(plane)), (count, 1.0), (count, float(walked)))
+    path = "warp" if plane < _MOMENT_THREADS else "block"
+    weights = "GammaBetaBackwardCUDAKernel" + ("1" if samples <= _FEW_SAMPLES else "2")
+    by_channel = ((channels / _THREADS, float(samples)), (channels / _WARP, float(samples)))
     return [
-        _plane_sums(gradient, x, facts, samples * channels, plane),
+        Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, summed, path, x.dtype),
         small,
         _parameters("ComputeBackwardFusedParamsCUDAKernel", x, facts, samples, channels, groups),
         planes,
-        _group_weights(x, facts, samples, channels),
+        Launch(weights, samples * channels, (), (), facts, by_channel, "", x.dtype),
     ]
 
 
-def _plane_sums(gradient: Operand, x: Operand, facts: dict[str, float], planes: int, plane: int) -> Launch:
-    serial = math.ceil(plane / _group_threads(plane))
-    grids = ((float(planes), float(plane)), (float(planes), 1.0), (float(planes), float(serial)))
-    path = "warp" if plane < _MOMENT_THREADS else "block"
-    return Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, grids, path, x.dtype)
+# Launches of batch norms: cuDNN's, a block per channel or all channels side by side, and ATen's own with its grids.
+
+# Values of a channel that cuDNN keeps on chip, so that it reads them once. Seen in the measured rows: forward between 25,088
+# and 31,974, backward between 13,475 and 15,484; pairs of halves, for an even plane, take twice as many (forward at least
+# 37,632, backward between 24,500 and 52,528).
+_KEPT_FORWARD, _KEPT_BACKWARD = 28_672, 14_336
+# ATen's batch norm: threads of a block; rows that a thread of a channels-last kernel takes at once, most blocks
+# along rows and the fewest that are worth a second stage.
+_CHANNEL_THREADS, _ROWS_AT_ONCE, _MOST_STAGED, _LEAST_STAGED = 512, 16, 128, 8
+# ATen's normalising kernel: threads of a block at least, blocks at most.
+_NORMALISING_THREADS, _NORMALISING_BLOCKS = 64, 262_144
 
 
-def _group_weights(x: Operand, facts: dict[str, float], samples: int, channels: int) -> Launch:
-    kernel = "GammaBetaBackwardCUDAKernel" + ("1" if samples <= _FEW_SAMPLES else "2")
-    grids = ((channels / _THREADS, float(samples)), (channels / _WARP, float(samples)))
-    return Launch(kernel, samples * channels, (), (), facts, grids, "", x.dtype)
+@dataclass(frozen=True, slots=True)
+class _NormImages:
+    """What a batch norm works on: samples, channels, elements of a plane, and whether channels lie side by side."""
+
+    samples: int
+    channels: int
+    plane: int
+    last: bool
+    gpu: Gpu
+
+    @property
+    def rows(self) -> int:
+        """Elements of a channel."""
+        return self.samples * self.plane
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Sizes and alignment."""
+        return {
+            "rows": self.rows,
+            "columns": self.channels,
+            "samples": self.samples,
+            "plane": self.plane,
+            "waves": self.channels / self.gpu.sms,
+            "aligned_4": self.plane % 4 == 0,
+            "aligned_8": self.plane % 8 == 0,
+            "odd_channels": self.channels % 4 != 0,
+            "last": self.last,
+        }
 
 
-_RULES: dict[str, Rules] = {
-    "aten::native_layer_norm.default": _layer_norm,
-    "aten::_fused_rms_norm.default": _layer_norm,
-    "aten::native_layer_norm_backward.default": _layer_norm_backward(2),
-    "aten::_fused_rms_norm_backward.default": _layer_norm_backward(1),
-    "aten::native_group_norm.default": _group_norm,
-    "aten::native_group_norm_backward.default": _group_norm_backward,
-    **BATCH_NORM,
-}
+def _images(call: GpuCall, x: Operand) -> _NormImages:
+    if len(x.shape) < 2 or x.numel == 0:
+        raise InputError(f"{call.op}: input {x.shape} has no samples and channels")
+    last = x.strides[1] == 1 and x.strides != contiguous(x.shape)
+    return _NormImages(x.shape[0], x.shape[1], math.prod(x.shape[2:]), last, call.gpu)
+
+
+def _by_channel(
+    kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], images: _NormImages, serial: int, tag: str
+) -> Launch:
+    """A block per channel, whose threads go over it in so many steps."""
+    channels = float(images.channels)
+    grids = ((channels, float(images.rows)), (channels, float(images.samples)), (channels, float(serial)), (channels, 1.0))
+    return Launch(kernel, reads[0].numel, reads, writes, images.facts, grids, "", tag)
+
+
+def _cudnn_by_channel(kernel: str, otherwise: str, reads: tuple[Operand, ...], images: _NormImages, kept: int) -> Launch:
+    """The kernel that reads once, if a channel fits, else the other one."""
+    x = reads[0]
+    pairs = x.dtype == "float16" and images.plane % 2 == 0
+    once = images.rows <= (2 * kept if pairs else kept)
+    name = kernel + (("_1C11_singleread" + ("_spec" if pairs else "")) if once else otherwise)
+    serial = images.samples * math.ceil(images.plane / _CHANNEL_THREADS)
+    return _by_channel(name, reads, (fresh(x.shape, x.dtype),), images, serial, x.dtype)
+
+
+def _cudnn(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    images = _images(call, x)
+    if images.last:
+        grids = (
+            (images.channels / _WARP, images.rows / 128),
+            (images.channels / 64, float(images.rows)),
+            (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
+        )
+        kernel = Launch(
+            "batchnorm_fwtr_nhwc_semiPersist", x.numel, (x,), (fresh(x.shape, x.dtype),), images.facts, grids, "", x.dtype
+        )
+        return [memset(4 * images.channels), kernel]
+    return [_cudnn_by_channel("bn_fw_tr", "_1C11_kernel_NCHW", (x,), images, _KEPT_FORWARD)]
+
+
+def _cudnn_backward(call: GpuCall) -> list[Launch]:
+    x, gradient = call.tensor(0), call.tensor(1)
+    return [_cudnn_by_channel("bn_bw", "_1C11_kernel_new", (x, gradient), _images(call, x), _KEPT_BACKWARD)]
+
+
+def _staged(images: _NormImages) -> tuple[int, int, int]:
+    """ATen's grid of a channels-last kernel: blocks across channels and along rows, threads of a block along rows.
+
+    Several blocks along rows meet at semaphores, which are zeroed first.
+    """
+    width = min(floor_power(images.channels), _WARP)
+    height = min(floor_power(math.ceil(images.rows / _ROWS_AT_ONCE)), _CHANNEL_THREADS // width)
+    if width * height != _CHANNEL_THREADS:
+        width = min(floor_power(images.channels), _CHANNEL_THREADS // height)
+    along = min(math.ceil(images.rows / (height * _ROWS_AT_ONCE)), _MOST_STAGED)
+    return math.ceil(images.channels / width), along if along >= _LEAST_STAGED else 1, height
+
+
+def _last(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], images: _NormImages, tag: str) -> Launch:
+    """A kernel over rows of channels."""
+    across, along, height = _staged(images)
+    blocks = float(across * along)
+    facts = images.facts | {"blocks": blocks, "along": along, "height": height}
+    grids = (
+        (blocks, images.rows / (height * along)),
+        (blocks, 1.0),
+        (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
+        (images.channels / _WARP, float(along)),
+    )
+    return Launch(kernel, reads[0].numel, reads, writes, facts, grids, "staged" if along > 1 else "", tag)
+
+
+def _semaphores(images: _NormImages) -> list[Launch]:
+    across, along, _ = _staged(images)
+    return [cleared(fresh((across * along,), "int32"))] if along > 1 else []
+
+
+def _width(elements: int) -> int:
+    """Threads along a plane: the least of ATen's sizes that covers it."""
+    return next((size for size in (32, 64, 128, 256) if elements <= size), _CHANNEL_THREADS)
+
+
+def _by_plane(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], images: _NormImages, tag: str) -> Launch:
+    """A block per channel: threads along the plane, and along samples where the plane leaves some."""
+    width = _width(images.plane)
+    serial = math.ceil(images.samples / (_CHANNEL_THREADS // width)) * math.ceil(images.plane / width)
+    return _by_channel(kernel, reads, writes, images, serial, tag)
+
+
+def _normalising(x: Operand, result: Operand, images: _NormImages, tag: str) -> Launch:
+    width = max(_width(images.plane // 4), min(_width(images.plane), _NORMALISING_THREADS))
+    height = max(1, _NORMALISING_THREADS // width)
+    along = max(1, min(_NORMALISING_BLOCKS // images.channels, math.ceil(images.samples / height)))
+    serial = math.ceil(images.samples / (height * along)) * math.ceil(images.plane / width)
+    blocks = float(images.channels * along)
+    grids = (
+        # Blocks are of 64 to 512 threads: so many SMs they fill.
+        (blocks * width * height / images.gpu.threads_per_sm, float(serial)),
+        (blocks, float(serial)),
+        (float(images.channels), float(images.rows)),
+        (float(images.channels * images.samples), 1.0),
+    )
+    return Launch("batch_norm_transform_input_kernel", x.numel, (x,), (result,), images.facts, grids, "", tag)
+
+
+def _native(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    images, result, again = _images(call, x), fresh(x.shape, x.dtype), hot(x.shape, x.dtype, x.nbytes)
+    tag = x.dtype + call.tensor(1).dtype
+    running = Launch(
+        "unrolled_elementwise_kernel_for_multi_outputs",
+        images.channels,
+        facts={"columns": images.channels},
+        grids=((images.channels / 1024, 1.0),),
+        tag=call.tensor(3).dtype,
+    )
+    if images.last or images.plane == 1:
+        sums = _last("batch_norm_collect_statistics_channels_last_kernel", (x,), (), images, tag)
+        normalised = _last("batch_norm_transform_input_channels_last_kernel", (again,), (result,), images, tag)
+        return [*_semaphores(images), sums, running, normalised]
+    sums = _by_plane("batch_norm_collect_statistics_kernel", (x,), (), images, tag)
+    return [sums, running, _normalising(again, result, images, tag)]
+
+
+def _native_backward(call: GpuCall) -> list[Launch]:
+    gradient, x = call.tensor(0), call.tensor(1)
+    images, result = _images(call, x), fresh(x.shape, x.dtype)
+    tag = x.dtype + call.tensor(2).dtype
+    if images.last or images.plane == 1:
+        again = tuple(hot(item.shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
+        sums = _last("batch_norm_backward_reduce_channels_last_kernel", (gradient, x), (), images, tag)
+        applied = _last("batch_norm_backward_elemt_channels_last_kernel", again, (result,), images, tag)
+        return [*_semaphores(images), sums, applied]
+    return [_by_plane("batch_norm_backward_kernel", (gradient, x), (result,), images, tag)]
 
 
 FAMILY = Family(
     name="norm",
-    ops=(
-        *("aten::native_layer_norm.default", "aten::native_layer_norm_backward.default"),
-        *("aten::_fused_rms_norm.default", "aten::_fused_rms_norm_backward.default"),
-        *("aten::cudnn_batch_norm.default", "aten::cudnn_batch_norm_backward.default"),
-        *("aten::native_batch_norm.default", "aten::native_batch_norm_backward.default"),
-        *("aten::native_group_norm.default", "aten::native_group_norm_backward.default"),
-    ),
-    sweep=mixture(
-        *((1.5, _draw_layer_norm), (1.5, _draw_layer_norm_backward), (0.8, _draw_rms_norm)),
-        *((0.8, _draw_rms_norm_backward), (1, _draw_cudnn_batch_norm), (1, _draw_cudnn_batch_norm_backward)),
-        *((1, _draw_native_batch_norm), (1, _draw_native_batch_norm_backward), (0.6, _draw_group_norm)),
-        (0.6, _draw_group_norm_backward),
+    sweep=KernelSweep(
+        (1.5, _draw_rows, "native_layer_norm(*x, [features], weight, weight, 1e-5)"),
+        (
+            *(1.5, _draw_rows),
+            "native_layer_norm_backward(*x, x, [features], mean, rstd, weight, weight, [True, True, True])",
+        ),
+        (0.8, _draw_rows, "_fused_rms_norm(*x, [features], weight, 1e-6)"),
+        (0.8, _draw_rows, "_fused_rms_norm_backward(*x, x, [features], rstd, weight, [True, True])"),
+        (1, _draw_cudnn, "cudnn_batch_norm(*x, weight, weight, running_mean, running_variance, True, 0.1, 1e-5)"),
+        (
+            *(1, _draw_cudnn),
+            "cudnn_batch_norm_backward(x, *x, weight, running_mean, running_variance, mean, rstd, 1e-5, reserved)",
+        ),
+        (1, _draw_native, "native_batch_norm(*x, weight, weight, running_mean, running_variance, True, 0.1, 1e-5)"),
+        (
+            *(1, _draw_native),
+            "native_batch_norm_backward"
+            "(*x, x, weight, running_mean, running_variance, mean, rstd, True, 1e-5, [True, True, True])",
+        ),
+        (0.6, _draw_groups, "native_group_norm(*x, weight, weight, batch, channels, plane, groups, 1e-5)"),
+        (
+            *(0.6, _draw_groups),
+            "native_group_norm_backward(*x, x, mean, rstd, weight, batch, channels, plane, groups, [True, True, True])",
+        ),
     ),
     weight=8.0,
-    rules=by_op(_RULES),
+    rules=by_op(
+        {
+            **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _layer_norm),
+            **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
+            "native_group_norm": _group_norm,
+            "native_group_norm_backward": _group_norm_backward,
+            "cudnn_batch_norm": _cudnn,
+            "cudnn_batch_norm_backward": _cudnn_backward,
+            "native_batch_norm": _native,
+            "native_batch_norm_backward": _native_backward,
+        }
+    ),
 )

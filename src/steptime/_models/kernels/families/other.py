@@ -8,126 +8,61 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
-from steptime._models.kernels.draw import (
-    Rng,
-    activation_shape,
-    floating,
-    indices,
-    log_int,
-    mixture,
-    options,
-    pick,
-    scalar,
-    size,
-)
-from steptime._models.kernels.families.elementwise import launches as elementwise
-from steptime._models.kernels.families.indexing import launches as indexing
-from steptime._models.kernels.families.optimizer import launches as over_lists
+from steptime._models.kernels.call import DtypeArg, TensorArg
+from steptime._models.kernels.families import elementwise, indexing, optimizer
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import GpuCall, Launch, Rules, fresh, hot
-from steptime._models.kernels.launches.arguments import base_name, dtype_keyword, integers, keyword, tensor, value
-from steptime._models.kernels.launches.copies import memcpy
-from steptime._models.kernels.launches.names import WITH_INDEX
-from steptime._models.kernels.launches.pointwise import cleared, pointwise
-from steptime._models.kernels.launches.sorting import over_indices, radix_sort
+from steptime._models.kernels.launches import WITH_INDEX, GpuCall, Launch, Rules, fresh, hot
+from steptime._models.kernels.launches.indexed import over_indices, radix_sort
+from steptime._models.kernels.launches.iterator import cleared, memcpy, pointwise
+from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep, indices
 from steptime.errors import InputError
 
 _MOST_ELEMENTS = 16 << 20
 
-# A tensor and a number, two tensors, three of them.
-_WITH_NUMBER = (
-    *("aten::div.Scalar", "aten::add.Scalar", "aten::add_.Scalar", "aten::sub.Scalar", "aten::sub_.Scalar"),
-    *("aten::mul_.Scalar", "aten::lt.Scalar", "aten::ne.Scalar"),
-)
-_WITH_TENSOR = (
-    *("aten::ge.Tensor", "aten::clamp_min.Tensor", "aten::pow.Tensor_Tensor", "aten::remainder.Tensor"),
-    *("aten::clamp.Tensor",),
-)
-_WITH_TWO = ("aten::lerp.Tensor", "aten::lerp_.Tensor")
-# Lists of parameters with what follows them: lists, a number, a number for each, a number on the device.
-_LISTS = {
-    "aten::_foreach_add.Scalar": "number",
-    "aten::_foreach_add.ScalarList": "numbers",
-    "aten::_foreach_add.Tensor": "scalar",
-    "aten::_foreach_add_.ScalarList": "numbers",
-    "aten::_foreach_add_.Tensor": "scalar",
-    "aten::_foreach_div_.Scalar": "number",
-    "aten::_foreach_div_.Tensor": "scalar",
-    "aten::_foreach_mul.List": "list",
-    "aten::_foreach_mul.Tensor": "scalar",
-    "aten::_foreach_mul_.ScalarList": "numbers",
-    "aten::_foreach_lerp_.List": "list list",
-    "aten::_foreach_lerp_.ScalarList": "list numbers",
-    "aten::_foreach_addcmul_.ScalarList": "list list numbers",
-}
+
+def _draw_tensor(draw: Draw) -> Drawn:
+    x = TensorArg(draw.activation_shape(_MOST_ELEMENTS), draw.floating())
+    return {"x": x, "positive": replace(x, values="positive"), "unit": replace(x, values="unit")}
 
 
-def _draw_tensor(rng: Rng, values: str = "normal") -> TensorArg:
-    return TensorArg(activation_shape(rng, _MOST_ELEMENTS), floating(rng), values=values)
+def _draw_with_number(draw: Draw) -> Drawn:
+    draw.form()
+    return _draw_tensor(draw)
 
 
-def _draw_with_number(rng: Rng) -> Call:
-    return Call(pick(rng, _WITH_NUMBER), (_draw_tensor(rng), 0.5))
-
-
-def _draw_with_tensor(rng: Rng) -> Call:
-    x = _draw_tensor(rng, "positive")
-    return Call(pick(rng, _WITH_TENSOR), (x, x), written=(0, 1))
-
-
-def _draw_with_two(rng: Rng) -> Call:
-    x = _draw_tensor(rng, "unit")
-    return Call(pick(rng, _WITH_TWO), (x, x, x), written=(0, 1))
-
-
-def _draw_given_result(rng: Rng) -> Call:
+def _draw_given_result(draw: Draw) -> Drawn:
     """Gradients scaled into a bucket of DDP."""
-    x = TensorArg(pick(rng, ((size(rng, 1, 4096), size(rng, 1, 4096)), (size(rng, 1, 4096),))))
-    return Call("aten::mul.out", (x, 0.25), options(out=x))
+    return {"x": TensorArg(draw.pick(((draw.size(1, 4096), draw.size(1, 4096)), (draw.size(1, 4096),))))}
 
 
-def _draw_made(rng: Rng) -> Call:
-    x = _draw_tensor(rng)
-    if pick(rng, (True, False)):
-        return Call("aten::new_zeros.default", (x, activation_shape(rng, _MOST_ELEMENTS)))
-    named = options(device="device", dtype=DtypeArg(x.dtype))
-    return Call("aten::scalar_tensor.default", (0.0,), named, written=())
+def _draw_new(draw: Draw) -> Drawn:
+    x = TensorArg(draw.activation_shape(_MOST_ELEMENTS), draw.floating())
+    shape = draw.activation_shape(_MOST_ELEMENTS) if "zeros" in draw.form() else ()
+    return {"x": x, "shape": shape, "dtype": DtypeArg(x.dtype)}
 
 
-def _draw_counted(rng: Rng) -> Call:
-    named = options(device="device", dtype=DtypeArg("int64"))
-    return Call("aten::arange.start_step", (0, log_int(rng, 16, 65_536), pick(rng, (1, 2))), named, written=())
+def _draw_counted(draw: Draw) -> Drawn:
+    return {"end": draw.log_int(16, 65_536), "step": draw.pick((1, 2))}
 
 
-def _draw_powers(rng: Rng) -> Call:
-    return Call("aten::pow.Scalar", (10_000, TensorArg((size(rng, 16, 4096),), values="unit")), written=(1,))
+def _draw_powers(draw: Draw) -> Drawn:
+    return {"x": TensorArg((draw.size(16, 4096),), values="unit")}
 
 
-def _draw_sorted(rng: Rng) -> Call:
+def _draw_sorted(draw: Draw) -> Drawn:
     """Indices of a table-batched lookup."""
-    index = TensorArg((log_int(rng, 8192, 4 << 20),), pick(rng, ("int32", "int64")), high=1 << 25)
-    if pick(rng, (True, False)):
-        return Call("aten::sort.default", (index,), written=())
-    return Call("aten::sort.stable", (index,), options(stable=True), written=())
+    return {"x": TensorArg((draw.log_int(8192, 4 << 20),), draw.pick(("int32", "int64")), high=1 << 25)}
 
 
-def _draw_scattered(rng: Rng) -> Call:
-    x = TensorArg((log_int(rng, 8, 8192), size(rng, 8, 1024)), floating(rng))
-    return Call("aten::scatter.value", (x, 1, indices((x.shape[0], 1), x.shape[1]), 1.0))
+def _draw_scattered(draw: Draw) -> Drawn:
+    x = TensorArg((draw.log_int(8, 8192), draw.size(8, 1024)), draw.floating())
+    return {"x": x, "index": indices((x.shape[0], 1), x.shape[1])}
 
 
-def _draw_lists(rng: Rng) -> Call:
-    op = pick(rng, tuple(_LISTS))
-    shapes = [(log_int(rng, 1, 500_000),) for _ in range(log_int(rng, 1, 60))]
-    tensors = tuple(TensorArg(shape) for shape in shapes)
-    rest: dict[str, Argument] = {
-        "number": 0.5,
-        "numbers": (0.5,) * len(shapes),
-        "scalar": scalar(values="unit"),
-        "list": tensors,
-    }
-    return Call(op, (tensors, *(rest[kind] for kind in _LISTS[op].split())))
+def _draw_lists(draw: Draw) -> Drawn:
+    draw.form()
+    tensors = tuple(TensorArg((draw.log_int(1, 500_000),)) for _ in range(draw.log_int(1, 60)))
+    return {"tensors": tensors, "numbers": (0.5,) * len(tensors), "unit": TensorArg((), values="unit")}
 
 
 # Launches of the ops of the family `other`: those of a sibling in another family, and a few of their own.
@@ -137,31 +72,19 @@ _BLOCK = 1024  # elements, as in the element-wise kernels
 _SMALL_SORT = 4096
 
 
-def launches(call: GpuCall) -> list[Launch]:
-    """What an op of the family launches."""
-    name = base_name(call.op)
-    if name in _OWN and call.op != "aten::pow.Tensor_Tensor":
-        return _OWN[name](call)
-    if name.startswith("_foreach_"):
-        return over_lists(call)
-    if name in ("scatter", "scatter_"):
-        return indexing(replace(call, op=f"aten::{name}.src"))
-    return elementwise(call)
-
-
 def _new_zeros(call: GpuCall) -> list[Launch]:
-    return [cleared(fresh(integers(call, 1), dtype_keyword(call, tensor(call, 0).dtype)))]
+    return [cleared(fresh(call.integers(1), call.dtype_keyword(call.tensor(0).dtype)))]
 
 
 def _scalar_tensor(call: GpuCall) -> list[Launch]:
-    return [cleared(fresh((), dtype_keyword(call, "float32")))]
+    return [cleared(fresh((), call.dtype_keyword("float32")))]
 
 
-def _number(call: Call, place: int, default: float) -> float:
-    given = value(call, place, default)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise InputError(f"{call.op}: argument {place} is {given!r}, expected a number")
-    return float(given)
+def _number(call: GpuCall, place: int, default: float) -> float:
+    value = call.value(place, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{call.op}: argument {place} is {value!r}, expected a number")
+    return float(value)
 
 
 def _arange(call: GpuCall) -> list[Launch]:
@@ -169,20 +92,20 @@ def _arange(call: GpuCall) -> list[Launch]:
     count = math.ceil((end - start) / step) if step else 0
     if count <= 0:
         raise InputError(f"{call.op}: no number lies from {start} to {end} by steps of {step}")
-    result = fresh((count,), dtype_keyword(call, "int64"))
+    result = fresh((count,), call.dtype_keyword("int64"))
     return [Launch(WITH_INDEX, count, (), (result,), {}, ((count / _BLOCK, 1.0),))]
 
 
 def _power(call: GpuCall) -> list[Launch]:
     """A number to the power of a tensor: the number becomes a tensor first."""
-    x = tensor(call, 1)
-    number = "int64" if isinstance(value(call, 0), int) else "float32"
+    x = call.tensor(1)
+    number = "int64" if isinstance(call.value(0), int) else "float32"
     powers = pointwise((hot((), number, 8), x), fresh(x.shape, x.dtype), tag=number, casts=number != x.dtype)
     return [cleared(fresh((), number)), powers]
 
 
 def _sort(call: GpuCall) -> list[Launch]:
-    x = tensor(call, 0)
+    x = call.tensor(0)
     if len(x.shape) != 1 or x.numel <= _SMALL_SORT:
         raise InputError(f"{call.op}: no rule says what sorting {x.shape} launches, only one row of more than {_SMALL_SORT}")
     order = over_indices("fill_reverse_indices_kernel", x.numel)
@@ -191,9 +114,9 @@ def _sort(call: GpuCall) -> list[Launch]:
 
 def _given_result(call: GpuCall) -> list[Launch]:
     """The element-wise op whose result is given by name."""
-    if keyword(call, "out") is None:
+    if call.keyword("out") is None:
         raise InputError(f"{call.op}: no result is given")
-    return elementwise(replace(call, op="aten::mul.Tensor"))
+    return elementwise.launches(replace(call, op="aten::mul.Tensor"))
 
 
 _OWN: dict[str, Rules] = {
@@ -203,20 +126,47 @@ _OWN: dict[str, Rules] = {
     "pow": _power,
     "sort": _sort,
     "mul": _given_result,
+    "scatter": indexing.launches,
 }
+
+
+def launches(call: GpuCall) -> list[Launch]:
+    """What an op of the family launches."""
+    if call.name in _OWN and call.op != "aten::pow.Tensor_Tensor":
+        return _OWN[call.name](call)
+    return optimizer.launches(call) if call.name.startswith("_foreach_") else elementwise.launches(call)
 
 
 FAMILY = Family(
     name="other",
-    ops=(
-        *(*_WITH_NUMBER, *_WITH_TENSOR, *_WITH_TWO, *_LISTS),
-        *("aten::mul.out", "aten::new_zeros.default", "aten::scalar_tensor.default", "aten::arange.start_step"),
-        *("aten::pow.Scalar", "aten::sort.default", "aten::sort.stable", "aten::scatter.value"),
-    ),
-    sweep=mixture(
-        *((2, _draw_with_number), (1.5, _draw_with_tensor), (0.7, _draw_with_two), (1, _draw_given_result)),
-        *((0.8, _draw_made), (0.3, _draw_counted), (0.3, _draw_powers), (0.7, _draw_sorted), (0.4, _draw_scattered)),
-        (3, _draw_lists),
+    sweep=KernelSweep(
+        (
+            *(2, _draw_with_number, "div.Scalar(*x, 0.5)", "add.Scalar(*x, 0.5)", "add_.Scalar(*x, 0.5)"),
+            *("sub.Scalar(*x, 0.5)", "sub_.Scalar(*x, 0.5)", "mul_.Scalar(*x, 0.5)", "lt.Scalar(*x, 0.5)"),
+            "ne.Scalar(*x, 0.5)",
+        ),
+        (
+            *(1.5, _draw_tensor, "ge.Tensor(*positive, *positive)", "clamp_min.Tensor(*positive, *positive)"),
+            *("pow.Tensor_Tensor(*positive, *positive)", "remainder.Tensor(*positive, *positive)"),
+            "clamp.Tensor(*positive, *positive)",
+        ),
+        (0.7, _draw_tensor, "lerp.Tensor(*unit, *unit, unit)", "lerp_.Tensor(*unit, *unit, unit)"),
+        (1, _draw_given_result, "mul.out(*x, 0.25, out=x)"),
+        (0.8, _draw_new, "new_zeros(*x, shape)", 'scalar_tensor(0.0, device="device", dtype=dtype)'),
+        (0.3, _draw_counted, 'arange.start_step(0, end, step, device="device", dtype=int64)'),
+        (0.3, _draw_powers, "pow.Scalar(10_000, *x)"),
+        (0.7, _draw_sorted, "sort(x)", "sort.stable(x, stable=True)"),
+        (0.4, _draw_scattered, "scatter.value(*x, 1, index, 1.0)"),
+        (
+            # Lists of parameters with lists, a number, a number for each, or a number on the device.
+            *(3, _draw_lists, "_foreach_add.Scalar(*tensors, 0.5)", "_foreach_add.ScalarList(*tensors, numbers)"),
+            *("_foreach_add.Tensor(*tensors, unit)", "_foreach_add_.ScalarList(*tensors, numbers)"),
+            *("_foreach_add_.Tensor(*tensors, unit)", "_foreach_div_.Scalar(*tensors, 0.5)"),
+            *("_foreach_div_.Tensor(*tensors, unit)", "_foreach_mul.List(*tensors, tensors)"),
+            *("_foreach_mul.Tensor(*tensors, unit)", "_foreach_mul_.ScalarList(*tensors, numbers)"),
+            *("_foreach_lerp_.List(*tensors, tensors, tensors)", "_foreach_lerp_.ScalarList(*tensors, tensors, numbers)"),
+            "_foreach_addcmul_.ScalarList(*tensors, tensors, tensors, numbers)",
+        ),
     ),
     weight=0.5,
     rules=launches,

@@ -5,131 +5,98 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from steptime._models.kernels.call import Argument, Call, TensorArg, contiguous
-from steptime._models.kernels.draw import (
-    SEQUENCES,
-    USUAL_BYTES,
-    Rng,
-    activation_shape,
-    chance,
-    fits,
-    floating,
-    log_int,
-    mixture,
-    pick,
-    size,
-    tokens,
-    width,
-)
+from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Launch, Operand, Rules, by_op, fresh, hot
-from steptime._models.kernels.launches.arguments import base_name, integer, integers, tensor, tensor_list
-from steptime._models.kernels.launches.copies import copies
-from steptime._models.kernels.launches.names import INDEXED
-from steptime._models.kernels.launches.pointwise import fill
+from steptime._models.kernels.launches import INDEXED, GpuCall, Launch, Operand, by_op, fresh, hot
+from steptime._models.kernels.launches.iterator import copies, fill
+from steptime._models.kernels.sweep import SEQUENCES, USUAL_BYTES, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
 
-_MOST_BYTES = 2 * USUAL_BYTES
+_JOINED = "cat(*parts, axis)"
+_MOVED = ("constant_pad_nd(*x, [1, 1, 1, 1], 0.0)", "repeat(*x, [times, 1])", "roll(*x, [shift], [axis])", "flip(*x, [axis])")
+_TRIANGLES = ("tril(*x)", "triu(*x)")
 
 
-def _draw_interaction(rng: Rng) -> Call | None:
+def _draw_interaction(draw: Draw) -> Drawn:
     """DLRM: dense features and one looked-up vector per table, side by side; behind the interaction, features and triangle."""
-    batch, dim = log_int(rng, 64, 65536), pick(rng, (8, 16, 32, 64, 128))
-    dtype = floating(rng)
-    if chance(rng, 0.3):
-        pairs = log_int(rng, 10, 1500)
-        parts: tuple[TensorArg, ...] = TensorArg((batch, dim), dtype), TensorArg((batch, pairs), dtype)
-    else:
-        parts = (TensorArg((batch, dim), dtype),) * log_int(rng, 2, 64)
-    return fits(Call("aten::cat.default", (parts, 1)), most_bytes=_MOST_BYTES)
+    batch, dim = draw.log_int(64, 65536), draw.pick((8, 16, 32, 64, 128))
+    dense = TensorArg((batch, dim), draw.floating())
+    if draw.chance(0.3):
+        return {"parts": (dense, TensorArg((batch, draw.log_int(10, 1500)), dense.dtype)), "axis": 1}
+    return {"parts": (dense,) * draw.log_int(2, 64), "axis": 1}
 
 
-def _draw_branches(rng: Rng) -> Call | None:
+def _draw_branches(draw: Draw) -> Drawn:
     """Inception's branches along the channels, or gradients of query, key and value along the features."""
-    dtype = floating(rng)
-    if chance(rng, 0.5):
-        batch, side = log_int(rng, 1, 128), pick(rng, (8, 17, 35))
-        channels = [pick(rng, (32, 64, 96, 192, 320, 384)) for _ in range(int(rng.integers(2, 6)))]
-        parts = tuple(TensorArg((batch, count, side, side), dtype) for count in channels)
-        return fits(Call("aten::cat.default", (parts, 1)), most_bytes=_MOST_BYTES)
-    part = TensorArg((log_int(rng, 1, 64), pick(rng, SEQUENCES), width(rng, 64, 2048)), dtype)
-    return fits(Call("aten::cat.default", ((part,) * pick(rng, (2, 3)), -1)), most_bytes=_MOST_BYTES)
+    dtype = draw.floating()
+    if draw.chance(0.5):
+        batch, side = draw.log_int(1, 128), draw.pick((8, 17, 35))
+        channels = [draw.pick((32, 64, 96, 192, 320, 384)) for _ in range(int(draw.rng.integers(2, 6)))]
+        return {"parts": tuple(TensorArg((batch, count, side, side), dtype) for count in channels), "axis": 1}
+    part = TensorArg((draw.log_int(1, 64), draw.pick(SEQUENCES), draw.width(64, 2048)), dtype)
+    return {"parts": (part,) * draw.pick((2, 3)), "axis": -1}
 
 
-def _draw_flattened(rng: Rng) -> Call | None:
+def _draw_flattened(draw: Draw) -> Drawn:
     """Gradients of many sizes in one flat buffer."""
-    parts = tuple(TensorArg((log_int(rng, 16, 2_000_000),), "float32") for _ in range(log_int(rng, 2, 128)))
-    return fits(Call("aten::cat.default", (parts, 0)), most_bytes=_MOST_BYTES)
+    return {"parts": tuple(TensorArg((draw.log_int(16, 2_000_000),)) for _ in range(draw.log_int(2, 128))), "axis": 0}
 
 
-def _draw_stacked(rng: Rng) -> Call | None:
-    part = TensorArg(activation_shape(rng, 4_000_000), floating(rng))
-    axis = pick(rng, (0, 0, 1 if len(part.shape) > 1 else 0))
-    return fits(Call("aten::stack.default", ((part,) * log_int(rng, 2, 32), axis)), most_bytes=_MOST_BYTES)
+def _draw_stacked(draw: Draw) -> Drawn:
+    part = TensorArg(draw.activation_shape(4_000_000), draw.floating())
+    axis = draw.pick((0, 0, 1 if len(part.shape) > 1 else 0))
+    return {"parts": (part,) * draw.log_int(2, 32), "axis": axis}
 
 
-def _draw_split(rng: Rng) -> Call | None:
+def _draw_split(draw: Draw) -> Drawn:
     """Parts copied out of one buffer, as sharded data parallelism does after it gathered its parameters."""
-    parts = tuple(log_int(rng, 8, 4096) for _ in range(log_int(rng, 2, 32)))
-    ranks = pick(rng, (1, 2, 4, 8)) if chance(rng, 0.5) else log_int(rng, 16, 8192)
-    whole = TensorArg((ranks, sum(parts)), floating(rng))
-    return fits(Call("aten::split_with_sizes_copy.default", (whole, parts, 1)), most_bytes=_MOST_BYTES)
+    sizes = tuple(draw.log_int(8, 4096) for _ in range(draw.log_int(2, 32)))
+    ranks = draw.pick((1, 2, 4, 8)) if draw.chance(0.5) else draw.log_int(16, 8192)
+    return {"x": TensorArg((ranks, sum(sizes)), draw.floating()), "sizes": sizes}
 
 
-def _draw_slice_gradient(rng: Rng) -> Call | None:
+def _within(whole: Shape, gradient: TensorArg, **places: Argument) -> Drawn | None:
+    """The gradient of a part of the whole, unless that is larger than usual."""
+    usual = replace(gradient, shape=whole).nbytes <= USUAL_BYTES
+    return {"whole": whole, "gradient": gradient, **places} if usual else None
+
+
+def _draw_slice_gradient(draw: Draw) -> Drawn | None:
     """A slice's gradient in zeros of the whole's shape: one third of a projection, or the tokens before the last."""
-    rows, features = tokens(rng), width(rng, 16)
-    dtype = floating(rng)
-    if chance(rng, 0.5):
-        parts = pick(rng, (2, 3, 4))
-        place = int(rng.integers(parts)) * features
-        arguments: tuple[Argument, ...] = (
-            TensorArg((rows, features), dtype),
-            (rows, parts * features),
-            1,
-            place,
-            place + features,
-            1,
-        )
-    else:
-        batch, sequence = log_int(rng, 1, 32), pick(rng, SEQUENCES)
-        kept = TensorArg((batch, sequence - 1, features), dtype)
-        arguments = (kept, (batch, sequence, features), 1, 0, sequence - 1, 1)
-    op = "aten::slice_backward.default"
-    return _with_whole(op, arguments, dtype)
+    rows, features, dtype = draw.tokens(), draw.width(16), draw.floating()
+    if draw.chance(0.5):
+        parts = draw.pick((2, 3, 4))
+        start = draw.below(parts) * features
+        gradient = TensorArg((rows, features), dtype)
+        return _within((rows, parts * features), gradient, start=start, end=start + features)
+    batch, sequence = draw.log_int(1, 32), draw.pick(SEQUENCES)
+    gradient = TensorArg((batch, sequence - 1, features), dtype)
+    return _within((batch, sequence, features), gradient, start=0, end=sequence - 1)
 
 
-def _draw_selection_gradient(rng: Rng) -> Call | None:
+def _draw_selection_gradient(draw: Draw) -> Drawn | None:
     """One token's gradient (BERT's pooler takes the first) in zeros of the whole's shape."""
-    batch, sequence, features = log_int(rng, 1, 128), pick(rng, SEQUENCES), width(rng, 16)
-    dtype = floating(rng)
-    arguments = (TensorArg((batch, features), dtype), (batch, sequence, features), 1, int(rng.integers(sequence)))
-    return _with_whole("aten::select_backward.default", arguments, dtype)
+    batch, sequence, features = draw.log_int(1, 128), draw.pick(SEQUENCES), draw.width(16)
+    gradient = TensorArg((batch, features), draw.floating())
+    return _within((batch, sequence, features), gradient, place=draw.below(sequence))
 
 
-def _with_whole(op: str, arguments: tuple[Argument, ...], dtype: str) -> Call | None:
-    whole = arguments[1]
-    assert isinstance(whole, tuple)
-    shape = tuple(length for length in whole if isinstance(length, int))
-    return fits(Call(op, arguments), (shape, dtype), most_bytes=USUAL_BYTES)
-
-
-def _draw_rearranged(rng: Rng) -> Call | None:
+def _draw_rearranged(draw: Draw) -> Drawn | None:
     """Padding, repeating, rolling, flipping and triangles of masks."""
-    dtype = floating(rng)
-    kind = pick(rng, ("pad", "repeat", "roll", "flip", "tril"))
-    if kind == "pad":
-        x = TensorArg((log_int(rng, 1, 128), size(rng, 3, 512), *(log_int(rng, 7, 112),) * 2), dtype)
-        return fits(Call("aten::constant_pad_nd.default", (x, (1, 1, 1, 1), 0.0)), most_bytes=USUAL_BYTES)
-    if kind == "tril":
-        side = log_int(rng, 16, 4096)
-        return Call(pick(rng, ("aten::tril.default", "aten::triu.default")), (TensorArg((side, side), dtype),))
-    x = TensorArg((tokens(rng, 8192), width(rng, 16, 2048)), dtype)
-    if kind == "repeat":
-        return Call("aten::repeat.default", (x, (pick(rng, (2, 3, 4)), 1)))
-    if kind == "roll":
-        return Call("aten::roll.default", (x, (pick(rng, (1, 3, 7)),), (int(rng.integers(2)),)))
-    return Call("aten::flip.default", (x, (int(rng.integers(2)),)))
+    dtype, kind = draw.floating(), draw.below(len(_MOVED) + 1)
+    if kind == len(_MOVED):
+        side = draw.log_int(16, 4096)
+        draw.form(_TRIANGLES)
+        return {"x": TensorArg((side, side), dtype)}
+    form = draw.form(_MOVED[kind : kind + 1])
+    if "pad" in form:
+        x = TensorArg((draw.log_int(1, 128), draw.size(3, 512), *(draw.log_int(7, 112),) * 2), dtype)
+        return {"x": x} if x.nbytes <= USUAL_BYTES else None
+    x = TensorArg((draw.tokens(8192), draw.width(16, 2048)), dtype)
+    if "repeat" in form:
+        return {"x": x, "times": draw.pick((2, 3, 4))}
+    shift = draw.pick((1, 3, 7)) if "roll" in form else None
+    return {"x": x, "shift": shift, "axis": draw.below(2)}
 
 
 # What ops that only move elements launch: joining, splitting, padding, repeating, rolling, triangles.
@@ -139,13 +106,13 @@ _MOST_JOINED, _VECTOR_BYTES = 128, 16
 _JOINED_BLOCK, _MOVED_BLOCK = 512, 1024  # elements
 
 
-def _joined(call: Call) -> list[Launch]:
-    parts = tensor_list(call, 0)
+def _joined(call: GpuCall) -> list[Launch]:
+    parts = call.tensor_list(0)
     if not parts:
         raise InputError(f"{call.op}: an empty list, expected at least one tensor")
     if len(parts) == 1:
         return copies(fresh(parts[0].shape, parts[0].dtype), parts[0])
-    axis = integer(call, 1, 0) % (len(parts[0].shape) + (base_name(call.op) == "stack"))
+    axis = call.integer(1, 0) % (len(parts[0].shape) + (call.name == "stack"))
     item = parts[0].item_bytes
     # What of each part lies in one piece in the result.
     runs = [math.prod(part.shape[axis:]) for part in parts]
@@ -173,20 +140,20 @@ def _joined(call: Call) -> list[Launch]:
     return results
 
 
-def _split(call: Call) -> list[Launch]:
-    x = tensor(call, 0)
-    axis = integer(call, 2, 0) % len(x.shape)
+def _split(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    axis = call.integer(2, 0) % len(x.shape)
     results = []
-    for length in integers(call, 1):
+    for length in call.integers(1):
         part = tuple(length if index == axis else item for index, item in enumerate(x.shape))
         results += copies(fresh(part, x.dtype), replace(x, shape=part))
     return results
 
 
-def _into_zeros(call: Call) -> list[Launch]:
+def _into_zeros(call: GpuCall) -> list[Launch]:
     """Zeros of the whole, and the gradient copied into its place."""
-    gradient = tensor(call, 0)
-    shape, axis = integers(call, 1), integer(call, 2)
+    gradient = call.tensor(0)
+    shape, axis = call.integers(1), call.integer(2)
     axis %= len(shape)
     zeros = fresh(shape, gradient.dtype)
     strides = zeros.strides if len(gradient.shape) == len(shape) else zeros.strides[:axis] + zeros.strides[axis + 1 :]
@@ -194,9 +161,9 @@ def _into_zeros(call: Call) -> list[Launch]:
     return [fill(zeros), *copies(place, gradient)]
 
 
-def _padded(call: Call) -> list[Launch]:
-    x = tensor(call, 0)
-    shape, padding = list(x.shape), integers(call, 1)
+def _padded(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    shape, padding = list(x.shape), call.integers(1)
     for index in range(len(padding) // 2):
         shape[-1 - index] += padding[2 * index] + padding[2 * index + 1]
     whole = fresh(tuple(shape), x.dtype)
@@ -204,14 +171,14 @@ def _padded(call: Call) -> list[Launch]:
     return [fill(whole), *copies(inner, x)]
 
 
-def _repeated(call: Call) -> list[Launch]:
+def _repeated(call: GpuCall) -> list[Launch]:
     """One copy over (times, size) of every axis, the first with stride 0 in the source."""
-    x, times = tensor(call, 0), integers(call, 1)
+    x, times = call.tensor(0), call.integers(1)
     sizes = (1,) * (len(times) - len(x.shape)) + x.shape
-    own = (0,) * (len(times) - len(x.shape)) + x.strides
+    strides = (0,) * (len(times) - len(x.shape)) + x.strides
     steps = contiguous(tuple(length * count for length, count in zip(sizes, times, strict=True)))
     shape, source, target = [], [], []
-    for length, count, stride, step in zip(sizes, times, own, steps, strict=True):
+    for length, count, stride, step in zip(sizes, times, strides, steps, strict=True):
         shape += [count, length]
         source += [0, stride]
         target += [step * length, step]
@@ -225,32 +192,28 @@ def _moved(kernel: str, x: Operand, axes: tuple[int, ...]) -> Launch:
     return Launch(kernel, x.numel, (x,), (fresh(x.shape, x.dtype),), facts, ((x.numel / _MOVED_BLOCK, 1.0),), path, x.dtype)
 
 
-_RULES: dict[str, Rules] = {
-    "cat": _joined,
-    "stack": _joined,
-    "split_with_sizes_copy": _split,
-    "slice_backward": _into_zeros,
-    "select_backward": _into_zeros,
-    "constant_pad_nd": _padded,
-    "repeat": _repeated,
-    "roll": lambda call: [_moved("roll_cuda_kernel", tensor(call, 0), integers(call, 2))],
-    "flip": lambda call: [_moved(INDEXED, tensor(call, 0), integers(call, 1))],
-    "tril": lambda call: [_moved("triu_tril_kernel", tensor(call, 0), ())],
-    "triu": lambda call: [_moved("triu_tril_kernel", tensor(call, 0), ())],
-}
-
-
 FAMILY = Family(
     name="shape",
-    ops=(
-        *("aten::cat.default", "aten::stack.default", "aten::split_with_sizes_copy.default"),
-        *("aten::slice_backward.default", "aten::select_backward.default", "aten::constant_pad_nd.default"),
-        *("aten::repeat.default", "aten::roll.default", "aten::flip.default", "aten::tril.default", "aten::triu.default"),
-    ),
-    sweep=mixture(
-        *((1.5, _draw_interaction), (1, _draw_branches), (0.5, _draw_flattened), (0.8, _draw_stacked)),
-        *((0.8, _draw_split), (1, _draw_slice_gradient), (0.5, _draw_selection_gradient), (0.6, _draw_rearranged)),
+    sweep=KernelSweep(
+        *((1.5, _draw_interaction, _JOINED), (1, _draw_branches, _JOINED), (0.5, _draw_flattened, _JOINED)),
+        (0.8, _draw_stacked, "stack(*parts, axis)"),
+        (0.8, _draw_split, "split_with_sizes_copy(*x, sizes, 1)"),
+        (1, _draw_slice_gradient, "slice_backward(*gradient, whole, 1, start, end, 1)"),
+        (0.5, _draw_selection_gradient, "select_backward(*gradient, whole, 1, place)"),
+        (0.6, _draw_rearranged, *_MOVED, *_TRIANGLES),
+        most_bytes=2 * USUAL_BYTES,
     ),
     weight=4.5,
-    rules=by_op(_RULES),
+    rules=by_op(
+        {
+            **dict.fromkeys(("cat", "stack"), _joined),
+            "split_with_sizes_copy": _split,
+            **dict.fromkeys(("slice_backward", "select_backward"), _into_zeros),
+            "constant_pad_nd": _padded,
+            "repeat": _repeated,
+            "roll": lambda call: [_moved("roll_cuda_kernel", call.tensor(0), call.integers(2))],
+            "flip": lambda call: [_moved(INDEXED, call.tensor(0), call.integers(1))],
+            **dict.fromkeys(("tril", "triu"), lambda call: [_moved("triu_tril_kernel", call.tensor(0), ())]),
+        }
+    ),
 )

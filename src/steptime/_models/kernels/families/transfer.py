@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.draw import Rng, chance, log_int, mixture, pick
+from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import HOT, Launch, Operand, fresh
-from steptime._models.kernels.launches.arguments import base_name, dtype_keyword, flag, keyword, tensor
-from steptime._models.kernels.launches.copies import copies
-from steptime._models.kernels.launches.names import MEMCPY
+from steptime._models.kernels.launches import HOT, MEMCPY, GpuCall, Launch, Operand, by_op, fresh
+from steptime._models.kernels.launches.iterator import copies
+from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep
+from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
 _DTYPES = ("float32", "int64", "bfloat16", "uint8")
@@ -18,65 +17,50 @@ _DTYPES = ("float32", "int64", "bfloat16", "uint8")
 _MOST_BYTES = {"pinned": 64 << 20, "pageable": 16 << 20}
 
 
-def _draw_tensor(rng: Rng, place: str) -> TensorArg:
-    dtype = pick(rng, _DTYPES)
-    element = {"float32": 4, "int64": 8, "bfloat16": 2, "uint8": 1}[dtype]
-    return TensorArg((log_int(rng, 1, _MOST_BYTES[place] // element),), dtype, high=0 if "float" in dtype else 200)
+def _draw_tensors(draw: Draw) -> Drawn:
+    """A tensor on the device, one on the host, and whether the host goes on meanwhile."""
+    memory = draw.pick(("pinned", "pageable"), (0.5, 0.5) if draw.form().startswith("copy_(host") else (0.65, 0.35))
+    dtype = draw.pick(_DTYPES)
+    count = draw.log_int(1, _MOST_BYTES[memory] // dtype_bytes(dtype))
+    device = TensorArg((count,), dtype, high=0 if "float" in dtype else 200)
+    asynchronous = memory == "pinned" and draw.chance(0.8)
+    return {"device": device, "host": replace(device, device=memory), "asynchronous": asynchronous}
 
 
-def _draw_to_device(rng: Rng) -> Call:
-    place = pick(rng, ("pinned", "pageable"), (0.65, 0.35))
-    there = _draw_tensor(rng, place)
-    here = TensorArg(there.shape, there.dtype, high=there.high, device=place)
-    return Call("aten::copy_.default", (there, here, place == "pinned" and chance(rng, 0.8)), written=())
-
-
-def _draw_to_host(rng: Rng) -> Call:
-    place = pick(rng, ("pinned", "pageable"), (0.5, 0.5))
-    there = _draw_tensor(rng, place)
-    here = TensorArg(there.shape, there.dtype, high=there.high, device=place)
-    return Call("aten::copy_.default", (here, there, place == "pinned" and chance(rng, 0.8)), written=(1,))
-
-
-def _draw_number(rng: Rng) -> Call:
-    """`Tensor.item()`: one number, and the host waits for it."""
-    shape = pick(rng, ((), (1,)))
-    return Call("aten::_local_scalar_dense.default", (TensorArg(shape, pick(rng, _DTYPES), high=200),))
+def _draw_number(draw: Draw) -> Drawn:
+    return {"x": TensorArg(draw.pick(((), (1,))), draw.pick(_DTYPES), high=200)}
 
 
 # Launches of transfers: one copy by a copy engine, whose path is the direction and the kind of host memory.
 # A change of dtype happens on the side that the bytes leave (ATen): on the device it is a kernel before the copy.
 
 
-def launches(call: Call) -> list[Launch]:
-    """What a copy between host and device, or reading one number, launches."""
-    name = base_name(call.op)
-    if name == "_local_scalar_dense":
-        return [_number(tensor(call, 0))]
-    if name == "_to_copy":
-        source = tensor(call, 0)
-        place = str(keyword(call, "device", source.device))
-        target = replace(fresh(source.shape, dtype_keyword(call, source.dtype)), device=place)
-        return _between(call, target, source, bool(keyword(call, "non_blocking", False)))
-    if name != "copy_":
-        raise InputError(f"{call.op}: not an op of the family transfer")
-    return _between(call, tensor(call, 0), tensor(call, 1), flag(call, 2))
-
-
-def _number(number: Operand) -> Launch:
+def _number(call: GpuCall) -> list[Launch]:
+    number = call.tensor(0)
     facts = {"host_bytes": float(number.item_bytes), "to_host": 1.0}
-    return Launch(MEMCPY, number.item_bytes, (number,), (), facts, ((1.0, 1.0),), "item")
+    return [Launch(MEMCPY, number.item_bytes, (number,), (), facts, ((1.0, 1.0),), "item")]
 
 
-def _between(call: Call, target: Operand, source: Operand, asynchronous: bool) -> list[Launch]:
+def _copy_into(call: GpuCall) -> list[Launch]:
+    return _between(call, call.tensor(0), call.tensor(1), call.flag(2))
+
+
+def _to_copy(call: GpuCall) -> list[Launch]:
+    source = call.tensor(0)
+    target = fresh(source.shape, call.dtype_keyword(source.dtype))
+    target = replace(target, device=str(call.keyword("device", source.device)))
+    return _between(call, target, source, bool(call.keyword("non_blocking", False)))
+
+
+def _between(call: GpuCall, target: Operand, source: Operand, asynchronous: bool) -> list[Launch]:
     if (target.device == "device") == (source.device == "device"):
         raise InputError(f"{call.op}: from {source.device} to {target.device} is no transfer between host and device")
     to_host = target.device != "device"
     memory = target.device if to_host else source.device
-    result = []
+    before: list[Launch] = []
     if source.dtype != target.dtype:
         changed = fresh(source.shape, target.dtype)
-        result = copies(changed, source) if to_host else []
+        before = copies(changed, source) if to_host else []
         source = replace(changed, device=source.device, origin=HOT if to_host else source.origin)
     nbytes = source.nbytes
     facts = {
@@ -86,14 +70,21 @@ def _between(call: Call, target: Operand, source: Operand, asynchronous: bool) -
         "asynchronous": float(asynchronous),
     }
     path = f"{'to_host' if to_host else 'to_device'}-{memory}"
-    return [*result, Launch(MEMCPY, nbytes, (source,), (target,), facts, ((nbytes / 1024, 1.0),), path)]
+    return [*before, Launch(MEMCPY, nbytes, (source,), (target,), facts, ((nbytes / 1024, 1.0),), path)]
 
 
-# On the device `copy_` is the family of copies' op; which family a call is in, the places of its tensors decide.
+launches = by_op({"copy_": _copy_into, "_to_copy": _to_copy, "_local_scalar_dense": _number})
+
 FAMILY = Family(
     name="transfer",
-    ops=("aten::_local_scalar_dense.default",),
-    sweep=mixture((3, _draw_to_device), (2, _draw_to_host), (0.1, _draw_number)),
+    sweep=KernelSweep(
+        (3, _draw_tensors, "copy_(device, host, asynchronous)"),
+        (2, _draw_tensors, "copy_(host, *device, asynchronous)"),
+        # `Tensor.item()`: one number, and the host waits for it.
+        (0.1, _draw_number, "_local_scalar_dense(*x)"),
+    ),
     weight=2.5,
+    # On the device `copy_` is the family of copies' op; which family a call is in, the places of its tensors decide.
+    borrows=("aten::copy_.default",),
     rules=launches,
 )

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches import ARGUMENT, HOT, Gpu, Launch, Operand
-from steptime._models.kernels.launches.facts import DEFAULTS, FACTS
+from steptime._models.kernels.launches import ARGUMENT, DEFAULTS, FACTS, HOT, Gpu, Launch, Operand
 from steptime._units import dtype_bytes
 
 Numbers = npt.NDArray[np.float64]

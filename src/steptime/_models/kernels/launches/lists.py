@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from steptime._models.kernels.call import TensorArg, contiguous
-from steptime._models.kernels.launches import Launch, Operand
-from steptime._models.kernels.launches.names import OVER_LISTS
+from steptime._models.kernels.launches import OVER_LISTS, Grids, Launch, Operand
 
 # ATen's multi_tensor_apply: elements of a chunk and of a vector, chunks of a launch, tensors of a launch by how many lists go
 # side by side; the second of these where every tensor has a number of its own.
@@ -108,7 +107,7 @@ def _facts(launch: Packed, depth: int, heaviest: int) -> dict[str, float]:
     }
 
 
-def _grids(launch: Packed, heaviest: int) -> tuple[tuple[float, float], ...]:
+def _grids(launch: Packed, heaviest: int) -> Grids:
     blocks = float(len(launch.chunks))
     return (
         (1.0, float(max(launch.chunks))),
@@ -119,6 +118,6 @@ def _grids(launch: Packed, heaviest: int) -> tuple[tuple[float, float], ...]:
     )
 
 
-def _stretch(one: Operand, elements: int, since_bytes: int) -> Operand:
+def _stretch(tensor: Operand, elements: int, since_bytes: int) -> Operand:
     shape = (elements,)
-    return replace(one, shape=shape, strides=contiguous(shape), since_bytes=since_bytes)
+    return replace(tensor, shape=shape, strides=contiguous(shape), since_bytes=since_bytes)
