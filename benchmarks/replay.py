@@ -17,7 +17,7 @@ from pathlib import Path
 
 from _cases import REPOSITORY, Case, public, shipped
 from steptime._program.load import load
-from steptime._report.layout import signed_percent
+from steptime._report.words import signed_percent
 from steptime._sim.recorded.replay import Replay, replay
 
 README = REPOSITORY / "README.md"

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError, UnsupportedError
 
 if TYPE_CHECKING:
-    from steptime._api.capture import capture
     from steptime._api.predict import predict, replay
-    from steptime._api.read import read
+    from steptime._api.read import capture, read
     from steptime._api.shard import shard
     from steptime._api.sweep import sweep
     from steptime._platforms.calibration import Calibration
@@ -35,7 +34,7 @@ _LAZY = {
     "Replayed": "steptime._report.answers:Replayed",
     "Sharding": "steptime._report.answers:Sharding",
     "Workload": "steptime._program.workload:Workload",
-    "capture": "steptime._api.capture:capture",
+    "capture": "steptime._api.read:capture",
     "predict": "steptime._api.predict:predict",
     "read": "steptime._api.read:read",
     "replay": "steptime._api.predict:replay",

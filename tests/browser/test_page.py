@@ -17,7 +17,7 @@ from tests.report.html_pages import HOSTILE, hostile
 from steptime._program.load import load
 from steptime._report.answers import Prediction
 from steptime._report.html.markup import clean
-from steptime._report.layout import time_ms
+from steptime._report.words import time_ms
 from steptime._sim.prediction import PredictedStep, predict
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dlrm_overlap4"

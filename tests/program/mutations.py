@@ -18,9 +18,9 @@ from tests.program.small_traces import RANKS, Files, Json, small_chakra, small_e
 
 from steptime._program.load import load
 from steptime._program.workload import Workload
-from steptime._report.inspection.inspection import inspect_workload
-from steptime._report.json import dumps, inspection_document, prediction_document, replay_document
-from steptime._report.replayed import report_replay
+from steptime._report.answers import Replayed
+from steptime._report.inspection import inspect_workload
+from steptime._report.json import dumps, prediction_document
 from steptime._sim.prediction import predict
 from steptime._sim.recorded.replay import replay
 from steptime.errors import SteptimeError
@@ -347,7 +347,7 @@ def _replayed(workload: Workload) -> None:
         assert 0 <= step.predicted_ns < 2**60, step
         assert 0 < step.measured_ns < 2**60, step
     assert set(workload.warnings) <= set(played.workload.warnings), "what was lost must be said with the result"
-    strict_json(dumps(replay_document(report_replay(played))))
+    strict_json(dumps(Replayed.of(played).to_dict()))
 
 
 def _predicted(workload: Workload) -> None:
@@ -359,7 +359,7 @@ def _predicted(workload: Workload) -> None:
 
 
 def _inspected(workload: Workload) -> None:
-    strict_json(dumps(inspection_document(inspect_workload(workload))))
+    strict_json(dumps(inspect_workload(workload).to_dict()))
 
 
 def strict_json(text: str) -> Any:

@@ -25,11 +25,10 @@ from steptime._models.memory.lifetimes import Kind
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
-from steptime._report.html.columns import packed
 from steptime._report.html.markup import clean, escape, tag
 from steptime._report.html.page import SCRIPTS, page
-from steptime._report.html.timeline import timeline_document
-from steptime._report.layout import time_ms
+from steptime._report.html.timeline import packed, timeline_document
+from steptime._report.words import time_ms
 from steptime._sim import Cohort, CohortTimeline
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import steady

@@ -8,11 +8,10 @@ import pytest
 from tests.report.html_pages import Page, cohort, predicted, program
 
 from steptime._program.workload import Workload
-from steptime._report.html.page import page
-from steptime._report.html.ranks import RANKS_AT_MOST, drawn
+from steptime._report.html.page import RANKS_AT_MOST, drawn, page
 from steptime._sim.core.simulate import simulate
-from steptime._sim.explain.path_summary import PathRank
-from steptime._sim.explain.straggler import Straggler
+from steptime._sim.explain.bound import Straggler
+from steptime._sim.explain.critical_path import PathRank
 from steptime._sim.prediction import PredictedStep
 
 EVENTS = 14  # calls and works of a rank: see `program`

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from steptime._program.load import load
-from steptime._report.inspection.inspection import Inspection, inspect_workload
+from steptime._report.inspection import Inspection, inspect_workload
 from steptime._sim.core.steps import step_times_ns
 from steptime._sim.recorded.timing import recorded
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from steptime._api.predict import find_measured
 from steptime._program.load import load
-from steptime._report.inspection.inspection import inspect_workload
-from steptime._report.json import dumps, inspection_document, prediction_document, replay_document
-from steptime._report.replayed import find_measured, report_replay
+from steptime._report.answers import Replayed
+from steptime._report.inspection import inspect_workload
+from steptime._report.json import dumps, prediction_document
 from steptime._sim.prediction import predict
 from steptime._sim.recorded.replay import replay
 
@@ -39,8 +40,8 @@ def documents() -> dict[str, str]:
     workload = load([EXAMPLE])
     return {
         "predict": dumps(prediction_document(predict(workload))),
-        "replay": dumps(replay_document(report_replay(replay(workload), find_measured([EXAMPLE])))),
-        "inspect": dumps(inspection_document(inspect_workload(workload))),
+        "replay": dumps(Replayed.of(replay(workload), find_measured([EXAMPLE])).to_dict()),
+        "inspect": dumps(inspect_workload(workload).to_dict()),
     }
 
 

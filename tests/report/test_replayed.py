@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from steptime._api.predict import find_measured
 from steptime._program.load import load
-from steptime._report.replayed import find_measured, read_unprofiled, report_replay
+from steptime._report.answers import Replayed, Unprofiled
 from steptime._sim.recorded.replay import Replay, replay
 from steptime.errors import InputError
 
@@ -27,18 +28,18 @@ def test_unprofiled_times_are_found_beside_a_folder_or_a_file() -> None:
 
 
 def test_without_unprofiled_times_there_is_nothing_to_compare_with() -> None:
-    assert report_replay(played()).unprofiled is None
+    assert Replayed.of(played()).unprofiled is None
 
 
 def test_taking_out_the_profiler_never_makes_the_step_longer() -> None:
-    found = read_unprofiled(EXAMPLE / "measured.json", played())
+    found = Unprofiled.read(EXAMPLE / "measured.json", played())
     assert found.low_ms <= found.step_ms <= found.high_ms
     assert found.deflated_ms <= found.as_recorded_ms
     assert found.as_recorded_error == pytest.approx(found.as_recorded_ms / found.step_ms - 1)
 
 
 def test_the_window_of_a_replay_is_its_steps() -> None:
-    report = report_replay(played())
+    report = Replayed.of(played())
     for rank in report.prediction.ranks:
         assert rank.step_ms == pytest.approx(report.prediction.step_time_ms)
 
@@ -57,5 +58,5 @@ def test_unusable_unprofiled_times_are_one_clear_line(tmp_path: Path, text: str,
     file = tmp_path / "measured.json"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=said) as caught:
-        read_unprofiled(file, played())
+        Unprofiled.read(file, played())
     assert "\n" not in str(caught.value)

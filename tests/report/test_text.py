@@ -10,25 +10,26 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from steptime._api.predict import find_measured
 from steptime._program.load import load
 from steptime._program.workload import Workload
-from steptime._report.inspection.inspection import inspect_workload
-from steptime._report.inspection.text import print_inspection
-from steptime._report.layout import print_line, signed_percent, time_ms
-from steptime._report.replayed import ReplayReport, find_measured, report_replay
-from steptime._report.text import print_prediction, print_replay, print_warnings
+from steptime._report.answers import Replayed
+from steptime._report.inspection import inspect_workload, print_inspection
+from steptime._report.layout import print_line, print_warnings
+from steptime._report.text import print_prediction, print_replay
+from steptime._report.words import signed_percent, time_ms
 from steptime._sim.prediction import PredictedStep, predict
 from steptime._sim.recorded.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
-Answers = tuple[Workload, PredictedStep, ReplayReport]
+Answers = tuple[Workload, PredictedStep, Replayed]
 
 
 @cache
 def answers() -> Answers:
     workload = load([EXAMPLE])
-    return workload, predict(workload), report_replay(replay(workload), find_measured([EXAMPLE]))
+    return workload, predict(workload), Replayed.of(replay(workload), find_measured([EXAMPLE]))
 
 
 def console(width: int = 100, encoding: str = "utf-8") -> tuple[Console, io.BytesIO]:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._sim.explain.busy import Spans, clip, fold
+from steptime._sim.explain.activity import Spans, clip, fold
 
 Column = npt.NDArray[np.int64]
 

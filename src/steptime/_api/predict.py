@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,11 @@ from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform, platform_parts
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction, Replayed
-from steptime._report.replayed import find_measured, report_replay
 from steptime._sim.modelled.prediction import predict_on
 from steptime._sim.prediction import predict as predict_recorded
 from steptime._sim.recorded.lookup_scenarios import predict_iterations
 from steptime._sim.recorded.replay import replay as replay_recorded
+from steptime._sim.recorded.unprofiled import MEASURED_FILE
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,8 +73,13 @@ def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:
     if measured is None and not isinstance(source, Workload) and not callable(source):
         paths = [source] if isinstance(source, str | Path) else source
         measured = find_measured([Path(each) for each in paths])
-    report = report_replay(played, None if measured is None else Path(measured))
-    return Replayed(report.prediction, report.steps, report.measured_step_ms, report.error, report.unprofiled)
+    return Replayed.of(played, None if measured is None else Path(measured))
+
+
+def find_measured(paths: Sequence[Path]) -> Path | None:
+    """The file of unprofiled step times that lies beside the traces, if there is one."""
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
+    return next((folder / MEASURED_FILE for folder in folders if (folder / MEASURED_FILE).is_file()), None)
 
 
 def platform_for(

@@ -1,4 +1,4 @@
-"""`read`: a workload from whatever describes one: recordings, a saved workload, a config, or a function that is captured."""
+"""`read` and `capture`: a workload from whatever describes one: recordings, a saved workload, a config, or a function."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Source: TypeAlias = str | Path | Sequence[str | Path] | Callable[..., Any] | Workload
+
 
 # A dotted module or the path of a Python file, a colon, the name of a function in it.
 _FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*")
@@ -44,7 +45,7 @@ def read(
     if isinstance(source, Workload):
         return source.varied(batch=batch, ranks=ranks)
     if callable(source):
-        return _captured(source, batch, ranks)
+        return capture(source, batch=batch, ranks=ranks or 1)
     paths = [Path(source)] if isinstance(source, str | Path) else [Path(each) for each in source]
     if not paths:
         raise InputError("nothing to read: give a path, a config, module:function or a function")
@@ -57,16 +58,10 @@ def read(
     if plan is not None:
         raise InputError(f"{text}: has no tables that the plan {plan} could place; give a DLRM config or a sharding task")
     if len(paths) == 1 and _FUNCTION.fullmatch(text) and not paths[0].exists():
-        return _captured(text, batch, ranks)
+        return capture(text, batch=batch, ranks=ranks or 1)
     if batch is not None or ranks is not None:
         raise InputError(f"{text}: {fixed(batch, ranks)}")
     return load(paths, progress=progress)
-
-
-def _captured(function: str | Callable[..., Any], batch: int | None, ranks: int | None) -> Workload:
-    from steptime._api.capture import capture
-
-    return capture(function, batch=batch, ranks=ranks or 1)
 
 
 def _is_config(path: Path) -> bool:
@@ -79,3 +74,15 @@ def _is_config(path: Path) -> bool:
     except OSError:
         return False
     return _TABLES.search(begin) is not None and b'"traceEvents"' not in begin and b'"nodes"' not in begin
+
+
+def capture(function: str | Callable[..., Any], *, ranks: int = 1, batch: int | None = None) -> Workload:
+    """What a training step does, op by op: forward, backward and optimiser, on so many ranks.
+
+    `function` makes model, optimiser and inputs and returns the step, a callable without arguments, or is the step itself; or
+    it is named, as "module:function" or "file.py:function". It may take `batch` (samples of all ranks), `device`, `rank` and
+    `ranks`. PyTorch is needed, a GPU is not.
+    """
+    from steptime._capture.command import captured
+
+    return captured(function, batch=batch, ranks=ranks)

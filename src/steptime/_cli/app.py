@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from steptime import __version__
-from steptime._cli.calibrate import calibrate
-from steptime._cli.capture import capture
-from steptime._cli.fabric import fabric
-from steptime._cli.inspect import inspect
-from steptime._cli.lab import LAB_INSTALLED, lab_commands
-from steptime._cli.platforms import platforms
-from steptime._cli.predict import predict
-from steptime._cli.replay import replay
+from steptime._cli.output import run_measuring
+from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
-from steptime._cli.sweep import sweep
-from steptime.errors import SteptimeError, printable
+from steptime._cli.steps import capture, inspect, predict, replay, sweep
+from steptime.errors import InputError, SteptimeError, printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+LAB_COMMANDS = ("measure", "fit", "validate")
+LAB_INSTALLED = find_spec("steptime_lab") is not None
 
 app = typer.Typer(
     name="steptime",
@@ -33,8 +31,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         print(f"steptime {__version__}")
         raise typer.Exit
 
@@ -49,14 +47,34 @@ def steptime(
         print(context.get_help())
 
 
-app.command()(predict)
-app.command()(replay)
-app.command()(inspect)
-app.command()(capture)
-app.command()(platforms)
-app.command()(fabric)
-app.command()(shard)
-app.command()(sweep)
+for _command in (predict, replay, inspect, capture, platforms, fabric, shard, sweep):
+    app.command()(_command)
+
+
+def calibrate(context: typer.Context) -> None:
+    """Measure this machine's host and fabric, in at most a minute and a half."""
+    from steptime._calibrate.harness.command import run_job
+    from steptime._calibrate.harness.job import CALIBRATE
+
+    run_measuring(lambda: run_job(CALIBRATE, context.args))
+
+
+def lab_commands() -> dict[str, Callable[..., None]]:
+    """The lab's commands where it is installed, else a line that says how to get it."""
+    if not LAB_INSTALLED:
+        return {name: _absent(name) for name in LAB_COMMANDS}
+    lab = import_module("steptime_lab.cli")
+    return {name: getattr(lab, name) for name in LAB_COMMANDS}
+
+
+def _absent(name: str) -> Callable[..., None]:
+    def command(context: typer.Context) -> None:
+        raise InputError(f"{context.command.name} is part of the lab, which is not installed; pip install ./lab in a clone")
+
+    command.__doc__ = f"Part of the lab, which is not installed ({name})."
+    return command
+
+
 # Their options are parsed where they also work without this command line: in the measuring harness.
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 app.command(context_settings=_AS_GIVEN, add_help_option=False)(calibrate)

@@ -1,4 +1,4 @@
-"""Where output goes: answers to stdout, progress to stderr."""
+"""What commands share: options, where output goes (answers to stdout, progress to stderr), and reading with a progress line."""
 
 from __future__ import annotations
 
@@ -7,16 +7,36 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from steptime.errors import printable
+import typer
+
+from steptime.errors import InputError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from steptime._program.workload import Workload
 
+Traces = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="TRACES", help="Trace files, folders or tar archives; one or many ranks of one job.", show_default=False
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON with stable keys to stdout, and nothing else.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Write the timeline as a Chrome trace (.json or .json.gz) for Perfetto."),
+]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
+]
+
+NO_TORCH = "measuring needs PyTorch, which is not installed; pip install 'steptime[measure]' (predicting does without)"
 # Reads shorter than this need no progress bar.
 PATIENCE_S = 0.5
 # Columns where stdout is no terminal and COLUMNS does not say.
@@ -40,6 +60,28 @@ def read(
         return read_workload(paths, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks, progress=progress)
 
 
+def show(json: bool, document: Callable[[], dict[str, Any]], text: Callable[[Console], None]) -> None:
+    """An answer on stdout, as JSON or as text with an empty line before the next prompt."""
+    if json:
+        from steptime._report.json import dumps
+
+        print(dumps(document()), end="")
+        return
+    with stdout() as console:
+        text(console)
+        console.print()
+
+
+def run_measuring(run: Callable[[], int], *, needs_torch: bool = True) -> None:
+    """Run a measuring command; its options are parsed where they also work without this command line."""
+    if needs_torch and find_spec("torch") is None:
+        raise InputError(NO_TORCH)
+    try:
+        raise typer.Exit(run())
+    except SystemExit as left:  # argparse leaves after printing help
+        raise typer.Exit(int(left.code or 0)) from None
+
+
 @contextmanager
 def stdout() -> Iterator[Console]:
     """The console answers go to. A file or pipe gets the width COLUMNS says, or a fixed one, and no trailing spaces."""
@@ -52,8 +94,8 @@ def stdout() -> Iterator[Console]:
         console.width = max(console.width, WIDTH_AT_LEAST)
         yield console
         return
-    asked = os.environ.get("COLUMNS", "")
-    console.width = max(int(asked), WIDTH_AT_LEAST) if asked.isdecimal() else FILE_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    console.width = max(int(columns), WIDTH_AT_LEAST) if columns.isdecimal() else FILE_WIDTH
     with console.capture() as captured:
         yield console
     sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
@@ -67,15 +109,14 @@ def input_files(paths: Sequence[Path], *others: Path | str | None) -> list[Path]
     return [*there, *(file.path for file in find_files(there)), *(Path(each) for each in others if each is not None)]
 
 
-def print_end(console: Console, file: Path | None, page: Path | None = None) -> None:
-    """Where the Perfetto file and the page lie, and an empty line before the next prompt."""
+def print_files(console: Console, trace: Path | None, page: Path | None = None) -> None:
+    """Where the Perfetto file and the page lie."""
     from steptime._report.layout import print_line
 
-    if file is not None:
-        print_line(console, "Timeline", f"{file}  (open it at https://ui.perfetto.dev)", spaced=False)
+    if trace is not None:
+        print_line(console, "Timeline", f"{trace}  (open it at https://ui.perfetto.dev)", spaced=False)
     if page is not None:
         print_line(console, "Page", f"{page}  (open it in a browser)", spaced=False)
-    console.print()
 
 
 @contextmanager
@@ -92,7 +133,7 @@ def _progress() -> Iterator[Callable[[str, int], None] | None]:
     began, read_before = time.monotonic(), {"": 0}
     tasks: list[TaskID] = []
 
-    def told(name: str, read_bytes: int) -> None:
+    def update(name: str, read_bytes: int) -> None:
         read_before[name] = read_bytes
         if not tasks:
             if time.monotonic() - began < PATIENCE_S:
@@ -102,7 +143,7 @@ def _progress() -> Iterator[Callable[[str, int], None] | None]:
         bar.update(tasks[0], description=printable(name), completed=sum(read_before.values()))
 
     try:
-        yield told
+        yield update
     finally:
         if tasks:
             bar.stop()

@@ -1,13 +1,17 @@
-"""`steptime platforms`"""
+"""`steptime platforms` and `steptime fabric`: the machines that steps are predicted for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime._cli.options import Json
-from steptime._cli.output import stdout
+from steptime._cli.output import Json, show
+from steptime.errors import InputError
+
+if TYPE_CHECKING:
+    from steptime._platforms.own_fabric import OwnFabric
 
 
 def platforms(
@@ -33,8 +37,6 @@ def platforms(
     from steptime._platforms.fabric import Fabric
     from steptime._platforms.platform import Platform, fabrics_without_device, is_fabric, shipped_platforms
     from steptime._report import platforms as report
-    from steptime._report.json import dumps
-    from steptime.errors import InputError
 
     swaps = {"--ranks": ranks, "--device": device, "--host": host, "--fabric": fabric}
     given = [option for option, value in swaps.items() if value is not None]
@@ -44,26 +46,115 @@ def platforms(
         )
     if name is None:
         shipped, without = shipped_platforms(), fabrics_without_device()
-        if json:
-            print(dumps(report.platforms_document(shipped, without)), end="")
-            return
-        with stdout() as console:
-            report.print_platforms(console, shipped, without)
-            console.print()
-        return
-    if is_fabric(name):
+        show(
+            json,
+            lambda: report.platforms_document(shipped, without),
+            lambda console: report.print_platforms(console, shipped, without),
+        )
+    elif is_fabric(name):
         alone = Fabric.load(name)
-        if json:
-            print(dumps(report.fabric_document(alone)), end="")
-            return
-        with stdout() as console:
-            report.print_fabric(console, alone)
-            console.print()
-        return
-    platform = Platform.load(name, ranks=ranks, device=device, host=host, fabric=fabric)
-    if json:
-        print(dumps(report.platform_document(platform)), end="")
-        return
-    with stdout() as console:
-        report.print_platform(console, platform)
-        console.print()
+        show(json, lambda: report.fabric_document(alone), lambda console: report.print_fabric(console, alone))
+    else:
+        platform = Platform.load(name, ranks=ranks, device=device, host=host, fabric=fabric)
+        show(json, lambda: report.platform_document(platform), lambda console: report.print_platform(console, platform))
+
+
+def fabric(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILES",
+            help="Output of nccl-tests (text or JSON, one or more files), or a folder of `steptime measure collectives`.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder for NAME.toml and NAME.json.")
+    ] = Path(),
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the fabric.")] = "",
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node, where the files do not show all of them."),
+    ] = None,
+    links: Annotated[
+        str | None, typer.Option("--links", metavar="KIND", help="Within a node: nvswitch, nvlink, pcie or loopback.")
+    ] = None,
+    of: Annotated[str | None, typer.Option("--of", metavar="NAME", help="Which of the folder's fabrics.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option("--bandwidth", metavar="GB/S", help="From a data sheet: of one rank in one direction.")
+    ] = None,
+    latency: Annotated[
+        float | None, typer.Option("--latency", metavar="US", help="From a data sheet: of the smallest message of two ranks.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", help="From a data sheet: number of ranks it connects.")
+    ] = None,
+    network_bandwidth: Annotated[
+        float | None, typer.Option("--network-bandwidth", metavar="GB/S", help="From a data sheet: of one network card.")
+    ] = None,
+    network_latency: Annotated[
+        float | None, typer.Option("--network-latency", metavar="US", help="From a data sheet: between two nodes.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a fabric of your own: from nccl-tests output, from measured collectives, or from a data sheet."""
+    from steptime._files import refuse_overwriting
+    from steptime._platforms.own_fabric import DataSheet, from_data_sheet
+    from steptime._report.platforms import own_fabric_document, print_own_fabric
+
+    if not name:
+        raise InputError("--name is missing: what the fabric is called, as in --name my-cluster")
+    _check_links(links)
+    sheet = {
+        "--bandwidth": bandwidth,
+        "--latency": latency,
+        "--ranks": ranks,
+        "--network-bandwidth": network_bandwidth,
+        "--network-latency": network_latency,
+    }
+    given = [option for option, value in sheet.items() if value is not None]
+    if files:
+        if given:
+            raise InputError(f"{given[0]}: is for a fabric from a data sheet; leave it out, or leave the files out")
+        result = _measured(name, files, of, links, gpus_per_node)
+    else:
+        if not given:
+            raise InputError("nothing to make a fabric from: give files of nccl-tests, or --bandwidth, --latency and --ranks")
+        if bandwidth is None or latency is None or ranks is None:
+            missing = next(option for option in ("--bandwidth", "--latency", "--ranks") if sheet[option] is None)
+            raise InputError(f"{missing} is missing: a data sheet needs --bandwidth (GB/s), --latency (us) and --ranks")
+        if of is not None:
+            raise InputError("--of: is for a folder of measured collectives")
+        result = from_data_sheet(
+            name, DataSheet(ranks, bandwidth, latency, gpus_per_node, network_bandwidth, network_latency), links=links
+        )
+    refuse_overwriting({"--name": out / f"{name}.toml", "-o": out / f"{name}.json"}, files or ())
+    file = result.write(out)
+    show(json, lambda: own_fabric_document(result, file), lambda console: print_own_fabric(console, result, file))
+
+
+def _measured(name: str, files: list[Path], of: str | None, links: str | None, gpus_per_node: int | None) -> OwnFabric:
+    from steptime._platforms.own_fabric import from_measured, from_nccl_tests
+
+    absent = [file for file in files if not file.exists()]
+    if absent:
+        raise InputError(f"{absent[0]}: no such file or folder")
+    folders = [file for file in files if file.is_dir()]
+    if folders and len(files) > 1:
+        raise InputError(
+            f"{folders[0]}: is a folder; give one folder of `steptime measure collectives`, or files of nccl-tests"
+        )
+    if folders:
+        return from_measured(name, folders[0], of=of, links=links, gpus_per_node=gpus_per_node)
+    if of is not None:
+        raise InputError("--of: is for a folder of measured collectives")
+    return from_nccl_tests(name, files, links=links, gpus_per_node=gpus_per_node)
+
+
+def _check_links(links: str | None) -> None:
+    from steptime._hardware.fabric import KINDS, NETWORK
+
+    within = [kind for kind in KINDS if kind != NETWORK]
+    if links is not None and links not in within:
+        raise InputError(f"--links {links}: expected one of {', '.join(within)}")

@@ -7,22 +7,19 @@ from typing import Annotated
 
 import typer
 
-from steptime._cli.options import Json
-from steptime._cli.output import stdout
+from steptime._cli.output import CalibrationFile, Json, show
 from steptime.errors import InputError
-
-TaskFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="TASK",
-        help="A DLRM config (.toml, .json) with \\[constraints], a .csv of tables, or a TorchRec collection (.json).",
-        show_default=False,
-    ),
-]
 
 
 def shard(
-    task: TaskFile,
+    task: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TASK",
+            help="A DLRM config (.toml, .json) with \\[constraints], a .csv of tables, or a TorchRec collection (.json).",
+            show_default=False,
+        ),
+    ],
     platform: Annotated[
         str,
         typer.Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them).", show_default=False),
@@ -32,10 +29,7 @@ def shard(
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Global batch size.")] = None,
     memory: Annotated[int | None, typer.Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
-    ] = None,
+    calibration: CalibrationFile = None,
     budget: Annotated[
         float | None, typer.Option("--budget", min=0.0, metavar="S", help="Time limit of the search, in seconds.")
     ] = None,
@@ -79,19 +73,19 @@ def shard(
                 "--evaluate compares given plans and writes no page or TorchRec plan; leave --html and --torchrec out"
             )
         plans = evaluated(given, machine, plans_in(evaluate, given), speed)
-        if json:
-            print(dumps(evaluated_document(given, plans)), end="")
-            return
-        with stdout() as console:
-            print_evaluated(console, given, machine.name, plans)
+        show(
+            json,
+            lambda: evaluated_document(given, plans),
+            lambda console: print_evaluated(console, given, machine.name, plans),
+        )
         return
     answer = sharded(given, machine, calibration=speed, budget_s=budget, evaluations=evaluations)
     if html is not None:
         answer.html(html)
     if torchrec is not None:
         write_output(torchrec, dumps(answer.torchrec()))
-    if json:
-        print(dumps(answer.to_dict()), end="")
-        return
-    with stdout() as console:
-        print_shard(console, answer.searched, answer.explained, machine.name, html, torchrec)
+    show(
+        json,
+        answer.to_dict,
+        lambda console: print_shard(console, answer.searched, answer.explained, machine.name, html, torchrec),
+    )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from steptime._files import write_output
 from steptime._platforms.platform import Platform
-from steptime._report.document import interval_words, span_words
-from steptime._report.json import SCHEMA_VERSION, Document, prediction_document, replay_document, rounded
-from steptime._report.layout import signed_percent, time_ms
-from steptime._report.replayed import ReplayReport
-from steptime._sim.prediction import PredictedStep
+from steptime._program.program import CallKind
+from steptime._report.json import SCHEMA_VERSION, Document, prediction_document, rounded
+from steptime._report.words import interval_words, signed_percent, span_words, time_ms
+from steptime._sim.explain.activity import Window
+from steptime._sim.prediction import PredictedStep, explain
+from steptime._sim.recorded.replay import Replay, StepReplay
+from steptime._sim.recorded.unprofiled import PUBLISHED, Case, read_measured
 from steptime._units import ms
+from steptime.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,18 +61,79 @@ class Prediction(PredictedStep):
         _write_trace(self, path)
 
 
+@dataclass(frozen=True)
+class Unprofiled:
+    """The same job measured without a profiler, several times, and what the profiled recording says about it."""
+
+    source: str
+    step_ms: float  # median of the repeats
+    low_ms: float
+    high_ms: float
+    as_recorded_ms: float  # the steady step of the recording, profiler included
+    as_recorded_error: float
+    deflated_ms: float  # the same with the profiler's published cost per event taken out
+    deflated_error: float
+
+    @classmethod
+    def read(cls, file: Path, played: Replay) -> Unprofiled:
+        """The unprofiled step times in a file, and how the recording compares."""
+        case = Case(played.workload.name, played, read_measured(file))
+        step_ms, recorded_ms, deflated_ms = case.measured_ms, case.period_ms(), case.period_ms(PUBLISHED)
+        errors = recorded_ms / step_ms - 1, deflated_ms / step_ms - 1
+        low_ms, high_ms = min(case.unprofiled_ms), max(case.unprofiled_ms)
+        return cls(str(file), step_ms, low_ms, high_ms, recorded_ms, errors[0], deflated_ms, errors[1])
+
+
 @dataclass(frozen=True, repr=False)
-class Replayed(ReplayReport):
+class Replayed:
     """A run's own durations played again, and how far the simulator is off."""
+
+    prediction: PredictedStep  # the replayed timeline, explained
+    steps: tuple[StepReplay, ...]
+    measured_step_ms: float  # mean of the recorded steps
+    error: float  # of the mean step
+    unprofiled: Unprofiled | None = None
+
+    @classmethod
+    def of(cls, played: Replay, measured: Path | None = None) -> Replayed:
+        """Explain a replay; `measured` is a file of unprofiled step times."""
+        if not played.steps:
+            raise InputError("the traces have no step in common to replay; were all ranks recorded at the same time?")
+        mean_ns = fmean(s.predicted_ns for s in played.steps)
+        recorded_ms = [ms(s.measured_ns) for s in played.steps]
+        workload = played.workload
+        warnings = list(workload.warnings)
+        if workload.absent:
+            text = f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is taken as recorded"
+            warnings.append(text)
+        prediction = explain(
+            workload,
+            played.timeline,
+            Window(len(played.steps), _begin_ns(played), max(sum(s.predicted_ns for s in played.steps), 1)),
+            step_ns=mean_ns,
+            interval_ms=(min(recorded_ms), max(recorded_ms)),
+            warnings=warnings,
+        )
+        unprofiled = None if measured is None else Unprofiled.read(measured, played)
+        return cls(prediction, played.steps, fmean(recorded_ms), ms(mean_ns) / fmean(recorded_ms) - 1, unprofiled)
 
     def __repr__(self) -> str:
         name = self.prediction.workload.name or "workload"
-        recorded = f"recorded {time_ms(self.measured_step_ms)} ms, error {signed_percent(self.error)}"
-        return f"<Replayed {name}: {time_ms(self.prediction.step_time_ms)} ms per step, {recorded}>"
+        return f"<Replayed {name}: {time_ms(self.prediction.step_time_ms)} ms per step, recorded {self._recorded}>"
+
+    @property
+    def _recorded(self) -> str:
+        return f"{time_ms(self.measured_step_ms)} ms, error {signed_percent(self.error)}"
 
     def to_dict(self) -> Document:
-        """What `steptime replay --json` writes."""
-        return _plain(replay_document(self))
+        """What `steptime replay --json` writes: the keys of `predict` and the comparison."""
+        steps = [
+            {"step": s.step, "predicted_ms": ms(s.predicted_ns), "measured_ms": ms(s.measured_ns), "error": s.error}
+            for s in self.steps
+        ]
+        compared = {"steps": steps, "measured_step_ms": self.measured_step_ms, "error": self.error}
+        unprofiled = None if self.unprofiled is None else asdict(self.unprofiled)
+        return _plain({**prediction_document(self.prediction), **compared, "unprofiled": unprofiled})
 
     def to_table(self) -> pa.Table:
         """A row for every step."""
@@ -78,8 +143,7 @@ class Replayed(ReplayReport):
         """Writes the page of the replayed timeline."""
         from steptime._report.html.page import page
 
-        recorded = f"{time_ms(self.measured_step_ms)} ms, error {signed_percent(self.error)}"
-        write_output(Path(path), page(self.prediction, facts={"Recorded": recorded}))
+        write_output(Path(path), page(self.prediction, facts={"Recorded": self._recorded}))
 
     def trace(self, path: str | Path) -> None:
         """Writes the replayed timeline for Perfetto."""
@@ -166,10 +230,10 @@ class Predictions(Sequence[Prediction]):
     def __len__(self) -> int:
         return len(self.variants)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [each.prediction for each in self.variants[place]]
-        return self.variants[place].prediction
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [each.prediction for each in self.variants[index]]
+        return self.variants[index].prediction
 
     def __iter__(self) -> Iterator[Prediction]:
         return (each.prediction for each in self.variants)
@@ -184,7 +248,7 @@ class Predictions(Sequence[Prediction]):
     def ranked(self) -> tuple[SweepVariant, ...]:
         """Most samples per second first; those whose batch is not known by their step time."""
         return tuple(
-            sorted(self.variants, key=lambda one: (-(one.prediction.samples_per_s or 0.0), one.prediction.step_time_ms))
+            sorted(self.variants, key=lambda each: (-(each.prediction.samples_per_s or 0.0), each.prediction.step_time_ms))
         )
 
     def to_dict(self) -> Document:
@@ -202,6 +266,12 @@ class Predictions(Sequence[Prediction]):
             more |= {"peak_bytes": memory.get("peak_bytes"), "fits": memory.get("fits")}
             rows.append({**each.settings, **_scalars(each.prediction.to_dict()), **more})
         return _table(rows)
+
+
+def _begin_ns(played: Replay) -> int:
+    """The earliest start of a step in the replay."""
+    begins = [(each, each.cohort.program.calls.kind == CallKind.STEP_BEGIN) for each in played.timeline.cohorts]
+    return int(min(each.call_start_ns[begin].min() for each, begin in begins if begin.any()))
 
 
 def settings_words(settings: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from steptime._files import output
 from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import CallKind, Program, WorkKind
 from steptime._sim.core.timeline import CohortTimeline, Timeline
-from steptime._sim.explain.path_summary import short_kernel_name
+from steptime._sim.explain.critical_path import short_kernel_name
 from steptime._units import NS_PER_MS, NS_PER_US
 
 # Process ids count from 1, and thread ids differ between ranks: Perfetto keeps 0 for the idle task and takes a thread whose

@@ -6,10 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from steptime._report.inspection.inspection import Inspection
-from steptime._report.replayed import ReplayReport
 from steptime._sim.prediction import Iterations, PredictedStep
-from steptime._units import ms
 
 # Changes when a key is removed or changes its meaning; new keys may appear without.
 SCHEMA_VERSION = 1
@@ -87,26 +84,6 @@ def iterations_document(iterations: Iterations) -> Document:
         "slowest": iterations.slowest,
         "slowest_by_rank_ms": {str(rank): more for rank, more in iterations.alone_ms.items()},
     }
-
-
-def replay_document(report: ReplayReport) -> Document:
-    """What `replay --json` writes: the keys of `predict` and the comparison."""
-    steps = [
-        {"step": s.step, "predicted_ms": ms(s.predicted_ns), "measured_ms": ms(s.measured_ns), "error": s.error}
-        for s in report.steps
-    ]
-    return {
-        **prediction_document(report.prediction),
-        "steps": steps,
-        "measured_step_ms": report.measured_step_ms,
-        "error": report.error,
-        "unprofiled": None if report.unprofiled is None else asdict(report.unprofiled),
-    }
-
-
-def inspection_document(inspection: Inspection) -> Document:
-    """What `inspect --json` writes."""
-    return {"schema_version": SCHEMA_VERSION, **asdict(inspection)}
 
 
 def rounded(value: Any) -> Any:

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from steptime._report.words import merged_warnings
 from steptime.errors import printable
 
 _INDENT = 2
@@ -70,6 +71,14 @@ def print_title(console: Console, title: Text) -> None:
     console.print(Padding(Paragraph(title), (0, _INDENT), expand=False))
 
 
+def print_heading(console: Console, command: str, *parts: str) -> None:
+    """The first line of an answer: the command, and what it is about."""
+    line = Text().append(f"steptime {command}", style="bold")
+    for part in filter(None, parts):
+        line.append(" · ", style="dim").append_text(literal(part))
+    print_title(console, line)
+
+
 def print_section(console: Console, title: str, note: str, body: RenderableType | None = None) -> None:
     """A title with a note, and what is set in under it."""
     print_title(console, Text().append(title, style="bold").append_text(literal(f"  {note}" if note else "", "dim")))
@@ -112,33 +121,24 @@ def _width(cell: Text | str) -> int:
     return max((Text(line).cell_len for line in str(cell).split("\n")), default=0)
 
 
-def print_line(console: Console, title: str, said: str, *, style: str = "", spaced: bool = True) -> None:
-    """A title and what is said under it, on one line where it fits."""
+def print_line(console: Console, title: str, text: str, *, style: str = "", spaced: bool = True) -> None:
+    """A title and what belongs to it, on one line where it fits."""
     table = Table.grid(padding=(0, _GAP))
     table.add_column(style="bold", no_wrap=True, min_width=_TITLE_WIDTH)
     table.add_column(style=style, overflow="fold")
-    table.add_row(title, Paragraph(literal(said)))
+    table.add_row(title, Paragraph(literal(text)))
     if spaced:
         console.print()
     console.print(Padding(table, (0, _INDENT), expand=False))
 
 
-def time_ms(value: float) -> str:
-    """Milliseconds with as many digits as matter."""
-    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
-
-
-def between_ms(low: float, high: float) -> str:
-    """A range of milliseconds."""
-    return time_ms(low) if low == high else f"{time_ms(low)} to {time_ms(high)}"
-
-
-def signed_percent(share: float) -> str:
-    """An error with its sign, zero without."""
-    text = f"{100 * share:+.2f} %"
-    return "0.00 %" if text[1:] == "0.00 %" else text
-
-
-def percent(share: float) -> str:
-    """A share to the percent, as in the sentences of the explanation."""
-    return f"{100 * share:.0f} %"
+def print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    """Every warning once; those that differ in numbers only, as one."""
+    if not warnings:
+        return
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="yellow")
+    table.add_column(overflow="fold")
+    for warning in merged_warnings(warnings):
+        table.add_row("!", literal(warning))
+    print_section(console, "Warnings", "", table)

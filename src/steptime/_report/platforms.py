@@ -1,4 +1,4 @@
-"""Platforms and their parts, every number with its source: as text and as JSON with stable keys."""
+"""Platforms, their parts and fabrics just made, every number with its source: as text and as JSON with stable keys."""
 
 from __future__ import annotations
 
@@ -8,21 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from steptime._hardware.description import Quantity
 from steptime._hardware.device import DeviceLimits, TransferBasis, read_device
 from steptime._models.collectives.message import KINDS, Messages
+from steptime._models.error import gmae
 from steptime._models.estimate import Source
 from steptime._models.host.model import HostModel
 from steptime._models.lookups.fitted import LookupModels
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric, Fitted, Origin, fitted, origins
+from steptime._platforms.own_fabric import LeftOut, OwnFabric
 from steptime._platforms.platform import Platform, PlatformParts
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.layout import Paragraph, literal, print_body, print_line, print_section, print_title
+from steptime._report.layout import (
+    Paragraph,
+    literal,
+    print_body,
+    print_heading,
+    print_line,
+    print_numbers,
+    print_section,
+    print_warnings,
+)
 
 _EXAMPLES_BYTES = (1 << 20, 64 << 20)
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
@@ -36,6 +47,7 @@ _LIMITS = {
     "clock_hz": "clock",
     "host_bandwidth_bytes_per_s": "link to the host",
 }
+_ERROR_HEADS = ("", "tier", "ranks", "rows", "GMAE", "MAPE", "p90", "max")
 _RECIPE = ("device", "cpu", "driver", "torch", "cuda", "cudnn", "nccl", "triton")
 
 
@@ -122,33 +134,21 @@ def _origins(parts: PlatformParts) -> dict[str, str]:
 
 def print_platforms(console: Console, shipped: Sequence[PlatformParts], without_device: Sequence[str]) -> None:
     """A line for each."""
-    print_title(console, Text().append("steptime platforms", style="bold").append(" · shipped with the package"))
-    rows = [
-        (
-            *(parts.name, parts.device, parts.fabric or "-"),
-            *(_kernels(parts), _usually(_origins(parts))),
-        )
-        for parts in shipped
-    ]
+    print_heading(console, "platforms", "shipped with the package")
+    rows = [(item.name, item.device, item.fabric or "-", _kernels(item), _usually(_origins(item))) for item in shipped]
     console.print()
     print_body(console, _table(("platform", "device", "fabric", "kernels", "wire"), rows))
     print_line(console, "Analytic", "kernels of a device that was not measured: another device's models, scaled by data sheets")
     if without_device:
-        print_line(
-            console, "No device", f"for the fabrics {', '.join(without_device)}: no device models are shipped", spaced=False
-        )
-    print_line(
-        console,
-        "More",
-        "steptime platforms NAME, for a platform or a fabric; other rank counts are named the same way",
-        spaced=False,
-    )
+        text = f"for the fabrics {', '.join(without_device)}: no device models are shipped"
+        print_line(console, "No device", text, spaced=False)
+    text = "steptime platforms NAME, for a platform or a fabric; other rank counts are named the same way"
+    print_line(console, "More", text, spaced=False)
 
 
 def print_platform(console: Console, platform: Platform) -> None:
     """Its three parts."""
-    title = Text().append("steptime platforms", style="bold").append(" · ", style="dim").append_text(literal(platform.name))
-    print_title(console, title.append(f" · {platform.ranks} rank{'s' * (platform.ranks > 1)}"))
+    print_heading(console, "platforms", platform.name, f"{platform.ranks} rank{'s' * (platform.ranks > 1)}")
     _print_device(console, platform.device)
     _print_host(console, platform.parts.host, platform.host)
     if platform.fabric is None:
@@ -159,8 +159,7 @@ def print_platform(console: Console, platform: Platform) -> None:
 
 def print_fabric(console: Console, fabric: Fabric) -> None:
     """A fabric without a platform, with all of its ranks."""
-    title = Text().append("steptime platforms", style="bold").append(" · ", style="dim").append("fabric ")
-    print_title(console, title.append_text(literal(fabric.limits.name)).append(f" · {fabric.limits.ranks} ranks"))
+    print_heading(console, "platforms", f"fabric {fabric.limits.name}", f"{fabric.limits.ranks} ranks")
     _print_fabric(console, fabric, fabric.limits.ranks)
 
 
@@ -172,9 +171,10 @@ def _print_device(console: Console, device: Device) -> None:
         text = f"Analytic: the models of {device.limits.models}, scaled by limits; {device.limits.transfer.basis}."
         print_body(console, Paragraph(literal(text)))
     rows = [
-        (_LIMITS.get(name) or _said_of(name), _limit(name, item.value), item.source) for name, item in _limits(device.limits)
+        (_LIMITS.get(name) or _limit_words(name), _limit(name, item.value), item.source)
+        for name, item in _limits(device.limits)
     ]
-    rows += [(f"models of {name}", _rows_said(recipe), _recipe_said(recipe)) for name, recipe in _recipes(device)]
+    rows += [(f"models of {name}", _row_words(recipe), _recipe_words(recipe)) for name, recipe in _recipes(device)]
     print_body(console, _table(("", "", "source"), rows, right=(1,)))
 
 
@@ -214,8 +214,8 @@ def _print_fabric(console: Console, fabric: Fabric, ranks: int) -> None:
         print_line(console, "Rows", f"{item.source} ({item.license}; {item.date})", spaced=False)
 
 
-def _print_fitted(console: Console, found: Sequence[Fitted]) -> None:
-    if not found:
+def _print_fitted(console: Console, curves: Sequence[Fitted]) -> None:
+    if not curves:
         return
     rows = [
         (
@@ -225,7 +225,7 @@ def _print_fitted(console: Console, found: Sequence[Fitted]) -> None:
             f"{_bytes(item.bytes[0])} to {_bytes(item.bytes[1])}",
             "" if item.off is None else f"{100 * item.off[0]:+.0f} to {100 * item.off[1]:+.0f} %",
         )
-        for item in found
+        for item in curves
     ]
     print_section(console, "Fitted", "error: measured / fitted, 90 % of rows")
     print_body(console, _table(("kind", "tier", "ranks", "bytes", "error"), rows))
@@ -294,12 +294,12 @@ def _recipes(device: Device) -> list[tuple[str, Mapping[str, Any]]]:
     return [*results, ("lookups", lookups.recipe)] if isinstance(lookups, LookupModels) else results
 
 
-def _rows_said(recipe: Mapping[str, Any]) -> str:
+def _row_words(recipe: Mapping[str, Any]) -> str:
     rows = recipe.get("rows")
     return f"{sum(rows.values()):,} rows" if isinstance(rows, dict) and rows else ""
 
 
-def _recipe_said(recipe: Mapping[str, Any]) -> str:
+def _recipe_words(recipe: Mapping[str, Any]) -> str:
     """Device, versions and dates."""
     text = [f"{'' if name in ('device', 'cpu') else f'{name} '}{_listed(recipe[name])}" for name in _RECIPE if recipe.get(name)]
     measured = recipe.get("measured") or recipe.get("date")
@@ -307,19 +307,19 @@ def _recipe_said(recipe: Mapping[str, Any]) -> str:
 
 
 def _host_source(host: HostModel) -> str:
-    return f"{_recipe_said(host.recipe)}, by `{host.recipe.get('command', 'an unknown command')}`"
+    return f"{_recipe_words(host.recipe)}, by `{host.recipe.get('command', 'an unknown command')}`"
 
 
 def _listed(value: Any) -> str:
     return " to ".join(dict.fromkeys(map(str, value))) if isinstance(value, list) else str(value)
 
 
-def _usually(found: Mapping[str, str]) -> str:
+def _usually(origin_of: Mapping[str, str]) -> str:
     """Where the four usual kinds come from."""
-    return ", ".join(dict.fromkeys(found[kind] for kind in KINDS[:4] if kind in found)) or "-"
+    return ", ".join(dict.fromkeys(origin_of[kind] for kind in KINDS[:4] if kind in origin_of)) or "-"
 
 
-def _said_of(name: str) -> str:
+def _limit_words(name: str) -> str:
     kind, _, which = name.partition(".")
     if kind == "interval_factor":
         return "interval, either way"
@@ -348,3 +348,72 @@ def _ns(value: float) -> str:
 def _bytes(value: float) -> str:
     scale, unit = next((item for item in _BINARY if value >= item[0] * 0.999), (1, "B"))
     return f"{value / scale:.3g} {unit}"
+
+
+# --- a fabric of one's own -------------------------------------------------------------------------------------------------
+
+
+def own_fabric_document(own: OwnFabric, file: Path) -> Document:
+    """What `fabric --json` writes."""
+    limits = own.limits
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": limits.name,
+        "title": limits.title,
+        "file": str(file),
+        "source": "analytic" if limits.models is None else "fitted",
+        "gpus_per_node": limits.gpus_per_node,
+        "nodes": limits.nodes,
+        "tiers": [asdict(tier) for tier in limits.tiers],
+        "rows": own.rows,
+        "errors": [
+            {
+                "kind": item.kind,
+                "tier": item.tier,
+                "ranks": list(item.ranks),
+                "rows": len(item.errors),
+                **dict(zip(("gmae", "mape", "p90", "max"), _figures(item), strict=True)),
+            }
+            for item in own.left_out
+        ],
+        "warnings": list(own.warnings),
+    }
+
+
+def print_own_fabric(console: Console, own: OwnFabric, file: Path) -> None:
+    """Errors, then what to do with it."""
+    limits = own.limits
+    print_heading(console, "fabric", limits.name, limits.title)
+    if limits.models is None:
+        print_line(console, "Analytic", "from a data sheet: nothing was measured, intervals are a factor of 2 either way")
+    elif own.left_out:
+        print_section(console, "Errors", "of rows left out in turn, a fifth at a time; GMAE is a geometric mean")
+        print_numbers(
+            console,
+            _ERROR_HEADS,
+            [
+                [
+                    item.kind,
+                    item.tier,
+                    ", ".join(map(str, item.ranks)),
+                    f"{len(item.errors):,}",
+                    *(f"{100 * value:.1f} %" for value in _figures(item)),
+                ]
+                for item in own.left_out
+            ],
+        )
+        print_line(console, "Curves", f"through all {own.rows:,} rows")
+    else:
+        print_line(console, "Errors", f"not known: {own.rows} rows are too few to leave any out")
+    for tier in limits.tiers:
+        bandwidth, latency = tier.bandwidth_bytes_per_s.value / 1e9, tier.latency_ns.value / 1e3
+        text = f"{tier.name}, {tier.kind} of {tier.ranks} ranks: {bandwidth:,.4g} GB/s of a rank one way, {latency:,.3g} us"
+        print_line(console, "Tier", text, spaced=False)
+    print_line(console, "Written", f"{file}  (shown by: steptime platforms {file})", spaced=False)
+    print_warnings(console, own.warnings)
+
+
+def _figures(curve: LeftOut) -> tuple[float, float, float, float]:
+    """GMAE, MAPE, p90, max."""
+    errors = np.abs(curve.errors)
+    return gmae(errors.tolist()), float(errors.mean()), float(np.quantile(errors, 0.9)), float(errors.max())

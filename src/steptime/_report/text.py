@@ -12,26 +12,37 @@ from rich.text import Text
 
 from steptime._program.program import Program
 from steptime._program.workload import Workload
-from steptime._report.document import asked_facts, merged_warnings, source_words, span_words, speed_facts
+from steptime._report.answers import Predictions, Replayed, SweepVariant
 from steptime._report.layout import (
-    between_ms,
     body_width,
     grid,
     literal,
-    percent,
+    print_heading,
     print_line,
     print_numbers,
     print_section,
     print_title,
-    signed_percent,
-    time_ms,
+    print_warnings,
     width_of,
 )
-from steptime._report.replayed import ReplayReport
-from steptime._report.sizes import size_words
+from steptime._report.words import (
+    asked_facts,
+    between_ms,
+    busy_words,
+    device_words,
+    iteration_figures,
+    path_ranks_words,
+    percent,
+    rate,
+    signed_percent,
+    size_words,
+    source_words,
+    span_words,
+    speed_facts,
+    time_ms,
+)
 from steptime._sim.explain.activity import RankSummary
-from steptime._sim.explain.bound import family_words
-from steptime._sim.explain.path_summary import PathSummary
+from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import Iterations, PredictedStep
 from steptime._units import ms
 
@@ -46,6 +57,18 @@ _NAME_AT_LEAST = 8  # columns that a name on the critical path gets
 _BAR_AT_MOST = 40
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
+_SWEEP_HEADS = (
+    "platform",
+    "batch",
+    "ranks",
+    "step\nms",
+    "90 %\ninterval",
+    "samples/s",
+    "tokens/s",
+    "MFU",
+    "peak\nmemory",
+    "fits",
+)
 _RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
     ("step", lambda r: r.step_ms),
     ("device\nbusy", lambda r: r.device_busy_ms),
@@ -85,7 +108,7 @@ def _print_facts(console: Console, prediction: PredictedStep) -> None:
             print_line(console, title, words, spaced=False)
 
 
-def print_replay(console: Console, report: ReplayReport) -> None:
+def print_replay(console: Console, report: Replayed) -> None:
     """The report of `steptime replay`."""
     print_header(console, "replay", report.prediction.workload)
     measured = f"recorded {time_ms(report.measured_step_ms)} ms, error {signed_percent(report.error)}"
@@ -108,40 +131,18 @@ def print_replay(console: Console, report: ReplayReport) -> None:
     _explanation(console, report.prediction, "none")
 
 
-def print_warnings(console: Console, warnings: Sequence[str]) -> None:
-    """Every warning once; those that differ in numbers only, as one."""
-    if not warnings:
-        return
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style="yellow")
-    table.add_column(overflow="fold")
-    for warning in merged_warnings(warnings):
-        table.add_row("!", literal(warning))
-    print_section(console, "Warnings", "", table)
-
-
 def print_header(console: Console, command: str, workload: Workload) -> None:
     """One line: what was read."""
     programs = workload.programs
-    devices = list(dict.fromkeys(p.device_name for p in programs if p.device_name))
-    steps = sorted({len(p.steps) for p in programs})
-    parts = [
-        workload.name,
-        f"{len(workload.running)} of {workload.world_size} ranks" if workload.world_size > 1 else "1 rank",
-        ", ".join(devices[:2]) + (", ..." if len(devices) > 2 else ""),
-        *_recorded(programs, steps[-1]),
-    ]
-    line = Text().append(f"steptime {command}", style="bold")
-    for part in parts:
-        if part:
-            line.append(" · ", style="dim").append_text(literal(part))
-    print_title(console, line)
+    ranks = f"{len(workload.running)} of {workload.world_size} ranks" if workload.world_size > 1 else "1 rank"
+    print_heading(console, command, workload.name, ranks, device_words([p.device_name for p in programs]), *_recorded(programs))
 
 
-def _recorded(programs: Sequence[Program], steps: int) -> tuple[str, ...]:
+def _recorded(programs: Sequence[Program]) -> tuple[str, ...]:
     """How much was recorded, or that it never ran."""
     if not any(program.recorded for program in programs):
         return ("never run", f"{sum(len(program.ops) for program in programs):,} ops")
+    steps = max(len(program.steps) for program in programs)
     return (f"{steps} step{'s' if steps != 1 else ''}", f"{sum(len(program.works) for program in programs):,} device events")
 
 
@@ -155,10 +156,8 @@ def _iterations(console: Console, iterations: Iterations, recorded_ms: float) ->
     times = iterations.step_ms
     text = f"ms per step with the lookups of {len(times)} iterations; the recorded step stands for the mean iteration"
     print_section(console, "Iterations", text)
-    levels = [iterations.quantile_ms(level) for level in (0.1, 0.5, 0.9)]
-    shown = (iterations.mean_ms, iterations.std_ms, min(times), *levels, max(times))
     heads = ("mean", "standard\ndeviation", "smallest", "quantile\n10 %", "quantile\n50 %", "quantile\n90 %", "largest")
-    print_numbers(console, heads, [[time_ms(value) for value in shown]])
+    print_numbers(console, heads, [iteration_figures(iterations)])
     if time_ms(max(times) - min(times)) == time_ms(0.0):
         print_line(console, "Lookups", "hidden behind other work: their rows make no step longer or shorter", spaced=False)
         return
@@ -215,8 +214,7 @@ def _breakdown(console: Console, breakdown: Mapping[str, float]) -> Table:
     fine = console.encoding.lower().startswith("utf")
     rows = []
     for family, busy_ms in breakdown.items():
-        name = "communication, exposed" if family == "communication" else family_words(family)
-        rows.append((literal(name), Text(time_ms(busy_ms)), Text(percent(busy_ms / total), style="dim")))
+        rows.append((literal(busy_words(family)), Text(time_ms(busy_ms)), Text(percent(busy_ms / total), style="dim")))
     room = max(min(_BAR_AT_MOST, body_width(console) - width_of(rows)), 0)
     table = grid("left", "right", "right", "left")
     for row, busy_ms in zip(rows, breakdown.values(), strict=True):
@@ -234,8 +232,7 @@ def _bar(columns: float, *, fine: bool) -> str:
 
 def _path_line(path: PathSummary) -> str:
     kinds = ", ".join(f"{k.kind} {percent(k.share)}" for k in path.kinds if k.share >= 0.005)
-    ranks = ", ".join(f"{percent(r.share)} on rank {r.rank}" for r in path.ranks[:4] if r.share >= 0.005)
-    return f"{time_ms(path.length_ms)} ms per step: {kinds}" + (f"; {ranks}" if len(path.ranks) > 1 else "")
+    return f"{time_ms(path.length_ms)} ms per step: {kinds}" + (f"; {path_ranks_words(path)}" if len(path.ranks) > 1 else "")
 
 
 def _path(console: Console, path: PathSummary) -> Table:
@@ -250,3 +247,31 @@ def _path(console: Console, path: PathSummary) -> Table:
         name.truncate(room, overflow="ellipsis")
         table.add_row(kind, name, *numbers)
     return table
+
+
+def print_sweep(console: Console, answer: Predictions) -> None:
+    """The report of `steptime sweep`: every variant with what people compare, most samples per second first."""
+    first = answer.variants[0].prediction
+    fixed = [fact.words for fact in asked_facts(first) if fact.name in ("Sequence", "Precision", "Parameters")]
+    print_heading(console, "sweep", first.workload.name, *fixed, f"{len(answer)} variants")
+    print_section(console, "Variants", "most samples per second first")
+    rows = [_sweep_row(variant) for variant in answer.ranked]
+    shown = [index for index in range(len(_SWEEP_HEADS)) if any(row[index] for row in rows)]
+    print_numbers(console, [_SWEEP_HEADS[index] for index in shown], [[row[index] for index in shown] for row in rows])
+    print_warnings(console, answer.warnings)
+
+
+def _sweep_row(variant: SweepVariant) -> tuple[str, ...]:
+    result = variant.prediction
+    batch, memory = result.workload.description.batch, result.memory
+    return (
+        str(result.platform),
+        "" if batch is None else f"{batch:,}",
+        str(result.workload.world_size),
+        time_ms(result.step_time_ms),
+        "-".join(map(time_ms, result.interval_ms)),
+        *("" if value is None else rate(value) for value in (result.samples_per_s, result.tokens_per_s)),
+        "" if result.mfu is None else f"{100 * result.mfu:.1f} %",
+        "" if memory.get("peak_bytes") is None else size_words(int(memory["peak_bytes"])),
+        "" if memory.get("fits") is None else "yes" if memory["fits"] else "no",
+    )

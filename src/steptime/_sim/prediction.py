@@ -14,11 +14,9 @@ from steptime._sim.core.steady import steady
 from steptime._sim.core.steps import step_times_ns
 from steptime._sim.core.timeline import Timeline
 from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
-from steptime._sim.explain.bound import bound_by
-from steptime._sim.explain.critical_path import critical_path
+from steptime._sim.explain.bound import Straggler, Waiting, bound_by, waiting
+from steptime._sim.explain.critical_path import PathSummary, critical_path, summarise_path
 from steptime._sim.explain.operations import Operations, operations_of, recorded_peak_flop_per_s
-from steptime._sim.explain.path_summary import PathSummary, summarise_path
-from steptime._sim.explain.straggler import Straggler, Waiting, waiting
 from steptime._sim.recorded.timing import recorded
 from steptime._units import ms
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.layout import literal, print_line, print_numbers, print_section, print_title
-from steptime._report.text import print_warnings
+from steptime._report.layout import literal, print_line, print_numbers, print_section, print_title, print_warnings
 from steptime_lab.validate.engine import Group, Summary, Validation
 
 _HEADS = ("", "rows", "GMAE", "MAPE", "p90", "max", "inside\n90 %", "noise\nfloor")

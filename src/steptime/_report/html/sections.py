@@ -1,4 +1,4 @@
-"""What a page says in words and numbers: the step time and what bounds it, where time goes, the critical path, coverage.
+"""What a page says in words and numbers: the step time and what bounds it, where time goes, memory, iterations, coverage.
 
 All of it is there without a script, so that it can be read aloud, searched and printed.
 """
@@ -7,15 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
-from steptime._report.document import OUT_OF_RANGE, asked_facts, merged_warnings, speed_facts
+import numpy as np
+
+from steptime._models.memory.tensors import Kind
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
-from steptime._report.html.memory import memory_words
-from steptime._report.layout import percent, time_ms
+from steptime._report.words import (
+    OUT_OF_RANGE,
+    asked_facts,
+    busy_words,
+    device_words,
+    iteration_figures,
+    merged_warnings,
+    path_ranks_words,
+    percent,
+    size_words,
+    speed_facts,
+    time_ms,
+)
 from steptime._sim.explain.activity import RankSummary
-from steptime._sim.explain.bound import family_words
-from steptime._sim.explain.path_summary import PathSummary
-from steptime._sim.prediction import PredictedStep
+from steptime._sim.explain.critical_path import PathSummary
+from steptime._sim.prediction import Iterations, PredictedStep
 
 # More ranks than this are shown by their extremes.
 RANKS_LISTED = 128
@@ -57,11 +70,11 @@ def _interval(prediction: PredictedStep) -> Markup:
 
 def _facts(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
     workload = prediction.workload
-    devices = list(dict.fromkeys(p.device_name for p in workload.programs if p.device_name))
+    devices = device_words([program.device_name for program in workload.programs])
     if prediction.platform is not None:
         yield "Platform", prediction.platform
     elif devices:
-        yield "Device, as recorded", ", ".join(devices[:2]) + (", ..." if len(devices) > 2 else "")
+        yield "Device, as recorded", devices
     ranks = len(prediction.ranks)
     yield "Ranks", str(ranks) if ranks == workload.world_size else f"{ranks} of {workload.world_size}"
     yield from ((fact.name, fact.value) for fact in (*asked_facts(prediction), *speed_facts(prediction)))
@@ -88,10 +101,10 @@ def warning_list(warnings: Sequence[str]) -> Markup:
 
 def _column(values: Iterable[float]) -> list[str]:
     """Milliseconds below each other: as many digits as matter, the same for all."""
-    given = list(values)
-    most = max(given, default=0.0)
+    times = list(values)
+    most = max(times, default=0.0)
     digits = 3 if most < 100 else 2 if most < 10_000 else 1
-    return [f"{value:,.{digits}f}" for value in given]
+    return [f"{value:,.{digits}f}" for value in times]
 
 
 def families(breakdown: Mapping[str, float]) -> Markup:
@@ -99,7 +112,7 @@ def families(breakdown: Mapping[str, float]) -> Markup:
     total, most = sum(breakdown.values()) or 1.0, max(breakdown.values(), default=1.0) or 1.0
     rows = []
     for (family, busy_ms), shown in zip(breakdown.items(), _column(breakdown.values()), strict=True):
-        name = "communication, exposed" if family == "communication" else family_words(family)
+        name = busy_words(family)
         share = f"{100 * busy_ms / total:.1f} %"
         named = join((swatch(f"family {family}"), name))
         rows.append((named, shown, share, bar([(busy_ms / most, f"family {family}")], f"{name}: {share}")))
@@ -107,13 +120,13 @@ def families(breakdown: Mapping[str, float]) -> Markup:
     return table("Device busy time by family, milliseconds per step, mean over ranks", heads, rows, words=(0, 3))
 
 
-def ranks(found: Sequence[RankSummary]) -> Markup:
+def ranks(summaries: Sequence[RankSummary]) -> Markup:
     """What every rank's device does during its step."""
-    longest = max((rank.step_ms for rank in found), default=1.0) or 1.0
+    longest = max((rank.step_ms for rank in summaries), default=1.0) or 1.0
     heads = ("Rank", "", "step", "compute", "exposed comm.", "idle", "waiting for peers", "idle for the host", "host blocked")
-    columns = list(zip(*map(_times, found), strict=True))
-    if len(found) <= RANKS_LISTED:
-        named = [(str(rank.rank), _rank_bar(rank, longest)) for rank in found]
+    columns = list(zip(*map(_times, summaries), strict=True))
+    if len(summaries) <= RANKS_LISTED:
+        named = [(str(rank.rank), _rank_bar(rank, longest)) for rank in summaries]
     else:
         columns = [(min(column), median(column), max(column)) for column in columns]
         named = [(name, Markup()) for name in ("least", "median", "most")]
@@ -148,8 +161,7 @@ def critical_path(path: PathSummary) -> Markup:
     legend = [
         tag("span", swatch(f"reason {_style(k.kind)}"), k.kind, tag("span", percent(k.share), class_="number")) for k in shown
     ]
-    owners = ", ".join(f"{percent(r.share)} on rank {r.rank}" for r in path.ranks[:4] if r.share >= 0.005)
-    text = f"{time_ms(path.length_ms)} ms per step" + (f"; {owners}" if len(path.ranks) > 1 else "")
+    text = f"{time_ms(path.length_ms)} ms per step" + (f"; {path_ranks_words(path)}" if len(path.ranks) > 1 else "")
     rows = [
         (
             tag("button", entry.name, type="button", class_="find", data_find=entry.name),
@@ -186,3 +198,93 @@ def _covered(shares: Mapping[str, float], label: str) -> Markup:
     ]
     whole = bar([(share, f"source {_style(source)}") for source, share in shares.items()], label)
     return join((whole, tag("p", *text, class_="legend")))
+
+
+# As many ranks as a person compares; those that need most come first where there are more.
+_RANKS_LISTED = 32
+# What a process takes of its device besides what the allocator has handed out at the peak, and its name in the style sheet.
+_BESIDE, _BESIDE_STYLE = "context, NCCL, spare blocks", "beside"
+
+
+def memory_words(memory: Mapping[str, Any]) -> str:
+    """The largest rank's peak, of what its device has; nothing where nothing is known."""
+    peak, capacity = memory.get("peak_bytes"), memory.get("capacity_bytes")
+    if peak is None:
+        return ""
+    return size_words(peak) if capacity is None else f"{size_words(peak)} of {size_words(capacity)}"
+
+
+def memory_section(memory: Mapping[str, Any]) -> Markup:
+    """The section, or nothing where nothing is known of ranks."""
+    ranks: Sequence[Mapping[str, Any]] = sorted(
+        memory.get("ranks") or (), key=lambda one: (-int(one["peak_bytes"]), int(one["rank"]))
+    )
+    if not ranks:
+        return Markup()
+    shown = sorted(ranks[:_RANKS_LISTED], key=lambda one: int(one["rank"]))
+    whole = max(int(ranks[0]["peak_bytes"]), 1)
+    there = [kind.value for kind in Kind if any(kind.value in one["parts"] for one in shown)]
+    legend = [tag("span", swatch(f"part {_memory_style(kind)}"), kind.replace("_", " ")) for kind in (*there, _BESIDE)]
+    rows = [(str(one["rank"]), _bar(one, there, whole), *_sizes(one)) for one in shown]
+    heads = ("Rank", "", "in all", "reserved", "allocated")
+    text = f"of {size_words(int(memory['capacity_bytes']))} a rank"
+    title = tag("h2", "Memory ", tag("small", text + ", at the peak of a step"), id="memory-title")
+    listed = table("Device memory of ranks at their peak", heads, rows, words=(0, 1))
+    note = f"The {len(shown)} ranks that need most, of {len(ranks)} that differ." if len(shown) < len(ranks) else ""
+    parts = (title, tag("p", *legend, class_="legend"), listed, tag("p", note, class_="note") if note else Markup())
+    return tag("section", join(parts), id="memory", aria_labelledby="memory-title")
+
+
+def _sizes(one: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(size_words(int(one[key])) for key in ("peak_bytes", "reserved_bytes", "allocated_bytes"))
+
+
+def _bar(one: Mapping[str, Any], kinds: Sequence[str], whole: int) -> Markup:
+    parts = {kind: int(one["parts"].get(kind, 0)) for kind in kinds}
+    parts[_BESIDE] = max(int(one["peak_bytes"]) - sum(parts.values()), 0)
+    text = ", ".join(f"{kind.replace('_', ' ')} {size_words(size)}" for kind, size in parts.items() if size)
+    return bar([(size / whole, f"part {_memory_style(kind)}") for kind, size in parts.items()], f"rank {one['rank']}: {text}")
+
+
+def _memory_style(kind: str) -> str:
+    return _BESIDE_STYLE if kind == _BESIDE else kind.replace("_", "-")
+
+
+# As many columns as can be told apart at the width of a table.
+_COLUMNS = 40
+
+
+def iterations_section(iterations: Iterations | None) -> Markup:
+    """The section, or nothing where nobody asked how iterations differ."""
+    if iterations is None:
+        return Markup()
+    times = iterations.step_ms
+    heads = ("Iterations", "mean", "standard deviation", "smallest", "10 %", "50 %", "90 %", "largest")
+    numbers = table("Step time over iterations", heads, [(f"{len(times):,}", *iteration_figures(iterations))])
+    title = tag("h2", "Iterations ", tag("small", "ms per step with what each looks up"), id="iterations-title")
+    parts = (title, _histogram(times), numbers, tag("p", _slowest(iterations), class_="note"))
+    return tag("section", *parts, id="iterations", aria_labelledby="iterations-title")
+
+
+def _slowest(iterations: Iterations) -> str:
+    text = f"The slowest is iteration {iterations.slowest}"
+    rank, alone_ms = max(iterations.alone_ms.items(), key=lambda item: item[1], default=(0, 0.0))
+    return text + (f"; with the lookups of rank {rank} alone {time_ms(alone_ms)} ms longer." if alone_ms > 0 else ".")
+
+
+def _histogram(times: tuple[float, ...]) -> Markup:
+    low, high = min(times), max(times)
+    if high <= low:
+        return Markup()
+    counts, _ = np.histogram(times, bins=_COLUMNS, range=(low, high))
+    heights = counts / counts.max()
+    columns = [
+        tag("rect", x=f"{100 * i / _COLUMNS:.3f}%", width=f"{90 / _COLUMNS:.3f}%", y=f"{100 * (1 - height):.3f}%",
+            height=f"{100 * height:.3f}%", class_="compute")
+        for i, height in enumerate(heights.tolist())
+    ]  # fmt: skip
+    drawn = tag(
+        "svg", *columns, class_="histogram", role="img", aria_label=f"step times from {time_ms(low)} to {time_ms(high)} ms"
+    )
+    ends = tag("p", tag("span", time_ms(low)), tag("span", time_ms(high)), class_="ends")
+    return tag("div", join((drawn, ends)), class_="spread")

@@ -10,9 +10,8 @@ from importlib import resources
 from steptime import __version__
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.html.sections import warning_list
-from steptime._report.layout import time_ms
 from steptime._report.shard.text import gain_words
-from steptime._report.sizes import size_words
+from steptime._report.words import size_words, time_ms
 from steptime._shard.explain.explain import Explained
 from steptime._shard.explain.plan import RankLoad
 from steptime._shard.search.search import Option, Searched

@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._build.dlrm.plan import Plan
-from steptime._report.document import interval_words
-from steptime._report.layout import literal, print_line, print_numbers, print_section, print_title, time_ms
-from steptime._report.sizes import size_words
-from steptime._report.text import RANKS_SHOWN, print_warnings
+from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
+from steptime._report.text import RANKS_SHOWN
+from steptime._report.words import interval_words, size_words, time_ms
 from steptime._shard.evaluate.plans import Given
 from steptime._shard.explain.explain import Explained, Reason
 from steptime._shard.explain.plan import RankLoad
@@ -67,7 +66,6 @@ def print_shard(
     for title, file in (("Page", page), ("TorchRec", torchrec)):
         if file is not None:
             print_line(console, title, str(file), spaced=False)
-    console.print()
 
 
 def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence[Given]) -> None:
@@ -87,7 +85,6 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
     ]
     print_numbers(console, ("plan", "step", "more", "fullest\nrank", "fits"), rows)
     print_warnings(console, task.notes)
-    console.print()
 
 
 def gain_words(why: Explained) -> str:
@@ -105,10 +102,8 @@ def gain_words(why: Explained) -> str:
 
 
 def _header(console: Console, task: Task, platform: str) -> None:
-    line = Text().append("steptime shard", style="bold")
-    for part in (task.model.name, f"{len(task.tables)} tables", f"{task.ranks} ranks", f"batch {task.model.batch:,}", platform):
-        line.append(" · ", style="dim").append_text(literal(part))
-    print_title(console, line)
+    parts = (f"{len(task.tables)} tables", f"{task.ranks} ranks", f"batch {task.model.batch:,}", platform)
+    print_heading(console, "shard", task.model.name, *parts)
 
 
 def _gain(console: Console, why: Explained) -> None:

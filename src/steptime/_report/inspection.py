@@ -1,18 +1,26 @@
-"""What is in a workload's files, what is missing, and what that costs."""
+"""What is in a workload's files, what is missing, and what that costs: the answer of `steptime inspect`, and its text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from steptime._program.launch_queue import held_up, unstarted
 from steptime._program.program import CallKind, Program, WorkKind
 from steptime._program.workload import Workload
+from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._report.layout import grid, literal, print_line, print_numbers, print_section, print_warnings
+from steptime._report.text import print_header
+from steptime._report.words import percent, time_ms
 from steptime._sim.core.steps import step_times_ns
 from steptime._sim.recorded.timing import Recorded, recorded
-from steptime._units import ms
+from steptime._units import MIB, ms
 
 _SYNCHRONISING = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC, CallKind.BLOCKING_COPY)
 
@@ -85,6 +93,10 @@ class Inspection:
     groups: tuple[GroupInspection, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
+
+    def to_dict(self) -> Document:
+        """What `steptime inspect --json` writes."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
 
 def inspect_workload(workload: Workload) -> Inspection:
@@ -202,3 +214,89 @@ def _counted(ranks: tuple[RankInspection, ...], field: str, what: str, cost: str
 
 def _listed(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} " + ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+# --- text ------------------------------------------------------------------------------------------------------------------
+
+# More rows than this are cut, with a line that says so.
+ROWS_SHOWN = 16
+
+_RANK_HEADS = (
+    "rank", "known\nfrom", "steps", "host\nthreads", "streams", "ops", "with\nshapes", "calls", "synchro-\nnising",
+    "stream\nwaits",
+)  # fmt: skip
+_EVENT_HEADS = (
+    "rank", "kernels", "copies", "memsets", "collec-\ntives", "from before\nthe window", "without\na launch",
+    "most\nqueued", "queue\nfull", "clock\noff by",
+)  # fmt: skip
+_FORMAT_WORDS = {"kineto": "Kineto", "execution_trace": "execution trace", "chakra": "Chakra", "saved": "saved workload"}
+
+
+def print_inspection(console: Console, workload: Workload, found: Inspection) -> None:
+    """What is in the files, what is missing, and what that costs."""
+    print_header(console, "inspect", workload)
+    kinds = Counter(_format_words(file) for file in found.files)
+    print_section(console, "Files", ", ".join(f"{count} {name}" for name, count in sorted(kinds.items())), _file_list(found))
+    print_section(console, "Ranks", _missing_words(found))
+    print_numbers(console, _RANK_HEADS, [_rank_cells(rank) for rank in found.ranks[:ROWS_SHOWN]])
+    print_section(console, "Device events", "")
+    print_numbers(console, _EVENT_HEADS, [_event_cells(rank) for rank in found.ranks[:ROWS_SHOWN]])
+    if found.groups:
+        print_section(console, "Collectives", "per rank, whole window", _group_list(found.groups))
+    if found.steps:
+        times = ", ".join(f"{s.step}: {time_ms(s.recorded_ms)}" for s in found.steps[:ROWS_SHOWN])
+        more = f", ... ({len(found.steps)} in all)" if len(found.steps) > ROWS_SHOWN else ""
+        print_line(console, "Recorded steps, ms", times + more)
+    if found.findings:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold", style="dim")
+        for finding in found.findings:
+            table.add_row(literal(finding.what), literal(finding.cost))
+        print_section(console, "What is missing, and what that costs", "", table)
+    print_warnings(console, found.warnings)
+
+
+def _format_words(file: Mapping[str, str]) -> str:
+    return _FORMAT_WORDS.get(file["format"], file["format"])
+
+
+def _file_list(found: Inspection) -> Table:
+    table = grid("left")
+    table.add_column(overflow="fold")
+    for file in found.files[:ROWS_SHOWN]:
+        table.add_row(Text(_format_words(file), style="dim"), literal(file["file"]))
+    if len(found.files) > ROWS_SHOWN:
+        table.add_row("", Text(f"... and {len(found.files) - ROWS_SHOWN} more", style="dim"))
+    return table
+
+
+def _missing_words(found: Inspection) -> str:
+    if not found.absent:
+        return f"all {found.world_size} of the job" if found.world_size > 1 else "the only one of the job"
+    listed = ", ".join(map(str, found.absent[:ROWS_SHOWN])) + (", ..." if len(found.absent) > ROWS_SHOWN else "")
+    return f"{len(found.ranks)} of {found.world_size}; missing: {listed}"
+
+
+def _rank_cells(r: RankInspection) -> list[str]:
+    shapes = percent(r.ops_with_shapes / r.ops) if r.ops else "-"
+    known = [str(r.rank), r.rank_from, str(r.steps), str(len(r.threads)), str(r.streams), f"{r.ops:,}", shapes]
+    return known + [f"{count:,}" for count in (r.calls, r.synchronisations, r.stream_waits)]
+
+
+def _event_cells(r: RankInspection) -> list[str]:
+    counts = (r.rank, r.kernels, r.copies, r.memsets, r.collectives, r.backlog, r.unlaunched, r.queue_most)
+    clock = f"{r.clock_offset_ns / 1e6:,.1f} ms" if r.clock_offset_ns else "-"
+    return [*(f"{count:,}" for count in counts), "yes" if r.queue_full else "no", clock]
+
+
+def _group_list(groups: tuple[GroupInspection, ...]) -> Table:
+    table = grid("left", "right", "right")
+    table.add_column(overflow="fold", style="dim")
+    for g in groups[:ROWS_SHOWN]:
+        size = f"{g.bytes_in / MIB:,.2f} MiB" if g.bytes_in else "size not known"
+        members = f"{len(g.ranks)} ranks" if g.ranks else "ranks not known"
+        table.add_row(literal(g.kind), f"{g.count} x", size, literal(f"group {g.group or '(unnamed)'}, {members}"))
+    if len(groups) > ROWS_SHOWN:
+        table.add_row(Text(f"... and {len(groups) - ROWS_SHOWN} more", style="dim"))
+    return table

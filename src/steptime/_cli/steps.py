@@ -1,0 +1,232 @@
+"""`steptime predict`, `replay`, `inspect`, `sweep` and `capture`: commands about training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steptime._cli.output import CalibrationFile, Json, Trace, Traces, input_files, print_files, read, show
+from steptime.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steptime._program.workload import Workload
+
+
+def predict(
+    workload: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="Traces (files, folders, archives; one or many ranks), a captured workload, a config, a sharding task, or "
+            "module:function.",
+            show_default=False,
+        ),
+    ],
+    platform: Annotated[
+        str | None,
+        typer.Option(
+            "--platform", metavar="NAME", help="The machine (`steptime platforms` lists them); without it, as recorded."
+        ),
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Global batch size, for a config or function.")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Number of ranks, for a config or function.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan", metavar="FILE", help="Where a DLRM's tables go: what `steptime shard` wrote, or TorchRec's plan."
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="Another device in the platform.")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Another host in the platform.")] = None,
+    fabric: Annotated[str | None, typer.Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
+    lookups: Annotated[
+        Path | None,
+        typer.Option("--lookups", metavar="FILE", help="What each rank looks up in its tables, for one or more iterations."),
+    ] = None,
+    calibration: CalibrationFile = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on an op without a model instead of estimating it.")] = False,
+    json: Json = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
+    ] = None,
+    trace: Trace = None,
+) -> None:
+    """Predict the steady-state step time, say how sure that is, where the time goes and why."""
+    from steptime._api.predict import platform_ranks
+    from steptime._api.predict import predict as predicted
+    from steptime._files import refuse_overwriting
+    from steptime._report.text import print_prediction
+
+    outputs = {"--html": html, "--trace": trace}
+    refuse_overwriting(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
+    answer = predicted(
+        read(workload, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform)),
+        platform,
+        device=device,
+        host=host,
+        fabric=fabric,
+        lookups=lookups,
+        calibration=calibration,
+        strict=strict,
+    )
+    if trace is not None:
+        answer.trace(trace)
+    if html is not None:
+        answer.html(html)
+
+    def text(console: Console) -> None:
+        print_prediction(console, answer)
+        print_files(console, trace, html)
+
+    show(json, answer.to_dict, text)
+
+
+def replay(
+    traces: Traces,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            "--measured",
+            metavar="FILE",
+            help="Step times measured without a profiler; measured.json beside the traces if there is one.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+    trace: Trace = None,
+) -> None:
+    """Play a run's own kernel times and host gaps through the simulator and compare with the recorded steps."""
+    from steptime._api.predict import find_measured
+    from steptime._api.predict import replay as replayed
+    from steptime._files import refuse_overwriting
+    from steptime._report.text import print_replay
+
+    refuse_overwriting({"--trace": trace}, input_files(traces, measured))
+    answer = replayed(read(traces), measured=measured or find_measured(traces))
+    if trace is not None:
+        answer.trace(trace)
+
+    def text(console: Console) -> None:
+        print_replay(console, answer)
+        print_files(console, trace)
+
+    show(json, answer.to_dict, text)
+
+
+def inspect(traces: Traces, json: Json = False) -> None:
+    """Say what is in the files, what is missing or broken, and what that costs."""
+    from steptime._report.inspection import inspect_workload, print_inspection
+
+    workload = read(traces)
+    result = inspect_workload(workload)
+    show(json, result.to_dict, lambda console: print_inspection(console, workload, result))
+
+
+def sweep(
+    workload: Annotated[
+        list[Path],
+        typer.Argument(metavar="WORKLOAD", help="A config, module:function, a saved workload or traces.", show_default=False),
+    ],
+    platform: Annotated[
+        str, typer.Option("--platform", metavar="NAME,...", help="Platforms, separated by commas.", show_default=False)
+    ],
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="N,...", help="Global batch sizes, for a config or function.")
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks, for a config or function.")
+    ] = None,
+    calibration: CalibrationFile = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Skip variants with an op that has no model.")] = False,
+    json: Json = False,
+) -> None:
+    """Predict one job with several batches, ranks and machines, fastest first."""
+    from steptime._api.predict import platform_ranks
+    from steptime._api.sweep import sweep as swept
+    from steptime._report.text import print_sweep
+
+    platforms = _listed("--platform", platform)
+    answer = swept(
+        read(workload, platform_ranks=platform_ranks(platforms[0])),
+        platforms,
+        batch=None if batch is None else _numbers("--batch", batch),
+        ranks=None if ranks is None else _numbers("--ranks", ranks),
+        calibration=calibration,
+        strict=strict,
+    )
+    show(json, answer.to_dict, lambda console: print_sweep(console, answer))
+
+
+def _listed(option: str, text: str) -> Sequence[str]:
+    values = list(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    if not values:
+        raise InputError(f"{option} {text!r}: expected one value or several with commas between")
+    return values
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    values = _listed(option, text)
+    wrong = next((each for each in values if not each.isdecimal() or len(each) > 12 or int(each) < 1), None)
+    if wrong is not None:
+        raise InputError(f"{option} {text}: {wrong!r} is no whole number of 1 or more")
+    return [int(each) for each in values]
+
+
+def capture(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="A function that makes a model and returns its training step, or is the step; file.py:function too.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to save the workload (.json or .json.gz).")
+    ],
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Number of ranks.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Samples of all ranks, if the function takes a batch.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Save what a PyTorch training step does, without a GPU: forward, backward and optimiser, op by op."""
+    from steptime._capture.command import captured
+    from steptime._program.formats import saved
+    from steptime._report.json import dumps
+
+    if not output.name.endswith((".json", ".json.gz")):
+        raise InputError(f"{output}: a workload is saved as one file; give a name that ends in .json or .json.gz")
+    workload = captured(function, batch=batch, ranks=ranks)
+    saved.write(workload, output)
+    result = _captured_document(workload, output)
+    if json:
+        print(dumps(result), end="")
+        return
+    print(f"{function}: {ranks} rank{'s' * (ranks > 1)}, {result['ops']} ops, {result['collectives']} collectives")
+    print(f"peak memory of a rank: {result['peak_bytes'] / 1e9:.2f} GB")
+    for warning in workload.warnings:
+        print(f"note: {warning}")
+    print(f"saved in {output}; predict it with steptime predict {output} --platform NAME")
+
+
+def _captured_document(workload: Workload, output: Path) -> dict[str, Any]:
+    from steptime._models.memory.peak import peak_memory
+
+    programs = workload.programs
+    peaks = (peak_memory(program, outside_bytes=program.meta.get("outside_bytes", ())) for program in programs)
+    return {
+        "schema_version": 1,
+        "file": str(output),
+        "ranks": workload.world_size,
+        "programs": len(programs),
+        "ops": max(len(program.ops) for program in programs),
+        "collectives": max(len(program.collectives) for program in programs),
+        "peak_bytes": max(peak.allocated for peak in peaks),
+        "warnings": list(workload.warnings),
+    }

@@ -1,0 +1,152 @@
+"""What answers say in words, once for text and for pages: numbers with their units, what was asked, what to doubt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from steptime._sim.explain.bound import family_words
+from steptime._sim.explain.critical_path import PathSummary
+from steptime._sim.prediction import Iterations, PredictedStep
+
+OUT_OF_RANGE = "out_of_range"
+_WORTH_SAYING = 0.005
+_NUMBERS = re.compile(r"\d+")
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+# --- numbers ---------------------------------------------------------------------------------------------------------------
+
+
+def time_ms(value: float) -> str:
+    """Milliseconds with as many digits as matter."""
+    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
+
+
+def between_ms(low: float, high: float, between: str = " to ") -> str:
+    """A range of milliseconds."""
+    return time_ms(low) if low == high else f"{time_ms(low)}{between}{time_ms(high)}"
+
+
+def signed_percent(share: float) -> str:
+    """An error with its sign, zero without."""
+    text = f"{100 * share:+.2f} %"
+    return "0.00 %" if text[1:] == "0.00 %" else text
+
+
+def percent(share: float) -> str:
+    """A share to the percent, as in the sentences of the explanation."""
+    return f"{100 * share:.0f} %"
+
+
+def size_words(size: int) -> str:
+    """Bytes with three digits and the unit that fits."""
+    value, index = float(size), 0
+    while value >= 1024 and index < len(_SIZES) - 1:
+        value, index = value / 1024, index + 1
+    digits = str(size) if not index else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return f"{digits} {_SIZES[index]}"
+
+
+def quantity(value: float) -> str:
+    """A count with three digits and the prefix that fits."""
+    size, index = float(value), 0
+    while size >= 999.5 and index < len(_PREFIXES) - 1:
+        size, index = size / 1000, index + 1
+    return f"{size:.3g} {_PREFIXES[index]}" if index else f"{size:.3g}"
+
+
+def rate(value: float) -> str:
+    """So many per second, with as many digits as matter."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# --- a step ----------------------------------------------------------------------------------------------------------------
+
+
+def interval_words(low_ms: float, high_ms: float) -> str:
+    """The range that nine of ten measured steps are expected in."""
+    return f"90 % interval {time_ms(low_ms)}-{time_ms(high_ms)} ms"
+
+
+def span_words(prediction: PredictedStep) -> str:
+    """What the range beside a step time is, and from where to where."""
+    if prediction.platform is not None:
+        return interval_words(*prediction.interval_ms)
+    return f"range with the recorded steps {between_ms(*prediction.interval_ms, '-')} ms"
+
+
+class Fact(NamedTuple):
+    """A name and a value, and both in a few words."""
+
+    name: str
+    value: str
+    words: str
+
+
+def asked_facts(prediction: PredictedStep) -> Iterator[Fact]:
+    """What the step is of, as far as that is known."""
+    known = prediction.workload.description
+    if known.batch is not None:
+        yield Fact("Batch", f"{known.batch:,}", f"batch {known.batch:,}")
+    if known.sequence is not None:
+        yield Fact("Sequence", f"{known.sequence:,}", f"sequence {known.sequence:,}")
+    if prediction.precision is not None:
+        yield Fact("Precision", prediction.precision, prediction.precision)
+    if known.parallelism:
+        ways = ", ".join(f"{kind} {count}" for kind, count in known.parallelism.items())
+        yield Fact("Parallelism", ways, ways)
+    if known.parameters is not None:
+        yield Fact("Parameters", quantity(known.parameters), f"{quantity(known.parameters)} parameters")
+
+
+def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:
+    """What people compare: throughput, operations, and how much of the devices' peak they are."""
+    if prediction.samples_per_s is not None:
+        yield Fact("Samples/s", rate(prediction.samples_per_s), f"{rate(prediction.samples_per_s)} samples/s")
+    if prediction.tokens_per_s is not None:
+        yield Fact("Tokens/s", rate(prediction.tokens_per_s), f"{rate(prediction.tokens_per_s)} tokens/s")
+    if prediction.flop is not None:
+        flop = f"{quantity(prediction.flop)}FLOP"
+        yield Fact("Model FLOPs", flop, f"{flop} per step")
+    for name, share in (("MFU", prediction.mfu), ("HFU", prediction.hfu)):
+        if share is not None:
+            yield Fact(name, f"{100 * share:.1f} %", f"{name} {100 * share:.1f} %")
+
+
+def device_words(names: Sequence[str]) -> str:
+    """The devices of programs, the first two by name."""
+    devices = list(dict.fromkeys(filter(None, names)))
+    return ", ".join(devices[:2]) + (", ..." if len(devices) > 2 else "")
+
+
+def iteration_figures(iterations: Iterations) -> tuple[str, ...]:
+    """Mean, standard deviation, smallest, quantiles of 10, 50 and 90 %, largest: milliseconds."""
+    times, levels = iterations.step_ms, (iterations.quantile_ms(level) for level in (0.1, 0.5, 0.9))
+    return tuple(map(time_ms, (iterations.mean_ms, iterations.std_ms, min(times), *levels, max(times))))
+
+
+def busy_words(family: str) -> str:
+    """What a device is busy with, as a breakdown counts it."""
+    return "communication, exposed" if family == "communication" else family_words(family)
+
+
+def path_ranks_words(path: PathSummary) -> str:
+    """The ranks that a critical path of several lies on."""
+    return ", ".join(f"{percent(r.share)} on rank {r.rank}" for r in path.ranks[:4] if r.share >= _WORTH_SAYING)
+
+
+def source_words(coverage: Mapping[str, float]) -> str:
+    """Where durations come from; what is beyond the fitted range is a part of these."""
+    shares = ", ".join(f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE)
+    outside = coverage.get(OUT_OF_RANGE, 0.0)
+    return f"{shares}; {percent(outside)} of it beyond the fitted range" if outside >= _WORTH_SAYING else shares
+
+
+def merged_warnings(warnings: Sequence[str]) -> list[str]:
+    """Every warning once; those that differ in numbers only, as one."""
+    alike: dict[str, list[str]] = {}
+    for warning in warnings:
+        alike.setdefault(_NUMBERS.sub("#", warning), []).append(warning)
+    return [each[0] + (f" (and {len(each) - 1} more like this)" if len(each) > 1 else "") for each in alike.values()]

@@ -1,0 +1,162 @@
+"""`steptime measure`, `fit` and `validate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steptime._cli.output import Json, run_measuring, show, stdout
+from steptime.errors import InputError
+
+SHIPPED = "shipped"
+BARS_LEFT = 1
+
+
+def measure(context: typer.Context) -> None:
+    """Measure kernels, lookups, host, collectives, steps or sharding on the GPUs of this machine."""
+    from steptime_lab.measure.command import JOBS, main
+
+    # Help, noise and merge do without.
+    run_measuring(lambda: main(context.args), needs_torch=context.args[:1] != [] and context.args[0] in JOBS)
+
+
+def fit(
+    measurements: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Output of `steptime measure`; by default the shipped rows.", show_default=False),
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder for the models.")] = Path("fitted"),
+    name: Annotated[str, typer.Option("--name", help="Name of the device; its limits are in NAME.toml.")] = "h200",
+    host: Annotated[str, typer.Option("--host", help="Name of the host.")] = "xeon-h200",
+    only: Annotated[
+        str, typer.Option("--only", help="Which of kernels, lookups, host, fabrics, overlap, sharing and baselines to fit.")
+    ] = "kernels,lookups,host,fabrics,overlap,baselines",
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the fit.")] = 0,
+) -> None:
+    """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""
+    from steptime._files import check_file_name
+    from steptime_lab.fit.models import WHAT, Names, fit_and_write
+    from steptime_lab.measurements.shipped import FOLDER
+
+    check_file_name("--name", name)
+    check_file_name("--host", host)
+    chosen = [word for word in only.split(",") if word]
+    unknown = sorted(set(chosen) - set(WHAT))
+    if unknown or not chosen:
+        raise InputError(
+            f"--only {only}: {'unknown ' + ', '.join(unknown) if unknown else 'nothing chosen'}; choose from {', '.join(WHAT)}"
+        )
+    if "kernels" in chosen and find_spec("torch") is None:
+        raise InputError("fitting kernels needs PyTorch; pip install './lab[torch]' in a clone, or leave kernels out of --only")
+    if measurements is not None and not measurements.is_dir():
+        raise InputError(f"{measurements}: no folder of measurements; `steptime measure` writes one")
+    for file in fit_and_write(
+        measurements or FOLDER, out, Names(name, host), chosen, seed, said=lambda line: print(line, file=sys.stderr, flush=True)
+    ):
+        print(file)
+
+
+def validate(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="SET",
+            help="kernels, lookups, collectives, waiting, overlap, device-time, memory, steps, sharding, committed or visit.",
+        ),
+    ] = "kernels",
+    device: Annotated[str, typer.Option("--device", help="Device whose models to validate.")] = "h200",
+    fabric: Annotated[str, typer.Option("--fabric", help="Fabric to validate.")] = "loopback",
+    models: Annotated[
+        Path | None, typer.Option("--models", metavar="DIR", help="Output of `steptime fit`; by default the shipped models.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Finer groups as well: precisions of every family, ranks by regime.")
+    ] = False,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="SOURCE", help="steps: from their trace (default), config or recorded host.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="steps: which component causes the error.")] = False,
+    bars: Annotated[
+        str | None,
+        typer.Option(
+            "--bars", metavar="FILE", help="steps: fail if errors exceed these bounds; `shipped` for the shipped ones."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
+    from steptime_lab.report.validation import print_validation, validation_document
+    from steptime_lab.validate.shipped import SETS, Models, validated
+
+    if what == "host":
+        raise InputError("host-bound steps are a group of `steptime validate steps`, with --explain to see whose error it is")
+    if what not in SETS:
+        raise InputError(f"unknown set {what!r}; choose one of {', '.join(SETS)}")
+    if what == "steps":
+        if models is not None:
+            raise InputError("validate steps asks the shipped models; drop --models")
+        _validate_steps(source or "trace", explain=explain, bars=bars, full=full, json=json)
+        return
+    if source is not None or explain or bars is not None:
+        raise InputError(f"--from, --explain and --bars are for steps; drop them, or validate steps instead of {what}")
+    if what == "sharding":
+        from steptime._report.json import dumps
+        from steptime_lab.validate.sharding.report import sharding_document, sharding_lines
+        from steptime_lab.validate.sharding.sharding import validate_sharding
+
+        if models is not None:
+            raise InputError("validate sharding asks the shipped models; drop --models")
+        found = validate_sharding()
+        print(dumps(sharding_document(found)).rstrip() if json else "\n".join(sharding_lines(found, full=full)))
+        return
+    result = validated(what, Models(device, models, fabric))
+    show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
+
+
+def _validate_steps(source: str, *, explain: bool, bars: str | None, full: bool, json: bool) -> None:
+    """All shipped steps; leaves with 1 where a bar is not kept."""
+    from steptime._report.json import dumps
+    from steptime_lab.report.steps import print_splits, split_document
+    from steptime_lab.report.validation import print_validation, validation_document
+    from steptime_lab.validate.captured_steps import captured_steps
+    from steptime_lab.validate.steps.bars import SHIPPED_BARS, bars_left, read_bars
+    from steptime_lab.validate.steps.steps import validate_steps
+
+    asked = read_bars(SHIPPED_BARS if bars == SHIPPED else Path(bars), source) if bars else []
+    with _progress() as text:
+        result = validate_steps(source, explain=explain, captured=captured_steps() if source == "config" else None, said=text)
+    if json:
+        document = validation_document(result.validation)
+        print(dumps({**document, "explained": split_document(result.outcomes)} if explain else document), end="")
+    else:
+        with stdout() as console:
+            print_validation(console, result.validation, full=full)
+            if explain:
+                print_splits(console, result.outcomes)
+            console.print()
+    left = bars_left(result.validation, asked)
+    for line in left:
+        print(f"steptime: bar not kept: {line}", file=sys.stderr)
+    if left:
+        raise typer.Exit(BARS_LEFT)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A callback that shows how many cases are done; shows nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _all: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    columns = (SpinnerColumn(), TextColumn("predicting steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, every: bar.update(task, completed=done, total=every)
