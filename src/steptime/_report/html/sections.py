@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._models.memory.tensors import Kind
+from steptime._models.memory.lifetimes import Kind
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.words import (
     OUT_OF_RANGE,
