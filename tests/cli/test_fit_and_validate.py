@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -95,7 +94,6 @@ def test_shipped_models_know_their_recipe() -> None:
 def test_fitting_kernels_without_torch_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The name `steptime_lab.cli.fit` is the command; its module hides behind it.
-    monkeypatch.setattr(sys.modules["steptime_lab.cli.fit"], "find_spec", lambda _: None)
+    monkeypatch.setattr("steptime_lab.cli.commands.find_spec", lambda _: None)
     assert run(["fit", "--only", "kernels"]) == 2
     assert "pip install './lab[torch]'" in capsys.readouterr().err
