@@ -47,7 +47,7 @@ def program(ranks: int, ops: int, collectives: int) -> Program:
         names=("op",),
         threads=(Thread(1, "main"),),
         streams=(Stream(7),),
-        ops=Ops.empty(),
+        ops=Ops.from_columns({}),
         calls=Calls.from_columns(calls),
         works=Works.from_columns(works),
         collectives=tuple(Collective("all_reduce", "world", everyone, i) for i in range(int(meets.sum()))),

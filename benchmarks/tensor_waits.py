@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from steptime._ops.waits import TensorWaits, needed_by_nobody, tensor_waits
-from steptime._program.issued import Issued
 from steptime._program.load import load
 from steptime._program.program import CallKind, Phase, Program, WorkKind
+from steptime._program.queues import IssueOrder
 from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, program_of, read_programs, shipped
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "h200_mps4_dlrm"
@@ -33,7 +33,7 @@ class Recorded:
     """One step of a recorded rank, its works by the rows of the execution trace."""
 
     program: Program
-    issued: Issued
+    issued: IssueOrder
     rows: list[int]  # per work: the row of its op in the execution trace, or -1
     number: int
     works: list[int]  # of the step, by launch; no collectives
@@ -69,7 +69,7 @@ class Recorded:
 
 def recorded_steps(linked: Program, alone: Program) -> Iterator[Recorded]:
     row_of = {int(node): row for row, node in enumerate(alone.ops.node.tolist())}
-    works, issued = linked.works, Issued.of(linked)
+    works, issued = linked.works, IssueOrder.of(linked)
     ops = np.where(works.call >= 0, linked.calls.op[np.maximum(works.call, 0)], -1)
     rows = [row_of.get(int(linked.ops.node[op]), -1) if op >= 0 else -1 for op in ops.tolist()]
     launched = np.flatnonzero((works.call >= 0) & (works.kind != WorkKind.COLLECTIVE))

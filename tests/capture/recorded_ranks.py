@@ -6,9 +6,8 @@ import gzip
 from dataclasses import replace
 from pathlib import Path
 
-from steptime._program.execution import ExecutionTrace, Node
-from steptime._program.formats.execution.reader import read
-from steptime._program.from_ops import to_program
+from steptime._program.execution import ExecutionTrace, Node, to_program
+from steptime._program.formats.execution_trace import read
 from steptime._program.program import Program
 
 FOLDER = Path(__file__).parent / "recorded"

@@ -270,7 +270,7 @@ def test_time_that_is_up_stops_before_the_next_case(session: Session) -> None:
 
 
 def test_traces_are_read_by_the_reader_of_execution_traces_and_keep_what_it_reads(session: Session) -> None:
-    from steptime._program.formats.execution.reader import read as read_trace
+    from steptime._program.formats.execution_trace import read as read_trace
 
     case = dlrm_cases()[1]
     work(alone(), session, plan_of("traced", [case]))
@@ -288,7 +288,7 @@ def test_stripping_changes_nothing_that_the_reader_reads(tmp_path: Path) -> None
     import torch
     from torch.profiler import ExecutionTraceObserver
 
-    from steptime._program.formats.execution.reader import read as read_trace
+    from steptime._program.formats.execution_trace import read as read_trace
 
     weight = torch.randn(4, 3, requires_grad=True)
     observer = ExecutionTraceObserver()

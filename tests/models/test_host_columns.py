@@ -16,8 +16,8 @@ from tests.models.test_host_model import ENGINE, program
 from steptime._models.host.columns import HostColumns, Piece
 from steptime._models.host.model import STEP, HostCost, HostModel, OpCost, Speed
 from steptime._ops.catalogue import HostClass
-from steptime._program.formats.execution.reader import read
-from steptime._program.from_ops import to_program
+from steptime._program.execution import to_program
+from steptime._program.formats.execution_trace import read
 from steptime._program.program import Phase, Program
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped_programs

@@ -90,7 +90,8 @@ def program(nodes: Sequence[tuple[str, int]], *, listed: int = 0) -> Program:
             "start_ns": never, "end_ns": never, "parent": [parent for _, parent in nodes], "step": np.zeros(count),
             "phase": phases, "sequence": none, "signature": np.zeros(count), "node": none,
         }),
-        calls=Calls.empty(), works=Works.empty(), signatures=(Signature((tensors,) if listed else ()),), steps=(0,),
+        calls=Calls.from_columns({}), works=Works.from_columns({}),
+        signatures=(Signature((tensors,) if listed else ()),), steps=(0,),
     )  # fmt: skip
 
 

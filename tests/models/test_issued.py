@@ -13,8 +13,8 @@ from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families
 from steptime._models.kernels.from_ops import IssuedWork, questions_of
 from steptime._ops.overloads import overload_of, overloads_of
-from steptime._program.formats.execution.reader import read
-from steptime._program.from_ops import to_program
+from steptime._program.execution import to_program
+from steptime._program.formats.execution_trace import read
 from steptime._program.program import Program, Tensor, Value
 from steptime_lab.measurements.shipped import FOLDER, shipped_programs
 

@@ -104,7 +104,7 @@ def test_kernels_are_known_by_name(name: str, family: WorkFamily) -> None:
 
 
 def test_a_program_without_ops_or_works_has_no_families() -> None:
-    empty = Program(0, 1, (), (), (), Ops.empty(), Calls.empty(), Works.empty())
+    empty = Program(0, 1, (), (), (), Ops.from_columns({}), Calls.from_columns({}), Works.from_columns({}))
     assert len(work_families(empty)) == 0
 
 

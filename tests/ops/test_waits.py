@@ -18,8 +18,8 @@ from steptime._ops.waits import (
     needed_by_nobody,
     tensor_waits,
 )
-from steptime._program.execution import Comm, ExecutionTrace, Node, enclosing
-from steptime._program.from_ops import to_program
+from steptime._program.execution import Comm, ExecutionTrace, Node, to_program
+from steptime._program.formats.execution_trace import enclosing
 from steptime._program.load import load
 from steptime._program.program import Program, Signature, Tensor, Value
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._program.alignment import align
+from steptime._program.link import align
 
 tokens = st.lists(st.integers(0, 3), max_size=14)
 

@@ -16,7 +16,7 @@ from tests.program.damaged import WORKS, changed, job, kernel, read, refused
 from tests.program.mutations import outcome, strict_json, tar
 from tests.program.small_traces import RANKS, Json, small_kineto, small_saved, small_workload
 
-from steptime._program.formats import files as trace_files
+from steptime._program import formats as trace_files
 from steptime._program.load import load
 from steptime._program.program import WorkKind
 from steptime._sim.recorded.replay import replay
@@ -60,7 +60,7 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkey
 
 
 def test_an_event_without_an_end_is_refused_before_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steptime._program.formats.kineto.event_stream.EVENT_BYTES_AT_MOST", 1 << 22)
+    monkeypatch.setattr("steptime._program.formats.kineto.stream.EVENT_BYTES_AT_MOST", 1 << 22)
     (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "X", "name": "' + b"x" * (1 << 24)))
     refused([tmp_path], "rank0.json.gz", "no end of an event")
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime._program.formats.chakra import reader as chakra
-from steptime._program.formats.chakra.schema import decode_node, messages
-from steptime._program.formats.files import TraceFile
+from steptime._program.formats import TraceFile, chakra, opened
+from steptime._program.formats.protobuf import decode_node, messages
 from steptime._program.program import CallKind, Program, Tensor, WorkKind
 from steptime.errors import InputError, TraceError
 
@@ -155,7 +154,7 @@ def test_files_of_one_prefix_and_the_groups_beside_them_make_the_job(tmp_path: P
     for rank in range(3):
         (tmp_path / f"toy.{rank}.et").write_bytes(file(node(1, COLL, comm_type=0, comm_size=64, pg_name="5")))
     (tmp_path / "comm_group.json").write_text('{"5": [0, 2]}')
-    program = chakra.FORMAT.read(TraceFile(tmp_path / "toy.2.et"), None)
+    program = next(map(chakra.FORMAT.read, opened([TraceFile(tmp_path / "toy.2.et")])))
     assert isinstance(program, Program)
     assert (program.rank, program.world_size, program.collectives[0].ranks) == (2, 3, (0, 2))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from steptime._program.doubts import doubts
+from steptime._program.checks import implausible
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._sim.prediction import predict
@@ -114,4 +114,4 @@ def test_one_file_given_as_two_ranks_is_named(tmp_path: Path) -> None:
     "name", ["dlrm_overlap4", "h200_mps4_dlrm", "gpt_fsdp2_small", "gpt_compiled", "gpt_graph", "prefetch_sync"]
 )
 def test_nothing_is_doubted_in_recordings_as_they_were_made(name: str) -> None:
-    assert list(doubts(load([EXAMPLES / name]).programs)) == []
+    assert list(implausible(load([EXAMPLES / name]).programs)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime._program.formats.files import TolerantReader
-from steptime._program.formats.kineto import event_stream
-from steptime._program.formats.kineto.event_stream import EventStream
+from steptime._program.formats import TraceFile, TraceReader
+from steptime._program.formats.kineto import stream as event_stream
+from steptime._program.formats.kineto.stream import EventStream
 from steptime.errors import TraceError
 
 
@@ -27,8 +28,12 @@ class Plain(msgspec.Struct):
     args: dict[str, Any] | None = None
 
 
+def reader_of(stream: Any) -> TraceReader:
+    return TraceReader(TraceFile(Path("here.json")), stream)
+
+
 def stream_of(text: bytes) -> EventStream[Plain]:
-    return EventStream(TolerantReader(io.BytesIO(text)), "here.json", lambda _: Plain)
+    return EventStream(reader_of(io.BytesIO(text)), lambda _: Plain)
 
 
 def names(stream: EventStream[Plain]) -> list[str]:
@@ -114,10 +119,10 @@ def test_an_event_of_the_wrong_type_costs_only_itself_and_is_counted() -> None:
 def test_compressed_data_that_breaks_off_is_read_as_far_as_it_goes() -> None:
     noisy = json.dumps({"traceEvents": [{"ph": "X", "name": f"e{i * 7919 % 9973}"} for i in range(5000)]}).encode()
     data = gzip.compress(noisy)
-    reader = TolerantReader(gzip.GzipFile(fileobj=io.BytesIO(data[: len(data) // 2])))  # type: ignore[arg-type]
+    reader = reader_of(gzip.GzipFile(fileobj=io.BytesIO(data[: len(data) // 2])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_stream, "CHUNK_BYTES", 4096)
-        stream = EventStream(reader, "here.json", lambda _: Plain)
+        stream = EventStream(reader, lambda _: Plain)
         found = names(stream)
     assert 1000 < len(found) < 5000
     assert "breaks off" in stream.warnings[0]
@@ -145,17 +150,18 @@ def test_the_type_is_chosen_from_whole_events_however_the_file_is_cut() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_stream, "CHUNK_BYTES", 3)
-        stream = EventStream(TolerantReader(io.BytesIO(document(9))), "here.json", choose)
+        stream = EventStream(reader_of(io.BytesIO(document(9))), choose)
         assert names(stream) == EXPECTED
     assert b'"ts": 8' in seen[0]
 
 
 def test_progress_hears_of_every_byte() -> None:
-    heard: list[int] = []
+    heard: list[tuple[str, int]] = []
     text = document(9)
-    stream = EventStream(TolerantReader(io.BytesIO(text)), "here.json", lambda _: Plain, heard.append)
-    names(stream)
-    assert sum(heard) == len(text)
+    reader = reader_of(io.BytesIO(text))
+    reader.progress = lambda name, count: heard.append((name, count))
+    names(EventStream(reader, lambda _: Plain))
+    assert heard[-1] == ("here.json", len(text))
 
 
 @pytest.mark.parametrize("count", [0, 1])

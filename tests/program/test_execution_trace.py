@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime._program.collectives import collective_kind
-from steptime._program.execution import ExecutionTrace
-from steptime._program.formats.execution import reader as execution_trace
-from steptime._program.formats.files import TraceFile
+from steptime._program.execution import ExecutionTrace, to_program
+from steptime._program.formats import TraceFile, execution_trace, opened
 from steptime._program.program import CallKind, Phase, Tensor, WorkKind
 from steptime.errors import InputError, TraceError
 
@@ -126,7 +125,7 @@ def test_groups_known_by_address_are_numbered_and_tell_the_rank() -> None:
     trace = read([old_comm(10, "all_to_allv", 94598, 147, splits=([3, 5], [4, 4])), old_comm(12, "wait", 0, 147)])
     assert (trace.rank, trace.world_size) == (1, 2)
     assert trace.groups["pg0"].size == 2
-    program = execution_trace.to_program(trace, rank=1, world_size=2)
+    program = to_program(trace, rank=1, world_size=2)
     (collective,) = program.collectives
     assert (collective.kind, collective.group, collective.ranks, collective.sequence) == ("all_to_all", "pg0", (0, 1), 0)
     assert (collective.bytes_in, collective.bytes_out, collective.dtype) == (32, 32, "float32")
@@ -166,15 +165,15 @@ def test_configured_groups_are_read_and_an_empty_list_is_everybody() -> None:
 def test_the_root_of_a_broadcast_is_not_taken_for_the_caller() -> None:
     trace = read([new_comm(10, "broadcast", 2)], "1.1.1-chakra.0.0.4")
     assert trace.rank is None
-    (collective,) = execution_trace.to_program(trace, rank=4, world_size=9).collectives
+    (collective,) = to_program(trace, rank=4, world_size=9).collectives
     assert collective.root == 8
 
 
 def test_both_sides_of_a_send_are_one_group() -> None:
     send = read([new_comm(10, "send", 1, start=0, stride=1, size=2)], "1.1.1-chakra.0.0.4")
     recv = read([new_comm(10, "recv", 0, start=0, stride=1, size=2)], "1.1.1-chakra.0.0.4")
-    (sent,) = execution_trace.to_program(send, rank=0, world_size=2).collectives
-    (received,) = execution_trace.to_program(recv, rank=1, world_size=2).collectives
+    (sent,) = to_program(send, rank=0, world_size=2).collectives
+    (received,) = to_program(recv, rank=1, world_size=2).collectives
     assert (sent.group, sent.ranks, sent.root) == (received.group, received.ranks, received.root) == ("7:0->1", (0, 1), 1)
 
 
@@ -202,7 +201,7 @@ def test_an_execution_trace_alone_is_a_program_with_phases_threads_and_waits() -
         flat(31, "aten::add_", parent=30),
         old_comm(32, "wait", 0, 2),
     ])  # fmt: skip
-    program = execution_trace.to_program(trace, rank=0, world_size=2)
+    program = to_program(trace, rank=0, world_size=2)
     kinds = [Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OPTIMIZER]
     assert program.ops.phase.tolist()[:7] == kinds
     assert program.ops.parent.tolist() == [-1, -1, -1, 2, -1, -1, 5, -1]
@@ -220,13 +219,13 @@ def test_an_execution_trace_alone_is_a_program_with_phases_threads_and_waits() -
 
 def test_the_all_reduce_inside_a_barrier_is_counted_once() -> None:
     inner = {**old_comm(14, "allreduce", 94598, 3), "parent": 12}
-    program = execution_trace.to_program(read([old_comm(12, "barrier", 94598, 3), inner]), rank=0, world_size=2)
+    program = to_program(read([old_comm(12, "barrier", 94598, 3), inner]), rank=0, world_size=2)
     assert [each.kind for each in program.collectives] == ["all_reduce"]
 
 
 def test_profiler_steps_divide_the_ops() -> None:
     nodes = [flat(3, "ProfilerStep#7"), flat(4, "aten::mm", 3), flat(5, "ProfilerStep#8"), flat(6, "aten::mm", 5)]
-    program = execution_trace.to_program(read(nodes), rank=0, world_size=1)
+    program = to_program(read(nodes), rank=0, world_size=1)
     assert program.steps == (7, 8)
     assert program.ops.step.tolist() == [7, 7, 8, 8]
 
@@ -261,7 +260,7 @@ def test_a_deep_tree_is_read_without_recursion() -> None:
     depth = 50_000
     trace = read([flat(3 + level, "aten::op", 2 + level) for level in range(depth)])
     assert trace.parents == (-1, *range(depth - 1))
-    assert len(execution_trace.to_program(trace, rank=0, world_size=1).ops) == depth
+    assert len(to_program(trace, rank=0, world_size=1).ops) == depth
 
 
 def test_a_file_cut_short_gives_its_whole_nodes() -> None:
@@ -276,7 +275,7 @@ def test_a_file_cut_short_gives_its_whole_nodes() -> None:
 def test_a_compressed_file_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     whole = gzip.compress(document([flat(id, f"aten::op{id * 7919}") for id in range(5, 2000)]), mtime=0)
     (tmp_path / "et.json.gz").write_bytes(whole[: len(whole) // 2])
-    trace = execution_trace.FORMAT.read(TraceFile(tmp_path / "et.json.gz"), None)
+    trace = next(map(execution_trace.FORMAT.read, opened([TraceFile(tmp_path / "et.json.gz")])))
     assert isinstance(trace, ExecutionTrace)
     assert 500 < len(trace.nodes) < 1500
     assert "damaged" in trace.warnings[0]
@@ -327,5 +326,5 @@ def test_damage_gives_a_program_or_one_clear_line(at: int, damage: bytes) -> Non
     except InputError as error:
         assert "\n" not in str(error)
         return
-    program = execution_trace.to_program(trace, rank=trace.rank or 0, world_size=trace.world_size or 1)
+    program = to_program(trace, rank=trace.rank or 0, world_size=trace.world_size or 1)
     assert len(program.ops) == len(trace.nodes)

@@ -1,4 +1,4 @@
-"""What every trace format must do. A new file in `graph/formats` is tested here the moment it has a sample below."""
+"""What every trace format must do. A new file in `_program/formats` is tested here the moment it has a sample below."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from tests.program import test_chakra, test_execution_trace
 from tests.program.traces import Trace, Work
 
 from steptime._program.execution import ExecutionTrace
-from steptime._program.formats import HEAD_BYTES, Format, format_of, formats, saved
-from steptime._program.formats.files import TraceFile
+from steptime._program.formats import HEAD_BYTES, Format, TraceFile, TraceReader, format_of, formats, opened, saved
 from steptime._program.program import Program
-from steptime._program.workload import Workload
+from steptime._program.workload import Progress, Workload
 from steptime.errors import InputError
 
 
@@ -74,6 +73,16 @@ def written(folder: Path, name: str, packing: str) -> TraceFile:
     return TraceFile(folder / "all.tar.gz", f"deep/{inner}")
 
 
+def read(name: str, file: TraceFile, progress: Progress | None = None) -> Program | ExecutionTrace | Workload:
+    """What a format makes of a file, as `load` reads it: looked at, then read."""
+
+    def looked_at(reader: TraceReader) -> Program | ExecutionTrace | Workload:
+        reader.peek()
+        return FORMATS[name].read(reader)
+
+    return next(map(looked_at, opened([file], progress)))
+
+
 def text_of(read: Program | ExecutionTrace | Workload) -> str:
     """Everything that was read, without the place it was read from."""
     if isinstance(read, Workload):
@@ -105,8 +114,8 @@ def test_no_format_claims_what_is_no_trace(name: str, head: bytes) -> None:
 @every_format
 @pytest.mark.parametrize("packing", ["gzip", "archive"])
 def test_a_packed_file_reads_like_a_plain_one(tmp_path: Path, name: str, packing: str) -> None:
-    one = FORMATS[name].read(written(tmp_path, name, "plain"), None)
-    other = FORMATS[name].read(written(tmp_path, name, packing), None)
+    one = read(name, written(tmp_path, name, "plain"))
+    other = read(name, written(tmp_path, name, packing))
     assert type(one) is type(other)
     assert text_of(one) == text_of(other)
 
@@ -114,14 +123,14 @@ def test_a_packed_file_reads_like_a_plain_one(tmp_path: Path, name: str, packing
 @every_format
 def test_reading_twice_gives_the_same(tmp_path: Path, name: str) -> None:
     file = written(tmp_path, name, "plain")
-    assert text_of(FORMATS[name].read(file, None)) == text_of(FORMATS[name].read(file, None))
+    assert text_of(read(name, file)) == text_of(read(name, file))
 
 
 @every_format
 def test_progress_hears_of_every_byte(tmp_path: Path, name: str) -> None:
     heard: list[int] = []
-    FORMATS[name].read(written(tmp_path, name, "gzip"), heard.append)
-    assert sum(heard) == len(SAMPLES[name].content())
+    read(name, written(tmp_path, name, "gzip"), lambda _, count: heard.append(count))
+    assert heard[-1] == len(SAMPLES[name].content())
 
 
 @every_format
@@ -129,14 +138,14 @@ def test_an_error_names_the_file_in_one_line(tmp_path: Path, name: str) -> None:
     file = tmp_path / f"broken{SAMPLES[name].suffix}"
     file.write_bytes(SAMPLES[name].content()[:30])
     with pytest.raises(InputError, match=r"broken") as failure:
-        FORMATS[name].read(TraceFile(file), None)
+        read(name, TraceFile(file))
     assert "\n" not in str(failure.value)
 
 
 @every_format
 def test_a_file_that_is_gone_is_one_clear_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="gone"):
-        FORMATS[name].read(TraceFile(tmp_path / f"gone{SAMPLES[name].suffix}"), None)
+        read(name, TraceFile(tmp_path / f"gone{SAMPLES[name].suffix}"))
 
 
 def test_a_header_longer_than_what_is_looked_at_is_still_a_kineto_trace() -> None:

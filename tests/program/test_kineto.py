@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.program.traces import AUTOGRAD, EPOCH_NS, MAIN, MEMCPY, MEMSET, Spelling, Trace, Work, plain, read_text
 
-from steptime._program.formats.kineto import event_stream
+from steptime._program.formats.kineto import stream as event_stream
 from steptime._program.program import CallKind, Phase, Program, Tensor, WorkKind
 from steptime.errors import TraceError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import tarfile
@@ -13,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.program.traces import read_text
 
-from steptime._program.execution import Comm, ExecutionTrace, Group, Node
-from steptime._program.formats.execution import reader as execution_trace
+from steptime._program.execution import Comm, ExecutionTrace, Node, ProcessGroup
+from steptime._program.formats import execution_trace
 from steptime._program.link import link
 from steptime._program.program import (
     CallKind,
@@ -165,7 +165,7 @@ def test_splits_of_another_message_are_not_taken_over() -> None:
 def test_groups_that_differ_divide_nameless_collectives_and_number_them_anew() -> None:
     ops = [(COMM, 0, 0)] * 3
     before = program(ops, collectives=[(at, nameless(at)) for at in range(3)])
-    groups = {"a": Group("a", "", (0, 1)), "b": Group("b", "", (0, 2))}
+    groups = {"a": ProcessGroup("a", "", (0, 1)), "b": ProcessGroup("b", "", (0, 2))}
     recorded = trace([node(10 + at, COMM, comm=comm(group)) for at, group in enumerate("aba")], groups=groups)
     after = link(before, recorded).collectives
     assert [(each.group, each.ranks, each.sequence) for each in after] == [("a", (0, 1), 0), ("b", (0, 2), 0), ("a", (0, 1), 1)]
@@ -193,13 +193,11 @@ def member(archive: Path, part: str) -> tuple[str, bytes]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kernels_meet_the_same_nodes_as_in_the_published_linking(rank: int) -> None:
-    kineto = pytest.importorskip("steptime._program.formats.kineto.reader")
-    files = pytest.importorskip("steptime._program.formats.files")
     folder = shared_traces()
     name, data = member(folder / "dlrm_8xV100/dlrm_kineto.tar.gz", f"worker{rank}_")
     _, recorded = member(folder / "dlrm_8xV100/dlrm_pytorch_et.tar.gz", f"eg_{rank}.json")
     nodes = execution_trace.read(recorded, f"dlrm_eg_{rank}.json")
-    linked = link(kineto.read(files.TolerantReader(io.BytesIO(data)), name), nodes)
+    linked = link(read_text(data, name), nodes)
     assert (linked.ops.node >= 0).all()
     rf_id = {each.id: each.rf_id for each in nodes.nodes}
     published = json.loads(gzip.decompress((folder / f"dlrm_8xV100_linked/dlrm_eg_{rank}_plus.json.gz").read_bytes()))["nodes"]

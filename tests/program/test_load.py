@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import tarfile
 from collections import Counter
@@ -52,6 +53,27 @@ def test_files_folders_and_archives_give_the_same_programs(tmp_path: Path) -> No
     expected = [plain(p) for p in load([folder]).programs]
     assert [plain(p) for p in load(files).programs] == expected
     assert [plain(p) for p in load([tmp_path / "all.tar.gz"]).programs] == expected
+
+
+def test_an_archive_is_decompressed_once_to_list_and_once_to_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(tmp_path / "all.tar.gz", "w:gz") as archive:
+        for rank in (2, 0, 3, 1):
+            archive.add(step_trace(rank, 4).write(tmp_path / f"rank{rank}.json"), f"rank{rank}.json")
+    rewound: list[object] = []
+    rewind = gzip._GzipReader._rewind  # type: ignore[attr-defined]
+    monkeypatch.setattr(gzip._GzipReader, "_rewind", lambda reader: (rewound.append(reader), rewind(reader)))  # type: ignore[attr-defined]
+    assert load([tmp_path / "all.tar.gz"]).ranks == (0, 1, 2, 3)
+    assert len(rewound) <= 2
+
+
+def test_the_last_member_of_a_name_counts_and_a_link_of_it_does_not(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        for rank, target in enumerate(("first", "second")):
+            archive.add(step_trace(rank, 2).write(tmp_path / f"{target}.json"), "deep/trace.json")
+        link = tarfile.TarInfo("deep/trace.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "nowhere"
+        archive.addfile(link)
+    assert load([tmp_path / "all.tar"]).ranks == (1,)
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steptime._program.formats.files import TolerantReader, TraceFile, open_stream
-from steptime._program.formats.kineto import reader as kineto
+from steptime._program.formats import TraceFile, TraceReader, kineto, opened
 from steptime._program.program import CallKind, Program, WorkKind
 from steptime._sim import CohortTimeline
 
@@ -181,13 +180,12 @@ def _microseconds(nanoseconds: int) -> str:
 
 def read_text(text: bytes, source: str = "toy.json") -> Program:
     """The program behind the bytes of a Kineto trace."""
-    return kineto.read(TolerantReader(io.BytesIO(text)), source)
+    return kineto.read(TraceReader(TraceFile(Path(source)), io.BytesIO(text)))
 
 
 def read_path(path: Path) -> Program:
     """The program behind a file."""
-    with open_stream(TraceFile(path)) as stream:
-        return kineto.read(TolerantReader(stream), str(path))
+    return next(map(kineto.read, opened([TraceFile(path)])))
 
 
 def plain(program: Program) -> Json:

@@ -69,7 +69,7 @@ class Draft:
             names=("anything",),
             threads=tuple(Thread(100 + t) for t in range(self.threads)),
             streams=tuple(Stream(7 + s, queue=self.queues[s]) for s in range(self.streams)),
-            ops=Ops.empty(),
+            ops=Ops.from_columns({}),
             calls=Calls.from_columns({name: [call[name] for call in calls] for name in Calls.TYPES} if calls else {}),
             works=Works.from_columns({name: [work[name] for work in works] for name in Works.TYPES} if works else {}),
             collectives=tuple(self.collectives),

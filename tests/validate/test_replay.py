@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.program.traces import recording
 from tests.sim.worlds import Draft, constant_timing
 
-from steptime._program.launch_queue import QUEUE_DEPTH
 from steptime._program.load import load
 from steptime._program.program import CallKind, Collective, Program, WorkKind
+from steptime._program.queues import QUEUE_DEPTH
 from steptime._program.workload import Workload
 from steptime._sim import LONG_AGO, Cohort, Timeline
 from steptime._sim.core.simulate import simulate

@@ -11,8 +11,7 @@ from steptime._api.read import read
 from steptime._lookups.workload import WorkloadLookups
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
-from steptime._program.load import Progress
-from steptime._program.workload import UnnamedMemory, Workload
+from steptime._program.workload import Progress, UnnamedMemory, Workload
 from steptime._report.answers import Prediction
 
 

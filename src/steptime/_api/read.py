@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptime._program.load import Progress, load
-from steptime._program.workload import Workload, fixed
+from steptime._program.load import load
+from steptime._program.workload import Progress, Workload, fixed
 from steptime.errors import InputError
 
 if TYPE_CHECKING:

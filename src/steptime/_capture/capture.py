@@ -11,9 +11,8 @@ from steptime._capture.pretended import pretended
 from steptime._capture.record import Recorder, observed
 from steptime._capture.refusals import failure
 from steptime._models.memory.peak import PeakMemory, peak_memory
-from steptime._program.execution import ExecutionTrace
-from steptime._program.formats.execution.reader import read
-from steptime._program.from_ops import to_program
+from steptime._program.execution import ExecutionTrace, to_program
+from steptime._program.formats.execution_trace import read
 from steptime._program.program import Program
 
 OUTSIDE = "outside_bytes"

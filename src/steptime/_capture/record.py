@@ -7,7 +7,7 @@ kernels) as PyTorch does, and notes which storages each op takes and makes, sinc
 
 A collective gets in like any op: what `torch.distributed` calls is seen by the observer if it goes through the dispatcher
 (`c10d::` ops), and a `record_param_comms` node is one that whatever stands for the process group records itself; nodes that the
-modes do not know are kept as they are, with their arguments, and `steptime._program.formats.execution.reader` reads them.
+modes do not know are kept as they are, with their arguments, and `steptime._program.formats.execution_trace` reads them.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def stdout() -> Iterator[Console]:
 
 def input_files(paths: Sequence[Path], *others: Path | str | None) -> list[Path]:
     """Every file that a command reads, as far as its arguments name them: what no output may replace."""
-    from steptime._program.formats.files import find_files
+    from steptime._program.formats import find_files
 
     there = [path for path in paths if path.exists()]
     return [*there, *(file.path for file in find_files(there)), *(Path(each) for each in others if each is not None)]

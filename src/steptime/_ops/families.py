@@ -14,8 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.program import Program, WorkKind
-from steptime._program.table import KindColumn
+from steptime._program.program import KindColumn, Program, WorkKind
 
 
 class WorkFamily(IntEnum):

@@ -1,19 +1,22 @@
-"""Names of collectives and the index of each within its group: what ranks must agree on to meet."""
+"""Names of collectives, who takes part, and the index of each within its group: what ranks must agree on to meet."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from steptime._program.issued import launch_times
-from steptime._program.program import CallKind, Collective, Program, WorkKind
-from steptime._program.table import IntColumn
+from steptime._program.program import CallKind, Collective, IntColumn, Program, WorkKind
+from steptime._program.queues import launch_times
 
 WAIT = "wait"
+_Group = tuple[str, tuple[int, ...]]  # name and ranks
+# No message is larger; what claims to be comes from damage.
+MOST_BYTES = 2**50
 
 _NO_LETTER = re.compile(r"[^a-z]")
 # Fragments of any spelling, lower case without separators -> canonical kind; the first that fits wins.
@@ -41,6 +44,28 @@ def collective_kind(name: str) -> str:
     return next((kind for fragment, kind in _KINDS if fragment in plain), "unknown")
 
 
+@lru_cache(maxsize=4)
+def everyone(world_size: int) -> tuple[int, ...]:
+    """One tuple for all collectives: a large job has thousands of them."""
+    return tuple(range(world_size))
+
+
+def point_to_point(group: str, source: int, target: int) -> tuple[str, tuple[int, ...], int]:
+    """Group, ranks and root of a send or a receive: one group per direction, so that ranks which both send first still meet."""
+    return f"{group}:{source}->{target}", tuple(sorted({source, target})), target
+
+
+def numbered(collectives: Iterable[Collective], before: Mapping[_Group, int] | None = None) -> tuple[Collective, ...]:
+    """The same collectives with their sequence counted per group, in the order given, from minus the number `before`."""
+    count = Counter({group: -number for group, number in (before or {}).items()})
+    result = []
+    for each in collectives:
+        group = each.group, each.ranks
+        result.append(replace(each, sequence=count[group]))
+        count[group] += 1
+    return tuple(result)
+
+
 def launch_order(program: Program) -> tuple[IntColumn, IntColumn]:
     """The collective works in the order the host launched them, backlog first, and when that was.
 
@@ -55,22 +80,16 @@ def launch_order(program: Program) -> tuple[IntColumn, IntColumn]:
     return rows, launched[rows]
 
 
-def numbered(program: Program, first_step: int) -> Program:
+def numbered_from(program: Program, first_step: int) -> Program:
     """The program with the collectives of each group counted from the beginning of a step, backwards before it."""
     calls = program.calls
     begins = calls.start_ns[(calls.kind == CallKind.STEP_BEGIN) & (calls.step == first_step)]
     begin = int(begins.min()) if len(begins) else 0
     rows, launched = launch_order(program)
     order = program.works.collective[rows].tolist()
-    before = Counter(_group(program.collectives[i]) for i, at in zip(order, launched.tolist(), strict=True) if at < begin)
-    count = Counter({group: -number for group, number in before.items()})
     collectives = list(program.collectives)
-    for index in order:
-        group = _group(collectives[index])
-        collectives[index] = replace(collectives[index], sequence=count[group])
-        count[group] += 1
+    launches = [collectives[index] for index in order]
+    before = Counter((each.group, each.ranks) for each, at in zip(launches, launched.tolist(), strict=True) if at < begin)
+    for index, each in zip(order, numbered(launches, before), strict=True):
+        collectives[index] = each
     return replace(program, collectives=tuple(collectives))
-
-
-def _group(collective: Collective) -> tuple[str, tuple[int, ...]]:
-    return collective.group, collective.ranks

@@ -1,4 +1,4 @@
-"""`ExecutionTrace`: what a PyTorch execution trace says, in one form for every schema version.
+"""`ExecutionTrace`: what a PyTorch execution trace says, in one form for every schema version, and its `Program`.
 
 An execution trace lists the ops of one process with their arguments and the identity of every tensor, but no times, no kernels.
 Ids are drawn when an op starts, so order of id is order of start; ids of tensors come from the same counter.
@@ -6,12 +6,35 @@ Ids are drawn when an op starts, so order of id is order of start; ids of tensor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from steptime._program.program import Signature, Tensor
+import numpy as np
+
+from steptime._program.collectives import WAIT, numbered, point_to_point
+from steptime._program.nesting import ENGINE, OPTIMIZER, phases
+from steptime._program.program import (
+    NEVER,
+    CallKind,
+    Calls,
+    Collective,
+    KindColumn,
+    Ops,
+    Phase,
+    Program,
+    Signature,
+    Stream,
+    Tensor,
+    Thread,
+    Value,
+    WorkKind,
+    Works,
+)
 
 COMM_NODE = "record_param_comms"
+_STEP = "ProfilerStep#"
+_COMPUTE_STREAM = 0
 
 # Calls whose recorded rank is the root or the peer instead of the caller (ProcessGroupNCCL, RECORD_PARAM_COMMS_DATA).
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -19,7 +42,7 @@ _POINT_TO_POINT = ("send", "recv")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """A process group: its name, what it is for, its global ranks (empty: not recorded) and its size (0: not recorded)."""
 
     name: str
@@ -89,74 +112,216 @@ class ExecutionTrace:
     schema: str
     nodes: tuple[Node, ...]
     parents: tuple[int, ...]  # per node: row of the enclosing op, markers left out, or -1
-    groups: Mapping[str, Group] = field(default_factory=dict)
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     rank: int | None = None
     world_size: int | None = None
     source: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def enclosing(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[int, ...], tuple[str, ...]]:
-    """Order nodes by id with parents first; give each the row of its parent; say which parents are missing or circular."""
-    ordered = sorted(nodes, key=lambda node: node.id)
-    first: dict[int, int] = {}
-    for row, node in enumerate(ordered):
-        first.setdefault(node.id, row)
-    parents = [first.get(node.parent, -1) if node.parent != node.id else -1 for node in ordered]
-    messages = [*_duplicates(ordered, first), *_dangling(ordered, first), *_cut_cycles(ordered, parents)]
-    order = _parents_first(parents)
-    place = {row: at for at, row in enumerate(order)}
-    rows = tuple(place[parents[row]] if parents[row] >= 0 else -1 for row in order)
-    return tuple(ordered[row] for row in order), rows, tuple(messages)
+def to_program(trace: ExecutionTrace, *, rank: int, world_size: int) -> Program:
+    """The program of one rank from its execution trace. Kernels are not recorded there; only collectives become device work."""
+    nodes, parents = trace.nodes, np.array(trace.parents, dtype=np.int32)
+    names: dict[str, int] = {}
+    name = np.array([names.setdefault(node.name, len(names)) for node in nodes], dtype=np.int32)
+    backward = _backward_threads(trace)
+    in_backward = [(node.fw_tid != 0 or node.tid in backward) and not node.name.startswith(OPTIMIZER) for node in nodes]
+    phase = phases(tuple(names), name, parents, np.array(in_backward, dtype=bool))
+    threads = _threads(trace, phase, backward)
+    thread_of = {thread.tid: row for row, thread in enumerate(threads)}
+    steps, step_of = _steps(trace)
+    signatures, signature_of = _signatures(trace)
+    never = np.full(len(nodes), NEVER)
+    device = _Collectives(names, [thread.role for thread in threads])
+    outer = outer_records(trace)
+    groups = settled_groups(trace.groups, rank, world_size)
+    for row, node in enumerate(nodes):
+        device.enter(step_of[row])
+        if node.comm is not None and row not in outer:
+            device.issue(node.comm, row, thread_of[node.tid], collective_of(node.comm, groups, rank))
+    device.enter(-1)
+    known = f"its {len(device.collectives)} collectives are known, kernels need a model of the device"
+    missing = f"{trace.source}: an execution trace holds no kernels and no times; {known}"
+    return Program(
+        rank=rank,
+        world_size=world_size,
+        names=tuple(names),
+        threads=threads,
+        streams=tuple(Stream(number) for number in range(1 + len(device.streams))),
+        ops=Ops(
+            name=name,
+            thread=np.array([thread_of[node.tid] for node in nodes], dtype=np.int32),
+            start_ns=never,
+            end_ns=never,
+            parent=parents,
+            step=np.array(step_of, dtype=np.int32),
+            phase=phase,
+            sequence=np.array([node.seq_id for node in nodes], dtype=np.int64),
+            signature=np.array(signature_of, dtype=np.int32),
+            node=np.array([node.id for node in nodes], dtype=np.int64),
+        ),
+        calls=Calls.from_rows(device.calls),
+        works=Works.from_rows(device.works),
+        collectives=numbered(device.collectives),
+        signatures=signatures,
+        steps=steps,
+        source=trace.source,
+        warnings=(*trace.warnings, missing),
+    )
 
 
-def _duplicates(nodes: Sequence[Node], first: Mapping[int, int]) -> list[str]:
-    again = [node for row, node in enumerate(nodes) if first[node.id] != row]
-    if not again:
-        return []
-    return [f"{len(again)} nodes repeat an id (first: {again[0].id}, {again[0].name}); children are given to the first of each"]
+def settled_groups(groups: Mapping[str, ProcessGroup], rank: int, world_size: int) -> dict[str, ProcessGroup]:
+    """The groups with ranks filled in where the size leaves no choice: everybody, or this rank alone."""
+    everybody = {world_size: tuple(range(world_size)), 1: (rank,)}
+    return {name: replace(group, ranks=group.ranks or everybody.get(group.size, ())) for name, group in groups.items()}
 
 
-def _dangling(nodes: Sequence[Node], first: Mapping[int, int]) -> list[str]:
-    # A thread names the process (id 1) as its parent; a recording that was cut short lacks the process, which is no loss.
-    lost = [node for node in nodes if node.parent not in first and not node.marker and node.parent not in (0, 1)]
-    if not lost:
-        return []
-    return [
-        f"{len(lost)} nodes name a parent that is not there (first: {lost[0].id}, {lost[0].name}); they become top-level ops"
-    ]
+def collective_of(comm: Comm, groups: Mapping[str, ProcessGroup], rank: int) -> Collective | None:
+    """The collective behind a recorded call, its sequence still open (0); None for a wait and for what moves nothing."""
+    if comm.kind == WAIT or (comm.kind == "unknown" and not comm.inputs and not comm.outputs):
+        return None
+    ranks = groups.get(comm.group, ProcessGroup(comm.group)).ranks
+    group, root = comm.group, _global(comm.root, ranks)
+    peer = _global(comm.peer, ranks)
+    if peer is not None:
+        group, ranks, root = point_to_point(comm.group, *((rank, peer) if comm.kind == "send" else (peer, rank)))
+    return Collective(
+        kind=comm.kind,
+        group=group,
+        ranks=ranks,
+        sequence=0,
+        bytes_in=comm.bytes_in,
+        bytes_out=comm.bytes_out,
+        dtype=comm.dtype,
+        in_splits=comm.in_splits,
+        out_splits=comm.out_splits,
+        root=root,
+    )
 
 
-def _cut_cycles(nodes: Sequence[Node], parents: list[int]) -> list[str]:
-    cut = []
-    done = [False] * len(parents)
-    for row in range(len(parents)):
-        path: dict[int, None] = {}
-        at = row
-        while at >= 0 and not done[at]:
-            if at in path:
-                cut.append(at)
-                parents[at] = -1
-                break
-            path[at] = None
-            at = parents[at]
-        for seen in path:
-            done[seen] = True
-    if not cut:
-        return []
-    names = ", ".join(f"{nodes[row].id} ({nodes[row].name})" for row in cut[:3])
-    return [f"{len(cut)} circles of parents were cut at node {names}; these become top-level ops"]
+def _global(rank: int | None, ranks: Sequence[int]) -> int | None:
+    return ranks[rank] if rank is not None and rank < len(ranks) else rank
 
 
-def _parents_first(parents: Sequence[int]) -> list[int]:
-    order: list[int] = []
-    placed = [False] * len(parents)
-    for row in range(len(parents)):
-        waiting = []
-        at = row
-        while at >= 0 and not placed[at]:
-            waiting.append(at)
-            placed[at] = True
-            at = parents[at]
-        order.extend(reversed(waiting))
-    return order
+def _backward_threads(trace: ExecutionTrace) -> set[int]:
+    # Where backward runs in the main thread, most of that thread's outermost ops are something else.
+    outermost = [node for node, parent in zip(trace.nodes, trace.parents, strict=True) if parent < 0]
+    engine = Counter(node.tid for node in outermost if node.name.startswith(ENGINE))
+    total = Counter(node.tid for node in outermost)
+    return {tid for tid, count in engine.items() if 2 * count >= total[tid]}
+
+
+def _threads(trace: ExecutionTrace, phase: KindColumn, backward: set[int]) -> tuple[Thread, ...]:
+    count = Counter(node.tid for node, each in zip(trace.nodes, phase.tolist(), strict=True) if each != Phase.BACKWARD)
+    main = max(count, key=count.__getitem__) if count else -1
+    tids = dict.fromkeys(node.tid for node in trace.nodes)
+    return tuple(Thread(tid, "main" if tid == main else "backward" if tid in backward else "other") for tid in tids)
+
+
+def _steps(trace: ExecutionTrace) -> tuple[tuple[int, ...], list[int]]:
+    marks = [node.name[len(_STEP) :] if node.name.startswith(_STEP) else "" for node in trace.nodes]
+    numbers = [int(mark) for mark in marks if mark.isascii() and mark.isdigit()]
+    if not numbers or len(set(numbers)) != len(numbers) or max(numbers) >= 2**31:
+        return (0,), [0] * len(trace.nodes)
+    step_of, current = [], -1
+    for mark in marks:
+        current = int(mark) if mark.isascii() and mark.isdigit() else current
+        step_of.append(current)
+    return tuple(numbers), step_of
+
+
+def _signatures(trace: ExecutionTrace) -> tuple[tuple[Signature, ...], list[int]]:
+    rows: dict[int, int] = {}  # by identity: equal ones are one object
+    kept: list[Signature] = []
+    signature_of = []
+    for node in trace.nodes:
+        if not node.signature.inputs and not node.signature.outputs:
+            signature_of.append(-1)
+            continue
+        signature = _interned(node.signature)
+        row = rows.setdefault(id(signature), len(kept))
+        if row == len(kept):
+            kept.append(signature)
+        signature_of.append(row)
+    return tuple(kept), signature_of
+
+
+# Ranks that do the same call their ops alike: they share signatures, and with them what is derived from one alone.
+_MOST_SHARED = 1 << 15
+_shared: dict[tuple[object, ...], Signature] = {}
+
+
+def _interned(signature: Signature) -> Signature:
+    key = (*map(_exact, signature.inputs), None, *map(_exact, signature.outputs))
+    if len(_shared) >= _MOST_SHARED and key not in _shared:
+        _shared.clear()
+    return _shared.setdefault(key, signature)
+
+
+def _exact(value: Value) -> object:
+    """A key that tells 1, 1.0 and True apart, which are equal as values."""
+    if value.__class__ is Tensor:
+        return value
+    return tuple(map(_exact, value)) if value.__class__ is tuple else (value.__class__, value)
+
+
+def outer_records(trace: ExecutionTrace) -> set[int]:
+    """Rows of recorded collectives that are made of other recorded collectives."""
+    # A barrier is recorded around the all_reduce it is made of; the inner record is the one that moves data.
+    outer: set[int] = set()
+    for row, node in enumerate(trace.nodes):
+        at = trace.parents[row] if node.comm is not None and node.comm.kind != WAIT else -1
+        while at >= 0 and at not in outer:
+            above = trace.nodes[at]
+            if above.comm is not None and above.comm.kind != WAIT:
+                outer.add(at)
+            at = trace.parents[at]
+    return outer
+
+
+class _Collectives:
+    """The calls and works that are known: collectives, waits for them, and the steps' marks, in order of issue."""
+
+    def __init__(self, names: dict[str, int], roles: Sequence[str]) -> None:
+        self.collectives: list[Collective] = []
+        self.streams: dict[str, int] = {}
+        self.calls: list[tuple[int, ...]] = []
+        self.works: list[tuple[int, ...]] = []
+        self._names = names
+        self._backward = {row for row, role in enumerate(roles) if role == "backward"}
+        self._main = roles.index("main") if "main" in roles else 0
+        self._work_of: dict[tuple[str, int], int] = {}
+        self._step = -1
+
+    def enter(self, step: int) -> None:
+        """Mark the end of one step and the beginning of the next where the step changes; -1 is outside every step."""
+        if step == self._step:
+            return
+        if self._step >= 0:
+            self._call(CallKind.STEP_END, "ProfilerStep", self._main, -1)
+        self._step = step
+        if step >= 0:
+            self._call(CallKind.STEP_BEGIN, "ProfilerStep", self._main, -1)
+
+    def issue(self, comm: Comm, op: int, thread: int, collective: Collective | None) -> None:
+        """Launch a collective on the stream of its group, or make the compute stream wait for one."""
+        if comm.kind == WAIT:
+            awaits = self._work_of.get((comm.group, comm.sequence), -1)
+            self._call(CallKind.STREAM_WAIT, WAIT, thread, op, _COMPUTE_STREAM, awaits)
+        elif collective is not None:
+            name = self._call(CallKind.LAUNCH, f"nccl:{comm.name}", thread, op)
+            stream = self.streams.setdefault(collective.group, 1 + len(self.streams))
+            self._work_of[comm.group, comm.sequence] = self._work_of["", comm.sequence] = len(self.works)
+            row = (WorkKind.COLLECTIVE, name, stream, len(self.calls) - 1, self._step, NEVER, NEVER, 0, len(self.collectives))
+            self.works.append(row)
+            self.collectives.append(collective)
+
+    def _call(self, kind: CallKind, api: str, thread: int, op: int, stream: int = -1, awaits: int = -1) -> int:
+        """Adds a call and gives the row of its name."""
+        name = self._names.setdefault(api, len(self._names))
+        last = len(self.calls) - 1
+        previous = self.calls[last][2] if self.calls else thread
+        # The main thread sleeps in backward(): control goes over to the engine's thread and comes back.
+        handed = previous != thread and (previous in self._backward or thread in self._backward)
+        self.calls.append((kind, name, thread, op, self._step, NEVER, NEVER, stream, awaits, last if handed else -1))
+        return name

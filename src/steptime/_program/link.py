@@ -1,7 +1,9 @@
 """Ties a Kineto-read `Program` to an execution trace: node ids, tensor identity, outputs, details of collectives.
 
 Record function ids tie an op to its node where both files come from one run and carry them. Otherwise order does: on each
-thread, the ops of a step have the same names in the same order in both files, even if the execution trace is of another run.
+thread, the ops of a step have the same names in the same order in both files, even if the execution trace is of another run:
+the longest common subsequence by the greedy method of E. W. Myers, Algorithmica 1 (1986), 251-266, whose time grows with the
+difference.
 """
 
 from __future__ import annotations
@@ -13,12 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.alignment import align
-from steptime._program.collectives import WAIT
-from steptime._program.execution import ExecutionTrace
-from steptime._program.from_ops import collective_of, outer_records, settled_groups
-from steptime._program.program import Collective, Program, Signature, Tensor, Value
-from steptime._program.table import IntColumn, SmallColumn
+from steptime._program.collectives import WAIT, numbered
+from steptime._program.execution import ExecutionTrace, collective_of, outer_records, settled_groups
+from steptime._program.program import Collective, IntColumn, Program, Signature, SmallColumn, Tensor, Value
 
 # Ids that count from 1 in both files agree by chance in about one op of twenty; files of one run agree in all.
 _ID_AGREEMENT = 0.95
@@ -38,7 +37,7 @@ def link(program: Program, trace: ExecutionTrace) -> Program:
     collectives, told = _collectives(program, trace, np.where(conflicts, -1, rows))
     nodes = np.array([node.id for node in trace.nodes] or [-1], dtype=np.int64)
     ops = program.ops.replace(node=np.where(rows >= 0, nodes[rows], -1), signature=column)
-    text = _said(program, trace, rows, how)
+    text = _how_much(program, trace, rows, how)
     meta = {**program.meta, "linked": text}
     linked = replace(program, ops=ops, signatures=signatures, collectives=collectives, meta=meta)
     loose = [text] if (rows >= 0).sum() < _WORTH_A_WARNING * len(rows) else []
@@ -238,16 +237,14 @@ def _regrouped(
     if lost:
         text = f"{len(lost)} of {len(nameless)} collectives have no recorded process group; all are left in one group"
         return tuple(collectives), [f"{source}: {text}"]
-    before = Counter(recorded[index].group for index in nameless if collectives[index].sequence < 0)
-    count = {group: -before[group] for group in groups}
-    for index in nameless:
-        group = recorded[index].group
-        collectives[index] = replace(collectives[index], group=group, ranks=recorded[index].ranks, sequence=count[group])
-        count[group] += 1
+    grouped = [replace(collectives[index], group=recorded[index].group, ranks=recorded[index].ranks) for index in nameless]
+    before = Counter((each.group, each.ranks) for each in grouped if each.sequence < 0)
+    for index, each in zip(nameless, numbered(grouped, before), strict=True):
+        collectives[index] = each
     return tuple(collectives), []
 
 
-def _said(program: Program, trace: ExecutionTrace, rows: IntColumn, how: str) -> str:
+def _how_much(program: Program, trace: ExecutionTrace, rows: IntColumn, how: str) -> str:
     tied = int((rows >= 0).sum())
     missing = len(trace.nodes) - len(np.unique(rows[rows >= 0]))
     return (
@@ -264,3 +261,57 @@ def _report(program: Program, trace: ExecutionTrace, skipped: tuple[int, ...], c
         yield f"{program.source}: {conflicts} linked ops have other shapes than in {trace.source}; they keep their own"
     if trace.rank is not None and trace.rank != program.rank:
         yield f"{program.source}: rank {program.rank} is linked to a trace of rank {trace.rank}; check the file names"
+
+
+def align(a: Sequence[int], b: Sequence[int], limit: int = 1000) -> list[tuple[int, int]]:
+    """list[tuple[int, int]] of equal elements in order. After `limit` differences the rest is left unpaired."""
+    begin = 0
+    shorter = min(len(a), len(b))
+    while begin < shorter and a[begin] == b[begin]:
+        begin += 1
+    end = 0
+    while end < shorter - begin and a[len(a) - 1 - end] == b[len(b) - 1 - end]:
+        end += 1
+    middle = _differing(a[begin : len(a) - end], b[begin : len(b) - end], limit)
+    head = [(i, i) for i in range(begin)]
+    tail = [(len(a) - i, len(b) - i) for i in range(end, 0, -1)]
+    return [*head, *((begin + i, begin + j) for i, j in middle), *tail]
+
+
+def _differing(a: Sequence[int], b: Sequence[int], limit: int) -> list[tuple[int, int]]:
+    if not a or not b:
+        return []
+    reach = {1: 0}  # diagonal (place in a minus place in b) -> furthest place in a
+    history: list[dict[int, int]] = []
+    best, best_length = (0, 0), 1
+    for differences in range(min(limit, len(a) + len(b)) + 1):
+        history.append(dict(reach))
+        for diagonal in range(-differences, differences + 1, 2):
+            down = _down(reach, diagonal, differences)
+            x = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+            while x < len(a) and x - diagonal < len(b) and a[x] == b[x - diagonal]:
+                x += 1
+            reach[diagonal] = x
+            if x <= len(a) and x - diagonal <= len(b) and 2 * x - diagonal > sum(best):
+                best, best_length = (x, x - diagonal), len(history)
+        if best == (len(a), len(b)):
+            break
+    return _walk_back(history[:best_length], best)
+
+
+def _down(reach: dict[int, int], diagonal: int, differences: int) -> bool:
+    return diagonal == -differences or (diagonal != differences and reach[diagonal - 1] < reach[diagonal + 1])
+
+
+def _walk_back(history: Sequence[dict[int, int]], end: tuple[int, int]) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    x, y = end
+    for differences in range(len(history) - 1, -1, -1):
+        reach, diagonal = history[differences], x - y
+        down = _down(reach, diagonal, differences)
+        start = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+        while x > start:
+            x, y = x - 1, y - 1
+            pairs.append((x, y))
+        x, y = (x, y - 1) if down else (x - 1, y)
+    return pairs[::-1]

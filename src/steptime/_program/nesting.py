@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.program import Phase
-from steptime._program.table import IntColumn, KindColumn, SmallColumn
+from steptime._program.program import IntColumn, KindColumn, Phase, SmallColumn
+
+# Names of the ranges in which autograd runs a node of the graph, and an optimiser its step.
+ENGINE = "autograd::engine::evaluate_function"
+OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")
 
 
 def nest(thread: IntColumn, start: IntColumn, end: IntColumn) -> SmallColumn:
@@ -64,9 +67,9 @@ def phases(names: Sequence[str], name: SmallColumn, parent: SmallColumn, backwar
     """The phase of every op: backward on autograd's threads or under its engine, optimiser under its step, else forward."""
     own = np.full(len(names), -1, dtype=np.int8)
     for index, text in enumerate(names):
-        if text.startswith(("Optimizer.step", "Optimizer.zero_grad")):
+        if text.startswith(OPTIMIZER):
             own[index] = Phase.OPTIMIZER
-        elif text.startswith("autograd::engine::evaluate_function"):
+        elif text.startswith(ENGINE):
             own[index] = Phase.BACKWARD
     result = np.where(backward_thread, np.int8(Phase.BACKWARD), own[name]).tolist()
     for row, above in enumerate(parent.tolist()):

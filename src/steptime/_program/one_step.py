@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.program import NEVER, CallKind, Calls, Collective, Program, WorkKind
-from steptime._program.table import Table
+from steptime._program.collectives import numbered
+from steptime._program.program import NEVER, CallKind, Calls, ColumnTable, Program, WorkKind
 
 Rows = npt.NDArray[np.intp]
-AnyTable = TypeVar("AnyTable", bound=Table)
+AnyTable = TypeVar("AnyTable", bound=ColumnTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def one_step(program: Program) -> OneStep:
         works=_taken(
             program.works, works, call=call_place, start_ns=NEVER, end_ns=NEVER, step=0, collective=np.arange(len(works))
         ),
-        collectives=_numbered(collectives),
+        collectives=numbered(collectives),
         steps=(0,),
     )
     return OneStep(alone, _kernels(program, step, op_place))
@@ -154,13 +153,3 @@ def _taken(table: AnyTable, rows: Rows, **changed: int | npt.NDArray[np.int64]) 
         else:
             columns[name] = change if name == "collective" else change[values]
     return type(table).from_columns(columns)
-
-
-def _numbered(collectives: list[Collective]) -> tuple[Collective, ...]:
-    count: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    results = []
-    for each in collectives:
-        key = (each.group, each.ranks)
-        results.append(replace(each, sequence=count[key]))
-        count[key] += 1
-    return tuple(results)

@@ -11,14 +11,18 @@ The tables are columns, not objects: a trace of a hundred thousand events must l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from steptime._program.table import IntColumn, KindColumn, SmallColumn, Table
+IntColumn = npt.NDArray[np.int64]
+SmallColumn = npt.NDArray[np.int32]
+KindColumn = npt.NDArray[np.int8]
+_COLUMN_TYPES: Mapping[str, type[np.generic]] = {"IntColumn": np.int64, "SmallColumn": np.int32, "KindColumn": np.int8}
 
 NEVER = -1
 # No job is larger; what claims to be comes from damage.
@@ -126,7 +130,59 @@ class Collective:
 
 
 @dataclass(frozen=True, eq=False)
-class Ops(Table):
+class ColumnTable:
+    """Equal-length columns that behave like a value: frozen, comparable, sliceable. A subclass declares them as fields."""
+
+    TYPES: ClassVar[Mapping[str, type[np.generic]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.TYPES = {name: _COLUMN_TYPES[kind] for name, kind in cls.__annotations__.items()}
+
+    def __post_init__(self) -> None:
+        length = None
+        for name, kind in self.TYPES.items():
+            values = np.ascontiguousarray(getattr(self, name), dtype=kind).view()
+            if values.ndim != 1 or (length is not None and len(values) != length):
+                raise ValueError(f"{type(self).__name__}.{name}: {values.shape}, expected ({length},)")
+            length = len(values)
+            values.flags.writeable = False
+            object.__setattr__(self, name, values)
+
+    def __len__(self) -> int:
+        return len(getattr(self, next(iter(self.TYPES))))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(np.array_equal(values, getattr(other, name)) for name, values in self.columns().items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any]) -> Self:
+        """Build from any sequences by column name; without any, a table without rows."""
+        return cls(**{name: columns[name] if columns else [] for name in cls.TYPES})
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, ...]]) -> Self:
+        """Build from rows that hold the columns in their order."""
+        return cls.from_columns(dict(zip(cls.TYPES, zip(*rows, strict=True), strict=True)) if rows else {})
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns by name, in declaration order."""
+        return {name: getattr(self, name) for name in self.TYPES}
+
+    def take(self, rows: npt.NDArray[Any]) -> Self:
+        """The given rows (indices or mask) as a new table."""
+        return type(self)(**{name: values[rows] for name, values in self.columns().items()})
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some columns exchanged."""
+        return type(self)(**{**self.columns(), **changes})
+
+
+@dataclass(frozen=True, eq=False)
+class Ops(ColumnTable):
     """Framework ops, in order of start."""
 
     name: SmallColumn  # index into Program.names
@@ -140,14 +196,9 @@ class Ops(Table):
     signature: SmallColumn  # index into Program.signatures, or -1
     node: IntColumn  # id of the execution-trace node behind it, or -1
 
-    TYPES: ClassVar[Mapping[str, type[np.generic]]] = {
-        "name": np.int32, "thread": np.int32, "start_ns": np.int64, "end_ns": np.int64, "parent": np.int32,
-        "step": np.int32, "phase": np.int8, "sequence": np.int64, "signature": np.int32, "node": np.int64,
-    }  # fmt: skip
-
 
 @dataclass(frozen=True, eq=False)
-class Calls(Table):
+class Calls(ColumnTable):
     """Host calls that touch the device, another thread or a step boundary, per thread in order of start."""
 
     kind: KindColumn  # CallKind
@@ -161,14 +212,9 @@ class Calls(Table):
     awaits: SmallColumn  # STREAM_WAIT, EVENT_SYNC: index of the last work waited for, or -1 (nothing to wait for)
     after: SmallColumn  # call on another thread that hands over to this one, or -1
 
-    TYPES: ClassVar[Mapping[str, type[np.generic]]] = {
-        "kind": np.int8, "api": np.int32, "thread": np.int32, "op": np.int32, "step": np.int32,
-        "start_ns": np.int64, "end_ns": np.int64, "stream": np.int32, "awaits": np.int32, "after": np.int32,
-    }  # fmt: skip
-
 
 @dataclass(frozen=True, eq=False)
-class Works(Table):
+class Works(ColumnTable):
     """Device work. Within one stream, rows are in execution order; `call` is -1 for what was launched before the window."""
 
     kind: KindColumn  # WorkKind
@@ -180,11 +226,6 @@ class Works(Table):
     end_ns: IntColumn
     bytes: IntColumn  # copies and memsets; else 0
     collective: SmallColumn  # index into Program.collectives, or -1
-
-    TYPES: ClassVar[Mapping[str, type[np.generic]]] = {
-        "kind": np.int8, "name": np.int32, "stream": np.int32, "call": np.int32, "step": np.int32,
-        "start_ns": np.int64, "end_ns": np.int64, "bytes": np.int64, "collective": np.int32,
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from steptime._lookups.workload import WorkloadLookups
 from steptime._program.program import Collective, Program
 from steptime.errors import InputError
+
+# Told after every block of a file that is read: the file's name, decompressed bytes of it read so far.
+Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from steptime._program.launch_queue import held_up, unstarted
 from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.queues import held_up, unstarted
 from steptime._program.workload import Workload
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import grid, literal, print_line, print_numbers, print_section, print_warnings

@@ -1,6 +1,6 @@
 """Plays the programs of all ranks: when everything starts and ends, how long a step takes, and why."""
 
-from steptime._program.launch_queue import QUEUE_DEPTH
+from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timeline import CohortTimeline, Timeline

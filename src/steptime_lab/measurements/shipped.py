@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import steptime_lab
 from steptime._files import whole
 from steptime._measurements.store import read
-from steptime._program.formats.execution.reader import read as read_execution_trace
-from steptime._program.from_ops import to_program
+from steptime._program.execution import to_program
+from steptime._program.formats.execution_trace import read as read_execution_trace
 from steptime._program.program import Program
 from steptime.errors import InputError
 

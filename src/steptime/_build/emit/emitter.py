@@ -29,8 +29,8 @@ from dataclasses import replace
 
 from steptime._ops.catalogue import aten
 from steptime._program.collectives import WAIT
-from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node
-from steptime._program.from_ops import to_program
+from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, ProcessGroup, Node
+from steptime._program.execution import to_program
 from steptime._program.program import Program, Signature, Tensor, Value
 from steptime._units import dtype_bytes
 
@@ -81,9 +81,9 @@ class Emitter:
         self.rank, self.world_size, self.device, self.source = rank, world_size, device, source
         everybody = {GROUP: tuple(range(world_size))} if world_size > 1 else {}
         self._groups = {
-            name: Group(GROUP, GROUP_DESCRIPTION, ranks, len(ranks))
+            name: ProcessGroup(GROUP, GROUP_DESCRIPTION, ranks, len(ranks))
             if len(ranks) == world_size
-            else Group(name, name, ranks, len(ranks))
+            else ProcessGroup(name, name, ranks, len(ranks))
             for name, ranks in (everybody if groups is None else groups).items()
         }
         self.sequence = 0  # autograd's counter: what the next node gets

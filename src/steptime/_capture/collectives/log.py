@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from steptime._capture.collectives.ranges import Range
-from steptime._program.execution import Group
+from steptime._program.execution import ProcessGroup
 
 COMM = "steptime_comm"
 """What `record_param_comms` is called while it is recorded: PyTorch's observer looks for more in a range of that name."""
@@ -103,10 +103,10 @@ class Partitions:
         plain = description if description not in ("", "undefined") else "group"
         return plain if len(alike) == 1 else f"{plain}_{alike.index(block)}"
 
-    def described(self, group: str, description: str) -> Group:
+    def described(self, group: str, description: str) -> ProcessGroup:
         """The group as a trace has it, under its common name."""
         members = self._named[group][1] if group in self._named else self.world
-        return Group(self.common_name(group), description, members, len(members))
+        return ProcessGroup(self.common_name(group), description, members, len(members))
 
     def sides(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """By common name, the sets of ranks that meet under it; those of everybody left out."""

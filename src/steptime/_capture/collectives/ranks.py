@@ -28,9 +28,8 @@ from steptime._capture.parallel.sharded import captured_sharding
 from steptime._capture.pretended import pretended
 from steptime._capture.record import observed
 from steptime._capture.refusals import failure
-from steptime._program.execution import ExecutionTrace
-from steptime._program.formats.execution.reader import read
-from steptime._program.from_ops import to_program
+from steptime._program.execution import ExecutionTrace, to_program
+from steptime._program.formats.execution_trace import read
 from steptime._program.program import MOST_RANKS, Program
 from steptime._program.workload import Workload
 from steptime.errors import InputError

@@ -10,7 +10,7 @@ from steptime._capture.collectives.collectives import KINDS, Kind, plain_name
 from steptime._capture.collectives.log import COMM, STREAM, CommLog, Launch
 from steptime._capture.collectives.ranges import AFTER_BACKWARD
 from steptime._program.collectives import WAIT, collective_kind
-from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node
+from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup
 from steptime._program.program import Signature, Tensor, Value
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -26,7 +26,7 @@ class Streamed:
     streams: tuple[int, ...]
 
 
-def with_collectives(trace: ExecutionTrace, log: CommLog, groups: Mapping[str, Group]) -> Streamed:
+def with_collectives(trace: ExecutionTrace, log: CommLog, groups: Mapping[str, ProcessGroup]) -> Streamed:
     """Says of every collective and wait what the log knows, and takes the marks of streams out. `groups` by PyTorch's name."""
     marks = sum(node.name == COMM for node in trace.nodes)
     if marks != len(log.calls):
@@ -72,7 +72,7 @@ def _view(node: Node) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _waiting(node: Node, launch: Launch, groups: Mapping[str, Group]) -> Node:
+def _waiting(node: Node, launch: Launch, groups: Mapping[str, ProcessGroup]) -> Node:
     group = groups[launch.group]
     number: Value = (launch.sequence, launch.point_to_point)
     inputs: tuple[Value, ...] = (number, (group.name, group.description), 0, WAIT, (), (), -1, -1, 1)
@@ -80,7 +80,7 @@ def _waiting(node: Node, launch: Launch, groups: Mapping[str, Group]) -> Node:
     return replace(node, name=COMM_NODE, signature=Signature(inputs, ()), comm=comm)
 
 
-def _launching(node: Node, above: Node | None, launch: Launch, groups: Mapping[str, Group]) -> Node:
+def _launching(node: Node, above: Node | None, launch: Launch, groups: Mapping[str, ProcessGroup]) -> Node:
     group = groups[launch.group]
     assert above is not None
     kind = KINDS[plain_name(above.name)]
@@ -124,14 +124,14 @@ def _integers(value: Value) -> tuple[int, ...]:
     return tuple(each for each in value if isinstance(each, int)) if isinstance(value, tuple) else ()
 
 
-def _pattern(group: Group) -> tuple[int, int, int]:
+def _pattern(group: ProcessGroup) -> tuple[int, int, int]:
     """First global rank, stride and size, as ProcessGroupNCCL records them."""
     first = group.ranks[0] if group.ranks else 0
     stride = group.ranks[1] - first if len(group.ranks) > 1 else 1
     return first, stride, group.size
 
 
-def _range_name(name: str, comm: Comm, rank: int | None, groups: Mapping[str, Group]) -> str:
+def _range_name(name: str, comm: Comm, rank: int | None, groups: Mapping[str, ProcessGroup]) -> str:
     """Point-to-point ranges name both sides, in the group: `nccl:send 0->1`, `nccl:recv 0<-1`."""
     if comm.peer is None:
         return name

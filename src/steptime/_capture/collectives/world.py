@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from steptime._capture.collectives.collectives import Collectives, Pending
 from steptime._capture.collectives.log import CommLog, Partitions
 from steptime._capture.collectives.streams import Streams
-from steptime._program.execution import Group
+from steptime._program.execution import ProcessGroup
 from steptime.errors import InputError
 
 # Methods of a process group that give work to wait for (torch/csrc/distributed/c10d/init.cpp).
@@ -40,7 +40,7 @@ class World:
     collectives: Collectives
     partitions: Partitions
 
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, ProcessGroup]:
         """The process groups of this rank, by PyTorch's name."""
         known = distributed_c10d._world.pg_names
         return {str(name): self.partitions.described(str(name), group.group_desc) for group, name in known.items()}

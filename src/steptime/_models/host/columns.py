@@ -25,8 +25,7 @@ from steptime._models.host.model import STEP, HostCost, HostModel, Speed
 from steptime._ops.catalogue import HostClass
 from steptime._ops.table import op_table
 from steptime._program.collectives import collective_kind
-from steptime._program.program import Phase, Program
-from steptime._program.table import KindColumn, SmallColumn
+from steptime._program.program import KindColumn, Phase, Program, SmallColumn
 from steptime.errors import InputError
 
 FloatColumn = npt.NDArray[np.float64]

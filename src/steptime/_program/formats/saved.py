@@ -1,31 +1,32 @@
 """The saved form of a `Workload`: one JSON file (`.json`, `.json.gz`), or a folder with one such file per rank.
 
-Columns are lists, so that the text is compact and diffs are readable; the same workload always gives the same bytes.
+Fields of `Workload` and `Program` are saved as their types say, except those that `_PROGRAM` and `_WORKLOAD` describe: columns
+are lists, so that the text is compact and diffs are readable. The same workload always gives the same bytes.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
 
 from steptime._files import write_output
 from steptime._lookups.workload import WorkloadLookups
-from steptime._program.formats import Format, Progress
-from steptime._program.formats.files import TolerantReader, TraceFile, open_stream
+from steptime._program.formats import Format, TraceReader
 from steptime._program.program import (
     MOST_RANKS,
     NEVER,
     CallKind,
     Calls,
     Collective,
+    ColumnTable,
+    IntColumn,
     Ops,
     Phase,
     Program,
@@ -37,8 +38,7 @@ from steptime._program.program import (
     WorkKind,
     Works,
 )
-from steptime._program.table import IntColumn, Table
-from steptime._program.workload import Description, UnnamedMemory, Workload
+from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
 VERSION = 2
@@ -46,7 +46,6 @@ VERSION = 2
 _READABLE = range(1, VERSION + 1)
 KEY = "steptime_workload"
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _SUFFIXES = (".json", ".json.gz")
 # Marks what JSON has no form for: tuples, arrays, infinities, dictionaries with such marks or with other keys than texts.
 _TUPLE, _ARRAY, _FLOAT, _DICT = "$tuple", "$array", "$float", "$dict"
@@ -54,169 +53,52 @@ _TUPLE, _ARRAY, _FLOAT, _DICT = "$tuple", "$array", "$float", "$dict"
 _LATEST_NS = 2**59
 _ARRAY_TYPES = ("int8", "int32", "int64", "float64", "bool")
 
-_Table = TypeVar("_Table", bound=Table)
-_CollectiveRow = tuple[str, str, list[int], int, int, int, str, list[int], list[int], int | None]
+
+@dataclass(frozen=True)
+class _Form:
+    """How a field is saved: its type in JSON, and the way there and back."""
+
+    type: Any
+    plain: Callable[[Any], Any]
+    restored: Callable[[Any], Any]
 
 
-class _SavedTensor(msgspec.Struct, forbid_unknown_fields=True):
-    shape: tuple[int, ...]
-    dtype: str
-    strides: tuple[int, ...] | None = None
-    id: int | None = None
-    storage: int | None = None
-    offset: int = 0
-    device: str | None = None
+def _same(value: Any) -> Any:
+    return value
 
 
-class _SavedProgram(msgspec.Struct, forbid_unknown_fields=True):
-    rank: int
-    world_size: int
-    names: list[str]
-    threads: list[tuple[int, str]]
-    streams: list[tuple[int, int, int | None]]
-    ops: dict[str, list[int]]
-    calls: dict[str, list[int]]
-    works: dict[str, list[int]]
-    collectives: list[_CollectiveRow]
-    signatures: list[tuple[list[Any], list[Any]]]
-    steps: list[int]
-    origin_ns: int
-    device_name: str
-    source: str
-    warnings: list[str]
-    meta: dict[str, Any]
+def _rows(kind: type[Any]) -> _Form:
+    """Instances of a dataclass, each as the list of its fields."""
+    row: Any = tuple[tuple(get_type_hints(kind).values())]  # type: ignore[misc]
+    return _Form(list[row], lambda values: [astuple(each) for each in values], lambda rows: tuple(kind(*row) for row in rows))
 
 
-class _SavedWorkload(msgspec.Struct, forbid_unknown_fields=True):
-    steptime_workload: int
-    name: str
-    world_size: int
-    warnings: list[str]
-    meta: dict[str, Any]
-    programs: list[_SavedProgram]
-    owners: list[int] = []
-    groups: dict[str, list[list[int]]] = {}
-    lookups: Any = None
-    unnamed: dict[str, UnnamedMemory] = {}
-    description: Description = Description()
+def _table(kind: type[ColumnTable]) -> _Form:
+    def restored(columns: Mapping[str, list[int]]) -> ColumnTable:
+        if set(columns) != set(kind.TYPES):
+            raise ValueError(f"columns {', '.join(sorted(set(columns) ^ set(kind.TYPES)))} of {kind.__name__}")
+        return kind.from_columns(columns)
 
-
-class _Version(msgspec.Struct):
-    steptime_workload: int
-
-
-def is_saved(head: bytes) -> bool:
-    """Whether decompressed bytes begin like a saved workload."""
-    return head.lstrip()[:1] == b"{" and f'"{KEY}"'.encode() in head[:64]
-
-
-def write(workload: Workload, path: Path) -> None:
-    """Save as one file where the path ends in `.json` or `.json.gz`, else as a folder with one file per rank."""
-    if path.name.endswith(_SUFFIXES):
-        _write_file(workload, workload.programs, path)
-        return
-    if workload.owners:
-        raise InputError(
-            f"{path}: ranks of this workload share programs; save it as one file, with a name in .json or .json.gz"
-        )
-    files = {path / f"rank{program.rank}.json.gz": program for program in workload.programs}
-    stale = sorted(each.name for each in path.glob("rank*.json.gz") if each not in files)
-    if stale:
-        raise InputError(f"{path}: holds {stale[0]}, which is not a rank of this workload; choose an empty folder")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be made a folder ({error.strerror}); choose another place") from error
-    for file, program in files.items():
-        _write_file(workload, (program,), file)
-
-
-def read(path: Path) -> Workload:
-    """The workload saved in a file or a folder."""
-    if not path.is_dir():
-        return _read_path(path)
-    files = sorted(path.glob("rank*.json.gz"))
-    if not files:
-        raise InputError(f"{path}: no rank*.json.gz in this folder; expected a workload saved by steptime")
-    return joined([(str(file), _read_path(file)) for file in files])
-
-
-def joined(parts: Sequence[tuple[str, Workload]]) -> Workload:
-    """One workload from the files of a folder, each given with its name."""
-    first = parts[0][1]
-    for name, part in parts:
-        if (part.name, part.world_size) != (first.name, first.world_size):
-            result = f"{part.name!r} with {part.world_size} ranks, expected {first.name!r} with {first.world_size}"
-            raise InputError(f"{name}: of another job ({result}); keep one job per folder")
-    programs = sorted((program for _, part in parts for program in part.programs), key=lambda program: program.rank)
-    return replace(first, programs=tuple(programs))
-
-
-def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> None:
-    document = {
-        KEY: VERSION,
-        "name": workload.name,
-        "world_size": workload.world_size,
-        "warnings": list(workload.warnings),
-        "meta": _plain(dict(workload.meta), "meta"),
-        "programs": [_saved(program) for program in programs],
-        **({"owners": workload.owners} if workload.owners else {}),
-        **({"groups": dict(workload.groups)} if workload.groups else {}),
-        **({"lookups": workload.lookups.to_dict()} if workload.lookups else {}),
-        **({"unnamed": {str(rank): asdict(memory) for rank, memory in workload.unnamed.items()}} if workload.unnamed else {}),
-        **({"description": asdict(workload.description)} if workload.description != Description() else {}),
-    }
-    try:
-        data = msgspec.json.encode(document) + b"\n"
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InputError(f"{path}: cannot be written as JSON ({error})") from error
-    write_output(path, gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
-
-
-def _saved(program: Program) -> dict[str, Any]:
-    return {
-        "rank": program.rank,
-        "world_size": program.world_size,
-        "names": program.names,
-        "threads": [astuple(thread) for thread in program.threads],
-        "streams": [astuple(stream) for stream in program.streams],
-        "ops": _lists(program.ops),
-        "calls": _lists(program.calls),
-        "works": _lists(program.works),
-        "collectives": [astuple(each) for each in program.collectives],
-        "signatures": [[[_plain_value(v) for v in s.inputs], [_plain_value(v) for v in s.outputs]] for s in program.signatures],
-        "steps": program.steps,
-        "origin_ns": program.origin_ns,
-        "device_name": program.device_name,
-        "source": program.source,
-        "warnings": program.warnings,
-        "meta": _plain(dict(program.meta), "meta"),
-    }
-
-
-def _lists(table: Table) -> dict[str, list[int]]:
-    return {name: column.tolist() for name, column in table.columns().items()}
+    return _Form(dict[str, list[int]], lambda table: {name: each.tolist() for name, each in table.columns().items()}, restored)
 
 
 def _plain_value(value: Value) -> Any:
     if isinstance(value, tuple):
         return [_plain_value(each) for each in value]
     if isinstance(value, Tensor):
-        return {"shape": value.shape, "dtype": value.dtype, **_identity(value)}
+        named = ((field, getattr(value, field.name)) for field in fields(Tensor))
+        return {field.name: each for field, each in named if field.default is MISSING or each != field.default}
     return _plain(value, "argument")
-
-
-def _identity(tensor: Tensor) -> dict[str, Any]:
-    fields = {"strides": tensor.strides, "id": tensor.id, "storage": tensor.storage, "device": tensor.device}
-    present = {name: value for name, value in fields.items() if value is not None}
-    return {**present, "offset": tensor.offset} if tensor.offset else present
 
 
 def _value(plain: Any) -> Value:
     if isinstance(plain, list):
         return tuple(_value(each) for each in plain)
     if isinstance(plain, dict) and _FLOAT not in plain:
-        return Tensor(**msgspec.structs.asdict(msgspec.convert(plain, _SavedTensor)))
+        unknown = plain.keys() - get_type_hints(Tensor).keys()
+        if unknown:
+            raise ValueError(f"a tensor with {min(unknown)}")
+        return msgspec.convert(plain, Tensor)
     scalar: Value = _restored(plain)
     return scalar
 
@@ -261,89 +143,143 @@ def _restored(plain: Any) -> Any:
     return {key: _restored(each) for key, each in plain.items()}
 
 
-def decode(data: bytes, source: str) -> Workload:
-    """The workload in the decompressed bytes of one file."""
-    try:
-        version = msgspec.json.decode(data, type=_Version).steptime_workload
-        if version not in _READABLE:
-            raise InputError(f"saved in version {version}, this steptime reads 1 to {VERSION}; use a matching steptime")
-        saved = msgspec.json.decode(data, type=_SavedWorkload)
-        programs = tuple(_program(each) for each in saved.programs)
-        if not max((p.world_size for p in programs), default=0) <= saved.world_size <= MOST_RANKS:
-            raise ValueError(f"a job of {saved.world_size} ranks")
-        groups = {name: tuple(map(tuple, sides)) for name, sides in saved.groups.items()}
-        if any(not 0 <= rank < saved.world_size for sides in groups.values() for side in sides for rank in side):
-            raise ValueError(f"a group with ranks that a job of {saved.world_size} has not")
-        return Workload(
-            programs,
-            saved.world_size,
-            saved.name,
-            tuple(saved.warnings),
-            meta=_restored(saved.meta),
-            owners=tuple(saved.owners),
-            groups=groups,
-            lookups=None if saved.lookups is None else WorkloadLookups.from_dict(saved.lookups, "lookups"),
-            unnamed={int(rank): memory for rank, memory in saved.unnamed.items()},
-            description=saved.description,
-        )
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise InputError(f"{source}: not a saved workload, or damaged ({_line(error)}); save it again") from error
+_SIGNATURES = _Form(
+    list[tuple[list[Any], list[Any]]],
+    lambda each: [[list(map(_plain_value, side)) for side in (one.inputs, one.outputs)] for one in each],
+    lambda rows: tuple(Signature(*(tuple(map(_value, side)) for side in row)) for row in rows),
+)
+_META = _Form(dict[str, Any], lambda meta: _plain(dict(meta), "meta"), _restored)
 
 
-def _read_path(path: Path) -> Workload:
-    return decode(_bytes(path), str(path))
+def _forms(kind: type[Any], special: Mapping[str, _Form]) -> Mapping[str, _Form]:
+    """The form of every field of a dataclass that makes it what it is."""
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind) if field.compare]
+    return {name: special.get(name) or _Form(hints[name], _same, _same) for name in names}
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: the compressed data is damaged or cut short ({_line(error)}); save it again") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path and permissions") from error
+_PROGRAM = _forms(
+    Program,
+    {
+        "threads": _rows(Thread), "streams": _rows(Stream), "collectives": _rows(Collective), "ops": _table(Ops),
+        "calls": _table(Calls), "works": _table(Works), "signatures": _SIGNATURES, "meta": _META,
+    },
+)  # fmt: skip
+_SavedProgram: Any = msgspec.defstruct(
+    "_SavedProgram", [(name, form.type) for name, form in _PROGRAM.items()], forbid_unknown_fields=True
+)
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")
+def _plain_program(program: Program) -> dict[str, Any]:
+    return {name: form.plain(getattr(program, name)) for name, form in _PROGRAM.items()}
 
 
-def _program(saved: _SavedProgram) -> Program:
-    program = Program(
-        rank=saved.rank,
-        world_size=saved.world_size,
-        names=tuple(saved.names),
-        threads=tuple(Thread(*each) for each in saved.threads),
-        streams=tuple(Stream(*each) for each in saved.streams),
-        ops=_table(Ops, saved.ops),
-        calls=_table(Calls, saved.calls),
-        works=_table(Works, saved.works),
-        collectives=tuple(_collective(each) for each in saved.collectives),
-        signatures=tuple(Signature(tuple(map(_value, i)), tuple(map(_value, o))) for i, o in saved.signatures),
-        steps=tuple(saved.steps),
-        origin_ns=saved.origin_ns,
-        device_name=saved.device_name,
-        source=saved.source,
-        warnings=tuple(saved.warnings),
-        meta=_restored(saved.meta),
-    )
+def _program(saved: Any) -> Program:
+    program = Program(**{name: form.restored(getattr(saved, name)) for name, form in _PROGRAM.items()})
     _check(program)
     return program
 
 
-def _collective(row: _CollectiveRow) -> Collective:
-    kind, group, ranks, sequence, bytes_in, bytes_out, dtype, in_splits, out_splits, root = row
-    splits = (tuple(in_splits), tuple(out_splits))
-    return Collective(kind, group, tuple(ranks), sequence, bytes_in, bytes_out, dtype, *splits, root)
+_WORKLOAD = _forms(
+    Workload,
+    {
+        "programs": _Form(
+            list[_SavedProgram], lambda each: list(map(_plain_program, each)), lambda each: tuple(map(_program, each))
+        ),
+        "meta": _META,
+        "lookups": _Form(Any, WorkloadLookups.to_dict, lambda plain: WorkloadLookups.from_dict(plain, "lookups")),
+    },
+)
+# What not every workload has: left out of its file where it is as by default.
+_OPTIONAL: Mapping[str, Any] = {
+    "owners": (), "groups": {}, "lookups": None, "unnamed": {}, "description": Description()
+}  # fmt: skip
+_SavedWorkload: Any = msgspec.defstruct(
+    "_SavedWorkload",
+    [(KEY, int)]
+    + [(name, form.type) for name, form in _WORKLOAD.items() if name not in _OPTIONAL]
+    + [(name, _WORKLOAD[name].type, default) for name, default in _OPTIONAL.items()],
+    forbid_unknown_fields=True,
+)
+_SavedVersion: Any = msgspec.defstruct("_SavedVersion", [(KEY, int)])
 
 
-def _table(kind: type[_Table], columns: Mapping[str, list[int]]) -> _Table:
-    if set(columns) != set(kind.TYPES):
-        wrong = sorted(set(columns) ^ set(kind.TYPES))
-        raise ValueError(f"columns {', '.join(wrong)} of {kind.__name__}")
-    return kind.from_columns(columns)
+def write(workload: Workload, path: Path) -> None:
+    """Save as one file where the path ends in `.json` or `.json.gz`, else as a folder with one file per rank."""
+    if path.name.endswith(_SUFFIXES):
+        _write_file(workload, workload.programs, path)
+        return
+    if workload.owners:
+        raise InputError(
+            f"{path}: ranks of this workload share programs; save it as one file, with a name in .json or .json.gz"
+        )
+    files = {path / f"rank{program.rank}.json.gz": program for program in workload.programs}
+    stale = sorted(each.name for each in path.glob("rank*.json.gz") if each not in files)
+    if stale:
+        raise InputError(f"{path}: holds {stale[0]}, which is not a rank of this workload; choose an empty folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be made a folder ({error.strerror}); choose another place") from error
+    for file, program in files.items():
+        _write_file(workload, (program,), file)
+
+
+def joined(parts: Sequence[tuple[str, Workload]]) -> Workload:
+    """One workload from the files of a folder, each given with its name."""
+    first = parts[0][1]
+    for name, part in parts:
+        if (part.name, part.world_size) != (first.name, first.world_size):
+            result = f"{part.name!r} with {part.world_size} ranks, expected {first.name!r} with {first.world_size}"
+            raise InputError(f"{name}: of another job ({result}); keep one job per folder")
+    programs = sorted((program for _, part in parts for program in part.programs), key=lambda program: program.rank)
+    return replace(first, programs=tuple(programs))
+
+
+def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> None:
+    chosen = replace(workload, programs=tuple(programs))
+    given = {name: getattr(chosen, name) for name in _WORKLOAD}
+    document = {KEY: VERSION}
+    for name, value in given.items():
+        if name not in _OPTIONAL or value != _OPTIONAL[name]:
+            document[name] = _WORKLOAD[name].plain(value)
+    try:
+        data = msgspec.json.encode(document) + b"\n"
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InputError(f"{path}: cannot be written as JSON ({error})") from error
+    write_output(path, gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
+
+
+def decode(data: bytes, source: str) -> Workload:
+    """The workload in the decompressed bytes of one file."""
+    try:
+        version = getattr(msgspec.json.decode(data, type=_SavedVersion), KEY)
+        if version not in _READABLE:
+            raise InputError(f"saved in version {version}, this steptime reads 1 to {VERSION}; use a matching steptime")
+        saved = msgspec.json.decode(data, type=_SavedWorkload)
+        given = {name: getattr(saved, name) for name in _WORKLOAD}
+        return _checked(
+            Workload(
+                **{
+                    name: value if name in _OPTIONAL and value == _OPTIONAL[name] else _WORKLOAD[name].restored(value)
+                    for name, value in given.items()
+                }
+            )
+        )
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        line = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise InputError(f"{source}: not a saved workload, or damaged ({line}); save it again") from error
+
+
+def _checked(workload: Workload) -> Workload:
+    world_size = workload.world_size
+    if not max(program.world_size for program in workload.programs) <= world_size <= MOST_RANKS:
+        raise ValueError(f"a job of {world_size} ranks")
+    if any(not 0 <= rank < world_size for sides in workload.groups.values() for side in sides for rank in side):
+        raise ValueError(f"a group with ranks that a job of {world_size} has not")
+    return workload
 
 
 def _check(program: Program) -> None:
@@ -398,16 +334,14 @@ def _check_numbers(program: Program) -> None:
 
 
 def _recognises(head: bytes, _name: str) -> bool:
-    return is_saved(head)
+    return head.lstrip()[:1] == b"{" and f'"{KEY}"'.encode() in head[:64]
 
 
-def _read_file(file: TraceFile, progress: Progress | None) -> Workload:
-    with open_stream(file) as stream:
-        reader = TolerantReader(stream)
-        data = reader.read_all(progress)
+def _read_file(reader: TraceReader) -> Workload:
+    data = reader.read_all()
     if reader.damage is not None:
-        raise InputError(f"{file}: the compressed data is damaged or cut short ({reader.damage}); save it again")
-    return decode(data, str(file))
+        raise InputError(f"{reader.source}: the compressed data is damaged or cut short ({reader.damage}); save it again")
+    return decode(data, reader.source)
 
 
 FORMAT = Format("saved", _recognises, _read_file)

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from steptime._program.launch_queue import QUEUE_DEPTH
 from steptime._program.program import Collective
+from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.compile import LaneGraph
 from steptime._sim.core.lanes import play
 from steptime._sim.core.meetings import Meeting, Part

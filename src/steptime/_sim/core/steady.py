@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.launch_queue import QUEUE_DEPTH
+from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.schedule import schedule
 from steptime._sim.core.simulate import Departures, Stage
 from steptime._sim.core.timeline import Timeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steptime._program.launch_queue import QUEUE_DEPTH
+from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.timing import Cohort, Nanoseconds
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.launch_queue import QUEUE_DEPTH
+from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.simulate import Departures
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timeline import Timeline

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.launch_queue import held_up, queue_depth
 from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.queues import held_up, queue_depth
 from steptime._program.workload import Workload
 from steptime._sim.core.edges import Order, stream_waits, synchronisations
 from steptime._sim.core.timing import Cohort, Nanoseconds, Timing

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from steptime._hardware.device import reference_device
 from steptime._models.kernels.from_ops import questions_of, warm_within_bytes
 from steptime._platforms.calibration import Calibration
-from steptime._program.launch_queue import QUEUE_DEPTH
 from steptime._program.program import CallKind, Program
+from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.timing import Cohort
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.step import ModelledStep

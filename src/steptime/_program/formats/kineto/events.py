@@ -1,22 +1,24 @@
 """From the text of a Kineto trace to columns: which events matter, and what is kept of each.
 
-Only here are the spellings of the format known. Out come columns per kind of event, of which `kineto.py` makes a Program.
+Only here are the spellings of the format known. Left out are events that cannot be true: a day away from all others, a day
+long, or twice. One such event makes a step of days, numbers that wrap around, or work that is counted double; it comes from
+damage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from steptime._program.formats.files import TolerantReader
-from steptime._program.formats.kineto.event_stream import EventStream
+from steptime._program.formats import TraceReader
+from steptime._program.formats.kineto.stream import EventStream
 from steptime._program.formats.kineto.times import beyond_floats, span_ns, times_ns
-from steptime._program.program import WorkKind
-from steptime._program.table import IntColumn
+from steptime._program.program import IntColumn, WorkKind
+from steptime._units import NS_PER_S
 
 _EMPTY = msgspec.Raw(b"")
 _OP_CATEGORIES = {"cpu_op", "Operator", "operator", "user_annotation"}
@@ -27,6 +29,10 @@ _WORK_KINDS = {
     **dict.fromkeys(("gpu_memset", "Memset", "memset"), WorkKind.MEMSET),
 }
 _SYNC_CATEGORY = "cuda_sync"
+# Profilers record seconds to minutes.
+WINDOW_AT_MOST_NS = 24 * 3600 * NS_PER_S
+# Sums of durations stay below this, which leaves the simulator's arithmetic room before it wraps around.
+TOTAL_AT_MOST_NS = 2**59
 # Arguments that are whole numbers wherever they occur.
 _NUMBERS = (
     "correlation", "bytes", "external_id", "sequence", "record_function_id",
@@ -88,7 +94,7 @@ class Args(
 _NO_ARGS = Args()
 
 
-class Event(msgspec.Struct, gc=False):
+class ChromeEvent(msgspec.Struct, gc=False):
     """One Chrome trace event."""
 
     ph: str = ""
@@ -101,14 +107,17 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-class ExactEvent(Event, gc=False):
+class ExactEvent(ChromeEvent, gc=False):
     """An event of a trace whose float timestamps hold more digits than a float64: they are kept as text."""
 
     ts: msgspec.Raw = _EMPTY
 
 
-def _event_type(text: bytes) -> type[Event]:
-    return ExactEvent if beyond_floats(text) else Event
+_OP_COLUMNS = ("start", "dur", "tid", "name", "external_id", "record_function_id", "sequence", "signature")
+_CALL_COLUMNS = ("start", "dur", "tid", "name", "correlation")
+_WORK_COLUMNS = ("start", "dur", "stream", "name", "correlation", "kind", "device", "bytes")
+
+RawSignature = tuple[bytes, bytes, bytes, bytes]
 
 
 @dataclass
@@ -131,20 +140,7 @@ class Rows:
         return dict(zip(self.columns, joined, strict=True))
 
 
-def _op_rows() -> Rows:
-    return Rows(("start", "dur", "tid", "name", "external_id", "record_function_id", "sequence", "signature"))
-
-
-def _call_rows() -> Rows:
-    return Rows(("start", "dur", "tid", "name", "correlation"))
-
-
-def _work_rows() -> Rows:
-    return Rows(("start", "dur", "stream", "name", "correlation", "kind", "device", "bytes"))
-
-
-@dataclass
-class SyncRecord:
+class SyncRecord(NamedTuple):
     """A `cuda_sync` record: newer traces say which stream and which event record a wait refers to."""
 
     correlation: int
@@ -154,18 +150,19 @@ class SyncRecord:
     record_correlation: int
 
 
-RawSignature = tuple[bytes, bytes, bytes, bytes]
-
-
 @dataclass
 class KinetoEvents:
-    """Everything kept from one trace."""
+    """Everything kept from one trace, added a chunk of events at a time: the hot path of reading.
+
+    Columns are built whole. Where one event of a chunk does not fit (a number written as text, a missing time), its
+    events are mended one by one first, and those that cannot be are counted and left out.
+    """
 
     source: str
     names: dict[str, int] = field(default_factory=dict)
-    ops: Rows = field(default_factory=_op_rows)
-    calls: Rows = field(default_factory=_call_rows)
-    works: Rows = field(default_factory=_work_rows)
+    ops: Rows = field(default_factory=lambda: Rows(_OP_COLUMNS))
+    calls: Rows = field(default_factory=lambda: Rows(_CALL_COLUMNS))
+    works: Rows = field(default_factory=lambda: Rows(_WORK_COLUMNS))
     signatures: dict[RawSignature, int] = field(default_factory=dict)
     steps: list[tuple[str, Any, int, int]] = field(default_factory=list)  # name, tid, start, duration
     syncs: list[SyncRecord] = field(default_factory=list)
@@ -175,65 +172,28 @@ class KinetoEvents:
     warnings: list[str] = field(default_factory=list)
     skipped: int = 0
 
-
-def read_events(reader: TolerantReader, source: str, progress: Callable[[int], None] | None = None) -> KinetoEvents:
-    """Decode a whole trace, a chunk at a time."""
-    kept = KinetoEvents(source)
-    stream = EventStream(reader, source, _event_type, progress)
-    collect = _Collector(kept)
-    for chunk in stream.chunks():
-        collect(chunk)
-    kept.header = stream.header
-    kept.warnings += stream.warnings
-    if stream.lost_events:
-        kept.warnings.append(f"{source}: {stream.lost_events} events are not valid JSON and were left out")
-    elif stream.repaired_chunks:
-        kept.warnings.append(f"{source}: bad escapes, bytes that are no UTF-8 or wrong types were repaired while reading")
-    if kept.skipped:
-        kept.warnings.append(f"{source}: {kept.skipped} events without a usable time, thread or stream were left out")
-    return kept
-
-
-class _Collector:
-    """Sorts events into columns, a chunk at a time: the hot path of reading.
-
-    Columns are built whole. Where one event of a chunk does not fit (a number written as text, a missing time), its
-    events are mended one by one first, and those that cannot be are counted and left out.
-    """
-
-    def __init__(self, kept: KinetoEvents) -> None:
-        self.kept = kept
-
-    def __call__(self, events: list[Event]) -> None:
-        by_category: dict[str, list[Event]] = {}
+    def add(self, events: list[ChromeEvent]) -> None:
+        """Sort the events of one chunk into columns."""
+        by_category: dict[str, list[ChromeEvent]] = {}
         for event in events:
             if event.ph == "X":
                 by_category.setdefault(event.cat, []).append(event)
-        for category, collect in self._collectors().items():
-            result = by_category.get(category)
-            if result is None:
+        for category, add in _ADD.items():
+            chosen = by_category.get(category)
+            if chosen is None:
                 continue
             try:
-                collect(result)
+                add(self, chosen)
             except (TypeError, ValueError, OverflowError):
-                mended = [e for e in result if _mend(e)]
-                self.kept.skipped += len(result) - len(mended)
-                collect(mended)
+                mended = [event for event in chosen if _mend(event)]
+                self.skipped += len(chosen) - len(mended)
+                add(self, mended)
 
-    def _collectors(self) -> dict[str, Callable[[list[Event]], None]]:
-        return {
-            **dict.fromkeys(sorted(_OP_CATEGORIES), self._ops),
-            **dict.fromkeys(sorted(_CALL_CATEGORIES), self._calls),
-            **dict.fromkeys(sorted(_WORK_KINDS), self._works),
-            _SYNC_CATEGORY: self._syncs,
-        }
-
-    def _names(self, events: list[Event]) -> IntColumn:
-        names = self.kept.names
+    def _names(self, events: list[ChromeEvent]) -> IntColumn:
+        names = self.names
         return _integers([names.setdefault(e.name, len(names)) for e in events])
 
-    def _ops(self, events: list[Event]) -> None:
-        kept = self.kept
+    def _ops(self, events: list[ChromeEvent]) -> None:
         start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
         tid = _integers([e.tid for e in events])
         args = [e.args or _NO_ARGS for e in events]
@@ -241,34 +201,29 @@ class _Collector:
         function = _integers([a.record_function_id for a in args])
         sequence = _integers([a.sequence for a in args])
         marks = [i for i, e in enumerate(events) if e.name.startswith("ProfilerStep")]
-        kept.steps += [(events[i].name, int(tid[i]), int(start[i]), int(duration[i])) for i in marks]
-        signatures = kept.signatures
-        signature = _integers(
-            [
-                -1
-                if a.dims is _EMPTY
-                else signatures.setdefault(
-                    (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete)), len(signatures)
-                )
-                for a in args
-            ]
-        )
+        self.steps += [(events[i].name, int(tid[i]), int(start[i]), int(duration[i])) for i in marks]
+        known = self.signatures
+        signature = _integers([
+            -1
+            if a.dims is _EMPTY
+            else known.setdefault((bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete)), len(known))
+            for a in args
+        ])  # fmt: skip
         names = self._names(events)
         rows = np.delete(np.arange(len(events)), marks)
-        for index, row in enumerate(rows.tolist(), kept.ops.length):
+        for index, row in enumerate(rows.tolist(), self.ops.length):
             if events[row].name == "record_param_comms":
-                kept.communication[index] = _detached(args[row])
+                self.communication[index] = _detached(args[row])
         columns = (start, duration, tid, names, external, function, sequence, signature)
-        kept.ops.append(*(column[rows] for column in columns))
+        self.ops.append(*(column[rows] for column in columns))
 
-    def _calls(self, events: list[Event]) -> None:
+    def _calls(self, events: list[ChromeEvent]) -> None:
         start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
         tid = _integers([e.tid for e in events])
         correlation = _integers([e.args.correlation if e.args is not None else -1 for e in events])
-        self.kept.calls.append(start, duration, tid, self._names(events), correlation)
+        self.calls.append(start, duration, tid, self._names(events), correlation)
 
-    def _works(self, events: list[Event]) -> None:
-        kept = self.kept
+    def _works(self, events: list[ChromeEvent]) -> None:
         start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
         args = [e.args or _NO_ARGS for e in events]
         stream = _integers([e.tid if a.stream is None else a.stream for e, a in zip(events, args, strict=True)])
@@ -276,19 +231,49 @@ class _Collector:
         correlation = _integers([a.correlation for a in args])
         size = np.maximum(_integers([a.bytes for a in args]), 0)
         kind = np.full(len(events), _WORK_KINDS[events[0].cat], dtype=np.int64) if events else start
-        for index, arguments in enumerate(args, kept.works.length):
+        for index, arguments in enumerate(args, self.works.length):
             if arguments.collective is not None:
-                kept.work_communication[index] = _detached(arguments)
-        kept.works.append(start, duration, stream, self._names(events), correlation, kind, device, size)
+                self.work_communication[index] = _detached(arguments)
+        self.works.append(start, duration, stream, self._names(events), correlation, kind, device, size)
 
-    def _syncs(self, events: list[Event]) -> None:
+    def _syncs(self, events: list[ChromeEvent]) -> None:
         records = []
         for event in events:
             args = event.args or _NO_ARGS
             device = event.pid if args.device is None else args.device
             fields = (args.correlation, device, args.stream, args.wait_on_stream, args.wait_on_cuda_event_record_corr_id)
-            records.append(SyncRecord(*(_number(f) for f in fields)))
-        self.kept.syncs += records
+            records.append(SyncRecord(*map(_number, fields)))
+        self.syncs += records
+
+
+_ADD: dict[str, Callable[[KinetoEvents, list[ChromeEvent]], None]] = {
+    **dict.fromkeys(sorted(_OP_CATEGORIES), KinetoEvents._ops),
+    **dict.fromkeys(sorted(_CALL_CATEGORIES), KinetoEvents._calls),
+    **dict.fromkeys(sorted(_WORK_KINDS), KinetoEvents._works),
+    _SYNC_CATEGORY: KinetoEvents._syncs,
+}
+
+
+def read_events(reader: TraceReader) -> KinetoEvents:
+    """Decode a whole trace, a chunk at a time, and leave out what cannot be true."""
+    events = KinetoEvents(reader.source)
+    stream = EventStream(reader, lambda text: ExactEvent if beyond_floats(text) else ChromeEvent)
+    for chunk in stream.chunks():
+        events.add(chunk)
+    events.header = stream.header
+    events.warnings += stream.warnings
+    if stream.lost_events:
+        events.warnings.append(f"{events.source}: {stream.lost_events} events are not valid JSON and were left out")
+    elif stream.repaired_chunks:
+        events.warnings.append(
+            f"{events.source}: bad escapes, bytes that are no UTF-8 or wrong types were repaired while reading"
+        )
+    if events.skipped:
+        events.warnings.append(
+            f"{events.source}: {events.skipped} events without a usable time, thread or stream were left out"
+        )
+    _leave_out_implausible(events)
+    return events
 
 
 def _integers(values: list[Any]) -> IntColumn:
@@ -299,7 +284,7 @@ def _integers(values: list[Any]) -> IntColumn:
     return column
 
 
-def _mend(event: Event) -> bool:
+def _mend(event: ChromeEvent) -> bool:
     """Make every number of an event a number; False where that cannot be done."""
     try:
         begin, length = span_ns(event.ts, event.dur)
@@ -333,3 +318,79 @@ def _number(value: Any) -> int:
     if not -(2**63) <= number < 2**63:
         raise OverflowError(number)
     return number
+
+
+def _leave_out_implausible(events: KinetoEvents) -> None:
+    """Leave out what cannot be true and say so; what ends before it starts ends as it starts."""
+    tables = (events.ops, events.calls, events.works)
+    marks = np.array([s[2] for s in events.steps], dtype=np.int64)
+    starts = np.concatenate([*(t.arrays()["start"] for t in tables), marks])
+    if not len(starts):
+        return
+    middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
+    negative = sum(_plausible(events, table, middle) for table in tables) + sum(s[3] < 0 for s in events.steps)
+    near = [
+        (name, tid, start, max(duration, 0))
+        for name, tid, start, duration in events.steps
+        if abs(start - middle) <= WINDOW_AT_MOST_NS and duration <= WINDOW_AT_MOST_NS
+    ]
+    events.steps = list(dict.fromkeys(near))
+    far = len(starts) - sum(t.length for t in tables) - len(near)
+    # Only these have ids that tell a copy from the same thing done again; a step is marked once.
+    twins = sum(_single(events, table) for table in (events.calls, events.works)) + len(near) - len(events.steps)
+    for count, what in (
+        (far, "lie a day away from the others or last a day, and were left out"),
+        (negative, "end before they start; they count as taking no time"),
+        (twins, "occur twice, alike in everything; they count once"),
+    ):
+        if count:
+            events.warnings.append(f"{events.source}: {count} events {what}")
+
+
+def _plausible(events: KinetoEvents, table: Rows, middle: int) -> int:
+    """Keep the plausible rows of a table; how many of them had a negative duration."""
+    columns = table.arrays()
+    start, duration = columns["start"], columns["dur"]
+    near = (start >= middle - WINDOW_AT_MOST_NS) & (start <= middle + WINDOW_AT_MOST_NS)
+    kept = np.flatnonzero(near & (duration <= WINDOW_AT_MOST_NS))
+    negative = int((duration[kept] < 0).sum())
+    columns["dur"] = np.maximum(duration, 0)
+    # The longest are left out where all of them together would not fit: no run is 18 years long.
+    while float(columns["dur"][kept].sum(dtype=np.float64)) > TOTAL_AT_MOST_NS:
+        kept = kept[columns["dur"][kept] < columns["dur"][kept].max()]
+    _keep(events, table, columns, kept)
+    return negative
+
+
+def _single(events: KinetoEvents, table: Rows) -> int:
+    """Keep one of several equal rows of a table; how many were too many."""
+    columns = table.arrays()
+    correlation = columns["correlation"]
+    key = columns["start"] * 1_000_003 + correlation  # wraps around, which does no harm: equal rows have equal keys
+    order = np.argsort(key, kind="stable")
+    close = np.flatnonzero(np.diff(key[order]) == 0)
+    item, other = order[close], order[close + 1]
+    twin = other[(correlation[other] >= 0) & np.all([c[item] == c[other] for c in columns.values()], axis=0)]
+    kept = np.delete(np.arange(table.length), twin)
+    # The kernels of one graph launch share their id, and a coarse clock may not tell them apart.
+    shared = np.sort(correlation[kept])
+    alone = np.searchsorted(shared, correlation[twin], "right") - np.searchsorted(shared, correlation[twin], "left") == 1
+    if not alone.any():
+        return 0
+    _keep(events, table, columns, np.delete(np.arange(table.length), twin[alone]))
+    return int(alone.sum())
+
+
+def _keep(events: KinetoEvents, table: Rows, columns: dict[str, IntColumn], kept: IntColumn) -> None:
+    table.chunks, table.length = [tuple(column[kept] for column in columns.values())], len(kept)
+    if table is events.ops:
+        events.communication = _moved(events.communication, kept)
+    elif table is events.works:
+        events.work_communication = _moved(events.work_communication, kept)
+
+
+def _moved(by_row: dict[int, Any], kept: IntColumn) -> dict[int, Any]:
+    """The entries of the kept rows under their new numbers."""
+    at = np.searchsorted(kept, list(by_row)) if len(kept) else np.zeros(len(by_row), dtype=np.int64)
+    places = zip(by_row.items(), at.tolist(), strict=True)
+    return {index: value for (row, value), index in places if index < len(kept) and kept[index] == row}

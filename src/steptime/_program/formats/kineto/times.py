@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from steptime._program.table import IntColumn
+from steptime._program.program import IntColumn
 
 # A float64 holds whole nanoseconds up to here.
 _FLOAT_NS_EXACT = 2**53

@@ -10,13 +10,15 @@ import heapq
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from steptime._program.formats import Format, Progress
-from steptime._program.formats.chakra.schema import (
+from steptime._program.collectives import numbered, point_to_point
+from steptime._program.formats import Format, TraceFile, TraceReader, opened
+from steptime._program.formats.arguments import ArgumentLists
+from steptime._program.formats.protobuf import (
     COLLECTIVES,
     Attribute,
     ChakraNode,
@@ -26,10 +28,8 @@ from steptime._program.formats.chakra.schema import (
     is_metadata,
     messages,
 )
-from steptime._program.formats.execution.arguments import Arguments
-from steptime._program.formats.files import TolerantReader, TraceFile, open_stream
-from steptime._program.from_ops import numbered
 from steptime._program.program import (
+    MOST_RANKS,
     NEVER,
     CallKind,
     Calls,
@@ -46,6 +46,8 @@ from steptime._program.program import (
 from steptime._units import NS_PER_US
 from steptime.errors import TraceError
 
+_Table = TypeVar("_Table", Ops, Calls, Works)
+
 _RANK = re.compile(r"\.(\d{1,6})\.et(?:\.gz)?$")
 _WORK_TYPES = (NodeType.MEM_LOAD, NodeType.MEM_STORE, NodeType.COMP, NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 _COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
@@ -54,7 +56,6 @@ _MEM_TYPES = (NodeType.MEM_LOAD, NodeType.MEM_STORE)
 _COMPUTE, _COMMUNICATION, _MEMORY = "compute", "communication", "memory"
 # Times beyond these do not fit a column of nanoseconds: a start in the year 2255, a duration of twelve days.
 _LATEST_US, _LONGEST_US = 2**53, 2**40
-_MOST_RANKS = 1_000_000
 
 # Lies beside the traces of a job.
 GROUPS_FILE = "comm_group.json"
@@ -72,35 +73,30 @@ def read_groups(data: bytes, source: str) -> dict[str, tuple[int, ...]]:
         groups = msgspec.json.decode(data, type=dict[str, list[int]])
     except (msgspec.DecodeError, RecursionError) as error:
         raise TraceError(f'{source}: not a list of process groups ({error}); expected {{"name": [ranks]}}') from error
-    wrong = next((rank for ranks in groups.values() for rank in ranks if not 0 <= rank < _MOST_RANKS), None)
+    wrong = next((rank for ranks in groups.values() for rank in ranks if not 0 <= rank < MOST_RANKS), None)
     if wrong is not None:
-        raise TraceError(f"{source}: rank {wrong} in a process group; expected 0 to {_MOST_RANKS - 1}")
+        raise TraceError(f"{source}: rank {wrong} in a process group; expected 0 to {MOST_RANKS - 1}")
     return {name: tuple(sorted(set(ranks))) for name, ranks in groups.items()}
 
 
 def read(
-    data: bytes,
-    source: str,
-    rank: int | None = None,
-    *,
-    groups: Mapping[str, tuple[int, ...]] | None = None,
-    world_size: int | None = None,
+    data: bytes, source: str, *, groups: Mapping[str, tuple[int, ...]] | None = None, world_size: int | None = None
 ) -> Program:
     """The program of one rank from the bytes of its Chakra trace."""
     nodes, warnings = _nodes(data, source)
-    result = rank if rank is not None else rank_in_name(source)
-    if result is None:
+    rank = rank_in_name(source)
+    if rank is None:
         warnings.append("the file name holds no rank (PREFIX.RANK.et); it is read as rank 0")
     known = dict(groups or {})
-    size = world_size or max([result or 0, *(each for ranks in known.values() for each in ranks)]) + 1
+    size = world_size or max([rank or 0, *(each for ranks in known.values() for each in ranks)]) + 1
     ordered, broken = _in_order(nodes)
-    builder = _Builder(result or 0, size, known, tuple(range(size)))
-    builder.meta |= {"rank_known": result is not None, "world_size_known": bool(world_size or known)}
+    rows = _ChakraRows(rank or 0, size, known, tuple(range(size)))
+    rows.meta |= {"rank_known": rank is not None, "world_size_known": bool(world_size or known)}
     for node in ordered:
-        builder.add(node)
-    if not builder.works and not builder.ops:
+        rows.add(node)
+    if not rows.works and not rows.ops:
         raise TraceError(f"{source}: {len(nodes)} nodes, but none computes or communicates; is it a Chakra execution trace?")
-    return builder.program(source, [*warnings, *broken])
+    return rows.program(source, [*warnings, *broken])
 
 
 def _nodes(data: bytes, source: str) -> tuple[list[ChakraNode], list[str]]:
@@ -179,7 +175,7 @@ def _kahn(
 
 
 @dataclass
-class _Builder:
+class _ChakraRows:
     """Collects rows in order of issue."""
 
     rank: int
@@ -271,18 +267,12 @@ class _Builder:
         source, target = _number(node.attrs.get("comm_src"), self.rank), _number(node.attrs.get("comm_dst"), self.rank)
         kind = "send" if node.type == NodeType.COMM_SEND else "recv"
         tag = _number(node.attrs.get("comm_tag"), 0)
-        name = f"{group}:{source}->{target}" + (f"#{tag}" if tag else "")
-        return Collective(kind, name, tuple(sorted({source, target})), 0, size, size, root=target)
+        name, ranks, root = point_to_point(group, source, target)
+        return Collective(kind, name + (f"#{tag}" if tag else ""), ranks, 0, size, size, root=root)
 
     def program(self, source: str, warnings: list[str]) -> Program:
-        works = Works.from_columns(_columns(Works.TYPES, self.works))
-        calls = Calls.from_columns(_columns(Calls.TYPES, self.calls))
-        ops = Ops.from_columns(_columns(Ops.TYPES, self.ops))
-        works, origin, text = self._timed(works)
-        if origin:
-            shift = {"start_ns": _shifted(ops.start_ns, origin), "end_ns": _shifted(ops.end_ns, origin)}
-            ops = ops.replace(**shift)
-            calls = calls.replace(start_ns=_shifted(calls.start_ns, origin), end_ns=_shifted(calls.end_ns, origin))
+        ops, calls = Ops.from_rows(self.ops), Calls.from_rows(self.calls)
+        works, origin, text = self._timed(Works.from_rows(self.works))
         if any(each >= 0 for each in self.flops):
             self.meta["num_ops"] = np.array(self.flops, dtype=np.int64)
         return Program(
@@ -291,8 +281,8 @@ class _Builder:
             names=tuple(self.names),
             threads=tuple(Thread(tid, "main" if row == 0 else "other") for row, tid in enumerate(self.threads)),
             streams=tuple(Stream(int(key) if key.isdigit() else -1 - row) for row, key in enumerate(self.streams)),
-            ops=ops,
-            calls=calls,
+            ops=_shifted(ops, origin),
+            calls=_shifted(calls, origin),
             works=works,
             collectives=numbered(self.collectives),
             signatures=tuple(self.signatures),
@@ -308,7 +298,7 @@ class _Builder:
         if len(recorded):
             op_starts = [op[2] for op in self.ops if op[2] >= 0]
             origin = int(min([recorded.min(), *op_starts]))
-            return works.replace(start_ns=_shifted(works.start_ns, origin), end_ns=_shifted(works.end_ns, origin)), origin, []
+            return _shifted(works, origin), origin, []
         if not any(self.durations):
             return works, 0, ["no durations are recorded; they need a model of the device"] if len(works) else []
         front = [0] * len(self.streams)
@@ -321,12 +311,10 @@ class _Builder:
         return works.replace(start_ns=start, end_ns=end), 0, text
 
 
-def _columns(types: Mapping[str, Any], rows: Sequence[tuple[int, ...]]) -> dict[str, Sequence[int]]:
-    return dict(zip(types, zip(*rows, strict=True), strict=True)) if rows else {}
-
-
-def _shifted(times: Any, origin: int) -> Any:
-    return np.where(times >= 0, times - origin, NEVER)
+def _shifted(table: _Table, origin: int) -> _Table:
+    """The table with times since the origin."""
+    times = {name: getattr(table, name) for name in ("start_ns", "end_ns")}
+    return table.replace(**{name: np.where(values >= 0, values - origin, NEVER) for name, values in times.items()})
 
 
 def _span(node: ChakraNode) -> tuple[int, int]:
@@ -353,9 +341,9 @@ def _number(value: Attribute | None, default: int) -> int:
     return int(value) if isinstance(value, int) and abs(value) < 2**62 else default
 
 
-def _arguments(texts: tuple[str, str, str]) -> Arguments:
+def _arguments(texts: tuple[str, str, str]) -> ArgumentLists:
     values, shapes, types = (_literal(text) for text in texts)
-    return Arguments.of(values, shapes, types, None)
+    return ArgumentLists.of(values, shapes, types, None)
 
 
 def _literal(text: str) -> Any:
@@ -373,16 +361,13 @@ def _recognises(head: bytes, name: str) -> bool:
     return name.endswith((".et", ".et.gz")) and not head.lstrip().startswith(b"{")
 
 
-def _read_file(file: TraceFile, progress: Progress | None) -> Program:
-    with open_stream(file) as stream:
-        reader = TolerantReader(stream)
-        data = reader.read_all(progress)
+def _read_file(reader: TraceReader) -> Program:
+    data, file = reader.read_all(), reader.file
     beside = file.path.with_name(GROUPS_FILE)
-    groups = read_groups(beside.read_bytes(), str(beside)) if file.member is None and beside.is_file() else None
-    program = read(data, str(file), groups=groups, world_size=_siblings(file))
-    if reader.damage is None:
-        return program
-    return program.with_warnings(f"{file}: the compressed data is damaged ({reader.damage}); what came before was read")
+    groups = None
+    for listed in opened([TraceFile(beside)] if file.member is None and beside.is_file() else []):
+        groups = read_groups(listed.read_all(), listed.source)
+    return read(data, reader.source, groups=groups, world_size=_siblings(file)).with_warnings(*reader.lost())
 
 
 def _siblings(file: TraceFile) -> int | None:

@@ -15,23 +15,17 @@ from typing import Any
 import msgspec
 
 from steptime._program.collectives import WAIT
-from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Group, Node, enclosing
-from steptime._program.formats import Format, Progress
-from steptime._program.formats.execution.arguments import ADDRESS, Arguments, comm, integer, rank_pattern, text
-from steptime._program.formats.files import TolerantReader, TraceFile, open_stream
-from steptime._program.formats.kineto.event_stream import TOO_DEEP_AT_MOST, value_end
-from steptime._program.from_ops import to_program
-from steptime._program.program import Signature
+from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup
+from steptime._program.formats import Format, TraceReader
+from steptime._program.formats.arguments import ADDRESS, ArgumentLists, comm, integer, rank_pattern, text
+from steptime._program.formats.kineto.stream import TOO_DEEP_AT_MOST, value_end
+from steptime._program.program import MOST_RANKS, Signature
 from steptime.errors import TraceError
-
-__all__ = ["FORMAT", "is_execution_trace", "read", "to_program"]
 
 _KNOWN = re.compile(r"1\.0\.[0-4]|1\.1\.[01]")
 _NODE_BEGIN = re.compile(rb'\{\s*"(?:id|name)"\s*:')
 _BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
 _GROUPS_NODE = "process_group:init"
-# No job is larger; what claims to be comes from damage.
-_MOST_RANKS = 1_000_000
 
 Pattern = tuple[int, int, int]  # first global rank, stride, size
 
@@ -145,11 +139,11 @@ def _parent(raw: Mapping[str, Any]) -> int:
     return integer(parent, 0)
 
 
-def _side(raw: Mapping[str, Any], side: str) -> Arguments:
+def _side(raw: Mapping[str, Any], side: str) -> ArgumentLists:
     nested = raw.get(f"{side}s")
     if isinstance(nested, dict):
-        return Arguments.of(nested.get("values"), nested.get("shapes"), nested.get("types"), nested.get("strides"))
-    return Arguments.of(nested, raw.get(f"{side}_shapes"), raw.get(f"{side}_types"), raw.get(f"{side}_strides"))
+        return ArgumentLists.of(nested.get("values"), nested.get("shapes"), nested.get("types"), nested.get("strides"))
+    return ArgumentLists.of(nested, raw.get(f"{side}_shapes"), raw.get(f"{side}_types"), raw.get(f"{side}_strides"))
 
 
 def _assemble(schema: str, raw: Sequence[tuple[Node, Pattern]], source: str, warnings: list[str]) -> ExecutionTrace:
@@ -170,8 +164,74 @@ def _assemble(schema: str, raw: Sequence[tuple[Node, Pattern]], source: str, war
     return ExecutionTrace(schema, nodes, parents, groups, rank, size, source, tuple(f"{source}: {each}" for each in warnings))
 
 
-def _configured_groups(nodes: Sequence[Node]) -> tuple[dict[str, Group], list[str]]:
-    groups: dict[str, Group] = {}
+def enclosing(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[int, ...], tuple[str, ...]]:
+    """Order nodes by id with parents first; give each the row of its parent; say which parents are missing or circular."""
+    ordered = sorted(nodes, key=lambda node: node.id)
+    first: dict[int, int] = {}
+    for row, node in enumerate(ordered):
+        first.setdefault(node.id, row)
+    parents = [first.get(node.parent, -1) if node.parent != node.id else -1 for node in ordered]
+    messages = [*_duplicates(ordered, first), *_dangling(ordered, first), *_cut_cycles(ordered, parents)]
+    order = _parents_first(parents)
+    position = {row: at for at, row in enumerate(order)}
+    rows = tuple(position[parents[row]] if parents[row] >= 0 else -1 for row in order)
+    return tuple(ordered[row] for row in order), rows, tuple(messages)
+
+
+def _duplicates(nodes: Sequence[Node], first: Mapping[int, int]) -> list[str]:
+    again = [node for row, node in enumerate(nodes) if first[node.id] != row]
+    if not again:
+        return []
+    return [f"{len(again)} nodes repeat an id (first: {again[0].id}, {again[0].name}); children are given to the first of each"]
+
+
+def _dangling(nodes: Sequence[Node], first: Mapping[int, int]) -> list[str]:
+    # A thread names the process (id 1) as its parent; a recording that was cut short lacks the process, which is no loss.
+    lost = [node for node in nodes if node.parent not in first and not node.marker and node.parent not in (0, 1)]
+    if not lost:
+        return []
+    return [
+        f"{len(lost)} nodes name a parent that is not there (first: {lost[0].id}, {lost[0].name}); they become top-level ops"
+    ]
+
+
+def _cut_cycles(nodes: Sequence[Node], parents: list[int]) -> list[str]:
+    cut = []
+    done = [False] * len(parents)
+    for row in range(len(parents)):
+        path: dict[int, None] = {}
+        at = row
+        while at >= 0 and not done[at]:
+            if at in path:
+                cut.append(at)
+                parents[at] = -1
+                break
+            path[at] = None
+            at = parents[at]
+        for seen in path:
+            done[seen] = True
+    if not cut:
+        return []
+    names = ", ".join(f"{nodes[row].id} ({nodes[row].name})" for row in cut[:3])
+    return [f"{len(cut)} circles of parents were cut at node {names}; these become top-level ops"]
+
+
+def _parents_first(parents: Sequence[int]) -> list[int]:
+    order: list[int] = []
+    placed = [False] * len(parents)
+    for row in range(len(parents)):
+        waiting = []
+        at = row
+        while at >= 0 and not placed[at]:
+            waiting.append(at)
+            placed[at] = True
+            at = parents[at]
+        order.extend(reversed(waiting))
+    return order
+
+
+def _configured_groups(nodes: Sequence[Node]) -> tuple[dict[str, ProcessGroup], list[str]]:
+    groups: dict[str, ProcessGroup] = {}
     for node in nodes:
         if _GROUPS_NODE not in node.name or not node.signature.inputs:
             continue
@@ -186,17 +246,17 @@ def _configured_groups(nodes: Sequence[Node]) -> tuple[dict[str, Group], list[st
                 size = max(_size(entry.get("group_size")), len(known))
                 name = str(entry["pg_name"])
                 # An empty list of ranks stands for everybody.
-                groups[name] = Group(name, text(entry.get("pg_desc")), known or _range(0, 1, size), size)
+                groups[name] = ProcessGroup(name, text(entry.get("pg_desc")), known or _range(0, 1, size), size)
     return groups, []
 
 
 def _plausible(rank: Any) -> bool:
-    return 0 <= integer(rank) < _MOST_RANKS
+    return 0 <= integer(rank) < MOST_RANKS
 
 
 def _size(value: Any) -> int:
     size = integer(value, 0)
-    return size if 0 < size <= _MOST_RANKS else 0
+    return size if 0 < size <= MOST_RANKS else 0
 
 
 def _range(start: int, stride: int, size: int) -> tuple[int, ...]:
@@ -214,9 +274,9 @@ def _names_of_addresses(nodes: Sequence[Node]) -> dict[str, str]:
     return names
 
 
-def _add_group(groups: dict[str, Group], name: str, pattern: Pattern, comm: Comm) -> None:
+def _add_group(groups: dict[str, ProcessGroup], name: str, pattern: Pattern, comm: Comm) -> None:
     start, stride, size = pattern[0], pattern[1], _size(pattern[2])
-    known = groups.get(name, Group(name))
+    known = groups.get(name, ProcessGroup(name))
     ranks = known.ranks or _range(start, stride, size)
     peers = max(len(comm.in_splits), len(comm.out_splits))
     groups[name] = replace(known, ranks=ranks, size=max(known.size, len(ranks), size, peers))
@@ -236,10 +296,10 @@ def _without_markers(nodes: Sequence[Node], parents: Sequence[int]) -> tuple[tup
     return tuple(nodes[row] for row in place), tuple(place.get(parents[row], -1) for row in place)
 
 
-def _rank(comms: Sequence[Comm], groups: Mapping[str, Group], world_size: int | None) -> int | None:
+def _rank(comms: Sequence[Comm], groups: Mapping[str, ProcessGroup], world_size: int | None) -> int | None:
     votes: dict[int, int] = {}
     for each in comms:
-        group = groups.get(each.group, Group(each.group))
+        group = groups.get(each.group, ProcessGroup(each.group))
         # Without a list of ranks, a group says who we are only if it is everybody.
         everybody = not group.ranks and each.kind != WAIT and (len(groups) == 1 or 0 < group.size == world_size)
         members = range(each.rank + 1) if everybody else group.ranks
@@ -249,7 +309,7 @@ def _rank(comms: Sequence[Comm], groups: Mapping[str, Group], world_size: int | 
     return max(sorted(votes), key=votes.__getitem__) if votes else None
 
 
-def _world_size(groups: Mapping[str, Group]) -> int | None:
+def _world_size(groups: Mapping[str, ProcessGroup]) -> int | None:
     sizes = [max(group.size, max(group.ranks, default=-1) + 1) for group in groups.values()]
     return max(sizes, default=0) or None
 
@@ -259,15 +319,9 @@ def _recognises(head: bytes, _name: str) -> bool:
     return b'"nodes"' in head and b'"traceEvents"' not in head and (b'"schema"' in head or b'"fw_parent"' in head)
 
 
-def _read_file(file: TraceFile, progress: Progress | None) -> ExecutionTrace:
-    with open_stream(file) as stream:
-        reader = TolerantReader(stream)
-        data = reader.read_all(progress)
-    trace = read(data, str(file))
-    if reader.damage is None:
-        return trace
-    message = f"{file}: the compressed data is damaged ({reader.damage}); what came before was read"
-    return replace(trace, warnings=(message, *trace.warnings))
+def _read_file(reader: TraceReader) -> ExecutionTrace:
+    trace = read(reader.read_all(), reader.source)
+    return replace(trace, warnings=(*reader.lost(), *trace.warnings))
 
 
 FORMAT = Format("execution_trace", _recognises, _read_file)

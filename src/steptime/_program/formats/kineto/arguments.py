@@ -1,8 +1,9 @@
-"""Which kernels are collectives, who takes part and what they move.
+"""The arguments of ops and kernels as Kineto writes them -> signatures, and collectives: who takes part and what they move.
 
-Sources, best first: the kernel's own arguments (recent PyTorch), completed by the `record_param_comms` op around its launch;
-the `nccl:...` annotation around it; the kernel's name. Process groups come from those or from the trace's header; where
-nothing says, the group is everyone.
+Signatures come from `Input Dims`, `Input type`, `Input Strides` and `Concrete Inputs`. What is known of a collective comes,
+best first, from the kernel's own arguments (recent PyTorch), completed by the `record_param_comms` op around its launch; the
+`nccl:...` annotation around it; the kernel's name. Process groups come from those or from the trace's header; where nothing
+says, the group is everyone.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from steptime._program.collectives import collective_kind
-from steptime._program.formats.kineto.events import Args
-from steptime._program.program import MOST_RANKS, Collective, WorkKind, Works
-from steptime._program.table import IntColumn, SmallColumn
+from steptime._program.collectives import MOST_BYTES, collective_kind, everyone, point_to_point
+from steptime._program.formats.kineto.events import Args, RawSignature
+from steptime._program.program import MOST_RANKS, Collective, IntColumn, Signature, SmallColumn, Tensor, Value, WorkKind, Works
 from steptime._units import dtype_bytes, dtype_name
 
 _COLLECTIVE_KERNEL = re.compile(r"^(?:void )?(?:ncclx?|rccl|mscclpp?)\w*(?:Kernel|_)", re.IGNORECASE)
@@ -29,8 +28,7 @@ _DESCRIPTION = (
     "collective", "in_elements", "out_elements", "dtype", "in_splits", "out_splits",
     "group", "group_ranks", "group_size", "source_rank", "destination_rank",
 )  # fmt: skip
-# No message is larger; what claims to be comes from damage.
-_MOST_BYTES = 2**50
+_NOT_TENSORS = {"", "Scalar", "ScalarList", "Int", "Double", "Bool", "None", "String", "Device"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def _describe(row: int, op: int, works: Works, sources: Sources) -> Collective:
     kernel = sources.names[works.name[row]]
     if args is None or not isinstance(args.collective, str):
         kind = collective_kind(annotation or kernel)
-        return Collective(kind, "", _everyone(sources.world_size), 0)
+        return Collective(kind, "", everyone(sources.world_size), 0)
     return _from_args(args, annotation or kernel, sources)
 
 
@@ -107,8 +105,8 @@ def _from_args(args: Args, fallback: str, sources: Sources) -> Collective:
         group=group,
         ranks=ranks,
         sequence=0,
-        bytes_in=min(size * _count(args.in_elements), _MOST_BYTES),
-        bytes_out=min(size * _count(args.out_elements), _MOST_BYTES),
+        bytes_in=min(size * _count(args.in_elements), MOST_BYTES),
+        bytes_out=min(size * _count(args.out_elements), MOST_BYTES),
         dtype=dtype,
         in_splits=_splits(args.in_splits),
         out_splits=_splits(args.out_splits),
@@ -120,8 +118,7 @@ def _pair(kind: str, args: Args, group: str, sources: Sources) -> tuple[str, tup
     peer = args.destination_rank if kind == "send" else args.source_rank
     if not isinstance(peer, int) or not 0 <= peer < MOST_RANKS:
         return f"{group}:{kind}", (sources.rank,), None
-    source, target = (sources.rank, peer) if kind == "send" else (peer, sources.rank)
-    return f"{group}:{source}->{target}", tuple(sorted((source, target))), target
+    return point_to_point(group, *((sources.rank, peer) if kind == "send" else (peer, sources.rank)))
 
 
 def _ranks(args: Args, group: str, sources: Sources) -> tuple[int, ...]:
@@ -141,13 +138,7 @@ def _ranks(args: Args, group: str, sources: Sources) -> tuple[int, ...]:
         return (sources.rank,)
     if size and size != sources.world_size:
         return ()
-    return _everyone(sources.world_size)
-
-
-@lru_cache(maxsize=4)
-def _everyone(world_size: int) -> tuple[int, ...]:
-    """One tuple for all collectives: a large job has thousands of them."""
-    return tuple(range(world_size))
+    return everyone(sources.world_size)
 
 
 def _count(value: Any) -> int:
@@ -158,3 +149,66 @@ def _splits(value: Any) -> tuple[int, ...]:
     if isinstance(value, str) and "..." not in value:
         return tuple(int(v) for v in _NUMBER.findall(value))
     return ()
+
+
+def read_signatures(raw: Iterable[RawSignature]) -> tuple[Signature, ...]:
+    """One Signature per distinct raw text, in the same order; unreadable ones are empty."""
+    return tuple(_signature(*parts) for parts in raw)
+
+
+def _signature(dims: bytes, types: bytes, strides: bytes, concrete: bytes) -> Signature:
+    shapes, kinds = _list(dims), _list(types)
+    steps, values = _list(strides), _list(concrete)
+    inputs: list[Value] = []
+    for index, shape in enumerate(shapes):
+        kind = kinds[index] if index < len(kinds) and isinstance(kinds[index], str) else ""
+        stride = steps[index] if index < len(steps) else None
+        value = values[index] if index < len(values) else None
+        inputs.append(_value(shape, kind, stride, value))
+    return Signature(tuple(inputs))
+
+
+def _value(shape: Any, kind: str, stride: Any, value: Any) -> Value:
+    if kind.startswith("TensorList") and isinstance(shape, list):
+        strides = stride if isinstance(stride, list) else []
+        return tuple(
+            Tensor(_ints(s), "", _ints(strides[i]) if i < len(strides) else None)
+            for i, s in enumerate(shape)
+            if isinstance(s, list)
+        )
+    if kind in _NOT_TENSORS or kind.startswith("GenericList"):
+        return _literal(value)
+    return Tensor(_ints(shape), dtype_name(kind), _ints(stride) if isinstance(stride, list) and stride else None)
+
+
+def _literal(value: Any) -> Value:
+    """A scalar or list written as text."""
+    if not isinstance(value, str):
+        return value if isinstance(value, int | float) else None
+    if value in ("", "None"):
+        return None
+    if value in ("True", "False"):
+        return value == "True"
+    try:
+        decoded = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return value
+    if isinstance(decoded, list):
+        return tuple(item for item in decoded if isinstance(item, int | float | str | bool))
+    return decoded if isinstance(decoded, int | float) else value
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        return ()
+    return tuple(v for v in values if type(v) is int and -(2**63) <= v < 2**63)
+
+
+def _list(text: bytes) -> list[Any]:
+    if not text:
+        return []
+    try:
+        decoded = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return []
+    return decoded if isinstance(decoded, list) else []

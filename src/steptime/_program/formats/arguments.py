@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from steptime._program.collectives import collective_kind
+from steptime._program.collectives import MOST_BYTES, collective_kind
 from steptime._program.execution import Comm
 from steptime._program.program import Signature, Tensor, Value
 from steptime._units import dtype_bytes, dtype_name
@@ -15,8 +15,6 @@ from steptime._units import dtype_bytes, dtype_name
 # Deeper lists than this come from damage, not from PyTorch; what lies below is left out.
 _DEEPEST = 16
 _INT64 = 2**63
-# No message is larger; what claims to be comes from damage.
-_MOST_BYTES = 2**50
 
 # Begins the name of a group that is known by its address alone.
 ADDRESS = "@"
@@ -33,7 +31,7 @@ def text(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ArgumentLists:
     """The parallel lists behind one side of a node."""
 
     values: Sequence[Any]
@@ -42,7 +40,7 @@ class Arguments:
     strides: Sequence[Any] | None
 
     @classmethod
-    def of(cls, values: Any, shapes: Any, types: Any, strides: Any) -> Arguments:
+    def of(cls, values: Any, shapes: Any, types: Any, strides: Any) -> ArgumentLists:
         """Lists of one length, whatever was recorded."""
         known = values if isinstance(values, list) else []
         count = len(known)
@@ -126,7 +124,7 @@ def _element_types(kind: str) -> list[str]:
     return parts if parts != [""] else []
 
 
-def comm(inputs: Arguments, signature: Signature, attrs: Mapping[str, Any]) -> Comm | None:
+def comm(inputs: ArgumentLists, signature: Signature, attrs: Mapping[str, Any]) -> Comm | None:
     """What a `record_param_comms` node says: tensors, sequence, group, rank, name, splits, then rank pattern and group size.
 
     The name is the last string argument, so that one rule serves groups given as number, as name, and as name and description.
@@ -164,11 +162,11 @@ def _comm_from_attributes(signature: Signature, attrs: Mapping[str, Any]) -> Com
     return _with_tensors(result, signature, attrs, len(signature.inputs))
 
 
-def _with_tensors(found: Comm, signature: Signature, attrs: Mapping[str, Any], count: int) -> Comm:
+def _with_tensors(call: Comm, signature: Signature, attrs: Mapping[str, Any], count: int) -> Comm:
     inputs, outputs = _tensors(signature.inputs[:count]), _tensors(signature.outputs)
     dtype = next((tensor.dtype for tensor in (*inputs, *outputs)), dtype_name(text(attrs.get("dtype"))))
     return replace(
-        found,
+        call,
         inputs=inputs,
         outputs=outputs,
         bytes_in=_bytes(inputs) or _counted(attrs.get("in_msg_nelems"), dtype),
@@ -188,11 +186,11 @@ def _tensors(values: Sequence[Value]) -> tuple[Tensor, ...]:
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
-    return min(_MOST_BYTES, sum(max(0, tensor.numel) * dtype_bytes(tensor.dtype) for tensor in tensors))
+    return min(MOST_BYTES, sum(max(0, tensor.numel) * dtype_bytes(tensor.dtype) for tensor in tensors))
 
 
 def _counted(elements: Any, dtype: str) -> int:
-    return min(_MOST_BYTES, max(0, integer(elements, 0)) * dtype_bytes(dtype))
+    return min(MOST_BYTES, max(0, integer(elements, 0)) * dtype_bytes(dtype))
 
 
 def _splits(values: Sequence[Value], at: int) -> tuple[int, ...]:
@@ -200,7 +198,7 @@ def _splits(values: Sequence[Value], at: int) -> tuple[int, ...]:
     return tuple(integer(split, 0) for split in splits) if isinstance(splits, tuple) else ()
 
 
-def rank_pattern(inputs: Arguments, attrs: Mapping[str, Any]) -> tuple[int, int, int]:
+def rank_pattern(inputs: ArgumentLists, attrs: Mapping[str, Any]) -> tuple[int, int, int]:
     """First global rank, stride and size of the group, as recorded after the splits; -1 for what is not."""
     at = max((i for i, kind in enumerate(inputs.types) if kind == "String"), default=len(inputs.types))
     tail = [integer(value) for value in inputs.values[at + 3 :]]

@@ -119,11 +119,11 @@ def _attribute(data: bytes) -> tuple[str, Attribute]:
         elif number in _ATTRIBUTE_TYPES:
             result = _single(_ATTRIBUTE_TYPES[number], wire, value)
         elif number - 1 in _ATTRIBUTE_TYPES and isinstance(value, bytes):
-            result = _list(_ATTRIBUTE_TYPES[number - 1], value)
+            result = _list_of(_ATTRIBUTE_TYPES[number - 1], value)
     return name, result
 
 
-def _list(kind: str, data: bytes) -> tuple[Scalar, ...]:
+def _list_of(kind: str, data: bytes) -> tuple[Scalar, ...]:
     values: list[Scalar] = []
     for number, wire, value in _fields(data, 0, len(data)):
         if number == 1:

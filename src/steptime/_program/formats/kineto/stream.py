@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from steptime._program.formats.files import TolerantReader
+from steptime._program.formats import TraceReader
 from steptime.errors import TraceError
 
 CHUNK_BYTES = 512 * 1024  # small enough to stay in the cache: 2 MiB reads 10-20 % slower
@@ -43,10 +43,8 @@ EventT = TypeVar("EventT", bound=msgspec.Struct)
 class EventStream(Generic[EventT]):
     """Iterate over chunks of events; afterwards `header` holds the other top-level keys, the rest what was not readable."""
 
-    reader: TolerantReader
-    source: str
+    reader: TraceReader
     choose_type: Callable[[bytes], type[EventT]]  # from the first events' text to the type they decode into
-    progress: Callable[[int], None] | None = None
     header: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     lost_events: int = 0
@@ -55,12 +53,12 @@ class EventStream(Generic[EventT]):
     def chunks(self) -> Iterator[list[EventT]]:
         """Lists of events, a few megabytes of text each."""
         buffer = self._open_array()
-        while len(buffer) < HEAD_BYTES and (block := self._read()):
+        while len(buffer) < HEAD_BYTES and (block := self.reader.read(CHUNK_BYTES)):
             buffer += block
         self.event_type = self.choose_type(buffer)
         self._decoder = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
         while True:
-            block = self._read()
+            block = self.reader.read(CHUNK_BYTES)
             buffer += block
             if not block:
                 yield self._last_chunk(buffer)
@@ -72,16 +70,10 @@ class EventStream(Generic[EventT]):
             buffer = buffer[cut[1] :]
             yield events
 
-    def _read(self) -> bytes:
-        block = self.reader.read(CHUNK_BYTES)
-        if self.progress is not None:
-            self.progress(len(block))
-        return block
-
     def _open_array(self) -> bytes:
         buffer = b""
         while True:
-            block = self._read()
+            block = self.reader.read(CHUNK_BYTES)
             buffer += block
             stripped = buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
             if stripped.startswith(b"["):
@@ -91,7 +83,7 @@ class EventStream(Generic[EventT]):
                 self._parse_header(buffer[: match.start()].rstrip().rstrip(b",") + b"}")
                 return buffer[match.end() :]
             if not block or len(buffer) > EVENT_BYTES_AT_MOST:
-                raise TraceError(f"{self.source}: no traceEvents; expected a Kineto (Chrome) trace")
+                raise TraceError(f"{self.reader.source}: no traceEvents; expected a Kineto (Chrome) trace")
 
     def _boundary(self, buffer: bytes) -> tuple[int, int] | None:
         """Where the last complete event ends and the next begins."""
@@ -103,7 +95,9 @@ class EventStream(Generic[EventT]):
                 return last.start() + 1, last.end()
             if start == 0:
                 if len(buffer) > EVENT_BYTES_AT_MOST:
-                    raise TraceError(f"{self.source}: no end of an event within {EVENT_BYTES_AT_MOST} bytes; not a trace")
+                    raise TraceError(
+                        f"{self.reader.source}: no end of an event within {EVENT_BYTES_AT_MOST} bytes; not a trace"
+                    )
                 return None
             window *= 4
 
@@ -134,7 +128,7 @@ class EventStream(Generic[EventT]):
         kept = text[: cut[0]] if cut else b"["
         why = f" ({self.reader.damage})" if self.reader.damage else ""
         self.warnings.append(
-            f"{self.source}: breaks off before its end{why}; everything after the last complete event is missing"
+            f"{self.reader.source}: breaks off before its end{why}; everything after the last complete event is missing"
         )
         events = self._decode(kept + b"]")
         tail = self._decode_one(text[cut[1] :] if cut else text[1:])
@@ -154,7 +148,7 @@ class EventStream(Generic[EventT]):
                 decoded = msgspec.json.decode(_clean(text).encode())
             except (msgspec.DecodeError, RecursionError):
                 self.warnings.append(
-                    f"{self.source}: the part around traceEvents is not readable; rank and device may be unknown"
+                    f"{self.reader.source}: the part around traceEvents is not readable; rank and device may be unknown"
                 )
                 return
         if isinstance(decoded, dict):

@@ -1,17 +1,18 @@
-"""Damage to recordings that leaves every event believable by itself: lost step marks, one absurd duration, another unit.
+"""Whether recordings can be what happened in one run, though every event is believable by itself.
 
-Nothing is mended: which of two stories is true cannot be told from a recording. What is odd is named, with what it costs.
+Looked for are lost step marks, one absurd duration, another unit, a file given twice, and ranks that should meet at a
+collective but call another one. Nothing is mended: which of two stories is true cannot be told. What is odd is named, with what
+it costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from steptime._program.program import CallKind, Program
+from steptime._program.program import CallKind, Collective, Program
 from steptime._units import NS_PER_MS, NS_PER_S
 
 # The work of a step against the middle one's: a mark that is lost, doubled or moved takes work from a step or gives it some.
@@ -24,10 +25,10 @@ _LONGEST_SHARE, _LONGEST_AT_LEAST_NS = 1.0, 100 * NS_PER_MS
 _WORKS_OF_A_COPY = 20
 _BLOCKING = (CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC, CallKind.BLOCKING_COPY)
 
-Times = npt.NDArray[np.int64]
+_Key = tuple[str, tuple[int, ...], int]  # group, members, index in its sequence
 
 
-def doubts(programs: Sequence[Program]) -> Iterator[str]:
+def implausible(programs: Sequence[Program]) -> Iterator[str]:
     """Warnings about recorded programs that can hardly be what happened."""
     recorded = [program for program in programs if program.recorded and program.steps]
     for program in recorded:
@@ -127,3 +128,49 @@ def _copies(programs: Sequence[Program]) -> Iterator[str]:
                 f"{_where(program)}: has the same device work at the same times as {_where(twin)}: one recording given twice; "
                 f"as ranks {twin.rank} and {program.rank} they wait for each other nowhere, and the step is too short"
             )
+
+
+def disagreements(programs: Sequence[Program]) -> Iterator[str]:
+    """Warnings: collectives that differ between ranks which should meet there, and those that a rank with a program lacks."""
+    attending: dict[_Key, dict[int, Collective]] = {}
+    for program in programs:
+        for collective in program.collectives:
+            attending.setdefault((collective.group, collective.ranks, collective.sequence), {})[program.rank] = collective
+    sources = {program.rank: _where(program) for program in programs}
+    different = [
+        f"{key[2]} of group {key[0]!r} is {text}" for key, here in attending.items() if (text := _different(here, sources))
+    ]
+    if different:
+        yield (
+            f"{len(different)} collectives differ between ranks that should meet there (number {different[0]}): traces of "
+            "different runs, or lost events; waiting at collectives is not to be trusted"
+        )
+    lacking = list(_lacking(attending, sources))
+    if lacking:
+        yield (
+            f"{len(lacking)} collectives are missing on a rank that takes part (first: {lacking[0]}): lost events, or another "
+            "run; the others do not wait for it there"
+        )
+
+
+def _different(here: Mapping[int, Collective], sources: Mapping[int, str]) -> str:
+    (first, collective), *others = here.items()
+    for rank, other in others:
+        kinds, amounts = {collective.kind, other.kind}, {collective.bytes_in, other.bytes_in} - {0}
+        if "unknown" in kinds or kinds == {"send", "recv"}:
+            continue
+        # Of the other kinds, some move a different amount on every rank.
+        if len(kinds) > 1 or (kinds == {"all_reduce"} and len(amounts) > 1):
+            sides = ((collective, first), (other, rank))
+            return ", ".join(f"{each.kind} of {each.bytes_in} bytes in {sources[at]}" for each, at in sides)
+    return ""
+
+
+def _lacking(attending: Mapping[_Key, Mapping[int, Collective]], sources: Mapping[int, str]) -> Iterator[str]:
+    members: dict[int, set[int]] = {}  # by identity: the same large group meets again and again
+    for (group, ranks, sequence), here in attending.items():
+        if sequence < 0 or len(here) == len(sources):
+            continue  # before the first step, every window begins where it happens to
+        expected = members.setdefault(id(ranks), sources.keys() & set(ranks))
+        for rank in sorted(expected - here.keys()):
+            yield f"{next(iter(here.values())).kind} {sequence} of group {group!r} in {sources[rank]}"

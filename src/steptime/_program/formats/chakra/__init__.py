@@ -1,3 +1,0 @@
-from steptime._program.formats.chakra.reader import FORMAT
-
-__all__ = ["FORMAT"]

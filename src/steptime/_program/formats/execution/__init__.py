@@ -1,3 +1,0 @@
-from steptime._program.formats.execution.reader import FORMAT
-
-__all__ = ["FORMAT"]
