@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,13 @@ def test_the_obvious_call_is_what_the_command_says(capsys: pytest.CaptureFixture
 
 
 def test_a_platform_is_a_name_a_file_or_the_thing_itself(tmp_path: Path) -> None:
-    from steptime._platforms.platform import platform_parts, platform_toml
-
+    parts = steptime.Platform.load(MACHINE).parts
+    lines = [
+        "schema_version = 1",
+        *(f"{key} = {json.dumps(value)}" for key, value in asdict(parts).items() if value is not None),
+    ]
     file = tmp_path / "mine.toml"
-    file.write_text(platform_toml(platform_parts(MACHINE)), encoding="utf-8")
+    file.write_text("\n".join(lines), encoding="utf-8")
     for platform in (file, str(file), steptime.Platform.load(MACHINE)):
         assert steptime.predict(steptime.read(SMALL), platform).to_dict() == small().to_dict()
 

@@ -102,16 +102,16 @@ def test_a_device_with_better_memory_is_never_slower() -> None:
 def test_what_is_in_the_cache_is_not_read_from_memory() -> None:
     both = (TensorArg((1 << 20,)), TensorArg((1 << 20,)))
     warm = Question(Call("aten::add.Tensor", both, written=(0, 1)), warm=True)
-    launch, reached = (LaunchTime("vectorized_elementwise_kernel", 5e3),), transfer("a100").here.reach
+    launch = (LaunchTime("vectorized_elementwise_kernel", 5e3),)
     (hot,), (cold,) = (
-        works_of(warm, "elementwise", launch, read_device("h200"), 1.0, reached),
-        works_of(replace(warm, warm=False), "elementwise", launch, read_device("h200"), 1.0, reached),
+        works_of(warm, "elementwise", launch, read_device("h200"), 1.0),
+        works_of(replace(warm, warm=False), "elementwise", launch, read_device("h200"), 1.0),
     )
     assert hot.cache_bytes == 2 * (4 << 20)
     assert hot.memory_bytes == 4 << 20  # the result
     assert (cold.cache_bytes, cold.memory_bytes) == (0, 3 * (4 << 20))
     # A cache of a tenth keeps none of it.
-    assert works_of(warm, "elementwise", launch, read_device("h200"), 0.1, reached)[0].cache_bytes == 0
+    assert works_of(warm, "elementwise", launch, read_device("h200"), 0.1)[0].cache_bytes == 0
 
 
 def test_copies_from_the_host_go_by_the_link() -> None:

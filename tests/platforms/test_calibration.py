@@ -129,10 +129,10 @@ WIRE = {"collective": "all_reduce", "bytes": 1 << 20, "ranks": 4, "mode": "strea
         ({"host": "many"}, r"Expected `array`, got `str` - at `\$.host`"),
         ({"host": [HOST]}, "none of its host costs is known"),
         ({"host": [{**HOST, "time_ns": "long"}]}, r"Expected `float`, got `str` - at `\$.host\[0\].time_ns`"),
-        ({"host": [{**HOST, "time_ns": math.inf}]}, "no readable calibration"),
+        ({"host": [{**HOST, "time_ns": math.inf}]}, "not a calibration"),
         ({"fabric": [{**WIRE, "time_ns": 1e18}]}, r"time_ns is 1e\+18; expected 0 to 1e\+12"),
         ({"fabric": [{**WIRE, "time_ns": -1.0}]}, "time_ns is -1.0; expected 0 to"),
-        ({"fabric": [{**WIRE, "bytes": 10**30}]}, "no readable calibration"),
+        ({"fabric": [{**WIRE, "bytes": 10**30}]}, "not a calibration"),
         ({"fabric": [{**WIRE, "ranks": 0}]}, "ranks is 0; expected 1 to"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_broken_calibration_is_one_clear_line(tmp_path: Path, changed: dict[st
 def test_a_file_that_no_reader_can_hold_is_one_clear_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(f'{{"schema_version": 1, "fabric": [], "host": [{{"kind": "op", "op": "x", "time_ns": {text}')
-    refused(file, "no readable calibration")
+    refused(file, "not a calibration")
 
 
 def refused(file: Path, said: str) -> None:

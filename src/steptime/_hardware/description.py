@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from steptime.errors import InputError
 
@@ -114,6 +114,30 @@ def read_json(file: Path, expected: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{file}: holds no JSON object; expected {expected}")
     return content
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def read_declared(file: Path, kind: type[_Decoded], version: int, what: str, remedy: str) -> _Decoded:
+    """A JSON file of this version as a declared type; `what` it is and the `remedy` are said in errors."""
+    import msgspec  # noqa: PLC0415 - measuring goes without it where it is absent
+
+    try:
+        content = file.read_bytes()
+        there = msgspec.json.decode(content, type=_SchemaVersion).schema_version
+        if there == version:
+            return msgspec.json.decode(content, type=kind)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); expected {what}") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not {what} ({error}); {remedy}") from error
+    raise InputError(f"{file}: {what} of version {there}, this steptime reads {version}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class _SchemaVersion:
+    schema_version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +35,17 @@ def key_of(measured: MeasuredSet, row: Row) -> str:
     return hashlib.sha256(f"{measured.name}:{asked}".encode()).hexdigest()[:16]
 
 
+@dataclass
 class Store:
     """Where one process of one run puts its rows."""
 
-    def __init__(
-        self,
-        folder: Path,
-        recipe: Recipe,
-        process: str,
-        *,
-        rank: int = 0,
-        clock_mhz: Callable[[], float | None] = lambda: None,  # the SM clock since it was last asked
-    ) -> None:
-        self.folder = folder
-        self.recipe = recipe
-        self.process = process
-        self.rank = rank
-        self.clock_mhz = clock_mhz
-        self._waiting: dict[str, list[dict[str, Any]]] = {}
-        self._parts: Counter[str] = Counter()
+    folder: Path
+    recipe: Recipe
+    process: str
+    rank: int = 0
+    clock_mhz: Callable[[], float | None] = lambda: None  # the SM clock since it was last asked
+    _waiting: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    _parts: Counter[str] = field(default_factory=Counter)
 
     def done(self, name: str) -> Counter[str]:
         """How many rows each key of a set already has in this folder, whoever measured them; trial rows only for a trial."""
@@ -92,15 +85,12 @@ class Store:
         """Writes what waits, one new part per set. A part appears under its name only when it is complete."""
         clock = self.clock_mhz()
         for name, rows in self._waiting.items():
-            if not rows:
-                continue
             for row in rows:
                 row["sm_clock_mhz"] = clock if row["sm_clock_mhz"] is None else row["sm_clock_mhz"]
-            measured = measured_set(name)
             path = self.folder / name / f"{self.recipe.run}-{self.process}-{self._parts[name]:04d}.parquet"
-            write_part(path, pa.Table.from_pylist(rows, schema=measured.schema))
+            write_part(path, pa.Table.from_pylist(rows, schema=measured_set(name).schema))
             self._parts[name] += 1
-            rows.clear()
+        self._waiting.clear()
 
 
 def _is_trial(command: str) -> bool:

@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from steptime._hardware.description import read_declared
 from steptime._measurements.recipe import spread_of
-from steptime.errors import InputError
 
 Row = Mapping[str, Any]
 
@@ -73,6 +73,9 @@ class WireCost:
         )
 
 
+_Cost = TypeVar("_Cost", HostBurst, WireCost)
+
+
 @dataclass(frozen=True)
 class MachineCosts:
     """Medians of what one group of processes measured."""
@@ -84,49 +87,29 @@ class MachineCosts:
     @classmethod
     def of_rows(cls, host: Iterable[Row], fabric: Iterable[Row]) -> MachineCosts:
         """From rows of the measured sets `host` and `collectives`; of the latter, calls on idle hosts by all ranks at once."""
-        return cls(
-            tuple(HostBurst(**entry) for entry in _medians(host, HostBurst)),
-            tuple(WireCost(**entry) for entry in _medians(filter(_plain, fabric), WireCost)),
-        )
+        return cls(_medians(host, HostBurst), _medians(filter(_plain, fabric), WireCost))
 
     @classmethod
     def read(cls, file: Path) -> MachineCosts:
         """From a file of `steptime calibrate`."""
-        import msgspec  # noqa: PLC0415 - measuring writes such files where msgspec may be absent
-
-        expected = "expected what `steptime calibrate` wrote"
-        try:
-            content = file.read_bytes()
-            version = msgspec.json.decode(content, type=_Version).schema_version
-            if version == SCHEMA_VERSION:
-                return msgspec.json.decode(content, type=cls)
-        except OSError as error:
-            raise InputError(f"{file}: cannot be read ({error.strerror}); {expected}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"{file}: no readable calibration ({error}); {expected}") from error
-        raise InputError(f"{file}: a calibration of version {version}, this steptime reads {SCHEMA_VERSION}; calibrate again")
+        return read_declared(file, cls, SCHEMA_VERSION, "a calibration", "calibrate again, with `steptime calibrate`")
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    schema_version: int
-
-
-def _medians(rows: Iterable[Row], entry: type[HostBurst] | type[WireCost]) -> list[dict[str, Any]]:
+def _medians(rows: Iterable[Row], entry: type[_Cost]) -> tuple[_Cost, ...]:
     """Median, spread and number of all times of rows that agree in what was asked, sorted by it."""
     key = [each.name for each in fields(entry) if each.name not in ("time_ns", "spread", "repeats")]
     times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for row in rows:
         times[tuple(row[name] for name in key)] += row["times_ns"]
-    return [
-        {
-            **dict(zip(key, time, strict=True)),
-            "time_ns": round(float(np.median(times[time])), 1),
-            "spread": round(spread_of(times[time]), 4),
-            "repeats": len(times[time]),
-        }
-        for time in sorted(times)
-    ]
+    return tuple(
+        entry(
+            **dict(zip(key, question, strict=True)),
+            time_ns=round(float(np.median(times[question])), 1),
+            spread=round(spread_of(times[question]), 4),
+            repeats=len(times[question]),
+        )
+        for question in sorted(times)
+    )
 
 
 def _plain(row: Row) -> bool:

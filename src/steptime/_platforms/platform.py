@@ -7,7 +7,6 @@ platform is a TOML file with `ranks`, `device`, `host` and `fabric`, each a ship
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -28,7 +27,6 @@ SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
 _LOOPBACK = "loopback"
-_PARTS = ("device", "host", "fabric")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +48,19 @@ class PlatformParts:
             return replace(self, host=host or self.host)
         return PlatformParts(_named(*chosen), chosen[0], chosen[1], host or self.host, chosen[2] if chosen[0] > 1 else None)
 
-    def limits(self) -> tuple[DeviceLimits, FabricLimits | None]:
-        """What is on paper of its device and fabric, if so many ranks can be on them."""
+    def check(self) -> None:
+        """An error where so many ranks cannot be on its device and fabric."""
         device = read_device(self.device)
         fabric = None if self.fabric is None else read_fabric(self.fabric)
+        ranks = f"platform {self.name}: {self.ranks} ranks"
         if self.ranks < 1:
-            raise InputError(f"platform {self.name}: {self.ranks} ranks, expected 1 or more")
+            raise InputError(f"{ranks}, expected 1 or more")
         if self.ranks > 1 and fabric is None:
-            there = ", ".join(fabric_names())
-            raise InputError(f"platform {self.name}: {self.ranks} ranks and no fabric between them; there are {there}")
+            raise InputError(f"{ranks} and no fabric between them; there are {', '.join(fabric_names())}")
         if fabric is not None and self.ranks > fabric.ranks:
-            raise InputError(f"platform {self.name}: {self.ranks} ranks, fabric {fabric.name} joins {fabric.ranks}")
+            raise InputError(f"{ranks}, fabric {fabric.name} joins {fabric.ranks}")
         if 1 < device.share < self.ranks:
-            raise InputError(
-                f"platform {self.name}: {self.ranks} ranks, {device.name} is one of {device.share} shares of a GPU"
-            )
-        return device, fabric
+            raise InputError(f"{ranks}, {device.name} is one of {device.share} shares of a GPU")
 
 
 @dataclass(frozen=True)
@@ -103,14 +98,14 @@ class Platform:
     @classmethod
     def of(cls, parts: PlatformParts) -> Platform:
         """From the names of its parts."""
-        parts.limits()
+        parts.check()
         fabric = None if parts.fabric is None else Fabric.load(parts.fabric)
         return cls(parts, Device.load(parts.device), read_host(parts.host), fabric)
 
 
 def shipped_platforms() -> list[PlatformParts]:
     """Those whose device, host and fabric come with the package: usual rank counts, measured devices and whole ones first."""
-    devices = sorted((read_device(name) for name in device_names()), key=lambda one: (one.analytic, one.share))
+    devices = sorted((read_device(name) for name in device_names()), key=lambda device: (device.analytic, device.share))
     fabrics = [read_fabric(name) for name in fabric_names()]
     results = [_parts(1, device.name, None) for device in devices if device.share == 1]
     for device in devices:
@@ -135,27 +130,21 @@ def platform_parts(name: str) -> PlatformParts:
     if result is None:
         raise _unknown(name, "names read <ranks>x<device>-<fabric>")
     ranks, rest = int(result[1]), result[2]
-    device = next(
-        (
-            device_name
-            for device_name in sorted(device_names(), key=len, reverse=True)
-            if f"{rest}-".startswith(f"{device_name}-")
-        ),
-        None,
-    )
-    if device is None:
+    devices = [device for device in device_names() if f"{rest}-".startswith(f"{device}-")]
+    if not devices:
         raise _unknown(name, _without_models(rest))
+    device = max(devices, key=len)
     word = rest.removeprefix(device).removeprefix("-")
     if not word:
         if ranks != 1:
             raise _unknown(name, f"{ranks} ranks need a fabric, as in {ranks}x{device}-FABRIC")
         return _parts(1, device, None)
     limits = read_device(device)
-    fabric = next((device_name for device_name in (f"{limits.whole}-{word}", word) if device_name in fabric_names()), None)
+    fabric = next((item for item in (f"{limits.whole}-{word}", word) if item in fabric_names()), None)
     if fabric is None:
         raise _unknown(name, f"no fabric is called {limits.whole}-{word} or {word}")
     parts = _parts(ranks, device, fabric)
-    parts.limits()
+    parts.check()
     return parts
 
 
@@ -167,13 +156,6 @@ def is_fabric(name: str) -> bool:
         return "tiers" in tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-
-
-def platform_toml(parts: PlatformParts) -> str:
-    """The text of a platform's file; `platform_parts` reads it back. Paths of parts are taken from where the file lies."""
-    values: dict[str, int | str | None] = {"schema_version": SCHEMA_VERSION, "name": parts.name, "ranks": parts.ranks}
-    values |= {key: getattr(parts, key) for key in _PARTS}
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value is not None)
 
 
 def _read(file: Path) -> PlatformParts:
@@ -239,5 +221,5 @@ def _unknown(name: str, why: str) -> InputError:
     there = [parts.name for parts in shipped_platforms()]
     alike = [item for item in there if item.split("x")[0] == name.split("x", maxsplit=1)[0]]
     meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
-    asked = f"; did you mean {meant[0]}?" if meant else ";"
-    return InputError(f"no platform {name!r}: {why}{asked} There are {', '.join(there)}, or give the path of a .toml file")
+    hint = f"; did you mean {meant[0]}?" if meant else ";"
+    return InputError(f"no platform {name!r}: {why}{hint} There are {', '.join(there)}, or give the path of a .toml file")

@@ -65,9 +65,13 @@ class Work:
 
 
 def works_of(
-    question: Question, family: str, launches: Sequence[LaunchTime], timed_on: DeviceLimits, cache: float, reached: Reached
+    question: Question, family: str, launches: Sequence[LaunchTime], timed_on: DeviceLimits, cache: float
 ) -> list[Work]:
-    """Of every launch, on a device whose cache is `cache` times the one that the launches were timed on."""
+    """Of every launch, on a device whose cache is `cache` times the one that the launches were timed on.
+
+    Families that go by rules say it launch by launch; of products, convolutions and attention the whole call is known, and each
+    launch has its share of it by its time.
+    """
     if family and families()[family].rules is not None:
         device = constants_of(timed_on, "launched", LaunchConstants)
         try:
@@ -76,7 +80,7 @@ def works_of(
             by_rule = ()
         if len(by_rule) == len(launches):
             return _by_rule(question, by_rule, device, cache)
-    return _shared(question, launches, reached)
+    return _shared(question, launches, timed_on.reach)
 
 
 def _by_rule(question: Question, launches: Sequence[Launch], device: LaunchConstants, cache: float) -> list[Work]:
@@ -85,15 +89,10 @@ def _by_rule(question: Question, launches: Sequence[Launch], device: LaunchConst
     rows = np.asarray(_SIZES_ONLY.rows(question.call, launches, question.warm), dtype=np.float64)
     same = np.ones(len(launches))
     moved = traffic(rows, device, LaunchShares(same, same, same, same, same, same, same, cache * same))
+    memory_bytes, cache_bytes = (moved.memory_bytes + moved.written_bytes).tolist(), moved.cache_bytes.tolist()
     return [
-        Work(
-            memory_bytes=float(memory + written),
-            cache_bytes=float(kept),
-            host_bytes=float(launch.facts.get("host_bytes", 0.0)),
-        )
-        for launch, memory, written, kept in zip(
-            launches, moved.memory_bytes, moved.written_bytes, moved.cache_bytes, strict=True
-        )
+        Work(memory_bytes=memory, cache_bytes=cached, host_bytes=float(launch.facts.get("host_bytes", 0.0)))
+        for launch, memory, cached in zip(launches, memory_bytes, cache_bytes, strict=True)
     ]
 
 
@@ -185,30 +184,14 @@ def _work(lookup: Lookup, tables: TableColumns, row_bytes: Floats, missed: Float
     return Work(memory_bytes=results + indices + updated, cache_bytes=max(looked_up - results, 0.0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    rows: int
-    columns: int
-    reached: float  # of the rate that the largest tiles reach
-
-
-# Sizes in the kernel names of libraries for both architectures. A small tile loads more per operation; the fractions are the
-# operations per byte of its operands against the largest tile's, to the power of 1/3.
-_SIZES = (
-    (256, 128),
-    (128, 256),
-    (192, 128),
-    (128, 192),
-    (128, 128),
-    (256, 64),
-    (64, 256),
-    (128, 64),
-    (64, 128),
-    (64, 64),
-    (32, 32),
-)
+# Rows and columns of tiles, in the kernel names of libraries for both architectures.
+_TILE_SIZES = (
+    (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (32, 32),
+)  # fmt: skip
+# And what of the largest one's rate they reach. A small one loads more per operation: it is the operations per byte of its
+# operands against the largest's, to the power of 1/3.
 _LARGEST = 256 * 128 / (256 + 128)
-_TILES = tuple(_Tile(a, b, (a * b / (a + b) / _LARGEST) ** (1 / 3)) for a, b in _SIZES)
+_TILES = tuple((rows, columns, (rows * columns / (rows + columns) / _LARGEST) ** (1 / 3)) for rows, columns in _TILE_SIZES)
 # Blocks that share the sum over k of one tile, where the tiles are fewer than the SMs.
 _SPLITS = (1, 2, 4, 8, 16)
 _LEAST_K = 128  # of each of them
@@ -225,14 +208,14 @@ def product_ns(
     sms = limits.sms.value
     of_one_sm = flop_per_s / sms
     result = math.inf
-    for tile in _TILES:
-        tiles = product.batch * math.ceil(product.m / tile.rows) * math.ceil(product.n / tile.columns)
+    for rows, columns, reached in _TILES:
+        tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
         for split in _SPLITS:
             if split > 1 and (product.k < split * _LEAST_K or tiles * split > 2 * sms):
                 break
             waves = tiles * split / sms
             rounds = math.ceil(waves) if whole_waves else max(1.0, waves)
-            each_s = 2.0 * tile.rows * tile.columns * math.ceil(product.k / split) / (of_one_sm * tile.reached)
+            each_s = 2.0 * rows * columns * math.ceil(product.k / split) / (of_one_sm * reached)
             # Partial sums in single precision, written and read once.
             joined_s = 0.0 if split == 1 else 8.0 * split * product.batch * product.m * product.n / cache_bytes_per_s
             result = min(result, rounds * each_s + joined_s)
@@ -259,7 +242,7 @@ class Transfer:
 
     def launches(self, question: Question, family: str, launches: Sequence[LaunchTime]) -> tuple[LaunchTime, ...]:
         """The launches of a call with their times there."""
-        here, there = (works_of(question, family, launches, self.here, cache, self.here.reach) for cache in (1.0, self.cache))
+        here, there = (works_of(question, family, launches, self.here, cache) for cache in (1.0, self.cache))
         reached = self._attention_flop_per_s(question)
         return tuple(
             replace(launch, time_ns=self._time_ns(launch.time_ns, work, replace(other, flop_per_s=reached or work.flop_per_s)))
@@ -272,11 +255,9 @@ class Transfer:
         result = self.basis.attention_flop_per_s.get(direction)
         if result is None or question.call.dtype == "float32":
             return 0.0
-        return (
-            result.value
-            if kind in ("flash", "cudnn")
-            else self.here.reach.attention_flop_per_s[kind][direction].value / self._slower
-        )
+        if kind in ("flash", "cudnn"):
+            return result.value
+        return self.here.reach.attention_flop_per_s[kind][direction].value / self._slower
 
     def lookups(self, lookups: Sequence[Lookup], known: Sequence[LookupEstimate]) -> list[LookupEstimate]:
         """How long each lookup takes there; its launches keep their proportions."""

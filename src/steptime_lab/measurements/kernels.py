@@ -13,7 +13,10 @@ from steptime._models.engine.splits import split_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.question import Question
 
-_COLUMNS = ("family", "call", "cache", "tf32", "benchmark", "source", "share", "others", "time_ns", "times_ns", "spread")
+_COLUMNS = (
+    "family", "call", "cache", "tf32", "benchmark", "source", "share", "others", "time_ns", "times_ns", "spread",
+    "kernel_names", "kernel_ns",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +37,14 @@ class Row:
 def rows_of(table: pa.Table, *, families: Iterable[str] | None = None, shares: Sequence[int] | None = None) -> list[Row]:
     """The rows of the measured set `kernels`, or those of some families and shares of a GPU."""
     wanted = None if families is None else set(families)
-    columns = (*_COLUMNS, "kernel_names", "kernel_ns")
-    results = []
-    for row in table.select(columns).to_pylist():
-        if (wanted is None or row["family"] in wanted) and (shares is None or row["share"] in shares):
-            results.append(_row(row))
-    return results
+    return [
+        _row(row)
+        for row in table.select(_COLUMNS).to_pylist()
+        if (wanted is None or row["family"] in wanted) and (shares is None or row["share"] in shares)
+    ]
 
 
-@cache
-def _call(text: str) -> Call:
-    return Call.from_json(text)
+_call = cache(Call.from_json)
 
 
 def _row(row: dict[str, Any]) -> Row:
@@ -56,17 +56,9 @@ def _row(row: dict[str, Any]) -> Row:
         share=int(row["share"]),
         others=str(row["others"]),
     )
-    return Row(
-        question=question,
-        family=str(row["family"]),
-        source=str(row["source"]),
-        split=split_of(row["call"]),
-        time_ns=float(row["time_ns"]),
-        times_ns=tuple(row["times_ns"]),
-        spread=float(row["spread"]),
-        kernel_names=tuple(row["kernel_names"]),
-        kernel_ns=tuple(row["kernel_ns"]),
-    )
+    lists = {name: tuple(row[name]) for name in ("times_ns", "kernel_names", "kernel_ns")}
+    plain = {name: row[name] for name in ("family", "source", "time_ns", "spread")}
+    return Row(question=question, split=split_of(row["call"]), **plain, **lists)
 
 
 def of(rows: Sequence[Row], split: str) -> list[Row]:

@@ -66,7 +66,6 @@ class Streams:
         self._columns = _columns(table)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._places)
 
     def missing(self, streams: Iterable[Stream]) -> list[Stream]:
@@ -189,22 +188,14 @@ class MeasuredLookups:
     times_ns: list[tuple[float, ...]]  # [lookups] repeats
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self.time_ns)
 
     def take(self, places: npt.NDArray[Any]) -> MeasuredLookups:
         """Some of them; `places` may be a mask."""
         chosen = np.arange(len(self))[places]
-        return MeasuredLookups(
-            self.lookups.take(chosen),
-            self.time_ns[chosen],
-            self.spread[chosen],
-            self.split[chosen],
-            self.series[chosen],
-            [self.kernel_names[index] for index in chosen],
-            [self.kernel_ns[index] for index in chosen],
-            [self.times_ns[index] for index in chosen],
-        )
+        arrays = (self.time_ns, self.spread, self.split, self.series)
+        lists: Any = ([column[index] for index in chosen] for column in (self.kernel_names, self.kernel_ns, self.times_ns))
+        return MeasuredLookups(self.lookups.take(chosen), *(column[chosen] for column in arrays), *lists)
 
     def of(self, *splits: str) -> MeasuredLookups:
         """Those of some splits."""
@@ -213,9 +204,7 @@ class MeasuredLookups:
 
 def measured_lookups(table: pa.Table, streams: Streams) -> dict[tuple[str, str], MeasuredLookups]:
     """The rows of the measured set `lookups`, by implementation and direction; of several that ask the same, the latest."""
-    latest: dict[str, dict[str, Any]] = {}
-    for key, row in zip(table["key"].to_pylist(), table.select(_COLUMNS).to_pylist(), strict=True):
-        latest[key] = row
+    latest = dict(zip(table["key"].to_pylist(), table.select(_COLUMNS).to_pylist(), strict=True))
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in latest.values():
         groups.setdefault((row["implementation"], row["direction"]), []).append(row)

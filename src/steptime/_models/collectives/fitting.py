@@ -403,7 +403,10 @@ def _by_kind(points: Points, values: Floats) -> dict[str, Floats]:
 
 
 def fit_curve(size_bytes: npt.ArrayLike, time_ns: npt.ArrayLike, *, penalty: float | None = None) -> Curve:
-    """The curve through measured times; few that are far off count less. Sizes need not be distinct."""
+    """The curve through measured times, a knot or two per octave, with slopes that change as little as the rows allow.
+
+    Few rows that are far off count less. Sizes need not be distinct.
+    """
     sizes, times = (np.asarray(values, dtype=np.float64) for values in (size_bytes, time_ns))
     if len(sizes) < _LEAST_SIZES or len(set(sizes.tolist())) < _LEAST_SIZES or sizes.min() < 1 or times.min() <= 0:
         raise InputError(f"a curve over bytes needs {_LEAST_SIZES} sizes of a byte or more with times above 0")

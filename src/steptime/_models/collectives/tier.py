@@ -28,7 +28,11 @@ _MOST_LOG2_BYTES, _MOST_LOG_NS = 60.0, 35.0
 
 @dataclass(frozen=True)
 class Curve:
-    """Knots in log2 of bytes, and ln of nanoseconds at them."""
+    """Time over bytes of one collective, continuous and never falling: latency, transition, bandwidth, and switches.
+
+    The logarithm of the time is piecewise linear over that of the bytes: knots in log2 of bytes, and ln of nanoseconds at them.
+    Below the smallest size it is flat; beyond the largest, every further byte costs what it did over the last octave.
+    """
 
     knots: Floats
     log_ns: Floats

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import steptime
 from steptime._files import write_output
-from steptime._hardware.description import Catalogue, Range
+from steptime._hardware.description import Catalogue, Range, read_declared
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime.errors import InputError
 
@@ -145,18 +145,7 @@ class HostModel:
     @classmethod
     def load(cls, path: Path) -> HostModel:
         """Read what `save` wrote."""
-        import msgspec  # noqa: PLC0415
-
-        try:
-            text = path.read_bytes()
-            version = msgspec.json.decode(text, type=_Version).schema_version
-            if version != SCHEMA_VERSION:
-                raise InputError(f"{path}: a host model of schema version {version}, expected {SCHEMA_VERSION}; fit it again")
-            model = msgspec.json.decode(text, type=cls)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror}); expected a host model") from error
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise InputError(f"{path}: not a host model ({error}); fit it again") from error
+        model = read_declared(path, cls, SCHEMA_VERSION, "a host model", "fit it again")
         model.check(str(path))
         return model
 
@@ -171,11 +160,6 @@ class HostModel:
             for name, cost in costs.items():
                 for key in cost.__slots__:
                     _COST.check(f"{where}: {name}: {key}", getattr(cost, key))
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    schema_version: int
 
 
 HOSTS = Catalogue("host", FOLDER, ".json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
@@ -14,6 +15,9 @@ from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program
 
 _MIB = 1 << 20
+# What a process holds of a device beside what PyTorch's allocator reserves: its context, loaded kernels, NCCL's buffers.
+# Measured on an H200 (driver 580.159, CUDA 13.0, torch 2.11, NCCL 2.28): what nvidia-smi says of a process less what the
+# allocator had reserved, after twelve steps. These are the rows of the set `memory` with `outside_bytes`.
 # 518 of the context, the rest kernels as they are first called; a DLRM and a BERT alike.
 _PROCESS_BYTES = 742 * _MIB
 # 278 when the group begins, the rest with the first collectives of each kind; two ranks over sockets. Over NVLink NCCL keeps
@@ -87,48 +91,51 @@ def _peak(
     batches: int,
     device: DeviceLimits,
 ) -> PeakMemory:
-    result = storages(program, device)
-    passing = [storage for storage in result if not storage.stays]
+    every = storages(program, device)
+    passing = [storage for storage in every if not storage.stays]
+    state, buckets = ([storage for storage in every if storage.stays and storage.kind is kind] for kind in _SETTLING)
     unnamed = ((Kind.PARAMETERS, parameters), (Kind.OPTIMIZER_STATE, optimizer_state), (Kind.INPUTS, outside_bytes))
     before = [Storage(nbytes, BEFORE, BEFORE, kind) for kind, sizes in unnamed for nbytes in sizes]
-    for storage in result:
+    for storage in every:
         if storage.stays and storage.kind not in _SETTLING:
             before += [storage] * (batches if storage.kind is Kind.INPUTS else 1)
-    settling = _settling(program, result)
-    buckets = [storage for storage in result if storage.stays and storage.kind is Kind.COMMUNICATION]
+    settling = _settling(program, state)
     steady = _Replay(passing, settling, buckets)
     steady.run(before, hold_former=False)
     first = steady
     if buckets:
         first = _Replay(passing, settling, buckets)
         first.run(before, hold_former=True)
-    there = [*before, *buckets, *(storage for _, storage in settling)]
+    there = [*before, *buckets, *chain.from_iterable(settling.values())]
     there += [storage for storage in passing if storage.born <= steady.moment <= storage.dies]
-    most = steady.allocator.most_allocated
+    parts = dict.fromkeys(Kind, 0)
+    for storage in there:
+        parts[storage.kind] += storage.nbytes
+    # What blocks are larger than what is in them.
+    parts[Kind.ROUNDING] = steady.allocator.most_allocated - sum(parts.values())
     return PeakMemory(
         allocated=first.allocator.most_allocated,
-        steady_allocated=most,
+        steady_allocated=steady.allocator.most_allocated,
         reserved=first.allocator.reserved,
         steady_reserved=steady.allocator.reserved,
-        parts=_parts(there, most),
+        parts=parts,
     )
 
 
 class _Replay:
     """Some steps of one program on one allocator."""
 
-    def __init__(self, passing: Sequence[Storage], settling: Sequence[tuple[int, Storage]], buckets: Sequence[Storage]) -> None:
+    def __init__(
+        self, passing: Sequence[Storage], settling: Mapping[int, Sequence[Storage]], buckets: Sequence[Storage]
+    ) -> None:
         self.allocator = CachingAllocator()
         self.moment = -1  # the op at which it is most
-        self._passing, self._buckets = passing, buckets
+        self._passing, self._settling, self._buckets = passing, settling, buckets
         self._born: dict[int, list[int]] = defaultdict(list)
         self._dying: dict[int, list[int]] = defaultdict(list)
         for number, storage in enumerate(passing):
             self._born[storage.born].append(number)
             self._dying[storage.dies].append(number)
-        self._settling: dict[int, list[Storage]] = defaultdict(list)
-        for row, storage in settling:
-            self._settling[row].append(storage)
         self._rows = sorted({*self._born, *self._dying, *self._settling})
 
     def run(self, before: Iterable[Storage], *, hold_former: bool) -> None:
@@ -162,32 +169,18 @@ class _Replay:
                 allocator.give_back(held.pop(number))
 
 
-def _settling(program: Program, found: Iterable[Storage]) -> list[tuple[int, Storage]]:
-    """What the first step makes and keeps, with the op before which it does: a workspace where a thread first multiplies, the
+def _settling(program: Program, state: Iterable[Storage]) -> dict[int, list[Storage]]:
+    """What the first step makes and keeps, by the op before which it does: a workspace where a thread first multiplies, the
     optimiser's state where it first steps."""
-    result = [
-        (row, Storage(nbytes, BEFORE, BEFORE, Kind.WORKSPACES))
-        for least, nbytes in ((Workspace.PRODUCT, WORKSPACE_BYTES), (Workspace.PRODUCT_WITH_BIAS, BIAS_WORKSPACE_BYTES))
-        for row in _first_of_threads(program, least)
-    ]
+    result: dict[int, list[Storage]] = defaultdict(list)
+    kinds, threads = op_table(program).kinds, program.ops.thread.tolist()
+    for least, nbytes in ((Workspace.PRODUCT, WORKSPACE_BYTES), (Workspace.PRODUCT_WITH_BIAS, BIAS_WORKSPACE_BYTES)):
+        first: dict[int, int] = {}  # by thread: each has its own handle, with its own workspace
+        for row, (kind, thread) in enumerate(zip(kinds, threads, strict=True)):
+            if kind.workspace >= least:
+                first.setdefault(thread, row)
+        for row in first.values():
+            result[row].append(Storage(nbytes, BEFORE, BEFORE, Kind.WORKSPACES))
     optimizer = (program.ops.phase == Phase.OPTIMIZER).nonzero()[0]
-    first = int(optimizer[0]) if len(optimizer) else len(program.ops.name)
-    return result + [(first, storage) for storage in found if storage.stays and storage.kind is Kind.OPTIMIZER_STATE]
-
-
-def _parts(there: Iterable[Storage], allocated: int) -> dict[Kind, int]:
-    """Bytes by kind; what blocks are larger than that is rounding."""
-    result = dict.fromkeys(Kind, 0)
-    for storage in there:
-        result[storage.kind] += storage.nbytes
-    result[Kind.ROUNDING] = allocated - sum(result.values())
+    result[int(optimizer[0]) if len(optimizer) else len(program.ops.name)] += state
     return result
-
-
-def _first_of_threads(program: Program, least: Workspace) -> list[int]:
-    """Per thread that multiplies so the first op that does: each thread has its own handle, with its own workspace."""
-    first: dict[int, int] = {}
-    for row, (kind, thread) in enumerate(zip(op_table(program).kinds, program.ops.thread.tolist(), strict=True)):
-        if kind.workspace >= least:
-            first.setdefault(thread, row)
-    return list(first.values())

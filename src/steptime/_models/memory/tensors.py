@@ -7,14 +7,11 @@ from operator import mul
 
 from steptime._ops.table import Arguments, OpTable
 from steptime._program.program import Signature, Tensor
+from steptime._units import dtype_bytes
 
 # The name of a storage, bytes from its begin to the end of a tensor in it, and whether that holds fractions.
 Extent = tuple[int, int, bool]
 
-_ITEM_BYTES = {
-    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
 _UNKNOWN_ITEM_BYTES = 4
 _WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 
@@ -45,7 +42,7 @@ def extent_bytes(tensor: Tensor) -> int:
 
 def item_bytes(tensor: Tensor) -> int:
     """Of one element."""
-    return _ITEM_BYTES.get(tensor.dtype, _UNKNOWN_ITEM_BYTES)
+    return dtype_bytes(tensor.dtype) or _UNKNOWN_ITEM_BYTES
 
 
 def _extents(tensors: Sequence[Tensor]) -> list[Extent]:
@@ -65,10 +62,12 @@ Extents = list[Sequence[Extent]]
 
 
 def without_wrappers(table: OpTable, taken: Extents, made: Extents) -> tuple[Extents, Extents, set[tuple[int, int]]]:
-    """What ops take and make, and (storage, row) of what is made without memory.
+    """What ops take and make, and (storage, row) of what is made without memory: sharded training records it otherwise.
 
-    Of what an op around one of its own name takes, the op inside says how large it is; what it makes besides is a wrapper. So
-    are tensors that only PyTorch's own functions of distributed tensors name.
+    A distributed tensor is recorded with the shape of the whole by the op around the one on this rank's part of it. FSDP gives
+    the memory of gathered parameters back and takes it again without an op: when it copies out of a gather. Of what an op
+    around one of its own name takes, the op inside says how large it is; what it makes besides is a wrapper. So are tensors
+    that only PyTorch's own functions of distributed tensors name.
     """
     kept: Extents = [
         () if name in _OF_DISTRIBUTED_TENSORS else entries for name, entries in zip(table.names, taken, strict=True)
