@@ -56,9 +56,9 @@ def _row(row: dict[str, Any]) -> Row:
         share=int(row["share"]),
         others=str(row["others"]),
     )
-    lists = {name: tuple(row[name]) for name in ("times_ns", "kernel_names", "kernel_ns")}
-    plain = {name: row[name] for name in ("family", "source", "time_ns", "spread")}
-    return Row(question=question, split=split_of(row["call"]), **plain, **lists)
+    values: dict[str, Any] = {name: row[name] for name in ("family", "source", "time_ns", "spread")}
+    values |= {name: tuple(row[name]) for name in ("times_ns", "kernel_names", "kernel_ns")}
+    return Row(question=question, split=split_of(row["call"]), **values)
 
 
 def of(rows: Sequence[Row], split: str) -> list[Row]:
