@@ -10,7 +10,9 @@ sums and running maxima only, so a stretch needs a handful of array operations w
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,13 @@ Rows = npt.NDArray[np.int64]
 
 # From this many ranks x scenarios on, node by node over rows that stay in the cache beats passes over the whole stretch.
 WIDE = 384
+# From this many on, running sums and maxima go row by row.
+_LONG_ROW = 128
+_LAGS: dict[int, str] = {EdgeKind.LAUNCH: "latency_ns", EdgeKind.WAIT: "release_ns", EdgeKind.HAND_OVER: "gap_ns"}
+_SYNC = EdgeKind.SYNC
+
+Sums = MutableMapping[tuple[int, bool], tuple[Nanoseconds, Nanoseconds]]
+"""Of stretches played before, and whether they opened a stream: P, and own - P. They stay while a window is repeated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,26 +92,43 @@ def _compact(rows: Rows) -> Rows | slice:
     return rows
 
 
-def play(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, *, continued: bool) -> None:
+def play(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, sums: Sums, *, continued: bool) -> None:
     """Write the ends of a stretch into `ends` (row, rank, scenario). `continued`: the stream ran work before the window."""
     if ends[0].size >= WIDE:
         _play_wide(part, graph, timing, ends, continued)
     else:
-        _play_narrow(part, timing, ends, continued)
+        key = (id(part), part.opens_lane and not part.host and not continued)
+        if key not in sums:
+            sums[key] = _sums(part, timing, opens=key[1])
+        _play_narrow(part, timing, ends, *sums[key])
     if part.half >= 0:
         ends[part.half] = ends[part.stop - 1]
 
 
-def _play_narrow(part: Stretch, timing: Timing, ends: Nanoseconds, continued: bool) -> None:
+def _sums(part: Stretch, timing: Timing, *, opens: bool) -> tuple[Nanoseconds, Nanoseconds]:
     before = (timing.gap_ns if part.host else timing.spacing_ns)[part.table_row]
     own = (timing.call_ns if part.host else timing.duration_ns)[part.table_row]
-    if part.opens_lane and not part.host and not continued:
+    if opens:
         before = before.copy()
         before[0] = 0
     if part.half >= 0:
         own = own.copy()
         own[-1] = 0
-    total = np.cumsum(before + own, axis=0)
+    total = before + own
+    _accumulate(np.add, total)
+    return total, own - total
+
+
+def _accumulate(ufunc: np.ufunc, values: Nanoseconds) -> None:
+    """In place, along the first axis. Numpy goes down column after column, which caches do not like where rows are long."""
+    if values[0].size < _LONG_ROW:
+        ufunc.accumulate(values, axis=0, out=values)
+    else:
+        for before, row in pairwise(values):
+            ufunc(before, row, out=row)
+
+
+def _play_narrow(part: Stretch, timing: Timing, ends: Nanoseconds, total: Nanoseconds, rest: Nanoseconds) -> None:
     front, out = ends[part.first - 1], ends[part.first : part.stop]
     if not part.layers:
         np.add(total, front, out=out)
@@ -114,8 +140,8 @@ def _play_narrow(part: Stretch, timing: Timing, ends: Nanoseconds, continued: bo
             np.maximum(waited, reached, out=waited)
         else:
             waited[layer.node] = np.maximum(waited[layer.node], reached)
-    waited += own - total
-    np.maximum.accumulate(waited, axis=0, out=waited)
+    waited += rest
+    _accumulate(np.maximum, waited)
     np.maximum(waited, front, out=waited)
     np.add(waited, total, out=out)
 
@@ -146,14 +172,9 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
 
 def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | int:
     """How long after its source an edge lets the node's own time begin. The row is the node's; from a start, the source's."""
-    if kind == EdgeKind.LAUNCH:
-        return timing.latency_ns[row]
-    if kind == EdgeKind.WAIT:
-        return timing.release_ns[row]
-    if kind == EdgeKind.HAND_OVER:
-        return timing.gap_ns[row]
-    if kind == EdgeKind.SYNC:
+    if (column := _LAGS.get(kind)) is not None:
+        lag: Nanoseconds = getattr(timing, column)[row]
+        return lag
+    if kind == _SYNC:
         return timing.return_ns[row] - timing.call_ns[row]
-    if kind in FROM_START:
-        return -timing.duration_ns[row]
-    return 0
+    return -timing.duration_ns[row] if kind in FROM_START else 0

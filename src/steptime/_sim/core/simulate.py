@@ -12,7 +12,7 @@ import numpy as np
 from steptime._program.program import Collective
 from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.compile import LaneGraph
-from steptime._sim.core.lanes import play
+from steptime._sim.core.lanes import Sums, play
 from steptime._sim.core.meetings import Meeting, Part
 from steptime._sim.core.schedule import Depart, Plan, Play, Return, schedule
 from steptime._sim.core.stacks import fused, stacked_timing, stacks
@@ -68,6 +68,7 @@ class Stage:
         self._ends += [ends for ends, _ in stacked]
         self._timing = [_of_part(self.cohorts[part.cohort].timing, part) for part in plan.parts]
         self._timing += [timing for _, timing in stacked]
+        self._sums: list[Sums] = [{} for _ in self._timing]
 
     def _stacked(self) -> list[tuple[Nanoseconds, Timing]]:
         """Lays the ends and durations of cohorts that are played together side by side."""
@@ -98,7 +99,7 @@ class Stage:
         for step in fused(self.plan):
             if isinstance(step, Play):
                 graph, timing, ends = self._graphs[step.part], self._timing[step.part], self._ends[step.part]
-                play(step.stretch, graph, timing, ends, continued=continued)
+                play(step.stretch, graph, timing, ends, self._sums[step.part], continued=continued)
             elif isinstance(step, Return):
                 self._return(step)
             else:

@@ -7,7 +7,7 @@ have length 1, which means "the same for all". Integer arithmetic keeps the simu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +36,9 @@ class Timing:
     stream_start_ns: Nanoseconds  # per stream: when it has finished what was enqueued before the window
 
     def __post_init__(self) -> None:
-        for column in fields(self):
-            values = getattr(self, column.name)
-            if column.name == "waits":
-                continue
-            if values.ndim != 3 or values.dtype != np.int64:
-                raise ValueError(f"Timing.{column.name}: {values.dtype} {values.shape}, expected int64 with 3 axes")
+        for name, values in vars(self).items():
+            if name != "waits" and (values.ndim != 3 or values.dtype != np.int64):
+                raise ValueError(f"Timing.{name}: {values.dtype} {values.shape}, expected int64 with 3 axes")
 
 
 @dataclass(frozen=True, eq=False)

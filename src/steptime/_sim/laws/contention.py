@@ -77,9 +77,7 @@ def _slowdowns(spans: _Spans, begin: Factors, end: Factors, period: float) -> Fa
     moments = np.unique(np.concatenate([starts, ends]))
     middle = (moments[1:] + moments[:-1]) / 2
     running = (starts[:, None] <= middle) & (middle < ends[:, None])
-    by_rank = np.zeros((int(spans.rank.max(initial=0)) + 1, len(middle)))
-    for row, number in enumerate(rank.tolist()):  # few rows, of many moments each
-        by_rank[number] += taken[row] * running[row]
+    by_rank = ((np.arange(spans.rank.max(initial=0) + 1)[:, None] == rank) * taken) @ running.astype(np.float64)
     others = by_rank.sum(axis=0) - by_rank[spans.rank]
     common = np.clip(np.minimum(end[:, None], moments[1:]) - np.maximum(begin[:, None], moments[:-1]), 0.0, None)
     alone = (common / (1.0 + spans.slowed[:, None] * others)).sum(axis=1)

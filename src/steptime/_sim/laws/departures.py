@@ -30,6 +30,7 @@ class ExchangeDepartures:
     buffered_bytes: float
     _even_ns: dict[int, Floats] = field(default_factory=dict)  # ranks -> of even exchanges of `_SIZES`
     _sent: dict[int, tuple[Meeting, Floats | None]] = field(default_factory=dict)  # by the meeting's identity
+    _flows: dict[int, tuple[Floats, Flows]] = field(default_factory=dict)  # the same: of exchanges that took so long together
 
     @classmethod
     def of(cls, fabric: Fabric | None) -> ExchangeDepartures | None:
@@ -47,7 +48,11 @@ class ExchangeDepartures:
         sent = self._sent[id(meeting)][1]
         if sent is None:
             return None
-        flows = self.flows(sent[:, :, None], together_ns.max(axis=0).astype(np.float64))
+        together = together_ns.max(axis=0).astype(np.float64)
+        before, flows = self._flows.get(id(meeting), (None, None))
+        if flows is None or not np.array_equal(before, together):  # a window that is repeated asks for the same again
+            flows = self.flows(sent[:, :, None], together)
+            self._flows[id(meeting)] = together, flows
         return np.rint(flows.departures_ns(arrivals_ns.astype(np.float64))).astype(np.int64)
 
     def flows(self, sent: Floats, together_ns: Floats) -> Flows:
