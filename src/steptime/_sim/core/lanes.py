@@ -172,8 +172,8 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
 
 def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | int:
     """How long after its source an edge lets the node's own time begin. The row is the node's; from a start, the source's."""
-    if (column := _LAGS.get(kind)) is not None:
-        lag: Nanoseconds = getattr(timing, column)[row]
+    if kind in _LAGS:
+        lag: Nanoseconds = getattr(timing, _LAGS[kind])[row]
         return lag
     if kind == _SYNC:
         return timing.return_ns[row] - timing.call_ns[row]

@@ -49,11 +49,10 @@ class ExchangeDepartures:
         if sent is None:
             return None
         together = together_ns.max(axis=0).astype(np.float64)
-        before, flows = self._flows.get(id(meeting), (None, None))
-        if flows is None or not np.array_equal(before, together):  # a window that is repeated asks for the same again
-            flows = self.flows(sent[:, :, None], together)
-            self._flows[id(meeting)] = together, flows
-        return np.rint(flows.departures_ns(arrivals_ns.astype(np.float64))).astype(np.int64)
+        known = self._flows.get(id(meeting))
+        if known is None or not np.array_equal(known[0], together):  # a window that is repeated asks for the same again
+            known = self._flows[id(meeting)] = together, self.flows(sent[:, :, None], together)
+        return np.rint(known[1].departures_ns(arrivals_ns.astype(np.float64))).astype(np.int64)
 
     def flows(self, sent: Floats, together_ns: Floats) -> Flows:
         """Exchanges of [senders, receivers, exchanges] bytes, which take so long where all ranks reach them at once."""
