@@ -23,12 +23,12 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import TABLE_WISE, USUAL_KINDS
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
-from steptime._shard.search.search import Searched, evaluators, search
-from steptime._shard.search.state import Budget
-from steptime._shard.task.drawn import further_tasks, sharding_tasks
-from steptime._shard.task.task import Task
-from steptime._shard.task.unequal import RANKS
+from steptime._shard.evaluator import Evaluator
+from steptime._shard.search import Searched, search
+from steptime._shard.search_state import SearchBudget
+from steptime._shard.task import Task
 from steptime_lab.validate.sharding.measured import shipped_tasks
+from steptime_lab.workloads.drawn_tasks import RANKS, further_tasks, sharding_tasks
 
 PLATFORM = "4xh200-quarter-loopback"
 EVALUATIONS = 40_000
@@ -71,8 +71,8 @@ def asked_tasks(names: Sequence[str] | None) -> list[tuple[Dlrm, Calibration]]:
 
 
 def searched_plan(task: Dlrm, platform: Platform, kinds: tuple[str, ...], calibration: Calibration) -> Searched:
-    make = evaluators(platform, calibration)
-    return search(Task(task, RANKS, Constraints(kinds=kinds)), platform, Budget(EVALUATIONS), make=make)
+    evaluator = Evaluator(task, platform, RANKS, calibration=calibration)
+    return search(Task(task, RANKS, Constraints(kinds=kinds)), platform, SearchBudget(EVALUATIONS), evaluator=evaluator)
 
 
 def entry(task: Dlrm, found: Searched, divided: Searched) -> dict[str, Any]:

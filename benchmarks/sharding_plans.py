@@ -16,7 +16,7 @@ import numpy as np
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._lookups.populations import PRODUCTION_2021
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.evaluator import Evaluator
+from steptime._shard.evaluator import Evaluator
 
 TABLES, RANKS, BATCH = 60, 4, 8192
 PLANS, EXACT_PLANS, PLAYED_PLANS, RUNS = 20_000, 500, 4, 5
@@ -52,21 +52,22 @@ def main() -> None:
     chosen = parser.parse_args()
     task, platform = model(chosen.tables), Platform.load(chosen.platform)
     begun = time.process_time()
-    curves = Evaluator.of(task, platform, chosen.ranks)
+    evaluator = Evaluator(task, platform, chosen.ranks)
+    evaluator.evaluate(np.zeros((1, chosen.tables), dtype=np.intp))
     made_s = time.process_time() - begun
     print(f"{chosen.tables} tables on {chosen.ranks} ranks of {platform.name}, bar {BAR:,} a second; made in {made_s:.2f} s")
     plans = np.random.default_rng(0).integers(0, chosen.ranks, (PLANS, chosen.tables))
-    exact = Evaluator.of(task, platform, chosen.ranks, exact=True)
     ways: dict[str, tuple[int, float]] = {
-        "together": (PLANS, cpu_seconds(lambda: curves.evaluate(plans))),
-        "models asked": (EXACT_PLANS, cpu_seconds(lambda: exact.evaluate(plans[:EXACT_PLANS]), 2)),
-        "played one by one": (PLAYED_PLANS, cpu_seconds(lambda: exact.simulate(plans[:PLAYED_PLANS]), 1)),
+        "together": (PLANS, cpu_seconds(lambda: evaluator.evaluate(plans))),
+        "models asked": (EXACT_PLANS, cpu_seconds(lambda: evaluator.evaluate(plans[:EXACT_PLANS], exact=True), 2)),
+        "played one by one": (PLAYED_PLANS, cpu_seconds(lambda: evaluator.simulate(plans[:PLAYED_PLANS]), 1)),
     }
     slowest = ways["played one by one"][1] / PLAYED_PLANS
     for name, (count, seconds) in ways.items():
         each = seconds / count
         print(f"{name:20} {1 / each:12,.1f} plans a second {1e6 * each:12,.1f} us each {slowest / each:10,.0f} times as fast")
-    off = np.abs(exact.evaluate(plans[:PLAYED_PLANS]).step_ns / exact.simulate(plans[:PLAYED_PLANS]).step_ns - 1)
+    few = plans[:PLAYED_PLANS]
+    off = np.abs(evaluator.evaluate(few, exact=True).step_ns / evaluator.simulate(few).step_ns - 1)
     print(
         f"together against played: {np.median(off):.2%} off in the median, {off.max():.2%} at most (bar {BAR:,} plans a second)"
     )

@@ -13,13 +13,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._lookups.populations import PRODUCTION_2022
 from steptime._platforms.platform import Platform
-from steptime._shard.search.draws import Draws
-from steptime._shard.search.search import Make, evaluators, search, usual_evaluations
-from steptime._shard.search.state import Budget, Evaluate
-from steptime._shard.task.task import Task
+from steptime._shard.evaluator import Evaluator
+from steptime._shard.search import search, usual_evaluations
+from steptime._shard.search_state import SearchBudget
+from steptime._shard.task import Task
+from steptime_lab.workloads.drawn_tasks import Draws
 
 PLATFORM = Path(__file__).parents[1] / "examples" / "sharding" / "128xh200.toml"
 CASES = ("60x4", "200x32", "1000x128")
@@ -35,31 +38,22 @@ def main() -> None:
 
 
 def _one(task: Task, platform: Platform) -> None:
-    preparing = [0.0]
-    make = _timed(evaluators(platform), preparing)
+    evaluator = Evaluator(task.model, platform, task.ranks)
     cpu, wall = time.process_time(), time.monotonic()
-    found = search(task, platform, Budget(usual_evaluations(task.model)), make=make)
+    evaluator.evaluate(np.zeros((1, len(task.tables)), dtype=np.intp))
+    preparing = time.process_time() - cpu
+    found = search(task, platform, SearchBudget(usual_evaluations(task.model, task.ranks)), evaluator=evaluator)
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
-    greedy = search(task, platform, Budget(2000), make=evaluators(platform), only=("greedy",))
+    greedy = search(task, platform, SearchBudget(2000), evaluator=evaluator, only=("greedy",))
     rule = found.best_rule
     assert rule is not None
     print(
-        f"{len(task.tables)} tables on {task.ranks} ranks: {cpu:.1f} s CPU ({preparing[0]:.1f} preparing), {wall:.1f} s wall, "
+        f"{len(task.tables)} tables on {task.ranks} ranks: {cpu:.1f} s CPU ({preparing:.1f} preparing), {wall:.1f} s wall, "
         f"{found.searched_plans:,} plans; step {found.best.step_ns / 1e6:.3f} ms; best rule ({rule[0]}) "
         f"{rule[1].step_ns / found.best.step_ns - 1:+.1%}, greedy on predicted cost "
         f"{greedy.best.step_ns / found.best.step_ns - 1:+.1%}",
         flush=True,
     )
-
-
-def _timed(make: Make, spent: list[float]) -> Make:
-    def made(model: Dlrm, ranks: int) -> Evaluate:
-        began = time.process_time()
-        found = make(model, ranks)
-        spent[0] += time.process_time() - began
-        return found
-
-    return made
 
 
 def drawn_model(tables: int, ranks: int, seed: int = 1) -> Dlrm:

@@ -29,13 +29,13 @@ from _sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from sharding_search import PLATFORM, drawn_model
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Placement, Plan
+from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Division, Placement, Plan
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.plans import evaluated
-from steptime._shard.search.divisions import Make
-from steptime._shard.search.search import Searched, search, usual_evaluations
-from steptime._shard.search.state import Answer, Budget, Evaluate
-from steptime._shard.task.task import Task
+from steptime._shard.given_plans import evaluated
+from steptime._shard.search import Searched, search, usual_evaluations
+from steptime._shard.search_state import SearchBudget
+from steptime._shard.task import Task
+from steptime._sim.composed import Evaluation
 from steptime_lab.validate.sharding.planner import planner_costs
 
 CASES = ("60x4", "200x32", "1000x128")
@@ -112,7 +112,7 @@ def by_step(cases: Sequence[str], found: Found) -> None:
                 print(f"| {case} | {way.name} | | no plan in {MOST_SECONDS // 60} minutes | | | | |")
                 continue
             if way.kinds not in known:
-                known[way.kinds] = search(task, platform, Budget(usual_evaluations(task.model)))
+                known[way.kinds] = search(task, platform, SearchBudget(usual_evaluations(task.model, task.ranks)))
             print(f"| {case} | {way.name} | {_compared(known[way.kinds], theirs, task, platform)}", flush=True)
 
 
@@ -162,26 +162,30 @@ def searched_by_estimator(task: Task, platform: Platform, machine: Any) -> Plan:
     kind_of = {table.name: names[place] for table, place in zip(task.tables, np.argmin(costs, axis=0), strict=True)}
     rest = replace(task.model, tables=tuple(table for table in task.tables if not kind_of[table.name]))
     usual = Constraints(kinds=tuple(kind for kind in task.constraints.kinds if kind in USUAL_KINDS))
-    found = search(Task(rest, task.ranks, usual), platform, Budget(usual_evaluations(rest)), make=estimator()).best.plan
+    found = search(
+        Task(rest, task.ranks, usual),
+        platform,
+        SearchBudget(usual_evaluations(rest, task.ranks)),
+        evaluator=Estimator(rest, task.ranks),
+    ).best.plan
     every = {name: Placement(kind, tuple(range(task.ranks))) for name, kind in kind_of.items() if kind}
     return Plan(task.ranks, {**found.placements, **every})
 
 
-def estimator() -> Make:
+@dataclass(frozen=True)
+class Estimator:
     """The largest sum over ranks of what its estimator says of their shards, in place of the step."""
 
-    def make(model: Dlrm, ranks: int) -> Evaluate:
-        costs = 1e9 * planner_costs(model, ranks)
+    model: Dlrm
+    ranks: int
 
-        def evaluate(plans: npt.NDArray[np.intp]) -> Answer:
-            sums = np.zeros((len(plans), ranks))
-            np.add.at(sums, (np.arange(len(plans))[:, None], plans), costs)
-            none = np.zeros_like(sums)
-            return Answer(sums.max(axis=1), sums.max(axis=1), sums, none, none)
-
-        return evaluate
-
-    return make
+    def evaluate(self, rank_of: npt.NDArray[np.intp], division: Division, *, exact: bool = False) -> Evaluation:  # noqa: ARG002
+        costs = 1e9 * planner_costs(replace(self.model, tables=division.shard_tables(self.model.tables)), self.ranks)
+        plans = np.atleast_2d(rank_of)
+        sums = np.zeros((len(plans), self.ranks))
+        np.add.at(sums, (np.arange(len(plans))[:, None], plans), costs)
+        none = np.zeros_like(sums)
+        return Evaluation(sums.max(axis=1), sums.max(axis=1), sums, none, none, none, np.zeros(len(plans), dtype=np.bool_))
 
 
 def modelled(found: Mapping[str, Any], task: Task) -> Task:

@@ -146,7 +146,7 @@ def lookups(bench: Bench, file: Path) -> None:
     """Lookups of drawn tasks, each rank alone, beside copies, and beside each other."""
     import torch
 
-    from steptime._shard.task.unequal import drawn_task
+    from steptime_lab.workloads.drawn_tasks import drawn_task
 
     ranks = bench.group.ranks
     copied = torch.zeros(128 << 20, device=bench.group.device)

@@ -14,7 +14,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }  # fmt: skip
 _KNOWN = {
     "$schema", "$defs", "$ref", "title", "description", "type", "properties", "required", "additionalProperties", "items",
-    "minItems", "maxItems", "anyOf", "const",
+    "minItems", "maxItems", "anyOf", "const", "deprecated",
 }  # fmt: skip
 
 

@@ -53,13 +53,13 @@ def test_every_block_times_every_plan_once_in_an_order_of_its_own() -> None:
 
 
 def test_rules_that_make_the_same_plan_share_one_case_and_none_is_lost() -> None:
-    from steptime._shard.rules import rules
+    from steptime._shard.rules import RULES
 
     for task in tasks_of(small=True, only=()):
         for ranks in (1, 4):
             found = plans_of(task, ranks)
             named = [name for case, aliases in found for name in (case.rule, *filter(None, aliases.split(",")))]
-            assert sorted(named) == sorted(rules())
+            assert sorted(named) == sorted(RULES)
             assert len({json.dumps(case.plan) for case, _ in found}) == len(found)
             assert all(case.task == task.name for case, _ in found)
     assert len(plans_of(tasks_of(small=True, only=())[0], 1)) == 1

@@ -17,11 +17,11 @@ from steptime._measurements.sets import SETS, measured_set
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import families, family_of
-from steptime._shard.task.drawn import further_tasks, sharding_tasks
 from steptime_lab.measure.steps.rows import key_of_case
 from steptime_lab.measure.tables import noise_lines, noises
 from steptime_lab.measurements.shipped import FOLDER, shipped
 from steptime_lab.workloads.cases import step_cases
+from steptime_lab.workloads.drawn_tasks import further_tasks, sharding_tasks
 
 PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
 

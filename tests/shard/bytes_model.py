@@ -5,18 +5,24 @@ Of the testbed: a quarter streams 1 TB/s from memory and about 3 from L2 (50 MB,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from tests.lookups.expected_reuse import expected_reuse
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Plan
-from steptime._shard.rules import Machine, plans_by_rule
+from steptime._shard.rules import RULES, Machine, place
 
 MEMORY, CACHE, WIRE = 1e12, 3e12, 3.1e9  # bytes a second
 CACHED_BYTES = 12e6
 SORT_BYTES = 300  # moved per lookup by the backward pass's sort
 DENSE_MS, LATENCY_MS = 1.0, 0.1
+
+
+def plans_by_rule(tables: Sequence[Table], machine: Machine) -> dict[str, Plan]:
+    """The plan of every rule; some may be the same plan."""
+    return {name: place(name, tables, machine) for name in RULES}
 
 
 @cache

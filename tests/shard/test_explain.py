@@ -13,11 +13,12 @@ from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
 from steptime._report.shard.document import evaluated_document, shard_document
 from steptime._report.shard.html import shard_page
-from steptime._shard.evaluate.plans import evaluated
-from steptime._shard.explain.explain import Explained, explain
-from steptime._shard.search.search import Searched, search
-from steptime._shard.search.state import Budget
-from steptime._shard.task.task import Task
+from steptime._shard.evaluator import Evaluator
+from steptime._shard.explain import Explained, explain
+from steptime._shard.given_plans import evaluated
+from steptime._shard.search import Searched, search
+from steptime._shard.search_state import SearchBudget
+from steptime._shard.task import Task
 from steptime._sim.modelled.prediction import predict_on
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
@@ -26,8 +27,8 @@ TASK = Task(model_of(9, batch=8192), 4, Constraints(kinds=(TABLE_WISE,), pinned=
 
 @cache
 def answered() -> tuple[Searched, Explained]:
-    found = search(TASK, PLATFORM, Budget(600))
-    return found, explain(found, PLATFORM)
+    found = search(TASK, PLATFORM, SearchBudget(600))
+    return found, explain(found, Evaluator(TASK.model, PLATFORM, 4))
 
 
 def test_moving_a_large_table_makes_the_best_step_no_shorter() -> None:
@@ -103,20 +104,20 @@ def test_searched_plans_have_the_step_that_predict_says() -> None:
     smallest = min(TASK.tables, key=lambda one: one.nbytes).name
     widest = max((table for table in TASK.tables if table.name != smallest), key=lambda one: one.dim).name
     kinds_of = {smallest: (DATA_PARALLEL,), widest: (COLUMN_WISE,)}
-    found = search(Task(TASK.model, 4, Constraints(kinds=(TABLE_WISE,), kinds_of=kinds_of)), PLATFORM, Budget(200))
+    found = search(Task(TASK.model, 4, Constraints(kinds=(TABLE_WISE,), kinds_of=kinds_of)), PLATFORM, SearchBudget(200))
     for option in (*found.options, *filter(None, found.rules.values())):
         assert {DATA_PARALLEL, COLUMN_WISE} < set(option.plan.kinds().values())
         step_ms = predict_on(dlrm_workload(TASK.model, 4, option.plan), PLATFORM).step_time_ms
         assert option.step_ns / 1e6 == pytest.approx(step_ms, rel=0.005)
-    why = explain(found, PLATFORM)
+    why = explain(found, Evaluator(TASK.model, PLATFORM, 4))
     assert why.interval[0] < 1.0 < why.interval[1]
-    assert why.analytic_ns > 0
+    assert why.every_rank_tables_ns > 0
 
 
 @pytest.mark.slow
 def test_kinds_on_every_rank_are_chosen_only_where_allowed() -> None:
     allowed = Task(TASK.model, 4, Constraints(kinds=KINDS))
-    found = search(allowed, PLATFORM, Budget(800))
+    found = search(allowed, PLATFORM, SearchBudget(800))
     # As many plans of whole tables as the search above asks for before it divides any.
-    whole = search(Task(TASK.model, 4, Constraints(kinds=(TABLE_WISE,))), PLATFORM, Budget(400))
+    whole = search(Task(TASK.model, 4, Constraints(kinds=(TABLE_WISE,))), PLATFORM, SearchBudget(400))
     assert found.best.step_ns <= 1.001 * whole.best.step_ns

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import steptime_lab
 from steptime._build.dlrm.plan import Plan
-from steptime._shard.rules import rules
-from steptime._shard.task.drawn import further_tasks, sharding_tasks
+from steptime._shard.rules import RULES
+from steptime_lab.workloads.drawn_tasks import further_tasks, sharding_tasks
 
 FILE = Path(steptime_lab.__file__).parent / "data" / "committed" / "sharding_predictions.json"
 
@@ -20,7 +20,7 @@ def test_every_predicted_plan_is_one_of_its_task() -> None:
     for entry in document["tasks"]:
         tables, ranks = tasks[entry["task"]].tables, entry["ranks"]
         assert tasks[entry["task"]].batch == entry["batch"]
-        assert set(entry["rules"]) <= set(rules())
+        assert set(entry["rules"]) <= set(RULES)
         plans = [entry["searched"]["plan"], entry["columns_divided"]["plan"], *(one["plan"] for one in entry["rules"].values())]
         for plan in plans:
             Plan.from_dict(plan, tables, ranks)

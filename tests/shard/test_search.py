@@ -10,19 +10,19 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shard.additive import additive, model_of
+from tests.shard.additive import Additive, evaluation, model_of
 
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, TABLE_WISE, Division
 from steptime._platforms.platform import Platform
-from steptime._shard.search.loads import learn
-from steptime._shard.search.search import Searched, search, search_many
-from steptime._shard.search.state import FREE, Answer, Budget, Evaluate, Search, renumbered
-from steptime._shard.strategies import strategies
-from steptime._shard.strategies.exact import every_plan, plans_at_most
-from steptime._shard.task.memory import memory_of
-from steptime._shard.task.task import Task
+from steptime._shard.guide import learn
+from steptime._shard.memory import memory_of
+from steptime._shard.search import Searched, search, search_many
+from steptime._shard.search_state import Search, SearchBudget, renumbered
+from steptime._shard.strategies import STRATEGIES, every_plan, plans_at_most
+from steptime._shard.task import FREE, Task
+from steptime._sim.composed import Evaluation
 from steptime.errors import InputError
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
@@ -33,28 +33,32 @@ def task_of(tables: int, ranks: int = 4, *, seed: int = 0, constraints: Constrai
     return Task(model_of(tables, seed=seed), ranks, constraints)
 
 
+def additive(task: Task) -> Additive:
+    return Additive(task.model, task.ranks)
+
+
 def searched(task: Task, evaluations: int = 4000, *only: str) -> Searched:
-    return search(task, PLATFORM, Budget(evaluations), make=additive, only=only or None)
+    return search(task, PLATFORM, SearchBudget(evaluations), evaluator=additive(task), only=only or None)
 
 
 def state(task: Task, evaluations: int = 1000) -> Search:
     division = Division.whole(len(task.tables))
     memory = memory_of(task.model, division, task.ranks, 1 << 40)
     pinned = np.full(len(task.tables), FREE, dtype=np.intp)
-    return Search(task.tables, task.ranks, memory, pinned, additive(task.model, task.ranks), Budget(evaluations))
+    return Search(division, task.tables, task.ranks, memory, pinned, additive(task), SearchBudget(evaluations))
 
 
-def test_every_strategy_of_the_folder_is_found_in_the_order_of_turns() -> None:
-    assert list(strategies()) == ["rules", "greedy", "beam", "local", "restarts", "exact"]
+def test_strategies_take_turns_in_order() -> None:
+    assert list(STRATEGIES) == ["rules", "greedy", "beam", "local", "restarts", "exact"]
 
 
-@pytest.mark.parametrize("name", list(strategies()))
+@pytest.mark.parametrize("name", list(STRATEGIES))
 def test_a_strategy_finds_plans_that_fit_and_keeps_to_its_budget(name: str) -> None:
     found = state(task_of(6, 2), 200)
-    strategies()[name].run(found)
-    assert found.found
+    STRATEGIES[name](found)
+    assert found.ranked
     assert found.asked <= 200
-    assert all(found.possible(np.array([one.rank_of])).all() for one in found.found)
+    assert all(found.possible(np.array([one.rank_of])).all() for one in found.ranked)
 
 
 @settings(max_examples=12, deadline=None)
@@ -91,7 +95,8 @@ def test_more_evaluations_never_find_a_slower_plan() -> None:
 
 
 def test_no_time_still_gives_a_plan_and_the_rules() -> None:
-    found = search(task_of(12), PLATFORM, Budget(4000, seconds=0.0), make=additive)
+    task = task_of(12)
+    found = search(task, PLATFORM, SearchBudget(4000, seconds=0.0), evaluator=additive(task))
     assert found.best.step_ns > 0
     assert all(option is not None for option in found.rules.values())
 
@@ -109,29 +114,28 @@ def test_a_giant_is_divided_only_where_that_is_allowed_and_helps() -> None:
     giant = next(table for table in model.tables if table.dim >= 32)
     others = [table for table in model.tables if table.name != giant.name][:3]
     small = Dlrm("giant", 1024, 16, (32, 16), (32, 1), (giant, *others), interaction="cat")
-    whole = search(Task(small, 4, WHOLE), PLATFORM, Budget(2000), make=additive)
-    divided = search(Task(small, 4, Constraints(kinds=(TABLE_WISE, COLUMN_WISE))), PLATFORM, Budget(2000), make=additive)
+    whole, divided = (
+        searched(Task(small, 4, Constraints(kinds=kinds)), 2000) for kinds in ((TABLE_WISE,), (TABLE_WISE, COLUMN_WISE))
+    )
     assert set(whole.best.plan.kinds().values()) == {TABLE_WISE}
     assert divided.best.step_ns <= whole.best.step_ns
 
 
 def test_plans_are_told_apart_by_their_devices_where_hosts_hide_them() -> None:
-    def hidden(model: Dlrm, ranks: int) -> Evaluate:
-        inner = additive(model, ranks)
-
-        def evaluate(plans: npt.NDArray[np.intp]) -> Answer:
-            found = inner(plans)
-            return Answer(np.full(len(plans), 1e9), found.step_ns, found.forward_ns, found.backward_ns, found.exchange_ns)
-
-        return evaluate
-
     task = task_of(12)
-    found = search(task, PLATFORM, Budget(2000), make=hidden)
-    busiest = additive(task.model, 4)
+    devices = additive(task)
+
+    class Hidden:
+        def evaluate(self, rank_of: npt.NDArray[np.intp], division: Division, *, exact: bool = False) -> Evaluation:
+            found = devices.evaluate(rank_of, division, exact=exact)
+            host = np.full(len(found), 1e9)
+            return evaluation(host, found.step_ns, found.forward_ns, found.backward_ns, found.exchange_ns)
+
+    found = search(task, PLATFORM, SearchBudget(2000), evaluator=Hidden())
     naive_plan = found.rules["naive"]
     assert naive_plan is not None
     plans = [[one.placements[table.name].ranks[0] for table in task.tables] for one in (found.best.plan, naive_plan.plan)]
-    best, naive = busiest(np.array(plans)).step_ns
+    best, naive = devices.evaluate(np.array(plans), Division.whole(12)).step_ns
     assert best < naive
 
 
@@ -151,10 +155,10 @@ def test_every_plan_comes_once_whatever_ranks_are_called() -> None:
 
 
 def test_many_tasks_through_an_executor_are_the_searches_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steptime._shard.search.search.evaluators", lambda *_: additive)
+    monkeypatch.setattr("steptime._shard.search.Evaluator", lambda model, _platform, ranks: Additive(model, ranks))
     tasks = [task_of(10, seed=seed) for seed in range(3)]
     with ThreadPoolExecutor(2) as executor:
-        together = search_many(tasks, PLATFORM, executor, Budget(300))
+        together = search_many(tasks, PLATFORM, executor, SearchBudget(300))
     assert [one.options for one in together] == [searched(task, 300).options for task in tasks]
 
 
@@ -167,25 +171,25 @@ def test_tables_that_look_nothing_up_are_placed_like_others() -> None:
     model = model_of(6)
     idle = replace(model.tables[0], generator=replace(model.tables[0].generator, pooling=0.0))
     task = Task(replace(model, tables=(idle, *model.tables[1:])), 4, WHOLE)
-    found = search(task, PLATFORM, Budget(300))
+    found = search(task, PLATFORM, SearchBudget(300))
     assert set(found.best.plan.placements) == {table.name for table in task.tables}
 
 
 def test_a_step_without_shards_is_refused() -> None:
     task = Task(model_of(3), 4, Constraints(kinds=(DATA_PARALLEL,)))
     with pytest.raises(InputError, match="leave one table table_wise or column_wise"):
-        search(task, PLATFORM, Budget(100))
+        search(task, PLATFORM, SearchBudget(100))
 
 
 def test_restarts_alone_find_the_best_of_all_plans_of_a_small_task() -> None:
     task = task_of(7)
-    found = search(task, PLATFORM, Budget(60_000), make=additive, only=("restarts",))
-    best = search(task, PLATFORM, Budget(60_000), make=additive, only=("exact",))
+    found = search(task, PLATFORM, SearchBudget(60_000), evaluator=additive(task), only=("restarts",))
+    best = search(task, PLATFORM, SearchBudget(60_000), evaluator=additive(task), only=("exact",))
     assert found.best.by == "restarts" and best.best.by == "exact"
     assert found.best.step_ns == pytest.approx(best.best.step_ns)
 
 
 def test_the_usual_rules_are_options_even_where_no_time_is_left() -> None:
-    found = search(task_of(12), PLATFORM, Budget(10, 0.0))
+    found = search(task_of(12), PLATFORM, SearchBudget(10, 0.0))
     assert found.best_rule is not None
     assert found.best.step_ns <= found.best_rule[1].step_ns

@@ -9,7 +9,7 @@ import pytest
 
 from steptime._build.dlrm.config import Overrides
 from steptime._build.dlrm.plan import COLUMN_WISE, ROW_WISE, TABLE_WISE
-from steptime._shard.task.task import Task, read_task
+from steptime._shard.task import Task, read_task
 from steptime.errors import InputError
 
 CONFIG = """

@@ -7,24 +7,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.shard.additive import additive, model_of
+from tests.shard.additive import Additive, model_of
 
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Division, Plan
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
-from steptime._shard.search.search import search
-from steptime._shard.search.state import FREE, Budget
-from steptime._shard.task.drawn import sharding_tasks, step_tasks
-from steptime._shard.task.memory import memory_of, rank_limit
-from steptime._shard.task.shortage import packed
-from steptime._shard.task.task import Task
+from steptime._shard.memory import memory_of, packed, rank_limit
+from steptime._shard.search import Searched, search
+from steptime._shard.search_state import SearchBudget
+from steptime._shard.task import FREE, Task
 from steptime._sim.modelled.memory import memory_of as replay
 from steptime.errors import InputError
+from steptime_lab.workloads.drawn_tasks import sharding_tasks, step_tasks
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
 GIB = 1 << 30
+
+
+def searched(task: Task, evaluations: int = 50) -> Searched:
+    return search(task, PLATFORM, SearchBudget(evaluations), evaluator=Additive(task.model, task.ranks))
 
 
 def test_a_rank_holds_its_shards_and_what_every_rank_needs() -> None:
@@ -93,7 +96,7 @@ def _large(rows: int, dim: int = 64, count: int = 3) -> Dlrm:
 def test_a_table_larger_than_a_rank_is_named_with_what_is_short_and_three_helps() -> None:
     constraints = Constraints(memory_bytes=GIB, kinds=(TABLE_WISE,))
     with pytest.raises(InputError) as raised:
-        search(Task(_large(4_000_000), 4, constraints), PLATFORM, Budget(50), make=additive)
+        searched(Task(_large(4_000_000), 4, constraints))
     said = str(raised.value)
     assert "\n" not in said
     assert "needs 1.0 GiB with state and buffers, a rank has 0.9 GiB" in said
@@ -108,7 +111,7 @@ def test_helps_that_are_said_do_help() -> None:
     constraints = Constraints(memory_bytes=2 * GIB, kinds=(TABLE_WISE,))
     task = Task(_large(5_000_000, count=12), 4, constraints)
     with pytest.raises(InputError, match="all ranks together have") as raised:
-        search(task, PLATFORM, Budget(50), make=additive)
+        searched(task)
     ranks = int(str(raised.value).split("(1) ")[1].split(" ranks")[0])
     memory = memory_of(task.model, Division.whole(12), ranks, 2 * GIB)
     assert packed(memory, np.full(12, FREE, dtype=np.intp), ranks) is not None
@@ -117,15 +120,15 @@ def test_helps_that_are_said_do_help() -> None:
 
 def test_a_table_that_does_not_fit_whole_is_divided_where_that_is_allowed() -> None:
     constraints = Constraints(memory_bytes=GIB, kinds=KINDS)
-    found = search(Task(_large(4_000_000), 4, constraints), PLATFORM, Budget(200), make=additive)
+    found = searched(Task(_large(4_000_000), 4, constraints), 200)
     assert set(found.best.plan.kinds().values()) <= {COLUMN_WISE, ROW_WISE}
 
 
 def test_memory_that_is_said_to_be_enough_is() -> None:
     model = replace(_large(4_000_000), interaction="dot", bottom=(64,))
     with pytest.raises(InputError, match="What would help") as raised:
-        search(Task(model, 4, Constraints(memory_bytes=GIB)), PLATFORM, Budget(50), make=additive)
+        searched(Task(model, 4, Constraints(memory_bytes=GIB)))
     said = str(raised.value)
     assert all(f"({number})" in said for number in (1, 2, 3))
     enough = float(said.split("ranks with ")[1].split(" GiB", maxsplit=1)[0])
-    search(Task(model, 4, Constraints(memory_bytes=int((enough + 0.05) * GIB))), PLATFORM, Budget(50), make=additive)
+    searched(Task(model, 4, Constraints(memory_bytes=int((enough + 0.05) * GIB))))

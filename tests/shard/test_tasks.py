@@ -5,12 +5,19 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tests.shard.bytes_model import step_ms, times_by_rule
+from tests.shard.bytes_model import plans_by_rule, step_ms, times_by_rule
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._shard.rules import Machine, plans_by_rule
-from steptime._shard.search.draws import HEAVY, MOST_BYTES_PER_RANK
-from steptime._shard.task.drawn import Variant, random_task, sharding_tasks, step_batches, step_tasks
+from steptime._shard.rules import Machine
+from steptime_lab.workloads.drawn_tasks import (
+    HEAVY,
+    MOST_BYTES_PER_RANK,
+    Variant,
+    random_task,
+    sharding_tasks,
+    step_batches,
+    step_tasks,
+)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -9,10 +9,11 @@ from steptime._build.dlrm.config import Overrides
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform, platform_parts
 from steptime._report.answers import Sharding
-from steptime._shard.explain.explain import explain
-from steptime._shard.search.search import check_ranks, evaluators, search, usual_evaluations
-from steptime._shard.search.state import Budget
-from steptime._shard.task.task import Task, read_task
+from steptime._shard.evaluator import Evaluator
+from steptime._shard.explain import explain
+from steptime._shard.search import check_ranks, search, usual_evaluations
+from steptime._shard.search_state import SearchBudget
+from steptime._shard.task import Task, read_task
 
 
 def shard(
@@ -33,10 +34,10 @@ def shard(
     """
     machine = machine_for(platform, ranks)
     given = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes)
-    speed = calibration_for(calibration, machine)
-    limits = Budget(evaluations or usual_evaluations(given.model, given.ranks), budget_s)
-    searched = search(given, machine, limits, make=evaluators(machine, speed))
-    return Sharding(searched, explain(searched, machine, speed), machine)
+    evaluator = Evaluator(given.model, machine, given.ranks, calibration=calibration_for(calibration, machine))
+    budget = SearchBudget(evaluations or usual_evaluations(given.model, given.ranks), budget_s)
+    searched = search(given, machine, budget, evaluator=evaluator)
+    return Sharding(searched, explain(searched, evaluator), machine)
 
 
 def machine_for(platform: str | Path | Platform, ranks: int | None) -> Platform:

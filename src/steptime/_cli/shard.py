@@ -61,7 +61,7 @@ def shard(
     from steptime._report.json import dumps
     from steptime._report.shard.document import evaluated_document
     from steptime._report.shard.text import print_evaluated, print_shard
-    from steptime._shard.evaluate.plans import evaluated, plans_in
+    from steptime._shard.given_plans import evaluated, plans_in
 
     refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate))
     machine = machine_for(platform, ranks)

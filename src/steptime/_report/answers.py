@@ -24,8 +24,8 @@ from steptime.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from steptime._shard.explain.explain import Explained
-    from steptime._shard.search.search import Searched
+    from steptime._shard.explain import Explained
+    from steptime._shard.search import Searched
 
 
 class Prediction(PredictedStep):

@@ -9,7 +9,7 @@ The host never waits for the device in such a step, so that the period is the ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,17 @@ import numpy.typing as npt
 from steptime._models.collectives.overlap import Overlap
 from steptime._models.lookups.contention import LookupsTogether
 from steptime._sim.core import edges
-from steptime._sim.core.timeline import CohortTimeline
+from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.modelled.issue import Issued
 
 Floats = npt.NDArray[np.float64]
 
 FORWARD, BACKWARD = "lookup forward", "lookup backward"
 EXCHANGE = "collective all_to_all"
+_OTHER_LOOKUP = "lookup of a table that every rank has a part of"
+BOUNDS = (LOOKUPS, EXCHANGES, DENSE, HOST) = ("lookups", "exchange", "dense layers", "host")
+"""What a step can be bound by; the dense layers with the all_reduces of their gradients."""
+
 # Steps that are played: the first begins with empty streams, those after it as the one before ended. In every step the
 # gradients of the dense layers are summed over all ranks, which nobody leaves before the others: without laws the second takes
 # as long as any after it. What lookups do to each other settles within two more.
@@ -47,14 +51,41 @@ class Term:
 
 
 @dataclass(frozen=True, eq=False)
-class PlayedPlans:
-    """Steps of many plans."""
+class Evaluation:
+    """Plans with what they cost, nanoseconds of one step; [plans] or [plans, ranks]."""
 
-    device_ns: Floats  # [plans] from step to step, as fast as the device can
-    forward_ns: Floats  # [plans, ranks]
-    backward_ns: Floats  # [plans, ranks]
-    exchange_ns: Floats  # [plans, ranks] of all exchanges, from the last arrival
-    waiting_ns: Floats  # [plans, ranks] in collectives
+    step_ns: Floats  # [plans] the steady-state period
+    device_ns: Floats  # [plans] the same as fast as the device can, whatever the host takes; the step where it was played
+    forward_ns: Floats  # [plans, ranks] lookups forward
+    backward_ns: Floats  # [plans, ranks] lookups backward, with the update of the rows
+    exchange_ns: Floats  # [plans, ranks] both exchanges of rows, from the last rank's arrival
+    waiting_ns: Floats  # [plans, ranks] in collectives for ranks that arrive later
+    host_bound: npt.NDArray[np.bool_]  # [plans]
+
+    def __len__(self) -> int:
+        """How many plans there are."""
+        return len(self.step_ns)
+
+    @property
+    def lookups_ns(self) -> Floats:
+        """Both directions, [plans, ranks]."""
+        return self.forward_ns + self.backward_ns
+
+    @property
+    def bound(self) -> list[str]:
+        """Per plan what takes most of the step of the slowest rank, of `BOUNDS`."""
+        lookups, exchange = self.lookups_ns.max(axis=1), self.exchange_ns.max(axis=1)
+        times = np.stack([lookups, exchange, np.maximum(self.step_ns - lookups - exchange, 0.0)], axis=1)
+        return [BOUNDS[index] for index in np.where(self.host_bound, BOUNDS.index(HOST), np.argmax(times, axis=1))]
+
+    def take(self, rows: npt.NDArray[np.integer] | list[int] | slice) -> Evaluation:
+        """Some of the plans."""
+        return Evaluation(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Evaluation]) -> Evaluation:
+        """The plans of all parts, one behind the other."""
+        return cls(**{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +115,19 @@ class ComposedStep:
     moving_ns: tuple[float, ...]  # of every collective, from the last arrival
     exchanges: tuple[int, ...]  # which collectives are exchanges
     slower: tuple[float, ...]  # per exchange: how many times as long as alone it took beside kernels
-    host_ns: float  # of a step
+    host_ns: float  # of a step, on the rank whose host has most to do
     pauses_ns: float  # between the kernels of the lookups backward
     beside: BesideCollectives
 
     @classmethod
-    def of(cls, issued: Issued, played: CohortTimeline, slower: Sequence[float], beside: BesideCollectives) -> ComposedStep:
-        """From the first rank of a played cohort; its exchanges took so many times as long as with nothing beside them."""
+    def of(
+        cls, issued: Issued, timeline: Timeline, index: int, slower: Sequence[float], beside: BesideCollectives
+    ) -> ComposedStep:
+        """From the first rank of a cohort; its exchanges took so many times as long as with nothing beside them."""
+        played = timeline.cohorts[index]
         program, timing = issued.program, played.cohort.timing
         took = (played.work_end_ns - played.moving_ns)[:, 0, 0].astype(np.float64)
-        groups = [issued.groups[number] for number in issued.estimate]
+        groups = _groups(issued)
         ways = _ways(issued, played, groups, took)
         exchanges = [index for index, work in enumerate(ways.order) if groups[work] == EXCHANGE]
         backward = np.array([took[work] for work, group in enumerate(groups) if group == BACKWARD])
@@ -106,14 +140,14 @@ class ComposedStep:
             tuple(float(took[work]) for work in ways.order),
             tuple(exchanges),
             tuple(slower),
-            float((timing.gap_ns + timing.call_ns)[:, 0, 0].sum()),
+            max(_host_ns(cohort) for cohort in timeline.cohorts),
             float(sum(timing.spacing_ns[work, 0, 0] for work, group in enumerate(groups) if group == BACKWARD))
             * max(len(backward) - 1, 0)
             / max(len(backward), 1),
             replace(beside, kernels=tuple((backward / max(backward.sum(), 1.0)).tolist())),
         )
 
-    def play(self, forward: Floats, backward: Floats, ends: Ends, together: LookupsTogether | None = None) -> PlayedPlans:
+    def play(self, forward: Floats, backward: Floats, ends: Ends, together: LookupsTogether | None = None) -> Evaluation:
         """Plans with lookups that take so long by themselves, [plans, ranks], ns; `together`: on shares of one GPU."""
         alone, most = backward, self.beside.factors(backward) if self.beside.law.measured else None
         fronts = [np.zeros_like(forward) for _ in range(self.streams)]
@@ -147,7 +181,8 @@ class ComposedStep:
             fronts = [_latest(terms, sources, this, backward) for terms in self.fronts]
             before, ended = ended, np.max([front.max(axis=1) for front in fronts], axis=0)
             period, forward = ended - before, ahead
-        return PlayedPlans(period, forward, backward, exchanged, waiting)
+        step = np.maximum(period, self.host_ns)
+        return Evaluation(step, period, forward, backward, exchanged, waiting, step > period)
 
 
 def _beside(alone: Floats, most: Floats, held: Sequence[tuple[Floats, Floats]], begin: Floats, took: Floats) -> Floats:
@@ -186,6 +221,23 @@ def _latest(terms: Sequence[Term], sources: Sequence[Floats], forward: Floats, b
         result = time if result is None else np.maximum(result, time)
     assert result is not None
     return result
+
+
+def _host_ns(played: CohortTimeline) -> float:
+    timing = played.cohort.timing
+    return float((timing.gap_ns + timing.call_ns)[:, 0, 0].sum())
+
+
+def _groups(issued: Issued) -> list[str]:
+    """Per work. Of the lookups forward the first are the shards', of those backward the last: tables that every rank has a
+    part of are looked up after the shards, and take the same time under all plans."""
+    groups = [issued.groups[number] for number in issued.estimate]
+    forward = next((number for number, group in zip(issued.estimate, groups, strict=True) if group == FORWARD), None)
+    backward = next((number for number in reversed(issued.estimate) if issued.groups[number] == BACKWARD), None)
+    return [
+        _OTHER_LOOKUP if group in (FORWARD, BACKWARD) and number not in (forward, backward) else group
+        for number, group in zip(issued.estimate, groups, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

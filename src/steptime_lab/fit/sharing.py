@@ -21,7 +21,7 @@ from steptime._build.dlrm.table_lookups import table_lookups
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
 from steptime._models.lookups.question import BACKWARD, FORWARD
 from steptime._platforms.fabric import Fabric
-from steptime._shard.evaluate.exchange import messages
+from steptime._shard.evaluator import messages
 from steptime._sim.laws.departures import ExchangeDepartures
 from steptime.errors import InputError
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._shard.rules import Machine, place
-from steptime._shard.task.drawn import step_batches, step_tasks
 from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, workloads
+from steptime_lab.workloads.drawn_tasks import step_batches, step_tasks
 from steptime_lab.workloads.networks import bert, gpt2, inception_v3, resnet50, xlnet
 from steptime_lab.workloads.published import published_models, with_bags
 

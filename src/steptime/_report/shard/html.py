@@ -12,9 +12,8 @@ from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.html.sections import warning_list
 from steptime._report.shard.text import gain_words
 from steptime._report.words import size_words, time_ms
-from steptime._shard.explain.explain import Explained
-from steptime._shard.explain.plan import RankLoad
-from steptime._shard.search.search import Option, Searched
+from steptime._shard.explain import Explained, RankLoad
+from steptime._shard.search import Option, Searched
 from steptime._units import ms
 
 # Class of the style sheet and words: what a rank's bar is made of.
@@ -78,7 +77,7 @@ def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
         "Searched": f"{found.searched_plans:,} plans",
         "Gain": gain_words(why),
     }
-    text = [*found.notes, *why.doubts, *why.warnings]
+    text = [*found.task.notes, *why.doubts, *why.warnings]
     regime, colon, evidence = why.bound_by.partition(":")
     return [
         tag("p", tag("strong", time_ms(step)), tag("span", "ms per step", class_="unit"), class_="step"),

@@ -12,11 +12,10 @@ from steptime._build.dlrm.plan import Plan
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
 from steptime._report.text import RANKS_SHOWN
 from steptime._report.words import interval_words, size_words, time_ms
-from steptime._shard.evaluate.plans import Given
-from steptime._shard.explain.explain import Explained, Reason
-from steptime._shard.explain.plan import RankLoad
-from steptime._shard.search.search import Searched
-from steptime._shard.task.task import Task
+from steptime._shard.explain import Explained, RankLoad, Reason
+from steptime._shard.given_plans import GivenPlan
+from steptime._shard.search import Searched
+from steptime._shard.task import Task
 from steptime._units import ms
 
 _HEADS = (
@@ -56,19 +55,17 @@ def print_shard(
     print_numbers(console, ("plan", "step", "more", "found by"), _others(found))
     print_section(console, "Usual rules", "ms per step, and what that is above the best")
     print_numbers(console, ("rule", "step", "more"), _rules(found))
-    print_warnings(console, [*found.notes, *why.doubts, *why.warnings])
-    if why.analytic_ns:
-        text = (
-            f"{time_ms(ms(why.analytic_ns))} ms of the step are tables that every rank has a part of; no such step was measured"
-        )
-        print_line(console, "Analytic", text, spaced=False)
+    print_warnings(console, [*found.task.notes, *why.doubts, *why.warnings])
+    if why.every_rank_tables_ns:
+        text = f"{time_ms(ms(why.every_rank_tables_ns))} ms of the step, of tables that every rank has a share or a copy of"
+        print_line(console, "Not measured", text, spaced=False)
     print_line(console, "Bound by", why.bound_by, style="bold")
     for title, file in (("Page", page), ("TorchRec", torchrec)):
         if file is not None:
             print_line(console, title, str(file), spaced=False)
 
 
-def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence[Given]) -> None:
+def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence[GivenPlan]) -> None:
     """Given plans, fastest first."""
     _header(console, task, platform)
     print_section(console, "Plans", "ms per step")

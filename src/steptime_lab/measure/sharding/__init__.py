@@ -115,7 +115,7 @@ def due(session: Session, options: Options, place: PlansPlace, turn: int) -> lis
 
 def tasks_of(*, small: bool, only: Sequence[str]) -> list[Dlrm]:
     """The tasks to time: the studied ones, or those that `only` names of these and of the further ones."""
-    from steptime._shard.task.drawn import further_tasks, sharding_tasks
+    from steptime_lab.workloads.drawn_tasks import further_tasks, sharding_tasks
 
     if small:
         return [task for task in map(_smaller, sharding_tasks()[:_SMALL_TASKS]) if not only or task.name in only]
@@ -124,7 +124,7 @@ def tasks_of(*, small: bool, only: Sequence[str]) -> list[Dlrm]:
 
 def known_tasks(options: Options) -> list[Dlrm]:
     """All that can be named."""
-    from steptime._shard.task.drawn import further_tasks
+    from steptime_lab.workloads.drawn_tasks import further_tasks
 
     studied = tasks_of(small=options.small, only=())
     return studied if options.small else [*studied, *further_tasks()]
@@ -148,12 +148,12 @@ def given_plans(options: Options) -> Given:
 
 def plans_of(task: Dlrm, ranks: int, given: Given | None = None) -> list[tuple[Case, str]]:
     """A case per distinct plan of the rules and of those given, and the names of the others that make the same one."""
-    from steptime._shard.rules import rules
+    from steptime._shard.rules import RULES
     from steptime_lab.workloads.cases import dlrm_case
 
     result: dict[str, Case] = {}
     others: dict[str, list[str]] = {}
-    built = [dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule) for rule in rules()]
+    built = [dlrm_case(task, ranks, f"{task.name}-{rule}-r{ranks}", task.name, rule) for rule in RULES]
     for name, placed in (given or {}).get(task.name, {}).items():
         named = replace(built[0], name=f"{task.name}-{name}-r{ranks}", rule=name)
         built.append(replace(named, plan={table.name: placed[table.name] for table in task.tables}))

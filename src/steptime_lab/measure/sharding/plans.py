@@ -38,9 +38,9 @@ def read_plans(file: Path, tasks: Sequence[Dlrm], ranks: int) -> Given:
 
 
 def _check(where: str, name: str, placed: Any, task: Dlrm, ranks: int) -> None:
-    from steptime._shard.rules import rules
+    from steptime._shard.rules import RULES
 
-    if not _NAME.fullmatch(name) or name in rules():
+    if not _NAME.fullmatch(name) or name in RULES:
         raise InputError(f"{where}: a plan needs a short name of a-z, 0-9, _ and - that is no rule's")
     if not isinstance(placed, dict):
         raise InputError(f"{where}: expected an object of tables and their ranks")

@@ -12,8 +12,9 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._lookups.generators import Generator
 from steptime._models.lookups.question import DIRECTIONS
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.evaluator import Evaluation, Evaluator, Laws
-from steptime._shard.evaluate.exact import ExactLookups
+from steptime._shard.evaluator import ALL_LAWS, Evaluator, Laws
+from steptime._shard.lookup_times import ExactLookups
+from steptime._sim.composed import Evaluation
 from steptime_lab.validate.sharding.measured import MeasuredTask
 from steptime_lab.validate.sharding.planner import planner_costs
 
@@ -33,13 +34,16 @@ ABLATIONS = (UNIFORM, NO_SKEW, NO_HOST, *LAWS)
 def estimates(task: MeasuredTask, platform: Platform) -> tuple[Evaluation, dict[str, Floats]]:
     """The evaluation of a task's plans, and by every way to estimate them [plans], the smaller the better."""
     evaluator = _evaluator(task.model, task, platform)
-    ours = evaluator.evaluate(task.rank_of)
+    ours = evaluator.evaluate(task.rank_of, exact=True)
     result = {
         OURS: ours.step_ns,
-        UNIFORM: _evaluator(evenly_looked_up(task.model), task, platform).evaluate(task.rank_of).step_ns,
+        UNIFORM: _evaluator(evenly_looked_up(task.model), task, platform).evaluate(task.rank_of, exact=True).step_ns,
         NO_SKEW: _without_skew(task, evaluator, ours),
-        NO_HOST: _device_ns(task, evaluator, ours.forward_ns, ours.backward_ns),
-        **{name: _evaluator(task.model, task, platform, laws).evaluate(task.rank_of).step_ns for name, laws in LAWS.items()},
+        NO_HOST: evaluator.play(task.rank_of, ours.forward_ns, ours.backward_ns).device_ns,
+        **{
+            name: _evaluator(task.model, task, platform, laws).evaluate(task.rank_of, exact=True).step_ns
+            for name, laws in LAWS.items()
+        },
         TABLE_COSTS: _slowest(task, table_costs(task.model, platform)),
         PLANNER: _slowest(task, planner_costs(task.model, task.ranks)),
         PLANNER_HERE: _slowest(task, planner_costs(task.model, task.ranks, platform)),
@@ -47,8 +51,8 @@ def estimates(task: MeasuredTask, platform: Platform) -> tuple[Evaluation, dict[
     return ours, result
 
 
-def _evaluator(model: Dlrm, task: MeasuredTask, platform: Platform, laws: Laws | None = None) -> Evaluator:
-    return Evaluator.of(model, platform, task.ranks, calibration=task.calibration, laws=laws, exact=True)
+def _evaluator(model: Dlrm, task: MeasuredTask, platform: Platform, laws: Laws = ALL_LAWS) -> Evaluator:
+    return Evaluator(model, platform, task.ranks, calibration=task.calibration, laws=laws)
 
 
 def evenly_looked_up(model: Dlrm) -> Dlrm:
@@ -69,20 +73,16 @@ def _without_skew(task: MeasuredTask, evaluator: Evaluator, found: Evaluation) -
     forward, backward = (
         np.repeat(times.mean(axis=1, keepdims=True), times.shape[1], axis=1) for times in (found.forward_ns, found.backward_ns)
     )
-    return _device_ns(task, evaluator, forward, backward)
-
-
-def _device_ns(task: MeasuredTask, evaluator: Evaluator, forward: Floats, backward: Floats) -> Floats:
-    """Of the step as fast as the device can, whatever the host takes."""
-    assert evaluator.together is not None, "sharding tasks look up their tables together"
-    return evaluator.play(evaluator.together, task.rank_of, forward, backward).device_ns
+    return evaluator.play(task.rank_of, forward, backward).device_ns
 
 
 def table_costs(model: Dlrm, platform: Platform) -> Floats:
     """[tables] what the lookup models say of every table by itself, both directions."""
     exact = ExactLookups.of(model, platform.device, ())
     alone = np.eye(len(model.tables), dtype=np.bool_)
-    result: Floats = sum(exact.of_subsets(alone, direction, "same") for direction in DIRECTIONS) + np.zeros(len(alone))
+    result: Floats = sum(exact.of_subsets(alone, direction, ["same"] * len(alone)) for direction in DIRECTIONS) + np.zeros(
+        len(alone)
+    )
     return result
 
 

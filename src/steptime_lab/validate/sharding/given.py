@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.evaluator import Evaluator
-from steptime._shard.rules import rules
+from steptime._shard.evaluator import Evaluator
+from steptime._shard.rules import RULES
 from steptime_lab.validate.sharding.measured import MeasuredTask, levels
 from steptime_lab.validate.sharding.scores import ratio_interval
 
@@ -50,13 +50,13 @@ def given_plans(tasks: Sequence[MeasuredTask], platform: Platform) -> list[Given
 
 
 def _of_task(task: MeasuredTask, platform: Platform) -> list[GivenPlan]:
-    own = {place for rule, place in task.rules.items() if rule in rules()}
+    own = {place for rule, place in task.rules.items() if rule in RULES}
     best = min(own, key=lambda place: float(levels(task.paired)[place]))
-    rule = next(rule for rule, place in task.rules.items() if place == best and rule in rules())
-    result = Evaluator.of(task.model, platform, task.ranks, calibration=task.calibration, exact=True).evaluate(task.rank_of)
+    rule = next(rule for rule, place in task.rules.items() if place == best and rule in RULES)
+    result = Evaluator(task.model, platform, task.ranks, calibration=task.calibration).evaluate(task.rank_of, exact=True)
     rows = []
     for name, place in task.rules.items():
-        if name not in rules():
+        if name not in RULES:
             ratio, low, high = ratio_interval(np.log(task.paired[place] / task.paired[best]))
             predicted, measured = result.step_ns.tolist(), task.measured_ns.tolist()
             rows.append(

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._platforms.calibration import Calibration
-from steptime._shard.rules import rules as sharding_rules
-from steptime._shard.task.drawn import further_tasks
+from steptime._shard.rules import RULES
 from steptime_lab.measurements.shipped import shipped
 from steptime_lab.validate.calibrations import RunCalibrations
+from steptime_lab.workloads.drawn_tasks import further_tasks
 
 Row = Mapping[str, Any]
 Floats = npt.NDArray[np.float64]
@@ -86,7 +86,7 @@ def shipped_tasks(names: Sequence[str] | None = None) -> tuple[list[MeasuredTask
     for _, item in sorted(rows.items()):
         calibration = known.of_run(_usual_run(item), int(item[0]["ranks"]))
         tasks.append(task_of(item, calibration))
-        given = [row for row in item if not set(names_of(row)) <= set(sharding_rules())]
+        given = [row for row in item if not set(names_of(row)) <= set(RULES)]
         if given:
             runs = {row["run"] for row in given}
             own = [row for row in item if row["run"] in runs]
@@ -104,7 +104,7 @@ def task_of(rows: Sequence[Row], calibration: Calibration, *, given: bool = Fals
     rules: dict[str, int] = {}
     times: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
     for row in rows:
-        names = [name for name in names_of(row) if given or name in sharding_rules()]
+        names = [name for name in names_of(row) if given or name in RULES]
         if not names:
             continue
         index = plans.setdefault(row["plan"], len(plans))

@@ -1,7 +1,7 @@
 """Picks among sharding plans against measured ones: the shipped tasks, each with its plans timed in the same blocks.
 
 No constant of the prediction was fitted on these tasks. That ranks reach and leave exchanges one by one and slow each other's
-lookups (`sharding.evaluation_laws`) was seen in profiles of 14 of the first 40 and measured on tables and exchanges of none.
+lookups (docs/sharding.md) was seen in profiles of 14 of the first 40 and measured on tables and exchanges of none.
 Beside it: a rule drawn at random, every rule by itself, sums of table costs, what planners use, and the prediction with parts
 of it left out.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steptime._shard.evaluate.evaluator import Evaluation
+from steptime._sim.composed import Evaluation
 from steptime.errors import InputError
 from steptime_lab.validate.calibrations import platform_of
 from steptime_lab.validate.engine import Case, Compared, Validation, group, groups, repeat_errors

@@ -12,15 +12,14 @@ from steptime._build.dlrm.plan import TABLE_WISE, Division, Plan
 from steptime._build.dlrm.plan_files import read_plans
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.divided import DividedEvaluator
-from steptime._shard.evaluate.simulated import played_ns
-from steptime._shard.task.memory import memory_of, rank_limit
-from steptime._shard.task.task import Task
+from steptime._shard.evaluator import Evaluator
+from steptime._shard.memory import memory_of, rank_limit
+from steptime._shard.task import Task
 from steptime.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenPlan:
     """A given plan, its predicted step, and the fullest rank."""
 
     name: str
@@ -44,7 +43,7 @@ def plans_in(path: Path, task: Task) -> dict[str, Plan]:
 
 def evaluated(
     task: Task, platform: Platform, plans: Mapping[str, Plan], calibration: Calibration = UNCALIBRATED
-) -> list[Given]:
+) -> list[GivenPlan]:
     """The plans, fastest first; those that divide tables alike are evaluated together."""
     alike: dict[Division, list[tuple[str, Sequence[int]]]] = {}
     for name, plan in plans.items():
@@ -52,18 +51,15 @@ def evaluated(
         if task.model.interaction == "dot" and set(division.kinds) != {TABLE_WISE}:
             raise InputError(f'plan {name!r} divides tables, and interaction "dot" is modelled for whole tables only')
         alike.setdefault(division, []).append((name, owners))
+    evaluator = Evaluator(task.model, platform, task.ranks, calibration=calibration)
     limit, outside = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)
     results = []
     for division, group in alike.items():
-        places = np.array([one for _, one in group], dtype=np.intp)
-        if division.everywhere():  # every such plan is played: its ops are in the program
-            steps = np.array([played_ns(task.model, platform, plans[name], calibration) for name, _ in group])
-        else:
-            evaluator = DividedEvaluator.of(task.model, division, platform, task.ranks, calibration, exact=True)
-            steps = evaluator.evaluate(places).step_ns
+        rank_of = np.array([owners for _, owners in group], dtype=np.intp)
+        steps = evaluator.evaluate(rank_of, division, exact=True).step_ns
         memory = memory_of(task.model, division, task.ranks, limit, outside)
-        used = memory.used(places, task.ranks)
-        for (name, _), step, held in zip(group, steps.tolist(), used, strict=True):
+        for (name, _), step, held in zip(group, steps.tolist(), memory.used(rank_of, task.ranks), strict=True):
             fullest = int(np.argmax(held))
-            results.append(Given(name, plans[name], step, fullest, int(held[fullest]), bool(held[fullest] <= memory.limit)))
-    return sorted(results, key=lambda one: (one.step_ns, one.name))
+            nbytes = int(held[fullest])
+            results.append(GivenPlan(name, plans[name], step, fullest, nbytes, nbytes <= memory.limit))
+    return sorted(results, key=lambda plan: (plan.step_ns, plan.name))

@@ -22,6 +22,7 @@ from steptime._build.dlrm.plan import DATA_PARALLEL, Division
 from steptime._build.dlrm.step import LocalTables, rank_program
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.peak import peak_memory, process_bytes
+from steptime._shard.task import FREE, Places
 
 Bytes = npt.NDArray[np.int64]
 Ranks = npt.NDArray[np.intp] | Sequence[int]
@@ -74,6 +75,25 @@ def memory_of(model: Dlrm, division: Division, ranks: int, limit: int, outside_b
         rank_bytes=round(replayed.rank_bytes + everywhere) + outside_bytes,
         limit=limit,
     )
+
+
+def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
+    """A plan that fits, largest shards first, each where most is free; None where that fails."""
+    result = pinned.copy()
+    free = np.full(ranks, memory.room, dtype=np.int64)
+    held = np.flatnonzero(pinned != FREE)
+    np.subtract.at(free, pinned[held], memory.shard_bytes[held])
+    if (free < 0).any():
+        return None
+    for shard in np.argsort(-memory.shard_bytes, kind="stable"):
+        if result[shard] != FREE:
+            continue
+        rank = int(np.argmax(free))
+        if free[rank] < memory.shard_bytes[shard]:
+            return None
+        result[shard] = rank
+        free[rank] -= memory.shard_bytes[shard]
+    return result
 
 
 def rank_limit(limits: DeviceLimits, ranks: int, given: int | None = None) -> tuple[int, int]:

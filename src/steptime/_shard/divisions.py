@@ -1,23 +1,17 @@
-"""`Divided`: ways to cut a task's tables into shards: as far as memory needs it, and further where tables are large."""
+"""`TaskDivisions`: ways to cut a task's tables into shards: as far as memory needs it, and further where tables are large."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, QUAD, ROW_WISE, TABLE_WISE, Division
-from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.platform import Platform
-from steptime._shard.evaluate.evaluator import Evaluator
-from steptime._shard.evaluate.simulated import played_ns
-from steptime._shard.search.state import Budget, Evaluate, Floats, Places, Search
-from steptime._shard.task.memory import memory_of, rank_limit
-from steptime._shard.task.shortage import packed, pinned_of
-from steptime._shard.task.task import Task
+from steptime._shard.memory import Memory, memory_of, packed, rank_limit
+from steptime._shard.search_state import Evaluates, Floats, Search, SearchBudget
+from steptime._shard.task import Task
 
 # Shares of a rank's mean load above which a table is divided, one attempt each.
 _DIVIDED_ABOVE = (0.5, 1.0, 0.25)
@@ -25,55 +19,39 @@ _DIVIDED_ABOVE = (0.5, 1.0, 0.25)
 _LEAST_COLUMNS = 16
 # Parts of a rank's room that tables are cut down to where they do not fit, one attempt after the other.
 _CUT_TO_FIT = (1, 2, 4, 8)
-
 # Copies are tried by ones, twos, fours up to so many, then by thirds more.
 _DOUBLED = 8
 # Divisions with tables that every rank has a part of, of each kind at most: for each a step is played.
 _MOST_PLAYED = 4
 
-Make = Callable[[Dlrm, int], Evaluate]
-"""Of a model whose tables are the shards, on so many ranks: what evaluates plans."""
 
-
-class Divided:
+class TaskDivisions:
     """A task on a platform: divisions of its tables, and searches among the plans of each."""
 
-    def __init__(self, task: Task, platform: Platform, budget: Budget, make: Make) -> None:
-        self.task, self.platform, self.budget = task, platform, budget
-        self._make = make
+    def __init__(self, task: Task, platform: Platform, budget: SearchBudget, evaluator: Evaluates) -> None:
+        self.task, self.budget, self.evaluator = task, budget, evaluator
         self.limit, self.outside_bytes = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)
 
     def search(self, division: Division, evaluations: int) -> Search | None:
-        """A search among the plans of a division; None where none fits."""
-        task = self.task
-        shards = division.shard_tables(task.tables)
-        memory = memory_of(task.model, division, task.ranks, self.limit, self.outside_bytes)
-        pinned = pinned_of(task, division)
+        """A search among the plans of a division, which begins with one; None where none fits."""
+        task, memory = self.task, self.memory(division)
+        shards, pinned = division.shard_tables(task.tables), task.pinned_shards(division)
         start = packed(memory, pinned, task.ranks) if shards else None
         if start is None:
             return None
-        evaluate = self._make(replace(task.model, tables=shards), task.ranks)
-        added = self._everywhere_ns(division, start, evaluate)
-        result = Search(shards, task.ranks, memory, pinned, evaluate, self.budget.with_evaluations(evaluations), added)
-        result.by = "packed"
+        budget = self.budget.with_evaluations(evaluations)
+        result = Search(division, shards, task.ranks, memory, pinned, self.evaluator, budget, by="packed")
         result.ask(start, beyond=True)
         return result
 
-    def _everywhere_ns(self, division: Division, rank_of: Places, evaluate: Evaluate) -> float:
-        """What tables that every rank has a part of add to the step of a plan; about as much to any other of the division."""
-        if not division.everywhere():
-            return 0.0
-        return self._played_ns(division, rank_of, evaluate) - float(evaluate(rank_of[None, :]).step_ns[0])
-
-    def _played_ns(self, division: Division, rank_of: Places, evaluate: Evaluate) -> float:
-        plan = division.plan(self.task.tables, rank_of.tolist(), self.task.ranks)
-        calibration = evaluate.calibration if isinstance(evaluate, Evaluator) else UNCALIBRATED
-        return played_ns(self.task.model, self.platform, plan, calibration)
+    def memory(self, division: Division) -> Memory:
+        """What the shards of a division take."""
+        return memory_of(self.task.model, division, self.task.ranks, self.limit, self.outside_bytes)
 
     @property
     def divisible(self) -> bool:
         """Whether any table may be divided at all."""
-        return any(set(self.task.allowed(place)) - {TABLE_WISE} for place in range(len(self.task.tables)))
+        return any(set(self.task.allowed(index)) - {TABLE_WISE} for index in range(len(self.task.tables)))
 
     def first(self) -> Division:
         """Tables whole where they may be and fit, else cut as far as it takes; where nothing packs, the least cut."""
@@ -81,14 +59,12 @@ class Divided:
         return next((item for item in tried if self._packs(item)), tried[0])
 
     def _packs(self, division: Division) -> bool:
-        task = self.task
-        memory = memory_of(task.model, division, task.ranks, self.limit, self.outside_bytes)
-        return packed(memory, pinned_of(task, division), task.ranks) is not None
+        return packed(self.memory(division), self.task.pinned_shards(division), self.task.ranks) is not None
 
     def _cut_to_fit(self, parts: int) -> Division:
         """Every table that takes more than such a part of a rank is cut, where it may be."""
         task, division = self.task, Division.whole(len(self.task.tables))
-        memory = memory_of(task.model, division, task.ranks, self.limit, self.outside_bytes)
+        memory = self.memory(division)
         room = max(memory.room // parts, 1)
         for index, size in enumerate(memory.shard_bytes.tolist()):
             allowed = task.allowed(index)
@@ -100,17 +76,18 @@ class Divided:
                 division = division.with_table(index, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
         return division
 
-    def further(self, division: Division, found: Search, loads: Floats, saved_ns: Floats, most: int) -> Iterator[Division]:
+    def further(self, search: Search, loads: Floats, saved_ns: Floats, most: int) -> Iterator[Division]:
         """Divisions with the tables cut whose loads, [tables], are large beside the mean of a rank, or others copied.
 
-        `found` has plans of the division, `saved_ns` is about what the step would take less without a table; at most so many
-        divisions of each kind.
+        `search` has plans of the division to go on from, `saved_ns` is about what the step would take less without a table; at
+        most so many divisions of each kind.
         """
+        division = search.division
         mean = float(loads.sum()) / self.task.ranks
         sliced, by_rows = (
             [self._cut(division, loads, share * mean, kind) for share in _DIVIDED_ABOVE] for kind in (COLUMN_WISE, ROW_WISE)
         )
-        copied = self._copied(division, found, saved_ns)
+        copied = self._copied(search, saved_ns)
         copied[1:1] = [self._cut(item, loads, _DIVIDED_ABOVE[0] * mean, COLUMN_WISE) for item in copied[:1]]
         seen = {division}
         for entry, count in ((sliced, most), (copied, min(most, _MOST_PLAYED)), (by_rows, min(most, _MOST_PLAYED))):
@@ -129,14 +106,14 @@ class Divided:
                 division = division.with_table(index, kind, slices)
         return division
 
-    def _copied(self, division: Division, found: Search, saved_ns: Floats) -> list[Division]:
+    def _copied(self, search: Search, saved_ns: Floats) -> list[Division]:
         """Copies of tables on every rank where that costs less than it saves, the most promising first.
 
         Tables whose gradients are small beside what they save come first; more and more of them are tried. What copies cost is
-        played for the fewest and the most of them, with the other tables as in the best plan, and in between grows with their
-        bytes.
+        evaluated for the fewest and the most of them, with the other tables as in the best plan, and in between grows with
+        their bytes.
         """
-        task = self.task
+        task, division = self.task, search.division
         free = [
             index
             for index in range(len(task.tables))
@@ -149,18 +126,18 @@ class Divided:
         nbytes = np.cumsum([float(task.tables[index].nbytes) for index in order])
         saved = np.cumsum(saved_ns[order])
         ends = sorted({counts[0], counts[-1]})
-        costs = [self._copies_ns(division, found, order[:count]) + float(saved[count - 1]) for count in ends]
+        costs = [self._copies_ns(search, order[:count]) + float(saved[count - 1]) for count in ends]
         gained = [float(saved[count - 1] - np.interp(nbytes[count - 1], nbytes[np.array(ends) - 1], costs)) for count in counts]
         copies = [_with_copies(division, order[:count]) for count in counts]
         return [item for more, item in sorted(zip(gained, copies, strict=True), key=lambda pair: -pair[0]) if more > 0]
 
-    def _copies_ns(self, division: Division, found: Search, tables: Sequence[int]) -> float:
+    def _copies_ns(self, search: Search, tables: Sequence[int]) -> float:
         """How much longer the step of the best plan is with copies of these tables instead of their shards."""
-        assert found.best is not None, "a search begins with a plan"
-        shards = division.shards(self.task.tables)
-        kept = [rank for rank, shard in zip(found.best.rank_of, shards, strict=True) if shard.table not in tables]
-        copied = _with_copies(division, tables)
-        return self._played_ns(copied, np.array(kept, dtype=np.intp), found.evaluate) - found.best.step_ns
+        shards = search.division.shards(self.task.tables)
+        others = [rank for rank, shard in zip(search.best.rank_of, shards, strict=True) if shard.table not in tables]
+        copied = _with_copies(search.division, tables)
+        result = self.evaluator.evaluate(np.array([others], dtype=np.intp), copied, exact=True)
+        return float(result.step_ns[0]) - search.best.step_ns
 
 
 def _with_copies(division: Division, tables: Sequence[int]) -> Division:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from steptime._build.config import read_dlrm_config
 from steptime._build.dlrm.config import Doubt, Overrides
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._build.dlrm.plan import TABLE_WISE
+from steptime._build.dlrm.plan import TABLE_WISE, Division
 from steptime._build.dlrm.workload import check_batch
 from steptime.errors import InputError
+
+Places = npt.NDArray[np.intp]
+
+FREE = -1
+"""In place of a rank: a shard that may go anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +49,10 @@ class Task:
         """The model's."""
         return self.model.tables
 
-    def on(self, ranks: int) -> Task:
-        """The same on other ranks."""
-        return replace(self, ranks=ranks)
+    def pinned_shards(self, division: Division) -> Places:
+        """The rank of every shard that is pinned, else FREE; [shards]."""
+        ranks = [self.constraints.pinned.get(self.tables[shard.table].name, FREE) for shard in division.shards(self.tables)]
+        return np.array(ranks, dtype=np.intp)
 
     def allowed(self, index: int) -> tuple[str, ...]:
         """Kinds for a table; vectors that interact by `dot` come whole, for nothing else is modelled."""

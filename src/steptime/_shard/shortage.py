@@ -10,33 +10,13 @@ import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, QUAD, ROW_WISE, TABLE_WISE, Division
-from steptime._shard.search.state import FREE, Places
-from steptime._shard.task.memory import Memory, memory_of
-from steptime._shard.task.task import Task
+from steptime._shard.memory import Memory, memory_of, packed
+from steptime._shard.task import Task
 from steptime._units import MIB
 from steptime.errors import InputError
 
 _GIB = 1024 * MIB
 _MOST_RANKS = 1 << 14
-
-
-def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
-    """A plan that fits, largest shards first, each where most is free; None where that fails."""
-    result = pinned.copy()
-    free = np.full(ranks, memory.room, dtype=np.int64)
-    held = np.flatnonzero(pinned != FREE)
-    np.subtract.at(free, pinned[held], memory.shard_bytes[held])
-    if (free < 0).any():
-        return None
-    for shard in np.argsort(-memory.shard_bytes, kind="stable"):
-        if result[shard] != FREE:
-            continue
-        rank = int(np.argmax(free))
-        if free[rank] < memory.shard_bytes[shard]:
-            return None
-        result[shard] = rank
-        free[rank] -= memory.shard_bytes[shard]
-    return result
 
 
 def shortage(task: Task, division: Division, memory: Memory, outside_bytes: int) -> InputError:
@@ -95,18 +75,12 @@ def _fits(task: Task, model: Dlrm, division: Division, memory: Memory, outside_b
     result = memory_of(model, division, task.ranks, memory.limit, outside_bytes)
     if saved != 1.0:
         result = replace(result, shard_bytes=np.ceil(result.shard_bytes * saved).astype(np.int64))
-    return packed(result, pinned_of(task, division), task.ranks) is not None
-
-
-def pinned_of(task: Task, division: Division) -> Places:
-    """The rank of every shard that is pinned, [shards]."""
-    pinned = task.constraints.pinned
-    return np.array([pinned.get(task.tables[shard.table].name, FREE) for shard in division.shards(task.tables)], dtype=np.intp)
+    return packed(result, task.pinned_shards(division), task.ranks) is not None
 
 
 def _enough_memory(task: Task, division: Division, memory: Memory) -> int:
     """The least limit, to a MiB, under which all is packed."""
-    pinned = pinned_of(task, division)
+    pinned = task.pinned_shards(division)
     low, high = memory.limit, memory.rank_bytes + int(memory.shard_bytes.sum())
     while high - low > MIB:
         middle = (low + high) // 2
@@ -127,7 +101,7 @@ def _enough_ranks(task: Task, division: Division, memory: Memory, outside_bytes:
         if ranks >= 2 * known:
             known, result = ranks, memory_of(task.model, division, ranks, memory.limit, outside_bytes)
         enough = result.shard_bytes.max(initial=0) <= result.room and result.shard_bytes.sum() <= result.room * ranks
-        if enough and task.model.batch % ranks == 0 and packed(result, pinned_of(task, division), ranks) is not None:
+        if enough and task.model.batch % ranks == 0 and packed(result, task.pinned_shards(division), ranks) is not None:
             return ranks
         ranks += max(1, ranks // 16)
     return None

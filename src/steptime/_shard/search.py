@@ -1,0 +1,234 @@
+"""`search`: the plan of a task with the shortest predicted step, and the runners-up.
+
+First tables stay whole where they may; every strategy has its turn. Then tables that are large beside a rank's load are divided
+further, in the ways the task allows, and the search is repeated on the shards; a division is kept where its step is shorter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import Plan
+from steptime._models.lookups.question import TABLE_BATCHED
+from steptime._platforms.platform import Platform
+from steptime._shard.divisions import TaskDivisions
+from steptime._shard.evaluator import Evaluator, check_shards
+from steptime._shard.guide import of_log
+from steptime._shard.rules import RULES
+from steptime._shard.search_state import Evaluates, Floats, Search, SearchBudget
+from steptime._shard.shortage import shortage
+from steptime._shard.strategies import CHEAP, STRATEGIES, plan_of_rule
+from steptime._shard.task import Task
+from steptime.errors import InputError
+
+RUNNERS_UP = 5
+# Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
+# Of those, only plans within this factor of the best of all divisions: curves are hardly further off.
+_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT, _NEAR_BEST = 50_000, 4, 32, 1.03
+# At most, and for every table and rank that it may be on: few tables have few plans worth a look.
+EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 100
+# With one lookup per table every plan is played, a few in a second.
+_PLAYED_EVALUATIONS = 120
+# Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
+_DIVISIONS = 400
+# Where copies or rows make a division this much longer than the best by cheap strategies, it gets no others.
+_PROMISING = 1.1
+# A plan that divides tables further has to be this much faster: it is more to run and to keep.
+_WORTH_DIVIDING = 1.001
+# What the search over whole tables may spend of all evaluations; the divisions share the rest.
+_WHOLE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A plan and its predicted step."""
+
+    plan: Plan
+    step_ns: float
+    by: str
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search found: plans, best first; what each usual rule would give; and what it took."""
+
+    task: Task
+    options: tuple[Option, ...]
+    rules: Mapping[str, Option | None]  # None: the rule finds no room
+    searched_plans: int
+    seconds: float
+
+    @property
+    def best(self) -> Option:
+        """The plan with the shortest predicted step."""
+        return self.options[0]
+
+    @property
+    def best_rule(self) -> tuple[str, Option] | None:
+        """The usual rule whose plan is fastest; None where no rule's plan fits."""
+        there = [(name, option) for name, option in self.rules.items() if option is not None]
+        return min(there, key=lambda one: one[1].step_ns, default=None)
+
+
+def search(
+    task: Task,
+    platform: Platform,
+    budget: SearchBudget | None = None,
+    *,
+    evaluator: Evaluates | None = None,
+    only: Sequence[str] | None = None,
+) -> Searched:
+    """The best plans of a task on a platform; `only` names strategies, `evaluator` replaces the evaluation of the step."""
+    began = time.monotonic()
+    budget = budget or SearchBudget(usual_evaluations(task.model, task.ranks))
+    check_ranks(task, platform)
+    divisions = TaskDivisions(task, platform, budget, evaluator or Evaluator(task.model, platform, task.ranks))
+    base = divisions.first()
+    check_shards(base)
+    first = divisions.search(base, int(budget.evaluations * (_WHOLE_SHARE if divisions.divisible else 1.0)))
+    if first is None:
+        raise shortage(task, base, divisions.memory(base), divisions.outside_bytes)
+    _run_strategies(first, only or STRATEGIES)
+    searches = [first, *_further(divisions, first, only)]
+    searched_plans = sum(item.asked for item in searches)
+    near = _NEAR_BEST * min(item.best.score for item in searches)
+    searches = [_exactly(item, near) for item in searches]
+    return Searched(
+        task=task,
+        options=_options(task, searches),
+        rules=_rules(task, searches[0]),  # which may be better than what was found, where time ran out
+        searched_plans=searched_plans,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _further(divisions: TaskDivisions, first: Search, only: Sequence[str] | None) -> list[Search]:
+    """Searches among further divisions: by cheap strategies all of them, by the others the promising ones."""
+    task, budget = divisions.task, divisions.budget
+    left = budget.evaluations - first.asked
+    loads = table_loads(task, first)
+    most = max(_DIVISIONS // len(task.tables), 1)
+    searches = []
+    for division in list(divisions.further(first, loads, table_shares(task, first, loads), most)):
+        result = None if left <= 0 or budget.out_of_time() else divisions.search(division, left)
+        if result is not None:
+            _run_strategies(result, [name for name in only or CHEAP if name in CHEAP])
+            left -= result.asked
+            searches.append(result)
+    promising = _promising(searches) if only is None else searches
+    for number, result in enumerate(promising):
+        before = result.asked
+        result.budget = budget.with_evaluations(before + max(left, 0) // (len(promising) - number))
+        _run_strategies(result, [name for name in only or STRATEGIES if name not in CHEAP])
+        left -= result.asked - before
+    return searches
+
+
+def search_many(
+    tasks: Sequence[Task], platform: Platform, executor: Executor, budget: SearchBudget | None = None
+) -> list[Searched]:
+    """Many tasks at once, in the order given; any executor does: threads, processes, a cluster's."""
+    seconds = None if budget is None else budget.seconds
+    running = [
+        executor.submit(
+            _search_one, task, platform, budget.evaluations if budget else usual_evaluations(task.model, task.ranks), seconds
+        )
+        for task in tasks
+    ]
+    return [item.result() for item in running]
+
+
+def _search_one(task: Task, platform: Platform, evaluations: int, seconds: float | None) -> Searched:
+    return search(task, platform, SearchBudget(evaluations, seconds))  # the clock begins where the work does
+
+
+def usual_evaluations(model: Dlrm, ranks: int) -> int:
+    """Plans that a search may ask for where nobody says: some seconds of them."""
+    if model.lookup != TABLE_BATCHED:
+        return _PLAYED_EVALUATIONS
+    return min(EVALUATIONS, _EVALUATIONS_OF_A_PLACE * len(model.tables) * ranks)
+
+
+def check_ranks(task: Task, platform: Platform) -> None:
+    """Refuses more ranks than the platform has."""
+    if task.ranks > platform.ranks:
+        raise InputError(
+            f"{task.model.name} on {task.ranks} ranks: platform {platform.name} joins {platform.ranks}; choose one that joins "
+            f"{task.ranks} or more, as `steptime platforms` lists them, or --ranks {platform.ranks}"
+        )
+
+
+def table_loads(task: Task, search: Search) -> Floats:
+    """What every table adds to the loads of its ranks, [tables]; 0 for one that every rank has a part of."""
+    tables = [shard.table for shard in search.division.shards(task.tables)]
+    return np.bincount(tables, weights=of_log(search).size, minlength=len(task.tables)).astype(np.float64)
+
+
+def table_shares(task: Task, search: Search, loads: Floats) -> Floats:
+    """About what the best plan's step would take less without each table, [tables]: its shares of lookups and of exchanges."""
+    best = search.result(np.array(search.best.rank_of))
+    columns = np.array([table.dim for table in task.tables], dtype=np.float64)
+    lookups, exchanges = float(best.lookups_ns.max()), float(best.exchange_ns.max())
+    result: Floats = lookups * loads / max(float(loads.sum()), 1.0) + exchanges * columns / columns.sum()
+    return result
+
+
+def _run_strategies(search: Search, names: Collection[str]) -> None:
+    for name, strategy in STRATEGIES.items():
+        if name in names and search.left:
+            search.by = name
+            strategy(search)
+
+
+def _promising(searches: Sequence[Search]) -> list[Search]:
+    """Those with tables that every rank has a part of only where they are not far behind, by what cheap strategies found."""
+    best = min((item.best.score for item in searches), default=0.0)
+    return [item for item in searches if not item.division.everywhere() or item.best.score <= _PROMISING * best]
+
+
+def _exactly(search: Search, near: float) -> Search:
+    """With lookups asked for anew of plans that score up to `near` and of every strategy's best.
+
+    Curves are up to 2 % off, which a search finds.
+    """
+    most = min(max(_ASKED_EXACTLY // (len(search.shards) * search.ranks), _LEAST_EXACT), _MOST_EXACT)
+    exact = replace(search, exact=True, ranked=[], best_by={}, log=[], _known={})
+    best = [item for item in search.ranked[:most] if item.score <= near]
+    chosen = dict.fromkeys([*best, *search.best_by.values()])
+    for strategy in dict.fromkeys(item.by for item in chosen):
+        exact.by = strategy
+        exact.ask(np.array([item.rank_of for item in chosen if item.by == strategy]), beyond=True)
+    return exact
+
+
+def _options(task: Task, searches: Sequence[Search]) -> tuple[Option, ...]:
+    """Best first: of every division what each strategy found, rather than the many plans that hardly differ from the best."""
+    every = [(item, search.division) for search in searches for item in search.best_by.values()]
+    first = searches[0].division
+    result: dict[str, Option] = {}
+    for item, division in sorted(
+        every, key=lambda pair: (pair[0].score * (1.0 if pair[1] == first else _WORTH_DIVIDING), pair[0].rank_of)
+    ):
+        plan = division.plan(task.tables, item.rank_of, task.ranks)
+        result.setdefault(plan.to_json(), Option(plan, item.step_ns, item.by))
+    return tuple(sorted(list(result.values())[: RUNNERS_UP + 1], key=lambda option: option.step_ns))
+
+
+def _rules(task: Task, search: Search) -> dict[str, Option | None]:
+    """What each usual rule makes of whole tables, or of what they had to be cut into; None where it finds no room."""
+    options: dict[str, Option | None] = {}
+    search.by = "rules"
+    for name in RULES:
+        plan = plan_of_rule(search, name)
+        if plan is None or not np.isfinite(search.ask(plan, beyond=True)[0]):
+            options[name] = None
+        else:
+            step_ns = float(search.result(plan).step_ns[0])
+            options[name] = Option(search.division.plan(task.tables, plan.tolist(), task.ranks), step_ns, name)
+    return options
