@@ -12,7 +12,7 @@ import pytest
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families
 from steptime._models.kernels.from_ops import IssuedWork, questions_of
-from steptime._ops.overloads import overload_of, overloads_of
+from steptime._ops.catalogue import overload_of, overloads_of
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
 from steptime._program.program import Program, Tensor, Value

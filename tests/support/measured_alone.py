@@ -13,7 +13,7 @@ from steptime._models.kernels.family import family_of
 from steptime._models.kernels.fitted import Answered
 from steptime._models.kernels.launches import short_name
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._ops.overloads import overloads_of
+from steptime._ops.catalogue import overloads_of
 from steptime_lab.measurements.kernels import rows_of
 
 _Key = tuple[object, ...]

@@ -100,7 +100,7 @@ HOST = MeasuredSet(
     name="host",
     columns=(
         pa.field("kind", NAME),  # op | op_python | op_autograd | backward_node | launch | ... (all in measure.host.KINDS)
-        pa.field("op", NAME),  # the op (aten::mm.default), the functional form (linear) or the mechanism (adam_foreach)
+        pa.field("op", NAME),  # the op with its overload, the functional form (linear) or the mechanism (adam_foreach)
         pa.field("call", pa.string()),  # JSON of the call that was run, sizes mostly shrunk; empty where there is none
         pa.field("source", NAME),  # the workload that issues it, sweep, or calibration
         pa.field("phase", NAME),  # forward | backward | optimizer | other

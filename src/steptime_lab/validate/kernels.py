@@ -14,20 +14,14 @@ from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.forms import KernelForm
 from steptime._models.kernels.work import base_of, precision_of
+from steptime._ops.catalogue import op_kind
+from steptime._ops.families import WorkFamily, op_family
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.validate.engine import Case, Compared, Group, Summary, Validation, group, groups, repeat_errors
 
-# What ops are called where only the innermost one of a step is recorded.
-_INNER = {
-    "aten::_efficient_attention_forward": "attention",
-    "aten::_efficient_attention_backward": "attention",
-    "aten::_flash_attention_forward": "attention",
-    "aten::_flash_attention_backward": "attention",
-    "aten::_cudnn_attention_forward": "attention",
-    "aten::_cudnn_attention_backward": "attention",
-    "aten::cudnn_convolution": "convolution",
-}
+# Families of which only the innermost op of a step is recorded, by another name than that which is measured.
+_BY_INNER_OPS = (WorkFamily.ATTENTION, WorkFamily.CONVOLUTION)
 _LONG_NS = 10_000
 _COMPANY = {"idle": "idle parts", "same": "parts that do the same", "streaming": "parts that stream memory"}
 
@@ -65,11 +59,11 @@ def validate_kernels(
 
 def family_shares(step_kernels: pa.Table) -> dict[str, float]:
     """Of the compute time of all measured steps, what each family takes."""
-    of_base = {base_of(op): family.name for family in families().values() for op in family.ops} | _INNER
+    of_base = {base_of(op): family.name for family in families().values() for op in family.ops}
     total_ns: dict[str, float] = defaultdict(float)
     for ops, times_ns in zip(step_kernels["op"].to_pylist(), step_kernels["kernel_ns"].to_pylist(), strict=True):
         for op, repeats_ns in zip(ops, times_ns, strict=True):
-            family = of_base.get(op)
+            family = of_base.get(op) or (op_family(op).label if op_family(op) in _BY_INNER_OPS else None)
             if family is not None and repeats_ns:
                 total_ns[family] += float(np.median(repeats_ns))
     every_ns = sum(total_ns.values())
@@ -135,4 +129,4 @@ def _name(row: Row) -> str:
     call = row.question.call
     shapes = " ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in list(call.tensors())[:4])
     state = "warm" if row.question.warm else "cold"
-    return f"{base_of(call.op).removeprefix('aten::')} {shapes} {_precision(row)} {state}"
+    return f"{op_kind(call.op).plain} {shapes} {_precision(row)} {state}"

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.host.model import STEP, HostCost, HostModel, Speed
-from steptime._ops.catalogue import HostClass
+from steptime._ops.catalogue import SPARSE_UPDATES, HostClass, op_kind
 from steptime._ops.table import op_table
 from steptime._program.collectives import collective_kind
 from steptime._program.program import KindColumn, Phase, Program, SmallColumn
@@ -43,8 +43,6 @@ _CALLS = {
 
 # Class names as the label of a step has them -> the measured optimiser.
 _OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad", "RowwiseAdagrad": "rowwise_adagrad"}
-# What is called once for each parameter whose gradient holds looked-up rows only.
-_PER_SPARSE = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
 
 # Of the CPU's work, what may be of ops never measured without a word: less than steps repeat to.
 WORTH_SAYING = 0.03
@@ -251,7 +249,7 @@ class _HostWalk:
             self.add(Piece.DDP_GRADIENT, row, self.model.mechanism("ddp_backward", "ddp"), self._all_launches(row))
         elif collective_kind(name) == "all_reduce":
             self.add(Piece.DDP_BUCKET, row, self.model.mechanism("ddp_bucket", "ddp"), 1.0, _COLLECTIVES)
-        elif name.startswith("aten::"):
+        elif op_kind(name).aten:
             self._op(row)
         else:
             own = self._own_launches(row, python=_is_python(name))
@@ -366,17 +364,18 @@ def _optimizer_cost(
     """
     name = label.partition("#")[2].partition(".")[0]
     kind = _OPTIMIZERS.get(name, "")
-    if kind == "sgd" and any(op.startswith("aten::_foreach_mul") for op, _ in inside):
+    called = [(op_kind(op).plain, count) for op, count in inside]
+    if kind == "sgd" and any(op.startswith("_foreach_mul") for op, _ in called):
         kind = "sgd_momentum"
-    fused, lists = ([count for op, count in inside if op.startswith(way)] for way in ("aten::_fused_", "aten::_foreach_"))
+    fused, lists = ([count for op, count in called if op.startswith(way)] for way in ("_fused_", "_foreach_"))
     if fused:
         way, count = "fused", sum(fused)
     elif lists:
         way, count = "foreach", max(lists)
-    elif kind in _PER_SPARSE and "aten::_values" in nested:
-        way, count = "sparse", sum(op == _PER_SPARSE[kind] for op, _ in inside)
+    elif kind in SPARSE_UPDATES and any(op_kind(op).sparse_part for op in nested):
+        way, count = "sparse", sum(op == SPARSE_UPDATES[kind] for op, _ in inside)
     else:
-        way, count = "for_loop", max(1, sum(op.startswith("aten::add") for op, _ in inside))
+        way, count = "for_loop", max(1, sum(op.startswith("add") for op, _ in called))
     if f"optimizer_step {kind}_{way}" in model.around:
         return model.mechanism("optimizer_step", f"{kind}_{way}", count), ""
     return model.mechanism("optimizer_step", f"adam_{way}", count), f"optimiser {name or label}"

@@ -91,7 +91,7 @@ Argument = TensorArg | DtypeArg | bool | int | float | str | None | tuple["Argum
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`op` is namespace::name.overload (`aten::addmm.default`). Keyword arguments are sorted by name.
+    """`op` is namespace::name.overload. Keyword arguments are sorted by name.
 
     `written` says which positional arguments a step has just written when it makes this call (the activation or its gradient,
     never a parameter): in producer-warm measurements they are in cache.

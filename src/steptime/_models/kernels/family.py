@@ -35,7 +35,7 @@ class Family:
     borrows: tuple[str, ...] = ()  # ops of its sweep that are another family's
     form: str = "launched"  # the module in `forms` that models it
     rules: Rules | None = None  # what its calls launch, where the form goes by rules
-    declares: str = ""  # what its ops take, where they are not ATen's: lines in the notation of `_ops.declared`
+    declares: str = ""  # what its ops take, where they are not ATen's: lines in the notation of data/ops/aten.txt
 
     @property
     def ops(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.contention import Contention, MemoryUse, row_bytes
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
+from steptime._ops.catalogue import SPARSE_UPDATES
 from steptime._ops.table import op_table
 from steptime._platforms.device import Device, guess
 from steptime._program.program import Phase, Program, Tensor
@@ -32,7 +33,7 @@ from steptime.errors import InputError
 
 # What an optimiser's ops on a sparse gradient launch, by the names the lookup models have for it. What else updates the rows
 # (`update`) is made of ops on dense tensors, which are asked for as such.
-_UPDATES = {"aten::add_": ("add",), "aten::coalesce": ("sort", "unique", "coalesce")}
+_UPDATES = {SPARSE_UPDATES["sgd"]: ("add",), SPARSE_UPDATES["rowwise_adagrad"]: ("sort", "unique", "coalesce")}
 _UPDATE_LAUNCHES = frozenset(("update", *(kernel for kernels in _UPDATES.values() for kernel in kernels)))
 # Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it.
 _READ_BACK_AFTER = "unique"

@@ -38,7 +38,6 @@ Factors = Mapping[int, Mapping[str, Floats]]
 # as one on examples/h200_mps4_dlrm), few enough that the times of a large job fit in memory.
 SCENARIOS_AT_ONCE = 64
 # `nn.Embedding` has ops that other models than lookups answer too: they are lookups where a rank's statistics say so.
-_ROW_OPS = frozenset(("aten::embedding", "aten::embedding_backward", "aten::embedding_dense_backward"))
 _ROW_IMPLEMENTATIONS = ("embedding_dense", "embedding_sparse")
 
 
@@ -82,7 +81,7 @@ def lookup_works(program: Program, implementation: str = "") -> LookupWorks:
     names = [program.names[name] for name in ops.name.tolist()]
     outermost = {work.op for work in questions_of(program) if work.kind == LOOKUP}
     if implementation in _ROW_IMPLEMENTATIONS:
-        outermost |= {row for row, name in enumerate(names) if name in _ROW_OPS}
+        outermost |= {row for row, name in enumerate(names) if op_kind(name).row_lookup}
     direction = np.full(len(ops), -1, dtype=np.int8)  # place in DIRECTIONS, or -1
     forward = 0
     for row, (name, parent, phase) in enumerate(zip(names, ops.parent.tolist(), ops.phase.tolist(), strict=True)):
@@ -104,7 +103,7 @@ def _taken(direction: npt.NDArray[np.int8], ops: npt.NDArray[np.int32]) -> npt.N
 
 def _direction(name: str, phase: int) -> int:
     """The place in `DIRECTIONS`. An op without a lookup's name is one for its sparse gradient, which forward has not."""
-    if op_kind(name).role is Role.LOOKUP or name in _ROW_OPS:
+    if op_kind(name).role is Role.LOOKUP or op_kind(name).row_lookup:
         backward = "backward" in name.lower() or phase == Phase.OPTIMIZER
         return DIRECTIONS.index(BACKWARD if backward else FORWARD)
     return DIRECTIONS.index(BACKWARD) if phase in (Phase.BACKWARD, Phase.OPTIMIZER) else -1

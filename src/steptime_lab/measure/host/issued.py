@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steptime._models.kernels.call import Call, TensorArg
+from steptime._ops.catalogue import op_kind
 from steptime_lab.measure.host.shrink import shrink
 from steptime_lab.measure.ops.calls import FILE_NAME, read_calls
 
@@ -41,7 +42,7 @@ def grouped(calls: Iterable[tuple[Call, int, str]]) -> list[Issued]:
 
 
 def _place(call: Call) -> int:
-    name = call.op.removeprefix("aten::").partition(".")[0]
+    name = op_kind(call.op).plain
     return FREQUENT.index(name) if name in FREQUENT else len(FREQUENT)
 
 

@@ -14,6 +14,7 @@ from steptime._measurements.sets import KERNELS
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import Family, families, family_of
+from steptime._ops.families import WorkFamily, op_family
 from steptime_lab.measure.ops.calls import read_calls
 
 # Calls of a sweep on a whole GPU; each gives a cold and, nearly always, a warm row.
@@ -24,15 +25,6 @@ FULL_PART = 1_700
 SMALL_PART = 16
 # How many of those are shapes of the workloads, at most.
 _PART_OF_WORKLOADS = 0.3
-
-_PRODUCTS = frozenset(
-    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "_addmm_activation", "mv", "addmv", "dot", "linear")
-)
-_CONVOLUTIONS = frozenset(
-    f"aten::{name}" for name in ("convolution", "convolution_backward", "_convolution", "cudnn_convolution", "conv1d", "conv2d")
-)
-
-_COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 
 SWEEP = "sweep"
 
@@ -96,7 +88,7 @@ def workload_cases(file: Path, chosen: Iterable[str] | None = None) -> list[Kern
             text, family = call.to_json(), _family_of(call)
             if allowed is None or family in allowed:
                 # As PyTorch sets it unless told otherwise.
-                tf32 = _base(call) in _CONVOLUTIONS and call.dtype == "float32"
+                tf32 = _kind(call) is WorkFamily.CONVOLUTION and call.dtype == "float32"
                 result.setdefault(text, KernelCase(call, text, family, name, tf32=tf32))
     return list(result.values())
 
@@ -142,7 +134,7 @@ def benchmark_cases(only: Sequence[str], seed: int, count: int, largest_bytes: i
     results = [
         KernelCase(case.call, case.text, case.family, case.source, tf32=case.tf32, benchmark=True)
         for case in shuffled(sweep_cases(_families(only), FULL, seed), seed)
-        if _base(case.call) in _CONVOLUTIONS and case.call.nbytes <= largest_bytes
+        if _kind(case.call) is WorkFamily.CONVOLUTION and case.call.nbytes <= largest_bytes
     ]
     return results[:count]
 
@@ -160,15 +152,16 @@ def _unique(cases: Iterable[KernelCase]) -> list[KernelCase]:
 
 def _tf32_of_sweep(call: Call, text: str) -> bool:
     """Half of the products and convolutions of fp32 may use TF32."""
-    return call.dtype == "float32" and _base(call) in _PRODUCTS | _CONVOLUTIONS and draw_of(text, "tf32") < 0.5
+    products = (WorkFamily.MATMUL, WorkFamily.CONVOLUTION)
+    return call.dtype == "float32" and _kind(call) in products and draw_of(text, "tf32") < 0.5
 
 
 def _family_of(call: Call) -> str:
     """As the families' ops say; a copy that leaves or reaches the host is a transfer."""
-    if _base(call) in _COPIES and any(tensor.device != "device" for tensor in call.tensors()):
+    if _kind(call) is WorkFamily.COPY and any(tensor.device != "device" for tensor in call.tensors()):
         return "transfer"
     return family_of(call.op) or "other"
 
 
-def _base(call: Call) -> str:
-    return call.op.partition(".")[0]
+def _kind(call: Call) -> WorkFamily:
+    return op_family(call.op.partition(".")[0])

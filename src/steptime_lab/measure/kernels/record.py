@@ -12,26 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg, contiguous
+from steptime._ops.catalogue import Integers, OpKind, Role, op_kind
 from steptime._units import MIB
-
-# Ops that reserve memory or look at shapes and leave the device alone.
-_NO_WORK = (
-    "empty",
-    "new_empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty_strided",
-    "lift_fresh",
-    "_unsafe_view",
-    "_reshape_alias",
-)
 
 # What lies in cache for sure when a call comes: what was written within so many bytes before it (L2 of an H200: 50 MB).
 _WRITTEN_WITHIN_BYTES = 32 * MIB
 _REMEMBERED = 64
-
-# Ops whose floating arguments are probabilities; anything else is an error on the device.
-_OF_PROBABILITIES = ("binary_cross_entropy", "bernoulli", "multinomial")
 
 
 class NotDataError(TypeError):
@@ -135,7 +121,7 @@ def record_calls(step: Callable[[], None], *, device_only: bool = True) -> dict[
 
 
 def _leaves_device_alone(func: Any) -> bool:
-    if func._schema.name.removeprefix("aten::") in _NO_WORK:
+    if op_kind(func._schema.name).role is Role.NOTHING:
         return True
     # A view: what it returns is its argument's memory, and it writes none of it.
     aliases = [returned.alias_info for returned in func._schema.returns]
@@ -182,31 +168,32 @@ def _tensor_as_data(tensor: torch.Tensor, func: Any, args: Sequence[Any], place:
     strides = tuple(tensor.stride())
     plain = tensor.is_contiguous() or strides == contiguous(shape)
     where = "device" if tensor.is_cuda or not on_gpu else "pinned" if tensor.is_pinned() else "pageable"
-    name = func._schema.name.removeprefix("aten::")
+    kind = op_kind(func._schema.name)
     values, high = "normal", 0
     if tensor.dtype == torch.bool:
         values = "mask"
     elif not tensor.is_floating_point() and not tensor.is_complex():
-        values, high = _integers(tensor, name, args, place)
-    elif name.startswith(_OF_PROBABILITIES):
+        values, high = _integers(tensor, kind, args, place)
+    elif kind.probabilities:
         values = "unit"
     return TensorArg(shape, str(tensor.dtype).removeprefix("torch."), None if plain else strides, high, where, values)
 
 
-def _integers(tensor: torch.Tensor, op: str, args: Sequence[Any], place: int | str) -> tuple[str, int]:
+def _integers(tensor: torch.Tensor, op: OpKind, args: Sequence[Any], place: int | str) -> tuple[str, int]:
     """Which integers an op takes at a place: what it indexes where that is known, else those that were there."""
-    if op.startswith("_embedding_bag") and "backward" not in op and place == 2:
-        return "offsets", int(args[1].numel())
-    if op.startswith(("embedding", "_embedding_bag")) and "backward" not in op and place == 1:
-        return "normal", int(args[0].shape[0])
-    if op == "embedding_dense_backward" and place == 1:
-        return "normal", int(args[2])
-    if op in ("index_select", "gather", "scatter", "scatter_add", "index_add", "scatter_", "scatter_add_") and place == 2:
-        return "normal", int(args[0].shape[args[1]]) if args[0].dim() else 1
-    if op.startswith("nll_loss") and tensor.dim() > 0:
-        classes = args[1] if "backward" in op else args[0]
-        return "normal", int(classes.shape[-1 if classes.dim() < 3 else 1])
-    if "index" in op and tensor.dim() == 1:
+    match op.integers(place):
+        case Integers.OFFSETS:
+            return "offsets", int(args[1].numel())
+        case Integers.ROWS:
+            return "normal", int(args[0].shape[0])
+        case Integers.COUNTED:
+            return "normal", int(args[2])
+        case Integers.ALONG:
+            return "normal", int(args[0].shape[args[1]]) if args[0].dim() else 1
+        case Integers.CLASSES if tensor.dim() > 0:
+            classes = args[1] if op.plain.endswith("_backward") else args[0]
+            return "normal", int(classes.shape[-1 if classes.dim() < 3 else 1])
+    if "index" in op.plain and tensor.dim() == 1:
         triangle = _below_diagonal(tensor)
         if triangle is not None:
             return triangle

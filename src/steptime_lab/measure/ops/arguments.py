@@ -23,11 +23,11 @@ _DEFAULT_HIGH = 100
 
 
 def operator(name: str) -> Any:
-    """The overload that `aten::name.overload` names. Only ops of ATen are looked up."""
+    """The overload of that name. Only ops of ATen are looked up."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     if namespace != "aten" or base in _REFUSED or not base.isidentifier():
-        raise InputError(f"op {name!r} cannot be measured; only calls of aten:: ops can")
+        raise InputError(f"op {name!r} cannot be measured; only calls of ATen ops can")
     packet = getattr(torch.ops.aten, base, None)
     result = getattr(packet, overload or "default", None)
     if result is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from steptime._models.kernels.call import Argument, DtypeArg, TensorArg, contiguous
-from steptime._ops.overloads import Overload, Parameter
+from steptime._ops.catalogue import INDEX_ARGUMENT, Integers, OpKind, Overload, Parameter, op_kind
 from steptime._program.program import Tensor, Value
 
 # c10::ScalarType, c10::Layout and c10::MemoryFormat by number, as execution traces write them.
@@ -24,16 +24,7 @@ _LAYOUTS = {0: "strided", 1: "sparse"}
 _FORMATS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 # What a number becomes when an op that takes tensors is given one; its value is not recorded.
 _WRAPPED: dict[str, float | int | bool] = {"float64": 1.0, "int64": 1, "bool": True}
-# Ops to which a tensor of the host without dimensions is a tensor, not a number: copies, states of random generators.
-_TAKE_HOST_TENSORS = ("aten::copy_", "aten::_to_copy", "aten::_foreach_copy_", "aten::_scaled_dot_product")
-_OF_PROBABILITIES = ("aten::binary_cross_entropy", "aten::bernoulli", "aten::multinomial")
 Named = tuple[tuple[str, Argument], ...]
-# Ops that index along one dimension, and where they take the index.
-INDEX_PLACE = 2
-ALONG_A_DIMENSION = frozenset(
-    f"aten::{name}"
-    for name in ("index_select", "gather", "scatter", "scatter_add", "index_add", "scatter_", "scatter_add_", "index_add_")
-)
 
 
 def call_arguments(overload: Overload, values: Sequence[Value], *, ordered: bool = False) -> tuple[tuple[Argument, ...], Named]:
@@ -51,7 +42,7 @@ def call_arguments(overload: Overload, values: Sequence[Value], *, ordered: bool
                 named.append((parameter.name, _argument(value, parameter, overload, values, index)))
             continue
         result = _argument(value, parameter, overload, values, index)
-        if ordered and index == INDEX_PLACE and isinstance(result, TensorArg):
+        if ordered and index == INDEX_ARGUMENT and isinstance(result, TensorArg):
             result = replace(result, values="ordered")
         positional.append(result)
         kept = len(positional) if given else kept
@@ -74,7 +65,7 @@ def _argument(value: Value, parameter: Parameter, overload: Overload, values: Se
 
 def _wrapped(tensor: Tensor, op: str) -> float | int | None:
     """The number that a tensor stands for, whatever its value was; None for a tensor proper."""
-    if tensor.shape or tensor.device != "cpu" or op.startswith(_TAKE_HOST_TENSORS):
+    if tensor.shape or tensor.device != "cpu" or op_kind(op).host_tensors:
         return None
     return _WRAPPED.get(tensor.dtype)
 
@@ -93,8 +84,8 @@ def _tensor(tensor: Tensor, overload: Overload, values: Sequence[Value], place: 
     if tensor.dtype == "bool":
         drawn = "mask"
     elif tensor.dtype.startswith(("int", "uint")):
-        drawn, high = _integers(tensor, overload.op.partition(".")[0], values, place)
-    elif overload.op.startswith(_OF_PROBABILITIES):
+        drawn, high = _integers(tensor, op_kind(overload.op), values, place)
+    elif op_kind(overload.op).probabilities:
         drawn = "unit"
     return TensorArg(tensor.shape, tensor.dtype, own_strides(tensor.shape, tensor.strides), high, where, drawn)
 
@@ -109,24 +100,25 @@ def own_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tupl
     return None if plain else strides
 
 
-def _integers(tensor: Tensor, op: str, values: Sequence[Value], place: int) -> tuple[str, int]:
+def _integers(tensor: Tensor, op: OpKind, values: Sequence[Value], place: int) -> tuple[str, int]:
     """Which integers an op takes at a place, by what it indexes."""
     if not tensor.numel:
         return "normal", 1
-    if op == "aten::_embedding_bag" and place == 2:
-        return "offsets", _numel(values[1])
-    if op in ("aten::embedding", "aten::_embedding_bag") and place == 1:
-        return "normal", _size(values[0], 0)
-    if op == "aten::embedding_dense_backward" and place == 1:
-        return "normal", values[2] if isinstance(values[2], int) else 0
-    if op in ALONG_A_DIMENSION and place == INDEX_PLACE:
-        return "normal", _size(values[0], values[1]) or 1
-    if op.startswith("aten::nll_loss") and tensor.shape:
-        classes = values[1] if op.endswith("_backward") else values[0]
-        wide = isinstance(classes, Tensor) and len(classes.shape) >= 3
-        return "normal", _size(classes, 1 if wide else -1)
-    if op.startswith(("aten::index", "aten::_index_put")) and place == 1:
-        return _index(tensor, values)
+    match op.integers(place):
+        case Integers.OFFSETS:
+            return "offsets", _numel(values[1])
+        case Integers.ROWS:
+            return "normal", _size(values[0], 0)
+        case Integers.COUNTED:
+            return "normal", values[2] if isinstance(values[2], int) else 0
+        case Integers.ALONG:
+            return "normal", _size(values[0], values[1]) or 1
+        case Integers.CLASSES if tensor.shape:
+            classes = values[1] if op.plain.endswith("_backward") else values[0]
+            wide = isinstance(classes, Tensor) and len(classes.shape) >= 3
+            return "normal", _size(classes, 1 if wide else -1)
+        case Integers.SEVERAL:
+            return _index(tensor, values)
     return "normal", 0
 
 

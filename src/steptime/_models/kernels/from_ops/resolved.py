@@ -8,7 +8,7 @@ from steptime._models.kernels.call import Argument, Call
 from steptime._models.kernels.from_ops.arguments import call_arguments
 from steptime._models.kernels.question import Question
 from steptime._models.kernels.work import computed_in
-from steptime._ops.overloads import Overload, overload_of
+from steptime._ops.catalogue import Overload, overload_of
 from steptime._program.program import Signature, Tensor, Value
 
 # Distinct calls that are kept; a step has some hundreds.

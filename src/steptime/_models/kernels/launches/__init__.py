@@ -71,7 +71,7 @@ def floor_power(number: int) -> int:
 
 @cache
 def base_name(op: str) -> str:
-    """The name of an op without namespace and overload: `add_` of `aten::add_.Tensor`."""
+    """The name of an op without namespace and overload: `add_` of an in-place sum."""
     return op.rsplit("::", maxsplit=1)[-1].split(".", maxsplit=1)[0]
 
 
@@ -97,7 +97,7 @@ class GpuCall(Call):
 
     @property
     def overload(self) -> str:
-        """The overload of the op: `Tensor` of `aten::add_.Tensor`."""
+        """The overload of the op: `Tensor` of a sum of two tensors."""
         return self.op.rsplit(".", maxsplit=1)[-1]
 
     def value(self, index: int, default: Argument = None) -> Argument:
