@@ -175,7 +175,7 @@ def predict(file: Path) -> None:
 
     platform, found = Platform.load(PLATFORM), {}
     for name, function in STEPS.items():
-        said = predict_on(Workload((capture(function, name=name).program,), 1, name), platform)
+        said = predict_on(Workload((capture(function, name=name),), 1, name), platform)
         found[name] = {
             "step_time_ms": round(said.step_time_ms, 4),
             "interval_ms": [round(end, 4) for end in said.interval_ms],

@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from steptime._capture.capture import Captured, capture  # noqa: E402
+from steptime._capture.capture import OUTSIDE, capture  # noqa: E402
 from steptime._capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
 from steptime._models.memory.lifetimes import Kind  # noqa: E402
+from steptime._models.memory.peak import PeakMemory, peak_memory  # noqa: E402
 from steptime._program.program import Phase, Program, Tensor, Value  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
 
@@ -37,6 +38,10 @@ def names(program: Program, phase: Phase | None = None) -> Counter[str]:
     return Counter(program.names[name] for name, found in rows if phase is None or found == phase)
 
 
+def peak_of(program: Program) -> PeakMemory:
+    return peak_memory(program, outside_bytes=program.meta.get(OUTSIDE, ()))
+
+
 def tensors(program: Program) -> Iterator[Tensor]:
     def inside(value: Value) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
@@ -49,7 +54,7 @@ def tensors(program: Program) -> Iterator[Tensor]:
         yield from inside((*signature.inputs, *signature.outputs))
 
 
-def perceptron(width: int = 64, batch: int = 8, batches: int = 1, **options: Any) -> Captured:
+def perceptron(width: int = 64, batch: int = 8, batches: int = 1, **options: Any) -> Program:
     def make() -> Step:
         model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 8)).to("cuda")
         inputs = [torch.randn(batch, width).cuda() for _ in range(batches)]
@@ -59,7 +64,7 @@ def perceptron(width: int = 64, batch: int = 8, batches: int = 1, **options: Any
 
 
 def test_a_step_has_its_three_phases_and_backward_its_own_thread() -> None:
-    program = perceptron().program
+    program = perceptron()
     assert {thread.role for thread in program.threads} == {"main", "backward"}
     assert names(program, Phase.FORWARD)["aten::addmm"] == 2
     assert names(program, Phase.BACKWARD)["torch::autograd::AccumulateGrad"] == 4
@@ -67,17 +72,17 @@ def test_a_step_has_its_three_phases_and_backward_its_own_thread() -> None:
 
 
 def test_all_tensors_of_the_device_are_on_cuda_and_none_is_meta() -> None:
-    assert {tensor.device for tensor in tensors(perceptron().program)} == {"cuda:0", "cpu"}
+    assert {tensor.device for tensor in tensors(perceptron())} == {"cuda:0", "cpu"}
 
 
 def test_a_model_larger_than_any_memory_is_captured() -> None:
     width = 1 << 18  # 256 GiB a layer
-    memory = perceptron(width).peak_memory
+    memory = peak_of(perceptron(width))
     assert memory.parts[Kind.PARAMETERS] == 4 * (width * width + width + 8 * width + 8)
 
 
 def test_the_recorded_step_finds_the_optimisers_state() -> None:
-    memory = perceptron().peak_memory
+    memory = peak_of(perceptron())
     assert memory.parts[Kind.OPTIMIZER_STATE] == 2 * memory.parts[Kind.PARAMETERS]
 
 
@@ -93,11 +98,11 @@ def test_what_no_op_of_the_step_names_is_counted_all_the_same() -> None:
 
         return step
 
-    assert sorted(capture(make).outside_bytes) == [32 * 16 * 4] * 2
+    assert sorted(capture(make).meta[OUTSIDE]) == [32 * 16 * 4] * 2
 
 
 def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
-    one, three = (names(perceptron(batches=count).program, Phase.BACKWARD) for count in (1, 3))
+    one, three = (names(perceptron(batches=count), Phase.BACKWARD) for count in (1, 3))
     assert three["aten::mm"] == 3 * one["aten::mm"]
     assert three["aten::add_"] - one["aten::add_"] == 2 * 4
 
@@ -110,7 +115,7 @@ def test_a_checkpoint_runs_its_forward_again_in_backward(reentrant: bool) -> Non
         run = lambda given: checkpoint(model, given, use_reentrant=reentrant)  # noqa: E731
         return stepping(run, torch.optim.SGD(model.parameters(), lr=0.1), x)  # type: ignore[arg-type]
 
-    program = capture(make).program
+    program = capture(make)
     assert names(program, Phase.FORWARD)["aten::native_dropout"] == 1
     assert names(program, Phase.BACKWARD)["aten::native_dropout"] == 1
 
@@ -125,7 +130,7 @@ def test_autocast_casts_weights_once_and_computes_losses_in_single_precision() -
 
         return stepping(run, torch.optim.SGD(layer.parameters(), lr=0.1), x)  # type: ignore[arg-type]
 
-    program = capture(make).program
+    program = capture(make)
     dtypes = {
         program.names[name]: program.signatures[row] for name, row in zip(program.ops.name, program.ops.signature, strict=True)
     }
@@ -137,7 +142,7 @@ def test_autocast_casts_weights_once_and_computes_losses_in_single_precision() -
 
 
 def test_a_view_shares_the_storage_of_what_it_shows() -> None:
-    program = perceptron().program
+    program = perceptron()
     rows = [program.signatures[row] for name, row in zip(program.ops.name, program.ops.signature, strict=True)
             if program.names[name] == "aten::t"]  # fmt: skip
     for signature in rows:
@@ -151,7 +156,7 @@ def test_convolutions_and_norms_are_those_of_cudnn() -> None:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
         return stepping(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 3, 8, 8, device="cuda"))
 
-    found = names(capture(make).program)
+    found = names(capture(make))
     assert found["aten::cudnn_batch_norm"] == found["aten::cudnn_batch_norm_backward"] == 1
     assert found["aten::convolution"] == found["aten::convolution_backward"] == 1
 
@@ -182,7 +187,7 @@ def test_gradients_are_clipped_as_lists_and_a_scaler_finds_nothing_infinite() ->
 
         return step
 
-    found = names(capture(make).program)
+    found = names(capture(make))
     assert found["aten::_foreach_norm"] == 1
     assert found["aten::_amp_update_scale_"] == 1
     assert found["aten::_foreach_add_"] == 1  # the optimiser's step took place
@@ -195,7 +200,7 @@ def test_a_function_that_returns_nothing_is_the_step_itself() -> None:
         made.extend([] if made else [nn.Linear(4, 4).cuda()])
         made[0](torch.randn(2, 4, device="cuda")).sum().backward()
 
-    assert names(capture(step).program)["aten::addmm"] == 1
+    assert names(capture(step))["aten::addmm"] == 1
 
 
 def reads(x: Any) -> Any:

@@ -16,7 +16,7 @@ from tests.support.same_ops import same_device_ops  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from steptime._capture.collectives.ranks import capture_ranks  # noqa: E402
+from steptime._capture.ranks import capture_ranks  # noqa: E402
 from steptime._ops.waits import REDUCER, tensor_waits  # noqa: E402
 from steptime._program.program import Phase, Program  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
@@ -77,7 +77,7 @@ CASES: dict[str, Callable[[], Step]] = {
 
 
 def program_of(function: Callable[[], Step], ranks: int = RANKS, warm_up: int = 1) -> Program:
-    return capture_ranks(function, ranks=ranks, distinct="one", warm_up=warm_up).programs[0]
+    return capture_ranks(function, ranks=ranks, alike=True, warm_up=warm_up).programs[0]
 
 
 def names(program: Program) -> Counter[str]:

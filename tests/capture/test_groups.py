@@ -16,9 +16,8 @@ from tests.slow import slow_beyond  # noqa: E402
 from tests.support.same_ops import same_device_ops  # noqa: E402
 from torch.distributed import _functional_collectives as functional  # noqa: E402
 
-from steptime._capture.collectives.log import CommLog  # noqa: E402
-from steptime._capture.collectives.ranks import capture_ranks  # noqa: E402
-from steptime._capture.collectives.streams import Streams  # noqa: E402
+from steptime._capture.log import CommLog, Streams  # noqa: E402
+from steptime._capture.ranks import capture_ranks  # noqa: E402
 from steptime._lookups.generators import Bags  # noqa: E402
 from steptime._ops.waits import WAIT, tensor_waits  # noqa: E402
 from steptime._program.program import CallKind, Program  # noqa: E402
@@ -72,7 +71,7 @@ def every_collective() -> Step:
 
 @cache
 def collectives() -> Program:
-    return capture_ranks(every_collective, ranks=RANKS, distinct="one").programs[0]
+    return capture_ranks(every_collective, ranks=RANKS, alike=True).programs[0]
 
 
 def said(program: Program) -> list[tuple[Any, ...]]:
@@ -179,7 +178,7 @@ def test_every_rank_of_a_sharded_dlrm_does_what_was_recorded(name: str, monkeypa
 def test_an_exchange_in_autograd_is_waited_for_where_the_step_says(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers_of_the_cpu(monkeypatch)
     case = next(case for case in dlrm.small_cases(2) if "table-batched" in case.name)
-    program = capture_ranks(built(case), ranks=2, distinct="one").programs[0]
+    program = capture_ranks(built(case), ranks=2, alike=True).programs[0]
     exchanges = [each for each in tensor_waits(program) if program.collectives[each.collective].kind == "all_to_all"]
     around = [program.names[program.ops.name[program.ops.parent[each.needed_by]]] for each in exchanges]
     assert [each.reason for each in exchanges] == [WAIT, WAIT]
@@ -194,14 +193,12 @@ def plain_step() -> Step:
     return lambda: model(inputs).sum().backward()
 
 
-def test_only_ranks_that_differ_have_a_program_of_their_own_where_they_are_named() -> None:
-    found = capture_ranks(plain_step, ranks=4, distinct=[2])
-    assert found.ranks == (0, 2)
-    assert found.owners == (0, 0, 2, 0)
+def test_ranks_that_differ_have_programs_of_their_own() -> None:
+    found = capture_ranks(plain_step, ranks=4)
+    assert (found.ranks, found.owners) == ((0, 1, 2, 3), ())
+    assert "ranks 0 and 3 do different things" in found.warnings[0]
 
 
-@pytest.mark.parametrize(("distinct", "ranks"), [("some", 2), ([5], 2), ("one", 0)])
-def test_what_cannot_be_captured_is_one_line(distinct: Any, ranks: int) -> None:
-    with pytest.raises(InputError) as caught:
-        capture_ranks(plain_step, ranks=ranks, distinct=distinct)
-    assert "\n" not in str(caught.value)
+def test_no_rank_at_all_is_one_line() -> None:
+    with pytest.raises(InputError, match="0 ranks cannot be captured"):
+        capture_ranks(plain_step, ranks=0)

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from steptime._capture.collectives.ranks import capture_ranks
+from steptime._capture.ranks import capture_ranks
 from steptime._models.memory.lifetimes import Kind
 from steptime._models.memory.peak import peak_memory
 
@@ -34,7 +34,7 @@ def test_a_rank_holds_its_part_of_parameters_and_state() -> None:
         layers=2, width=512, heads=8, kv_heads=8, feed_forward=1024, vocabulary=1000, length=128, tensor_parallel=2
     )
     parameters = sum(weight.numel() for weight in made.Transformer(model).parameters())
-    (program,) = capture_ranks(lambda: made.training_step(model), ranks=4, distinct="one").programs
+    (program,) = capture_ranks(lambda: made.training_step(model), ranks=4, alike=True).programs
     parts = peak_memory(program).parts
     # Norms are whole on every rank of a tensor-parallel group.
     assert parts[Kind.PARAMETERS] == pytest.approx(4 * parameters / 4, rel=0.02)

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
 from tests.support.same_ops import same_device_ops  # noqa: E402
 
-from steptime._capture.collectives.log import Partitions  # noqa: E402
-from steptime._capture.collectives.ranks import OP_STREAM, capture_ranks  # noqa: E402
+from steptime._capture.ranks import OP_STREAM, capture_ranks  # noqa: E402
+from steptime._capture.world import Partitions  # noqa: E402
 from steptime._ops.waits import WAIT, tensor_waits  # noqa: E402
 from steptime._program.load import load  # noqa: E402
 from steptime._program.program import Program  # noqa: E402
@@ -97,7 +97,7 @@ def test_a_captured_step_has_the_collectives_of_the_recorded_example() -> None:
     folder = ROOT / "examples" / "gpt_fsdp2_small"
     config = json.loads((folder / "measured.json").read_text())["config"]
     cases = script(ROOT / "benchmarks" / "h200" / "step_cases.py")
-    found = capture_ranks(lambda: cases.gpt_fsdp(config, torch.device("cuda", 0)), ranks=2, distinct="one").programs[0]
+    found = capture_ranks(lambda: cases.gpt_fsdp(config, torch.device("cuda", 0)), ranks=2, alike=True).programs[0]
     truth = load([folder]).programs[0]
     works = zip(truth.works.collective.tolist(), truth.works.step.tolist(), strict=True)
     last = [truth.collectives[work] for work, step in works if work >= 0 and step == max(truth.steps)]

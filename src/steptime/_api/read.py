@@ -83,6 +83,6 @@ def capture(function: str | Callable[..., Any], *, ranks: int = 1, batch: int | 
     it is named, as "module:function" or "file.py:function". It may take `batch` (samples of all ranks), `device`, `rank` and
     `ranks`. PyTorch is needed, a GPU is not.
     """
-    from steptime._capture.command import captured
+    from steptime._capture.script import captured
 
     return captured(function, batch=batch, ranks=ranks)

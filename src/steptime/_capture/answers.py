@@ -1,20 +1,24 @@
-"""What an op on the pretended device returns: the shapes that PyTorch's meta functions say, on tensors of the device."""
+"""What an op on the pretended device returns: the shapes that PyTorch's meta functions say, on tensors of the device.
+
+Most of PyTorch's meta functions are Python and take a tenth of a millisecond. What they answer to ops that neither view nor
+write their arguments depends on shapes, strides, dtypes and plain arguments alone: while answers are `remembered`, as for steps
+of many equal layers, none is asked the same twice.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch.library import Library
 
-from steptime._capture.fused_norm import REGISTERED
-from steptime._capture.tensors import as_meta, is_pretended, on_device
-
-# Held for what it registers.
-_NORM = REGISTERED
+from steptime._capture.tensors import META, as_meta, is_pretended, on_device
 
 # Ops that PyTorch makes of others on devices without a kernel of theirs, and CUDA has one: both CompositeExplicitAutograd and
 # CUDA are dispatch keys of theirs in native_functions.yaml (so are all of `_foreach_`). A copy calls a kernel where its entry
@@ -29,6 +33,10 @@ _KERNELS = frozenset(
 # States of the random generator that attention drew from: on the CPU unless a graph is recorded (native/transformers/cuda/
 # attention.cu, _efficient_attention_forward).
 _ON_CPU: dict[str, tuple[int, ...]] = {"aten::_scaled_dot_product_efficient_attention": (2, 3)}
+
+_Part = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides and dtype of a tensor that an op makes
+# By op and arguments, whether it makes several tensors and which; None where it does more. Nothing is kept without.
+_memory: ContextVar[dict[Any, tuple[bool, tuple[_Part, ...]] | None] | None] = ContextVar("answers", default=None)
 
 _FACTORIES = frozenset(f"aten::{name}" for name in ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn"))
 _LARGE_BYTES = 256 << 20
@@ -56,9 +64,18 @@ def is_large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op on meta tensors; what it writes to and returns is the tensor it was given. The observer sees nothing of it."""
+    memory = _memory.get()
+    key = _key(func, args, kwargs) if memory is not None and _depends_on_shapes(func) else None
     torch._C._autograd._enable_record_function(False)
     try:
-        return _answered(func, args, kwargs)
+        if memory is None or key is None:
+            return _answered(func, args, kwargs)
+        known = memory.get(key)
+        if known is not None:
+            return _made(*known)
+        result = _answered(func, args, kwargs)
+        memory.setdefault(key, _parts(result))
+        return result
     finally:
         torch._C._autograd._enable_record_function(True)
 
@@ -115,3 +132,92 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_mapped(each, change) for each in value)
     return None if isinstance(value, torch.Generator) else value
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """While it lasts, no meta function is asked the same twice."""
+    token = _memory.set({})
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
+@cache
+def _depends_on_shapes(func: Any) -> bool:
+    """Whether an op makes new tensors, and of tensors alone: nothing is a view, written or drawn up from values."""
+    schema = func._schema
+    aliased = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+    tensors = all(str(each.type) == "Tensor" for each in schema.returns)
+    return bool(func.namespace == "aten" and schema.returns and tensors and not aliased)
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an answer depends on; None where an argument is of no known kind."""
+    try:
+        key = (func, tuple(map(_part, args)), tuple((name, _part(value)) for name, value in kwargs.items()))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _part(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise TypeError
+        return (value.shape, value.stride(), value.dtype, is_pretended(value))
+    if isinstance(value, list | tuple):
+        return tuple(map(_part, value))
+    # 1, 1.0 and True are equal, and mean different dtypes.
+    return (type(value), value) if isinstance(value, int | float) else value
+
+
+def _parts(answer: Any) -> tuple[bool, tuple[_Part, ...]] | None:
+    """How to make the answer again; None where it is more than new tensors of the device."""
+    several = isinstance(answer, tuple | list)
+    result = tuple(answer) if several else (answer,)
+    for each in result:
+        if not isinstance(each, torch.Tensor) or type(each) is not torch.Tensor or not is_pretended(each):
+            return None
+        if each.layout is not torch.strided or each.storage_offset():
+            return None
+    if len({each.untyped_storage()._cdata for each in result}) < len(result):
+        return None
+    return several, tuple((tuple(each.shape), each.stride(), each.dtype) for each in result)
+
+
+def _made(several: bool, parts: tuple[_Part, ...]) -> Any:
+    empty = torch.ops.aten.empty_strided.default
+    result = tuple(on_device(empty(shape, strides, dtype=dtype, device=META)) for shape, strides, dtype in parts)
+    return result if several else result[0]
+
+
+def _fused_rms_norm(
+    source: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, eps: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMS norm, one op on CUDA; elsewhere PyTorch makes it of several before any mode sees it.
+
+    Gives the normed tensor, and one over the root of the mean square of every row, in float32 where the input is narrower.
+    """
+    del weight, eps
+    accurate = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
+    rows = [*source.shape[: source.dim() - len(shape)], *[1] * len(shape)]
+    return torch.empty_like(source, memory_format=torch.contiguous_format), source.new_empty(rows, dtype=accurate)
+
+
+def _registered() -> Library | None:
+    """The registrations, which hold as long as this object does."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_rms_norm", "CUDA"):
+        return None  # a build with CUDA
+    library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for key in ("CUDA", "Meta"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_rms_norm", key):
+            # Past `Library.impl`, which wants such ops to decompose.
+            library.m.impl("_fused_rms_norm", key, _fused_rms_norm, False)
+    kept: Library = library
+    return kept
+
+
+_REGISTERED = _registered()

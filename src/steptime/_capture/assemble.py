@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from steptime._ops.table import tensors_in
 from steptime._program.execution import ExecutionTrace, Node
+from steptime._program.nesting import ENGINE
 from steptime._program.program import Signature, Tensor, Value
 
 LEAF = "steptime:leaf:"
@@ -20,7 +22,6 @@ HOST = "steptime:host"
 """The range in which an op that has nothing to do with the device is called again, below the mode."""
 
 _MODE = "PythonDispatchMode"  # PyTorch's own record of calling a dispatch mode
-_ENGINE = "autograd::engine::evaluate_function"
 # Gradients of index_select and gather, summed up in zeros (autograd/FunctionsManual.cpp; native/TensorAdvancedIndexing.cpp).
 _INTO_ZEROS = frozenset(("aten::index_add", "aten::scatter_add"))
 # The gradient of indexing (FunctionsManual.cpp, index_backward).
@@ -82,7 +83,7 @@ class _Tree:
             # The op again, as the mode called it: what it is made of belongs to the op.
             inside = [child for again in inside for child in self._children.get(again, ())]
         elif node.name != _MODE:
-            backward = node.name.startswith(_ENGINE) or (parent >= 0 and self.rows[parent].backward)
+            backward = node.name.startswith(ENGINE) or (parent >= 0 and self.rows[parent].backward)
             self.rows.append(_Row(node, node.name, parent, backward))
             parent = len(self.rows) - 1
         if node.name == _INDEX_PUT and self._around(parent) == _INDEX_BACKWARD:
@@ -120,7 +121,7 @@ class _Tree:
         row = self.rows[at]
         row.note = note
         around = self._around(at)
-        summed = note.over and around.startswith(_ENGINE)
+        summed = note.over and around.startswith(ENGINE)
         if summed or (note.name in _INTO_ZEROS and row.backward and "backward" in around.lower()):
             row.name, row.over = f"{note.name}_", True
 
@@ -140,7 +141,7 @@ class _Values:
         if over:
             self._same[note.outputs[0]] = note.inputs[0]
         for values, storages in ((signature.inputs, note.inputs), (signature.outputs, note.outputs)):
-            for tensor, storage in zip(_tensors(values), storages, strict=False):
+            for tensor, storage in zip(tensors_in(values), storages, strict=False):
                 if tensor.id is not None:
                     self._storage[tensor.id] = storage
 
@@ -168,11 +169,3 @@ def _node(row: _Row, values: _Values) -> Node:
     outputs = inputs[:1] if row.over else tuple(map(values.of, row.node.signature.outputs))
     tid, forward = (_BACKWARD, _MAIN) if row.backward else (_MAIN, 0)
     return replace(row.node, name=row.name, signature=Signature(inputs, outputs), tid=tid, fw_tid=forward)
-
-
-def _tensors(values: Sequence[Value]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple):
-            yield from _tensors(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -87,6 +89,15 @@ def failure(error: BaseException, what: str) -> SteptimeError:
     if isinstance(error, NotImplementedError) and "meta" in text.lower():
         text = f"{text[:_LONGEST]}; PyTorch knows no shape of its result without running it: see torch.library.register_fake"
     return InputError(f"{what}: {type(error).__name__}{f' at {place}' if place else ''}: {text[: 2 * _LONGEST]}")
+
+
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """While it lasts, whatever fails is an error of one line about this function."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise failure(error, what) from error
 
 
 _LONGEST = 200  # characters of a message that is quoted

@@ -1,4 +1,4 @@
-"""A training step that is named on a command line: `package.module:function` or `file.py:function`.
+"""`captured`: the workload of a training step, a function or the name of one (`package.module:function`, `file.py:function`).
 
 The function makes model, optimiser and inputs, and returns the step, a callable without arguments; or it is the step itself.
 It may take, by these names: `batch` (samples of all ranks), `device` ("cuda"), `rank` and `ranks`.
@@ -9,16 +9,61 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
 _KNOWN = ("batch", "device", "rank", "ranks")
 DEVICE = "cuda"
+
+
+def captured(function: str | Callable[..., Any], *, batch: int | None = None, ranks: int = 1) -> Workload:
+    """The workload of a function, or of one that is named, on so many ranks."""
+    result = _captured(function, batch, ranks)
+    return replace(result, description=Description(batch=batch), rebuild=CaptureAgain(function, batch, ranks))
+
+
+@dataclass(frozen=True)
+class CaptureAgain:
+    """Captures a function once more, with another batch or for other ranks."""
+
+    function: str | Callable[..., Any]
+    batch: int | None
+    ranks: int
+
+    def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
+        return captured(
+            self.function, batch=self.batch if batch is None else batch, ranks=self.ranks if ranks is None else ranks
+        )
+
+
+def _captured(given: str | Callable[..., Any], batch: int | None, ranks: int) -> Workload:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch's observer says on stderr when it begins and ends
+    target = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__name__)
+    function = function_of(given) if isinstance(given, str) else given
+    alone = bound(function, target, batch=batch, rank=0, ranks=ranks)
+    name = target.rpartition(":")[2]
+    if ranks == 1:
+        from steptime._capture.capture import capture  # noqa: PLC0415 (it imports torch, whose level is set above)
+
+        return Workload((capture(alone, name=target),), 1, name)
+    from steptime._capture.ranks import capture_ranks  # noqa: PLC0415 (torch.distributed, which one rank does not need)
+    from steptime._capture.refusals import in_one_line  # noqa: PLC0415 (the same)
+
+    def of_this_rank() -> Any:
+        # As every launcher of ranks says it, and `world` too.
+        rank, count = (int(os.environ[variable]) for variable in ("RANK", "WORLD_SIZE"))
+        return bound(function, target, batch=batch, rank=rank, ranks=count)()
+
+    with in_one_line(target):
+        return capture_ranks(of_this_rank, ranks=ranks, name=name)
 
 
 def function_of(target: str) -> Callable[..., Any]:
@@ -70,7 +115,7 @@ def _imported(name: str) -> ModuleType:
         where = "; run where it can be imported, or name its file (file.py:function)" if error.name == name else ""
         raise InputError(f"{name}: cannot be imported ({text}){where}") from error
     except (Exception, SystemExit) as error:
-        raise InputError(f"{name}: fails while it is imported ({_said(error)})") from error
+        raise InputError(f"{name}: fails while it is imported ({_text(error)})") from error
     finally:
         if added:
             sys.path.remove(here)
@@ -85,9 +130,9 @@ def _from_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{path}: fails while it is imported ({_said(error)})") from error
+        raise InputError(f"{path}: fails while it is imported ({_text(error)})") from error
     return module
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -196,7 +196,7 @@ def capture(
     json: Json = False,
 ) -> None:
     """Save what a PyTorch training step does, without a GPU: forward, backward and optimiser, op by op."""
-    from steptime._capture.command import captured
+    from steptime._capture.script import captured
     from steptime._program.formats import saved
     from steptime._report.json import dumps
 

@@ -46,7 +46,7 @@ def captured_step(case: StepCase) -> Workload:
     import torch
     from torch import distributed
 
-    from steptime._capture.collectives.ranks import capture_ranks
+    from steptime._capture.ranks import capture_ranks
     from steptime_lab.workloads.case import build
     from steptime_lab.workloads.cases import step_cases
 
@@ -58,4 +58,4 @@ def captured_step(case: StepCase) -> Workload:
         rank = distributed.get_rank() if case.ranks > 1 else 0
         return build(known, _Group(rank, case.ranks), torch.device("cuda", 0))
 
-    return capture_ranks(step, ranks=case.ranks, distinct="one", name=case.name, warm_up=_WARM_UP)
+    return capture_ranks(step, ranks=case.ranks, alike=True, name=case.name, warm_up=_WARM_UP)

@@ -1,0 +1,217 @@
+"""A CUDA device that is not there: one idle GPU of compute capability 9.0, whose tensors dispatch, autocast and train as on it.
+
+Ops on its tensors (`tensors`) never reach a kernel of CUDA: a dispatch mode (`record`) answers each with the shapes that
+PyTorch's own meta functions say.
+
+In Python the device calls itself `cuda:0` (`DeviceNames`); in C++ it is `meta`, for which every build of PyTorch has what
+autograd asks of a device. Backward therefore runs in the thread that calls it, which `assemble` puts right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils, checkpoint
+
+from steptime._capture.autocast import casting
+from steptime._capture.cuda_choices import chosen
+from steptime._capture.log import CommLog, Streams
+from steptime._capture.tensors import CUDA, META, is_pretended
+from steptime._hardware.device import reference_device
+from steptime.errors import InputError
+
+CAPABILITY = (9, 0)
+"""Of the pretended GPU: an H100 or H200. What PyTorch chooses by it is chosen as there."""
+
+_PROPERTIES = SimpleNamespace(
+    name="pretended GPU",
+    major=CAPABILITY[0],
+    minor=CAPABILITY[1],
+    total_memory=int(reference_device().memory_bytes.value),
+    multi_processor_count=int(reference_device().sms.value),
+)
+
+
+class _NoDevice:
+    """`torch.cuda.device` and the like: a context that does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.idx = 0
+
+    def __enter__(self) -> _NoDevice:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return None
+
+
+class _Generator(torch.Generator):
+    """A source of random numbers: those of the device are never drawn, so that any serves."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        del device
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+def _state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.zeros(16, dtype=torch.uint8)  # seed and offset of Philox, 8 bytes each
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+_CONSTANTS: dict[str, Any] = {
+    "is_available": True,
+    "device_count": 1,
+    "current_device": 0,
+    "is_bf16_supported": True,
+    "is_initialized": True,
+    "get_device_capability": CAPABILITY,
+    "get_device_name": _PROPERTIES.name,
+    "get_device_properties": _PROPERTIES,
+    "memory_allocated": 0,
+    "max_memory_allocated": 0,
+    "memory_reserved": 0,
+    "max_memory_reserved": 0,
+    "is_current_stream_capturing": False,
+}
+_SILENT = (
+    "_lazy_init", "init", "synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all",
+    "reset_peak_memory_stats", "reset_max_memory_allocated", "set_rng_state", "set_rng_state_all",
+)  # fmt: skip
+# Kernels written in Triton are launched from Python and are no ops: execution traces do not show them.
+_TRITON = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
+
+
+def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced while a device is pretended: object, attribute, and what stands in for it."""
+    for name, value in _CONSTANTS.items():
+        yield torch.cuda, name, lambda *_, value=value, **__: value
+    yield from ((torch.cuda, name, _nothing) for name in _SILENT)
+    yield from ((torch.cuda, name, _NoDevice) for name in ("device", "device_of"))
+    yield from ((torch.cuda, name, answer) for name, answer in streams.answers().items())
+    yield torch.cuda, "get_rng_state", _state
+    yield torch.cuda, "get_rng_state_all", lambda: [_state()]
+    yield torch.cuda, "_initialized", True
+    yield torch, "Generator", _Generator
+    yield torch, "compile", _not_compiled
+    yield torch.nn.Module, "register_parameter", _register_parameter
+    # Recurrent layers ask whether to lay out their weights for cuDNN; they are refused when they run.
+    yield torch.backends.cudnn, "is_acceptable", lambda *_: False
+    if find_spec("triton") is not None:
+        yield from ((getattr(import_module(module), name), "run", _nothing) for module, name in _TRITON)
+    for module in (torch.nn.functional, torch.functional, torch._tensor, torch.nn.init, torch.autograd):
+        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            if hasattr(module, name):
+                # Functions written in Python are not asked as a whole: what they call is.
+                yield module, name, lambda *_: False
+    for name in ("__enter__", "__exit__"):
+        yield record_function, name, _unseen(getattr(record_function, name))
+    # Lists of tensors come back grouped by what C++ calls their device; CUDA has kernels for lists.
+    supported = [*_foreach_utils._get_foreach_kernels_supported_devices(), META.type]
+    yield _foreach_utils, "_get_foreach_kernels_supported_devices", lambda: supported
+
+
+@contextmanager
+def pretended(log: CommLog) -> Iterator[Streams]:
+    """While it lasts, PyTorch says that there is one CUDA device, and tensors can be made on it. Gives its streams."""
+    streams = Streams(log)
+    with ExitStack() as stack:
+        for owner, name, stand_in in _replaced(streams):
+            stack.enter_context(patch.object(owner, name, stand_in))
+        stack.enter_context(casting())
+        stack.enter_context(chosen())
+        # It compares what is recomputed with what was there, and asks for devices where no mode is asked.
+        stack.enter_context(patch.dict(checkpoint._allowed_determinism_checks_to_fns, {"default": _shape_and_dtype}))
+        stack.enter_context(DeviceNames())
+        yield streams
+
+
+def translated(device: Any) -> Any:
+    """What C++ calls a device: `meta` where it is CUDA, else the same."""
+    if isinstance(device, str) and device.startswith("cuda"):
+        return META
+    return META if isinstance(device, torch.device) and device.type == "cuda" else device
+
+
+class DeviceNames(TorchFunctionMode):
+    """Lets Python say `cuda` where C++ says `meta`, and takes the choices of CUDA that are made above the dispatcher."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Any function of PyTorch that Python calls."""
+        del types
+        kwargs = kwargs or {}
+        answer = _GETTERS.get(func)
+        if answer is not None and is_pretended(args[0]):
+            return answer(args[0])
+        if func is torch.Tensor.cuda:
+            return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
+        if func is torch.Tensor.to:
+            args = tuple(map(translated, args))
+        if func in _FROM_DATA and translated(kwargs.get("device")) == META:
+            # Made on the CPU and copied, as PyTorch does it too.
+            rest = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
+            return func(*args, **rest).to(META).requires_grad_(kwargs.get("requires_grad", False))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": translated(kwargs["device"])}
+        return func(*args, **kwargs)
+
+
+_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
+_GETTERS: dict[Any, Callable[[torch.Tensor], Any]] = {
+    torch.Tensor.device.__get__: lambda _: CUDA,
+    torch.Tensor.is_cuda.__get__: lambda _: True,  # type: ignore[attr-defined]
+    torch.Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: lambda _: 0,
+    torch.Tensor.pin_memory: lambda tensor: tensor,
+}
+
+
+def _not_compiled(*_: Any, **__: Any) -> Any:
+    raise InputError(
+        "torch.compile: what a compiled function launches is up to its compiler and is not captured; capture the step "
+        "without it, or record a compiled run and predict that"
+    )
+
+
+def _shape_and_dtype(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"shape": tensor.shape, "dtype": tensor.dtype}
+
+
+def _unseen(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The beginning or the end of a range, no mode asked: the record of asking one would end in place of the range."""
+
+    @wraps(method)
+    def run(*args: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return method(*args)
+
+    return run
+
+
+_register = torch.nn.Module.register_parameter
+
+
+def _register_parameter(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+    """Parameters are put on the device when a module gets them: a model made on the CPU would take its memory for nothing."""
+    if param is not None and not is_pretended(param) and param.device.type == "cpu":
+        moved = param.__dict__.get("_moved")
+        if moved is None:
+            with torch.no_grad():
+                moved = torch.nn.Parameter(param.detach().to(META), requires_grad=param.requires_grad)
+            param._moved = moved  # type: ignore[attr-defined]
+        param = moved
+    _register(module, name, param)

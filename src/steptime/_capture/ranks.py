@@ -1,0 +1,162 @@
+"""`capture_ranks`: a training step of a job of many ranks as a `Workload`, in one process and without a GPU.
+
+Every rank is captured alone, in a world of ranks that do not answer (`world`). Ranks that do the same share one program.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from steptime._capture.answers import remembered
+from steptime._capture.assemble import assembled
+from steptime._capture.capture import OUTSIDE
+from steptime._capture.collectives import with_collectives
+from steptime._capture.ddp import captured_data_parallel
+from steptime._capture.device import pretended
+from steptime._capture.log import CommLog, ranges
+from steptime._capture.record import observed
+from steptime._capture.refusals import in_one_line
+from steptime._capture.sharded import captured_sharding
+from steptime._capture.world import Called, GroupRecorder, World, world
+from steptime._program.execution import to_program
+from steptime._program.formats.execution_trace import read
+from steptime._program.program import MOST_RANKS, Program
+from steptime._program.workload import Workload
+from steptime.errors import InputError
+
+MOST_CAPTURED = 64
+"""Ranks that are captured one by one: a rank takes from a second to half a minute."""
+
+OP_STREAM = "op_stream"
+"""In a program's `meta`: for every op the stream that it launches on, where that is not the stream of compute (0) for all."""
+
+
+@dataclass(frozen=True)
+class CapturedRank:
+    """The step of one rank, how groups like its own divide the ranks of the job, and what its first step called."""
+
+    program: Program
+    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    calls: Sequence[Called]
+
+
+def capture_ranks(
+    function: Callable[[], Any], *, ranks: int, alike: bool = False, name: str = "", warm_up: int = 1
+) -> Workload:
+    """The workload of `ranks` ranks that each call `function`, which makes the model and gives the training step.
+
+    Where they are not known to do `alike`, the first and the last are compared, and all captured only where these differ; of
+    more ranks than are captured each, rank 0 stands for all.
+    """
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks} ranks cannot be captured; expected 1 to {MOST_RANKS}")
+    captured = [capture_rank(function, 0, ranks, name=name, warm_up=warm_up)]
+    messages: tuple[str, ...] = ()
+    if ranks > MOST_CAPTURED and not alike:
+        messages = (f"{ranks} ranks are too many to compare or to capture each, so that rank 0 was taken for all",)
+    elif ranks > 1 and not alike:
+        difference = first_difference(captured[0].calls, _calls(function, ranks - 1, ranks, name))
+        if difference:
+            captured += [capture_rank(function, rank, ranks, name=name, warm_up=warm_up) for rank in range(1, ranks)]
+            messages = (f"ranks 0 and {ranks - 1} do different things ({difference}); all {ranks} ranks were captured",)
+        else:
+            messages = (f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks",)
+    owners = (0,) * ranks if len(captured) < ranks else ()
+    return Workload(tuple(each.program for each in captured), ranks, name, messages, owners=owners, groups=captured[0].groups)
+
+
+def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: str = "", warm_up: int = 1) -> CapturedRank:
+    """The step of one rank alone, after so many steps of warm-up."""
+    what = _what(function, rank, name)
+    with _no_collection():
+        with in_one_line(what), _ranked(rank, ranks) as (around, recorder):
+            step = _first_step(function, recorder)
+            for _ in range(warm_up - 1):
+                step()
+            around.log.recording = True
+            with recorder.noting():
+                data = observed(step)
+            groups = around.groups()
+        trace = assembled(read(data, what), recorder.notes)
+        streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), around.log, groups)
+    program = to_program(streamed.trace, rank=rank, world_size=ranks)
+    meta, outside = dict(program.meta), recorder.unnamed_bytes()
+    if outside:
+        meta[OUTSIDE] = outside
+    if any(streamed.streams):
+        meta[OP_STREAM] = np.array(streamed.streams, dtype=np.int32)
+    return CapturedRank(replace(program, meta=meta), around.partitions.sides(), recorder.calls)
+
+
+def _calls(function: Callable[[], Any], rank: int, ranks: int, name: str) -> Sequence[Called]:
+    """What one rank calls in its first step: as good as a program to tell ranks apart, in a third of the time."""
+    with _no_collection(), in_one_line(_what(function, rank, name)), _ranked(rank, ranks) as (_, recorder):
+        _first_step(function, recorder)
+    return recorder.calls
+
+
+def _what(function: Callable[[], Any], rank: int, name: str) -> str:
+    return f"{name or getattr(function, '__name__', 'captured')}, rank {rank}"
+
+
+def _first_step(function: Callable[[], Any], recorder: GroupRecorder) -> Callable[[], Any]:
+    """Runs a step that a function makes, or is, for the first time, and lists its calls."""
+    recorder.listing = True
+    step = function()
+    if callable(step):
+        recorder.calls.clear()
+        step()
+    recorder.listing = False
+    return step if callable(step) else function
+
+
+@contextmanager
+def _ranked(rank: int, ranks: int) -> Iterator[tuple[World, GroupRecorder]]:
+    """While it lasts, this process is one rank of a job on pretended devices, and a recorder answers for its device."""
+    log = CommLog()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # PyTorch's own, about names it means to drop and tensors it cannot see into: of no use to who captures.
+        warnings.filterwarnings("ignore", module="torch")
+        warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed", category=FutureWarning)
+        streams = stack.enter_context(pretended(log))
+        around = stack.enter_context(world(rank, ranks, streams))
+        for context in (captured_sharding, captured_data_parallel, ranges, remembered):
+            stack.enter_context(context())
+        yield around, stack.enter_context(GroupRecorder(around.collectives))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python does not look for circles of garbage meanwhile: a large step makes a million objects that all stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def first_difference(one: Sequence[Called], other: Sequence[Called]) -> str:
+    """What the first calls are that differ between two ranks; empty where none do, so that one program serves both."""
+    for index, (left, right) in enumerate(zip_longest(one, other)):
+        if left != right:
+            return f"call {index}: {_text(left)} and {_text(right)}"
+    return ""
+
+
+def _text(call: Called | None) -> str:
+    if call is None:
+        return "nothing"
+    name, shapes, splits = call
+    parts = [*(str(list(shape)) for shape, _ in shapes), *(str(list(split)) for split in splits)]
+    return f"{name}({', '.join(parts)})"

@@ -1,0 +1,232 @@
+"""A job of many ranks in one process, seen from one of them. Collectives reach nobody and are over at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._C import DispatchKey
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from steptime._capture import answers
+from steptime._capture.assemble import LEAF, Note
+from steptime._capture.collectives import Collectives, Pending
+from steptime._capture.log import CommLog, Streams, TraceRange
+from steptime._capture.record import Recorder
+from steptime._capture.sharded import IN_PYTHON, SENDS_TABLE
+from steptime._capture.tensors import is_pretended, tensors_in
+from steptime._program.execution import ProcessGroup
+from steptime.errors import InputError
+
+# Methods of a process group that give work to wait for (torch/csrc/distributed/c10d/init.cpp).
+_METHODS = (
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "allgather_coalesced",
+    "allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced", "reduce_scatter",
+    "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter", "send", "recv", "recv_anysource", "barrier",
+)  # fmt: skip
+# Before the step that is noted, answered at once: FSDP cuts every weight into as many parts as there are ranks.
+_CUTS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default)
+_ASIDE = ("prim", "profiler")  # no work of a step
+_PLAIN = torch._C._disabled_torch_dispatch_impl
+
+
+@dataclass
+class Partitions:
+    """Process groups that were made side by side: the ranks of the job divided into groups that do the same.
+
+    A rank knows its own group of each kind; `torch.distributed.new_group` is called for the others too, in one order.
+    """
+
+    world: tuple[int, ...]
+    _blocks: list[tuple[str, list[tuple[int, ...]]]] = field(default_factory=list)
+    _named: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # group -> block, members
+
+    def made(self, ranks: Sequence[int] | None, description: str, own: str | None) -> None:
+        """`new_group` was called; `own` is the group's name where this rank is in it."""
+        members = tuple(sorted(ranks)) if ranks else self.world
+        last = next((at for at in reversed(range(len(self._blocks))) if self._blocks[at][0] == description), -1)
+        fits = last >= 0 and all(len(each) == len(members) and not set(each) & set(members) for each in self._blocks[last][1])
+        if not fits:
+            last = len(self._blocks)
+            self._blocks.append((description, []))
+        self._blocks[last][1].append(members)
+        if own is not None:
+            self._named[own] = (last, members)
+
+    def common_name(self, group: str) -> str:
+        """What all groups of a partition are called, the same on every rank."""
+        if group not in self._named:
+            return group
+        block = self._named[group][0]
+        description = self._blocks[block][0]
+        alike = [at for at, (other, _) in enumerate(self._blocks) if other == description]
+        plain = description if description not in ("", "undefined") else "group"
+        return plain if len(alike) == 1 else f"{plain}_{alike.index(block)}"
+
+    def described(self, group: str, description: str) -> ProcessGroup:
+        """The group as a trace has it, under its common name."""
+        members = self._named[group][1] if group in self._named else self.world
+        return ProcessGroup(self.common_name(group), description, members, len(members))
+
+    def sides(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """By common name, the sets of ranks that meet under it; those of everybody left out."""
+        result = {self.common_name(group): tuple(sorted(self._blocks[block][1])) for group, (block, _) in self._named.items()}
+        return {name: sides for name, sides in result.items() if sides != (self.world,)}
+
+
+@dataclass(frozen=True)
+class World:
+    """What one captured rank knows of the others."""
+
+    log: CommLog
+    collectives: Collectives
+    partitions: Partitions
+
+    def groups(self) -> dict[str, ProcessGroup]:
+        """The process groups of this rank, by PyTorch's name."""
+        known = distributed_c10d._world.pg_names
+        return {str(name): self.partitions.described(str(name), group.group_desc) for group, name in known.items()}
+
+
+@contextmanager
+def world(rank: int, ranks: int, streams: Streams) -> Iterator[World]:
+    """While it lasts, this process is one rank of a job. Scripts that join a process group themselves find that they have."""
+    if dist.is_initialized():
+        raise InputError("a process group exists already; capture ranks before torch.distributed.init_process_group is called")
+    environment = {
+        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+    }  # fmt: skip
+    with patch.dict(os.environ, environment), ExitStack() as stack:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        stack.callback(dist.destroy_process_group)
+        log, partitions = streams.log, Partitions(tuple(range(ranks)))
+        collectives = Collectives(log, streams)
+        for name in _METHODS:
+            if hasattr(dist.ProcessGroup, name):
+                method = _waitable(getattr(dist.ProcessGroup, name), log, collectives)
+                stack.enter_context(patch.object(dist.ProcessGroup, name, method))
+        for owner, name, stand_in in (
+            (dist, "init_process_group", lambda *_, **__: None),
+            (dist, "destroy_process_group", lambda *_, **__: None),
+            (distributed_c10d, "_new_group_with_tag", _noted(distributed_c10d._new_group_with_tag, partitions)),
+        ):
+            stack.enter_context(patch.object(owner, name, stand_in))
+        yield World(log, collectives, partitions)
+
+
+def _waitable(method: Callable[..., Any], log: CommLog, collectives: Collectives) -> Callable[..., Any]:
+    """Of a collective called in order NCCL gives nothing to wait for; of another, what knows which one it is."""
+
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        before = log.last
+        work = method(group, *args, **kwargs)
+        if log.last is before or log.last is None:
+            return work
+        in_order = any(getattr(each, "asyncOp", True) is False for each in (*args, *kwargs.values()))
+        return None if in_order else Pending(work, log.last, collectives)
+
+    return call
+
+
+def _noted(new_group: Callable[..., Any], partitions: Partitions) -> Callable[..., Any]:
+    def call(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        # Backends of a real job (nccl, gloo), their options and their devices have no peers here.
+        timeout, kwargs = args[:1], {**kwargs, "backend": None, "device_id": None}
+        result = new_group(ranks, *timeout, **kwargs)
+        own = result.group_name if isinstance(result, dist.ProcessGroup) else None
+        partitions.made(ranks, kwargs.get("group_desc") or "", own)
+        return result
+
+    return call
+
+
+Called = tuple[str, tuple[Any, ...], tuple[Any, ...]]
+"""An op with the shapes and dtypes of its tensors, and of a collective how much goes to each rank."""
+
+
+def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called:
+    """A call as far as it tells one rank from another.
+
+    Numbers among arguments do not: a rank of a tensor-parallel group looks for other rows of a table than the next one, in
+    the same time. Nor do groups, roots and peers.
+    """
+    shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in((args, kwargs)))
+    splits = tuple(tuple(each) for each in args if _is_integers(each)) if func.namespace == "c10d" else ()
+    return func._schema.name, shapes, splits
+
+
+def _is_integers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, int) for each in value)
+
+
+class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Answers what one rank of a job calls."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__()
+        self._collectives = collectives
+        self._wrappers: list[Any] = []
+        self.listing = False
+        self.calls: list[Called] = []  # by which ranks are compared
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Any op below autograd."""
+        kwargs = kwargs or {}
+        namespace = func.namespace
+        if namespace in _ASIDE or any(issubclass(kind, FakeTensor) for kind in types):
+            # With tensors that are PyTorch's own fakes, DTensor finds out how results are sharded: once, in the first step.
+            return func(*args, **kwargs)
+        if self.listing:
+            self.calls.append(called(func, args, kwargs))
+        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+            # A DTensor, or the result of a collective: its own class calls ops on what it wraps.
+            if self._noting:
+                self._note_wrapped(func, args, kwargs)
+            return NotImplemented
+        if namespace == "c10d":
+            with self:
+                return self._collectives.answer(func, args, kwargs)
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            self._collectives.waited(args[0])
+            return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if namespace == "fsdp" and func._schema.name in IN_PYTHON:
+            with self:
+                return IN_PYTHON[func._schema.name](*args, **kwargs)
+        if "out" in kwargs and func._schema.name in SENDS_TABLE:
+            with self:
+                SENDS_TABLE[func._schema.name](*args, **kwargs)
+        if func in _CUTS and not self._noting and is_pretended(args[0]):
+            return answers.answer(func, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _note_wrapped(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes whose memory a tensor's is that has none of its own: that of its part on this rank."""
+        # The observer knows a tensor by its address, which must not become another's.
+        self._wrappers += [torch._C._WeakTensorRef(tensor) for tensor in tensors_in((args, kwargs))]  # type: ignore[attr-defined]
+        note = Note(func._schema.name)
+        with TraceRange(f"{LEAF}{len(self.notes)}"):
+            self.notes.append(note)
+        rest = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
+        note.inputs = [self._storage(_wrapped(tensor)) for tensor in tensors_in((args, rest))]
+
+
+def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor inside."""
+    while type(tensor).__torch_dispatch__ is not _PLAIN:
+        inside = tensor._local_tensor if isinstance(tensor, DTensor) else getattr(tensor, "elem", None)
+        if not isinstance(inside, torch.Tensor):
+            return tensor
+        tensor = inside
+    return tensor
