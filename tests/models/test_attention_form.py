@@ -17,7 +17,7 @@ from steptime._models.kernels.forms import attention
 from steptime._models.kernels.forms.attention import AttentionConstants, heads_of, table
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
-from steptime_lab.fit.engine import blend
+from steptime_lab.fit.engine import regression
 from steptime_lab.fit.kernels import attention as fitting
 from steptime_lab.fit.kernels.book import short_name
 from steptime_lab.measurements.kernels import Row, rows_of
@@ -47,8 +47,8 @@ def rows() -> list[Row]:
 @pytest.fixture(scope="module")
 def form(rows: list[Row]) -> Iterator[attention.AttentionForm]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blend, "_STEPS", 100)
-        patch.setitem(blend._TREES, "rounds", 60)
+        patch.setattr(regression, "_STEPS", 100)
+        patch.setitem(regression._BLENDED, "rounds", 60)
         yield fitting.fit(rows, 0, H200)
 
 

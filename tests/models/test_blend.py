@@ -8,8 +8,8 @@ import numpy as np
 
 from steptime._models.engine.blend import Blend
 from steptime._models.engine.stored import pack, unpack
-from steptime_lab.fit.engine import blend
-from steptime_lab.fit.engine.blend import Training, fit_blend, train_networks
+from steptime_lab.fit.engine import regression
+from steptime_lab.fit.engine.regression import Training, fit_blend, train_networks
 
 _DICE = np.random.default_rng(0)
 _FEATURES = _DICE.normal(size=(600, 4))
@@ -17,10 +17,10 @@ _TARGET = np.abs(_FEATURES[:, 0]) + 0.5 * _FEATURES[:, 1]
 
 
 def test_batches_show_every_row_before_any_comes_again() -> None:
-    seen = [rows for rows in blend._batches(100, 30, 7, seed=0) if isinstance(rows, np.ndarray)]
+    seen = [rows for rows in regression._batches(100, 30, 7, seed=0) if isinstance(rows, np.ndarray)]
     assert len(seen) == 7
     assert all(len(set(np.concatenate(seen[first : first + 3]))) == 90 for first in (0, 3))
-    assert all(rows == slice(None) for rows in blend._batches(20, 30, 2, seed=0))
+    assert all(rows == slice(None) for rows in regression._batches(20, 30, 2, seed=0))
 
 
 def test_small_batches_learn_and_the_same_seed_gives_the_same_network() -> None:
@@ -58,7 +58,7 @@ def test_trees_go_by_the_way_that_is_guessed() -> None:
     made = fit_blend(_FEATURES, target, seed=0, networks=0, ways=ways, rounds=60, objective="regression")
     assert made.guess is not None
     clear = np.abs(_FEATURES[:, 2]) > 0.1
-    assert np.array_equal(made.guess.flags(_FEATURES)[clear], blend.flags_of(ways)[clear])
+    assert np.array_equal(made.guess.flags(_FEATURES)[clear], regression.flags_of(ways)[clear])
     assert np.abs(made.values(_FEATURES) - target)[clear].max() < 0.3
     assert np.array_equal(unpack(Blend, pack(made)).values(_FEATURES), made.values(_FEATURES))
 

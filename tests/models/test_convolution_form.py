@@ -30,7 +30,7 @@ from steptime._models.kernels.forms.convolution.passes import (
 )
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
-from steptime_lab.fit.engine.blend import Training
+from steptime_lab.fit.engine.regression import Training
 from steptime_lab.fit.kernels import convolution as fitting
 from steptime_lab.fit.kernels.book import short_name
 from steptime_lab.fit.kernels.convolution import passes_of, way

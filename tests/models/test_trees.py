@@ -11,7 +11,7 @@ import pytest
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.engine.trees import Trees
 from steptime.errors import InputError
-from steptime_lab.fit.engine.trees import grow_trees, parse_trees
+from steptime_lab.fit.engine.regression import grow_trees, parse_trees
 
 
 def _sample(rows: int = 400) -> tuple[np.ndarray, np.ndarray]:

@@ -12,14 +12,14 @@ from steptime._hardware.device import DeviceLimits, device_names, read_device, r
 from steptime._hardware.fabric import fabric_names, read_fabric
 from steptime._measurements.store import read
 from steptime._models.collectives.overlap import FILE as OVERLAP
-from steptime._models.engine.archive import Archive, write_archive
+from steptime._models.engine.archive import write_archive
 from steptime._models.engine.splits import FIT, TEST, split_of
-from steptime._models.kernels.forms import KernelForm
+from steptime._models.engine.stored import pack
 from steptime._models.lookups.contention import Contention
 from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._program.load import load
 from steptime.errors import InputError
-from steptime_lab.baselines.kernels import BASELINES, load_baselines
+from steptime_lab.baselines.kernels import BASELINES
 from steptime_lab.fit import sharing
 from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.host import fit as fit_host
@@ -100,7 +100,7 @@ def _kernel_baselines(folder: Path, out: Path, name: str, seed: int, said: Said)
     parts = {}
     for form, baseline in BASELINES.items():
         said(f"{form}: {len(rows):,} rows")
-        parts[form] = baseline.fit(rows, seed).arrays()
+        parts[form] = pack(baseline.fit(rows, seed))
     file = baselines_file(out, name)
     write_archive(file, {"seed": seed}, parts)
     return file
@@ -109,11 +109,6 @@ def _kernel_baselines(folder: Path, out: Path, name: str, seed: int, said: Said)
 def baselines_file(folder: Path, name: str) -> Path:
     """Where the baselines of a device are kept."""
     return folder / f"{name}-baselines.npz"
-
-
-def read_baselines(file: Path) -> dict[str, KernelForm]:
-    """The baselines that `fit_and_write` wrote."""
-    return load_baselines(Archive.open(file))
 
 
 def _host(folder: Path, out: Path, name: str, seed: int, said: Said) -> list[Path]:  # noqa: ARG001

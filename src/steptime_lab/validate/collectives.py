@@ -18,8 +18,7 @@ from steptime._models.collectives.message import KINDS, Floats, Messages
 from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
-from steptime_lab.baselines.collectives.line import fit_line
-from steptime_lab.baselines.collectives.published import RULES, as_published, fit_published
+from steptime_lab.baselines.collectives import RULES, as_published, fit_line, fit_published
 from steptime_lab.validate.engine import Case, Compared, Group, Validation, group, groups, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]

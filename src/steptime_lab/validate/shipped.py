@@ -16,9 +16,10 @@ from steptime._models.kernels.forms import KernelForm
 from steptime._models.lookups.fitted import LookupModels, lookups_file
 from steptime._platforms.fabric import Fabric, read_models
 from steptime.errors import InputError
+from steptime_lab.baselines.kernels import read_baselines
 from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.lookups import lookup_baselines_file, read_lookup_baselines, read_lookups
-from steptime_lab.fit.models import baselines_file, read_baselines
+from steptime_lab.fit.models import baselines_file
 from steptime_lab.fit.overlap import overlap_rows
 from steptime_lab.fit.waiting import kernels_beside, profiled_steps, waits
 from steptime_lab.measurements.shipped import BASELINES, shipped

@@ -20,8 +20,7 @@ from steptime._models.collectives.fitting import (
 from steptime._models.collectives.message import Message, Messages, load_bytes, pair_bytes
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
-from steptime_lab.baselines.collectives.line import fit_line
-from steptime_lab.baselines.collectives.published import RULES, as_published, fit_published
+from steptime_lab.baselines.collectives import RULES, Line, PublishedCurve, as_published, fit_line, fit_published
 
 SIZES = [int(2 ** (place / 2)) // 64 * 64 for place in range(16, 52)]
 
@@ -202,19 +201,23 @@ def test_bad_columns_are_refused(kinds: list[str], ns: list[float], text: str) -
 
 def test_the_line_finds_latency_and_bandwidth() -> None:
     model = fit_line(points(SIZES, 20_000 + np.array(SIZES) / 4))
-    assert model.lines["all_reduce", 2] == pytest.approx((20_000, 0.25))
+    line = model.curves["all_reduce", 2]
+    assert isinstance(line, Line)
+    assert (line.latency_ns, line.ns_per_byte) == pytest.approx((20_000, 0.25))
     assert model.times(Messages.even("all_reduce", [2, 1], [4e6, 4e6])).ns == pytest.approx([1_020_000, 0])
     with pytest.raises(InputError, match="all_reduce of 2"):
         model.times(Messages.even("all_reduce", 3, [64.0]))
 
 
 def test_a_line_has_no_negative_part() -> None:
-    falling = fit_line(points([64, 128, 256], [3.0, 2.0, 1.0])).lines["all_reduce", 2]
-    assert falling[1] == 0.0
-    assert falling[0] > 0
-    steep = fit_line(points([100, 200, 400], [1.0, 3.0, 9.0])).lines["all_reduce", 2]
-    assert steep[0] == 0.0
-    assert steep[1] > 0
+    falling = fit_line(points([64, 128, 256], [3.0, 2.0, 1.0])).curves["all_reduce", 2]
+    assert isinstance(falling, Line)
+    assert falling.ns_per_byte == 0.0
+    assert falling.latency_ns > 0
+    steep = fit_line(points([100, 200, 400], [1.0, 3.0, 9.0])).curves["all_reduce", 2]
+    assert isinstance(steep, Line)
+    assert steep.latency_ns == 0.0
+    assert steep.ns_per_byte > 0
 
 
 def test_the_published_curve_has_its_three_regions() -> None:
@@ -222,6 +225,7 @@ def test_the_published_curve_has_its_three_regions() -> None:
     ns = np.maximum(20_000, 9_000 + np.array(sizes) / 5)
     model = fit_published(points(sizes, ns, "all_reduce", 2))
     curve = model.curves["all_reduce", 2]
+    assert isinstance(curve, PublishedCurve)
     assert curve.t0_ns == pytest.approx(20_000)
     assert curve.best == pytest.approx(5, rel=0.05)
     assert 14 < curve.x1 < 18 < curve.x2 < 28

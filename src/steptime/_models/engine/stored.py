@@ -14,7 +14,7 @@ Numbers and texts are arrays without an axis or of texts, so a file of them cann
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -43,31 +43,36 @@ class _How:
     key: str | None = None  # the name of its one array
     names: tuple[str, ...] | None = None  # the keys that a mapping may have, where its prefix does not tell them apart
     dtype: Any = None  # narrower than in memory
+    separator: str = "."  # between a mapping's keys and the names inside
 
 
 def stored(
-    *, prefix: str | None = None, key: str | None = None, names: Iterable[str] | None = None, dtype: Any = None
+    *,
+    prefix: str | None = None,
+    key: str | None = None,
+    names: Iterable[str] | None = None,
+    dtype: Any = None,
+    separator: str = ".",
 ) -> dict[str, Any]:
     """Metadata of a field that is stored under other names than its own, or narrower than it is in memory."""
-    return {_HOW: _How(prefix, key, None if names is None else tuple(names), dtype)}
+    return {_HOW: _How(prefix, key, None if names is None else tuple(names), dtype, separator)}
 
 
 def pack(model: Any) -> dict[str, Array]:
     """The arrays of a fitted model by name."""
-    packed = dict(_packed_fields(model, ""))
-    return {name: _narrowed(array) for name, array in packed.items()} if _is_narrow(type(model)) else packed
+    packed: dict[str, Array] = {}
+    for name, hint, how, _ in _layout(type(model)):
+        value = getattr(model, name)
+        if value is not None:
+            packed |= _packed(value, hint, how.key or name, f"{name}." if how.prefix is None else how.prefix, how)
+    return {name: _narrowed(array) for name, array in packed.items()} if getattr(model, "NARROW", False) else packed
 
 
 def unpack(cls: type[T], arrays: Arrays) -> T:
     """The model that `pack` took the arrays from. Raises KeyError where one is missing."""
     values = {}
     for name, hint, how, absent in _layout(cls):
-        if _is_container(hint):
-            prefix = f"{name}." if how.prefix is None else how.prefix
-            value = _unpacked_container(hint, arrays, prefix, name, how)
-        else:
-            array = arrays.get(how.key or name)
-            value = MISSING if array is None else _leaf(hint, array)
+        value = _unpacked(hint, arrays, how.key or name, f"{name}." if how.prefix is None else how.prefix, how)
         if value is MISSING:
             if absent is MISSING:
                 raise KeyError(how.key or name)
@@ -76,31 +81,24 @@ def unpack(cls: type[T], arrays: Arrays) -> T:
     return cls(**values)
 
 
-def _layout(cls: Any) -> list[tuple[str, Any, _How, Any]]:
-    """Name, type and storage of every field, and what makes its value where nothing is stored."""
-    return _read_layout(cls)
-
-
-@cache
 def _read_layout(cls: Any) -> list[tuple[str, Any, _How, Any]]:
+    """Name, type and storage of every field, and what makes its value where nothing is stored."""
     hints = get_type_hints(cls)
     return [
-        (field.name, _present(hints[field.name]), _how(field), _absent(field, hints[field.name]))
+        (field.name, _present(hints[field.name]), field.metadata.get(_HOW, _How()), _absent(field, hints[field.name]))
         for field in fields(cls)
         if field.init
     ]
 
 
-def _how(one: Field[Any]) -> _How:
-    result: _How = one.metadata.get(_HOW, _How())
-    return result
+_layout: Callable[[Any], list[tuple[str, Any, _How, Any]]] = cache(_read_layout)
 
 
-def _absent(one: Field[Any], hint: Any) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory
-    if one.default is not MISSING:
-        return lambda: one.default
+def _absent(field: Field[Any], hint: Any) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory
+    if field.default is not MISSING:
+        return lambda: field.default
     return (lambda: None) if _present(hint) is not hint else MISSING
 
 
@@ -108,11 +106,7 @@ def _present(hint: Any) -> Any:
     """The type without `None`."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
-    return next(get_arg for get_arg in get_args(hint) if get_arg is not type(None))
-
-
-def _is_narrow(cls: type) -> bool:
-    return bool(getattr(cls, "NARROW", False))
+    return next(member for member in get_args(hint) if member is not type(None))
 
 
 def _is_model(hint: Any) -> bool:
@@ -130,105 +124,69 @@ def _is_mapping(hint: Any) -> bool:
 
 def _members(hint: Any) -> tuple[Any, ...]:
     """The types of a tuple's members where they are not plain numbers or texts."""
-    members = tuple(get_arg for get_arg in get_args(hint) if get_arg is not Ellipsis) if get_origin(hint) is tuple else ()
+    members = tuple(member for member in get_args(hint) if member is not Ellipsis) if get_origin(hint) is tuple else ()
     return members if members and (_is_model(members[0]) or _is_array(members[0])) else ()
 
 
-def _is_container(hint: Any) -> bool:
-    return _is_model(hint) or _is_mapping(hint) or bool(_members(hint))
-
-
-def _packed_fields(model: Any, parent: str) -> Iterator[tuple[str, Array]]:
-    for name, hint, how, _ in _layout(type(model)):
-        value = getattr(model, name)
-        if value is None:
-            continue
-        if _is_container(hint):
-            prefix = parent + (f"{name}." if how.prefix is None else how.prefix)
-            yield from _packed(value, hint, prefix, parent + name)
-        else:
-            yield parent + (how.key or name), _array(value, hint, how.dtype)
-
-
-def _array(value: Any, hint: Any, dtype: Any) -> Array:
-    """One array of a number, a text, an array, or several numbers or texts."""
+def _packed(value: Any, hint: Any, key: str, prefix: str, how: _How) -> dict[str, Array]:
+    """The arrays of a value: one of that key, or several whose names begin with the prefix or, in a tuple, with the key."""
+    if _is_model(hint):
+        return {prefix + name: array for name, array in pack(value).items()}
+    packed: dict[str, Array] = {}
+    if _is_mapping(hint):
+        for name, item in value.items():
+            inside = prefix + name
+            packed |= _packed(item, get_args(hint)[1], inside, inside + how.separator, _How(dtype=how.dtype))
+        return packed
+    if members := _members(hint):
+        if get_args(hint)[-1] is Ellipsis:
+            packed[key] = np.asarray(len(value))
+        for index, item in enumerate(value):
+            packed |= _packed(item, members[0], f"{key}{index}", f"{key}{index}.", how)
+        return packed
     if get_origin(hint) in (tuple, frozenset):
         texts = get_args(hint)[0] is str
-        return np.asarray(sorted(value) if isinstance(value, frozenset) else value, dtype=np.str_ if texts else dtype)
-    return np.asarray(value, dtype=dtype)
+        return {key: np.asarray(sorted(value) if isinstance(value, frozenset) else value, np.str_ if texts else how.dtype)}
+    return {key: np.asarray(value, dtype=how.dtype)}
 
 
-def _packed(value: Any, hint: Any, prefix: str, key: str) -> Iterator[tuple[str, Array]]:
-    """What is in a container; the prefix ends in what separates it from the names inside."""
+def _unpacked(hint: Any, arrays: Arrays, key: str, prefix: str, how: _How) -> Any:
+    """The value that `_packed` took arrays from; MISSING where there are none."""
     if _is_model(hint):
-        packed = pack(value)
-        yield from ((prefix + name, array) for name, array in packed.items())
-    elif _is_mapping(hint):
-        inner = get_args(hint)[1]
-        for name, item in value.items():
-            if _is_container(inner):
-                yield from _packed(item, inner, f"{prefix}{name}.", prefix + name)
-            else:
-                yield prefix + name, np.asarray(item)
-    else:
-        members = _members(hint)
-        if get_args(hint)[-1] is Ellipsis:
-            yield key, np.asarray(len(value))
-        for index, item in enumerate(value):
-            if _is_model(members[0]):
-                yield from _packed(item, members[0], f"{key}{index}.", f"{key}{index}")
-            else:
-                yield f"{key}{index}", item
-
-
-def _unpacked_container(hint: Any, arrays: Arrays, prefix: str, key: str, how: _How) -> Any:
-    """The value of a field of several arrays; MISSING where there are none."""
-    if _is_model(hint):
-        inside = _inside(arrays, prefix) if prefix else arrays
+        inside = _inside(arrays, prefix)
         return unpack(hint, inside) if inside and _any_of(hint, inside) else MISSING
     if _is_mapping(hint):
-        inside = _inside(arrays, prefix) if prefix else arrays
-        names = how.names or tuple(dict.fromkeys(name.partition(".")[0] for name in inside))
-        return _mapping(get_args(hint)[1], inside, names)
-    members = _members(hint)
-    count = int(arrays[key]) if get_args(hint)[-1] is Ellipsis else len(members)
-    if _is_model(members[0]):
-        return tuple(unpack(members[0], _inside(arrays, f"{key}{index}.")) for index in range(count))
-    return tuple(_leaf(members[0], arrays[f"{key}{index}"]) for index in range(count))
-
-
-def _mapping(inner: Any, arrays: Arrays, names: Iterable[str]) -> dict[str, Any]:
-    if not _is_container(inner):
-        return {name: _leaf(inner, arrays[name]) for name in names if name in arrays}
-    result = {name: _unpacked_container(inner, arrays, f"{name}.", name, _How()) for name in names}
-    return {name: value for name, value in result.items() if value is not MISSING}
+        inside, (_, inner) = _inside(arrays, prefix), get_args(hint)
+        names = how.names or dict.fromkeys(name.partition(how.separator)[0] for name in inside)
+        values = {name: _unpacked(inner, inside, name, name + how.separator, _How()) for name in names}
+        return {name: value for name, value in values.items() if value is not MISSING}
+    if members := _members(hint):
+        count = int(arrays[key]) if get_args(hint)[-1] is Ellipsis else len(members)
+        items = tuple(_unpacked(members[0], arrays, f"{key}{index}", f"{key}{index}.", how) for index in range(count))
+        if any(item is MISSING for item in items):
+            raise KeyError(key)
+        return items
+    return _leaf(hint, arrays[key]) if key in arrays else MISSING
 
 
 def _any_of(hint: Any, arrays: Arrays) -> bool:
     """Whether there is anything of an optional dataclass whose arrays have no prefix."""
-    first, kind, how, _ = _layout(hint)[0]
-    return _is_container(kind) or (how.key or first) in arrays
+    name, kind, how, _ = _layout(hint)[0]
+    return _is_model(kind) or _is_mapping(kind) or bool(_members(kind)) or (how.key or name) in arrays
 
 
-def _inside(arrays: Arrays, prefix: str) -> dict[str, Array]:
+def _inside(arrays: Arrays, prefix: str) -> Arrays:
     start = len(prefix)
-    return {name[start:]: array for name, array in arrays.items() if name.startswith(prefix)}
+    return {name[start:]: array for name, array in arrays.items() if name.startswith(prefix)} if prefix else arrays
 
 
 def _leaf(hint: Any, array: Array) -> Any:
     if _is_array(hint):
-        wanted = _dtype(hint)
-        return array if wanted is None else array.astype(wanted, copy=False)
+        # The element type that an array has in memory, where its type says one.
+        wanted = get_args(get_args(hint)[1])[0] if get_args(hint) else None
+        return array.astype(wanted, copy=False) if wanted in _WIDTHS else array
     origin = get_origin(hint)
-    if origin in (tuple, frozenset):
-        return origin(array.tolist())
-    return hint(array.item())
-
-
-def _dtype(hint: Any) -> Any:
-    """The element type that an array has in memory, where its type says one."""
-    kind = get_args(get_args(hint)[1])[0] if get_args(hint) else None
-    return kind if kind in _WIDTHS else None
+    return origin(array.tolist()) if origin in (tuple, frozenset) else hint(array.item())
 
 
 def _narrowed(array: Array) -> Array:

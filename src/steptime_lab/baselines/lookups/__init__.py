@@ -7,40 +7,27 @@ beaten by what it was never told. Which rows are looked up is told only as far a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-import numpy.typing as npt
-
-from steptime._models.engine.stored import Arrays
 from steptime._models.lookups.forms import LookupForm
-from steptime_lab.baselines.lookups import bytes_over_bandwidth, hit_rate, published, size_only
+from steptime_lab.baselines.lookups.learned import PublishedLookupNetwork, SizeTrees
+from steptime_lab.baselines.lookups.rules import BytesOverBandwidth, HitRateOfBags, HitRateOfRows
 from steptime_lab.measurements.lookups import MeasuredLookups
 
 
-class Baseline(LookupForm, Protocol):
-    """A fitted baseline."""
+class LookupBaseline(LookupForm, Protocol):
+    """A fitted baseline, kept as `engine.stored` does."""
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What its rule loads the same from."""
-        ...
-
-
-class BaselineRule(Protocol):
-    """What makes baselines."""
-
-    def fit(self, measured: MeasuredLookups, seed: int, /) -> Baseline:
+    @classmethod
+    def fit(cls, measured: MeasuredLookups, seed: int, /) -> LookupBaseline:
         """Fits to the rows of the split `fit`; none is of `test`."""
         ...
 
-    def load(self, arrays: Arrays) -> Baseline:
-        """The baseline that the arrays were taken from."""
-        ...
 
-
-BASELINES: Final[Mapping[str, BaselineRule]] = {
-    "bytes over bandwidth": bytes_over_bandwidth,
-    "hit rate of bags": hit_rate.BAGS,
-    "hit rate of rows": hit_rate.ROWS,
-    "published network": published,
-    "trees on sizes": size_only,
+BASELINES: Final[Mapping[str, type[LookupBaseline]]] = {
+    "bytes over bandwidth": BytesOverBandwidth,
+    "hit rate of bags": HitRateOfBags,
+    "hit rate of rows": HitRateOfRows,
+    "published network": PublishedLookupNetwork,
+    "trees on sizes": SizeTrees,
 }

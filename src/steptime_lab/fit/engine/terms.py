@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._models.engine.stored import Floats
-from steptime.errors import InputError
+from steptime_lab.fit.engine import fitting_library
 
 _ROUNDS = 8
 # A row off by less than this counts as one off by this: the fit is to the many, not to the few that are far off.
@@ -21,11 +20,7 @@ _CLOSE = 0.03
 
 def non_negative(matrix: Floats, target: Floats, **options: Any) -> Floats:
     """The least squares whose weights are not negative. Raises RuntimeError where the solver gives up."""
-    try:
-        optimize: Any = import_module("scipy.optimize")
-    except ImportError as error:
-        raise InputError("fitting needs SciPy: install steptime[fit]") from error
-    weights: Floats = optimize.nnls(matrix, target, **options)[0]
+    weights: Floats = fitting_library("scipy.optimize").nnls(matrix, target, **options)[0]
     return weights
 
 

@@ -11,7 +11,7 @@ from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.forms import attention as form
 from steptime._models.kernels.forms.attention import PARTS, WHOLE, AttentionConstants, AttentionForm, heads_of, ratios
-from steptime_lab.fit.engine.blend import fit_blend
+from steptime_lab.fit.engine.regression import fit_blend
 from steptime_lab.fit.kernels.book import fit_lists, short_name
 from steptime_lab.measurements.kernels import Row
 

@@ -28,7 +28,7 @@ from steptime._models.kernels.forms.convolution.passes import (
     layer_of,
     table,
 )
-from steptime_lab.fit.engine.blend import Training, fit_blend
+from steptime_lab.fit.engine.regression import Training, fit_blend
 from steptime_lab.fit.kernels.book import fit_lists, short_name
 from steptime_lab.measurements.kernels import Row
 

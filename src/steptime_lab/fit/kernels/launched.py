@@ -31,8 +31,8 @@ from steptime._models.kernels.forms.launched.terms import (
 from steptime._models.kernels.launches import FACTS, Gpu, Launch, short_name
 from steptime._models.kernels.question import OTHERS
 from steptime.errors import InputError
+from steptime_lab.fit.engine.regression import grow_trees
 from steptime_lab.fit.engine.terms import fit_group_weights
-from steptime_lab.fit.engine.trees import grow_trees
 from steptime_lab.measurements.kernels import Row, of
 
 # Levels of a group, coarse to fine: least launches that make one, and how strongly it is drawn towards the level above,

@@ -28,7 +28,7 @@ from steptime._models.kernels.forms.matmul.products import (
     of_questions,
 )
 from steptime.errors import InputError
-from steptime_lab.fit.engine.trees import grow_trees
+from steptime_lab.fit.engine.regression import grow_trees
 from steptime_lab.fit.kernels.matmul_training import Schedule, Targets, UsualRates, train
 from steptime_lab.measurements.kernels import Row
 

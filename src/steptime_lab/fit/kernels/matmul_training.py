@@ -12,7 +12,7 @@ import numpy.typing as npt
 from steptime._models.kernels.forms.matmul import PATTERNS
 from steptime._models.kernels.forms.matmul.mixture import LEAST_K_PER_SPLIT, MOST_CORRECTION, Floats, ProductInputs
 from steptime._models.kernels.forms.matmul.products import HALF_16, TILES, VECTOR, Column
-from steptime.errors import InputError
+from steptime_lab.fit.engine import fitting_library
 
 # Sizes of the two networks and how they are trained: chosen on validation rows.
 HIDDEN, CORRECTION = 32, 64
@@ -74,16 +74,6 @@ class Targets:
     def take(self, places: Column) -> Targets:
         """Some of them."""
         return Targets(self.log_ns[places], self.candidate[places], self.pattern[places])
-
-
-def torch_module() -> Any:
-    """torch, or one line that says what is missing."""
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError("fitting matrix products needs torch: install steptime with its `fit` extra") from error
-    torch.set_num_threads(1)
-    return torch
 
 
 def starts(group: int, inputs: ProductInputs, seed: int, usual: UsualRates) -> dict[str, Floats]:
@@ -227,7 +217,8 @@ def train(
     network: Mapping[str, Floats] | None = None,
 ) -> dict[str, Floats]:
     """The fitted networks of one group; given a network, it is trained on, more gently."""
-    torch = torch_module()
+    torch = fitting_library("torch")
+    torch.set_num_threads(1)
     first = starts(group, inputs, seed, usual)
     epochs, gentle = (schedule.epochs, 1.0) if network is None else (schedule.further, GENTLE)
     own = {name: torch.tensor((network or first)[name], requires_grad=True) for name in first}

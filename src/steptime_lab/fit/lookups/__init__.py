@@ -12,7 +12,7 @@ from steptime._hardware.device import DeviceLimits
 from steptime._measurements.store import read
 from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.splits import FIT, VALIDATION
-from steptime._models.engine.stored import Arrays, pack
+from steptime._models.engine.stored import Arrays, pack, unpack
 from steptime._models.lookups.fitted import Kind, group_of, lookups_file
 from steptime._models.lookups.forms import FORMS, LookupForm, load_form
 from steptime.errors import InputError
@@ -64,7 +64,7 @@ def fit_and_write_lookup_baselines(folder: Path, out: Path, limits: DeviceLimits
     for baseline, form_maker in BASELINES.items():
         said(f"lookups: {baseline}")
         for kind, item in measured.items():
-            parts[f"{baseline}: {group_of(kind)}"] = form_maker.fit(item.of(FIT, VALIDATION), seed).arrays()
+            parts[f"{baseline}: {group_of(kind)}"] = pack(form_maker.fit(item.of(FIT, VALIDATION), seed))
     file = lookup_baselines_file(out, name)
     write_archive(file, {"seed": seed}, parts)
     return file
@@ -83,6 +83,6 @@ def read_lookup_baselines(file: Path) -> tuple[dict[str, Forms], dict[str, Forms
         parts = {kind: f"{name}: {group_of(kind)}" for kind in FORMS}
         return {kind: load(kind, archive.part(part)) for kind, part in parts.items() if part in archive.parts}
 
-    baselines = {name: read_forms(name, lambda _, arrays, rule=rule: rule.load(arrays)) for name, rule in BASELINES.items()}  # type: ignore[misc]
+    baselines = {name: read_forms(name, lambda _, arrays, rule=rule: unpack(rule, arrays)) for name, rule in BASELINES.items()}  # type: ignore[misc]
     held_out = {test: read_forms(test, load_form) for test in HELD_OUT}
     return baselines, held_out

@@ -22,7 +22,7 @@ from steptime._models.lookups.forms.batched_backward import (
 from steptime._models.lookups.forms.batched_backward.sizes import sizes_of
 from steptime._models.lookups.forms.batched_backward.terms import StageTerms, features_of, terms_of
 from steptime.errors import InputError
-from steptime_lab.fit.engine.correction import fit_correction
+from steptime_lab.fit.engine.regression import fit_correction
 from steptime_lab.fit.engine.terms import fit_terms
 from steptime_lab.measurements.lookups import MeasuredLookups
 

@@ -24,7 +24,7 @@ from steptime._models.lookups.forms.batched_forward.physics import Constants, Co
 from steptime._models.lookups.forms.batched_forward.residual import Landmarks, Residual, bumps
 from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
 from steptime.errors import InputError
-from steptime_lab.fit.engine.trees import grow_trees
+from steptime_lab.fit.engine.regression import grow_trees
 from steptime_lab.measurements.lookups import MeasuredLookups
 
 # Errors beyond this count linearly. How far a constant may go from where it starts: a factor of e costs one row off by 0.03.

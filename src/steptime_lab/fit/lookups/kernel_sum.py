@@ -21,7 +21,7 @@ from steptime._models.lookups.forms.one_table import OneTable, sizes_of
 from steptime._models.lookups.forms.rows_forward import RowsForward
 from steptime._models.lookups.forms.timed import KernelTerms, Timed
 from steptime.errors import InputError
-from steptime_lab.fit.engine.correction import fit_correction
+from steptime_lab.fit.engine.regression import fit_correction
 from steptime_lab.fit.engine.terms import fit_terms
 from steptime_lab.measurements.lookups import MeasuredLookups
 

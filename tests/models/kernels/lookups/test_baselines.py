@@ -16,12 +16,14 @@ import pytest
 
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._models.engine.stored import pack, unpack
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import LookupForm
 from steptime._models.lookups.question import Lookup
 from steptime.errors import InputError
-from steptime_lab.baselines.lookups import BASELINES, Baseline, bytes_over_bandwidth, hit_rate, published
-from steptime_lab.baselines.lookups.conditions import Factors
+from steptime_lab.baselines.lookups import BASELINES, LookupBaseline, learned, rules
+from steptime_lab.baselines.lookups.learned import PublishedLookupNetwork
+from steptime_lab.baselines.lookups.rules import BytesOverBandwidth, Factors, HitRateOfBags, HitRateOfRows
 from steptime_lab.measurements.lookups import MeasuredLookups
 
 Floats = npt.NDArray[np.float64]
@@ -91,7 +93,7 @@ def work_ns(lookups: Sequence[Lookup]) -> Floats:
 
 
 @cache
-def fitted(name: str, direction: str = "forward") -> Baseline:
+def fitted(name: str, direction: str = "forward") -> LookupBaseline:
     asked = questions(direction)
     return BASELINES[name].fit(measured(asked, work_ns(asked), kernels=3), 0)
 
@@ -100,8 +102,8 @@ def fitted(name: str, direction: str = "forward") -> Baseline:
 def few_epochs() -> Iterator[None]:
     """What is asked of the network here is easy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published, "_EPOCHS", 15)
-        patch.setattr(published, "_WIDTH", 32)
+        patch.setattr(learned, "_EPOCHS", 15)
+        patch.setattr(learned, "_WIDTH", 32)
         yield
 
 
@@ -121,10 +123,10 @@ def test_times_that_follow_bytes_are_learned(name: str, direction: str) -> None:
 def test_what_is_kept_gives_the_same_form(name: str) -> None:
     form = fitted(name)
     stream = io.BytesIO()
-    np.savez(stream, **form.arrays())  # type: ignore[arg-type]
+    np.savez(stream, **pack(form))  # type: ignore[arg-type]
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as kept:
-        again = BASELINES[name].load(dict(kept))
+        again = unpack(BASELINES[name], dict(kept))
     found, expected = (one.times(Lookups.of(questions())) for one in (again, form))
     np.testing.assert_array_equal(found.time_ns, expected.time_ns)
     np.testing.assert_array_equal(found.inside, expected.inside)
@@ -157,8 +159,8 @@ def test_rows_of_other_splits_are_not_fitted_to(name: str) -> None:
     splits = ["fit", "fit", "fit", "validation"] * (len(asked) // 4)
     changed = np.where(np.array(splits) == "fit", work_ns(asked), 1e9)
     one, other = (BASELINES[name].fit(measured(asked, time_ns, splits), 0) for time_ns in (work_ns(asked), changed))
-    for key, values in one.arrays().items():
-        np.testing.assert_array_equal(values, other.arrays()[key])
+    for key, values in pack(one).items():
+        np.testing.assert_array_equal(values, pack(other)[key])
 
 
 @pytest.mark.parametrize("name", BLIND)
@@ -171,7 +173,7 @@ def test_the_published_network_sees_which_rows_are_looked_up() -> None:
     """Rows that are looked up again take half the time here."""
     asked = questions()
     again = [sum(one.unique for one in each.tables) / sum(one.counted.lookups for one in each.tables) for each in asked]
-    form = published.fit(measured(asked, work_ns(asked) * (0.5 + 0.5 * np.array(again))), 0)
+    form = PublishedLookupNetwork.fit(measured(asked, work_ns(asked) * (0.5 + 0.5 * np.array(again))), 0)
     uniform, skewed = times(form, lookup(table(20_000, 40, 64)), lookup(table(20_000, 40, 64, 1.2)))
     assert skewed < 0.85 * uniform
 
@@ -179,13 +181,13 @@ def test_the_published_network_sees_which_rows_are_looked_up() -> None:
 def test_the_published_network_needs_torch_to_be_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InputError, match=r"steptime\[fit\]"):
-        published.fit(measured(questions(), work_ns(questions())), 0)
+        PublishedLookupNetwork.fit(measured(questions(), work_ns(questions())), 0)
 
 
 def test_the_published_network_is_told_shares_of_rows_by_how_often_they_are_looked_up() -> None:
     """Batch, rows, pooling and dim as logarithms, 17 bins of rows as shares, and two flags of the rows' type."""
     indices, offsets = np.array([7, 7, 7, 8, 9, 9]), np.array([0, 2, 6])
-    told = published._features(Lookups.of([lookup(table_statistics(indices, offsets, 100, 16), dtype="bfloat16")]))
+    told = learned._features(Lookups.of([lookup(table_statistics(indices, offsets, 100, 16), dtype="bfloat16")]))
     expected = [*np.log([2, 100, 3, 16]), 1 / 3, 1 / 3, 1 / 3, *[0.0] * 14, 0.0, 1.0]
     np.testing.assert_allclose(told, [expected])
 
@@ -196,21 +198,21 @@ def test_bytes_are_those_of_the_published_rule() -> None:
     assert one.counted.lookups == 8 * BATCH
     asked = [lookup(one, dtype="float16"), lookup(one, one, dtype="float16"), lookup(empty(dim=40), dtype="float16")]
     each = 32 + 64 + 64 + 8 * 96 + 160
-    moved = bytes_over_bandwidth.RULE.moved(Lookups.of(asked))[:, 0]
+    moved = BytesOverBandwidth.moved(Lookups.of(asked))[:, 0]
     assert moved.tolist() == [BATCH * each, 2 * BATCH * each, BATCH * (32 + 64 + 160)]
     backward = [
         lookup(one, direction="backward", dtype="float16", optimizer=name) for name in ("sgd", "adagrad", "rowwise_adagrad")
     ]
-    moved = bytes_over_bandwidth.RULE.moved(Lookups.of(backward))[:, 0]
+    moved = BytesOverBandwidth.moved(Lookups.of(backward))[:, 0]
     sgd = BATCH * (each + 8 * 96)
     assert moved.tolist() == [sgd, sgd + 2 * 512 * 160, sgd + 2 * 512 * 32]
 
 
 def test_constant_and_bandwidth_are_found_again() -> None:
     asked = [one for one in questions() if not one.warm]
-    moved = bytes_over_bandwidth.RULE.moved(Lookups.of(asked))[:, 0]
-    form = bytes_over_bandwidth.fit(measured(asked, 2e3 + moved / 50))
-    assert np.exp(form.fitted.constants) == pytest.approx([2e3, 50], rel=1e-3)
+    moved = BytesOverBandwidth.moved(Lookups.of(asked))[:, 0]
+    form = BytesOverBandwidth.fit(measured(asked, 2e3 + moved / 50))
+    assert np.exp(form.constants) == pytest.approx([2e3, 50], rel=1e-3)
 
 
 def test_conditions_are_factors_and_an_unmeasured_part_is_as_slow_as_it_is_small() -> None:
@@ -225,13 +227,13 @@ def test_conditions_are_factors_and_an_unmeasured_part_is_as_slow_as_it_is_small
 def test_ln_gamma() -> None:
     numbers = np.array([1.0, 1.5, 2.0, 7.3, 40.0, 1e4, 1e8])
     expected = [math.lgamma(number) for number in numbers.tolist()]
-    np.testing.assert_allclose(hit_rate._ln_gamma(numbers), expected, rtol=1e-9, atol=1e-8)
+    np.testing.assert_allclose(rules._ln_gamma(numbers), expected, rtol=1e-9, atol=1e-8)
 
 
 def test_a_bag_hits_where_all_of_its_rows_are_resident() -> None:
     """Tables that are in cache, that are read less than the cache holds, and of which the cache holds 195,312 rows."""
     small, little, large = table(1_000, 40, 64), table(250_000, 4, 64), table(250_000, 4, 64, batch=65_536)
-    memory, cache = hit_rate.BAGS.moved(Lookups.of([lookup(one) for one in (small, little, large)])).T
+    memory, cache = HitRateOfBags.moved(Lookups.of([lookup(one) for one in (small, little, large)])).T
     assert memory[:2].tolist() == [BATCH * (320 + 256) + 1_000 * 256, BATCH * (32 + 256) + BATCH * 4 * 256]
     assert cache[:2] == pytest.approx([BATCH * 96 + (BATCH * 40 - 1_000) * 256, BATCH * 96])
     hits = math.prod((50e6 / 256 - place) / (250_000 - place) for place in range(4))
@@ -243,7 +245,7 @@ def test_a_bag_hits_where_all_of_its_rows_are_resident() -> None:
 def test_a_row_hits_by_its_chance_of_being_resident() -> None:
     """132 SMs of 45 warps in 4096 samples: 2 tables at once. All of 1,000 rows stay; of 200,000, those in 22.5 MB."""
     small, large = (table(rows, 40, 64, batch=4096) for rows in (1_000, 200_000))
-    memory, cache, width = hit_rate.ROWS.moved(Lookups.of([lookup(small), lookup(large)])).T
+    memory, cache, width = HitRateOfRows.moved(Lookups.of([lookup(small), lookup(large)])).T
     looked_up, fixed = 4096 * 40, 4096 * (32 + 64 + 320 + 256)
     distinct = 1_000 * (1 - (1 - 1 / 1_000) ** looked_up)
     assert memory[0] == pytest.approx(fixed + distinct * 256)

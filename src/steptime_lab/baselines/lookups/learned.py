@@ -1,27 +1,24 @@
-"""The published learned form: a network per table on its sizes and 17 reuse bins, and a network on their sum (Lin et al.).
-
-As published: inputs, sum over tables, logarithm of the time, loss, weight decay. Not as published: inputs are scaled; one
-setting instead of a search over 140; conditions that the published one does not know are inputs behind the sum, so that what a
-table adds is computed once, however many lookups it is part of.
-"""
+"""Forms that are learned: the published network per table on its sizes and reuse bins, and trees on sizes alone."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._lookups.table import Floats, Places
-from steptime._models.engine.stored import Arrays, pack, unpack
-from steptime._models.lookups.batch import Lookups
+from steptime._models.engine.stored import stored
+from steptime._models.kernels.question import OTHERS
+from steptime._models.lookups.batch import Flags, Lookups
+from steptime._models.lookups.correction import Correction
 from steptime._models.lookups.forms import LookupTimes
-from steptime.errors import InputError
-from steptime_lab.baselines.lookups.conditions import Seen, told, typed
+from steptime._models.lookups.question import OPTIMIZERS
+from steptime_lab.baselines.lookups.rules import Seen
+from steptime_lab.fit.engine import seeded_torch
+from steptime_lab.fit.engine.regression import fit_correction
 from steptime_lab.measurements.lookups import MeasuredLookups
 
 # Published search: 64 to 512 wide, 2 to 6 layers per table and one behind the sum, 64 rows a step, 1,200 epochs.
@@ -37,7 +34,50 @@ _NO_LOOKUPS = 1e-3  # pooling of a table without lookups, as published
 # An input that varies less than this in the fit says nothing where it does.
 _CONSTANT = 1e-3
 
-Layers = tuple[tuple[Floats, Floats], ...]
+
+def told(lookups: Lookups) -> Floats:
+    """The conditions of lookups as inputs, [lookups, inputs]."""
+    flags: list[Flags] = [lookups.warm, lookups.weighted]
+    flags += [lookups.optimizer == place for place in range(2, len(OPTIMIZERS))]
+    flags += [lookups.others == OTHERS.index(name) for name in ("same", "streaming")]
+    return np.column_stack([*flags, np.log(lookups.share)]).astype(np.float64)
+
+
+def typed(lookups: Lookups) -> Floats:
+    """The rows' type as inputs, [tables of the pool, inputs]."""
+    return np.column_stack([lookups.pool.dtype == place for place in (1, 2)]).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class SizeTrees:
+    """Trees of ln(time) on rows, dim, pooling, batch and tables, without anything that says which rows are looked up."""
+
+    trees: Correction
+    seen: Seen
+
+    @classmethod
+    def fit(cls, measured: MeasuredLookups, seed: int, /) -> SizeTrees:
+        """As many trees as the models' corrections have."""
+        rows = measured.of("fit")
+        return cls(fit_correction(_sizes(rows.lookups), np.ones(len(rows)), rows.time_ns, seed), Seen.of(rows))
+
+    def times(self, lookups: Lookups) -> LookupTimes:
+        """The whole lookup as one part."""
+        return self.seen.times(lookups, self.trees.factors(_sizes(lookups)))
+
+
+def _sizes(lookups: Lookups) -> Floats:
+    """Sums, means and extremes over tables."""
+    pool = lookups.pool
+    tables = pool.tables
+    moved = tables.lookups * pool.row_bytes
+    sums = lookups.sums(np.column_stack([tables.lookups, moved, tables.rows * pool.row_bytes, tables.dim, tables.rows]))
+    most = lookups.maxima(np.column_stack([tables.batch, tables.pooling, tables.dim, tables.rows, moved]))
+    least = -lookups.maxima(-np.column_stack([tables.pooling, tables.dim, tables.rows]))
+    means = lookups.sums(np.column_stack([tables.pooling, np.log(tables.rows), tables.pooling * moved])) / np.column_stack(
+        [lookups.counts, lookups.counts, np.maximum(sums[:, 1], 1e-9)]
+    )
+    return np.column_stack([sums, most, least, means, lookups.counts, lookups.dtype, told(lookups)])
 
 
 @dataclass(frozen=True)
@@ -59,69 +99,57 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Published:
-    """Both networks. Times lie within the range of fitted rows, as sums of other tables may give anything."""
+class ThreeLayers:
+    """Weights and offsets of a network."""
 
-    table: Layers
-    whole: Layers
+    weight: tuple[Floats, Floats, Floats] = field(metadata=stored(dtype=np.float32))
+    bias: tuple[Floats, Floats, Floats] = field(metadata=stored(dtype=np.float32))
+
+    def values(self, inputs: Floats, linear: int = 0) -> Floats:
+        """What comes out, with so many linear layers at the end."""
+        for index, (weight, bias) in enumerate(zip(self.weight, self.bias, strict=True)):
+            inputs = inputs @ weight.T + bias
+            if index < len(self.weight) - linear:
+                inputs = np.maximum(inputs, 0.0)
+        return inputs
+
+
+@dataclass(frozen=True)
+class PublishedLookupNetwork:
+    """The published learned form: a network per table on its sizes and 17 reuse bins, and a network on their sum (Lin et al.).
+
+    As published: inputs, sum over tables, logarithm of the time, loss, weight decay. Not as published: inputs are scaled; one
+    setting instead of a search over 140; conditions that the published one does not know are inputs behind the sum, so that
+    what a table adds is computed once, however many lookups it is part of. Times lie within the range of fitted rows, as sums
+    of other tables may give anything.
+    """
+
+    table: ThreeLayers
+    whole: ThreeLayers
     table_scale: Scale
     told_scale: Scale
     span: Floats  # [2] of logarithms of times
     seen: Seen
 
+    @classmethod
+    def fit(cls, measured: MeasuredLookups, seed: int, /) -> PublishedLookupNetwork:
+        """The epoch that is best on the questions of fitted rows that were held out."""
+        rows = measured.of("fit")
+        lookups = rows.lookups
+        conditions, features = told(lookups), _features(lookups)[lookups.member]
+        scales = Scale.of(features), Scale.of(conditions)
+        logs = np.log(rows.time_ns)
+        data = _Training.of(lookups, scales[0].scaled(features), scales[1].scaled(conditions), logs)
+        with seeded_torch(seed) as torch:
+            networks = _trained(torch, data, np.random.default_rng(seed))
+        return cls(*networks, *scales, np.array([logs.min(), logs.max()]), Seen.of(rows))
+
     def times(self, lookups: Lookups) -> LookupTimes:
         """The whole lookup as one part."""
-        each = self.table_scale.scaled(_features(lookups))
-        for weight, bias in self.table:
-            each = np.maximum(each @ weight.T + bias, 0.0)
-        result = np.concatenate([lookups.sums(each), self.told_scale.scaled(told(lookups))], axis=1)
-        for weight, bias in self.whole[:-1]:
-            result = np.maximum(result @ weight.T + bias, 0.0)
-        weight, bias = self.whole[-1]
-        logs = (result @ weight.T + bias)[:, 0]
+        each = self.table.values(self.table_scale.scaled(_features(lookups)))
+        both = np.concatenate([lookups.sums(each), self.told_scale.scaled(told(lookups))], axis=1)
+        logs = self.whole.values(both, linear=1)[:, 0]
         return self.seen.times(lookups, np.exp(np.clip(logs, *self.span)))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What `load` makes the same from."""
-        result: dict[str, npt.NDArray[Any]] = {
-            "span": self.span,
-            **{f"seen.{name}": array for name, array in pack(self.seen).items()},
-        }
-        for name, layers in (("table", self.table), ("whole", self.whole)):
-            for index, (weight, bias) in enumerate(layers):
-                result |= {f"{name}.weight{index}": weight.astype(np.float32), f"{name}.bias{index}": bias.astype(np.float32)}
-        for name, scale in (("table_scale", self.table_scale), ("told_scale", self.told_scale)):
-            result |= {f"{name}.shift": scale.shift, f"{name}.scale": scale.scale}
-        return result
-
-
-def load(arrays: Arrays) -> Published:
-    """The form that `arrays` were taken from."""
-
-    def layers(name: str, count: int) -> Layers:
-        kept = [(arrays[f"{name}.weight{index}"], arrays[f"{name}.bias{index}"]) for index in range(count)]
-        return tuple((weight.astype(np.float64), bias.astype(np.float64)) for weight, bias in kept)
-
-    return Published(
-        layers("table", _TABLE_LAYERS),
-        layers("whole", _WHOLE_LAYERS + 1),
-        Scale(arrays["table_scale.shift"], arrays["table_scale.scale"]),
-        Scale(arrays["told_scale.shift"], arrays["told_scale.scale"]),
-        arrays["span"],
-        unpack(Seen, {name.removeprefix("seen."): array for name, array in arrays.items() if name.startswith("seen.")}),
-    )
-
-
-def fit(measured: MeasuredLookups, seed: int) -> Published:
-    """The epoch that is best on the questions of fitted rows that were held out."""
-    rows = measured.of("fit")
-    lookups = rows.lookups
-    conditions = told(lookups)
-    features = _features(lookups)[lookups.member]
-    scales = Scale.of(features), Scale.of(conditions)
-    logs = np.log(rows.time_ns)
-    table, whole = _trained(_Training.of(lookups, scales[0].scaled(features), scales[1].scaled(conditions), logs), seed)
-    return Published(table, whole, *scales, np.array([logs.min(), logs.max()]), Seen.of(rows))
 
 
 def _features(lookups: Lookups) -> Floats:
@@ -165,23 +193,7 @@ def _ranges(starts: Places, chosen: Places) -> tuple[Places, Places]:
     return np.arange(counts.sum()) + (starts[chosen] - np.cumsum(counts) + counts)[owner], owner
 
 
-def _trained(data: _Training, seed: int) -> tuple[Layers, Layers]:
-    """On one core, so that the same rows and seed give the same networks."""
-    try:
-        torch: Any = import_module("torch")
-    except ImportError as error:
-        raise InputError("fitting lookup models needs PyTorch: install steptime[fit]") from error
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return _epochs(torch, data, np.random.default_rng(seed))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _epochs(torch: Any, data: _Training, random: np.random.Generator) -> tuple[Layers, Layers]:
+def _trained(torch: Any, data: _Training, random: np.random.Generator) -> tuple[ThreeLayers, ThreeLayers]:
     tables, conditions, logs = (
         torch.tensor(values, dtype=torch.float32) for values in (data.tables, data.conditions, data.logs - data.logs.mean())
     )
@@ -201,7 +213,8 @@ def _epochs(torch: Any, data: _Training, random: np.random.Generator) -> tuple[L
         rows = torch.from_numpy(rows)
         return nets[1](torch.cat([sums[torch.from_numpy(questions)], conditions[rows]], 1))[:, 0] - logs[rows]
 
-    best, best_error = [], math.inf
+    best: Any = []
+    best_error = math.inf
     for _ in range(_EPOCHS):
         for chosen in np.array_split(random.permutation(seen), steps):
             loss = off(chosen).square().mean()
@@ -213,11 +226,10 @@ def _epochs(torch: Any, data: _Training, random: np.random.Generator) -> tuple[L
             error = float(off(unseen if len(unseen) else seen).abs().mean())
         if error < best_error:
             best, best_error = [weight.detach().numpy().astype(np.float64) for weight in weights], error
-    layers = list(zip(best[::2], best[1::2], strict=True))
-    weight, bias = layers[-1]
     # As it is kept, so that what is read back is the same.
-    layers[-1] = weight, (bias + data.logs.mean()).astype(np.float32).astype(np.float64)
-    return tuple(layers[:_TABLE_LAYERS]), tuple(layers[_TABLE_LAYERS:])
+    best[-1] = (best[-1] + data.logs.mean()).astype(np.float32).astype(np.float64)
+    kept: Any = tuple(best)
+    return ThreeLayers(kept[:6:2], kept[1:6:2]), ThreeLayers(kept[6::2], kept[7::2])
 
 
 def _network(torch: Any, inputs: int, layers: int, outputs: int) -> Any:
