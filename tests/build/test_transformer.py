@@ -12,7 +12,7 @@ import pytest
 from steptime._build.transformer.build import build, groups_of
 from steptime._build.transformer.config import Parallelism, Transformer
 from steptime._models.kernels.from_ops import questions_of
-from steptime._models.memory.lifetimes import Kind
+from steptime._models.memory.lifetimes import MemoryKind
 from steptime._models.memory.peak import peak_memory
 from steptime._ops.waits import needed_by_nobody, tensor_waits
 from steptime._program.program import Phase, Program, Tensor
@@ -213,7 +213,7 @@ def test_sharding_saves_the_memory_of_parameters_and_their_state() -> None:
     big = {**SMALL, "width": 512, "layers": 8, "precision": "bf16", "optimizer": "adamw_fused"}
     alone = peak_memory(program(**{**big, "batch": 2})).parts
     sharded = peak_memory(program(**{**big, "batch": 16, "parallel": Parallelism(fsdp=8)})).parts
-    kinds = (Kind.PARAMETERS, Kind.OPTIMIZER_STATE)
+    kinds = (MemoryKind.PARAMETERS, MemoryKind.OPTIMIZER_STATE)
     # An eighth of them, in fp32 instead of bf16.
     assert sum(sharded[kind] for kind in kinds) == pytest.approx(2 / 8 * sum(alone[kind] for kind in kinds), rel=1e-3)
 

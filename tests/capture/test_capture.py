@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from steptime._capture.capture import OUTSIDE, capture  # noqa: E402
 from steptime._capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
-from steptime._models.memory.lifetimes import Kind  # noqa: E402
+from steptime._models.memory.lifetimes import MemoryKind  # noqa: E402
 from steptime._models.memory.peak import PeakMemory, peak_memory  # noqa: E402
 from steptime._program.program import Phase, Program, Tensor, Value  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
@@ -78,12 +78,12 @@ def test_all_tensors_of_the_device_are_on_cuda_and_none_is_meta() -> None:
 def test_a_model_larger_than_any_memory_is_captured() -> None:
     width = 1 << 18  # 256 GiB a layer
     memory = peak_of(perceptron(width))
-    assert memory.parts[Kind.PARAMETERS] == 4 * (width * width + width + 8 * width + 8)
+    assert memory.parts[MemoryKind.PARAMETERS] == 4 * (width * width + width + 8 * width + 8)
 
 
 def test_the_recorded_step_finds_the_optimisers_state() -> None:
     memory = peak_of(perceptron())
-    assert memory.parts[Kind.OPTIMIZER_STATE] == 2 * memory.parts[Kind.PARAMETERS]
+    assert memory.parts[MemoryKind.OPTIMIZER_STATE] == 2 * memory.parts[MemoryKind.PARAMETERS]
 
 
 def test_what_no_op_of_the_step_names_is_counted_all_the_same() -> None:

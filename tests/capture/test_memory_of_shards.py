@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from steptime._capture.ranks import capture_ranks
-from steptime._models.memory.lifetimes import Kind
+from steptime._models.memory.lifetimes import MemoryKind
 from steptime._models.memory.peak import peak_memory
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama70b_capture.py"
@@ -37,7 +37,7 @@ def test_a_rank_holds_its_part_of_parameters_and_state() -> None:
     (program,) = capture_ranks(lambda: made.training_step(model), ranks=4, alike=True).programs
     parts = peak_memory(program).parts
     # Norms are whole on every rank of a tensor-parallel group.
-    assert parts[Kind.PARAMETERS] == pytest.approx(4 * parameters / 4, rel=0.02)
-    assert parts[Kind.OPTIMIZER_STATE] == pytest.approx(2 * parts[Kind.PARAMETERS], rel=0.02)
+    assert parts[MemoryKind.PARAMETERS] == pytest.approx(4 * parameters / 4, rel=0.02)
+    assert parts[MemoryKind.OPTIMIZER_STATE] == pytest.approx(2 * parts[MemoryKind.PARAMETERS], rel=0.02)
     # One batch of tokens and labels, angles; no gathered parameter stays beyond its layer.
-    assert parts.get(Kind.INPUTS, 0) < 4 * parameters / 4 / 4
+    assert parts.get(MemoryKind.INPUTS, 0) < 4 * parameters / 4 / 4

@@ -13,7 +13,7 @@ from tests.models.test_issued import Trace, gpu, on
 
 from steptime._hardware.device import reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
-from steptime._models.memory.lifetimes import Kind, Storage, storages
+from steptime._models.memory.lifetimes import MemoryKind, Storage, storages
 from steptime._models.memory.peak import BIAS_WORKSPACE_BYTES, WORKSPACE_BYTES, peak_memory, process_bytes
 from steptime._models.memory.tensors import extent_bytes
 from steptime._program.program import Tensor
@@ -32,7 +32,7 @@ def seen(trace: Trace) -> list[Storage]:
     return [replace(each, born=each.born - (each.born >= 0), dies=each.dies - 1) for each in lives]
 
 
-def lives(trace: Trace) -> list[tuple[int, int, Kind]]:
+def lives(trace: Trace) -> list[tuple[int, int, MemoryKind]]:
     return [(each.born, each.dies, each.kind) for each in seen(trace)]
 
 
@@ -41,8 +41,8 @@ def test_what_is_there_before_the_step_stays_and_what_the_step_makes_ends_with_i
     trace.op("aten::mul", gpu([4], 3), gpu([4], 4), outputs=(gpu([4], 5),))
     trace.op("aten::neg", gpu([4], 5), outputs=(gpu([4], 6),))
     trace.op("aten::neg", gpu([4], 6), outputs=(gpu([4], 7),))
-    made = [(0, 1, Kind.TEMPORARIES), (1, 2, Kind.TEMPORARIES), (2, 2, Kind.TEMPORARIES)]
-    assert lives(trace) == [(-1, 3, Kind.INPUTS), (-1, 3, Kind.INPUTS), *made]
+    made = [(0, 1, MemoryKind.TEMPORARIES), (1, 2, MemoryKind.TEMPORARIES), (2, 2, MemoryKind.TEMPORARIES)]
+    assert lives(trace) == [(-1, 3, MemoryKind.INPUTS), (-1, 3, MemoryKind.INPUTS), *made]
     assert [each.stays for each in seen(trace)] == [True, True, False, False, False]
 
 
@@ -94,8 +94,8 @@ def test_an_autograd_node_keeps_what_it_was_given_until_it_is_done() -> None:
     trace.op("aten::neg", gpu([4], 6), outputs=(gpu([4], 7),), inside=product)
     trace.op("aten::sum", gpu([4], 3), [0], outputs=(gpu([], 8),), inside=product)
     passing = [(each.born, each.dies, each.kind) for each in seen(trace) if not each.stays]
-    assert passing[0] == (0, 5, Kind.ACTIVATIONS)
-    assert passing[1] == (3, 4, Kind.TEMPORARIES)
+    assert passing[0] == (0, 5, MemoryKind.ACTIVATIONS)
+    assert passing[1] == (3, 4, MemoryKind.TEMPORARIES)
 
 
 def test_kinds_follow_from_who_takes_a_storage() -> None:
@@ -106,9 +106,8 @@ def test_kinds_follow_from_who_takes_a_storage() -> None:
     step = trace.op("Optimizer.step#SGD.step")
     trace.op("aten::add_", gpu([4], 3), gpu([4], 8), outputs=(gpu([4], 3),), inside=step)
     trace.op("aten::mul_", gpu([4], 11), gpu([4], 4, "long int"), outputs=(gpu([4], 11),), inside=step)
-    assert [kind for _, _, kind in lives(trace)] == [
-        Kind.PARAMETERS, Kind.PARAMETERS, Kind.COMMUNICATION, Kind.COMMUNICATION, Kind.COMMUNICATION, Kind.OPTIMIZER_STATE
-    ]  # fmt: skip
+    kinds = [MemoryKind.PARAMETERS] * 2 + [MemoryKind.COMMUNICATION] * 3 + [MemoryKind.OPTIMIZER_STATE]
+    assert [kind for _, _, kind in lives(trace)] == kinds
 
 
 def test_gradients_that_stay_from_step_to_step_are_gradients() -> None:
@@ -117,7 +116,7 @@ def test_gradients_that_stay_from_step_to_step_are_gradients() -> None:
     trace.op("aten::add_", gpu([4], 7), outputs=(gpu([4], 7),), inside=backward)
     step = trace.op("Optimizer.step#SGD.step")
     trace.op("aten::add_", gpu([4], 3), gpu([4], 7), outputs=(gpu([4], 3),), inside=step)
-    assert (-1, 4, Kind.GRADIENTS) in lives(trace)
+    assert (-1, 4, MemoryKind.GRADIENTS) in lives(trace)
 
 
 def test_indices_are_inputs_even_where_the_optimiser_takes_them() -> None:
@@ -126,7 +125,7 @@ def test_indices_are_inputs_even_where_the_optimiser_takes_them() -> None:
     trace.op("aten::embedding_bag", gpu([4], 3), gpu([4], 4, "long int"), outputs=(gpu([4], 5),))
     step = trace.op("Optimizer.step#SGD.step")
     trace.op("aten::index_add_", gpu([4], 3), gpu([4], 4, "long int"), outputs=(gpu([4], 3),), inside=step)
-    assert [kind for _, _, kind in lives(trace)][:2] == [Kind.PARAMETERS, Kind.INPUTS]
+    assert [kind for _, _, kind in lives(trace)][:2] == [MemoryKind.PARAMETERS, MemoryKind.INPUTS]
 
 
 def test_a_gradient_lasts_until_the_next_step_drops_it() -> None:
@@ -136,7 +135,7 @@ def test_a_gradient_lasts_until_the_next_step_drops_it() -> None:
     step = trace.op("Optimizer.step#SGD.step")
     trace.op("aten::add_", gpu([4], 3), gpu([4], 7), outputs=(gpu([4], 3),), inside=step)
     trace.op("aten::neg", gpu([4], 3), outputs=(gpu([4], 9),))
-    assert (1, 5, Kind.GRADIENTS) in lives(trace)
+    assert (1, 5, MemoryKind.GRADIENTS) in lives(trace)
 
 
 def test_only_memory_of_the_device_counts() -> None:
@@ -229,13 +228,13 @@ def training(optimizer_mib: int = 0) -> Trace:
 def test_the_peak_is_what_lives_at_once_and_what_stays() -> None:
     peak = peak_memory(training().program())
     assert peak.parts == {
-        **dict.fromkeys(Kind, 0),
-        Kind.PARAMETERS: 20 * MIB,
-        Kind.INPUTS: 10 * MIB,
-        Kind.COMMUNICATION: 20 * MIB,
-        Kind.WORKSPACES: WORKSPACE_BYTES,
-        Kind.ACTIVATIONS: 30 * MIB,
-        Kind.TEMPORARIES: 40 * MIB,
+        **dict.fromkeys(MemoryKind, 0),
+        MemoryKind.PARAMETERS: 20 * MIB,
+        MemoryKind.INPUTS: 10 * MIB,
+        MemoryKind.COMMUNICATION: 20 * MIB,
+        MemoryKind.WORKSPACES: WORKSPACE_BYTES,
+        MemoryKind.ACTIVATIONS: 30 * MIB,
+        MemoryKind.TEMPORARIES: 40 * MIB,
     }
     assert peak.steady_allocated == sum(peak.parts.values())
     assert peak.allocated == peak.steady_allocated + 20 * MIB  # the former bucket
@@ -246,8 +245,8 @@ def test_parts_add_up_to_the_peak_whatever_the_sizes() -> None:
     trace = training(optimizer_mib=3)
     trace.op("aten::neg", gpu([7, 777], 20), outputs=(gpu([333_333], 21),))
     peak = peak_memory(trace.program())
-    assert peak.parts[Kind.OPTIMIZER_STATE] == 3 * MIB
-    assert 0 < peak.parts[Kind.ROUNDING] < 2 * MIB
+    assert peak.parts[MemoryKind.OPTIMIZER_STATE] == 3 * MIB
+    assert 0 < peak.parts[MemoryKind.ROUNDING] < 2 * MIB
     assert sum(peak.parts.values()) == peak.steady_allocated
 
 
@@ -264,17 +263,17 @@ def test_the_optimisers_state_comes_into_a_hole_of_the_first_step_which_then_is_
 def test_products_with_a_bias_have_a_second_workspace() -> None:
     trace = Trace()
     trace.op("aten::addmm", mib(1, 2), mib(1, 3), mib(1, 4), outputs=(mib(1, 5),))
-    assert peak_memory(trace.program()).parts[Kind.WORKSPACES] == WORKSPACE_BYTES + BIAS_WORKSPACE_BYTES
+    assert peak_memory(trace.program()).parts[MemoryKind.WORKSPACES] == WORKSPACE_BYTES + BIAS_WORKSPACE_BYTES
 
 
 def test_more_batches_and_unnamed_memory_add_up() -> None:
     one = peak_memory(training().program())
     sizes: dict[str, Any] = {"parameters": [100 * MIB], "optimizer_state": [12 * MIB], "outside_bytes": [14 * MIB]}
     more = peak_memory(training().program(), **sizes, batches=4)
-    assert more.parts[Kind.INPUTS] == 4 * one.parts[Kind.INPUTS] + 14 * MIB
-    assert more.parts[Kind.PARAMETERS] == one.parts[Kind.PARAMETERS] + 100 * MIB
-    assert more.parts[Kind.OPTIMIZER_STATE] == 12 * MIB
-    assert more.allocated == one.allocated + 3 * one.parts[Kind.INPUTS] + 126 * MIB
+    assert more.parts[MemoryKind.INPUTS] == 4 * one.parts[MemoryKind.INPUTS] + 14 * MIB
+    assert more.parts[MemoryKind.PARAMETERS] == one.parts[MemoryKind.PARAMETERS] + 100 * MIB
+    assert more.parts[MemoryKind.OPTIMIZER_STATE] == 12 * MIB
+    assert more.allocated == one.allocated + 3 * one.parts[MemoryKind.INPUTS] + 126 * MIB
 
 
 def test_a_process_holds_more_than_its_allocator_and_most_with_a_gpu_and_a_group() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.report.html_pages import HOSTILE, Page, cohort, hostile, lanes, predicted, program, unpacked
 from tests.sim.worlds import jobs
 
-from steptime._models.memory.lifetimes import Kind
+from steptime._models.memory.lifetimes import MemoryKind
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
@@ -290,7 +290,7 @@ def test_every_family_and_source_has_a_colour() -> None:
     data = timeline_document(simulate([cohort(program(), (0,))]), [0], ())
     keys: Sequence[str] = [family["key"] for family in data["families"]]
     assert all(f"--{key}: light-dark(" in style and f".{key} {{" in style for key in keys)
-    assert all(f".part.{kind.value.replace('_', '-')} " in style for kind in Kind)
+    assert all(f".part.{kind.value.replace('_', '-')} " in style for kind in MemoryKind)
     assert all(f".source.{source}" in style for source in ("measured", "fitted", "analytic", "fallback"))
 
 

@@ -24,7 +24,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """What a number can be: generous beyond anything built or planned, so that only slips of unit fall outside."""
 
     least: float
@@ -41,22 +41,22 @@ class Range:
 
 
 MOST_RANKS = 1 << 17  # more than any machine has; what is counted rank by rank stays small
-_BANDWIDTH = Range(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)")
-_PEAK = Range(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)")
-_TIME = Range(0, 1e9, "nanoseconds (5 us are 5e3)")
-_FRACTION = Range(1e-3, 1.0, "of what the data sheet has")
-RANGES: Mapping[str, Range] = {
-    "sms": Range(1, 1e4, "SMs"),
-    "threads_per_sm": Range(32, 1e5, "threads"),
-    "memory_bytes": Range(1e8, 1e14, "bytes (80 GB are 80e9)"),
-    "cache_bytes": Range(1e4, 1e11, "bytes (50 MB are 50e6)"),
-    "clock_hz": Range(1e7, 1e11, "hertz (1.98 GHz are 1.98e9)"),
+_BANDWIDTH = ValueRange(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)")
+_PEAK = ValueRange(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)")
+_TIME = ValueRange(0, 1e9, "nanoseconds (5 us are 5e3)")
+_FRACTION = ValueRange(1e-3, 1.0, "of what the data sheet has")
+RANGES: Mapping[str, ValueRange] = {
+    "sms": ValueRange(1, 1e4, "SMs"),
+    "threads_per_sm": ValueRange(32, 1e5, "threads"),
+    "memory_bytes": ValueRange(1e8, 1e14, "bytes (80 GB are 80e9)"),
+    "cache_bytes": ValueRange(1e4, 1e11, "bytes (50 MB are 50e6)"),
+    "clock_hz": ValueRange(1e7, 1e11, "hertz (1.98 GHz are 1.98e9)"),
     "bandwidth_bytes_per_s": _BANDWIDTH,
     "host_bandwidth_bytes_per_s": _BANDWIDTH,
     "cache_bandwidth_bytes_per_s": _BANDWIDTH,
-    "buffered_bytes": Range(1, 1e12, "bytes (1.5 MB are 1.5e6)"),
-    "latency_ns": Range(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
-    "interval_factor": Range(1, 1e3, "times either way"),
+    "buffered_bytes": ValueRange(1, 1e12, "bytes (1.5 MB are 1.5e6)"),
+    "latency_ns": ValueRange(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
+    "interval_factor": ValueRange(1, 1e3, "times either way"),
     "start_ns": _TIME,
     "release_ns": _TIME,
     "return_ns": _TIME,
@@ -65,7 +65,7 @@ RANGES: Mapping[str, Range] = {
     "bandwidth": _FRACTION,
     "host_bandwidth": _FRACTION,
     "fraction": _FRACTION,
-    "feature": Range(1e-6, 1e18, "the unit that its name says"),
+    "feature": ValueRange(1e-6, 1e18, "the unit that its name says"),
 }
 """By key, or by what several keys are; every other key of a device is a peak rate."""
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import steptime
-from steptime._hardware.description import Catalogue, Quantity, Range, count, quantities, quantity, read_toml
+from steptime._hardware.description import Catalogue, Quantity, ValueRange, count, quantities, quantity, read_toml
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
-_OVERSUBSCRIPTION = Range(1, 1e4, "times (1: none)")
+_OVERSUBSCRIPTION = ValueRange(1, 1e4, "times (1: none)")
 _BUFFERED = "buffered_bytes"
 _TIER_QUANTITIES = ("bandwidth_bytes_per_s", "latency_ns")
 _PUBLISHED = ("source", "license", "date")
@@ -296,8 +296,8 @@ def _links(limits: FabricLimits, group: Sequence[int], placed: GroupPlacement) -
         results |= {(NETWORK, *limits.card_of(rank)) for rank in group}
     if placed.inside is not None:
         for rank in group:
-            own = rank // placed.inside.ranks if placed.inside.kind in _SHARED_BUSES else rank
-            results.add((placed.inside.name, own, 0))
+            link = rank // placed.inside.ranks if placed.inside.kind in _SHARED_BUSES else rank
+            results.add((placed.inside.name, link, 0))
     return results
 
 

@@ -16,21 +16,9 @@ from typing import Any
 
 from steptime.errors import InputError
 
-# The names of its programs, and of tables made from them, as the measured set `collectives` has them.
-_KINDS = {
-    "all_reduce": "all_reduce",
-    "allreduce": "all_reduce",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "all_gather": "all_gather",
-    "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reducescatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "sendrecv": "send_recv",
-    "send_recv": "send_recv",
-}
+# As the measured set `collectives` has them; its programs, and tables made from them, write them with and without underscores.
+_KINDS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast", "reduce", "send_recv")
+_KIND_OF = {spelling: kind for kind in _KINDS for spelling in (kind, kind.replace("_", ""))}
 _HEADER = ("size", "count", "type", "redop", "root", "time")  # since nccl-tests 2.13
 _RANK_LINE = re.compile(r"#\s*Rank\s+(\d{1,7})\s.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
@@ -39,7 +27,7 @@ _ROW = re.compile(r"\s*\d+\s")
 # Beyond, a row is garbled: more ranks than any machine has, more bytes than one holds, longer than a run.
 _MOST_RANKS, _MOST_BYTES, _MOST_NS = 1 << 17, 1 << 48, 1e14
 # Longer names first: all_reduce and reduce_scatter are no reduce.
-_IN_NAME = re.compile(rf"(?<![a-z])({'|'.join(sorted(_KINDS, key=len, reverse=True))})(?![a-z])")
+_IN_NAME = re.compile(rf"(?<![a-z])({'|'.join(sorted(_KIND_OF, key=len, reverse=True))})(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +51,12 @@ class TimedPoints:
     points: tuple[Point, ...]
     skipped: int
 
+    @classmethod
+    def of(cls, rows: Sequence[Point | None]) -> TimedPoints:
+        """From rows, None where one could not be used."""
+        points = tuple(row for row in rows if row is not None)
+        return cls(points, len(rows) - len(points))
+
 
 @dataclass(slots=True)
 class TestRun:
@@ -78,12 +72,12 @@ class TestRun:
 
 def kind_of(name: str) -> str | None:
     """A collective by the name of its test, its file or its column; None if it is none that steptime models."""
-    return _KINDS.get(name.lower().rsplit("/", 1)[-1].removesuffix("_perf").replace("-", "_"))
+    return _KIND_OF.get(name.lower().rsplit("/", 1)[-1].removesuffix("_perf").replace("-", "_"))
 
 
 def _kind_in(stem: str) -> str | None:
     """The one collective that a file is named after, as in `8_gpus.all-reduce-perf`; None if there is none or several."""
-    results = {_KINDS[name] for name in _IN_NAME.findall(stem.lower().replace("-", "_"))}
+    results = {_KIND_OF[name] for name in _IN_NAME.findall(stem.lower().replace("-", "_"))}
     return results.pop() if len(results) == 1 else None
 
 
@@ -104,17 +98,13 @@ def read_nccl_tests(file: Path, kind: str | None = None) -> TimedPoints:
 
 
 def _from_text(lines: Iterable[str], kind: str | None) -> TimedPoints:
-    run, points, skipped = TestRun(kind), [], 0
+    run, rows = TestRun(kind), []
     for line in lines:
-        if not _ROW.match(line):
-            _note(run, line)
-            continue
-        point = _point(run, line.split())
-        if point is None:
-            skipped += 1
+        if _ROW.match(line):
+            rows.append(_point(run, line.split()))
         else:
-            points.append(point)
-    return TimedPoints(tuple(points), skipped)
+            _note(run, line)
+    return TimedPoints.of(rows)
 
 
 def _note(run: TestRun, line: str) -> None:
@@ -165,8 +155,7 @@ def _from_json(file: Path, text: str, kind: str | None) -> TimedPoints:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not readable as the JSON of nccl-tests ({error})") from error
     run = _json_run(content, kind)
-    results = [_json_point(run, row) for row in _results(content)]
-    return TimedPoints(tuple(point for point in results if point is not None), sum(point is None for point in results))
+    return TimedPoints.of([_json_point(run, row) for row in _results(content)])
 
 
 def _json_run(content: Mapping[str, Any], kind: str | None) -> TestRun:
@@ -184,9 +173,7 @@ def _json_run(content: Mapping[str, Any], kind: str | None) -> TestRun:
         ranks=len(devices) * each,
         hosts=frozenset(str(item.get("hostname")) for item in devices),
         device=str(devices[0].get("device_info", "")).strip() if devices else "",
-        nccl=dotted(str(version))
-        if isinstance(version, int) and 0 <= version < 10**9 and not isinstance(version, bool)
-        else "",
+        nccl=dotted(str(version)) if type(version) is int and 0 <= version < 10**9 else "",
     )
 
 

@@ -31,8 +31,8 @@ Row = Mapping[str, Any]
 
 def key_of(measured: MeasuredSet, row: Row) -> str:
     """A digest of what was asked: 16 hexadecimal digits, the same on every machine."""
-    asked = json.dumps([row[name] for name in measured.case], separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(f"{measured.name}:{asked}".encode()).hexdigest()[:16]
+    question = json.dumps([row[name] for name in measured.case], separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(f"{measured.name}:{question}".encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -72,9 +72,9 @@ class Store:
             "times_ns": times,
             **self.recipe.to_dict(),
         }
-        expected, given = set(measured.schema.names), set(full)
-        if expected != given:
-            raise ValueError(f"{name}: missing columns {sorted(expected - given)}, unknown columns {sorted(given - expected)}")
+        expected, there = set(measured.schema.names), set(full)
+        if expected != there:
+            raise ValueError(f"{name}: missing columns {sorted(expected - there)}, unknown columns {sorted(there - expected)}")
         self._waiting.setdefault(name, []).append(full)
 
     def waiting(self) -> int:

@@ -114,8 +114,8 @@ class Device:
             raise InputError(f"{self.limits.name} has no fitted lookup models{missing}; `steptime fit` writes them")
         return _read_lookups(self.lookups)
 
-    def _refuse_lookups(self, lookups: Sequence[Lookup], found: Sequence[LookupEstimate]) -> None:
-        for index, (lookup, item) in enumerate(zip(lookups, found, strict=True)):
+    def _refuse_lookups(self, lookups: Sequence[Lookup], estimates: Sequence[LookupEstimate]) -> None:
+        for index, (lookup, item) in enumerate(zip(lookups, estimates, strict=True)):
             if not item.estimate.inside:
                 tables = f"table {lookup.tables[0].table}" if len(lookup.tables) == 1 else f"{len(lookup.tables)} tables"
                 raise UnsupportedError(
@@ -147,12 +147,12 @@ class Device:
         estimate = guess(self.limits, flop_of(call), moved_bytes(call), precision_of(call, question.tf32))
         return KernelEstimate(estimate, (LaunchTime("roofline", estimate.time_ns),), answered.family, answered.why)
 
-    def _refuse(self, questions: Sequence[Question], found: Sequence[KernelEstimate]) -> None:
-        total_ns = sum(item.estimate.time_ns for item in found)
-        for question, item in zip(questions, found, strict=True):
+    def _refuse(self, questions: Sequence[Question], estimates: Sequence[KernelEstimate]) -> None:
+        total_ns = sum(item.estimate.time_ns for item in estimates)
+        for question, item in zip(questions, estimates, strict=True):
             if item.estimate.source is Source.FALLBACK:
                 op = question.call.op
-                of_op_ns = sum(b.estimate.time_ns for a, b in zip(questions, found, strict=True) if a.call.op == op)
+                of_op_ns = sum(b.estimate.time_ns for a, b in zip(questions, estimates, strict=True) if a.call.op == op)
                 share = f"{of_op_ns / total_ns:.1%} of the device time" if total_ns else "no device time"
                 raise UnsupportedError(
                     f"{op} has no fitted model on {self.limits.name} ({item.why}); it is {share}; drop --strict for a roofline"
@@ -161,8 +161,8 @@ class Device:
 
 def _fitted_on(folder: Path, limits: DeviceLimits) -> DeviceLimits:
     """The device whose models answer: beside a user's file, or a shipped one."""
-    own = folder / f"{limits.models}.toml"
-    result = read_device(str(own) if own.is_file() else limits.models)
+    beside = folder / f"{limits.models}.toml"
+    result = read_device(str(beside) if beside.is_file() else limits.models)
     if result.analytic:
         raise InputError(f"{limits.name} takes the models of {result.name}, which has none of its own")
     return result

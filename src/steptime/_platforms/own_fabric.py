@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from steptime._files import check_file_name, write_output
-from steptime._hardware.description import MOST_RANKS, RANGES, Quantity, Range
+from steptime._hardware.description import MOST_RANKS, RANGES, Quantity, ValueRange
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml, first_ranks, place
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
 from steptime._measurements.store import read
@@ -27,8 +27,8 @@ _SET = "collectives"
 _SOCKETS, _SWITCH = "loopback", "nvswitch"
 # What a command line says in words of its trade: GB/s and us.
 _GB_PER_S, _US = 1e9, 1e3
-_GB = Range(RANGES["bandwidth_bytes_per_s"].least / _GB_PER_S, RANGES["bandwidth_bytes_per_s"].most / _GB_PER_S, "GB/s")
-_MICROSECONDS = Range(RANGES["latency_ns"].least / _US, RANGES["latency_ns"].most / _US, "microseconds")
+_GB = ValueRange(RANGES["bandwidth_bytes_per_s"].least / _GB_PER_S, RANGES["bandwidth_bytes_per_s"].most / _GB_PER_S, "GB/s")
+_MICROSECONDS = ValueRange(RANGES["latency_ns"].least / _US, RANGES["latency_ns"].most / _US, "microseconds")
 
 
 @dataclass(frozen=True)
@@ -261,9 +261,9 @@ def described(name: str, points: Sequence[Point], kind: str = "nvswitch") -> Fab
 
 def _tier(name: str, kind: str, ranks: int, points: Sequence[Point]) -> LinkTier:
     """What its largest bus bandwidth was, and its shortest time of the fewest ranks."""
-    rates = [one.bytes * moved_share(one.kind, one.ranks) / one.ns for one in points]
+    rates = [point.bytes * moved_share(point.kind, point.ranks) / point.ns for point in points]
     best = int(np.argmax(rates))
-    fastest = min(points, key=lambda one: (one.ranks, one.ns))
+    fastest = min(points, key=lambda point: (point.ranks, point.ns))
     bandwidth = _rounded(1e9 * rates[best], f"timed: {points[best].kind} of {points[best].bytes} bytes")
     latency = _rounded(fastest.ns, f"timed: {fastest.kind} of {fastest.bytes} bytes, {fastest.ranks} ranks")
     return LinkTier(name, kind, ranks, bandwidth, latency)
@@ -286,7 +286,7 @@ def tier_points(limits: FabricLimits, points: Sequence[Point]) -> dict[str, Poin
     if not by_tier:
         raise InputError(f"no collective of two ranks or more tells of fabric {limits.name}")
     return {
-        name: Points([Message(one.kind, one.ranks, one.bytes) for one in item], np.array([one.ns for one in item]))
+        name: Points([Message(timed.kind, timed.ranks, timed.bytes) for timed in item], np.array([timed.ns for timed in item]))
         for name, item in by_tier.items()
         if item
     }

@@ -100,14 +100,14 @@ def _shared(question: Question, launches: Sequence[LaunchTime], reached: Reached
     """The call's work, in proportion to the times of its launches."""
     call = question.call
     kind, direction = attention_of(call)
-    kept = float(_written_bytes(call)) if question.warm else 0.0
+    warm_bytes = float(_written_bytes(call)) if question.warm else 0.0
     total = Work(
         flop=flop_of(call),
         product=_product(question) if base_of(call.op) in PRODUCTS else None,
         precision=precision_of(call, question.tf32),
         flop_per_s=reached.attention_flop_per_s[kind][direction].value if kind and call.dtype != "float32" else 0.0,
-        memory_bytes=max(moved_bytes(call) - kept, 0.0),
-        cache_bytes=kept,
+        memory_bytes=max(moved_bytes(call) - warm_bytes, 0.0),
+        cache_bytes=warm_bytes,
     )
     time_ns = sum(launch.time_ns for launch in launches)
     shares = [launch.time_ns / time_ns if time_ns else 0.0 for launch in launches]
@@ -132,8 +132,8 @@ def _product(question: Question) -> Product | None:
 
 
 def _written_bytes(call: Call) -> int:
-    given = [call.args[index] for index in call.written if index < len(call.args)]
-    return sum(item.nbytes for item in given if isinstance(item, TensorArg) and item.device == "device")
+    written = [call.args[index] for index in call.written if index < len(call.args)]
+    return sum(item.nbytes for item in written if isinstance(item, TensorArg) and item.device == "device")
 
 
 def attention_of(call: Call) -> tuple[str, str]:
@@ -167,8 +167,8 @@ def lookup_works(lookups: Sequence[Lookup], cache_bytes: float) -> list[Work]:
     missed = misses(columns, _KEPT * cache_bytes / together / np.maximum(row_bytes, 1.0))
     results = []
     for lookup in lookups:
-        own = np.array([places[id(table), lookup.dtype, len(lookup.tables)] for table in lookup.tables])
-        results.append(_work(lookup, columns.take(own), row_bytes[own], missed[own]))
+        of_lookup = np.array([places[id(table), lookup.dtype, len(lookup.tables)] for table in lookup.tables])
+        results.append(_work(lookup, columns.take(of_lookup), row_bytes[of_lookup], missed[of_lookup]))
     return results
 
 
@@ -274,9 +274,9 @@ class Transfer:
         """A time there; its interval holds what the models are off by and what carrying them over is."""
         if known.time_ns <= 0:  # nothing is launched
             return replace(known, source=Source.ANALYTIC)
-        own = math.log(self.basis.interval_factor.value)
+        carried = math.log(self.basis.interval_factor.value)
         # The two are off independently of each other.
-        low, high = (math.hypot(own, math.log(bound / known.time_ns)) for bound in (known.low_ns, known.high_ns))
+        low, high = (math.hypot(carried, math.log(bound / known.time_ns)) for bound in (known.low_ns, known.high_ns))
         return Estimate(time_ns, time_ns * math.exp(-low), time_ns * math.exp(high), Source.ANALYTIC, known.inside)
 
     def _time_ns(self, time_ns: float, here: Work, there: Work) -> float:

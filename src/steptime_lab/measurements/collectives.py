@@ -57,9 +57,9 @@ def choices_in(file: Path) -> dict[Asked, Choice]:
         return {}
     try:
         text = json.loads(file.read_text(encoding="utf-8"))
-        place = str(text["nccl"]), int(text["ranks"]), str(text["fabric"])
+        where = str(text["nccl"]), int(text["ranks"]), str(text["fabric"])
         return {
-            Asked(*place, str(collective), int(size)): Choice(str(algorithm), str(protocol), channels)
+            Asked(*where, str(collective), int(size)): Choice(str(algorithm), str(protocol), channels)
             for collective, size, algorithm, protocol, channels in text["choices"]
         }
     except (ValueError, KeyError, TypeError) as error:
@@ -145,4 +145,4 @@ def _table(file: Path, point: Callable[[Mapping[str, str]], Point | None], colum
             results.append(point(row))
         except (ValueError, TypeError):
             results.append(None)
-    return TimedPoints(tuple(item for item in results if item is not None), sum(item is None for item in results))
+    return TimedPoints.of(results)

@@ -78,8 +78,8 @@ def _questions(table: pa.Table, measured: MeasuredSet) -> list[str]:
     """What each row asked: its key, or where keys tell repeats apart, what is left of the row's columns without those."""
     if not measured.repeats:
         return list(table["key"].to_pylist())
-    asked = [column for column in measured.case if column not in measured.repeats]
-    return [json.dumps(values) for values in zip(*(table[column].to_pylist() for column in asked), strict=True)]
+    columns = [column for column in measured.case if column not in measured.repeats]
+    return [json.dumps(values) for values in zip(*(table[column].to_pylist() for column in columns), strict=True)]
 
 
 def noise_by(measured: MeasuredSet, table: pa.Table, column: str) -> list[Noise]:

@@ -309,42 +309,42 @@ def fit_curves(points: Points, *, idle_power: float | None = None, ragged: float
     columns: dict[tuple[str, int], tuple[Floats, Floats]] = {}
     messages = points.messages
     for kind, ranks, places in groups(messages):
-        own = messages.take(places)
-        sizes, times = own.bytes, points.ns[places]
+        alike = messages.take(places)
+        sizes, times = alike.bytes, points.ns[places]
         if kind == "all_to_all":
-            sizes = own.load
-            times = times / saved(own) ** idle_power / np.exp(ragged * ragged_parts(own, ranks))
-        some = sizes >= 1
-        if ranks > 1 and len(np.unique(sizes[some])) >= _LEAST_SIZES:
-            columns[kind, ranks] = sizes[some], times[some]
-    curves = {pair: fit_curve(*own) for pair, own in columns.items()}
-    for (kind, ranks), own_columns in columns.items():
+            sizes = alike.load
+            times = times / saved(alike) ** idle_power / np.exp(ragged * ragged_parts(alike, ranks))
+        sized = sizes >= 1
+        if ranks > 1 and len(np.unique(sizes[sized])) >= _LEAST_SIZES:
+            columns[kind, ranks] = sizes[sized], times[sized]
+    curves = {pair: fit_curve(*rows) for pair, rows in columns.items()}
+    for (kind, ranks), rows in columns.items():
         other = columns.get((_MIRRORED.get(kind, ""), ranks))
-        if other is not None and _gains(own_columns, other):
-            curves[kind, ranks] = _with_mirrored(own_columns, other)
+        if other is not None and _gains(rows, other):
+            curves[kind, ranks] = _with_mirrored(rows, other)
     if not curves:
         raise InputError(f"no kind and rank count with {_LEAST_SIZES} sizes or more among {len(points)} measured collectives")
     return TierModel(curves, idle_power, {}, ragged)
 
 
-def _with_mirrored(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> Curve:
+def _with_mirrored(rows: tuple[Floats, Floats], mirrored: tuple[Floats, Floats]) -> Curve:
     """A curve through a kind's rows and those of its mirror image, at the distance that lies between them."""
-    apart = np.exp(np.median(np.log(other[1] / fit_curve(*own).ns(other[0]))))
-    return fit_curve(np.append(own[0], other[0]), np.append(own[1], other[1] / apart))
+    apart = np.exp(np.median(np.log(mirrored[1] / fit_curve(*rows).ns(mirrored[0]))))
+    return fit_curve(np.append(rows[0], mirrored[0]), np.append(rows[1], mirrored[1] / apart))
 
 
-def _gains(own: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> bool:
-    """Whether rows left out in turn are met more closely with the mirror image's rows than without."""
-    turn = np.empty(len(own[0]), dtype=np.intp)
-    turn[np.argsort(own[0], kind="stable")] = np.arange(len(turn)) % _TURNS
+def _gains(rows: tuple[Floats, Floats], mirrored: tuple[Floats, Floats]) -> bool:
+    """Whether rows left out in turns are met more closely with the mirror image's rows than without."""
+    turns = np.empty(len(rows[0]), dtype=np.intp)
+    turns[np.argsort(rows[0], kind="stable")] = np.arange(len(turns)) % _TURNS
     off = [0.0, 0.0]
-    for place in range(_TURNS):
-        left, kept = turn == place, turn != place
-        seen = own[0][kept], own[1][kept]
+    for turn in range(_TURNS):
+        tested, others = turns == turn, turns != turn
+        seen = rows[0][others], rows[1][others]
         if len(np.unique(seen[0])) < _LEAST_SIZES:
             return False
-        for number, curve in enumerate((fit_curve(*seen), _with_mirrored(seen, other))):
-            off[number] += float(np.abs(np.log(own[1][left] / curve.ns(own[0][left]))).sum())
+        for number, curve in enumerate((fit_curve(*seen), _with_mirrored(seen, mirrored))):
+            off[number] += float(np.abs(np.log(rows[1][tested] / curve.ns(rows[0][tested]))).sum())
     return off[1] < off[0]
 
 
@@ -427,9 +427,9 @@ def fit_curve(size_bytes: npt.ArrayLike, time_ns: npt.ArrayLike, *, penalty: flo
     weight = np.ones(len(places))
     level, slopes = 0.0, np.zeros(len(width))
     for _ in range(_ROUNDS):
-        own = np.sqrt(weight)[:, None]
-        rows = np.concatenate([np.concatenate([own, -own, basis * own], axis=1), np.concatenate([still, bends], axis=1)])
-        result, _ = optimize.nnls(rows, np.concatenate([logs * own[:, 0], np.zeros(len(bends))]))
+        root = np.sqrt(weight)[:, None]
+        rows = np.concatenate([np.concatenate([root, -root, basis * root], axis=1), np.concatenate([still, bends], axis=1)])
+        result, _ = optimize.nnls(rows, np.concatenate([logs * root[:, 0], np.zeros(len(bends))]))
         level, slopes = float(result[0] - result[1]), result[2:]
         off = np.abs(logs - level - basis @ slopes)
         weight = 1.0 / np.maximum(1.0, off / max(_USUAL * float(np.median(off)), _CLOSE))

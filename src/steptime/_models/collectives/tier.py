@@ -313,7 +313,7 @@ def _mixed(ranks: int, counts: tuple[int, int], curves: tuple[Curve, Curve]) -> 
     start = [float(curve.ns(1.0)) for curve in curves]
     steps = np.log(ranks / few) / np.log(many / few)
     latency = start[0] * max(start[1] / start[0], 1.0) ** steps
-    share = (_place(few) - _place(ranks)) / (_place(few) - _place(many))
+    share = (_moving_scale(few) - _moving_scale(ranks)) / (_moving_scale(few) - _moving_scale(many))
     moved = [np.maximum(time - item, _LEAST_MOVING * item) for time, item in zip(times, start, strict=True)]
     ratio = moved[1] / moved[0]
     if not few < ranks < many:
@@ -324,7 +324,7 @@ def _mixed(ranks: int, counts: tuple[int, int], curves: tuple[Curve, Curve]) -> 
     return Curve(knots, np.maximum.accumulate(log_ns))
 
 
-def _place(ranks: int) -> float:
+def _moving_scale(ranks: int) -> float:
     return float(np.power(float(ranks), -_MOVING_POWER))
 
 

@@ -252,17 +252,17 @@ class _HostWalk:
         elif op_kind(name).aten:
             self._op(row)
         else:
-            own = self._own_launches(row, python=_is_python(name))
+            own_launches = self._own_launches(row, python=_is_python(name))
             self._inside(row)
-            self.spent += own
+            self.spent += own_launches
 
     def _python(self, row: int) -> None:
         """A function written in Python, or a label: what it calls, and the call itself where it stands for a function."""
         if self.phases[row] == Phase.FORWARD:
             self.add(Piece.FUNCTION, row, self.model.mechanism("python_function", "forward"))
-        own = self._own_launches(row, python=True)
+        own_launches = self._own_launches(row, python=True)
         self._inside(row)
-        self.spent += own
+        self.spent += own_launches
 
     def _inside(self, row: int) -> None:
         for child in self.children[row]:
@@ -281,10 +281,10 @@ class _HostWalk:
             self._collective(row)
             return
         if self._wraps(row):
-            own = self._own_launches(row, python=False)
+            own_launches = self._own_launches(row, python=False)
             for child in self.children[row]:
                 self._op(child)
-            self.spent += own
+            self.spent += own_launches
             return
         cost, measured = self.model.op(name)
         tensors = self.table.arguments[row].longest_list if self.table.kinds[row].host_class is HostClass.FOREACH else 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import steptime
 from steptime._files import write_output
-from steptime._hardware.description import Catalogue, Range, read_declared
+from steptime._hardware.description import Catalogue, ValueRange, read_declared
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime.errors import InputError
 
@@ -64,7 +64,7 @@ SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
 
 _CALIBRATED = "calibrated "
-_COST = Range(0, 1e12, "nanoseconds or calls")
+_COST = ValueRange(0, 1e12, "nanoseconds or calls")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,9 @@ class CachingAllocator:
         size = rounded(max(1, nbytes), BLOCK_BYTES)
         small = size <= _SMALL
         pool = self._sizes[small]
-        place = bisect_left(pool, (size, 0))
-        if place < len(pool):
-            block = self._free.pop(pool.pop(place)[1])
+        index = bisect_left(pool, (size, 0))
+        if index < len(pool):
+            block = self._free.pop(pool.pop(index)[1])
             block.free = False
         else:
             block = Block(self.reserved, _segment_bytes(size), small)

@@ -21,7 +21,7 @@ from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
 
 
-class Kind(StrEnum):
+class MemoryKind(StrEnum):
     """The parts of a peak, as a person asks for them."""
 
     PARAMETERS = "parameters"  # there before the step; forward and the optimiser take them
@@ -48,7 +48,7 @@ class Storage:
     nbytes: int
     born: int  # the op that makes it; -1: before the step
     dies: int  # the last op that takes it; the number of ops: it is there when the step ends
-    kind: Kind
+    kind: MemoryKind
 
     @property
     def stays(self) -> bool:
@@ -73,21 +73,21 @@ class _Life:
             return Storage(self.nbytes, BEFORE, ops, self._kept_kind(optimizer=optimizer, backward=backward))
         # A gradient is dropped where the next step begins, not where the optimiser has read it.
         if backward and optimizer:
-            return Storage(self.nbytes, self.born, ops, Kind.GRADIENTS)
-        kind = Kind.COMMUNICATION if self.collective else Kind.TEMPORARIES
+            return Storage(self.nbytes, self.born, ops, MemoryKind.GRADIENTS)
+        kind = MemoryKind.COMMUNICATION if self.collective else MemoryKind.TEMPORARIES
         if not self.collective and backward and self.born_in is Phase.FORWARD:
-            kind = Kind.ACTIVATIONS
+            kind = MemoryKind.ACTIVATIONS
         return Storage(self.nbytes, self.born, self.dies, kind)
 
-    def _kept_kind(self, *, optimizer: bool, backward: bool) -> Kind:
+    def _kept_kind(self, *, optimizer: bool, backward: bool) -> MemoryKind:
         if self.reduced:
-            return Kind.COMMUNICATION
+            return MemoryKind.COMMUNICATION
         # The optimiser takes indices as well, where gradients are sparse.
         if not optimizer or not self.fractions:
-            return Kind.INPUTS
+            return MemoryKind.INPUTS
         if self._taken_in(Phase.FORWARD):
-            return Kind.PARAMETERS
-        return Kind.GRADIENTS if backward else Kind.OPTIMIZER_STATE
+            return MemoryKind.PARAMETERS
+        return MemoryKind.GRADIENTS if backward else MemoryKind.OPTIMIZER_STATE
 
     def _taken_in(self, phase: Phase) -> bool:
         return bool(self.phases >> phase & 1)
@@ -96,23 +96,23 @@ class _Life:
 def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
     """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
     table = op_table(program)
-    taken, result, wrapped = without_wrappers(table, *extents(table))
+    inputs, outputs, wrapped = without_wrappers(table, *extents(table))
     last, phases, names = table.last, table.phases, table.names
-    births = _births(table, taken, result)
+    births = _births(table, inputs, outputs)
     node = _nodes(table)
     lives: dict[tuple[int, int], _Life] = {}
     for row, phase in enumerate(phases):
-        if not taken[row] and not result[row]:
+        if not inputs[row] and not outputs[row]:
             continue
         collective, reduces = names[row].startswith(_COLLECTIVE_OPS), names[row] == _BUCKET_OP
-        for item, tensors in ((True, taken[row]), (False, result[row])):
+        for is_input, tensors in ((True, inputs[row]), (False, outputs[row])):
             for name, nbytes, fractions in tensors:
-                born = _life_of(births.get(name, ()), row if item else last[row], before=row if item else None)
+                born = _life_of(births.get(name, ()), row if is_input else last[row], before=row if is_input else None)
                 life = lives.get((name, born))
                 if life is None:
                     life = lives[name, born] = _Life(born, Phase(phases[born]) if born != BEFORE else Phase.OTHER)
                 life.nbytes = 0 if (name, born) in wrapped else max(life.nbytes, nbytes)
-                life.dies = max(life.dies, last[node[row]] if item and born < node[row] else last[row])
+                life.dies = max(life.dies, last[node[row]] if is_input and born < node[row] else last[row])
                 life.phases |= 1 << phase
                 life.fractions |= fractions
                 life.collective |= collective
@@ -134,7 +134,7 @@ def _scratch(table: OpTable, device: DeviceLimits) -> Iterator[Storage]:
     """What ops take for themselves while they run."""
     for row, dies, nbytes in scratch(table, device):
         if nbytes:
-            yield Storage(nbytes, row, dies, Kind.TEMPORARIES)
+            yield Storage(nbytes, row, dies, MemoryKind.TEMPORARIES)
 
 
 def _nodes(table: OpTable) -> list[int]:
@@ -147,15 +147,15 @@ def _nodes(table: OpTable) -> list[int]:
     return results
 
 
-def _births(table: OpTable, taken: Sequence[Sequence[Extent]], made: Sequence[Sequence[Extent]]) -> dict[int, list[int]]:
+def _births(table: OpTable, inputs: Sequence[Sequence[Extent]], outputs: Sequence[Sequence[Extent]]) -> dict[int, list[int]]:
     """Per name, the rows of the ops that made a storage of it, ascending; of nested ops the innermost counts."""
     inside: dict[int, set[int]] = {}
     result: dict[int, list[int]] = defaultdict(list)
     for row in range(len(table) - 1, -1, -1):
         below = inside.pop(row, None)
         # Parts of a sparse tensor have storages of their own, which a trace does not name.
-        if made[row] and not table.kinds[row].sparse_part:
-            new = {each[0] for each in made[row]}.difference((each[0] for each in taken[row]), below or ())
+        if outputs[row] and not table.kinds[row].sparse_part:
+            new = {each[0] for each in outputs[row]}.difference((each[0] for each in inputs[row]), below or ())
             for name in new:
                 result[name].append(row)
             below = new if below is None else below | new

@@ -9,7 +9,7 @@ from itertools import chain
 
 from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
-from steptime._models.memory.lifetimes import BEFORE, Kind, Storage, storages
+from steptime._models.memory.lifetimes import BEFORE, MemoryKind, Storage, storages
 from steptime._ops.catalogue import Workspace
 from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program
@@ -40,7 +40,7 @@ def process_bytes(ranks: int, share: int = 1) -> int:
 # aten/src/ATen/cuda/CublasHandlePool.cpp), and cuBLASLt, which adds biases, 1 MiB (getCUDABlasLtWorkspaceSize there).
 WORKSPACE_BYTES = 32 << 20
 BIAS_WORKSPACE_BYTES = 1 << 20
-_SETTLING = (Kind.OPTIMIZER_STATE, Kind.COMMUNICATION)
+_SETTLING = (MemoryKind.OPTIMIZER_STATE, MemoryKind.COMMUNICATION)
 # The first step makes optimiser state and workspaces, the second finds its blocks cut by them, the third is like all others.
 _STEPS = 3
 
@@ -53,7 +53,7 @@ class PeakMemory:
     steady_allocated: int  # at most, if they are not
     reserved: int
     steady_reserved: int
-    parts: Mapping[Kind, int]  # of `steady_allocated`, at that moment; they add up to it
+    parts: Mapping[MemoryKind, int]  # of `steady_allocated`, at that moment; they add up to it
 
     def device_bytes(self, ranks: int, share: int = 1) -> int:
         """What the process of one of so many ranks takes of its device in all, its context and NCCL included: does it fit?"""
@@ -76,11 +76,11 @@ def peak_memory(
     the device. Data-parallel training rebuilds its gradient buckets after the first step, and the collectives of that step may
     still hold the former ones: `allocated` counts both. `device` is the one it runs on, the reference device if none.
     """
-    told = (tuple(outside_bytes), tuple(parameters), tuple(optimizer_state), batches, device or reference_device())
-    kept: tuple[tuple[object, ...], PeakMemory] | None = program.derived.get(PeakMemory)
-    if kept is None or kept[0] != told:
-        kept = program.derived[PeakMemory] = (told, _peak(program, *told))
-    return kept[1]
+    question = (tuple(outside_bytes), tuple(parameters), tuple(optimizer_state), batches, device or reference_device())
+    known: tuple[tuple[object, ...], PeakMemory] | None = program.derived.get(PeakMemory)
+    if known is None or known[0] != question:
+        known = program.derived[PeakMemory] = (question, _peak(program, *question))
+    return known[1]
 
 
 def _peak(
@@ -94,11 +94,15 @@ def _peak(
     every = storages(program, device)
     passing = [storage for storage in every if not storage.stays]
     state, buckets = ([storage for storage in every if storage.stays and storage.kind is kind] for kind in _SETTLING)
-    unnamed = ((Kind.PARAMETERS, parameters), (Kind.OPTIMIZER_STATE, optimizer_state), (Kind.INPUTS, outside_bytes))
+    unnamed = (
+        (MemoryKind.PARAMETERS, parameters),
+        (MemoryKind.OPTIMIZER_STATE, optimizer_state),
+        (MemoryKind.INPUTS, outside_bytes),
+    )
     before = [Storage(nbytes, BEFORE, BEFORE, kind) for kind, sizes in unnamed for nbytes in sizes]
     for storage in every:
         if storage.stays and storage.kind not in _SETTLING:
-            before += [storage] * (batches if storage.kind is Kind.INPUTS else 1)
+            before += [storage] * (batches if storage.kind is MemoryKind.INPUTS else 1)
     settling = _settling(program, state)
     steady = _Replay(passing, settling, buckets)
     steady.run(before, hold_former=False)
@@ -108,11 +112,11 @@ def _peak(
         first.run(before, hold_former=True)
     there = [*before, *buckets, *chain.from_iterable(settling.values())]
     there += [storage for storage in passing if storage.born <= steady.moment <= storage.dies]
-    parts = dict.fromkeys(Kind, 0)
+    parts = dict.fromkeys(MemoryKind, 0)
     for storage in there:
         parts[storage.kind] += storage.nbytes
     # What blocks are larger than what is in them.
-    parts[Kind.ROUNDING] = steady.allocator.most_allocated - sum(parts.values())
+    parts[MemoryKind.ROUNDING] = steady.allocator.most_allocated - sum(parts.values())
     return PeakMemory(
         allocated=first.allocator.most_allocated,
         steady_allocated=steady.allocator.most_allocated,
@@ -180,7 +184,7 @@ def _settling(program: Program, state: Iterable[Storage]) -> dict[int, list[Stor
             if kind.workspace >= least:
                 first.setdefault(thread, row)
         for row in first.values():
-            result[row].append(Storage(nbytes, BEFORE, BEFORE, Kind.WORKSPACES))
+            result[row].append(Storage(nbytes, BEFORE, BEFORE, MemoryKind.WORKSPACES))
     optimizer = (program.ops.phase == Phase.OPTIMIZER).nonzero()[0]
     result[int(optimizer[0]) if len(optimizer) else len(program.ops.name)] += state
     return result

@@ -112,9 +112,9 @@ def _convolution_backward(signature: Signature, row: int, last: int) -> Iterator
     yield last, last, both + 2 * _ACCUMULATED_BYTES * filters.numel
 
 
-def _channels_first(given: Sequence[object], result: Sequence[object]) -> tuple[Tensor, Tensor, Tensor] | None:
+def _channels_first(operands: Sequence[object], result: Sequence[object]) -> tuple[Tensor, Tensor, Tensor] | None:
     """Image, filter and result of a convolution, if channels come before pixels."""
-    results = [value for value in (*given, *result) if isinstance(value, Tensor)]
+    results = [value for value in (*operands, *result) if isinstance(value, Tensor)]
     if (
         len(results) != _TENSORS_OF_CONVOLUTION
         or len(results[0].shape) <= 2

@@ -19,7 +19,7 @@ _WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 def extents(table: OpTable) -> tuple[list[Sequence[Extent]], list[Sequence[Extent]]]:
     """Per op what it takes, and per op what it returns. Ops called alike share the answer."""
     each = list(map(_extents_of, table.signatures, table.arguments))
-    return [taken for taken, _ in each], [item for _, item in each]
+    return [inputs for inputs, _ in each], [outputs for _, outputs in each]
 
 
 def _extents_of(signature: Signature, arguments: Arguments) -> tuple[Sequence[Extent], Sequence[Extent]]:
@@ -61,7 +61,7 @@ _COPY_OUT_FRAME, _COPY_OUT = "FSDP::all_gather_copy_out", "fsdp::split_with_size
 Extents = list[Sequence[Extent]]
 
 
-def without_wrappers(table: OpTable, taken: Extents, made: Extents) -> tuple[Extents, Extents, set[tuple[int, int]]]:
+def without_wrappers(table: OpTable, inputs: Extents, outputs: Extents) -> tuple[Extents, Extents, set[tuple[int, int]]]:
     """What ops take and make, and (storage, row) of what is made without memory: sharded training records it otherwise.
 
     A distributed tensor is recorded with the shape of the whole by the op around the one on this rank's part of it. FSDP gives
@@ -69,22 +69,22 @@ def without_wrappers(table: OpTable, taken: Extents, made: Extents) -> tuple[Ext
     around one of its own name takes, the op inside says how large it is; what it makes besides is a wrapper. So are tensors
     that only PyTorch's own functions of distributed tensors name.
     """
-    kept: Extents = [
-        () if name in _OF_DISTRIBUTED_TENSORS else entries for name, entries in zip(table.names, taken, strict=True)
+    unwrapped: Extents = [
+        () if name in _OF_DISTRIBUTED_TENSORS else entries for name, entries in zip(table.names, inputs, strict=True)
     ]
-    made = list(made)
+    outputs = list(outputs)
     wrapped: set[tuple[int, int]] = set()
     for parent, rows in table.same_inside.items():
         for row in rows:
-            inside = {each[0] for each in taken[row]}
-            kept[parent] = tuple(each for each in kept[parent] if each[0] not in inside)
-            of_row = {each[0] for each in made[row]}
-            wrapped |= {(each[0], parent) for each in made[parent] if each[0] not in of_row}
-    _gathered(table, kept, made)
-    return kept, made, wrapped
+            inside = {each[0] for each in inputs[row]}
+            unwrapped[parent] = tuple(each for each in unwrapped[parent] if each[0] not in inside)
+            of_row = {each[0] for each in outputs[row]}
+            wrapped |= {(each[0], parent) for each in outputs[parent] if each[0] not in of_row}
+    _gathered(table, unwrapped, outputs)
+    return unwrapped, outputs, wrapped
 
 
-def _gathered(table: OpTable, taken: Extents, made: Extents) -> None:
+def _gathered(table: OpTable, inputs: Extents, outputs: Extents) -> None:
     """Parameters are there from the frame around the copy out of their gather on."""
     for row, name in enumerate(table.names):
         frame = table.parents[row]
@@ -92,4 +92,4 @@ def _gathered(table: OpTable, taken: Extents, made: Extents) -> None:
             continue
         lists = [value for value in table.signatures[row].inputs if isinstance(value, tuple)]
         out = {value.storage for values in lists for value in values if isinstance(value, Tensor)}
-        made[frame] = [*made[frame], *(each for each in taken[row] if each[0] in out)]
+        outputs[frame] = [*outputs[frame], *(each for each in inputs[row] if each[0] in out)]

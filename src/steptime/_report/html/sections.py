@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._models.memory.lifetimes import Kind
+from steptime._models.memory.lifetimes import MemoryKind
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.words import (
     OUT_OF_RANGE,
@@ -223,7 +223,7 @@ def memory_section(memory: Mapping[str, Any]) -> Markup:
         return Markup()
     shown = sorted(ranks[:_RANKS_LISTED], key=lambda one: int(one["rank"]))
     whole = max(int(ranks[0]["peak_bytes"]), 1)
-    there = [kind.value for kind in Kind if any(kind.value in one["parts"] for one in shown)]
+    there = [kind.value for kind in MemoryKind if any(kind.value in one["parts"] for one in shown)]
     legend = [tag("span", swatch(f"part {_memory_style(kind)}"), kind.replace("_", " ")) for kind in (*there, _BESIDE)]
     rows = [(str(one["rank"]), _bar(one, there, whole), *_sizes(one)) for one in shown]
     heads = ("Rank", "", "in all", "reserved", "allocated")
