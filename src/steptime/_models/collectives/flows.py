@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from steptime._models.collectives.message import Floats
+
 Curve = Callable[[Floats], Floats]
 """ns of an even exchange, from the bytes of a rank's whole buffer."""
 

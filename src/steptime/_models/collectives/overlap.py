@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from steptime._hardware.description import read_json
 from steptime._hardware.fabric import FOLDER
+from steptime._models.collectives.message import Floats
 from steptime.errors import InputError
 
-Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]  # of the set collectives
 

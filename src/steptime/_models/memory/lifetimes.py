@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -119,7 +119,8 @@ def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
                 life.reduced |= reduces
     for life in lives.values():
         _outlast(life, table)
-    return (*(life.storage(len(phases)) for life in lives.values()), *_scratch(table, device))
+    beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES) for row, dies, nbytes in scratch(table, device) if nbytes)
+    return (*(life.storage(len(phases)) for life in lives.values()), *beside)
 
 
 def _outlast(life: _Life, table: OpTable) -> None:
@@ -128,13 +129,6 @@ def _outlast(life: _Life, table: OpTable) -> None:
         return
     around = table.parents[life.born]
     life.dies = table.last[around] if around >= 0 else life.dies
-
-
-def _scratch(table: OpTable, device: DeviceLimits) -> Iterator[Storage]:
-    """What ops take for themselves while they run."""
-    for row, dies, nbytes in scratch(table, device):
-        if nbytes:
-            yield Storage(nbytes, row, dies, MemoryKind.TEMPORARIES)
 
 
 def _nodes(table: OpTable) -> list[int]:
