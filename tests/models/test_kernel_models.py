@@ -12,10 +12,9 @@ from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.residuals import Residuals, size_of
 from steptime._models.engine.splits import FIT, TEST, VALIDATION, split_of
 from steptime._models.engine.stored import pack, unpack
-from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.call import Call, TensorArg, flop_of, moved_bytes
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._models.kernels.work import flop_of, moved_bytes
 from steptime.errors import InputError
 
 

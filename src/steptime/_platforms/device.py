@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from steptime._hardware.device import FOLDER, DeviceLimits, read_device
 from steptime._models.estimate import Estimate, Source
+from steptime._models.kernels.call import flop_of, moved_bytes, precision_of
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.from_ops import warm_within_bytes
 from steptime._models.kernels.question import LaunchTime, Question
-from steptime._models.kernels.work import flop_of, moved_bytes, precision_of
 from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
 from steptime._models.lookups.question import Lookup
 from steptime._platforms.transfer import Transfer

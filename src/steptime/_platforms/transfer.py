@@ -23,13 +23,12 @@ from steptime._hardware.device import DeviceLimits, Reached, TransferBasis
 from steptime._lookups.table import Floats, TableColumns, TableStatistics
 from steptime._models.engine.constants import constants_of
 from steptime._models.estimate import Estimate, Source
-from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.call import Call, TensorArg, base_of, flop_of, moved_bytes, precision_of
 from steptime._models.kernels.family import families, launches_of
 from steptime._models.kernels.forms.launched.terms import LaunchColumns, LaunchConstants, LaunchShares, traffic
 from steptime._models.kernels.forms.matmul.products import of_questions
 from steptime._models.kernels.launches import Launch
 from steptime._models.kernels.question import LaunchTime, Question
-from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import EMBEDDING_BAG, FORWARD, ITEM_BYTES, TABLE_BATCHED, Lookup
 from steptime._models.lookups.traffic import misses

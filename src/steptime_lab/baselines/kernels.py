@@ -16,11 +16,10 @@ import numpy as np
 from steptime._models.engine.archive import Archive, StoredParts
 from steptime._models.engine.splits import FIT, VALIDATION
 from steptime._models.engine.stored import Arrays, Floats, stored, unpack
-from steptime._models.kernels.call import Argument, TensorArg
+from steptime._models.kernels.call import Argument, TensorArg, base_of, flop_of, moved_bytes, precision_of
 from steptime._models.kernels.family import family_of
 from steptime._models.kernels.forms import KernelForm
 from steptime._models.kernels.question import Answer, LaunchTime, Question
-from steptime._models.kernels.work import base_of, flop_of, moved_bytes, precision_of
 from steptime_lab.fit.engine import seeded_torch
 from steptime_lab.fit.engine.terms import non_negative
 from steptime_lab.measurements.kernels import Row

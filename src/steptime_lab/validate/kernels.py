@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from steptime._models.engine.splits import TEST
+from steptime._models.kernels.call import base_of, precision_of
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.forms import KernelForm
-from steptime._models.kernels.work import base_of, precision_of
 from steptime._ops.catalogue import op_kind
 from steptime._ops.families import WorkFamily, op_family
 from steptime.errors import InputError

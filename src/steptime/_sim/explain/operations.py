@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits, device_names, read_device
-from steptime._models.kernels.work import computed_in
+from steptime._models.kernels.call import computed_in
 from steptime._ops.operations import is_product, product_operations
 from steptime._ops.table import tensors_in
 from steptime._program.program import Phase, Program, Tensor, Value

@@ -15,9 +15,9 @@ import numpy as np
 
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
+from steptime._models.kernels.call import precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
-from steptime._models.kernels.work import precision_of
 from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import operations_of

@@ -9,20 +9,23 @@ Where a source does not say in which memory tensors lie (Kineto's traces do not)
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.family import families
-from steptime._models.kernels.from_ops.caches import Touched
-from steptime._models.kernels.from_ops.ordered import Ordered
-from steptime._models.kernels.from_ops.resolved import Resolved, resolved
 from steptime._models.kernels.question import Question
-from steptime._ops.catalogue import Data, HostClass, Role
-from steptime._ops.table import memory_bytes, op_table, tensors_in
-from steptime._program.program import Program, Signature, Tensor
+from steptime._models.kernels.traced_call import TracedCall, traced_call
+from steptime._ops.catalogue import INDEX_ARGUMENT, Data, HostClass, Integers, Role, op_kind
+from steptime._ops.table import Touch, memory_bytes, op_table, tensors_in
+from steptime._program.program import Program, Signature, Tensor, Value
+from steptime._units import MIB
 
 COMPUTE, LOOKUP, COLLECTIVE, UNKNOWN = "compute", "lookup", "collective", "unknown"
+# What calls are recorded with: an argument counts as just written within so many written bytes and so many tensors.
+_WRITTEN_WITHIN_BYTES = 32 * MIB
+_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,81 @@ def questions_of(program: Program, *, cached_bytes: int | None = None, launches_
     return list(program.derived[key])
 
 
+class Touched:
+    """Which arguments of a call are in the cache when it comes: by the bytes touched since they were touched last."""
+
+    def __init__(self) -> None:
+        self._written_bytes = 0
+        self._touched_bytes = 0
+        self._written: dict[int, int] = {}  # storage -> bytes written when it was written last, in the order of the writes
+        self._touched: dict[int, int] = {}  # storage -> bytes touched when it was read or written last
+
+    def since(self, value: Value) -> tuple[bool, int]:
+        """Whether an argument counts as just written, and the bytes touched since it was read or written (-1: it never was)."""
+        recent, nearest = False, -1
+        for tensor in (value,) if isinstance(value, Tensor) else tensors_in((value,)):
+            storage = tensor.storage
+            if storage is None:
+                continue
+            if storage in self._touched:
+                age = self._touched_bytes - self._touched[storage]
+                nearest = age if nearest < 0 else min(nearest, age)
+            recent = recent or self._written_bytes - self._written.get(storage, -_WRITTEN_WITHIN_BYTES) < _WRITTEN_WITHIN_BYTES
+        return recent, nearest
+
+    def read(self, touches: Iterable[Touch]) -> None:
+        """A work reads these tensors of the device."""
+        for storage, size in touches:
+            self._touched_bytes += size
+            if storage is not None:
+                self._touched[storage] = self._touched_bytes
+
+    def write(self, touches: Iterable[Touch]) -> None:
+        """A work writes these."""
+        for storage, size in touches:
+            self._written_bytes += size
+            self._touched_bytes += size
+            if storage is not None:
+                self._touched[storage] = self._touched_bytes
+                self._written.pop(storage, None)
+                self._written[storage] = self._written_bytes
+                if len(self._written) > _REMEMBERED:
+                    del self._written[next(iter(self._written))]
+
+
+class Ordered:
+    """Indices that count: tensors that `arange` made, seen through views, until something else is written where they lie."""
+
+    def __init__(self) -> None:
+        self._storages: set[int] = set()
+
+    def write(self, name: str, tensors: Iterable[Tensor]) -> None:
+        """An op writes these: memory that held a count is given to other tensors once it is free."""
+        counts = op_kind(name).counts
+        for tensor in tensors:
+            if tensor.storage is None:
+                continue
+            if counts and tensor.dtype.startswith("int"):
+                self._storages.add(tensor.storage)
+            else:
+                self._storages.discard(tensor.storage)
+
+    def index_of(self, name: str, values: Sequence[Value]) -> bool:
+        """Whether an op indexes along a dimension by such a tensor."""
+        if len(values) <= INDEX_ARGUMENT or op_kind(name).integers(INDEX_ARGUMENT) is not Integers.ALONG:
+            return False
+        index = values[INDEX_ARGUMENT]
+        # What is broadcast repeats itself, and what was made of several dimensions is in another order.
+        return isinstance(index, Tensor) and index.storage in self._storages and index.strides in (None, (1,))
+
+
 @dataclass(slots=True)
 class _Issue:
     """One piece of work; `written` are the places of arguments that were just written, `since` bytes touched since each was."""
 
     op: int
     kind: str
-    call: Resolved | None = None
+    call: TracedCall | None = None
     written: tuple[int, ...] = ()
     since: tuple[int, ...] = ()  # per positional argument
 
@@ -96,7 +167,7 @@ class _Walk:
         self._issued += [_Issue(row, UNKNOWN) for row in self._launching(open_ops)]
         self._issued.sort(key=lambda issue: issue.op)
         # Calls are recorded with what is written before most of their instances, so that a step has few distinct ones.
-        before: dict[Resolved, Counter[tuple[int, ...]]] = {}
+        before: dict[TracedCall, Counter[tuple[int, ...]]] = {}
         for issue in self._issued:
             if issue.call is not None:
                 before.setdefault(issue.call, Counter())[issue.written] += 1
@@ -133,12 +204,12 @@ class _Walk:
             open_ops.append(row)
             return False
         name, signature = table.names[row], table.signatures[row]
-        call = resolved(name, signature, ordered=self._ordered.index_of(name, signature.inputs))
+        call = traced_call(name, signature, ordered=self._ordered.index_of(name, signature.inputs))
         if call is None:
             open_ops.append(row)
             return False
         for inner in table.same_inside.get(row, ()):
-            again = resolved(name, table.signatures[inner])
+            again = traced_call(name, table.signatures[inner])
             if again is not None and again.overload is call.overload:
                 return False
         self._issue(_Issue(row, COMPUTE, call))
@@ -194,7 +265,7 @@ class _Walk:
             return False
         return kind.data is Data.IN_PLACE or not self._outputs_recorded
 
-    def _work(self, issue: _Issue, usual: dict[Resolved, tuple[int, ...]]) -> IssuedWork:
+    def _work(self, issue: _Issue, usual: dict[TracedCall, tuple[int, ...]]) -> IssuedWork:
         kind = self._table.kinds[issue.op]
         if issue.call is None:
             return IssuedWork(issue.op, issue.kind, kind.name)

@@ -1,39 +1,97 @@
-"""A traced op's arguments as those of a `Call`, written the way calls are recorded beside the measured kernels.
+"""Calls behind traced ops: a traced op's arguments written the way calls are recorded beside the measured kernels.
 
 Three things a trace does not tell: the values of numbers that PyTorch wrapped into tensors, more than six decimals of a float,
-and which integers an index holds. Where shapes say what is indexed, that is the range; else it stays open (`high` 0).
+and which integers an index holds. Where shapes say what is indexed, that is the range; else it stays open (`high` 0). Ops that
+differ in nothing but the identity of tensors share one call.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from steptime._models.kernels.call import Argument, DtypeArg, TensorArg, contiguous
-from steptime._ops.catalogue import INDEX_ARGUMENT, Integers, OpKind, Overload, Parameter, op_kind
-from steptime._program.program import Tensor, Value
+from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg, computed_in, contiguous
+from steptime._models.kernels.question import Question
+from steptime._ops.catalogue import INDEX_ARGUMENT, Integers, OpKind, Overload, Parameter, op_kind, overload_of
+from steptime._program.program import Signature, Tensor, Value
 
 # c10::ScalarType, c10::Layout and c10::MemoryFormat by number, as execution traces write them.
 _DTYPES = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64", 9: "complex64",
     10: "complex128", 11: "bool", 15: "bfloat16",
 }  # fmt: skip
-_LAYOUTS = {0: "strided", 1: "sparse"}
-_FORMATS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
+_ENUMERATED = {
+    "layout": {0: "strided", 1: "sparse"},
+    "format": {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"},
+}
 # What a number becomes when an op that takes tensors is given one; its value is not recorded.
 _WRAPPED: dict[str, float | int | bool] = {"float64": 1.0, "int64": 1, "bool": True}
-Named = tuple[tuple[str, Argument], ...]
+# Distinct calls that are kept; a step has some hundreds.
+_MOST = 1 << 16
 
 
-def call_arguments(overload: Overload, values: Sequence[Value], *, ordered: bool = False) -> tuple[tuple[Argument, ...], Named]:
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedCall:
+    """A distinct call without what was written before it, which differs from one place in a step to another."""
+
+    overload: Overload
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    _questions: dict[tuple[tuple[int, ...], bool], Question] = field(default_factory=dict)
+
+    def question(self, written: tuple[int, ...], *, warm: bool) -> Question:
+        """What to ask about the call where these arguments are written just before a step makes it."""
+        result = self._questions.get((written, warm))
+        if result is None:
+            call = Call(self.overload.op, self.args, self.kwargs, written)
+            tf32 = computed_in(call.op, call.dtype) == "tf32"
+            result = self._questions[written, warm] = Question(call, tf32=tf32, warm=warm)
+        return result
+
+
+_kept: dict[object, TracedCall | None] = {}
+
+
+def traced_call(name: str, signature: Signature, *, ordered: bool = False) -> TracedCall | None:
+    """The call that an op with these arguments is; None where no known overload takes them.
+
+    `ordered` says that the index along a dimension counts.
+    """
+    derived = (TracedCall, name, ordered)
+    if derived in signature.derived:
+        known: TracedCall | None = signature.derived[derived]
+        return known
+    values = signature.inputs
+    key = (name, ordered, *map(_plain, values))
+    if key not in _kept:
+        if len(_kept) >= _MOST:
+            _kept.clear()
+        overload = overload_of(name, values)
+        _kept[key] = None if overload is None else TracedCall(overload, *_call_arguments(overload, values, ordered=ordered))
+    call = signature.derived[derived] = _kept[key]
+    return call
+
+
+def _plain(value: Value) -> object:
+    """What tells arguments of different calls apart, and no more."""
+    if value.__class__ is Tensor:
+        return value.shape, value.dtype, value.strides, value.device == "cpu"
+    if value.__class__ is tuple:
+        return tuple(map(_plain, value))
+    # 1, 1.0 and True are equal as keys.
+    return value.__class__, value
+
+
+def _call_arguments(
+    overload: Overload, values: Sequence[Value], *, ordered: bool = False
+) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
     """Positional and named arguments, defaults left out as PyTorch's dispatcher leaves them out.
 
     `ordered` says that the index along a dimension counts.
     """
     positional: list[Argument] = []
-    kept = 0
+    kept = 0  # up to the last one that is not its default
     named: list[tuple[str, Argument]] = []
     for index, (value, parameter) in enumerate(zip(values, overload.parameters, strict=False)):
         given = parameter.required or value != parameter.default
@@ -51,7 +109,8 @@ def call_arguments(overload: Overload, values: Sequence[Value], *, ordered: bool
 
 def _argument(value: Value, parameter: Parameter, overload: Overload, values: Sequence[Value], place: int) -> Argument:
     if isinstance(value, Tensor):
-        return _wrapped(value, overload.op) or _tensor(value, overload, values, place)
+        wrapped = not value.shape and value.device == "cpu" and not op_kind(overload.op).host_tensors
+        return (wrapped and _WRAPPED.get(value.dtype)) or _tensor(value, overload, values, place)
     if isinstance(value, tuple):
         return tuple(_argument(each, parameter, overload, values, place) for each in value)
     if parameter.type == "device" and value is not None:
@@ -63,18 +122,11 @@ def _argument(value: Value, parameter: Parameter, overload: Overload, values: Se
     return value
 
 
-def _wrapped(tensor: Tensor, op: str) -> float | int | None:
-    """The number that a tensor stands for, whatever its value was; None for a tensor proper."""
-    if tensor.shape or tensor.device != "cpu" or op_kind(op).host_tensors:
-        return None
-    return _WRAPPED.get(tensor.dtype)
-
-
 def _enumerated(value: int, kind: str) -> Argument:
     if kind == "dtype":
         return DtypeArg(_DTYPES.get(value, str(value)))
-    if kind in ("layout", "format"):
-        return (_LAYOUTS if kind == "layout" else _FORMATS).get(value, str(value))
+    if kind in _ENUMERATED:
+        return _ENUMERATED[kind].get(value, str(value))
     return float(value) if kind == "f" else value
 
 
@@ -87,11 +139,11 @@ def _tensor(tensor: Tensor, overload: Overload, values: Sequence[Value], place: 
         drawn, high = _integers(tensor, op_kind(overload.op), values, place)
     elif op_kind(overload.op).probabilities:
         drawn = "unit"
-    return TensorArg(tensor.shape, tensor.dtype, own_strides(tensor.shape, tensor.strides), high, where, drawn)
+    return TensorArg(tensor.shape, tensor.dtype, _own_strides(tensor.shape, tensor.strides), high, where, drawn)
 
 
 @lru_cache(maxsize=1 << 14)
-def own_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _own_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Strides where they are not those of a contiguous tensor, else None. Dimensions of one element have no say."""
     if strides is None or len(strides) != len(shape) or 0 in shape:
         return None
@@ -106,7 +158,7 @@ def _integers(tensor: Tensor, op: OpKind, values: Sequence[Value], place: int) -
         return "normal", 1
     match op.integers(place):
         case Integers.OFFSETS:
-            return "offsets", _numel(values[1])
+            return "offsets", values[1].numel if isinstance(values[1], Tensor) else 0
         case Integers.ROWS:
             return "normal", _size(values[0], 0)
         case Integers.COUNTED:
@@ -133,10 +185,6 @@ def _index(tensor: Tensor, values: Sequence[Value]) -> tuple[str, int]:
     if square and at >= len(indices) - 2 and 2 * tensor.numel == high * (high - 1):
         return ("lower_row" if at == len(indices) - 2 else "lower_column"), high
     return "normal", high
-
-
-def _numel(value: Value) -> int:
-    return math.prod(value.shape) if isinstance(value, Tensor) else 0
 
 
 def _size(value: Value, dimension: Value) -> int:
