@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 
 from steptime._models.kernels.call import Call
-from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Rules
+from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Rule
 from steptime._models.kernels.sweep import KernelSweep
 from steptime._ops.catalogue import declare
 from steptime._units import dtype_bytes
@@ -34,13 +35,21 @@ class Family:
     warm: float = 1.0
     borrows: tuple[str, ...] = ()  # ops of its sweep that are another family's
     form: str = "launched"  # the module in `forms` that models it
-    rules: Rules | None = None  # what its calls launch, where the form goes by rules
+    # What its calls launch, where the form goes by rules: for all alike, or by name of the op, without namespace and overload.
+    rules: Rule | Mapping[str, Rule] | None = None
     declares: str = ""  # what its ops take, where they are not ATen's: lines in the notation of data/ops/aten.txt
 
     @property
     def ops(self) -> tuple[str, ...]:
         """The ops that it answers for."""
         return tuple(op for op in self.sweep.ops if op not in self.borrows)
+
+    def launches(self, call: GpuCall) -> list[Launch]:
+        """What a call launches, by the rule for its op. Raises InputError where there is none."""
+        rule = self.rules.get(call.name) if isinstance(self.rules, Mapping) else self.rules
+        if rule is None:
+            raise InputError(f"{call.op}: no rule says what it launches")
+        return rule(call)
 
 
 @cache
@@ -63,17 +72,16 @@ def family_of(op: str) -> str:
 @lru_cache(maxsize=_KEPT)
 def launches_of(call: Call, gpu: Gpu) -> tuple[Launch, ...]:
     """What a call launches, by the rules of its family. Raises InputError where there are none or the call cannot be."""
-    family = family_of(call.op)
-    rules = families()[family].rules if family else None
-    if rules is None:
-        raise InputError(f"{call.op}: no rules say what it launches")
+    name = family_of(call.op)
+    if not name:
+        raise InputError(f"{call.op}: no family has it")
     for shape, dtype in {(tensor.shape, tensor.dtype) for tensor in call.tensors()}:
         if not dtype_bytes(dtype):
             raise InputError(f"{call.op}: dtype {dtype!r} is unknown")
         if min(shape, default=0) < 0:
             raise InputError(f"{call.op}: a tensor of shape {list(shape)} cannot be")
     try:
-        launches = rules(GpuCall(call.op, call.args, call.kwargs, call.written, gpu=gpu))
+        launches = families()[name].launches(GpuCall(call.op, call.args, call.kwargs, call.written, gpu=gpu))
     except _ODD_ARGUMENTS as error:
         raise InputError(f"{call.op}: its arguments are not what the op takes ({error})") from error
     # A kernel over no elements is not launched.

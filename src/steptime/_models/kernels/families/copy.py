@@ -7,7 +7,7 @@ from dataclasses import replace
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.families import transfer
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import GpuCall, Launch, Operand, by_op, fresh
+from steptime._models.kernels.launches import GpuCall, Launch, Operand, fresh
 from steptime._models.kernels.launches.iterator import copies, empty_like
 from steptime._models.kernels.launches.lists import over_lists
 from steptime._models.kernels.sweep import FLOATS, SEQUENCES, USUAL_ELEMENTS, Draw, Drawn, KernelSweep, indices
@@ -101,7 +101,7 @@ def _target(call: GpuCall, x: Operand) -> Operand:
 
 def _copy_into(call: GpuCall) -> list[Launch]:
     target, source = call.tensor(0), call.tensor(1)
-    return copies(target, source) if target.device == source.device == "device" else transfer.launches(call)
+    return copies(target, source) if target.device == source.device == "device" else transfer.between(call)
 
 
 def _clone(call: GpuCall) -> list[Launch]:
@@ -115,7 +115,7 @@ def _to_copy(call: GpuCall) -> list[Launch]:
         return copies(_target(call, x), x)
     # From the host, or to it, the bytes cross first; a conversion is the host's or comes on top.
     arrived = TensorArg(x.shape, x.dtype, device="device" if x.device != "device" else "pageable")
-    return transfer.launches(replace(call, op="aten::copy_.default", args=(arrived, call.args[0]), kwargs=()))
+    return transfer.between(replace(call, op="aten::copy_.default", args=(arrived, call.args[0]), kwargs=()))
 
 
 def _copy_lists(call: GpuCall) -> list[Launch]:
@@ -134,5 +134,5 @@ FAMILY = Family(
         (0.4, _draw_lists, "_foreach_copy_(targets, *sources)"),
     ),
     weight=5.5,
-    rules=by_op({"copy_": _copy_into, "clone": _clone, "_to_copy": _to_copy, "_foreach_copy_": _copy_lists}),
+    rules={"copy_": _copy_into, "clone": _clone, "_to_copy": _to_copy, "_foreach_copy_": _copy_lists},
 )

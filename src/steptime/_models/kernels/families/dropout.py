@@ -5,7 +5,7 @@ from __future__ import annotations
 from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.families import elementwise, fill
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import GpuCall, Launch, by_op, fresh
+from steptime._models.kernels.launches import GpuCall, Launch, fresh
 from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep
 
 _RATES = (0.1, 0.1, 0.2, 0.3, 0.5)
@@ -41,11 +41,9 @@ FAMILY = Family(
         (0.15, _draw_forward, "bernoulli_.float(*x, rate)"),
     ),
     weight=2.5,
-    rules=by_op(
-        {
-            "native_dropout": _launches,
-            "native_dropout_backward": elementwise.launches,
-            "bernoulli_": fill.launches,
-        }
-    ),
+    rules={
+        "native_dropout": _launches,
+        "native_dropout_backward": elementwise.launches,
+        "bernoulli_": fill.random_numbers,
+    },
 )

@@ -9,7 +9,7 @@ import math
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import VECTORIZED, WITH_INDEX, GpuCall, Grids, Launch, Operand, by_op, fresh, hot
+from steptime._models.kernels.launches import VECTORIZED, WITH_INDEX, GpuCall, Grids, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.indexed import distinct_rows, over_indices, part, radix_sort, rows_by_index
 from steptime._models.kernels.launches.iterator import cleared, copies, pointwise
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape, indices
@@ -140,7 +140,7 @@ def _longest(call: GpuCall, asked: int, bags: int) -> float:
     """Rows of the longest bag: where offsets are drawn evenly, the last one has what is left over."""
     offsets = call.value(2)
     drawn = isinstance(offsets, TensorArg) and offsets.values == "offsets"
-    return float(asked - (bags - 1) * (asked // bags)) if drawn else asked / bags
+    return asked - (bags - 1) * (asked // bags) if drawn else asked / bags
 
 
 def _bag_backward(call: GpuCall) -> list[Launch]:
@@ -173,7 +173,7 @@ def _dense_backward(call: GpuCall) -> list[Launch]:
     # A block per 32 columns meets tokens 32 at a time; those of one row among them are added one after the other.
     met_twice = _WARP - rows * (1 - (1 - 1 / rows) ** _WARP)
     blocks, batches = columns / _WARP, math.ceil(tokens / _WARP)
-    grids = ((blocks, batches * met_twice), (blocks, float(tokens)), (blocks, float(batches)))
+    grids = ((blocks, batches * met_twice), (blocks, tokens), (blocks, batches))
     kernel = _summed("embedding_backward_feature_kernel", gradient, tokens, rows, grids)
     return [cleared(fresh((rows, columns), gradient.dtype)), kernel]
 
@@ -190,8 +190,8 @@ def _segment_sums(kernel: str, gradient: Operand, tokens: int, rows: int, atomic
     grids = (
         (tokens * columns / 1024, 1.0),
         (tokens / _PART_ROWS * columns / _WARP, 1.0),
-        (float(rows), tokens / rows),
-        (columns / _WARP, float(tokens)),
+        (rows, tokens / rows),
+        (columns / _WARP, tokens),
     )
     results = [over_indices(WITH_INDEX, tokens, path="indices"), *radix_sort(tokens, _INDEX_BITS, rows)]
     results.append(cleared(fresh(table, dtype)))
@@ -228,13 +228,11 @@ FAMILY = Family(
         ),
     ),
     weight=3.5,
-    rules=by_op(
-        {
-            "embedding": _embedding,
-            "embedding_dense_backward": _dense_backward,
-            "_embedding_bag": _bag,
-            "_embedding_bag_backward": _bag_backward,
-            "_embedding_bag_dense_backward": _bag_dense_backward,
-        }
-    ),
+    rules={
+        "embedding": _embedding,
+        "embedding_dense_backward": _dense_backward,
+        "_embedding_bag": _bag,
+        "_embedding_bag_backward": _bag_backward,
+        "_embedding_bag_dense_backward": _bag_dense_backward,
+    },
 )

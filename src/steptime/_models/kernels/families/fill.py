@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import WITH_INDEX, GpuCall, Launch, by_op, fresh
+from steptime._models.kernels.launches import WITH_INDEX, GpuCall, Launch, fresh
 from steptime._models.kernels.launches.iterator import fill
 from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep
 
@@ -45,21 +45,12 @@ def _arange(call: GpuCall) -> list[Launch]:
     return [Launch(WITH_INDEX, count, (), (fresh((count,), "int64"),), {}, ((count / _BLOCK, 1.0),))]
 
 
-def _random(call: GpuCall) -> list[Launch]:
+def random_numbers(call: GpuCall) -> list[Launch]:
+    """The kernel that draws every element."""
     x = call.tensor(0)
     kernel, facts = "distribution_elementwise_grid_stride_kernel", {"tail": x.numel % 4 != 0}
     return [Launch(kernel, x.numel, (), (x,), facts, ((x.numel / _BLOCK, 1.0),), "", x.dtype)]
 
-
-launches = by_op(
-    {
-        **dict.fromkeys(("zero_", "fill_"), _in_place),
-        **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
-        **dict.fromkeys(("zeros", "ones", "full"), _new),
-        **dict.fromkeys(("uniform_", "normal_", "bernoulli_"), _random),
-        "arange": _arange,
-    }
-)
 
 FAMILY = Family(
     name="fill",
@@ -73,5 +64,11 @@ FAMILY = Family(
         (0.7, _draw_new, 'zeros(shape, device="device", dtype=dtype)', 'arange(count, device="device", dtype=int64)'),
     ),
     weight=2.0,
-    rules=launches,
+    rules={
+        **dict.fromkeys(("zero_", "fill_"), _in_place),
+        **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
+        "zeros": _new,
+        "arange": _arange,
+        **dict.fromkeys(("uniform_", "normal_"), random_numbers),
+    },
 )

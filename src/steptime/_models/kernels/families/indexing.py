@@ -18,7 +18,6 @@ from steptime._models.kernels.launches import (
     GpuCall,
     Launch,
     Operand,
-    by_op,
     fresh,
     hot,
     operand,
@@ -196,7 +195,7 @@ def _added(x: Operand, axis: int, index: Operand, values: Operand, gpu: Gpu, *, 
     grids = (
         (values.numel / 512, 1.0),
         (sectors / _WARP, 1.0),
-        (float(blocks), float(math.ceil(values.numel / (blocks * _THREADS)))),
+        (blocks, math.ceil(values.numel / (blocks * _THREADS))),
     )
     kernel = "indexFuncLargeIndex" if asked > _FEW else "indexFuncSmallIndex"
     return Launch(kernel, values.numel, (values, index, rows), (rows,), facts, grids, "", x.dtype)
@@ -230,7 +229,8 @@ def _gather(call: GpuCall) -> list[Launch]:
     return [Launch(SCATTER_GATHER, index.numel, reads, result, facts, scatter_grids(index.numel), "", x.dtype)]
 
 
-def _scatter(call: GpuCall) -> list[Launch]:
+def scatter(call: GpuCall) -> list[Launch]:
+    """Values written or added at an index along one axis."""
     x, index, values, added = _matrix(call), call.tensor(2), call.optional_tensor(3), "_add" in call.name
     met = replace(touched(x, index.numel), origin=FRESH, argument=-1)
     reads = (index, *((values,) if values is not None else ()), *((met,) if added else ()))
@@ -315,7 +315,7 @@ def _summed(x: Operand, places: Sequence[Operand | None], values: Operand, indic
     blocks, wide = indices / _INDICES_OF_BLOCK, max(1.0, slice_elements / 128)
     grids = (
         (before * blocks, 1.0),
-        (blocks, float(before)),
+        (blocks, before),
         (blocks * wide, reuse),
         (blocks * wide, 1.0),
         (table_rows / _INDICES_OF_BLOCK, reuse),
@@ -324,17 +324,6 @@ def _summed(x: Operand, places: Sequence[Operand | None], values: Operand, indic
     )
     return Launch(kernel, values.numel, (values,), (fresh(values.shape, values.dtype),), facts, grids, "", x.dtype)
 
-
-launches = by_op(
-    {
-        "index_select": _index_select,
-        "index": _index,
-        **dict.fromkeys(("_index_put_impl_", "index_put_", "index_put"), _index_put),
-        **dict.fromkeys(("index_add_", "index_add"), _index_add),
-        "gather": _gather,
-        **dict.fromkeys(("scatter_", "scatter", "scatter_add_", "scatter_add"), _scatter),
-    }
-)
 
 FAMILY = Family(
     name="indexing",
@@ -356,5 +345,12 @@ FAMILY = Family(
         most_bytes=MOST_BYTES,
     ),
     weight=6.0,
-    rules=launches,
+    rules={
+        "index_select": _index_select,
+        "index": _index,
+        **dict.fromkeys(("_index_put_impl_", "index_put_", "index_put"), _index_put),
+        **dict.fromkeys(("index_add_", "index_add"), _index_add),
+        "gather": _gather,
+        **dict.fromkeys(("scatter_", "scatter", "scatter_add_", "scatter_add"), scatter),
+    },
 )

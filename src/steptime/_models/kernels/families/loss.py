@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, by_op, fresh, hot
+from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.indexed import touched
 from steptime._models.kernels.launches.iterator import cleared, memcpy, pointwise, reduction
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape, indices
@@ -86,7 +86,7 @@ def _one_block(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tupl
     passes = math.ceil(rows / threads)
     facts = {"labels": rows, "columns": classes, "threads": threads, "footprint_bytes": x.nbytes}
     grids = (
-        (1.0, float(passes)),
+        (1.0, passes),
         (1.0, passes * math.log2(1 + x.nbytes / 1e4) / 10),
         (1.0, passes * min(1.0, classes / 32)),
     )
@@ -114,7 +114,7 @@ def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple
     passes = math.ceil(pixels / blocks / _PIXEL_THREADS)
     # A warp meets the planes of its pixels' classes: 32 neighbours are 4 sectors of one plane, or one each of as many.
     sectors = min(1.0, x.shape[1] / 8)
-    grids = ((float(blocks), float(passes)), (float(blocks), passes * sectors), (pixels / _PIXEL_THREADS, 1.0))
+    grids = ((blocks, passes), (blocks, passes * sectors), (pixels / _PIXEL_THREADS, 1.0))
     return Launch(kernel, pixels, reads, writes, facts, grids, "", x.dtype)
 
 
@@ -191,17 +191,15 @@ FAMILY = Family(
         (0.7, _draw_values, "mse_loss_backward(*gradient, *x, x, reduction)"),
     ),
     weight=3.0,
-    rules=by_op(
-        {
-            "nll_loss_forward": _nll,
-            "nll_loss_backward": _nll_backward,
-            "nll_loss2d_forward": _nll_pixels,
-            "nll_loss2d_backward": _nll_pixels_backward,
-            "mse_loss": _mse,
-            "mse_loss_backward": _mse_backward,
-            "binary_cross_entropy": _cross_entropy,
-            "binary_cross_entropy_backward": _cross_entropy_backward,
-            "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
-        }
-    ),
+    rules={
+        "nll_loss_forward": _nll,
+        "nll_loss_backward": _nll_backward,
+        "nll_loss2d_forward": _nll_pixels,
+        "nll_loss2d_backward": _nll_pixels_backward,
+        "mse_loss": _mse,
+        "mse_loss_backward": _mse_backward,
+        "binary_cross_entropy": _cross_entropy,
+        "binary_cross_entropy_backward": _cross_entropy_backward,
+        "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
+    },
 )

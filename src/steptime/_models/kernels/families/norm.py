@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import STRIDED, Gpu, GpuCall, Launch, Operand, by_op, floor_power, fresh, hot
+from steptime._models.kernels.launches import STRIDED, Gpu, GpuCall, Launch, Operand, floor_power, fresh, hot
 from steptime._models.kernels.launches.iterator import cleared, memset, pointwise, reduction
 from steptime._models.kernels.sweep import HALVES, SEQUENCES, USUAL_ELEMENTS, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
@@ -128,9 +128,9 @@ def _by_row(
 ) -> Launch:
     """A block per row whose threads walk along it."""
     grids = (
-        (float(rows), float(columns)),
-        (float(rows), 1.0),
-        (float(rows), float(math.ceil(columns / threads))),
+        (rows, columns),
+        (rows, 1.0),
+        (rows, math.ceil(columns / threads)),
     )
     path = "warp" if threads == _WARP else ""
     return Launch(kernel, reads[0].numel, reads, writes, _row_facts(rows, columns, gpu), grids, path, reads[0].dtype)
@@ -175,7 +175,7 @@ def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, su
     ragged = rows % share != 0 or columns % _WARP != 0
     facts = _row_facts(rows, columns, gpu) | {"rows": serial, "ragged": ragged, "parts": parts}
     again = tuple(hot(item.shape, item.dtype, 3 * x.nbytes) for item in (gradient, x))
-    grids = ((float(blocks), float(serial)), (float(blocks), 1.0), (x.numel / 1024, 1.0))
+    grids = ((blocks, serial), (blocks, 1.0), (x.numel / 1024, 1.0))
     results = [Launch("GammaBetaBackwardCUDAKernelTemplate", x.numel, again, (), facts, grids, path, x.dtype)]
     if parted:
         partial = hot((parts, columns), x.dtype, 1)
@@ -226,7 +226,7 @@ def _group_threads(length: int) -> int:
 
 def _parameters(kernel: str, x: Operand, facts: dict[str, float], samples: int, channels: int, groups: int) -> Launch:
     """Scale and shift of every sample and channel."""
-    grids = ((float(samples * groups), channels / groups), (samples * channels / _THREADS, 1.0))
+    grids = ((samples * groups, channels / groups), (samples * channels / _THREADS, 1.0))
     return Launch(kernel, samples * channels, (), (), facts, grids, "", x.dtype)
 
 
@@ -244,11 +244,11 @@ def _group_norm_backward(call: GpuCall) -> list[Launch]:
     shape, each = (samples, channels, plane), fresh((samples, channels, 1), "float32")
     again = tuple(hot(shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
     planes = pointwise((*again, each, each), fresh(shape, x.dtype), tag=x.dtype, kernel=STRIDED)
-    count, walked = float(samples * channels), math.ceil(plane / _group_threads(plane))
-    summed = ((count, float(plane)), (count, 1.0), (count, float(walked)))
+    count, walked = samples * channels, math.ceil(plane / _group_threads(plane))
+    summed = ((count, plane), (count, 1.0), (count, walked))
     path = "warp" if plane < _MOMENT_THREADS else "block"
     weights = "GammaBetaBackwardCUDAKernel" + ("1" if samples <= _FEW_SAMPLES else "2")
-    by_channel = ((channels / _THREADS, float(samples)), (channels / _WARP, float(samples)))
+    by_channel = ((channels / _THREADS, samples), (channels / _WARP, samples))
     return [
         Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, summed, path, x.dtype),
         small,
@@ -313,8 +313,8 @@ def _by_channel(
     kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], images: _NormImages, serial: int, tag: str
 ) -> Launch:
     """A block per channel, whose threads go over it in so many steps."""
-    channels = float(images.channels)
-    grids = ((channels, float(images.rows)), (channels, float(images.samples)), (channels, float(serial)), (channels, 1.0))
+    channels = images.channels
+    grids = ((channels, images.rows), (channels, images.samples), (channels, serial), (channels, 1.0))
     return Launch(kernel, reads[0].numel, reads, writes, images.facts, grids, "", tag)
 
 
@@ -334,7 +334,7 @@ def _cudnn(call: GpuCall) -> list[Launch]:
     if images.last:
         grids = (
             (images.channels / _WARP, images.rows / 128),
-            (images.channels / 64, float(images.rows)),
+            (images.channels / 64, images.rows),
             (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
         )
         kernel = Launch(
@@ -365,13 +365,13 @@ def _staged(images: _NormImages) -> tuple[int, int, int]:
 def _last(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], images: _NormImages, tag: str) -> Launch:
     """A kernel over rows of channels."""
     across, along, height = _staged(images)
-    blocks = float(across * along)
+    blocks = across * along
     facts = images.facts | {"blocks": blocks, "along": along, "height": height}
     grids = (
         (blocks, images.rows / (height * along)),
         (blocks, 1.0),
         (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
-        (images.channels / _WARP, float(along)),
+        (images.channels / _WARP, along),
     )
     return Launch(kernel, reads[0].numel, reads, writes, facts, grids, "staged" if along > 1 else "", tag)
 
@@ -398,13 +398,13 @@ def _normalising(x: Operand, result: Operand, images: _NormImages, tag: str) -> 
     height = max(1, _NORMALISING_THREADS // width)
     along = max(1, min(_NORMALISING_BLOCKS // images.channels, math.ceil(images.samples / height)))
     serial = math.ceil(images.samples / (height * along)) * math.ceil(images.plane / width)
-    blocks = float(images.channels * along)
+    blocks = images.channels * along
     grids = (
         # Blocks are of 64 to 512 threads: so many SMs they fill.
-        (blocks * width * height / images.gpu.threads_per_sm, float(serial)),
-        (blocks, float(serial)),
-        (float(images.channels), float(images.rows)),
-        (float(images.channels * images.samples), 1.0),
+        (blocks * width * height / images.gpu.threads_per_sm, serial),
+        (blocks, serial),
+        (images.channels, images.rows),
+        (images.channels * images.samples, 1.0),
     )
     return Launch("batch_norm_transform_input_kernel", x.numel, (x,), (result,), images.facts, grids, "", tag)
 
@@ -468,16 +468,14 @@ FAMILY = Family(
         ),
     ),
     weight=8.0,
-    rules=by_op(
-        {
-            **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _layer_norm),
-            **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
-            "native_group_norm": _group_norm,
-            "native_group_norm_backward": _group_norm_backward,
-            "cudnn_batch_norm": _cudnn,
-            "cudnn_batch_norm_backward": _cudnn_backward,
-            "native_batch_norm": _native,
-            "native_batch_norm_backward": _native_backward,
-        }
-    ),
+    rules={
+        **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _layer_norm),
+        **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
+        "native_group_norm": _group_norm,
+        "native_group_norm_backward": _group_norm_backward,
+        "cudnn_batch_norm": _cudnn,
+        "cudnn_batch_norm_backward": _cudnn_backward,
+        "native_batch_norm": _native,
+        "native_batch_norm_backward": _native_backward,
+    },
 )

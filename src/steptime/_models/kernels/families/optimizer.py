@@ -153,7 +153,7 @@ def _norms(first: Sequence[TensorArg], launches: list[Launch]) -> list[Launch]:
     partial = fresh((len(first) * chunks,), "float32")
     zeroed = Launch(VECTORIZED, partial.numel, (), (partial,), grids=((partial.numel / 1024, 1.0),), tag="fill")
     facts = {"tensors": len(first), "chunks": chunks}
-    gathered = Launch("lpnorm_cleanup", len(first), facts=facts, grids=((float(len(first)), float(chunks)),))
+    gathered = Launch("lpnorm_cleanup", len(first), facts=facts, grids=((len(first), chunks),))
     return [zeroed, *launches, gathered]
 
 

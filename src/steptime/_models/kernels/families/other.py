@@ -11,7 +11,7 @@ from dataclasses import replace
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.families import elementwise, indexing, optimizer
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import WITH_INDEX, GpuCall, Launch, Rules, fresh, hot
+from steptime._models.kernels.launches import WITH_INDEX, GpuCall, Launch, Rule, fresh, hot
 from steptime._models.kernels.launches.indexed import over_indices, radix_sort
 from steptime._models.kernels.launches.iterator import cleared, memcpy, pointwise
 from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep, indices
@@ -119,23 +119,22 @@ def _given_result(call: GpuCall) -> list[Launch]:
     return elementwise.launches(replace(call, op="aten::mul.Tensor"))
 
 
-_OWN: dict[str, Rules] = {
+def launches(call: GpuCall) -> list[Launch]:
+    """What an op of the family launches: what its siblings do, but for a few."""
+    if call.name in _OWN and call.op != "aten::pow.Tensor_Tensor":
+        return _OWN[call.name](call)
+    return optimizer.launches(call) if call.name.startswith("_foreach_") else elementwise.launches(call)
+
+
+_OWN: dict[str, Rule] = {
     "new_zeros": _new_zeros,
     "scalar_tensor": _scalar_tensor,
     "arange": _arange,
     "pow": _power,
     "sort": _sort,
     "mul": _given_result,
-    "scatter": indexing.launches,
+    "scatter": indexing.scatter,
 }
-
-
-def launches(call: GpuCall) -> list[Launch]:
-    """What an op of the family launches."""
-    if call.name in _OWN and call.op != "aten::pow.Tensor_Tensor":
-        return _OWN[call.name](call)
-    return optimizer.launches(call) if call.name.startswith("_foreach_") else elementwise.launches(call)
-
 
 FAMILY = Family(
     name="other",

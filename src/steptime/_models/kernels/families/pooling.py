@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from steptime._models.kernels.call import TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import HOT, GpuCall, Grids, Launch, Operand, by_op, floor_power, fresh
+from steptime._models.kernels.launches import HOT, GpuCall, Grids, Launch, Operand, floor_power, fresh
 from steptime._models.kernels.launches.iterator import cleared, copies
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, Draw, Drawn, KernelSweep
 from steptime.errors import InputError
@@ -116,13 +116,13 @@ class _Pooling:
 def _threads(pool: _Pooling) -> Grids:
     """A thread per output walks its window."""
     blocks = pool.planes * pool.outputs / _THREADS
-    return ((blocks, float(pool.taps)), (blocks, 1.0))
+    return ((blocks, pool.taps), (blocks, 1.0))
 
 
 def _threads_backward(pool: _Pooling) -> Grids:
     """A thread per input meets the windows that it lies in."""
     blocks = pool.planes * pool.inputs / _THREADS
-    return ((blocks, pool.overlap), (blocks, 1.0), (pool.inputs / _THREADS, float(pool.planes)))
+    return ((blocks, pool.overlap), (blocks, 1.0), (pool.inputs / _THREADS, pool.planes))
 
 
 def _longest(length: int, result: int) -> int:
@@ -135,18 +135,18 @@ def _adaptive_threads(pool: _Pooling) -> Grids:
     high, wide = (_longest(pool.side[axis], pool.result[axis]) for axis in (0, 1))
     spread = max(1, 16 // pool.channels)
     passes = math.ceil(pool.result[1] / _WARP) * math.ceil(pool.result[0] / (8 * spread))
-    blocks, sectors = float(pool.planes * spread), high * math.ceil(wide * pool.item / _SECTOR_BYTES)
+    blocks, sectors = pool.planes * spread, high * math.ceil(wide * pool.item / _SECTOR_BYTES)
     return (
-        (blocks, float(sectors * passes)),
-        (float(pool.planes * pool.result[0]), float(high)),
+        (blocks, sectors * passes),
+        (pool.planes * pool.result[0], high),
         (blocks, pool.cell),
-        (float(pool.planes), float(pool.inputs)),
+        (pool.planes, pool.inputs),
     )
 
 
 def _adaptive_threads_backward(pool: _Pooling) -> Grids:
     """The same threads add to every input of their cells."""
-    planes = float(pool.planes)
+    planes = pool.planes
     return (
         (planes * max(1.0, pool.outputs / _THREADS), pool.cell),
         (planes, pool.inputs / _THREADS),
@@ -156,15 +156,15 @@ def _adaptive_threads_backward(pool: _Pooling) -> Grids:
 
 def _average_tiles(pool: _Pooling) -> Grids:
     """Channels-last means, forward and backward: several ways in which threads may share samples, channels and places."""
-    samples, lanes = float(pool.samples), pool.samples * pool.channels / _WARP
+    samples, lanes = pool.samples, pool.samples * pool.channels / _WARP
     return (
-        (samples, float(pool.outputs * pool.taps)),
-        (samples * pool.outputs, float(pool.taps)),
-        (lanes, float(pool.outputs)),
-        (lanes, float(pool.inputs)),
-        (samples, float(pool.inputs)),
-        (samples, float(pool.result[0] * pool.taps)),
-        (pool.planes * pool.outputs / 512, float(pool.taps)),
+        (samples, pool.outputs * pool.taps),
+        (samples * pool.outputs, pool.taps),
+        (lanes, pool.outputs),
+        (lanes, pool.inputs),
+        (samples, pool.inputs),
+        (samples, pool.result[0] * pool.taps),
+        (pool.planes * pool.outputs / 512, pool.taps),
         (lanes, pool.cell),
     )
 
@@ -198,7 +198,7 @@ def _tile(pool: _Pooling, side: tuple[int, int], most: int, places: int, widened
     channels = math.ceil(pool.channels / (width * groups))
     across, down = math.ceil(side[1] / (height * places)), math.ceil(side[0] / (depth * places))
     serial = channels * math.ceil(side[1] / (across * height)) * math.ceil(side[0] / (down * depth))
-    return float(pool.samples * groups * across * down), float(serial)
+    return pool.samples * groups * across * down, serial
 
 
 # What pooling launches.
@@ -341,14 +341,12 @@ FAMILY = Family(
         ),
     ),
     weight=2.5,
-    rules=by_op(
-        {
-            "max_pool2d_with_indices": _maximum,
-            "max_pool2d_with_indices_backward": _maximum_backward,
-            "avg_pool2d": _average,
-            "avg_pool2d_backward": _average_backward,
-            "_adaptive_avg_pool2d": _adaptive,
-            "_adaptive_avg_pool2d_backward": _adaptive_backward,
-        }
-    ),
+    rules={
+        "max_pool2d_with_indices": _maximum,
+        "max_pool2d_with_indices_backward": _maximum_backward,
+        "avg_pool2d": _average,
+        "avg_pool2d_backward": _average_backward,
+        "_adaptive_avg_pool2d": _adaptive,
+        "_adaptive_avg_pool2d_backward": _adaptive_backward,
+    },
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import MEMSET, GpuCall, Launch, Operand, by_op, fresh
+from steptime._models.kernels.launches import MEMSET, GpuCall, Launch, Operand, fresh
 from steptime._models.kernels.launches.iterator import fill, reduction
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep
 
@@ -107,7 +107,7 @@ def _running(call: GpuCall) -> list[Launch]:
     rows = x.numel // max(1, each)
     facts = {"outputs": rows, "reduced": each}
     # A block of 16 rows of threads walks each row, two elements a thread (ATen's scan).
-    grids = ((rows / 16, float(each)), (float(rows), float(each)))
+    grids = ((rows / 16, each), (rows, each))
     return [Launch("tensor_kernel_scan_innermost_dim", x.numel, (x,), (result,), facts, grids, "", x.dtype)]
 
 
@@ -137,14 +137,12 @@ FAMILY = Family(
         (0.4, _draw_table_rows, "mean.dim(*x, [1], False)"),
     ),
     weight=6.0,
-    rules=by_op(
-        {
-            **dict.fromkeys(("sum", "mean", "amax", "amin", "prod", "all", "any", "norm", "std", "var"), _plain),
-            "linalg_vector_norm": _norm,
-            **dict.fromkeys(("max", "min"), _extreme),
-            **dict.fromkeys(("argmax", "argmin"), _place),
-            "cumsum": _running,
-            "topk": _largest,
-        }
-    ),
+    rules={
+        **dict.fromkeys(("sum", "mean", "amax", "amin", "prod", "all", "any", "norm", "std", "var"), _plain),
+        "linalg_vector_norm": _norm,
+        **dict.fromkeys(("max", "min"), _extreme),
+        **dict.fromkeys(("argmax", "argmin"), _place),
+        "cumsum": _running,
+        "topk": _largest,
+    },
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import INDEXED, GpuCall, Launch, Operand, by_op, fresh, hot
+from steptime._models.kernels.launches import INDEXED, GpuCall, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.iterator import copies, fill
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_BYTES, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
@@ -130,7 +130,7 @@ def _joined(call: GpuCall) -> list[Launch]:
         "aligned_8": all(run * item % 8 == 0 for run in runs),
         "first_axis": axis == 0,
     }
-    grids = ((float(len(parts)), float(largest)), (float(len(parts)), 1.0), (largest / _JOINED_BLOCK, float(len(parts))))
+    grids = ((len(parts), largest), (len(parts), 1.0), (largest / _JOINED_BLOCK, len(parts)))
     results = []
     for start in range(0, len(parts), _MOST_JOINED):
         count = sum(part.numel for part in parts[start : start + _MOST_JOINED])
@@ -204,16 +204,14 @@ FAMILY = Family(
         most_bytes=2 * USUAL_BYTES,
     ),
     weight=4.5,
-    rules=by_op(
-        {
-            **dict.fromkeys(("cat", "stack"), _joined),
-            "split_with_sizes_copy": _split,
-            **dict.fromkeys(("slice_backward", "select_backward"), _into_zeros),
-            "constant_pad_nd": _padded,
-            "repeat": _repeated,
-            "roll": lambda call: [_moved("roll_cuda_kernel", call.tensor(0), call.integers(2))],
-            "flip": lambda call: [_moved(INDEXED, call.tensor(0), call.integers(1))],
-            **dict.fromkeys(("tril", "triu"), lambda call: [_moved("triu_tril_kernel", call.tensor(0), ())]),
-        }
-    ),
+    rules={
+        **dict.fromkeys(("cat", "stack"), _joined),
+        "split_with_sizes_copy": _split,
+        **dict.fromkeys(("slice_backward", "select_backward"), _into_zeros),
+        "constant_pad_nd": _padded,
+        "repeat": _repeated,
+        "roll": lambda call: [_moved("roll_cuda_kernel", call.tensor(0), call.integers(2))],
+        "flip": lambda call: [_moved(INDEXED, call.tensor(0), call.integers(1))],
+        **dict.fromkeys(("tril", "triu"), lambda call: [_moved("triu_tril_kernel", call.tensor(0), ())]),
+    },
 )

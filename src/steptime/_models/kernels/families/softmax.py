@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Gpu, GpuCall, Grids, Launch, Operand, by_op, fresh, hot
+from steptime._models.kernels.launches import Gpu, GpuCall, Grids, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.iterator import fill, pointwise, reduction
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape
 from steptime._units import dtype_bytes
@@ -114,8 +114,8 @@ def _grids(kernel: str, rows: int, columns: int, inner: int, power: int) -> Grid
         # Four warps of a block take a row each, a lane every 32nd element.
         return (rows / 4, power / 32), (rows / 4, 1.0)
     if inner > 1:
-        return (rows / 128, float(columns)), (rows / inner, float(columns))
-    return (float(rows), float(columns)), (float(rows), 1.0)
+        return (rows / 128, columns), (rows / inner, columns)
+    return (rows, columns), (rows, 1.0)
 
 
 def _backward(call: GpuCall) -> list[Launch]:
@@ -156,12 +156,10 @@ FAMILY = Family(
         (0.1, _draw_safe, "_safe_softmax(*x, -1)"),
     ),
     weight=3.5,
-    rules=by_op(
-        {
-            **dict.fromkeys(("_softmax", "_log_softmax"), _forward),
-            "_softmax_backward_data": _backward,
-            "_log_softmax_backward_data": _logarithmic_backward,
-            "_safe_softmax": _safe,
-        }
-    ),
+    rules={
+        **dict.fromkeys(("_softmax", "_log_softmax"), _forward),
+        "_softmax_backward_data": _backward,
+        "_log_softmax_backward_data": _logarithmic_backward,
+        "_safe_softmax": _safe,
+    },
 )

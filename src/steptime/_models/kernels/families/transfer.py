@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import HOT, MEMCPY, GpuCall, Launch, Operand, by_op, fresh
+from steptime._models.kernels.launches import HOT, MEMCPY, GpuCall, Launch, fresh
 from steptime._models.kernels.launches.iterator import copies
 from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep
 from steptime._units import dtype_bytes
@@ -37,22 +37,13 @@ def _draw_number(draw: Draw) -> Drawn:
 
 def _number(call: GpuCall) -> list[Launch]:
     number = call.tensor(0)
-    facts = {"host_bytes": float(number.item_bytes), "to_host": 1.0}
+    facts = {"host_bytes": number.item_bytes, "to_host": 1.0}
     return [Launch(MEMCPY, number.item_bytes, (number,), (), facts, ((1.0, 1.0),), "item")]
 
 
-def _copy_into(call: GpuCall) -> list[Launch]:
-    return _between(call, call.tensor(0), call.tensor(1), call.flag(2))
-
-
-def _to_copy(call: GpuCall) -> list[Launch]:
-    source = call.tensor(0)
-    target = fresh(source.shape, call.dtype_keyword(source.dtype))
-    target = replace(target, device=str(call.keyword("device", source.device)))
-    return _between(call, target, source, bool(call.keyword("non_blocking", False)))
-
-
-def _between(call: GpuCall, target: Operand, source: Operand, asynchronous: bool) -> list[Launch]:
+def between(call: GpuCall) -> list[Launch]:
+    """What `copy_` between host and device launches."""
+    target, source = call.tensor(0), call.tensor(1)
     if (target.device == "device") == (source.device == "device"):
         raise InputError(f"{call.op}: from {source.device} to {target.device} is no transfer between host and device")
     to_host = target.device != "device"
@@ -64,16 +55,14 @@ def _between(call: GpuCall, target: Operand, source: Operand, asynchronous: bool
         source = replace(changed, device=source.device, origin=HOT if to_host else source.origin)
     nbytes = source.nbytes
     facts = {
-        "host_bytes": float(nbytes),
-        "pageable_bytes": float(nbytes) if memory == "pageable" else 0.0,
-        "to_host": float(to_host),
-        "asynchronous": float(asynchronous),
+        "host_bytes": nbytes,
+        "pageable_bytes": nbytes if memory == "pageable" else 0.0,
+        "to_host": to_host,
+        "asynchronous": call.flag(2),
     }
     path = f"{'to_host' if to_host else 'to_device'}-{memory}"
     return [*before, Launch(MEMCPY, nbytes, (source,), (target,), facts, ((nbytes / 1024, 1.0),), path)]
 
-
-launches = by_op({"copy_": _copy_into, "_to_copy": _to_copy, "_local_scalar_dense": _number})
 
 FAMILY = Family(
     name="transfer",
@@ -86,5 +75,5 @@ FAMILY = Family(
     weight=2.5,
     # On the device `copy_` is the family of copies' op; which family a call is in, the places of its tensors decide.
     borrows=("aten::copy_.default",),
-    rules=launches,
+    rules={"copy_": between, "_local_scalar_dense": _number},
 )

@@ -163,20 +163,8 @@ class GpuCall(Call):
         return value.name if isinstance(value, DtypeArg) else default
 
 
-# Rules of a family: from a call to its launches.
-Rules = Callable[[GpuCall], "list[Launch]"]
-
-
-def by_op(rules: Mapping[str, Rules]) -> Rules:
-    """Rules that differ from op to op: by the whole name, or without namespace and overload."""
-
-    def of_call(call: GpuCall) -> list[Launch]:
-        rule = rules.get(call.op) or rules.get(call.name)
-        if rule is None:
-            raise InputError(f"{call.op}: no rule says what it launches")
-        return rule(call)
-
-    return of_call
+# From a call to its launches.
+Rule = Callable[[GpuCall], "list[Launch]"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,9 @@ def rows_by_index(table: Operand, index: Operand, *, unaligned: str = SCATTER_GA
     reads, writes = (part(table, (met, columns)), index), (fresh((asked, columns), table.dtype),)
     elements = asked * columns
     if few and asked <= _FEW:
-        return Launch(
-            SMALL_INDEX, elements, reads, writes, facts, ((elements / 1024, 1.0), (1.0, float(asked))), "", table.dtype
-        )
+        return Launch(SMALL_INDEX, elements, reads, writes, facts, ((elements / 1024, 1.0), (1.0, asked)), "", table.dtype)
     if row_bytes % _VECTOR_BYTES == 0:
-        grids = ((float(asked * math.ceil(row_bytes / 4096)), 1.0), (float(asked), float(row_bytes)))
+        grids = ((asked * math.ceil(row_bytes / 4096), 1.0), (asked, row_bytes))
         return Launch(GATHER, elements, reads, writes, facts, grids, "", table.dtype)
     ways = _unaligned_grids(elements, columns) if unaligned == SCATTER_GATHER else indexed_grids(elements)
     return Launch(unaligned, elements, reads, writes, facts, ways, "rows", table.dtype)
@@ -75,7 +73,7 @@ def _unaligned_grids(elements: int, columns: int) -> Grids:
     blocks = elements / (_THREADS * _EACH_SCATTER)
     span = min(elements, _THREADS * _EACH_SCATTER)
     waits = min(_EACH_SCATTER, math.ceil(span / (columns * _SECTOR_BYTES / _INDEX_BYTES)))
-    return (*scatter_grids(elements), (blocks, float(waits)))
+    return (*scatter_grids(elements), (blocks, waits))
 
 
 # Keys up to which one block sorts all of them (seen between 2,182 and 2,316 in the measured rows).
@@ -112,7 +110,7 @@ def radix_sort(indices: int, bits: int, high: int) -> list[Launch]:
 def _single_tile(indices: int, passes: int) -> Launch:
     """One block of 256 threads with as many keys each as it takes."""
     facts = {"passes": passes, "indices": indices}
-    grids = ((1.0, float(passes)), (1.0, passes * indices / 256))
+    grids = ((1.0, passes), (1.0, passes * indices / 256))
     column = (hot((indices,), "int64", 8 * indices),)
     written = (fresh((indices,), "int64"),)
     return Launch("DeviceRadixSortSingleTileKernel", indices, column, written, facts, grids, "", "indices")

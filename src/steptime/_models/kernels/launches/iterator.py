@@ -211,7 +211,7 @@ def _strided_facts(
 def serial_grids(elements: int, each: int) -> Grids:
     """Blocks of 128 threads whose threads take `each` elements one after the other, fewer where there are not enough."""
     blocks = elements / (_THREADS * each)
-    return ((blocks, float(min(each, math.ceil(elements / _THREADS)))), (blocks, 1.0))
+    return ((blocks, min(each, math.ceil(elements / _THREADS))), (blocks, 1.0))
 
 
 def _path(kernel: str, facts: dict[str, float], item_bytes: int, tag: str) -> str:
@@ -372,7 +372,7 @@ def _kernel(x: Operand, walk: Iteration, reduced: int, grid: _Grid, outputs: int
         "tail": grid.each % _vector(x.item_bytes) != 0,
         "chain_ns": max(1.0, grid.blocks / resident) * grid.values * _LOAD_NS,
     }
-    grids = ((float(grid.blocks), float(grid.values * grid.outputs)), (float(grid.blocks), float(grid.values)))
+    grids = ((grid.blocks, grid.values * grid.outputs), (grid.blocks, grid.values))
     result = fresh((grid.count,), x.dtype)
     return Launch(REDUCE, x.numel, (x,), (result,) * outputs, facts, grids, _reduction_path(grid, reduced) + path, tag)
 

@@ -108,11 +108,11 @@ def _facts(launch: Packed, depth: int, heaviest: int) -> dict[str, float]:
 
 
 def _grids(launch: Packed, heaviest: int) -> Grids:
-    blocks = float(len(launch.chunks))
+    blocks = len(launch.chunks)
     return (
-        (1.0, float(max(launch.chunks))),
-        (1.0, float(max(launch.odd, default=0))),
-        (launch.elements / heaviest, float(heaviest)),
+        (1.0, max(launch.chunks)),
+        (1.0, max(launch.odd, default=0)),
+        (launch.elements / heaviest, heaviest),
         (blocks, launch.elements / blocks),
         (blocks, 1.0),
     )
