@@ -15,10 +15,6 @@ from steptime._models.kernels.sweep import FLOATS, SEQUENCES, USUAL_ELEMENTS, Dr
 _INTO = "copy_(target, *source)"
 
 
-def _draw_plain(draw: Draw) -> Drawn:
-    return {"x": draw.activation()}
-
-
 def _into_dense(source: TensorArg) -> Drawn:
     return {"source": source, "target": TensorArg(source.shape, source.dtype)}
 
@@ -126,7 +122,7 @@ def _copy_lists(call: GpuCall) -> list[Launch]:
 FAMILY = Family(
     name="copy",
     sweep=KernelSweep(
-        (1.2, _draw_plain, (0.5, "clone(*x)"), (0.5, "copy_(x, *x)")),
+        (1.2, lambda draw: {"x": draw.activation()}, (0.5, "clone(*x)"), (0.5, "copy_(x, *x)")),
         *((1.2, _draw_matrix, _INTO), (1.2, _draw_heads, _INTO), (0.7, _draw_images, _INTO), (0.7, _draw_part, _INTO)),
         (0.5, _draw_expanded, _INTO),
         (1.8, _draw_converted, (0.6, "_to_copy(*source, dtype=dtype)"), (0.4, _INTO)),

@@ -41,9 +41,5 @@ FAMILY = Family(
         (0.15, _draw_forward, "bernoulli_.float(*x, rate)"),
     ),
     weight=2.5,
-    rules={
-        "native_dropout": _launches,
-        "native_dropout_backward": elementwise.launches,
-        "bernoulli_": fill.random_numbers,
-    },
+    rules={"native_dropout": _launches, "native_dropout_backward": elementwise.launches, "bernoulli_": fill.random_numbers},
 )

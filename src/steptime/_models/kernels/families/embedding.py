@@ -120,12 +120,7 @@ def _bag(call: GpuCall) -> list[Launch]:
     }
     stretches = bags * math.ceil(columns / _WARP)
     busiest = max(_longest(call, asked, bags), math.ceil(stretches / _BAG_WARPS) * pooled)
-    grids: Grids = (
-        (1.0, busiest),
-        (stretches / 8, pooled),
-        (bags * columns / 256, pooled),
-        (bags / 8, pooled),
-    )
+    grids: Grids = ((1.0, busiest), (stretches / 8, pooled), (bags * columns / 256, pooled), (bags / 8, pooled))
     kernel = "EmbeddingBag_updateOutputKernel_" + ("max" if mode == _MAX else "sum_mean")
     reads = (part(table, (met, columns)), index, offsets)
     writes = (fresh((bags, columns), table.dtype), fresh((bags,), "int64"))

@@ -183,20 +183,10 @@ def _added(x: Operand, axis: int, index: Operand, values: Operand, gpu: Gpu, *, 
     met = max(1, min(length, asked) if ordered else int(distinct_rows(length, asked)))
     beside = columns * met if ordered else columns
     rows = _met_rows(x, axis, met, asked, ordered=ordered)
-    facts = {
-        "rows": asked,
-        "columns": beside,
-        "table_rows": length,
-        "reuse": asked / met,
-        "footprint_bytes": x.nbytes,
-    }
+    facts = {"rows": asked, "columns": beside, "table_rows": length, "reuse": asked / met, "footprint_bytes": x.nbytes}
     sectors = values.numel / max(1, min(beside, _SECTOR_BYTES // x.item_bytes))
     blocks = min(math.ceil(values.numel / _THREADS), _BLOCKS_OF_SM * gpu.sms)
-    grids = (
-        (values.numel / 512, 1.0),
-        (sectors / _WARP, 1.0),
-        (blocks, math.ceil(values.numel / (blocks * _THREADS))),
-    )
+    grids = ((values.numel / 512, 1.0), (sectors / _WARP, 1.0), (blocks, math.ceil(values.numel / (blocks * _THREADS))))
     kernel = "indexFuncLargeIndex" if asked > _FEW else "indexFuncSmallIndex"
     return Launch(kernel, values.numel, (values, index, rows), (rows,), facts, grids, "", x.dtype)
 

@@ -85,11 +85,7 @@ def _one_block(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tupl
     threads = min(_MOST_THREADS, max(_LEAST_THREADS, nearest))
     passes = math.ceil(rows / threads)
     facts = {"labels": rows, "columns": classes, "threads": threads, "footprint_bytes": x.nbytes}
-    grids = (
-        (1.0, passes),
-        (1.0, passes * math.log2(1 + x.nbytes / 1e4) / 10),
-        (1.0, passes * min(1.0, classes / 32)),
-    )
+    grids = ((1.0, passes), (1.0, passes * math.log2(1 + x.nbytes / 1e4) / 10), (1.0, passes * min(1.0, classes / 32)))
     return Launch(kernel, rows, reads, writes, facts, grids, "", x.dtype)
 
 

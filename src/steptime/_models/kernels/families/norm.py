@@ -6,7 +6,7 @@ Batch norm goes to cuDNN for images in single precision and float16, to PyTorch'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
@@ -127,11 +127,7 @@ def _by_row(
     kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], rows: int, columns: int, threads: int, gpu: Gpu
 ) -> Launch:
     """A block per row whose threads walk along it."""
-    grids = (
-        (rows, columns),
-        (rows, 1.0),
-        (rows, math.ceil(columns / threads)),
-    )
+    grids = ((rows, columns), (rows, 1.0), (rows, math.ceil(columns / threads)))
     path = "warp" if threads == _WARP else ""
     return Launch(kernel, reads[0].numel, reads, writes, _row_facts(rows, columns, gpu), grids, path, reads[0].dtype)
 
@@ -271,42 +267,33 @@ _CHANNEL_THREADS, _ROWS_AT_ONCE, _MOST_STAGED, _LEAST_STAGED = 512, 16, 128, 8
 _NORMALISING_THREADS, _NORMALISING_BLOCKS = 64, 262_144
 
 
-@dataclass(frozen=True, slots=True)
-class _NormImages:
-    """What a batch norm works on: samples, channels, elements of a plane, and whether channels lie side by side."""
-
+class _NormImages(NamedTuple):
     samples: int
     channels: int
-    plane: int
-    last: bool
+    plane: int  # elements of an image of one channel
+    rows: int  # elements of a channel
+    last: bool  # whether channels lie side by side
     gpu: Gpu
-
-    @property
-    def rows(self) -> int:
-        """Elements of a channel."""
-        return self.samples * self.plane
-
-    @property
-    def facts(self) -> dict[str, float]:
-        """Sizes and alignment."""
-        return {
-            "rows": self.rows,
-            "columns": self.channels,
-            "samples": self.samples,
-            "plane": self.plane,
-            "waves": self.channels / self.gpu.sms,
-            "aligned_4": self.plane % 4 == 0,
-            "aligned_8": self.plane % 8 == 0,
-            "odd_channels": self.channels % 4 != 0,
-            "last": self.last,
-        }
+    facts: dict[str, float]
 
 
 def _images(call: GpuCall, x: Operand) -> _NormImages:
     if len(x.shape) < 2 or x.numel == 0:
         raise InputError(f"{call.op}: input {x.shape} has no samples and channels")
-    last = x.strides[1] == 1 and x.strides != contiguous(x.shape)
-    return _NormImages(x.shape[0], x.shape[1], math.prod(x.shape[2:]), last, call.gpu)
+    samples, channels, *image = x.shape
+    plane, last = math.prod(image), x.strides[1] == 1 and x.strides != contiguous(x.shape)
+    facts = {
+        "rows": samples * plane,
+        "columns": channels,
+        "samples": samples,
+        "plane": plane,
+        "waves": channels / call.gpu.sms,
+        "aligned_4": plane % 4 == 0,
+        "aligned_8": plane % 8 == 0,
+        "odd_channels": channels % 4 != 0,
+        "last": last,
+    }
+    return _NormImages(samples, channels, plane, samples * plane, last, call.gpu, facts)
 
 
 def _by_channel(
@@ -337,10 +324,8 @@ def _cudnn(call: GpuCall) -> list[Launch]:
             (images.channels / 64, images.rows),
             (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
         )
-        kernel = Launch(
-            "batchnorm_fwtr_nhwc_semiPersist", x.numel, (x,), (fresh(x.shape, x.dtype),), images.facts, grids, "", x.dtype
-        )
-        return [memset(4 * images.channels), kernel]
+        name, result = "batchnorm_fwtr_nhwc_semiPersist", fresh(x.shape, x.dtype)
+        return [memset(4 * images.channels), Launch(name, x.numel, (x,), (result,), images.facts, grids, "", x.dtype)]
     return [_cudnn_by_channel("bn_fw_tr", "_1C11_kernel_NCHW", (x,), images, _KEPT_FORWARD)]
 
 
@@ -350,10 +335,7 @@ def _cudnn_backward(call: GpuCall) -> list[Launch]:
 
 
 def _staged(images: _NormImages) -> tuple[int, int, int]:
-    """ATen's grid of a channels-last kernel: blocks across channels and along rows, threads of a block along rows.
-
-    Several blocks along rows meet at semaphores, which are zeroed first.
-    """
+    """ATen's grid of a channels-last kernel: blocks across channels and along rows, threads of a block along rows."""
     width = min(floor_power(images.channels), _WARP)
     height = min(floor_power(math.ceil(images.rows / _ROWS_AT_ONCE)), _CHANNEL_THREADS // width)
     if width * height != _CHANNEL_THREADS:
@@ -362,10 +344,12 @@ def _staged(images: _NormImages) -> tuple[int, int, int]:
     return math.ceil(images.channels / width), along if along >= _LEAST_STAGED else 1, height
 
 
-def _last(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], images: _NormImages, tag: str) -> Launch:
-    """A kernel over rows of channels."""
+def _channels_last(
+    sums: str, applied: str, reads: tuple[Operand, ...], again: tuple[Operand, ...], images: _NormImages, tag: str
+) -> list[Launch]:
+    """Two kernels over rows of channels. Several blocks along rows meet at semaphores, which are zeroed first."""
     across, along, height = _staged(images)
-    blocks = across * along
+    blocks, path = across * along, "staged" if along > 1 else ""
     facts = images.facts | {"blocks": blocks, "along": along, "height": height}
     grids = (
         (blocks, images.rows / (height * along)),
@@ -373,12 +357,12 @@ def _last(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], 
         (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
         (images.channels / _WARP, along),
     )
-    return Launch(kernel, reads[0].numel, reads, writes, facts, grids, "staged" if along > 1 else "", tag)
-
-
-def _semaphores(images: _NormImages) -> list[Launch]:
-    across, along, _ = _staged(images)
-    return [cleared(fresh((across * along,), "int32"))] if along > 1 else []
+    elements, result = reads[0].numel, fresh(reads[-1].shape, reads[-1].dtype)
+    return [
+        *([cleared(fresh((blocks,), "int32"))] if along > 1 else []),
+        Launch(sums, elements, reads, (), facts, grids, path, tag),
+        Launch(applied, elements, again, (result,), facts, grids, path, tag),
+    ]
 
 
 def _width(elements: int) -> int:
@@ -421,33 +405,28 @@ def _native(call: GpuCall) -> list[Launch]:
         tag=call.tensor(3).dtype,
     )
     if images.last or images.plane == 1:
-        sums = _last("batch_norm_collect_statistics_channels_last_kernel", (x,), (), images, tag)
-        normalised = _last("batch_norm_transform_input_channels_last_kernel", (again,), (result,), images, tag)
-        return [*_semaphores(images), sums, running, normalised]
-    sums = _by_plane("batch_norm_collect_statistics_kernel", (x,), (), images, tag)
-    return [sums, running, _normalising(again, result, images, tag)]
+        sums, applied = "batch_norm_collect_statistics_channels_last_kernel", "batch_norm_transform_input_channels_last_kernel"
+        *before, normalised = _channels_last(sums, applied, (x,), (again,), images, tag)
+        return [*before, running, normalised]
+    collected = _by_plane("batch_norm_collect_statistics_kernel", (x,), (), images, tag)
+    return [collected, running, _normalising(again, result, images, tag)]
 
 
 def _native_backward(call: GpuCall) -> list[Launch]:
     gradient, x = call.tensor(0), call.tensor(1)
-    images, result = _images(call, x), fresh(x.shape, x.dtype)
-    tag = x.dtype + call.tensor(2).dtype
+    images, tag = _images(call, x), x.dtype + call.tensor(2).dtype
     if images.last or images.plane == 1:
         again = tuple(hot(item.shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
-        sums = _last("batch_norm_backward_reduce_channels_last_kernel", (gradient, x), (), images, tag)
-        applied = _last("batch_norm_backward_elemt_channels_last_kernel", again, (result,), images, tag)
-        return [*_semaphores(images), sums, applied]
-    return [_by_plane("batch_norm_backward_kernel", (gradient, x), (result,), images, tag)]
+        sums, applied = "batch_norm_backward_reduce_channels_last_kernel", "batch_norm_backward_elemt_channels_last_kernel"
+        return _channels_last(sums, applied, (gradient, x), again, images, tag)
+    return [_by_plane("batch_norm_backward_kernel", (gradient, x), (fresh(x.shape, x.dtype),), images, tag)]
 
 
 FAMILY = Family(
     name="norm",
     sweep=KernelSweep(
         (1.5, _draw_rows, "native_layer_norm(*x, [features], weight, weight, 1e-5)"),
-        (
-            *(1.5, _draw_rows),
-            "native_layer_norm_backward(*x, x, [features], mean, rstd, weight, weight, [True, True, True])",
-        ),
+        (1.5, _draw_rows, "native_layer_norm_backward(*x, x, [features], mean, rstd, weight, weight, [True, True, True])"),
         (0.8, _draw_rows, "_fused_rms_norm(*x, [features], weight, 1e-6)"),
         (0.8, _draw_rows, "_fused_rms_norm_backward(*x, x, [features], rstd, weight, [True, True])"),
         (1, _draw_cudnn, "cudnn_batch_norm(*x, weight, weight, running_mean, running_variance, True, 0.1, 1e-5)"),

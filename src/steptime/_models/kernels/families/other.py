@@ -41,14 +41,6 @@ def _draw_new(draw: Draw) -> Drawn:
     return {"x": x, "shape": shape, "dtype": DtypeArg(x.dtype)}
 
 
-def _draw_counted(draw: Draw) -> Drawn:
-    return {"end": draw.log_int(16, 65_536), "step": draw.pick((1, 2))}
-
-
-def _draw_powers(draw: Draw) -> Drawn:
-    return {"x": TensorArg((draw.size(16, 4096),), values="unit")}
-
-
 def _draw_sorted(draw: Draw) -> Drawn:
     """Indices of a table-batched lookup."""
     return {"x": TensorArg((draw.log_int(8192, 4 << 20),), draw.pick(("int32", "int64")), high=1 << 25)}
@@ -152,8 +144,11 @@ FAMILY = Family(
         (0.7, _draw_tensor, "lerp.Tensor(*unit, *unit, unit)", "lerp_.Tensor(*unit, *unit, unit)"),
         (1, _draw_given_result, "mul.out(*x, 0.25, out=x)"),
         (0.8, _draw_new, "new_zeros(*x, shape)", 'scalar_tensor(0.0, device="device", dtype=dtype)'),
-        (0.3, _draw_counted, 'arange.start_step(0, end, step, device="device", dtype=int64)'),
-        (0.3, _draw_powers, "pow.Scalar(10_000, *x)"),
+        (
+            *(0.3, lambda draw: {"end": draw.log_int(16, 65_536), "step": draw.pick((1, 2))}),
+            'arange.start_step(0, end, step, device="device", dtype=int64)',
+        ),
+        (0.3, lambda draw: {"x": TensorArg((draw.size(16, 4096),), values="unit")}, "pow.Scalar(10_000, *x)"),
         (0.7, _draw_sorted, "sort(x)", "sort.stable(x, stable=True)"),
         (0.4, _draw_scattered, "scatter.value(*x, 1, index, 1.0)"),
         (

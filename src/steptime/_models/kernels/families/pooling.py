@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 from steptime._models.kernels.call import TensorArg, contiguous
 from steptime._models.kernels.family import Family
@@ -52,65 +54,20 @@ _BACKWARD = ((256, 16), (256, 8), (1024, 2))
 _SPREAD = ((1024, 2), (512, 4))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pooling:
-    """Samples, channels, sides of input and output, window and stride, and whether channels lie side by side."""
-
+class _Pooling(NamedTuple):
     samples: int
     channels: int
-    side: tuple[int, int]
-    result: tuple[int, int]
-    window: tuple[int, int]
-    stride: tuple[int, int]
-    last: bool
-    item: int
-
-    @property
-    def planes(self) -> int:
-        """Images of one channel."""
-        return self.samples * self.channels
-
-    @property
-    def inputs(self) -> int:
-        """Elements of an input plane."""
-        return self.side[0] * self.side[1]
-
-    @property
-    def outputs(self) -> int:
-        """Elements of an output plane."""
-        return self.result[0] * self.result[1]
-
-    @property
-    def cell(self) -> float:
-        """Inputs for each output."""
-        return self.inputs / self.outputs
-
-    @property
-    def taps(self) -> int:
-        """Elements of a window."""
-        return self.window[0] * self.window[1]
-
-    @property
-    def overlap(self) -> float:
-        """Windows that an input lies in, at least one."""
-        return max(1.0, self.window[0] / self.stride[0]) * max(1.0, self.window[1] / self.stride[1])
-
-    @property
-    def facts(self) -> dict[str, float]:
-        """Sizes."""
-        return {
-            "plane": self.inputs,
-            "result_plane": self.outputs,
-            "planes": self.planes,
-            "columns": self.channels,
-            "samples": self.samples,
-            "window": self.window[0],
-            "stride": self.stride[0],
-            "ratio": self.side[0] / self.result[0],
-            "side": self.side[0],
-            "result_side": self.result[0],
-            "last": self.last,
-        }
+    side: tuple[int, int]  # of the input
+    result: tuple[int, int]  # sides of the output
+    planes: int  # images of one channel
+    inputs: int  # elements of an input plane
+    outputs: int  # elements of an output plane
+    cell: float  # inputs for each output
+    taps: int  # elements of a window
+    overlap: float  # windows that an input lies in, at least one
+    last: bool  # whether channels lie side by side
+    item_bytes: int
+    facts: dict[str, float]
 
 
 def _threads(pool: _Pooling) -> Grids:
@@ -135,13 +92,8 @@ def _adaptive_threads(pool: _Pooling) -> Grids:
     high, wide = (_longest(pool.side[axis], pool.result[axis]) for axis in (0, 1))
     spread = max(1, 16 // pool.channels)
     passes = math.ceil(pool.result[1] / _WARP) * math.ceil(pool.result[0] / (8 * spread))
-    blocks, sectors = pool.planes * spread, high * math.ceil(wide * pool.item / _SECTOR_BYTES)
-    return (
-        (blocks, sectors * passes),
-        (pool.planes * pool.result[0], high),
-        (blocks, pool.cell),
-        (pool.planes, pool.inputs),
-    )
+    blocks, sectors = pool.planes * spread, high * math.ceil(wide * pool.item_bytes / _SECTOR_BYTES)
+    return ((blocks, sectors * passes), (pool.planes * pool.result[0], high), (blocks, pool.cell), (pool.planes, pool.inputs))
 
 
 def _adaptive_threads_backward(pool: _Pooling) -> Grids:
@@ -201,21 +153,35 @@ def _tile(pool: _Pooling, side: tuple[int, int], most: int, places: int, widened
     return pool.samples * groups * across * down, serial
 
 
-# What pooling launches.
+# What pooling launches: the kernel where planes lie one by one, and the one where channels lie side by side.
+_KERNELS: dict[str, tuple[tuple[str, Callable[[_Pooling], Grids]], tuple[str, Callable[[_Pooling], Grids]]]] = {
+    "max_pool2d_with_indices": (
+        ("max_pool_forward_nchw", _threads),
+        ("max_pool_forward_nhwc", lambda pool: _tiles(pool, pool.result, pool.taps, _FORWARD)),
+    ),
+    "max_pool2d_with_indices_backward": (
+        ("max_pool_backward_nchw", _threads_backward),
+        ("max_pool_backward_nhwc", lambda pool: _tiles(pool, pool.side, pool.overlap, _BACKWARD)),
+    ),
+    "avg_pool2d": (("avg_pool2d_out_cuda_frame", _threads), ("avg_pool2d_out_cuda_frame_nhwc", _average_tiles)),
+    "avg_pool2d_backward": (
+        ("avg_pool2d_backward_out_cuda_frame", _threads_backward),
+        ("avg_pool2d_backward_out_cuda_frame_nhwc", _average_tiles),
+    ),
+    "_adaptive_avg_pool2d": (
+        ("adaptive_average_pool", _adaptive_threads),
+        ("adaptive_average_pool_nhwc", lambda pool: _tiles(pool, pool.result, pool.cell, _FORWARD, widened=True)),
+    ),
+    "_adaptive_avg_pool2d_backward": (
+        ("atomic_adaptive_average_gradinput", _adaptive_threads_backward),
+        ("adaptive_average_gradinput_nhwc", lambda pool: _tiles(pool, pool.side, 1.0, _SPREAD)),
+    ),
+}
 
 
 def _pair(call: GpuCall, place: int, default: tuple[int, int]) -> tuple[int, int]:
     sizes = call.integers(place)
     return (sizes[0], sizes[-1]) if sizes else default
-
-
-def _pool(call: GpuCall, x: Operand, result: tuple[int, int], window: tuple[int, int], stride: tuple[int, int]) -> _Pooling:
-    if len(x.shape) != 4 or min(*x.shape, *result, *window, *stride) <= 0:
-        raise InputError(
-            f"{call.op}: input {x.shape} and output {result} with windows of {window} every {stride} cannot be pooled"
-        )
-    last = x.strides[1] == 1 and x.shape[1] > 1 and x.strides != contiguous(x.shape)
-    return _Pooling(x.shape[0], x.shape[1], (x.shape[2], x.shape[3]), result, window, stride, last, x.item_bytes)
 
 
 def _places(length: int, window: int, stride: int, padding: int, *, rounded_up: bool) -> int:
@@ -227,105 +193,83 @@ def _places(length: int, window: int, stride: int, padding: int, *, rounded_up: 
     return count - 1 if (count - 1) * stride >= length + padding else count
 
 
-def _windows(call: GpuCall, x: Operand, *, dilated: bool) -> _Pooling:
-    """A forward call: input, window, stride, padding, where windows can be `dilated` how much, whether sides are rounded up."""
-    window = _pair(call, 1, (1, 1))
-    stride, padding = _pair(call, 2, window), _pair(call, 3, (0, 0))
-    dilation = _pair(call, 4, (1, 1)) if dilated else (1, 1)
-    if len(x.shape) != 4 or min(stride) <= 0:
-        raise InputError(f"{call.op}: input {x.shape} is no batch of images, or windows are every {stride}")
+def _result(call: GpuCall, x: Operand, window: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+    """Sides of what a forward call gives, by padding, dilation where windows can have it, and whether they are rounded up."""
+    dilated = call.name == "max_pool2d_with_indices"
+    padding, dilation = _pair(call, 3, (0, 0)), _pair(call, 4, (1, 1)) if dilated else (1, 1)
     rounded_up = call.flag(5 if dilated else 4)
     rows, columns = (
         _places(x.shape[2 + axis], dilation[axis] * (window[axis] - 1) + 1, stride[axis], padding[axis], rounded_up=rounded_up)
         for axis in (0, 1)
     )
-    return _pool(call, x, (rows, columns), window, stride)
+    return rows, columns
 
 
-def _windows_backward(call: GpuCall, gradient: Operand, x: Operand) -> _Pooling:
-    """A backward call: gradient, input, window, stride."""
-    window = _pair(call, 2, (1, 1))
-    if len(gradient.shape) != 4:
-        raise InputError(f"{call.op}: gradient {gradient.shape} is no batch of images")
-    return _pool(call, x, (gradient.shape[2], gradient.shape[3]), window, _pair(call, 3, window))
+def _pooling(call: GpuCall, x: Operand, gradient: Operand | None) -> _Pooling:
+    """Input, window, stride and so on; a backward call has the gradient before these."""
+    if any(len(images.shape) != 4 for images in (x, gradient or x)):
+        raise InputError(f"{call.op}: input {x.shape} or its gradient is no batch of images")
+    first, sides = (1, None) if gradient is None else (2, (gradient.shape[2], gradient.shape[3]))
+    if "adaptive" in call.name:
+        # Windows that cover the input: as large as what they are reduced by, rounded up.
+        result = sides or _pair(call, first, (1, 1))
+        window = stride = (math.ceil(x.shape[2] / max(1, result[0])), math.ceil(x.shape[3] / max(1, result[1])))
+    else:
+        window = _pair(call, first, (1, 1))
+        stride = _pair(call, first + 1, window)
+        result = sides or (_result(call, x, window, stride) if min(stride) > 0 else (0, 0))
+    if min(*x.shape, *result, *window, *stride) <= 0:
+        raise InputError(
+            f"{call.op}: input {x.shape} and output {result} with windows of {window} every {stride} cannot be pooled"
+        )
+    samples, channels, *side = x.shape
+    inputs, outputs, planes = side[0] * side[1], result[0] * result[1], samples * channels
+    last = x.strides[1] == 1 and channels > 1 and x.strides != contiguous(x.shape)
+    facts = {
+        "plane": inputs,
+        "result_plane": outputs,
+        "planes": planes,
+        "columns": channels,
+        "samples": samples,
+        "window": window[0],
+        "stride": stride[0],
+        "ratio": side[0] / result[0],
+        "side": side[0],
+        "result_side": result[0],
+        "last": last,
+    }
+    overlap = max(1.0, window[0] / stride[0]) * max(1.0, window[1] / stride[1])
+    return _Pooling(
+        *(samples, channels, (side[0], side[1]), result, planes, inputs, outputs, inputs / outputs),
+        *(window[0] * window[1], overlap, last, x.item_bytes, facts),
+    )
 
 
-def _result(pool: _Pooling, dtype: str) -> Operand:
-    return fresh((pool.samples, pool.channels, *pool.result), dtype)
-
-
-def _dense(x: Operand) -> tuple[Operand, list[Launch]]:
-    """The tensor itself, or a copy of it without holes and what makes it."""
-    if x.dense:
-        return x, []
-    result = fresh(x.shape, x.dtype)
-    return replace(result, origin=HOT), copies(result, x)
-
-
-def _maximum(call: GpuCall) -> list[Launch]:
+def _forward(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
-    pool = _windows(call, x, dilated=True)
-    writes = (_result(pool, x.dtype), _result(pool, "int64"))
-    kernel = "max_pool_forward_nhwc" if pool.last else "max_pool_forward_nchw"
-    grids = _tiles(pool, pool.result, pool.taps, _FORWARD) if pool.last else _threads(pool)
-    return [Launch(kernel, pool.planes * pool.outputs, (x,), writes, pool.facts, grids, "", x.dtype)]
+    pool = _pooling(call, x, None)
+    kernel, grids = _KERNELS[call.name][pool.last]
+    dtypes = (x.dtype, "int64") if "indices" in call.name else (x.dtype,)
+    writes = tuple(fresh((pool.samples, pool.channels, *pool.result), dtype) for dtype in dtypes)
+    elements = x.numel if "adaptive" in call.name else pool.planes * pool.outputs
+    return [Launch(kernel, elements, (x,), writes, pool.facts, grids(pool), "", x.dtype)]
 
 
-def _maximum_backward(call: GpuCall) -> list[Launch]:
-    gradient, before = _dense(call.tensor(0))
-    x = call.tensor(1)
-    pool = _windows_backward(call, gradient, x)
-    kernel = "max_pool_backward_nhwc" if pool.last else "max_pool_backward_nchw"
-    grids = _tiles(pool, pool.side, pool.overlap, _BACKWARD) if pool.last else _threads_backward(pool)
-    result = fresh(x.shape, x.dtype)
-    scattered = Launch(kernel, x.numel, (gradient, call.tensor(7)), (result,), pool.facts, grids, "", x.dtype)
-    return [*before, cleared(result), scattered]
-
-
-def _average(call: GpuCall) -> list[Launch]:
-    x = call.tensor(0)
-    pool = _windows(call, x, dilated=False)
-    kernel = "avg_pool2d_out_cuda_frame" + ("_nhwc" if pool.last else "")
-    grids = _average_tiles(pool) if pool.last else _threads(pool)
-    return [Launch(kernel, pool.planes * pool.outputs, (x,), (_result(pool, x.dtype),), pool.facts, grids, "", x.dtype)]
-
-
-def _average_backward(call: GpuCall) -> list[Launch]:
-    gradient, before = _dense(call.tensor(0))
-    x = call.tensor(1)
-    pool = _windows_backward(call, gradient, x)
-    kernel = "avg_pool2d_backward_out_cuda_frame" + ("_nhwc" if pool.last else "")
-    grids = _average_tiles(pool) if pool.last else _threads_backward(pool)
-    return [*before, Launch(kernel, x.numel, (gradient,), (fresh(x.shape, x.dtype),), pool.facts, grids, "", x.dtype)]
-
-
-def _adaptive_pool(call: GpuCall, x: Operand, result: tuple[int, int]) -> _Pooling:
-    """Windows that cover the input: as large as what they are reduced by, rounded up."""
-    if len(x.shape) != 4 or min(result) <= 0:
-        raise InputError(f"{call.op}: input {x.shape} cannot be pooled to {result}")
-    ratio = (math.ceil(x.shape[2] / result[0]), math.ceil(x.shape[3] / result[1]))
-    return _pool(call, x, result, ratio, ratio)
-
-
-def _adaptive(call: GpuCall) -> list[Launch]:
-    x = call.tensor(0)
-    pool = _adaptive_pool(call, x, _pair(call, 1, (1, 1)))
-    kernel = "adaptive_average_pool" + ("_nhwc" if pool.last else "")
-    grids = _tiles(pool, pool.result, pool.cell, _FORWARD, widened=True) if pool.last else _adaptive_threads(pool)
-    return [Launch(kernel, x.numel, (x,), (_result(pool, x.dtype),), pool.facts, grids, "", x.dtype)]
-
-
-def _adaptive_backward(call: GpuCall) -> list[Launch]:
-    gradient, before = _dense(call.tensor(0))
-    x = call.tensor(1)
-    if len(gradient.shape) != 4:
-        raise InputError(f"{call.op}: gradient {gradient.shape} is no batch of images")
-    pool = _adaptive_pool(call, x, (gradient.shape[2], gradient.shape[3]))
-    kernel = "adaptive_average_gradinput_nhwc" if pool.last else "atomic_adaptive_average_gradinput"
-    grids = _tiles(pool, pool.side, 1.0, _SPREAD) if pool.last else _adaptive_threads_backward(pool)
-    facts = pool.facts | {"uneven": x.shape[2] % pool.result[0] != 0}
-    result = fresh(x.shape, x.dtype)
-    return [*before, cleared(result), Launch(kernel, x.numel, (gradient,), (result,), facts, grids, "", x.dtype)]
+def _backward(call: GpuCall) -> list[Launch]:
+    """A gradient with holes is copied first; where several outputs add to an input, it is zeroed."""
+    gradient, x = call.tensor(0), call.tensor(1)
+    launches: list[Launch] = []
+    if not gradient.dense:
+        dense = fresh(gradient.shape, gradient.dtype)
+        launches, gradient = copies(dense, gradient), replace(dense, origin=HOT)
+    pool = _pooling(call, x, gradient)
+    kernel, grids = _KERNELS[call.name][pool.last]
+    uneven = {"uneven": x.shape[2] % pool.result[0] != 0} if "adaptive" in call.name else {}
+    facts, result = pool.facts | uneven, fresh(x.shape, x.dtype)
+    reads = (gradient, call.tensor(7)) if "indices" in call.name else (gradient,)
+    if call.name != "avg_pool2d_backward":
+        launches.append(cleared(result))
+    return [*launches, Launch(kernel, x.numel, reads, (result,), facts, grids(pool), "", x.dtype)]
 
 
 FAMILY = Family(
@@ -335,18 +279,8 @@ FAMILY = Family(
         (1, _draw_windows, "max_pool2d_with_indices_backward(*y, x, window, stride, padding, [1, 1], False, places)"),
         (0.8, _draw_windows, "avg_pool2d(*x, window, stride, padding, False, True, None)"),
         (0.8, _draw_windows, "avg_pool2d_backward(*y, x, window, stride, padding, False, True, None)"),
-        (
-            *(1, _draw_adaptive, (0.5, "_adaptive_avg_pool2d(*x, [side, side])")),
-            (0.5, "_adaptive_avg_pool2d_backward(*y, x)"),
-        ),
+        (1, _draw_adaptive, (0.5, "_adaptive_avg_pool2d(*x, [side, side])"), (0.5, "_adaptive_avg_pool2d_backward(*y, x)")),
     ),
     weight=2.5,
-    rules={
-        "max_pool2d_with_indices": _maximum,
-        "max_pool2d_with_indices_backward": _maximum_backward,
-        "avg_pool2d": _average,
-        "avg_pool2d_backward": _average_backward,
-        "_adaptive_avg_pool2d": _adaptive,
-        "_adaptive_avg_pool2d_backward": _adaptive_backward,
-    },
+    rules={name: _backward if name.endswith("_backward") else _forward for name in _KERNELS},
 )

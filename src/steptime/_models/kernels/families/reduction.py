@@ -34,14 +34,6 @@ def _draw_whole(draw: Draw) -> Drawn:
     return {"x": draw.activation()}
 
 
-def _draw_greatest(draw: Draw) -> Drawn:
-    return {"x": draw.activation(), "axis": draw.pick((-1, 0))}
-
-
-def _draw_norm(draw: Draw) -> Drawn:
-    return {"x": draw.activation(), "kept": draw.chance(0.5)}
-
-
 def _draw_running(draw: Draw) -> Drawn:
     """Positions from an attention mask, offsets from lengths."""
     if draw.chance(0.5):
@@ -130,8 +122,11 @@ FAMILY = Family(
         (2.5, _draw_bias_gradient, "sum.dim_IntList(*x, [0], True)"),
         (2, _draw_summed, "sum.dim_IntList(*x, axes, kept, dtype=dtype)", "mean.dim(*x, axes, kept, dtype=dtype)"),
         (1, _draw_whole, "sum(*x)", "mean(*x)", "max(*x)", "linalg_vector_norm(*x, 2)"),
-        (0.8, _draw_greatest, "amax(*x, [axis], False)", "max.dim(*x, axis, False)", "argmax(*x, axis)"),
-        (0.4, _draw_norm, "linalg_vector_norm(*x, 2, [-1], kept)"),
+        (
+            *(0.8, lambda draw: {"x": draw.activation(), "axis": draw.pick((-1, 0))}),
+            *("amax(*x, [axis], False)", "max.dim(*x, axis, False)", "argmax(*x, axis)"),
+        ),
+        (0.4, lambda draw: {"x": draw.activation(), "kept": draw.chance(0.5)}, "linalg_vector_norm(*x, 2, [-1], kept)"),
         (0.3, _draw_running, "cumsum(*x, -1)"),
         (0.3, _draw_predicted, (0.5, "argmax(*x, -1)"), (0.5, "topk(*x, 5, -1)")),
         (0.4, _draw_table_rows, "mean.dim(*x, [1], False)"),

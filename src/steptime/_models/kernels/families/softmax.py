@@ -44,10 +44,6 @@ def _draw_input(draw: Draw) -> Drawn:
     }
 
 
-def _draw_safe(draw: Draw) -> Drawn:
-    return {"x": TensorArg(_draw_scores(draw), draw.floating())}
-
-
 # What softmax launches: a warp per row where it is short, a block per row in registers or shared memory where it is long.
 
 # Rows that a warp takes (ATen's dispatch_softmax_forward and backward), in elements and in bytes.
@@ -153,7 +149,7 @@ FAMILY = Family(
             (0.6, "_softmax_backward_data(*y, y_unit, axis, dtype)"),
         ),
         # As the plain form of attention takes it: rows that are masked out altogether give zeros.
-        (0.1, _draw_safe, "_safe_softmax(*x, -1)"),
+        (0.1, lambda draw: {"x": TensorArg(_draw_scores(draw), draw.floating())}, "_safe_softmax(*x, -1)"),
     ),
     weight=3.5,
     rules={

@@ -27,10 +27,6 @@ def _draw_tensors(draw: Draw) -> Drawn:
     return {"device": device, "host": replace(device, device=memory), "asynchronous": asynchronous}
 
 
-def _draw_number(draw: Draw) -> Drawn:
-    return {"x": TensorArg(draw.pick(((), (1,))), draw.pick(_DTYPES), high=200)}
-
-
 # Launches of transfers: one copy by a copy engine, whose path is the direction and the kind of host memory.
 # A change of dtype happens on the side that the bytes leave (ATen): on the device it is a kernel before the copy.
 
@@ -70,7 +66,10 @@ FAMILY = Family(
         (3, _draw_tensors, "copy_(device, host, asynchronous)"),
         (2, _draw_tensors, "copy_(host, *device, asynchronous)"),
         # `Tensor.item()`: one number, and the host waits for it.
-        (0.1, _draw_number, "_local_scalar_dense(*x)"),
+        (
+            *(0.1, lambda draw: {"x": TensorArg(draw.pick(((), (1,))), draw.pick(_DTYPES), high=200)}),
+            "_local_scalar_dense(*x)",
+        ),
     ),
     weight=2.5,
     # On the device `copy_` is the family of copies' op; which family a call is in, the places of its tensors decide.
