@@ -18,7 +18,7 @@ def names_of(program: Program) -> list[str]:
 
 def test_ops_nest_as_they_are_opened() -> None:
     emit = Emitter()
-    with emit.around("outer"):
+    with emit.op("outer"):
         emit.op("inner")
     emit.op("after")
     assert emit.program().ops.parent.tolist() == [-1, 0, -1]
@@ -55,7 +55,7 @@ def test_columns_of_a_matrix_are_row_major_only_where_there_is_one_row() -> None
 
 def test_what_is_written_on_autograds_thread_is_the_backward_pass() -> None:
     emit = Emitter()
-    with emit.around("relu"):
+    with emit.op("relu"):
         emit.op("clamp_min")
         with emit.backward_thread():
             emit.write("autograd::engine::evaluate_function: ReluBackward0")

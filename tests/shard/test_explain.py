@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from tests.shard.additive import model_of
 
-from steptime._build.dlrm.constraints import Constraints
+from steptime._build.dlrm.config import Constraints
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Plan
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.shard.additive import Additive, model_of
 
-from steptime._build.dlrm.constraints import Constraints
+from steptime._build.dlrm.config import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Division, Plan
 from steptime._build.dlrm.workload import dlrm_workload

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.config import read_dlrm_config
-from steptime._build.dlrm.config import Doubt, Overrides
-from steptime._build.dlrm.constraints import Constraints
+from steptime._build.dlrm.config import Constraints, Doubt, Overrides
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import TABLE_WISE, Division
 from steptime._build.dlrm.workload import check_batch

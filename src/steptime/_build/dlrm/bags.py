@@ -5,6 +5,7 @@ Row-wise Adagrad sums rows that are looked up more than once first (`coalesce`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -44,6 +45,20 @@ class LocalTable:
     distinct: int
 
 
+class TableOps(ABC):
+    """One rank's tables."""
+
+    @abstractmethod
+    def look_up(self) -> Tensor:
+        """Sums of looked-up rows, [global batch, summed dims]."""
+
+    def clear(self) -> None:  # noqa: B027
+        """What is written before the lookups: nothing where weights are no parameters, and there is no gradient to clear."""
+
+    def update(self) -> None:  # noqa: B027
+        """Applies what the backward pass left: nothing where it has been applied already."""
+
+
 def sizes_of(tables: Sequence[LocalTable]) -> list[int]:
     """Elements from each table's start to the next one's."""
     return [-(table.rows * table.dim // -ALIGNMENT) * ALIGNMENT for table in tables]
@@ -74,8 +89,8 @@ class Bag:
         call = (self.weight, self._indices, self._offsets, False, _SUM_MODE, not self._dense, None, False)
         result = (pooled, bag_of, sizes, nothing)
         with (
-            emit.around("embedding_bag", (*call, None), result, node=True),
-            emit.around("_embedding_bag", (*call, _NO_PADDING), result, node=True),
+            emit.op("embedding_bag", (*call, None), result, node=True),
+            emit.op("_embedding_bag", (*call, _NO_PADDING), result, node=True),
         ):
             for each in (sizes, bag_of, pooled, nothing):
                 empty(emit, each)
@@ -90,11 +105,11 @@ class Bag:
         call = (gradient, self._indices, self._offsets, bag_of, sizes)
         rest = (table.rows, False, _SUM_MODE)
         with (
-            emit.around("_embedding_bag_backward", (*call, nothing, *rest, True, None, _NO_PADDING), (sparse,)),
-            emit.around("_embedding_bag_sparse_backward", (*call, *rest, None, _NO_PADDING), (sparse,)),
+            emit.op("_embedding_bag_backward", (*call, nothing, *rest, True, None, _NO_PADDING), (sparse,)),
+            emit.op("_embedding_bag_sparse_backward", (*call, *rest, None, _NO_PADDING), (sparse,)),
         ):
             rows = index_select(emit, gradient, bag_of)
-            with emit.around("embedding_sparse_backward", (rows, self._indices, table.rows, _NO_PADDING, False), (sparse,)):
+            with emit.op("embedding_sparse_backward", (rows, self._indices, table.rows, _NO_PADDING, False), (sparse,)):
                 self._of_rows(rows, sparse)
         return sparse
 
@@ -103,7 +118,7 @@ class Bag:
         dense = emit.tensor((table.rows, table.dim))
         rest = (bag_of, sizes, largest, table.rows, False, _SUM_MODE)
         call = (gradient, self._indices, self._offsets, *rest, False, None, _NO_PADDING)
-        with emit.around("_embedding_bag_backward", call, (dense,)):
+        with emit.op("_embedding_bag_backward", call, (dense,)):
             inner = (gradient, self._indices, *rest, None, _NO_PADDING)
             emit.op("_embedding_bag_dense_backward", inner, (dense,))
         return dense
@@ -142,14 +157,14 @@ class Bag:
 
     def _put_together(self, sparse: Tensor, numbers: Tensor, values: Tensor, options: tuple[int | str | None, ...]) -> None:
         call = (numbers, values, sparse.shape, *options)
-        with self.tape.emit.around("_sparse_coo_tensor_unsafe", call, (sparse,)):
+        with self.tape.emit.op("_sparse_coo_tensor_unsafe", call, (sparse,)):
             self.put_together(sparse, numbers, values)
 
     def put_together(self, sparse: Tensor, numbers: Tensor, values: Tensor) -> None:
         """Makes a sparse tensor of row numbers and rows: an empty one, whose parts are then put in."""
         emit, dim = self.tape.emit, self.table.dim
         call = (1, 1, sparse.shape, numbers, values, _SINGLE, SPARSE, emit.device, None, None)
-        with emit.around("_sparse_coo_tensor_with_dims_and_tensors", call, (sparse,)):
+        with emit.op("_sparse_coo_tensor_with_dims_and_tensors", call, (sparse,)):
             no_values, no_numbers = emit.tensor((0,)), emit.tensor((1, 0), "int64")
             for each in (no_values, no_numbers):
                 emit.op("empty", (each.shape, DTYPE_NUMBERS[each.dtype], STRIDED, "cuda", None, None), (each,))
@@ -157,7 +172,7 @@ class Bag:
             emit.op("resize_", (no_numbers, (1, 0), None), (no_numbers,))
 
 
-class BagOps:
+class BagOps(TableOps):
     """All tables of a rank, one after the other; their columns side by side."""
 
     def __init__(
@@ -194,8 +209,8 @@ def _add(bag: Bag, alpha: float) -> None:
     """`weight.add_(gradient, alpha=alpha)` of a sparse gradient."""
     emit, weight, gradient = bag.tape.emit, bag.weight, bag.gradient
     with (
-        emit.around("add_", (weight, gradient, alpha), (weight,)),
-        emit.around("add", (weight, gradient, alpha, weight), (weight,)),
+        emit.op("add_", (weight, gradient, alpha), (weight,)),
+        emit.op("add", (weight, gradient, alpha, weight), (weight,)),
     ):
         emit.op("_nnz", (gradient,), (bag.table.indices,))
         emit.op("result_type", (weight, gradient), (_SINGLE,))
@@ -230,9 +245,9 @@ def _coalesced(bag: Bag) -> tuple[Tensor, Tensor, Tensor]:
     emit, gradient, table = bag.tape.emit, bag.gradient, bag.table
     summed = emit.sparse(gradient.shape)
     rows = emit.tensor((table.distinct, table.dim))
-    with emit.around("coalesce", (gradient,), (summed,)):
+    with emit.op("coalesce", (gradient,), (summed,)):
         emit.op("is_coalesced", (gradient,), (False,))
-        with emit.around("_coalesce", (gradient,), (summed,)):
+        with emit.op("_coalesce", (gradient,), (summed,)):
             emit.op("_nnz", (gradient,), (table.indices,))
             emit.op("is_coalesced", (gradient,), (False,))
             bag.values_of(gradient)
@@ -252,7 +267,7 @@ def _coalesced(bag: Bag) -> tuple[Tensor, Tensor, Tensor]:
 def _part(emit: Emitter, name: str, sparse: Tensor, part: Tensor) -> Tensor:
     """`sparse.indices()` or `sparse.values()` of a coalesced tensor."""
     result = emit.view(part)
-    with emit.around(name, (sparse,), (result,)):
+    with emit.op(name, (sparse,), (result,)):
         emit.op("is_coalesced", (sparse,), (True,))
         emit.op("alias", (emit.view(part),), (result,))
     return result

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from steptime._build.config_values import MOST_WIDTH, Values, read_toml
-from steptime._build.dlrm.constraints import Constraints, constraints_of
 from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, Dlrm, Table
-from steptime._build.dlrm.plan import Plan
-from steptime._build.dlrm.plan_files import plans_of, read_plans
+from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan, plans_of, read_plans
 from steptime._build.dlrm.table_lookups import generator_like, of_reuse
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload
 from steptime._lookups import saved
@@ -34,9 +32,54 @@ _SKEW_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "scatter": _SWITCH, "seed": _WHOLE, "long_bag": _WHOLE, "long_bag_at": _NUMBER,
 }  # fmt: skip
 _SKEW_KEYS = tuple(_SKEW_TYPES)
+_CONSTRAINTS = ("memory_bytes", "pinned", "kinds", "kinds_of")
 _HISTOGRAM_KEYS = ("reuse", "unique", "batch")
 # Counted lookups per sample may differ so far from the factor that the config says: both are rounded by people.
 _FACTOR_AGREES = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What every plan must respect. Without `memory_bytes` a rank has what its device has."""
+
+    memory_bytes: int | None = None  # of one rank
+    pinned: Mapping[str, int] = field(default_factory=dict)  # table -> rank, whole
+    kinds: tuple[str, ...] = USUAL_KINDS  # allowed for tables that `kinds_of` does not name
+    kinds_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def allowed(self, table: str) -> tuple[str, ...]:
+        """Kinds that a table may be divided by; a pinned one stays whole."""
+        return (TABLE_WISE,) if table in self.pinned else self.kinds_of.get(table, self.kinds)
+
+    def check(self, tables: Sequence[Table], where: str) -> None:
+        """Refuses constraints on tables that are not there, and those that contradict each other."""
+        names = {table.name for table in tables}
+        for key, constrained in (("pinned", self.pinned), ("kinds_of", self.kinds_of)):
+            odd = next((name for name in constrained if name not in names), None)
+            if odd is not None:
+                raise InputError(f"{where}, constraints.{key}: {odd!r} is no table of the model")
+        for kinds in (self.kinds, *self.kinds_of.values()):
+            odd = next((kind for kind in kinds if kind not in KINDS), None)
+            if odd is not None or not kinds:
+                raise InputError(f"{where}, constraints: kind {odd!r}; expected one or more of {', '.join(KINDS)}")
+        for name in self.pinned:
+            if TABLE_WISE not in self.kinds_of.get(name, (TABLE_WISE,)):
+                raise InputError(f"{where}: table {name!r} is pinned and may not be {TABLE_WISE}; drop one of the two")
+
+    def check_ranks(self, ranks: int, where: str) -> None:
+        """Refuses tables pinned to ranks that are not there."""
+        for name, rank in self.pinned.items():
+            if not 0 <= rank < ranks:
+                raise InputError(f"{where}: table {name!r} is pinned to rank {rank}; expected 0 to {ranks - 1}")
+
+    def check_pins(self, plan: Plan, where: str) -> None:
+        """Refuses a plan with a table elsewhere than where it is pinned."""
+        for name, rank in self.pinned.items():
+            placed = plan.placements[name]
+            if placed.kind in EVERYWHERE or set(placed.ranks) != {rank}:
+                raise InputError(
+                    f"{where}: table {name!r} is on ranks {list(placed.ranks)} and pinned to {rank}; change the plan or the pin"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +150,7 @@ def dlrm_of(
     )
     check_model(model, where)
     rule = given.text("rule") if "rule" in values else None
-    constraints = constraints_of(given.table("constraints")) if "constraints" in values else None
+    constraints = _constraints(given.table("constraints")) if "constraints" in values else None
     if constraints is not None:
         constraints.check(model.tables, where)
     ranks, plan = _ranks_and_plan(given, model, folder, changed)
@@ -162,6 +205,25 @@ def check_model(model: Dlrm, where: str) -> None:
         odd = next((table for table in model.tables if table.dim % 4), None)
         if odd is not None:
             raise InputError(f'{where}: table {odd.name!r} has dim {odd.dim}; lookup "table_batched" expects a multiple of 4')
+
+
+def _constraints(given: Values) -> Constraints:
+    """`[constraints]` of a config."""
+    given.only(_CONSTRAINTS)
+    pinned = given.table("pinned") if "pinned" in given.values else Values({}, given.where)
+    kinds_of = given.table("kinds_of").values if "kinds_of" in given.values else {}
+    return Constraints(
+        memory_bytes=given.whole("memory_bytes", 1) if "memory_bytes" in given.values else None,
+        pinned={name: pinned.whole(name, 0) for name in pinned.values},
+        kinds=_kinds(given.values.get("kinds", list(USUAL_KINDS)), f"{given.where}, kinds"),
+        kinds_of={name: _kinds(kinds, f"{given.where}, kinds_of, {name}") for name, kinds in kinds_of.items()},
+    )
+
+
+def _kinds(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or any(kind not in KINDS for kind in value):
+        raise InputError(f"{where} is {value!r}; expected a list of {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in value)
 
 
 def _tables(given: Values, batch: int, folder: Path) -> tuple[Table, ...]:

@@ -3,6 +3,10 @@
 The step is that of `steptime_lab.workloads.networks.dlrm`: tables sharded by a plan, all_to_all both ways, both MLPs wrapped by
 DistributedDataParallel where there are several ranks, fp32. Tables that every rank has a share or a copy of are looked up after
 these, in the order in which TorchRec's `ShardedEmbeddingBagCollection.compute_and_output_dist` goes through its groups.
+
+Tables on single ranks, whole or in slices of columns, send their sums to the ranks of the samples by an all_to_all, beside the
+bottom MLP. Tables whose rows are spread over all ranks send partial sums by a reduce_scatter, and gradients come back by an
+all_gather, as in TorchRec (torchrec.distributed.comm_ops: `ReduceScatter_Req`, `ReduceScatter_Wait`).
 """
 
 from __future__ import annotations
@@ -10,19 +14,32 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from steptime._build.dlrm.bags import BagOps, LocalTable
-from steptime._build.dlrm.exchange import ColumnExchangeOps, InteractionOps, RowExchangeOps
+from steptime._build.dlrm.bags import BagOps, LocalTable, TableOps
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.tables import CopyOps, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
+from steptime._build.dlrm.tables import CopyOps, NoTableOps, TableBatchedOps, table_batched_sizes
 from steptime._build.emit.ddp import Reducer
-from steptime._build.emit.emitter import Emitter
-from steptime._build.emit.layers import activation, linear
+from steptime._build.emit.emitter import Emitter, is_contiguous, strides_of
+from steptime._build.emit.layers import activation, bmm, cat, linear
 from steptime._build.emit.losses import binary_cross_entropy, mse_loss
 from steptime._build.emit.optimizers import sgd, step_of, zero_grad
-from steptime._build.emit.tape import Tape
-from steptime._build.emit.tensors import same_dtype
+from steptime._build.emit.tape import Gradients, Tape
+from steptime._build.emit.tensors import (
+    CONTIGUOUS,
+    arange,
+    contiguous,
+    detached,
+    empty_like,
+    expanded,
+    new_empty,
+    new_zeros,
+    number,
+    reshaped,
+    same_dtype,
+    viewed,
+)
+from steptime._build.emit.views import transpose, view
 from steptime._program.program import Program, Tensor
 
 LEARNING_RATE = 1e-6
@@ -63,52 +80,48 @@ class _Step:
     def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int]) -> None:
         emit, ranks = tape.emit, len(widths)
         self._tape, self._model = tape, model
-        self._samples = model.batch // ranks
-        self._tables = _tables(tape, model, local.sharded, ranks) if any(widths) else None
-        self._row_wise = _tables(tape, model, local.row_wise, ranks) if local.row_wise else None
-        self._copies = CopyOps(tape, model, local.copied, self._samples, LEARNING_RATE) if local.copied else None
-        several = ranks > 1
-        self._exchange = ColumnExchangeOps(tape, widths, self._samples) if self._tables and several else None
-        self._row_exchange = RowExchangeOps(tape, self._samples) if self._row_wise and several else None
+        samples = model.batch // ranks
+        self._sharded: list[tuple[TableOps, ColumnExchangeOps | RowExchangeOps | None]] = []
+        if any(widths):
+            exchange = ColumnExchangeOps(tape, widths, samples) if ranks > 1 else None
+            self._sharded.append((_tables(tape, model, local.sharded, ranks), exchange))
+        if local.row_wise:
+            row_exchange = RowExchangeOps(tape, samples) if ranks > 1 else None
+            self._sharded.append((_tables(tape, model, local.row_wise, ranks), row_exchange))
+        self._copies = [CopyOps(tape, model, local.copied, samples, LEARNING_RATE)] if local.copied else []
         self._interact = InteractionOps(tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1])
         self._bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
         self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True)
-        self._inputs = emit.tensor((self._samples, model.dense_features))
-        self._labels = emit.tensor((self._samples, 1))
+        self._inputs = emit.tensor((samples, model.dense_features))
+        self._labels = emit.tensor((samples, 1))
 
     def write(self) -> None:
-        emit = self._tape.emit
+        emit, tape = self._tape.emit, self._tape
         zero_grad(emit)
-        sharded = [tables for tables in (self._tables, self._row_wise) if tables is not None]
-        for tables in sharded:
+        for tables, _ in self._sharded:
             tables.clear()
-        prediction = activation(self._tape, "sigmoid", self._top(self._interact(*self._lookups_and_bottom())))
+        prediction = activation(tape, "sigmoid", self._top(self._interact(*self._bottom_and_lookups())))
         # Under autocast the prediction would be cast here; in fp32 it is not.
         same_dtype(emit, prediction, node=True)
-        loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(self._tape, prediction, self._labels)
-        self._tape.backward(loss)
+        loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(tape, prediction, self._labels)
+        tape.backward(loss)
         parameters = [*self._bottom.parameters, *self._top.parameters]
         with step_of(emit):
-            sgd(emit, parameters, [self._tape.gradients[parameter.id or 0] for parameter in parameters], LEARNING_RATE)
-        if self._copies is not None:
-            self._copies.update()
-        for tables in sharded:
+            sgd(emit, parameters, [tape.gradients[parameter.id or 0] for parameter in parameters], LEARNING_RATE)
+        for tables in (*self._copies, *(sharded for sharded, _ in self._sharded)):
             tables.update()
 
-    def _lookups_and_bottom(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _bottom_and_lookups(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The bottom MLP while rows are exchanged; what it meets then: columns of ranks, sums of rows, and of copies."""
-        pooled = None if self._tables is None else self._tables.look_up()
-        received = pooled if pooled is None or self._exchange is None else self._exchange.start(pooled)
-        partial_sums = None if self._row_wise is None else self._row_wise.look_up()
-        summed = partial_sums if partial_sums is None or self._row_exchange is None else self._row_exchange.start(partial_sums)
-        copied = None if self._copies is None else self._copies.look_up()
-        dense = self._bottom(self._inputs)
-        blocks: tuple[Tensor, ...] = ()
-        if received is not None:
-            blocks = (received,) if self._exchange is None else self._exchange.finish(received)
-        if summed is not None:
-            blocks = (*blocks, summed if self._row_exchange is None else self._row_exchange.finish(summed))
-        return dense, blocks if copied is None else (*blocks, copied)
+        started = []
+        for tables, exchange in self._sharded:
+            pooled = tables.look_up()
+            started.append(pooled if exchange is None else exchange.start(pooled))
+        copied = [copies.look_up() for copies in self._copies]
+        dense, blocks = self._bottom(self._inputs), []
+        for (_, exchange), tensor in zip(self._sharded, started, strict=True):
+            blocks += [tensor] if exchange is None else exchange.finish(tensor)
+        return dense, (*blocks, *copied)
 
 
 class _Mlp:
@@ -156,3 +169,168 @@ def _tables(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int) ->
     # Every rank's loss is a mean over its own samples, so that gradients of tables add up to so many times the mean's.
     # Adagrad divides by what the gradient was so far, and the factor with it.
     return BagOps(tape, local, model.batch, LEARNING_RATE if adagrad else LEARNING_RATE / ranks, adagrad=adagrad)
+
+
+# Where vectors meet
+
+
+class ColumnExchangeOps:
+    """One step's exchange of columns: `widths` are the columns (summed dims) that each rank looks up."""
+
+    def __init__(self, tape: Tape, widths: Sequence[int], local_batch: int) -> None:
+        self._tape, self._widths, self._local_batch = tape, tuple(widths), local_batch
+        own = self._widths[tape.emit.rank]
+        self._sent = [local_batch * own] * len(self._widths)
+        self._received = [local_batch * width for width in self._widths]
+        self._shape = (local_batch * len(self._widths), own)
+        self._number = 0
+        self._gradient: Tensor | None = None
+
+    def start(self, pooled: Tensor) -> Tensor:
+        """Starts to send the lookups of this rank's tables for all samples."""
+        emit = self._tape.emit
+        with emit.write("_Start", (pooled,), sequence=emit.sequence):
+            received = new_empty(emit, pooled, (sum(self._received),))
+            flat = viewed(emit, pooled, (pooled.numel,), (-1,))
+            self._number = emit.all_to_all(received, flat, self._received, self._sent)
+
+        def backward(_: Tensor) -> Tensor | None:
+            emit.wait(self._number)
+            return self._gradient
+
+        return self._tape.node("_StartBackward", (pooled,), received, backward)
+
+    def finish(self, received: Tensor) -> tuple[Tensor, ...]:
+        """Waits; every rank's columns of this rank's samples."""
+        emit = self._tape.emit
+        with emit.write("_Finish", (received,), sequence=emit.sequence):
+            emit.wait(self._number)
+            blocks = self._blocks(detached(emit, received))
+
+        def backward(gradients: Gradients) -> Gradients:
+            assert gradients[0] is not None
+            flat = new_empty(emit, gradients[0], (sum(self._received),))
+            for block, gradient in zip(self._blocks(flat), gradients, strict=True):
+                emit.op("copy_", (block, gradient, False), (block,))
+            self._gradient = new_empty(emit, flat, self._shape)
+            taken = viewed(emit, self._gradient, (self._gradient.numel,), (-1,))
+            self._number = emit.all_to_all(taken, flat, self._sent, self._received)
+            return (flat,)
+
+        self._tape.record("_FinishBackward", (received,), blocks, backward)
+        return blocks
+
+    def _blocks(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """Views of what all ranks send, one per rank."""
+        emit, starts = self._tape.emit, accumulate(self._received, initial=0)
+        shares = tuple(emit.view(flat, (size,), offset=at) for size, at in zip(self._received, starts, strict=False))
+        with emit.op("split_with_sizes", (flat, tuple(self._received), 0), (shares,)):
+            for share in shares:
+                emit.op("as_strided", (flat, share.shape, share.strides, share.offset), (share,))
+        pairs = zip(shares, self._widths, strict=True)
+        return tuple(viewed(emit, share, (self._local_batch, width)) for share, width in pairs)
+
+
+class RowExchangeOps:
+    """One step's exchange of partial sums: every rank has looked up its rows of all tables for all samples."""
+
+    def __init__(self, tape: Tape, local_batch: int) -> None:
+        self._tape, self._local_batch, self._number = tape, local_batch, 0
+        self._gradient: Tensor | None = None
+
+    def start(self, pooled: Tensor) -> Tensor:
+        """Starts to add the partial sums of all ranks, [global batch, columns]."""
+        emit = self._tape.emit
+        with emit.write("ReduceScatter_Req", (pooled,), sequence=emit.sequence):
+            summed = new_empty(emit, pooled, (self._local_batch, pooled.shape[1]))
+            self._number = emit.reduce_scatter(summed, pooled)
+
+        def backward(_: Tensor) -> Tensor | None:
+            emit.wait(self._number)
+            return self._gradient
+
+        return self._tape.node("ReduceScatter_ReqBackward", (pooled,), summed, backward)
+
+    def finish(self, summed: Tensor) -> tuple[Tensor, ...]:
+        """Waits; the sums of this rank's samples."""
+        emit, columns = self._tape.emit, summed.shape[1]
+        with emit.write("ReduceScatter_Wait", (summed,), sequence=emit.sequence):
+            emit.wait(self._number)
+            awaited = detached(emit, summed)
+
+        def backward(gradient: Tensor) -> Tensor:
+            if not is_contiguous(gradient):
+                gradient = contiguous(emit, gradient)
+            self._gradient = new_empty(emit, gradient, (self._local_batch * emit.world_size, columns))
+            self._number = emit.all_gather(self._gradient, gradient)
+            return gradient
+
+        return (self._tape.node("ReduceScatter_WaitBackward", (summed,), awaited, backward),)
+
+
+class InteractionOps:
+    """How the bottom MLP meets the lookups: side by side, or all pairwise dot products.
+
+    `dot` interactions index the lower triangle of the products by two rows of one tensor, made before the step.
+    """
+
+    def __init__(self, tape: Tape, *, dot: bool, tables: int, dim: int) -> None:
+        self._tape, self._dot, self._dim, self._vectors = tape, dot, dim, tables + 1
+        pairs = self._vectors * (self._vectors - 1) // 2
+        below = tape.emit.tensor((2, pairs), "int64")
+        self._rows, self._columns = (tape.emit.view(below, (pairs,), offset=row * pairs) for row in (0, 1))
+
+    def __call__(self, dense: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """What the top MLP sees, [local batch, width]."""
+        tape = self._tape
+        side_by_side = cat(tape, (dense, *blocks))
+        if not self._dot:
+            return side_by_side
+        samples = side_by_side.shape[0]
+        vectors = view(tape, side_by_side, (samples, self._vectors, self._dim), (samples, -1, self._dim))
+        products = bmm(tape, vectors, transpose(tape, vectors, 1, 2))
+        return cat(tape, (dense, self._lower_triangle(products)))
+
+    def _lower_triangle(self, products: Tensor) -> Tensor:
+        emit, (pairs,) = self._tape.emit, self._rows.shape
+        indices = (None, self._rows, self._columns)
+        picked = emit.tensor((products.shape[0], pairs))
+        with emit.op("index", (products, indices), (picked,), node=True):
+            emit.strided(products, picked.shape, (self._vectors**2, 0))
+            for index in (self._rows, self._columns):
+                reshaped(emit, index, (1, pairs))
+
+        def backward(gradient: Tensor) -> Tensor:
+            result = new_zeros(emit, gradient, products.shape)
+            with emit.op("_index_put_impl_", (result, indices, gradient, True, True), (result,)):
+                self._put(gradient)
+            return result
+
+        return self._tape.node("IndexBackward0", (products,), picked, backward)
+
+    def _put(self, gradient: Tensor) -> None:
+        """Adds gradients at indices: PyTorch counts places, sorts them and sums (index_put_with_sort_kernel)."""
+        emit, (pairs,) = self._tape.emit, self._rows.shape
+        places = self._counted(self._rows, self._vectors)
+        columns = self._counted(self._columns, 1)
+        emit.op("add_", (places, columns, 1), (places,))
+        spread = expanded(emit, gradient, gradient.shape, strides_of(gradient))
+        if not is_contiguous(spread):
+            contiguous(emit, spread)
+        flat = reshaped(emit, places, (pairs,), (-1,))
+        for _ in ("sorted places", "their order"):
+            empty_like(emit, flat, emit.tensor((pairs,), "int64"), memory_format=CONTIGUOUS)
+        with emit.op("divide_", (flat, 1, "trunc"), (flat,)), emit.op("div_", (flat, 1, "trunc"), (flat,)):
+            emit.op("div_", (flat, number(emit, "int64"), "trunc"), (flat,))
+        arange(emit, pairs)
+
+    def _counted(self, index: Tensor, step: int) -> Tensor:
+        """Indices along one dimension as places in memory, negative ones brought in."""
+        emit, counted = self._tape.emit, index
+        for name, by in (("remainder", self._vectors), ("mul", step)):
+            result = emit.tensor(index.shape, "int64")
+            with emit.op(name, (counted, by), (result,)):
+                emit.op(name, (counted, number(emit, "int64")), (result,))
+            counted = result
+        emit.op("to", (counted, None, None, emit.device, None, False, False, None), (counted,))
+        return counted

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
-from steptime._build.dlrm.bags import BagOps, LocalTable, sizes_of
+from steptime._build.dlrm.bags import BagOps, LocalTable, TableOps, sizes_of
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.emit.ddp import Reducer
 from steptime._build.emit.emitter import is_contiguous
@@ -20,19 +19,6 @@ from steptime._program.program import Tensor
 # of weights on keys are sorted as 64 bits.
 _CHUNK = 32
 _INT32 = 1 << 31
-
-
-class TableOps(Protocol):
-    """One rank's tables."""
-
-    def clear(self) -> None:
-        """What is written before the lookups."""
-
-    def look_up(self) -> Tensor:
-        """Sums of looked-up rows, [global batch, summed dims]."""
-
-    def update(self) -> None:
-        """Applies what the backward pass left, where that has not been applied already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +39,7 @@ def table_batched_sizes(tables: Sequence[LocalTable]) -> TableBatchedSizes:
     return TableBatchedSizes(len(dims), sum(dims), max(dims, default=0), sum(table.indices for table in tables), key_type)
 
 
-class NoTableOps:
+class NoTableOps(TableOps):
     """A rank that owns no table: it sends nothing, and still meets the others."""
 
     def __init__(self, tape: Tape, batch: int) -> None:
@@ -61,22 +47,16 @@ class NoTableOps:
         self._nothing = tape.emit.tensor((batch, 0))
         self._before = tape.emit.tensor((batch, 0))  # the gradient of the step before, which nobody clears
 
-    def clear(self) -> None:
-        """Nothing is cleared."""
-
     def look_up(self) -> Tensor:
         """No columns; part of the graph all the same, so that the backward exchange happens on every rank."""
         return self._tape.parameter(self._nothing, self._add)
-
-    def update(self) -> None:
-        """Nothing to update."""
 
     def _add(self, gradient: Tensor) -> Tensor:
         self._tape.emit.op("add_", (self._before, gradient, 1), (self._before,))
         return self._before
 
 
-class TableBatchedOps:
+class TableBatchedOps(TableOps):
     """All tables in one launch forward, and a handful backward which update the rows themselves.
 
     `dense`: they leave a gradient of all rows instead, as an optimiser of dense parameters takes it.
@@ -90,18 +70,12 @@ class TableBatchedOps:
         self._offsets = emit.tensor((sizes.tables * batch + 1,), "int64")
         self.parameters = [self._anchor] if dense else []
 
-    def clear(self) -> None:
-        """Weights are no parameters: there is no gradient to clear."""
-
     def look_up(self) -> Tensor:
         """One launch."""
         emit, taken = self._tape.emit, (self._anchor, self._indices, self._offsets)
-        with emit.frame("TableBatchedLookupFunction", taken, sequence=emit.sequence):
+        with emit.write("TableBatchedLookupFunction", taken, sequence=emit.sequence):
             pooled = empty_from_python(emit, (self._batch, self._sizes.columns), "float32")
         return self._tape.node("TableBatchedLookupFunctionBackward", (self._anchor,), pooled, self._backward)
-
-    def update(self) -> None:
-        """The backward pass has done it."""
 
     def _backward(self, gradient: Tensor) -> Tensor | None:
         """Sorts lookups by row, then sums and updates, level by level while a run of one row is longer than a chunk."""
@@ -117,7 +91,7 @@ class TableBatchedOps:
         emit, count, key_type = self._tape.emit, self._indices.numel, self._sizes.key_type
         keys, infos = empty_from_python(emit, (count,), key_type), empty_from_python(emit, (count,), "int64")
         values, order = emit.tensor(keys.shape, keys.dtype), emit.tensor(keys.shape, "int64")
-        with emit.around("sort", (keys, True, -1, False), (values, order)):
+        with emit.op("sort", (keys, True, -1, False), (values, order)):
             emit.op("copy_", (values, keys, False), (values,))
         index_select(emit, infos, order)
         stride = self._sizes.widest // 4
@@ -133,7 +107,7 @@ class TableBatchedOps:
             count = 2 * chunks
 
 
-class CopyOps:
+class CopyOps(TableOps):
     """Data-parallel tables: a copy on every rank, with dense gradients that DistributedDataParallel reduces.
 
     So does TorchRec (compute kernel `dense`). Lookups are those of the rank's own samples; the optimiser goes over all rows.

@@ -44,7 +44,7 @@ class Reducer:
 
     def forward(self) -> AbstractContextManager[None]:
         """What is written inside is the wrapped module's forward pass."""
-        return self._tape.emit.frame("DistributedDataParallel.forward") if self._tape.emit.world_size > 1 else nullcontext()
+        return self._tape.emit.write("DistributedDataParallel.forward") if self._tape.emit.world_size > 1 else nullcontext()
 
     def _lay_out(self, order: tuple[Tensor, ...]) -> None:
         emit, results = self._tape.emit, []
@@ -61,7 +61,7 @@ class Reducer:
     def _ready(self, bucket: _Bucket, view: Tensor, gradient: Tensor) -> None:
         """A gradient is there: divided by the number of ranks on its way into the bucket, which leaves when it is full."""
         emit = self._tape.emit
-        with emit.frame("torch::distributed::reducer::mul_out", (view,)):
+        with emit.write("torch::distributed::reducer::mul_out", (view,)):
             emit.op("mul", (gradient, number(emit), view), (view,))
         bucket.missing -= 1
         if not bucket.missing:
@@ -76,7 +76,7 @@ class Reducer:
             views = [emit.strided(bucket.flat, each.shape, strides_of(each), offset=at) for each, at in pairs]
             for parameter, view in zip(bucket.parameters, views, strict=True):
                 gradient = self._tape.gradients[parameter.id or 0]
-                with emit.frame("torch.distributed.ddp.reducer::copy_bucket_to_grad", (parameter,)):
+                with emit.write("torch.distributed.ddp.reducer::copy_bucket_to_grad", (parameter,)):
                     emit.op("copy_", (gradient, view, False), (gradient,))
 
 

@@ -6,18 +6,18 @@ ops inside an op are written while it is open:
     emit = Emitter(rank=0, world_size=2, source="my model")
     x, weight, bias = emit.tensor((512, 64)), emit.tensor((16, 64)), emit.tensor((16,))
     y = emit.tensor((512, 16))
-    with emit.around("linear", (x, weight, bias), (y,), node=True):
+    with emit.op("linear", (x, weight, bias), (y,), node=True):
         turned = emit.strided(weight, (64, 16), (1, 64), ("t", ()), ("transpose", (0, 1)), node=True)
         emit.op("addmm", (bias, x, turned, 1, 1), (y,), node=True)
     emit.all_reduce((y,))  # c10d::allreduce_, record_param_comms, nccl:all_reduce
     with emit.backward_thread():  # what follows is on autograd's thread
-        with emit.frame("autograd::engine::evaluate_function: AddmmBackward0"):
+        with emit.write("autograd::engine::evaluate_function: AddmmBackward0"):
             emit.write("AddmmBackward0", (emit.tensor((512, 16)),))
     program = emit.program()  # ops only; phases and roles as for a trace that was read
 
 A view has an id of its own and the storage of what it looks at: `emit.view(x, (64, 512), (1, 64))`; a tensor that autograd
-saved and unpacked is one too: `emit.view(x)`. `op` and `around` write ATen ops, whose whole names the catalogue knows; `write`
-and `frame` write anything else. An op that autograd records (`node=True`) carries the value of its counter, which the node then
+saved and unpacked is one too: `emit.view(x)`. `op` writes ATen ops, whose whole names the catalogue knows; `write` writes
+anything else. An op that autograd records (`node=True`) carries the value of its counter, which the node then
 takes (`next_sequence`). `tape` has the engine and `layers` what uses both, so that a builder writes the forward pass alone.
 """
 
@@ -89,12 +89,13 @@ class Emitter:
         self.sequence = 0  # autograd's counter: what the next node gets
         self._nodes: list[Node] = []
         self._parents: list[int] = []
-        self._open: list[int] = []  # rows of the ops that are being written
+        self._open: list[int] = []  # rows of the ops around what is written next
+        self._last = -1  # row of what was written last
         self._thread = MAIN_THREAD
         self._id = _EMPTY_STORAGE
         self._collectives = 0
         self._views: set[int] = set()
-        self._closing = _Closing(self)
+        self._inside = _Inside(self)
         self.muted = False  # nothing is written: what recomputation leaves out
         if world_size > 1:
             self.write("## process_group:init ##")
@@ -150,45 +151,31 @@ class Emitter:
         sequence: int = -1,
         comm: Comm | None = None,
         forward_thread: int = 0,
-    ) -> int:
-        """Writes a frame, a function or an op under its whole name, with nothing inside it; gives its row, -1 while muted."""
+    ) -> AbstractContextManager[None]:
+        """Writes a frame, a function or an op under its whole name, unless muted; in a `with`, around what is written there."""
         if self.muted:
-            return -1
-        row = len(self._nodes)
+            self._last = -1
+            return self._inside
+        self._last = len(self._nodes)
         parent = self._open[-1] if self._open else -1
         signature = Signature(inputs, outputs) if inputs or outputs else _SIGNATURE
         above = self._nodes[parent].id if parent >= 0 else _PROCESS
         self._nodes.append(Node(self._next_id(), name, above, -1, sequence, self._thread, forward_thread, signature, comm))
         self._parents.append(parent)
-        return row
+        return self._inside
 
-    def frame(
-        self,
-        name: str,
-        inputs: tuple[Value, ...] = (),
-        outputs: tuple[Value, ...] = (),
-        *,
-        sequence: int = -1,
-        comm: Comm | None = None,
-        forward_thread: int = 0,
-    ) -> AbstractContextManager[None]:
-        """The same around what is written until the end of the `with` that it is called for."""
-        self._open.append(self.write(name, inputs, outputs, sequence=sequence, comm=comm, forward_thread=forward_thread))
-        return self._closing
-
-    def op(self, name: str, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = (), *, node: bool = False) -> int:
-        """Writes an ATen op with nothing inside it; `node` says that autograd records it."""
-        return self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1)
-
-    def around(
+    def op(
         self, name: str, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = (), *, node: bool = False
     ) -> AbstractContextManager[None]:
-        """The same around what is written until the end of the `with` that it is called for."""
-        self._open.append(self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1))
-        return self._closing
+        """Writes an ATen op; `node` says that autograd records it."""
+        return self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1)
+
+    def open(self) -> None:
+        """What is written next is inside what was written last."""
+        self._open.append(self._last)
 
     def close(self) -> None:
-        """Ends the op that was opened last; `frame` and `around` call it."""
+        """What is written next is outside again."""
         self._open.pop()
 
     def new(
@@ -225,7 +212,8 @@ class Emitter:
         """
         result = self.view(of, shape, strides, offset)
         for name, arguments in calls:
-            self.around(name, (of, *arguments), (result,), node=node)
+            self.op(name, (of, *arguments), (result,), node=node)
+            self.open()
             node = False
         self.op("as_strided", (of, result.shape, result.strides, offset), (result,), node=node)
         for _ in calls:
@@ -254,7 +242,7 @@ class Emitter:
     def all_reduce(self, tensors: tuple[Tensor, ...], group: str = GROUP, *, asynchronous: bool = True) -> int:
         """Sums tensors over the ranks, in place."""
         called = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
-        with self.frame("c10d::allreduce_", called, (tensors, OBJECT)):
+        with self.write("c10d::allreduce_", called, (tensors, OBJECT)):
             return self._communicate(group, "allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
 
     def all_to_all(
@@ -263,25 +251,25 @@ class Emitter:
         """Sends shares of `in_splits` elements to every rank and receives `out_splits`."""
         given, taken = tuple(in_splits), tuple(out_splits)
         called = (received, sent, OBJECT, taken, given, asynchronous, _NO_TIMEOUT)
-        with self.frame("c10d::alltoall_base_", called, (OBJECT,)):
+        with self.write("c10d::alltoall_base_", called, (OBJECT,)):
             return self._communicate(GROUP, "all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken)
 
     def broadcast(self, tensor: Tensor, group: str = GROUP) -> int:
         """Gives every rank what the first has."""
         called = ((tensor,), OBJECT, 0, 0, True, _NO_TIMEOUT)
-        with self.frame("c10d::broadcast_", called, ((tensor,), OBJECT)):
+        with self.write("c10d::broadcast_", called, ((tensor,), OBJECT)):
             return self._communicate(group, "broadcast", "broadcast", "nccl:broadcast", ((tensor,),), ((tensor,),))
 
     def all_gather(self, whole: Tensor, shard: Tensor, group: str = GROUP) -> int:
         """Gathers every rank's shard into the whole."""
         called = (whole, shard, OBJECT, True, _NO_TIMEOUT)
-        with self.frame("c10d::_allgather_base_", called, (whole, OBJECT)):
+        with self.write("c10d::_allgather_base_", called, (whole, OBJECT)):
             return self._communicate(group, "_allgather_base", "all_gather", "nccl:_all_gather_base", (shard,), (whole,))
 
     def reduce_scatter(self, shard: Tensor, whole: Tensor, group: str = GROUP) -> int:
         """Sums the whole over the ranks and leaves each its shard."""
         called = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
-        with self.frame("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
+        with self.write("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
             return self._communicate(
                 group, "_reduce_scatter_base", "reduce_scatter", "nccl:_reduce_scatter_base", (whole,), (shard,)
             )
@@ -312,7 +300,7 @@ class Emitter:
             _bytes(sent), _bytes(received), sent[0].dtype,
         )  # fmt: skip
         about = ((number, False), (named.name, named.description), self.rank, name, in_splits, out_splits, 0, 1, named.size)
-        with self.frame(COMM_NODE, (*inputs, *about), outputs, comm=comm):
+        with self.write(COMM_NODE, (*inputs, *about), outputs, comm=comm):
             self.write(inner, (sent[0],))
         return number
 
@@ -340,11 +328,14 @@ class Emitter:
         return self._id
 
 
-class _Closing(AbstractContextManager[None]):
-    """Ends the op that was opened last; one for all ops, which are closed in the order in which they nest."""
+class _Inside(AbstractContextManager[None]):
+    """The inside of the op that was written last; one for all ops, which are closed in the order in which they nest."""
 
     def __init__(self, emit: Emitter) -> None:
         self._emit = emit
+
+    def __enter__(self) -> None:
+        self._emit.open()
 
     def __exit__(self, *_: object) -> None:
         self._emit.close()

@@ -57,7 +57,7 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     if not tape.autocast:
         _linear(tape, x, weight, bias, flat, y)
         return y
-    with emit.around("linear", (x, weight, bias), (y,)):
+    with emit.op("linear", (x, weight, bias), (y,)):
         # Arguments of a C++ call are cast from the last to the first.
         low_bias = None if bias is None else lowered(tape, bias)
         low_weight, low_x = lowered(tape, weight), lowered(tape, x)
@@ -72,14 +72,14 @@ def _linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, flat: Te
         saved_x if y is flat else lambda: emit.view(saved_x(), (rows, x.shape[-1])),
         lambda: emit.view(saved_weight(), weight.shape[::-1], (1, weight.shape[1])),
     )
-    with emit.around("linear", (x, weight, bias), (y,), node=True):
+    with emit.op("linear", (x, weight, bias), (y,), node=True):
         if bias is not None:
             matrix = x if y is flat else view(tape, x, (rows, x.shape[-1]))
             _addmm(tape, bias, matrix, turn(tape, weight), flat, factors)
             _raise(tape, flat, y, "view", "ViewBackward0")
             return
         other = turn(tape, weight)
-        with emit.around("matmul", (x, other), (y,), node=True):
+        with emit.op("matmul", (x, other), (y,), node=True):
             _mm(tape, x if y is flat else reshape(tape, x, (rows, x.shape[-1])), other, flat, factors)
             _raise(tape, flat, y, "_unsafe_view", "UnsafeViewBackward0")
 
@@ -97,7 +97,7 @@ def conv1d(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     matrix = view(tape, x, (rows, x.shape[-1]), (-1, x.shape[-1]))
     flat = emit.tensor((rows, weight.shape[1]), tape.autocast or x.dtype)
     if tape.autocast:
-        with emit.around("addmm", (bias, matrix, weight, 1, 1), (flat,)):
+        with emit.op("addmm", (bias, matrix, weight, 1, 1), (flat,)):
             weight, matrix, bias = lowered(tape, weight), lowered(tape, matrix), lowered(tape, bias)
             _addmm(tape, bias, matrix, weight, flat, _Factors(tape.save(matrix), tape.save(weight)))
     else:
@@ -106,7 +106,7 @@ def conv1d(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _addmm(tape: Tape, bias: Tensor, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> None:
-    with tape.emit.around("addmm", (bias, x, weight, 1, 1), (y,), node=True):
+    with tape.emit.op("addmm", (bias, x, weight, 1, 1), (y,), node=True):
         if 1 in weight.shape or max(*x.shape, *weight.shape) >= _MOST_FOR_EPILOGUE:
             expanded(tape.emit, bias, y.shape, (0, 1))
 
@@ -186,7 +186,7 @@ def activation(tape: Tape, name: str, x: Tensor) -> Tensor:
     emit, kind = tape.emit, _ACTIVATIONS[name]
     saved_x = None if kind.saves_output else tape.save(x)
     y = emit.tensor(x.shape, x.dtype)
-    with emit.around(name, (x, *kind.arguments), (y,), node=True):
+    with emit.op(name, (x, *kind.arguments), (y,), node=True):
         if kind.inside is not None:
             emit.op(kind.inside[0], (x, *kind.inside[1]), (y,))
     saved = saved_x or tape.save(y)
@@ -250,7 +250,7 @@ def _cubed(tape: Tape, x: Tensor) -> Tensor:
     emit, base = tape.emit, x
     y = emit.tensor(x.shape, "float32" if tape.autocast else x.dtype)
     if tape.autocast:
-        with emit.around("pow", (x, 3.0), (y,)):
+        with emit.op("pow", (x, 3.0), (y,)):
             base = to_dtype(tape, x, "float32")
             power(emit, base, 3.0, y, node=True)
     else:
@@ -260,7 +260,7 @@ def _cubed(tape: Tape, x: Tensor) -> Tensor:
     def backward(gradient: Tensor) -> Tensor:
         tripled = emit.tensor(base.shape, base.dtype)
         squared = power(emit, saved(), 2.0, node=True)
-        with emit.around("mul", (squared, 3.0), (tripled,)):
+        with emit.op("mul", (squared, 3.0), (tripled,)):
             emit.op("mul", (squared, number(emit)), (tripled,))
         return _times(emit, gradient, tripled)
 
@@ -274,8 +274,8 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
     emit = tape.emit
     y, mask = emit.tensor(x.shape, x.dtype), emit.tensor(x.shape, "bool")
     with (
-        emit.around("dropout", (x, probability, True), (y,), node=True),
-        emit.around("native_dropout", (x, probability, True), (y, mask), node=True),
+        emit.op("dropout", (x, probability, True), (y,), node=True),
+        emit.op("native_dropout", (x, probability, True), (y, mask), node=True),
     ):
         empty_like(emit, x, mask, options(emit, mask))
         empty_like(emit, x, y)
@@ -283,7 +283,7 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
 
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(x.shape, gradient.dtype)
-        with emit.around("native_dropout_backward", (gradient, saved(), round(1.0 / (1.0 - probability), 6)), (result,)):
+        with emit.op("native_dropout_backward", (gradient, saved(), round(1.0 / (1.0 - probability), 6)), (result,)):
             empty_like(emit, gradient, result, memory_format=CONTIGUOUS)
         return result
 
@@ -294,7 +294,7 @@ def cat(tape: Tape, tensors: Sequence[Tensor]) -> Tensor:
     """`torch.cat` of matrices side by side."""
     emit, rows = tape.emit, tensors[0].shape[0]
     y = emit.tensor((rows, sum(tensor.shape[1] for tensor in tensors)), tensors[0].dtype)
-    with emit.around("cat", (tuple(tensors), 1), (y,), node=True):
+    with emit.op("cat", (tuple(tensors), 1), (y,), node=True):
         if len(tensors) == 1:
             sliced(emit, y, 1, 0, y.shape[1], narrow=True)
 
@@ -320,7 +320,7 @@ def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, epsilon: flo
     if not tape.autocast:
         _layer_norm(tape, x, weight, bias, y, epsilon)
         return y
-    with emit.around("layer_norm", (x, width, weight, bias, epsilon, True), (y,)):
+    with emit.op("layer_norm", (x, width, weight, bias, epsilon, True), (y,)):
         _layer_norm(tape, to_dtype(tape, x, "float32"), weight, bias, y, epsilon)
     return y
 
@@ -331,8 +331,8 @@ def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, 
     means, deviations = (emit.view(each, (*x.shape[:-1], 1)) for each in (mean, deviation))
     saved_x = tape.save(x)
     with (
-        emit.around("layer_norm", (x, width, weight, bias, epsilon, True), (y,), node=True),
-        emit.around("native_layer_norm", (x, width, weight, bias, epsilon), (y, means, deviations), node=True),
+        emit.op("layer_norm", (x, width, weight, bias, epsilon, True), (y,), node=True),
+        emit.op("native_layer_norm", (x, width, weight, bias, epsilon), (y, means, deviations), node=True),
     ):
         empty(emit, y, memory_format=CONTIGUOUS)
         for flat in (mean, deviation):
@@ -344,7 +344,7 @@ def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, 
     def backward(gradient: Tensor) -> Gradients:
         results = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype), emit.tensor(width, bias.dtype)
         call = (gradient, saved_x(), width, saved_means(), saved_deviations(), weight, bias, (True, True, True))
-        with emit.around("native_layer_norm_backward", call, results):
+        with emit.op("native_layer_norm_backward", call, results):
             for each in results:
                 empty(emit, each, memory_format=CONTIGUOUS)
         return results
@@ -357,7 +357,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Te
     emit, width = tape.emit, (x.shape[-1],)
     y, deviations = emit.tensor(x.shape, x.dtype), emit.tensor((*x.shape[:-1], 1))
     saved_x = tape.save(x)
-    with emit.around("rms_norm", (x, width, weight, epsilon), (y,), node=True):
+    with emit.op("rms_norm", (x, width, weight, epsilon), (y,), node=True):
         emit.op("_fused_rms_norm", (x, width, weight, epsilon), (y, deviations), node=True)
     saved_deviations = tape.save(deviations)
 
@@ -377,7 +377,7 @@ def embedding(tape: Tape, weight: Tensor, indices: Tensor) -> Tensor:
     emit, (rows, width), count = tape.emit, weight.shape, indices.numel
     flat = emit.tensor((count, width), weight.dtype)
     y = flat if len(indices.shape) == 1 else emit.view(flat, (*indices.shape, width))
-    with emit.around("embedding", (weight, indices, -1, False, False), (y,), node=True):
+    with emit.op("embedding", (weight, indices, -1, False, False), (y,), node=True):
         index_select(emit, weight, indices if y is flat else reshaped(emit, indices, (count,), (-1,)), flat)
         if y is not flat:
             emit.op("view", (flat, y.shape), (y,))
@@ -386,8 +386,8 @@ def embedding(tape: Tape, weight: Tensor, indices: Tensor) -> Tensor:
         result = emit.tensor(weight.shape, weight.dtype)
         call = (gradient, indices, rows, -1, False)
         with (
-            emit.around("embedding_backward", (*call, False), (result,)),
-            emit.around("embedding_dense_backward", call, (result,)),
+            emit.op("embedding_backward", (*call, False), (result,)),
+            emit.op("embedding_dense_backward", call, (result,)),
         ):
             _rows_added(emit, gradient, indices, result)
         return result

@@ -27,23 +27,23 @@ def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     emit, still = tape.emit, (0,) * len(x.shape)
     each = emit.tensor(x.shape, x.dtype)
     loss = emit.view(each, (), ())
-    with emit.around("binary_cross_entropy", (x, target, None, _MEAN), (loss,), node=True):
+    with emit.op("binary_cross_entropy", (x, target, None, _MEAN), (loss,), node=True):
         empty_like(emit, x, each)
         for column in (each, x, target):
             emit.strided(column, column.shape[:1], (1,), ("squeeze", ()))
         mean = emit.tensor((), x.dtype)
-        with emit.around("mean", (each, None), (mean,)), emit.around("mean", (each, (), False, None), (mean,)):
+        with emit.op("mean", (each, None), (mean,)), emit.op("mean", (each, (), False, None), (mean,)):
             emit.strided(mean, (1,) * len(x.shape), still)
-        with emit.around("resize_as_", (each, mean, None), (loss,)):
+        with emit.op("resize_as_", (each, mean, None), (loss,)):
             emit.op("resize_", (each, (), None), (loss,))
         emit.op("copy_", (loss, mean, False), (loss,))
 
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(x.shape, x.dtype)
-        with emit.around("binary_cross_entropy_backward", (gradient, x, target, None, _MEAN), (result,)):
+        with emit.op("binary_cross_entropy_backward", (gradient, x, target, None, _MEAN), (result,)):
             empty_like(emit, x, result)
             emit.strided(gradient, x.shape, still, ("expand_as", (x,)), ("expand", (x.shape, False)))
-            with emit.around("div_", (result, result.numel), (result,)):
+            with emit.op("div_", (result, result.numel), (result,)):
                 emit.op("div_", (result, number(emit, "int64")), (result,))
         return result
 
@@ -56,17 +56,17 @@ def mse_loss(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     each = emit.tensor(x.shape, x.dtype)
     loss = emit.view(each, (), ())
     emit.op("broadcast_tensors", ((x, target),), ((x, target),), node=True)
-    with emit.around("mse_loss", (x, target, _MEAN), (loss,), node=True):
+    with emit.op("mse_loss", (x, target, _MEAN), (loss,), node=True):
         emit.op("resize_", (each, (), None), (loss,))
         squares = empty(emit, emit.tensor(x.shape, x.dtype), layout=None, memory_format=CONTIGUOUS)
-        with emit.around("mean", (squares, (), False, None, loss), (loss,)):
+        with emit.op("mean", (squares, (), False, None, loss), (loss,)):
             emit.strided(loss, (1,) * len(x.shape), (0,) * len(x.shape))
 
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(x.shape, x.dtype)
         call = (gradient, x, target, _MEAN)
-        with emit.around("mse_loss_backward", call, (result,)):
-            with emit.around("zeros_like", (x, None, None, None, None, CONTIGUOUS), (result,)):
+        with emit.op("mse_loss_backward", call, (result,)):
+            with emit.op("zeros_like", (x, None, None, None, None, CONTIGUOUS), (result,)):
                 empty_like(emit, x, result, options(emit, x), CONTIGUOUS)
                 zero(emit, result)
             emit.op("mse_loss_backward", (*call, result), (result,))
@@ -80,15 +80,15 @@ def cross_entropy(tape: Tape, scores: Tensor, labels: Tensor) -> Tensor:
     emit = tape.emit
     loss = emit.tensor((), "float32" if tape.autocast else scores.dtype)
     rest = (labels, None, _MEAN, _IGNORED)
-    with emit.around("cross_entropy_loss", (scores, *rest, 0.0), (loss,), node=True):
+    with emit.op("cross_entropy_loss", (scores, *rest, 0.0), (loss,), node=True):
         logarithms = _log_softmax(tape, scores)
         with (
-            emit.around("nll_loss_nd", (logarithms, *rest), (loss,), node=True),
-            emit.around("nll_loss", (logarithms, *rest), (loss,), node=True),
+            emit.op("nll_loss_nd", (logarithms, *rest), (loss,), node=True),
+            emit.op("nll_loss", (logarithms, *rest), (loss,), node=True),
         ):
             if tape.autocast:
                 logarithms = to_dtype(tape, logarithms, "float32")
-                with emit.around("nll_loss", (logarithms, *rest), (loss,), node=True):
+                with emit.op("nll_loss", (logarithms, *rest), (loss,), node=True):
                     _nll(tape, logarithms, labels, loss)
             else:
                 _nll(tape, logarithms, labels, loss)
@@ -100,8 +100,8 @@ def _log_softmax(tape: Tape, scores: Tensor) -> Tensor:
     y = emit.tensor(scores.shape, scores.dtype)
     # Autocast looks at it and leaves it as it is, for its dtype is said.
     with (
-        emit.around("log_softmax", call, (y,)) if tape.autocast else nullcontext(),
-        emit.around("log_softmax", call, (y,), node=True),
+        emit.op("log_softmax", call, (y,)) if tape.autocast else nullcontext(),
+        emit.op("log_softmax", call, (y,), node=True),
     ):
         emit.op("to", (scores, *options(emit, scores), None, False, False, None), (scores,))
         emit.op("_log_softmax", (scores, 1, False), (y,), node=True)
@@ -116,12 +116,12 @@ def _log_softmax(tape: Tape, scores: Tensor) -> Tensor:
 def _nll(tape: Tape, logarithms: Tensor, labels: Tensor, loss: Tensor) -> None:
     emit, rest = tape.emit, (labels, None, _MEAN, _IGNORED)
     total = emit.tensor((), logarithms.dtype)
-    with emit.around("nll_loss_forward", (logarithms, *rest), (loss, total), node=True):
+    with emit.op("nll_loss_forward", (logarithms, *rest), (loss, total), node=True):
         emit.op("resize_", (total, (), None), (total,))
 
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(logarithms.shape, logarithms.dtype)
-        with emit.around("nll_loss_backward", (gradient, logarithms, *rest, total), (result,)):
+        with emit.op("nll_loss_backward", (gradient, logarithms, *rest, total), (result,)):
             zero(emit, result)
         return result
 
@@ -132,7 +132,7 @@ def split_cross_entropy(tape: Tape, scores: Tensor, labels: Tensor) -> Tensor:
     """Megatron-LM's `_VocabParallelCrossEntropy`: the largest score, the label's score and the sum go over the ranks."""
     emit, (rows, part) = tape.emit, scores.shape
     losses, weights = emit.tensor((rows,)), emit.tensor(scores.shape)
-    with emit.frame("_VocabParallelCrossEntropy", (scores, labels), (losses,), sequence=emit.sequence):
+    with emit.write("_VocabParallelCrossEntropy", (scores, labels), (losses,), sequence=emit.sequence):
         largest = emit.tensor((rows,))
         emit.op("max", (scores, -1, False), (largest, emit.tensor((rows,), "int64")))
         _summed_over_ranks(emit, largest)
@@ -185,7 +185,7 @@ def _mean(tape: Tape, losses: Tensor) -> Tensor:
     def backward(gradient: Tensor) -> Tensor:
         spread = expanded(emit, gradient, losses.shape, (0,))
         result = emit.tensor(losses.shape, losses.dtype)
-        with emit.around("div", (spread, losses.numel), (result,)):
+        with emit.op("div", (spread, losses.numel), (result,)):
             emit.op("div", (spread, number(emit, "int64")), (result,))
         return result
 

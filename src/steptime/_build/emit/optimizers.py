@@ -28,7 +28,7 @@ def zero_grad(emit: Emitter, label: str = _SGD) -> None:
 
 def step_of(emit: Emitter, label: str = _SGD) -> AbstractContextManager[None]:
     """What is written inside is the step of an optimiser."""
-    return emit.frame(f"Optimizer.step#{label}.step")
+    return emit.write(f"Optimizer.step#{label}.step")
 
 
 def sgd(emit: Emitter, weights: Sequence[Tensor], gradients: Sequence[Tensor], rate: float) -> None:
@@ -39,10 +39,10 @@ def sgd(emit: Emitter, weights: Sequence[Tensor], gradients: Sequence[Tensor], r
 def mean_squares(emit: Emitter, rows: Tensor) -> Tensor:
     """Of every row of a gradient: what row-wise Adagrad adds to the row's state."""
     squares, count = emit.tensor(rows.shape), rows.shape[0]
-    with emit.around("square", (rows,), (squares,)):
+    with emit.op("square", (rows,), (squares,)):
         power(emit, rows, 2, squares)
     means = emit.tensor((count,))
-    with emit.around("mean", (squares, (1,), False, None), (means,)):
+    with emit.op("mean", (squares, (1,), False, None), (means,)):
         emit.strided(means, (count, 1), (1, 0))
     return means
 
@@ -104,10 +104,10 @@ class Optimizer:
         emit.op("_foreach_mul_", (second, _SECOND))
         emit.op("_foreach_addcmul_", (second, gradients, gradients, round(1.0 - _SECOND, 6)))
         for each in (*self._counts, *self._counts):  # once for each of the two bias corrections
-            with emit.around("item", (each,), (3.0,)):
+            with emit.op("item", (each,), (3.0,)):
                 emit.op("_local_scalar_dense", (each,), (3.0,))
         roots = tuple(emit.tensor(each.shape, each.dtype, strides=each.strides) for each in second)
-        with emit.around("_foreach_sqrt", (second,), (roots,)):
+        with emit.op("_foreach_sqrt", (second,), (roots,)):
             for each in roots:
                 empty_strided(emit, each)
         emit.op("_foreach_div_", (roots, (_CORRECTION,) * count))
@@ -120,8 +120,8 @@ class Optimizer:
         emit.op("empty", ((), single, 0, "cpu", False, None), (item,))
         emit.op("to", (item, "cpu", single, False, False, None), (item,))
         emit.op("lift_fresh", (item,), (item,))
-        with emit.around("detach_", (item,), (item,)):
+        with emit.op("detach_", (item,), (item,)):
             emit.write("detach_", (item,))
-        with emit.around("_foreach_add_", (self._counts, item, 1.0)):
+        with emit.op("_foreach_add_", (self._counts, item, 1.0)):
             for each in self._counts:
                 emit.op("add_", (each, item, 1.0), (each,))

@@ -232,8 +232,8 @@ class Tape:
         emit = self.emit
         ones = emit.tensor(loss.shape, loss.dtype)
         call = (loss, None, None, None, False, 1)
-        with emit.around("ones_like", call, (ones,)):
-            with emit.around("empty_like", call, (ones,)):
+        with emit.op("ones_like", call, (ones,)):
+            with emit.op("empty_like", call, (ones,)):
                 empty_strided(emit, ones, pinned=False)
             emit.op("fill_", (ones, 1.0), (ones,))
         return ones
@@ -244,8 +244,8 @@ class Tape:
         for each in gradients:
             self._release(each)
         sequence = node.sequence if parameter is None else -1
-        with emit.frame(_ENGINE + node.name):
-            with emit.frame(node.name, gradients, sequence=sequence, forward_thread=MAIN_THREAD):
+        with emit.write(_ENGINE + node.name):
+            with emit.write(node.name, gradients, sequence=sequence, forward_thread=MAIN_THREAD):
                 results = node.backward(gradients)
             if parameter is not None:
                 for hook in node.hooks:

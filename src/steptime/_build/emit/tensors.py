@@ -66,12 +66,12 @@ def reshaped(emit: Emitter, x: Tensor, shape: Sequence[int], asked: Sequence[int
     call, laid = tuple(shape if asked is None else asked), view_strides(x.shape, strides_of(x), shape)
     if laid is not None:
         y = emit.view(x, shape, laid)
-        with emit.around("reshape", (x, call), (y,)):
+        with emit.op("reshape", (x, call), (y,)):
             emit.op("view", (x, call), (y,))
         return y
     copy = emit.tensor(x.shape, x.dtype)
     y = emit.view(copy, shape)
-    with emit.around("reshape", (x, call), (y,)):
+    with emit.op("reshape", (x, call), (y,)):
         cloned(emit, x, copy)
         emit.op("_unsafe_view", (copy, tuple(shape)), (y,))
     return y
@@ -125,7 +125,7 @@ def sliced(
 def detached(emit: Emitter, x: Tensor) -> Tensor:
     """`x.detach()`."""
     y = emit.view(x)
-    with emit.around("detach", (x,), (y,)):
+    with emit.op("detach", (x,), (y,)):
         emit.write("detach", (x,))
     return y
 
@@ -169,7 +169,7 @@ def empty_like(
     memory_format: int | None = None,
 ) -> None:
     """`torch.empty_like` that gives `y`, with dtype, layout and device as `said`."""
-    with emit.around("empty_like", (x, *said, None, memory_format), (y,)):
+    with emit.op("empty_like", (x, *said, None, memory_format), (y,)):
         if memory_format is None:
             empty_strided(emit, y)
         else:
@@ -179,7 +179,7 @@ def empty_like(
 def new_empty(emit: Emitter, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`like.new_empty(shape)`."""
     y = emit.tensor(shape, like.dtype)
-    with emit.around("new_empty", (like, shape, None, None, None, False), (y,)):
+    with emit.op("new_empty", (like, shape, None, None, None, False), (y,)):
         empty(emit, y, pinned=False)
     return y
 
@@ -192,14 +192,14 @@ def resized(emit: Emitter, y: Tensor) -> None:
 
 def zero(emit: Emitter, x: Tensor) -> None:
     """`x.zero_()`."""
-    with emit.around("zero_", (x,), (x,)):
+    with emit.op("zero_", (x,), (x,)):
         emit.op("fill_", (x, 0), (x,))
 
 
 def zeros(emit: Emitter, y: Tensor, *, from_python: bool = False) -> Tensor:
     """`torch.zeros` that gives `y`."""
     layout, pinned = (None, False) if from_python else (STRIDED, None)
-    with emit.around("zeros", (y.shape, DTYPE_NUMBERS[y.dtype], layout, emit.device, pinned), (y,)):
+    with emit.op("zeros", (y.shape, DTYPE_NUMBERS[y.dtype], layout, emit.device, pinned), (y,)):
         empty(emit, y, layout=layout, pinned=pinned)
         zero(emit, y)
     return y
@@ -209,8 +209,8 @@ def new_zeros(emit: Emitter, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`like.new_zeros(shape)`."""
     y = emit.tensor(shape, like.dtype)
     call = (like, shape, *options(emit, like), None)
-    with emit.around("new_zeros", call, (y,)):
-        with emit.around("new_empty", call, (y,)):
+    with emit.op("new_zeros", call, (y,)):
+        with emit.op("new_empty", call, (y,)):
             empty(emit, y)
         zero(emit, y)
     return y
@@ -218,7 +218,7 @@ def new_zeros(emit: Emitter, like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def scalar_tensor(emit: Emitter, y: Tensor, value: Value, layout: int | None) -> None:
     """`torch.scalar_tensor` on the device that gives `y`."""
-    with emit.around("scalar_tensor", (value, DTYPE_NUMBERS[y.dtype], layout, emit.device, None), (y,)):
+    with emit.op("scalar_tensor", (value, DTYPE_NUMBERS[y.dtype], layout, emit.device, None), (y,)):
         empty(emit, y, layout=layout)
         emit.op("fill_", (y, value), (y,))
 
@@ -227,9 +227,9 @@ def arange(emit: Emitter, count: int, *, from_python: bool = False) -> Tensor:
     """`torch.arange(count)`: an empty tensor that is grown."""
     y, nothing = emit.tensor((count,), "int64"), emit.tensor((0,), "int64")
     layout, pinned = (None, False) if from_python else (STRIDED, None)
-    with emit.around("arange", (count, None if from_python else DTYPE_NUMBERS["int64"], layout, emit.device, pinned), (y,)):
+    with emit.op("arange", (count, None if from_python else DTYPE_NUMBERS["int64"], layout, emit.device, pinned), (y,)):
         empty(emit, nothing, layout=layout, pinned=pinned)
-        with emit.around("arange", (0, count, 1, nothing), (y,)):
+        with emit.op("arange", (0, count, 1, nothing), (y,)):
             emit.op("resize_", (nothing, (count,), None), (y,))
     return y
 
@@ -240,7 +240,7 @@ def arange(emit: Emitter, count: int, *, from_python: bool = False) -> Tensor:
 def cloned(emit: Emitter, x: Tensor, y: Tensor | None = None, *, node: bool = False) -> Tensor:
     """`x.clone()`, row-major."""
     y = emit.tensor(x.shape, x.dtype) if y is None else y
-    with emit.around("clone", (x, CONTIGUOUS), (y,), node=node):
+    with emit.op("clone", (x, CONTIGUOUS), (y,), node=node):
         empty_like(emit, x, y, options(emit, x), CONTIGUOUS)
         emit.op("copy_", (y, x, False), (y,))
     return y
@@ -249,7 +249,7 @@ def cloned(emit: Emitter, x: Tensor, y: Tensor | None = None, *, node: bool = Fa
 def contiguous(emit: Emitter, x: Tensor, *, node: bool = False) -> Tensor:
     """`x.contiguous()` of a tensor that is not: a copy."""
     y = emit.tensor(x.shape, x.dtype)
-    with emit.around("contiguous", (x, CONTIGUOUS), (y,), node=node):
+    with emit.op("contiguous", (x, CONTIGUOUS), (y,), node=node):
         return cloned(emit, x, y, node=node)
 
 
@@ -258,7 +258,7 @@ def cast(emit: Emitter, x: Tensor, dtype: str, *, placed: bool = False) -> Tenso
     y = emit.tensor(x.shape, dtype, strides=compact_strides(x))
     said = options(emit, y) if placed else (DTYPE_NUMBERS[dtype], None, None)
     call = (*said, None, False, False, None) if placed else (DTYPE_NUMBERS[dtype], False, False, None)
-    with emit.around("to", (x, *call), (y,)), emit.around("_to_copy", (x, *said, None, False, None), (y,), node=True):
+    with emit.op("to", (x, *call), (y,)), emit.op("_to_copy", (x, *said, None, False, None), (y,), node=True):
         empty_strided(emit, y, pinned=False)
         emit.op("copy_", (y, x, False), (y,))
     return y
@@ -273,11 +273,11 @@ def index_select(emit: Emitter, x: Tensor, index: Tensor, y: Tensor | None = Non
     """`x.index_select(0, index)`: on a GPU a gather along an index that is spread over the columns."""
     (count,), rest = index.shape, x.shape[1:]
     y = emit.tensor((count, *rest), x.dtype) if y is None else y
-    with emit.around("index_select", (x, 0, index), (y,)):
+    with emit.op("index_select", (x, 0, index), (y,)):
         resized(emit, y)
         column = viewed(emit, index, (count, *(1 for _ in rest)))
         wide = expanded(emit, column, y.shape, (1, *(0 for _ in rest)))
-        with emit.around("gather", (x, 0, wide, False, y), (y,)):
+        with emit.op("gather", (x, 0, wide, False, y), (y,)):
             emit.strided(y, y.shape, strides_of(y))
             emit.strided(x, y.shape, (0, *strides_of(x)[1:]))
     return y
@@ -286,7 +286,7 @@ def index_select(emit: Emitter, x: Tensor, index: Tensor, y: Tensor | None = Non
 def power(emit: Emitter, x: Tensor, exponent: float, y: Tensor | None = None, *, node: bool = False) -> Tensor:
     """`x ** exponent`."""
     y = emit.tensor(x.shape, x.dtype) if y is None else y
-    with emit.around("pow", (x, exponent), (y,), node=node):
+    with emit.op("pow", (x, exponent), (y,), node=node):
         emit.op("result_type", (x, exponent), (DTYPE_NUMBERS["float32"],))
         emit.op("to", (x, DTYPE_NUMBERS["float32"], False, False, None), (x,))
     return y

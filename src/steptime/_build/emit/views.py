@@ -34,12 +34,12 @@ def reshape(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | 
     laid = view_strides(x.shape, strides_of(x), shape)
     if laid is not None:
         y = emit.view(x, shape, laid)
-        with emit.around("reshape", (x, call), (y,), node=True):
+        with emit.op("reshape", (x, call), (y,), node=True):
             emit.op("view", (x, call), (y,), node=True)
         return tape.node("ViewBackward0", (x,), y, lambda gradient: reshaped(emit, gradient, x.shape))
     copy = emit.tensor(x.shape, x.dtype)
     y = emit.view(copy, shape)
-    with emit.around("reshape", (x, call), (y,), node=True):
+    with emit.op("reshape", (x, call), (y,), node=True):
         tape.node("CloneBackward0", (x,), cloned(emit, x, copy, node=True), lambda gradient: gradient)
         emit.op("_unsafe_view", (copy, tuple(shape)), (y,), node=True)
         return tape.node("UnsafeViewBackward0", (copy,), y, lambda gradient: reshaped(emit, gradient, x.shape))
@@ -69,11 +69,11 @@ def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
     starts = range(0, x.shape[last], size)
     shape, strides = (*x.shape[:last], size), strides_of(x)
     parts = tuple(emit.view(x, shape, strides, x.offset + start * strides[last]) for start in starts)
-    with emit.around("split", (x, size, last), (parts,), node=True):
+    with emit.op("split", (x, size, last), (parts,), node=True):
         for start, y in zip(starts, parts, strict=True):
             with (
-                emit.around("narrow", (x, last, start, size), (y,)),
-                emit.around("slice", (x, last, start, start + size, 1), (y,)),
+                emit.op("narrow", (x, last, start, size), (y,)),
+                emit.op("slice", (x, last, start, start + size, 1), (y,)),
             ):
                 emit.op("as_strided", (x, y.shape, y.strides, y.offset), (y,))
 
@@ -100,7 +100,7 @@ def first_token(tape: Tape, x: Tensor) -> Tensor:
 
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(x.shape, x.dtype)
-        with emit.around("select_backward", (gradient, x.shape, 1, 0), (result,)):
+        with emit.op("select_backward", (gradient, x.shape, 1, 0), (result,)):
             zeros(emit, result)
             row = emit.strided(result, y.shape, (tokens * width, 1), select, offset=0)
             emit.op("copy_", (row, gradient, False), (row,))

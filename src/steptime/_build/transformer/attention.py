@@ -9,6 +9,7 @@ the published code of Llama.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from steptime._build.emit.emitter import Emitter, contiguous_strides, strides_of
@@ -82,13 +83,12 @@ def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, kind: Attention) -> Tenso
     y = emit.tensor(q.shape, q.dtype, strides=compact_strides(q) if kind.kernels == "cudnn" else _by_token(q))
     kind = kind._replace(causal=kind.causal and kind.mask is None)
     call = (q, k, v, kind.mask, kind.dropout, kind.causal, width**-0.5, False)
-    with emit.around("scaled_dot_product_attention", call, (y,), node=True):
-        if tape.autocast:
-            emit.around("scaled_dot_product_attention", call, (y,), node=True)
+    with (
+        emit.op("scaled_dot_product_attention", call, (y,), node=True),
+        emit.op("scaled_dot_product_attention", call, (y,), node=True) if tape.autocast else nullcontext(),
+    ):
         bias = None if kind.mask is None else _bias(emit, kind.mask, q, spread=kind.kernels == "efficient")
         _KERNELS[kind.kernels](tape, (q, k, v), y, bias, kind)
-        if tape.autocast:
-            emit.close()
     return reshape(tape, transpose(tape, y, 1, 2), (batch, length, heads * width), (batch, length, -1))
 
 
@@ -103,10 +103,10 @@ def _bias(emit: Emitter, mask: Tensor, q: Tensor, *, spread: bool) -> Tensor:
     least, nothing = emit.tensor((), q.dtype), emit.tensor((), q.dtype)
     result = emit.tensor(mask.shape, q.dtype)
     scalar_tensor(emit, least, "-inf" if spread else -65504.0, None)
-    with emit.around("where", (mask, 0.0, least), (result,)):
+    with emit.op("where", (mask, 0.0, least), (result,)):
         scalar_tensor(emit, nothing, 0.0, STRIDED)
         same_dtype(emit, least)
-        with emit.around("where", (mask, nothing, least), (result,)):
+        with emit.op("where", (mask, nothing, least), (result,)):
             resized(emit, result)
     if not spread:
         return result
@@ -144,8 +144,8 @@ def _cudnn(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: Atten
     result = (y, statistics, None, None, *lengths, seed, offset, None)
     call = (*heads, bias, True, kind.dropout, kind.causal, False, scale)
     with (
-        emit.around("_scaled_dot_product_cudnn_attention", call, result, node=True),
-        emit.around("_cudnn_attention_forward", (*call[:4], None, None, *lengths, *call[4:]), result),
+        emit.op("_scaled_dot_product_cudnn_attention", call, result, node=True),
+        emit.op("_cudnn_attention_forward", (*call[:4], None, None, *lengths, *call[4:]), result),
     ):
         _expanded_to_itself(emit, bias)
         for each in (seed, offset):
@@ -160,8 +160,8 @@ def _cudnn(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: Atten
         rest = (bias, None, None, *lengths, kind.dropout, kind.causal, scale)
         call = (gradient, q, k, v, emit.view(output), *known, *rest)
         with (
-            emit.around("_scaled_dot_product_cudnn_attention_backward", call, results),
-            emit.around("_cudnn_attention_backward", call, results),
+            emit.op("_scaled_dot_product_cudnn_attention_backward", call, results),
+            emit.op("_cudnn_attention_backward", call, results),
         ):
             _expanded_to_itself(emit, bias)
             for like, result in zip((q, k, v), results, strict=True):
@@ -204,12 +204,12 @@ def _efficient(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: A
     where = "cpu" if kind.dropout else None
     seed, offset = emit.tensor((), "int64", device=where), emit.tensor((), "int64", device=where)
     call = (*heads, bias, True, kind.dropout, kind.causal, scale)
-    with emit.around("_scaled_dot_product_efficient_attention", call, (y, statistics, seed, offset), node=True):
+    with emit.op("_scaled_dot_product_efficient_attention", call, (y, statistics, seed, offset), node=True):
         by_token = tuple(transposed(emit, each, 1, 2) for each in heads)
         flat = _flat(emit, y)
         inner = (*by_token, bias, None, None, None, None, kind.dropout, mask, True, scale, None, None)
         result = (flat, statistics, seed, offset, y.shape[2], heads[1].shape[2])
-        with emit.around("_efficient_attention_forward", inner, result):
+        with emit.op("_efficient_attention_forward", inner, result):
             for each in (seed, offset) if kind.dropout else ():
                 emit.op("scalar_tensor", (0, DTYPE_NUMBERS["int64"], None, None, None), (each,))
             empty(emit, flat)
@@ -222,7 +222,7 @@ def _efficient(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: A
         taken, output = (gradient, q, k, v), emit.view(output)
         results = tuple(emit.tensor(each.shape, each.dtype, strides=_by_token(each)) for each in (q, k, v))
         call = (*taken, bias, output, *known, kind.dropout, (True, True, True, False), kind.causal, scale)
-        with emit.around("_scaled_dot_product_efficient_attention_backward", call, (*results, None)):
+        with emit.op("_scaled_dot_product_efficient_attention_backward", call, (*results, None)):
             by_token = [transposed(emit, each, 1, 2) for each in (*taken, output)]
             flat = tuple(_flat(emit, each) for each in results)
             rest = (known[0], kind.dropout, *known[1:], mask, False, scale, None, None, False)
@@ -239,7 +239,7 @@ def _efficient_backward(
 ) -> None:
     gradient, q, k, v, output = by_token
     call = (gradient, q, k, v, bias, output, None, None, q.shape[2], k.shape[2], *rest)
-    with emit.around("_efficient_attention_backward", call, (*results, None)):
+    with emit.op("_efficient_attention_backward", call, (*results, None)):
         for each in results:
             empty(emit, each)
         _row_sums(emit, gradient, output)
@@ -255,7 +255,7 @@ def _row_sums(emit: Emitter, gradient: Tensor, output: Tensor) -> None:
         emit.op("to", (each, DTYPE_NUMBERS["float32"], False, False, None), (each,))
     product = emit.new("mul", (gradient, output))
     total = emit.tensor(gradient.shape[:3], gradient.dtype)
-    with emit.around("sum", (product, (-1,), False, None), (total,)):
+    with emit.op("sum", (product, (-1,), False, None), (total,)):
         emit.strided(total, (*total.shape, 1), (*strides_of(total), 0))
     contiguous(emit, transposed(emit, total, -2, -1))
 
@@ -267,7 +267,7 @@ def _flat(emit: Emitter, x: Tensor) -> Tensor:
 
 
 def _transposed_into(emit: Emitter, x: Tensor, y: Tensor) -> None:
-    with emit.around("transpose", (x, 1, 2), (y,)):
+    with emit.op("transpose", (x, 1, 2), (y,)):
         emit.op("as_strided", (x, y.shape, y.strides, None), (y,))
 
 
@@ -298,7 +298,7 @@ def _scaled_softmax(tape: Tape, scores: Tensor) -> Tensor:
     """Scaled, masked and normalised in one kernel; recorded as the softmax that takes as long."""
     emit = tape.emit
     y = emit.tensor(scores.shape, scores.dtype)
-    with emit.frame("ScaledUpperTriangMaskedSoftmax", (scores, number(emit)), (y,), sequence=emit.sequence):
+    with emit.write("ScaledUpperTriangMaskedSoftmax", (scores, number(emit)), (y,), sequence=emit.sequence):
         emit.op("_softmax", (scores, -1, False), (y,))
     saved = tape.save(y)
 

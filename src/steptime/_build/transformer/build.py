@@ -81,7 +81,7 @@ def _write(config: Transformer, emit: Emitter, tape: Tape) -> None:
     copies = config.parallel.data > 1 and sharded is None  # DistributedDataParallel
     optimizer.zero_grad()
     for part in range(config.gradient_accumulation):
-        with emit.frame("DistributedDataParallel.forward") if copies else nullcontext():
+        with emit.write("DistributedDataParallel.forward") if copies else nullcontext():
             if copies and part == 0 and model.buffers:
                 _give_buffers(emit, model.buffers)
             loss = model.loss()
@@ -96,7 +96,7 @@ def _give_buffers(emit: Emitter, buffers: tuple[Tensor, ...]) -> None:
     """DistributedDataParallel gives all ranks the buffers of the first before a forward pass."""
     rows = tuple(emit.view(each, (each.numel,)) for each in buffers)
     flat = emit.tensor((sum(each.numel for each in rows),), rows[0].dtype)
-    with emit.around("flatten_dense_tensors", (buffers,), (flat,)):
+    with emit.op("flatten_dense_tensors", (buffers,), (flat,)):
         emit.op("cat", (rows, 0), (flat,))
     emit.wait(emit.broadcast(flat, DATA), DATA)
     places = [emit.view(flat, each.shape, offset=number * each.numel) for number, each in enumerate(buffers)]

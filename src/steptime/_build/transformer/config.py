@@ -1,19 +1,22 @@
-"""`Transformer`: a Transformer's training step as data, read from a `.toml` file and checked."""
+"""`Transformer`: a Transformer's training step as data, read from a `.toml` file and checked.
+
+Every mistake is one line that says which values do not go together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from steptime._build.config_values import Values
-from steptime._build.transformer.checks import check_choices, check_numbers, check_sizes
+from steptime._program.program import MOST_RANKS
 from steptime.errors import InputError
 
 KIND = "transformer"
 _REQUIRED = ("layers", "width", "heads", "sequence", "vocabulary", "batch")
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
+_CHOICES: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu", "gelu_new", "swiglu"),
     "norm": ("layer_norm", "rms_norm"),
     "norm_place": ("before", "after"),
@@ -26,7 +29,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision": ("fp32", "bf16-autocast", "bf16", "fp16"),
     "optimizer": ("adamw", "adamw_fused", "sgd"),
 }
-"""Keys with a choice, and what can be chosen."""
+_POSITIVE = ("layers", "width", "heads", "sequence", "vocabulary", "batch", "classes", "gradient_accumulation")
+_NOT_NEGATIVE = ("kv_heads", "feed_forward", "max_positions", "segments")
+_SWITCHES = ("tied_head", "causal", "checkpointing")
+# No step has more; what claims to comes from a slip of the keyboard, and would take the memory of the machine.
+_MOST = 2**31
+# A layer of one accumulated part takes about half a megabyte while a program is built.
+_MOST_LAYERS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +98,9 @@ class Transformer:
     parallel: Parallelism = field(default_factory=Parallelism)
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        check_choices(self, CHOICES)
-        check_sizes(self)
+        for wrong in (_wrong_values(self), _wrong_sizes(self), _wrong_together(self)):
+            for problem in wrong:
+                raise InputError(f"{self.title}: {problem}")
 
     @property
     def head_width(self) -> int:
@@ -163,24 +172,19 @@ class Transformer:
 
     def with_ranks(self, ranks: int) -> Transformer:
         """The same job on so many ranks: tensor parallelism stays, and the ranks besides it share the batch as before."""
-        parallel = self.parallel
-        if ranks < 1 or ranks % parallel.tensor:
+        parallel, (replicas, rest) = self.parallel, divmod(ranks, self.parallel.tensor)
+        if ranks < 1 or rest:
             raise InputError(
                 f"{self.title}: {ranks} ranks with parallel.tensor = {parallel.tensor}; give a multiple of {parallel.tensor}"
             )
-        replicas = ranks // parallel.tensor
         if parallel.fsdp > 1 and parallel.data > 1:
             if replicas % parallel.fsdp:
                 raise InputError(
                     f"{self.title}: {ranks} ranks with parallel.fsdp = {parallel.fsdp} and parallel.tensor = "
                     f"{parallel.tensor}; give a multiple of {parallel.fsdp * parallel.tensor}"
                 )
-            changed = replace(parallel, data=replicas // parallel.fsdp)
-        elif parallel.fsdp > 1:
-            changed = replace(parallel, fsdp=replicas)
-        else:
-            changed = replace(parallel, data=replicas)
-        return replace(self, parallel=changed)
+            return replace(self, parallel=replace(parallel, data=replicas // parallel.fsdp))
+        return replace(self, parallel=replace(parallel, **{"fsdp" if parallel.fsdp > 1 else "data": replicas}))
 
     @property
     def title(self) -> str:
@@ -214,3 +218,82 @@ class Transformer:
                 f"{result.parallel.tensor} is {result.ranks}; give sizes that multiply to the ranks, or leave ranks out"
             )
         return result
+
+
+def _wrong_values(model: Transformer) -> Iterator[str]:
+    """Whole numbers where counts are meant, in their ranges; names that are known."""
+    counts = {key: (getattr(model, key), 1 if key in _POSITIVE else 0) for key in (*_POSITIVE, *_NOT_NEGATIVE)}
+    counts |= {f"parallel.{key}": (value, 1) for key, value in asdict(model.parallel).items()}
+    for key, (value, least) in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST:
+            yield f"{key} is {value!r}; expected a whole number of {least} or more"
+    for key in (*_SWITCHES, "bias"):
+        if not isinstance(getattr(model, key), bool) and (key, model.bias) != ("bias", None):
+            yield f"{key} is {getattr(model, key)!r}; expected true or false"
+    dropout: object = model.dropout
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        yield f"dropout is {dropout!r}; expected a number from 0 to below 1"
+    if model.layers * model.gradient_accumulation > _MOST_LAYERS:
+        yield (
+            f"{model.layers} layers in {model.gradient_accumulation} accumulated parts; "
+            f"at most {_MOST_LAYERS} layers in all can be built"
+        )
+    if model.ranks > MOST_RANKS:
+        yield f"{model.ranks} ranks; at most {MOST_RANKS} can be built"
+    if not isinstance(model.name, str):
+        yield f"name is {model.name!r}; expected text"
+    for key, known in _CHOICES.items():
+        value = getattr(model, key)
+        if value not in known and not (key == "projections" and value == ""):
+            yield f"{key} is {value!r}; expected {', '.join(known[:-1])} or {known[-1]}"
+
+
+def _wrong_sizes(model: Transformer) -> Iterator[str]:
+    """Sizes that divide each other where something is split."""
+    parallel, heads, key_heads = model.parallel, ("heads", model.heads), ("kv_heads", model.key_heads)
+    ways = ("parallel.tensor", parallel.tensor)
+    inner = ("feed_forward", model.inner)
+    for (what, size), (by, parts) in (
+        (("width", model.width), heads),
+        (heads, key_heads),
+        (heads, ways),
+        (key_heads, ways),
+        (inner, ways),
+    ):
+        if size % parts:
+            yield f"{what} {size} does not divide by {by} {parts}; give a multiple of {parts}"
+    parts = parallel.replicas * model.gradient_accumulation
+    if model.batch % parts:
+        yield (
+            f"batch {model.batch} does not divide into {parts} parts (data {parallel.data} x fsdp "
+            f"{parallel.fsdp} x gradient_accumulation {model.gradient_accumulation}); give a multiple of {parts}"
+        )
+    if model.positions == "rotary" and model.head_width % 2:
+        yield f"heads are {model.head_width} wide; rotary positions turn pairs, give an even width"
+    if model.positions == "learned" and model.position_rows < model.sequence:
+        yield f"max_positions {model.max_positions} is below sequence {model.sequence}; give at least as many"
+    if model.fused_projections and model.key_heads != model.heads:
+        yield f"projections are fused with kv_heads {model.key_heads}; give projections = 'separate'"
+
+
+def _wrong_together(model: Transformer) -> Iterator[str]:
+    """Choices that exclude each other."""
+    ways = model.parallel.tensor
+    if ways > 1 and (model.weights == "in_out" or model.head != "language_model" or model.autocast):
+        yield (
+            f"parallel.tensor is {ways}, which needs weights = 'out_in', head = 'language_model' and a precision other than "
+            "'bf16-autocast'"
+        )
+    if model.parallel.fsdp > 1 and model.autocast:
+        yield "fsdp casts by itself; give precision = 'bf16', which shards fp32 and gathers bf16"
+    if model.precision == "fp32" and model.attention in ("cudnn", "flash"):
+        yield f"{model.attention} attention computes in 16 bits; give attention = 'efficient' or 'auto'"
+    if model.mask == "padding" and model.kernels in ("flash", "unfused"):
+        yield f"{model.kernels} attention takes no mask; give mask = 'none' or another attention"
+    if model.sequence_first and (model.head != "language_model" or model.key_heads != model.heads or model.autocast):
+        yield (
+            "unfused attention, as in Megatron-LM, needs head = 'language_model', as many kv_heads as heads "
+            "and a precision other than 'bf16-autocast'"
+        )
+    if model.weights == "in_out" and (model.activation == "swiglu" or not model.biased):
+        yield "weights = 'in_out' goes with biases and without swiglu; give weights = 'out_in'"

@@ -34,7 +34,7 @@ def enter(tape: Tape, x: Tensor) -> Tensor:
     if emit.group_size(TENSOR) == 1:
         return x
     y = emit.view(x)
-    with emit.frame("_CopyToModelParallelRegion", (x,), (y,), sequence=emit.sequence):
+    with emit.write("_CopyToModelParallelRegion", (x,), (y,), sequence=emit.sequence):
         emit.op("view_as", (x, x), (y,))
 
     def backward(gradient: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def leave(tape: Tape, x: Tensor) -> Tensor:
     if emit.group_size(TENSOR) == 1:
         return x
     y = emit.view(x)
-    with emit.frame("_ReduceFromModelParallelRegion", (x,), (y,), sequence=emit.sequence):
+    with emit.write("_ReduceFromModelParallelRegion", (x,), (y,), sequence=emit.sequence):
         emit.wait(emit.all_reduce((x,), TENSOR, asynchronous=False), TENSOR)
     return tape.node("_ReduceFromModelParallelRegionBackward", (x,), y, lambda gradient: gradient)
 
@@ -146,10 +146,10 @@ class FullySharded(Unsharded):
         """Before the forward pass: what is in no layer is gathered, and stays."""
         emit, unit = self._emit, self._units[""]
         self._order = []
-        with emit.frame("FSDP::root_pre_forward"):
+        with emit.write("FSDP::root_pre_forward"):
             emit.write("FSDP::inputs_to_device")
         emit.write("FSDP::cast_forward_inputs")
-        with emit.frame("FSDP::pre_forward"):
+        with emit.write("FSDP::pre_forward"):
             self._gather(unit)
             self._copy_out(unit)
 
@@ -157,7 +157,7 @@ class FullySharded(Unsharded):
         """Gathers a layer's parameters, runs it, and lets go of them; asks for them again in backward."""
         emit, unit = self._emit, self._units[name]
         emit.write("FSDP::cast_forward_inputs")
-        with emit.frame(f"FSDP::pre_forward{unit.suffix}"):
+        with emit.write(f"FSDP::pre_forward{unit.suffix}"):
             self._gather(unit)
             self._copy_out(unit)
             x = self._registered(unit, x)
@@ -178,7 +178,7 @@ class FullySharded(Unsharded):
         """The function whose backward comes when the unit's gradients are there."""
         emit = self._emit
         y = emit.view(x)
-        with emit.frame("RegisterPostBackwardFunction", (x,), sequence=emit.sequence), emit.around("view_as", (x, x), (y,)):
+        with emit.write("RegisterPostBackwardFunction", (x,), sequence=emit.sequence), emit.op("view_as", (x, x), (y,)):
             emit.op("view", (x, x.shape), (y,))
 
         def backward(gradient: Tensor) -> Tensor:
@@ -190,15 +190,15 @@ class FullySharded(Unsharded):
     # Backward
 
     def _begin(self, unit: _Unit, before: _Unit | None) -> None:
-        with self._emit.frame(f"FSDP::pre_backward{unit.suffix}"):
+        with self._emit.write(f"FSDP::pre_backward{unit.suffix}"):
             if unit.name:
                 self._copy_out(unit)
             if before is not None:
-                with self._emit.frame(f"FSDP::backward_prefetch for {before.name}"):
+                with self._emit.write(f"FSDP::backward_prefetch for {before.name}"):
                     self._gather(before)
 
     def _finish(self) -> None:
-        with self._emit.frame("FSDP::root_post_backward_callback"):
+        with self._emit.write("FSDP::root_post_backward_callback"):
             self._reduce(self._units[""])
 
     def _reduce(self, unit: _Unit) -> None:
@@ -206,7 +206,7 @@ class FullySharded(Unsharded):
         emit.write(f"FSDP::post_backward_accumulate{unit.suffix}")
         emit.write(f"FSDP::post_backward_reshard{unit.suffix}")
         gradients = tuple(tape.gradients.pop(each.id or 0) for each in unit.parameters)
-        with emit.frame(f"FSDP::post_backward_reduce{unit.suffix}"):
+        with emit.write(f"FSDP::post_backward_reduce{unit.suffix}"):
             part = sum(unit.sizes)
             whole = empty_from_python(emit, (self._ways * part,), "float32")
             self._copy_in(whole, gradients)
@@ -219,8 +219,8 @@ class FullySharded(Unsharded):
     def _copy_in(self, whole: Tensor, gradients: tuple[Tensor, ...]) -> None:
         emit, rows = self._emit, self._rows(whole)
         with (
-            emit.frame("fsdp::chunk_cat", (gradients, 0, self._ways, rows)),
-            emit.around("_chunk_cat", (gradients, 0, self._ways, rows)),
+            emit.write("fsdp::chunk_cat", (gradients, 0, self._ways, rows)),
+            emit.op("_chunk_cat", (gradients, 0, self._ways, rows)),
         ):
             places = _places(emit, whole, [each.shape for each in gradients])
             emit.op("_foreach_copy_", (places, gradients, False))
@@ -245,7 +245,7 @@ class FullySharded(Unsharded):
 
     def _gather(self, unit: _Unit) -> None:
         emit, part = self._emit, sum(unit.sizes)
-        with emit.frame(f"FSDP::all_gather{unit.suffix}"):
+        with emit.write(f"FSDP::all_gather{unit.suffix}"):
             shards = unit.shards
             if shards[0].dtype != self._dtype:
                 low = empty_from_python(emit, (part,), self._dtype)
@@ -253,7 +253,7 @@ class FullySharded(Unsharded):
                 emit.op("_foreach_copy_", (shards, _flat(emit, unit.shards), False))
             whole = empty_from_python(emit, (self._ways * part,), self._dtype)
             own = emit.view(whole, (part,))
-            with emit.frame("fsdp::all_gather_copy_in", (shards, whole, unit.sizes, part, 0), (own, whole)):
+            with emit.write("fsdp::all_gather_copy_in", (shards, whole, unit.sizes, part, 0), (own, whole)):
                 emit.op("narrow", (whole, 0, 0, part), (own,))
                 emit.op("_foreach_copy_", (_split(emit, own, unit.sizes), _flat(emit, shards), False))
             emit.all_gather(whole, own, FSDP)
@@ -262,12 +262,12 @@ class FullySharded(Unsharded):
     def _copy_out(self, unit: _Unit) -> None:
         emit, whole = self._emit, unit.gathered
         assert whole is not None
-        with emit.frame(f"FSDP::all_gather_copy_out{unit.suffix}"):
+        with emit.write(f"FSDP::all_gather_copy_out{unit.suffix}"):
             rows = self._rows(whole)
             result = tuple(
                 emit.view(parameter, (self._ways, size)) for parameter, size in zip(unit.parameters, unit.sizes, strict=True)
             )
-            with emit.frame("fsdp::split_with_sizes_copy", (rows, unit.sizes, 1), (result,)):
+            with emit.write("fsdp::split_with_sizes_copy", (rows, unit.sizes, 1), (result,)):
                 emit.op("split_with_sizes_copy", (rows, unit.sizes, 1), (result,))
         unit.gathered = None
 
