@@ -10,21 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from steptime._build.emit.emitter import Emitter
+from steptime._build.emit.emitter import DTYPE_NUMBERS, SPARSE, STRIDED, Emitter
 from steptime._build.emit.layers import cat
 from steptime._build.emit.optimizers import ROWWISE_ADAGRAD, divided_rows, mean_squares, step_of, zero_grad
 from steptime._build.emit.tape import Tape
-from steptime._build.emit.tensors import (
-    DTYPE_NUMBERS,
-    SPARSE,
-    STRIDED,
-    cloned,
-    empty,
-    index_select,
-    reshaped,
-    same_dtype,
-    viewed,
-)
 from steptime._program.program import Tensor
 
 ALIGNMENT = 64
@@ -93,7 +82,7 @@ class Bag:
             emit.op("_embedding_bag", (*call, _NO_PADDING), result, node=True),
         ):
             for each in (sizes, bag_of, pooled, nothing):
-                empty(emit, each)
+                emit.empty(each)
         backward = self._dense_backward if self._dense else self._sparse_backward
         return self.tape.node(
             "EmbeddingBagBackward0", (self.weight,), pooled, lambda gradient: backward(gradient, bag_of, sizes, nothing)
@@ -108,7 +97,7 @@ class Bag:
             emit.op("_embedding_bag_backward", (*call, nothing, *rest, True, None, _NO_PADDING), (sparse,)),
             emit.op("_embedding_bag_sparse_backward", (*call, *rest, None, _NO_PADDING), (sparse,)),
         ):
-            rows = index_select(emit, gradient, bag_of)
+            rows = emit.index_select(gradient, bag_of)
             with emit.op("embedding_sparse_backward", (rows, self._indices, table.rows, _NO_PADDING, False), (sparse,)):
                 self._of_rows(rows, sparse)
         return sparse
@@ -126,9 +115,9 @@ class Bag:
     def _of_rows(self, rows: Tensor, sparse: Tensor) -> None:
         """Puts row numbers and their gradients together; what lies in a sparse tensor is looked at through views."""
         emit, table = self.tape.emit, self.table
-        self.row_numbers = reshaped(emit, self._indices, (1, table.indices), (1, -1))
-        self.values = reshaped(emit, rows, (table.indices, table.dim), (-1, table.dim))
-        same_dtype(emit, self.row_numbers)
+        self.row_numbers = emit.reshaped(self._indices, (1, table.indices), (1, -1))
+        self.values = emit.reshaped(rows, (table.indices, table.dim), (-1, table.dim))
+        emit.same_dtype(self.row_numbers)
         self._put_together(sparse, self.row_numbers, self.values, (None, None, None, None, None))
 
     def _kept(self, gradient: Tensor) -> Tensor:
@@ -214,15 +203,15 @@ def _add(bag: Bag, alpha: float) -> None:
     ):
         emit.op("_nnz", (gradient,), (bag.table.indices,))
         emit.op("result_type", (weight, gradient), (_SINGLE,))
-        same_dtype(emit, weight)
+        emit.same_dtype(weight)
         values = bag.values_of(gradient)
-        same_dtype(emit, values)
+        emit.same_dtype(values)
         numbers = bag.indices_of(gradient)
         emit.op("sparse_dim", (gradient,), (1,))
         emit.op("is_coalesced", (gradient,), (False,))
         rows = _squeezed(emit, numbers)
-        whole = viewed(emit, weight, weight.shape)
-        flat = reshaped(emit, values, values.shape)
+        whole = emit.viewed(weight, weight.shape)
+        flat = emit.reshaped(values, values.shape)
         emit.op("index_add_", (whole, 0, rows, flat, alpha), (whole,))
         emit.op("copy_", (weight, weight, False), (weight,))
 
@@ -235,7 +224,7 @@ def _adagrad(bag: Bag, state: Tensor, alpha: float) -> None:
     index = emit.strided(numbers, (distinct,), (1,), ("select", (0, 0)), offset=numbers.offset)
     rows = _part(emit, "values", summed, rows)
     emit.op("index_add_", (state, 0, index, mean_squares(emit, rows), 1), (state,))
-    roots = index_select(emit, state, index)
+    roots = emit.index_select(state, index)
     emit.op("sqrt_", (roots,), (roots,))
     emit.op("index_add_", (bag.weight, 0, index, divided_rows(emit, rows, roots), alpha), (bag.weight,))
 
@@ -252,13 +241,13 @@ def _coalesced(bag: Bag) -> tuple[Tensor, Tensor, Tensor]:
             emit.op("is_coalesced", (gradient,), (False,))
             bag.values_of(gradient)
             emit.op("sparse_dim", (gradient,), (1,))
-            sorted_numbers = cloned(emit, _squeezed(emit, bag.indices_of(gradient)))
+            sorted_numbers = emit.cloned(_squeezed(emit, bag.indices_of(gradient)))
             for _ in ("positions", "first of each row"):
                 bag.indices_of(gradient)
-                empty(emit, emit.tensor((table.indices,), "int64"))
+                emit.empty(emit.tensor((table.indices,), "int64"))
             numbers = emit.view(sorted_numbers, (1, table.distinct))
             emit.op("resize_", (sorted_numbers, numbers.shape, None), (numbers,))
-            empty(emit, rows)
+            emit.empty(rows)
             bag.put_together(summed, numbers, rows)
             emit.op("_coalesced_", (summed, True), (summed,))
     return summed, numbers, rows

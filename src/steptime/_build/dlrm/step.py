@@ -20,26 +20,13 @@ from steptime._build.dlrm.bags import BagOps, LocalTable, TableOps
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.tables import CopyOps, NoTableOps, TableBatchedOps, table_batched_sizes
 from steptime._build.emit.ddp import Reducer
-from steptime._build.emit.emitter import Emitter, is_contiguous, strides_of
+from steptime._build.emit.emitter import CONTIGUOUS, Emitter
 from steptime._build.emit.layers import activation, bmm, cat, linear
 from steptime._build.emit.losses import binary_cross_entropy, mse_loss
 from steptime._build.emit.optimizers import sgd, step_of, zero_grad
 from steptime._build.emit.tape import Gradients, Tape
-from steptime._build.emit.tensors import (
-    CONTIGUOUS,
-    arange,
-    contiguous,
-    detached,
-    empty_like,
-    expanded,
-    new_empty,
-    new_zeros,
-    number,
-    reshaped,
-    same_dtype,
-    viewed,
-)
 from steptime._build.emit.views import transpose, view
+from steptime._build.emit.writer import is_contiguous, strides_of
 from steptime._program.program import Program, Tensor
 
 LEARNING_RATE = 1e-6
@@ -102,7 +89,7 @@ class _Step:
             tables.clear()
         prediction = activation(tape, "sigmoid", self._top(self._interact(*self._bottom_and_lookups())))
         # Under autocast the prediction would be cast here; in fp32 it is not.
-        same_dtype(emit, prediction, node=True)
+        emit.same_dtype(prediction, node=True)
         loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(tape, prediction, self._labels)
         tape.backward(loss)
         parameters = [*self._bottom.parameters, *self._top.parameters]
@@ -118,7 +105,8 @@ class _Step:
             pooled = tables.look_up()
             started.append(pooled if exchange is None else exchange.start(pooled))
         copied = [copies.look_up() for copies in self._copies]
-        dense, blocks = self._bottom(self._inputs), []
+        dense = self._bottom(self._inputs)
+        blocks: list[Tensor] = []
         for (_, exchange), tensor in zip(self._sharded, started, strict=True):
             blocks += [tensor] if exchange is None else exchange.finish(tensor)
         return dense, (*blocks, *copied)
@@ -190,8 +178,8 @@ class ColumnExchangeOps:
         """Starts to send the lookups of this rank's tables for all samples."""
         emit = self._tape.emit
         with emit.write("_Start", (pooled,), sequence=emit.sequence):
-            received = new_empty(emit, pooled, (sum(self._received),))
-            flat = viewed(emit, pooled, (pooled.numel,), (-1,))
+            received = emit.new_empty(pooled, (sum(self._received),))
+            flat = emit.viewed(pooled, (pooled.numel,), (-1,))
             self._number = emit.all_to_all(received, flat, self._received, self._sent)
 
         def backward(_: Tensor) -> Tensor | None:
@@ -205,15 +193,15 @@ class ColumnExchangeOps:
         emit = self._tape.emit
         with emit.write("_Finish", (received,), sequence=emit.sequence):
             emit.wait(self._number)
-            blocks = self._blocks(detached(emit, received))
+            blocks = self._blocks(emit.detached(received))
 
         def backward(gradients: Gradients) -> Gradients:
             assert gradients[0] is not None
-            flat = new_empty(emit, gradients[0], (sum(self._received),))
+            flat = emit.new_empty(gradients[0], (sum(self._received),))
             for block, gradient in zip(self._blocks(flat), gradients, strict=True):
                 emit.op("copy_", (block, gradient, False), (block,))
-            self._gradient = new_empty(emit, flat, self._shape)
-            taken = viewed(emit, self._gradient, (self._gradient.numel,), (-1,))
+            self._gradient = emit.new_empty(flat, self._shape)
+            taken = emit.viewed(self._gradient, (self._gradient.numel,), (-1,))
             self._number = emit.all_to_all(taken, flat, self._sent, self._received)
             return (flat,)
 
@@ -228,7 +216,7 @@ class ColumnExchangeOps:
             for share in shares:
                 emit.op("as_strided", (flat, share.shape, share.strides, share.offset), (share,))
         pairs = zip(shares, self._widths, strict=True)
-        return tuple(viewed(emit, share, (self._local_batch, width)) for share, width in pairs)
+        return tuple(emit.viewed(share, (self._local_batch, width)) for share, width in pairs)
 
 
 class RowExchangeOps:
@@ -242,7 +230,7 @@ class RowExchangeOps:
         """Starts to add the partial sums of all ranks, [global batch, columns]."""
         emit = self._tape.emit
         with emit.write("ReduceScatter_Req", (pooled,), sequence=emit.sequence):
-            summed = new_empty(emit, pooled, (self._local_batch, pooled.shape[1]))
+            summed = emit.new_empty(pooled, (self._local_batch, pooled.shape[1]))
             self._number = emit.reduce_scatter(summed, pooled)
 
         def backward(_: Tensor) -> Tensor | None:
@@ -256,12 +244,12 @@ class RowExchangeOps:
         emit, columns = self._tape.emit, summed.shape[1]
         with emit.write("ReduceScatter_Wait", (summed,), sequence=emit.sequence):
             emit.wait(self._number)
-            awaited = detached(emit, summed)
+            awaited = emit.detached(summed)
 
         def backward(gradient: Tensor) -> Tensor:
             if not is_contiguous(gradient):
-                gradient = contiguous(emit, gradient)
-            self._gradient = new_empty(emit, gradient, (self._local_batch * emit.world_size, columns))
+                gradient = emit.contiguous(gradient)
+            self._gradient = emit.new_empty(gradient, (self._local_batch * emit.world_size, columns))
             self._number = emit.all_gather(self._gradient, gradient)
             return gradient
 
@@ -298,10 +286,10 @@ class InteractionOps:
         with emit.op("index", (products, indices), (picked,), node=True):
             emit.strided(products, picked.shape, (self._vectors**2, 0))
             for index in (self._rows, self._columns):
-                reshaped(emit, index, (1, pairs))
+                emit.reshaped(index, (1, pairs))
 
         def backward(gradient: Tensor) -> Tensor:
-            result = new_zeros(emit, gradient, products.shape)
+            result = emit.new_zeros(gradient, products.shape)
             with emit.op("_index_put_impl_", (result, indices, gradient, True, True), (result,)):
                 self._put(gradient)
             return result
@@ -314,15 +302,15 @@ class InteractionOps:
         places = self._counted(self._rows, self._vectors)
         columns = self._counted(self._columns, 1)
         emit.op("add_", (places, columns, 1), (places,))
-        spread = expanded(emit, gradient, gradient.shape, strides_of(gradient))
+        spread = emit.expanded(gradient, gradient.shape, strides_of(gradient))
         if not is_contiguous(spread):
-            contiguous(emit, spread)
-        flat = reshaped(emit, places, (pairs,), (-1,))
+            emit.contiguous(spread)
+        flat = emit.reshaped(places, (pairs,), (-1,))
         for _ in ("sorted places", "their order"):
-            empty_like(emit, flat, emit.tensor((pairs,), "int64"), memory_format=CONTIGUOUS)
+            emit.empty_like(flat, emit.tensor((pairs,), "int64"), memory_format=CONTIGUOUS)
         with emit.op("divide_", (flat, 1, "trunc"), (flat,)), emit.op("div_", (flat, 1, "trunc"), (flat,)):
-            emit.op("div_", (flat, number(emit, "int64"), "trunc"), (flat,))
-        arange(emit, pairs)
+            emit.op("div_", (flat, emit.number("int64"), "trunc"), (flat,))
+        emit.arange(pairs)
 
     def _counted(self, index: Tensor, step: int) -> Tensor:
         """Indices along one dimension as places in memory, negative ones brought in."""
@@ -330,7 +318,7 @@ class InteractionOps:
         for name, by in (("remainder", self._vectors), ("mul", step)):
             result = emit.tensor(index.shape, "int64")
             with emit.op(name, (counted, by), (result,)):
-                emit.op(name, (counted, number(emit, "int64")), (result,))
+                emit.op(name, (counted, emit.number("int64")), (result,))
             counted = result
         emit.op("to", (counted, None, None, emit.device, None, False, False, None), (counted,))
         return counted

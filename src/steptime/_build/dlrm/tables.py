@@ -9,10 +9,9 @@ from itertools import accumulate
 from steptime._build.dlrm.bags import BagOps, LocalTable, TableOps, sizes_of
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.emit.ddp import Reducer
-from steptime._build.emit.emitter import is_contiguous
 from steptime._build.emit.optimizers import ROWWISE_ADAGRAD, divided_rows, mean_squares, sgd, step_of
 from steptime._build.emit.tape import Tape
-from steptime._build.emit.tensors import contiguous, empty_from_python, index_select, zeros
+from steptime._build.emit.writer import is_contiguous
 from steptime._program.program import Tensor
 
 # Of the table-batched kernels (steptime_lab.workloads.table_batched.launch): positions walked in a row, and from how many quads
@@ -74,34 +73,34 @@ class TableBatchedOps(TableOps):
         """One launch."""
         emit, taken = self._tape.emit, (self._anchor, self._indices, self._offsets)
         with emit.write("TableBatchedLookupFunction", taken, sequence=emit.sequence):
-            pooled = empty_from_python(emit, (self._batch, self._sizes.columns), "float32")
+            pooled = emit.empty_from_python((self._batch, self._sizes.columns), "float32")
         return self._tape.node("TableBatchedLookupFunctionBackward", (self._anchor,), pooled, self._backward)
 
     def _backward(self, gradient: Tensor) -> Tensor | None:
         """Sorts lookups by row, then sums and updates, level by level while a run of one row is longer than a chunk."""
         emit = self._tape.emit
         if not is_contiguous(gradient):
-            contiguous(emit, gradient)
-        dense = zeros(emit, emit.tensor(self._anchor.shape), from_python=True) if self.parameters else None
+            emit.contiguous(gradient)
+        dense = emit.zeros(emit.tensor(self._anchor.shape), from_python=True) if self.parameters else None
         if self._indices.numel:
             self._sum_rows()
         return dense
 
     def _sum_rows(self) -> None:
         emit, count, key_type = self._tape.emit, self._indices.numel, self._sizes.key_type
-        keys, infos = empty_from_python(emit, (count,), key_type), empty_from_python(emit, (count,), "int64")
+        keys, infos = emit.empty_from_python((count,), key_type), emit.empty_from_python((count,), "int64")
         values, order = emit.tensor(keys.shape, keys.dtype), emit.tensor(keys.shape, "int64")
         with emit.op("sort", (keys, True, -1, False), (values, order)):
             emit.op("copy_", (values, keys, False), (values,))
-        index_select(emit, infos, order)
+        emit.index_select(infos, order)
         stride = self._sizes.widest // 4
         if self._adagrad:
             stride = 1 << (stride - 1).bit_length()
         while True:
             chunks = -(-count // _CHUNK)
-            empty_from_python(emit, (2 * chunks,), key_type)
-            empty_from_python(emit, (2 * chunks,), "int64")
-            empty_from_python(emit, (8 * chunks * stride,), "float32")
+            emit.empty_from_python((2 * chunks,), key_type)
+            emit.empty_from_python((2 * chunks,), "int64")
+            emit.empty_from_python((8 * chunks * stride,), "float32")
             if chunks == 1:
                 return
             count = 2 * chunks

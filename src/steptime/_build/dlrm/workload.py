@@ -11,7 +11,7 @@ from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, ROW_WISE, Plan
 from steptime._build.dlrm.step import LocalTables, parameter_count, rank_program, what_is_written
 from steptime._build.dlrm.table_lookups import row_share, table_lookups
-from steptime._build.emit.emitter import GROUP
+from steptime._build.emit.writer import GROUP
 from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
 from steptime._lookups.workload import DENSE, TABLE_BATCHED, RankLookups, WorkloadLookups

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-from steptime._build.emit.emitter import GROUP, strides_of
 from steptime._build.emit.tape import Tape
-from steptime._build.emit.tensors import number
+from steptime._build.emit.writer import GROUP, strides_of
 from steptime._program.program import Tensor
 from steptime._units import MIB, dtype_bytes
 
@@ -62,7 +61,7 @@ class Reducer:
         """A gradient is there: divided by the number of ranks on its way into the bucket, which leaves when it is full."""
         emit = self._tape.emit
         with emit.write("torch::distributed::reducer::mul_out", (view,)):
-            emit.op("mul", (gradient, number(emit), view), (view,))
+            emit.op("mul", (gradient, emit.number(), view), (view,))
         bucket.missing -= 1
         if not bucket.missing:
             emit.all_reduce((bucket.flat,), self._group)

@@ -1,351 +1,260 @@
-"""`Emitter`: the ops of a training step that was never run, written down as PyTorch's execution trace records them.
+"""`Emitter`: a `Writer` of the ops that others are made of, without a node of autograd: views, reservations, copies, casts.
 
-Tensors are made first, with ids and storages that nobody else has; then every op is written with what it takes and returns, and
-ops inside an op are written while it is open:
-
-    emit = Emitter(rank=0, world_size=2, source="my model")
-    x, weight, bias = emit.tensor((512, 64)), emit.tensor((16, 64)), emit.tensor((16,))
-    y = emit.tensor((512, 16))
-    with emit.op("linear", (x, weight, bias), (y,), node=True):
-        turned = emit.strided(weight, (64, 16), (1, 64), ("t", ()), ("transpose", (0, 1)), node=True)
-        emit.op("addmm", (bias, x, turned, 1, 1), (y,), node=True)
-    emit.all_reduce((y,))  # c10d::allreduce_, record_param_comms, nccl:all_reduce
-    with emit.backward_thread():  # what follows is on autograd's thread
-        with emit.write("autograd::engine::evaluate_function: AddmmBackward0"):
-            emit.write("AddmmBackward0", (emit.tensor((512, 16)),))
-    program = emit.program()  # ops only; phases and roles as for a trace that was read
-
-A view has an id of its own and the storage of what it looks at: `emit.view(x, (64, 512), (1, 64))`; a tensor that autograd
-saved and unpacked is one too: `emit.view(x)`. `op` writes ATen ops, whose whole names the catalogue knows; `write` writes
-anything else. An op that autograd records (`node=True`) carries the value of its counter, which the node then
-takes (`next_sequence`). `tape` has the engine and `layers` what uses both, so that a builder writes the forward pass alone.
+Ops that other ops call say all options (dtype, layout, device); the same ops called from Python leave most of them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 
-from steptime._ops.catalogue import aten
-from steptime._program.collectives import WAIT
-from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, ProcessGroup, Node
-from steptime._program.execution import to_program
-from steptime._program.program import Program, Signature, Tensor, Value
-from steptime._units import dtype_bytes
+from steptime._build.emit.writer import Writer, contiguous_strides, strides_of
+from steptime._program.program import Tensor, Value
 
-MAIN_THREAD, BACKWARD_THREAD = 1, 2
-GROUP, GROUP_DESCRIPTION = "0", "default_pg"  # what PyTorch calls the group of all ranks
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"  # groups of ranks that hold copies, shards and parts of the same parameters
-OBJECT = "<Object>"  # how a trace writes what is neither a tensor nor a plain value
-_PROCESS, _EMPTY_STORAGE = 1, 2  # ids of the process node and of the storage that all empty tensors share
-_SCHEMA = "1.1.1-chakra.0.0.4"  # that of the traces that come with the package, by PyTorch 2.11
-_NO_TIMEOUT = -1
-_SIGNATURE = Signature()
+# c10::ScalarType by name, as execution traces write it.
+DTYPE_NUMBERS = {"uint8": 0, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "bool": 11, "bfloat16": 15}
+STRIDED, SPARSE = 0, 1  # c10::Layout
+CONTIGUOUS = 0  # c10::MemoryFormat
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides as PyTorch makes them: a size of 0 counts as 1."""
-    strides, step = [1] * len(shape), 1
+def view_strides(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of the same memory in another shape, or None where that takes a copy (ATen/TensorUtils.cpp, computeStride)."""
+    if 0 in shape:
+        return contiguous_strides(wanted)
+    result = [1] * len(wanted)
+    at = len(wanted) - 1
+    if not shape:
+        return tuple(result)
+    base, of_tensor, of_view = strides[-1], 1, 1
     for index in range(len(shape) - 1, -1, -1):
-        strides[index] = step
-        step *= max(shape[index], 1)
-    return tuple(strides)
+        of_tensor *= shape[index]
+        if index and (shape[index - 1] == 1 or strides[index - 1] == of_tensor * base):
+            continue
+        while at >= 0 and (of_view < of_tensor or wanted[at] == 1):
+            result[at] = of_view * base
+            of_view *= wanted[at]
+            at -= 1
+        if of_view != of_tensor:
+            return None
+        if index:
+            base, of_tensor, of_view = strides[index - 1], 1, 1
+    return tuple(result) if at == -1 else None
 
 
-def is_contiguous(tensor: Tensor) -> bool:
-    """Whether a tensor is row-major, as PyTorch sees it: the stride of an axis of one element does not matter."""
-    laid = zip(tensor.shape, tensor.strides or (), contiguous_strides(tensor.shape), strict=True)
-    return 0 in tensor.shape or all(size == 1 or stride == expected for size, stride, expected in laid)
+def compact_strides(x: Tensor) -> tuple[int, ...]:
+    """Strides of an elementwise result: its dimensions lie in the order of the argument's, without gaps."""
+    strides, result, step = strides_of(x), [0] * len(x.shape), 1
+    for index in sorted(range(len(x.shape)), key=lambda at: (strides[at], -at)):
+        result[index] = step
+        step *= x.shape[index]
+    return tuple(result)
 
 
-def strides_of(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor that has been laid out."""
-    assert tensor.strides is not None
-    return tensor.strides
+class Emitter(Writer):
+    """Writes ops with the ops inside them."""
 
+    # Views
 
-class Emitter:
-    """Writes the step of one rank, op by op in order of start."""
+    def viewed(self, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None, *, node: bool = False) -> Tensor:
+        """`x.view(shape)`; `asked` is the shape in the call, where it holds a -1."""
+        laid = view_strides(x.shape, strides_of(x), shape)
+        assert laid is not None
+        y = self.view(x, shape, laid)
+        self.op("view", (x, tuple(shape if asked is None else asked)), (y,), node=node)
+        return y
 
-    def __init__(
+    def reshaped(self, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
+        """`x.reshape(shape)`: a view where the memory allows one, else a copy."""
+        call, laid = tuple(shape if asked is None else asked), view_strides(x.shape, strides_of(x), shape)
+        if laid is not None:
+            y = self.view(x, shape, laid)
+            with self.op("reshape", (x, call), (y,)):
+                self.op("view", (x, call), (y,))
+            return y
+        copy = self.tensor(x.shape, x.dtype)
+        y = self.view(copy, shape)
+        with self.op("reshape", (x, call), (y,)):
+            self.cloned(x, copy)
+            self.op("_unsafe_view", (copy, tuple(shape)), (y,))
+        return y
+
+    def transposed(self, x: Tensor, first: int, second: int, *, node: bool = False) -> Tensor:
+        """`x.transpose(first, second)`."""
+        order = list(range(len(x.shape)))
+        order[first], order[second] = second, first
+        return self._reordered(x, order, ("transpose", (first, second)), node=node)
+
+    def turned(self, x: Tensor, *, node: bool = False) -> Tensor:
+        """`x.t()` of a matrix."""
+        return self._reordered(x, (1, 0), ("t", ()), ("transpose", (0, 1)), node=node)
+
+    def permuted(self, x: Tensor, order: tuple[int, ...], *, node: bool = False) -> Tensor:
+        """`x.permute(order)`."""
+        return self._reordered(x, order, ("permute", (order,)), node=node)
+
+    def _reordered(self, x: Tensor, order: Sequence[int], *calls: tuple[str, tuple[Value, ...]], node: bool = False) -> Tensor:
+        shape, strides = x.shape, strides_of(x)
+        return self.strided(x, [shape[at] for at in order], [strides[at] for at in order], *calls, node=node)
+
+    def expanded(self, x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        """`x.expand(shape)`."""
+        return self.strided(x, shape, strides, ("expand", (shape, False)))
+
+    def unsqueezed(self, x: Tensor, dimension: int) -> Tensor:
+        """`x.unsqueeze(dimension)` of a row-major tensor."""
+        shape = (*x.shape[:dimension], 1, *x.shape[dimension:])
+        return self.strided(x, shape, contiguous_strides(shape), ("unsqueeze", (dimension,)))
+
+    def sliced(self, x: Tensor, dimension: int, start: int, end: int, *, narrow: bool = False, node: bool = False) -> Tensor:
+        """`x[..., start:end]` along one dimension, or `x.narrow`, which calls it."""
+        shape, strides = (*x.shape[:dimension], end - start, *x.shape[dimension + 1 :]), strides_of(x)
+        calls: list[tuple[str, tuple[Value, ...]]] = [("narrow", (dimension, start, end - start))] if narrow else []
+        calls.append(("slice", (dimension, start, end, 1)))
+        return self.strided(x, shape, strides, *calls, offset=x.offset + start * strides[dimension], node=node)
+
+    def detached(self, x: Tensor) -> Tensor:
+        """`x.detach()`."""
+        y = self.view(x)
+        with self.op("detach", (x,), (y,)):
+            self.write("detach", (x,))
+        return y
+
+    # Reservations
+
+    def number(self, dtype: str = "float64") -> Tensor:
+        """A number that an op wrapped into a tensor of the host."""
+        return self.tensor((), dtype, device="cpu")
+
+    def options(self, x: Tensor) -> tuple[int, int, str]:
+        """dtype, layout and device as ops say them to each other."""
+        return DTYPE_NUMBERS[x.dtype], STRIDED, self.device
+
+    def empty(
+        self, y: Tensor, *, layout: int | None = STRIDED, pinned: bool | None = None, memory_format: int | None = None
+    ) -> Tensor:
+        """`torch.empty` that gives `y`."""
+        self.op("empty", (y.shape, DTYPE_NUMBERS[y.dtype], layout, self.device, pinned, memory_format), (y,))
+        return y
+
+    def empty_from_python(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """`torch.empty` as a user calls it."""
+        return self.empty(self.tensor(shape, dtype), layout=None, pinned=False)
+
+    def empty_strided(self, y: Tensor, *, pinned: bool | None = None) -> None:
+        """`torch.empty_strided` that gives `y`."""
+        self.op("empty_strided", (y.shape, y.strides, *self.options(y), pinned), (y,))
+
+    def empty_like(
         self,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        device: str = "cuda:0",
-        source: str = "",
-        groups: Mapping[str, tuple[int, ...]] | None = None,
+        x: Tensor,
+        y: Tensor,
+        said: tuple[Value, Value, Value] = (None, None, None),
+        memory_format: int | None = None,
     ) -> None:
-        """`groups` are those whose names collectives take; a group of all ranks has PyTorch's own name."""
-        self.rank, self.world_size, self.device, self.source = rank, world_size, device, source
-        everybody = {GROUP: tuple(range(world_size))} if world_size > 1 else {}
-        self._groups = {
-            name: ProcessGroup(GROUP, GROUP_DESCRIPTION, ranks, len(ranks))
-            if len(ranks) == world_size
-            else ProcessGroup(name, name, ranks, len(ranks))
-            for name, ranks in (everybody if groups is None else groups).items()
-        }
-        self.sequence = 0  # autograd's counter: what the next node gets
-        self._nodes: list[Node] = []
-        self._parents: list[int] = []
-        self._open: list[int] = []  # rows of the ops around what is written next
-        self._last = -1  # row of what was written last
-        self._thread = MAIN_THREAD
-        self._id = _EMPTY_STORAGE
-        self._collectives = 0
-        self._views: set[int] = set()
-        self._inside = _Inside(self)
-        self.muted = False  # nothing is written: what recomputation leaves out
-        if world_size > 1:
-            self.write("## process_group:init ##")
+        """`torch.empty_like` that gives `y`, with dtype, layout and device as `said`."""
+        with self.op("empty_like", (x, *said, None, memory_format), (y,)):
+            if memory_format is None:
+                self.empty_strided(y)
+            else:
+                self.empty(y, memory_format=memory_format)
 
-    # Tensors
+    def new_empty(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """`like.new_empty(shape)`."""
+        y = self.tensor(shape, like.dtype)
+        with self.op("new_empty", (like, shape, None, None, None, False), (y,)):
+            self.empty(y, pinned=False)
+        return y
 
-    def tensor(
-        self,
-        shape: Sequence[int],
-        dtype: str = "float32",
-        *,
-        strides: Sequence[int] | None = None,
-        device: str | None = None,
-    ) -> Tensor:
-        """A tensor with memory of its own; row-major where no strides are given."""
-        sizes = tuple(shape)
-        laid = contiguous_strides(sizes) if strides is None else tuple(strides)
-        storage = _EMPTY_STORAGE if 0 in sizes else self._next_id()
-        return Tensor(sizes, dtype, laid, self._next_id(), storage, 0, device or self.device)
+    def resized(self, y: Tensor) -> None:
+        """An output that begins as nothing and takes the size of its result."""
+        nothing = self.empty(self.tensor((0,), y.dtype))
+        self.op("resize_", (nothing, y.shape, None), (y,))
 
-    def view(
-        self,
-        of: Tensor,
-        shape: Sequence[int] | None = None,
-        strides: Sequence[int] | None = None,
-        offset: int | None = None,
-    ) -> Tensor:
-        """Another tensor over the same storage; `offset` counts elements from the storage's begin."""
-        sizes = of.shape if shape is None else tuple(shape)
-        laid = of.strides if shape is None else contiguous_strides(sizes)
-        laid = laid if strides is None else tuple(strides)
-        number = self._next_id()
-        self._views.add(number)
-        return Tensor(sizes, of.dtype, laid, number, of.storage, of.offset if offset is None else offset, of.device)
+    def zero(self, x: Tensor) -> None:
+        """`x.zero_()`."""
+        with self.op("zero_", (x,), (x,)):
+            self.op("fill_", (x, 0), (x,))
 
-    def sparse(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
-        """A sparse tensor, as it is recorded: an id and no memory."""
-        sizes = tuple(shape)
-        return Tensor(sizes, dtype, (0,) * len(sizes), self._next_id())
+    def zeros(self, y: Tensor, *, from_python: bool = False) -> Tensor:
+        """`torch.zeros` that gives `y`."""
+        layout, pinned = (None, False) if from_python else (STRIDED, None)
+        with self.op("zeros", (y.shape, DTYPE_NUMBERS[y.dtype], layout, self.device, pinned), (y,)):
+            self.empty(y, layout=layout, pinned=pinned)
+            self.zero(y)
+        return y
 
-    def is_view(self, tensor: Tensor) -> bool:
-        """Whether `view` made it."""
-        return tensor.id in self._views
+    def new_zeros(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """`like.new_zeros(shape)`."""
+        y = self.tensor(shape, like.dtype)
+        call = (like, shape, *self.options(like), None)
+        with self.op("new_zeros", call, (y,)):
+            with self.op("new_empty", call, (y,)):
+                self.empty(y)
+            self.zero(y)
+        return y
 
-    # Ops
+    def scalar_tensor(self, y: Tensor, value: Value, layout: int | None) -> None:
+        """`torch.scalar_tensor` on the device that gives `y`."""
+        with self.op("scalar_tensor", (value, DTYPE_NUMBERS[y.dtype], layout, self.device, None), (y,)):
+            self.empty(y, layout=layout)
+            self.op("fill_", (y, value), (y,))
 
-    def write(
-        self,
-        name: str,
-        inputs: tuple[Value, ...] = (),
-        outputs: tuple[Value, ...] = (),
-        *,
-        sequence: int = -1,
-        comm: Comm | None = None,
-        forward_thread: int = 0,
-    ) -> AbstractContextManager[None]:
-        """Writes a frame, a function or an op under its whole name, unless muted; in a `with`, around what is written there."""
-        if self.muted:
-            self._last = -1
-            return self._inside
-        self._last = len(self._nodes)
-        parent = self._open[-1] if self._open else -1
-        signature = Signature(inputs, outputs) if inputs or outputs else _SIGNATURE
-        above = self._nodes[parent].id if parent >= 0 else _PROCESS
-        self._nodes.append(Node(self._next_id(), name, above, -1, sequence, self._thread, forward_thread, signature, comm))
-        self._parents.append(parent)
-        return self._inside
+    def arange(self, count: int, *, from_python: bool = False) -> Tensor:
+        """`torch.arange(count)`: an empty tensor that is grown."""
+        y, nothing = self.tensor((count,), "int64"), self.tensor((0,), "int64")
+        layout, pinned = (None, False) if from_python else (STRIDED, None)
+        with self.op("arange", (count, None if from_python else DTYPE_NUMBERS["int64"], layout, self.device, pinned), (y,)):
+            self.empty(nothing, layout=layout, pinned=pinned)
+            with self.op("arange", (0, count, 1, nothing), (y,)):
+                self.op("resize_", (nothing, (count,), None), (y,))
+        return y
 
-    def op(
-        self, name: str, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = (), *, node: bool = False
-    ) -> AbstractContextManager[None]:
-        """Writes an ATen op; `node` says that autograd records it."""
-        return self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1)
+    # Copies
 
-    def open(self) -> None:
-        """What is written next is inside what was written last."""
-        self._open.append(self._last)
+    def cloned(self, x: Tensor, y: Tensor | None = None, *, node: bool = False) -> Tensor:
+        """`x.clone()`, row-major."""
+        y = self.tensor(x.shape, x.dtype) if y is None else y
+        with self.op("clone", (x, CONTIGUOUS), (y,), node=node):
+            self.empty_like(x, y, self.options(x), CONTIGUOUS)
+            self.op("copy_", (y, x, False), (y,))
+        return y
 
-    def close(self) -> None:
-        """What is written next is outside again."""
-        self._open.pop()
+    def contiguous(self, x: Tensor, *, node: bool = False) -> Tensor:
+        """`x.contiguous()` of a tensor that is not: a copy."""
+        y = self.tensor(x.shape, x.dtype)
+        with self.op("contiguous", (x, CONTIGUOUS), (y,), node=node):
+            return self.cloned(x, y, node=node)
 
-    def new(
-        self,
-        name: str,
-        inputs: tuple[Value, ...],
-        shape: Sequence[int] | None = None,
-        dtype: str | None = None,
-        *,
-        strides: Sequence[int] | None = None,
-        node: bool = False,
-    ) -> Tensor:
-        """Writes an ATen op that makes one tensor, of the shape and dtype of its first argument where nothing else is said."""
-        like = inputs[0]
-        if shape is None or dtype is None:
-            assert isinstance(like, Tensor)
-            shape, dtype = like.shape if shape is None else shape, dtype or like.dtype
-        result = self.tensor(shape, dtype, strides=strides)
-        self.op(name, inputs, (result,), node=node)
-        return result
+    def cast(self, x: Tensor, dtype: str, *, placed: bool = False) -> Tensor:
+        """`x.to(dtype)`; `placed` says the device too, as autograd's own casts do."""
+        y = self.tensor(x.shape, dtype, strides=compact_strides(x))
+        said = self.options(y) if placed else (DTYPE_NUMBERS[dtype], None, None)
+        call = (*said, None, False, False, None) if placed else (DTYPE_NUMBERS[dtype], False, False, None)
+        with self.op("to", (x, *call), (y,)), self.op("_to_copy", (x, *said, None, False, None), (y,), node=True):
+            self.empty_strided(y, pinned=False)
+            self.op("copy_", (y, x, False), (y,))
+        return y
 
-    def strided(
-        self,
-        of: Tensor,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        *calls: tuple[str, tuple[Value, ...]],
-        offset: int | None = None,
-        node: bool = False,
-    ) -> Tensor:
-        """Writes a view by way of the ops that lead to it, each called by the one before: all end in `as_strided`.
+    def same_dtype(self, x: Tensor, *, node: bool = False) -> None:
+        """`x.to(dtype)` of a tensor that has it."""
+        self.op("to", (x, DTYPE_NUMBERS[x.dtype], False, False, None), (x,), node=node)
 
-        Most views leave the offset to be what it was, and do not say it.
-        """
-        result = self.view(of, shape, strides, offset)
-        for name, arguments in calls:
-            self.op(name, (of, *arguments), (result,), node=node)
-            self.open()
-            node = False
-        self.op("as_strided", (of, result.shape, result.strides, offset), (result,), node=node)
-        for _ in calls:
-            self.close()
-        return result
+    def index_select(self, x: Tensor, index: Tensor, y: Tensor | None = None) -> Tensor:
+        """`x.index_select(0, index)`: on a GPU a gather along an index that is spread over the columns."""
+        (count,), rest = index.shape, x.shape[1:]
+        y = self.tensor((count, *rest), x.dtype) if y is None else y
+        with self.op("index_select", (x, 0, index), (y,)):
+            self.resized(y)
+            column = self.viewed(index, (count, *(1 for _ in rest)))
+            wide = self.expanded(column, y.shape, (1, *(0 for _ in rest)))
+            with self.op("gather", (x, 0, wide, False, y), (y,)):
+                self.strided(y, y.shape, strides_of(y))
+                self.strided(x, y.shape, (0, *strides_of(x)[1:]))
+        return y
 
-    @contextmanager
-    def backward_thread(self) -> Iterator[None]:
-        """What is written inside runs on autograd's thread, with nothing of the main thread around it."""
-        before = self._thread, self._open
-        self._thread, self._open = BACKWARD_THREAD, []
-        yield
-        self._thread, self._open = before
-
-    def next_sequence(self) -> int:
-        """Takes the next number of autograd's counter."""
-        self.sequence += 1
-        return self.sequence - 1
-
-    # Collectives, over all ranks where no group is named; each gives what `wait` takes
-
-    def group_size(self, group: str) -> int:
-        """How many ranks a group has; 1 where there is none."""
-        return self._groups[group].size if group in self._groups else 1
-
-    def all_reduce(self, tensors: tuple[Tensor, ...], group: str = GROUP, *, asynchronous: bool = True) -> int:
-        """Sums tensors over the ranks, in place."""
-        called = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
-        with self.write("c10d::allreduce_", called, (tensors, OBJECT)):
-            return self._communicate(group, "allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
-
-    def all_to_all(
-        self, received: Tensor, sent: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], *, asynchronous: bool = True
-    ) -> int:
-        """Sends shares of `in_splits` elements to every rank and receives `out_splits`."""
-        given, taken = tuple(in_splits), tuple(out_splits)
-        called = (received, sent, OBJECT, taken, given, asynchronous, _NO_TIMEOUT)
-        with self.write("c10d::alltoall_base_", called, (OBJECT,)):
-            return self._communicate(GROUP, "all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken)
-
-    def broadcast(self, tensor: Tensor, group: str = GROUP) -> int:
-        """Gives every rank what the first has."""
-        called = ((tensor,), OBJECT, 0, 0, True, _NO_TIMEOUT)
-        with self.write("c10d::broadcast_", called, ((tensor,), OBJECT)):
-            return self._communicate(group, "broadcast", "broadcast", "nccl:broadcast", ((tensor,),), ((tensor,),))
-
-    def all_gather(self, whole: Tensor, shard: Tensor, group: str = GROUP) -> int:
-        """Gathers every rank's shard into the whole."""
-        called = (whole, shard, OBJECT, True, _NO_TIMEOUT)
-        with self.write("c10d::_allgather_base_", called, (whole, OBJECT)):
-            return self._communicate(group, "_allgather_base", "all_gather", "nccl:_all_gather_base", (shard,), (whole,))
-
-    def reduce_scatter(self, shard: Tensor, whole: Tensor, group: str = GROUP) -> int:
-        """Sums the whole over the ranks and leaves each its shard."""
-        called = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
-        with self.write("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
-            return self._communicate(
-                group, "_reduce_scatter_base", "reduce_scatter", "nccl:_reduce_scatter_base", (whole,), (shard,)
-            )
-
-    def wait(self, number: int, group: str = GROUP) -> None:
-        """Makes the stream that computes wait for a collective."""
-        named = self._groups[group]
-        recorded = ((number, False), (named.name, named.description), self.rank, WAIT, (), (), -1, -1, 1)
-        # A wait is recorded with no tensor, and PyTorch writes the dtype of none as Byte.
-        self.write(COMM_NODE, recorded, comm=Comm(WAIT, WAIT, named.name, self.rank, number, dtype="uint8"))
-
-    def _communicate(
-        self,
-        group: str,
-        name: str,
-        kind: str,
-        inner: str,
-        inputs: tuple[Value, ...],
-        outputs: tuple[Value, ...],
-        in_splits: tuple[int, ...] = (),
-        out_splits: tuple[int, ...] = (),
-    ) -> int:
-        self._collectives += 1
-        number, named = self._collectives, self._groups[group]
-        sent, received = _flat(inputs), _flat(outputs)
-        comm = Comm(
-            name, kind, named.name, self.rank, number, in_splits, out_splits, sent, received,
-            _bytes(sent), _bytes(received), sent[0].dtype,
-        )  # fmt: skip
-        about = ((number, False), (named.name, named.description), self.rank, name, in_splits, out_splits, 0, 1, named.size)
-        with self.write(COMM_NODE, (*inputs, *about), outputs, comm=comm):
-            self.write(inner, (sent[0],))
-        return number
-
-    # The whole
-
-    def trace(self) -> ExecutionTrace:
-        """What was written, as an execution trace."""
-        return ExecutionTrace(
-            schema=_SCHEMA,
-            nodes=tuple(self._nodes),
-            parents=tuple(self._parents),
-            groups={group.name: group for group in self._groups.values()},
-            rank=self.rank,
-            world_size=self.world_size,
-            source=self.source,
-        )
-
-    def program(self) -> Program:
-        """What was written, as the program of the rank: ops and collectives, no times, no kernels."""
-        result = f"{self.source or 'a step'}: built, never run; its kernels and times need models of a device and a host"
-        return replace(to_program(self.trace(), rank=self.rank, world_size=self.world_size), warnings=(result,))
-
-    def _next_id(self) -> int:
-        self._id += 1
-        return self._id
-
-
-class _Inside(AbstractContextManager[None]):
-    """The inside of the op that was written last; one for all ops, which are closed in the order in which they nest."""
-
-    def __init__(self, emit: Emitter) -> None:
-        self._emit = emit
-
-    def __enter__(self) -> None:
-        self._emit.open()
-
-    def __exit__(self, *_: object) -> None:
-        self._emit.close()
-
-
-def _flat(values: tuple[Value, ...]) -> tuple[Tensor, ...]:
-    return tuple(
-        tensor for value in values for tensor in (value if isinstance(value, tuple) else (value,)) if isinstance(tensor, Tensor)
-    )
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors)
+    def power(self, x: Tensor, exponent: float, y: Tensor | None = None, *, node: bool = False) -> Tensor:
+        """`x ** exponent`."""
+        y = self.tensor(x.shape, x.dtype) if y is None else y
+        with self.op("pow", (x, exponent), (y,), node=node):
+            self.op("result_type", (x, exponent), (DTYPE_NUMBERS["float32"],))
+            self.op("to", (x, DTYPE_NUMBERS["float32"], False, False, None), (x,))
+        return y

@@ -9,27 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steptime._build.emit.emitter import Emitter, strides_of
+from steptime._build.emit.emitter import CONTIGUOUS, Emitter, compact_strides
 from steptime._build.emit.tape import Gradients, Saved, Tape
-from steptime._build.emit.tensors import (
-    CONTIGUOUS,
-    arange,
-    compact_strides,
-    contiguous,
-    empty,
-    empty_like,
-    expanded,
-    index_select,
-    number,
-    options,
-    power,
-    reshaped,
-    sliced,
-    transposed,
-    turned,
-    zeros,
-)
 from steptime._build.emit.views import lowered, reshape, to_dtype, turn, view
+from steptime._build.emit.writer import strides_of
 from steptime._program.program import Tensor, Value
 
 # From here on cuBLASLt does not add the bias itself (aten/src/ATen/native/cuda/Blas.cpp, addmm_out_cuda_impl).
@@ -88,7 +71,7 @@ def _raise(tape: Tape, flat: Tensor, y: Tensor, name: str, node: str) -> None:
     """The rows of a product in the shape of what went in."""
     if y is not flat:
         tape.emit.op(name, (flat, y.shape), (y,), node=True)
-        tape.node(node, (flat,), y, lambda gradient: reshaped(tape.emit, gradient, flat.shape))
+        tape.node(node, (flat,), y, lambda gradient: tape.emit.reshaped(gradient, flat.shape))
 
 
 def conv1d(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -108,10 +91,10 @@ def conv1d(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _addmm(tape: Tape, bias: Tensor, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> None:
     with tape.emit.op("addmm", (bias, x, weight, 1, 1), (y,), node=True):
         if 1 in weight.shape or max(*x.shape, *weight.shape) >= _MOST_FOR_EPILOGUE:
-            expanded(tape.emit, bias, y.shape, (0, 1))
+            tape.emit.expanded(bias, y.shape, (0, 1))
 
     def backward(gradient: Tensor) -> Gradients:
-        of_x = _product(tape.emit, gradient, turned(tape.emit, saved.weight())) if tape.needs(x) else None
+        of_x = _product(tape.emit, gradient, tape.emit.turned(saved.weight())) if tape.needs(x) else None
         return gradient, of_x, _of_weight(tape.emit, gradient, saved.x(), weight)
 
     tape.node("AddmmBackward0", (bias, x, weight), y, backward)
@@ -123,7 +106,7 @@ def _mm(tape: Tape, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> No
     def backward(gradient: Tensor) -> Gradients:
         # Derivatives are computed in the alphabetical order of the arguments' names: mat2, then self.
         of_weight = _of_weight(tape.emit, gradient, saved.x(), weight)
-        return _product(tape.emit, gradient, turned(tape.emit, saved.weight())), of_weight
+        return _product(tape.emit, gradient, tape.emit.turned(saved.weight())), of_weight
 
     tape.node("MmBackward0", (x, weight), y, backward)
 
@@ -131,8 +114,8 @@ def _mm(tape: Tape, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> No
 def _of_weight(emit: Emitter, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the second matrix, laid as that is (torch/csrc/autograd/FunctionsManual.cpp, mm_mat2_backward)."""
     if weight.strides == (1, weight.shape[0]):
-        return turned(emit, _product(emit, turned(emit, gradient), x))
-    return _product(emit, turned(emit, x), gradient)
+        return emit.turned(_product(emit, emit.turned(gradient), x))
+    return _product(emit, emit.turned(x), gradient)
 
 
 def _product(emit: Emitter, left: Tensor, right: Tensor) -> Tensor:
@@ -146,8 +129,8 @@ def bmm(tape: Tape, left: Tensor, right: Tensor) -> Tensor:
     y = _batched(emit, left, right, node=True)
 
     def backward(gradient: Tensor) -> Gradients:
-        of_right = _batched(emit, transposed(emit, saved_left(), 1, 2), gradient)
-        return _batched(emit, gradient, transposed(emit, saved_right(), 1, 2)), of_right
+        of_right = _batched(emit, emit.transposed(saved_left(), 1, 2), gradient)
+        return _batched(emit, gradient, emit.transposed(saved_right(), 1, 2)), of_right
 
     return tape.node("BmmBackward0", (left, right), y, backward)
 
@@ -234,13 +217,13 @@ def gelu_new(tape: Tape, x: Tensor) -> Tensor:
     half = _scaled(tape, x)
     inner = add(tape, x, _scaled(tape, _cubed(tape, x)))
     curved = activation(tape, "tanh", _scaled(tape, inner))
-    shifted = tape.emit.new("add", (curved, number(tape.emit), 1), node=True)  # + 1.0
+    shifted = tape.emit.new("add", (curved, tape.emit.number(), 1), node=True)  # + 1.0
     return mul(tape, half, tape.node("AddBackward0", (curved,), shifted, lambda gradient: gradient))
 
 
 def _scaled(tape: Tape, x: Tensor) -> Tensor:
     """`x * 0.5` and the like."""
-    factor = number(tape.emit)
+    factor = tape.emit.number()
     y = tape.emit.new("mul", (x, factor), node=True)
     return tape.node("MulBackward0", (x,), y, lambda gradient: _times(tape.emit, gradient, factor))
 
@@ -252,16 +235,16 @@ def _cubed(tape: Tape, x: Tensor) -> Tensor:
     if tape.autocast:
         with emit.op("pow", (x, 3.0), (y,)):
             base = to_dtype(tape, x, "float32")
-            power(emit, base, 3.0, y, node=True)
+            emit.power(base, 3.0, y, node=True)
     else:
-        power(emit, base, 3.0, y, node=True)
+        emit.power(base, 3.0, y, node=True)
     saved = tape.save(base)
 
     def backward(gradient: Tensor) -> Tensor:
         tripled = emit.tensor(base.shape, base.dtype)
-        squared = power(emit, saved(), 2.0, node=True)
+        squared = emit.power(saved(), 2.0, node=True)
         with emit.op("mul", (squared, 3.0), (tripled,)):
-            emit.op("mul", (squared, number(emit)), (tripled,))
+            emit.op("mul", (squared, emit.number()), (tripled,))
         return _times(emit, gradient, tripled)
 
     return tape.node("PowBackward0", (base,), y, backward)
@@ -277,14 +260,14 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
         emit.op("dropout", (x, probability, True), (y,), node=True),
         emit.op("native_dropout", (x, probability, True), (y, mask), node=True),
     ):
-        empty_like(emit, x, mask, options(emit, mask))
-        empty_like(emit, x, y)
+        emit.empty_like(x, mask, emit.options(mask))
+        emit.empty_like(x, y)
     saved = tape.save(mask)
 
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(x.shape, gradient.dtype)
         with emit.op("native_dropout_backward", (gradient, saved(), round(1.0 / (1.0 - probability), 6)), (result,)):
-            empty_like(emit, gradient, result, memory_format=CONTIGUOUS)
+            emit.empty_like(gradient, result, memory_format=CONTIGUOUS)
         return result
 
     return tape.node("NativeDropoutBackward0", (x,), y, backward)
@@ -296,14 +279,14 @@ def cat(tape: Tape, tensors: Sequence[Tensor]) -> Tensor:
     y = emit.tensor((rows, sum(tensor.shape[1] for tensor in tensors)), tensors[0].dtype)
     with emit.op("cat", (tuple(tensors), 1), (y,), node=True):
         if len(tensors) == 1:
-            sliced(emit, y, 1, 0, y.shape[1], narrow=True)
+            emit.sliced(y, 1, 0, y.shape[1], narrow=True)
 
     def backward(gradient: Tensor) -> Gradients:
         columns: list[Tensor | None] = []
         start = 0
         for tensor in tensors:
             end = start + tensor.shape[1]
-            columns.append(sliced(emit, gradient, 1, start, end, narrow=True) if tape.needs(tensor) else None)
+            columns.append(emit.sliced(gradient, 1, start, end, narrow=True) if tape.needs(tensor) else None)
             start = end
         return tuple(columns)
 
@@ -334,9 +317,9 @@ def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, 
         emit.op("layer_norm", (x, width, weight, bias, epsilon, True), (y,), node=True),
         emit.op("native_layer_norm", (x, width, weight, bias, epsilon), (y, means, deviations), node=True),
     ):
-        empty(emit, y, memory_format=CONTIGUOUS)
+        emit.empty(y, memory_format=CONTIGUOUS)
         for flat in (mean, deviation):
-            empty(emit, flat)
+            emit.empty(flat)
         for flat, column in ((mean, means), (deviation, deviations)):
             emit.op("view", (flat, column.shape), (column,))
     saved_means, saved_deviations = tape.save(means), tape.save(deviations)
@@ -346,7 +329,7 @@ def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, 
         call = (gradient, saved_x(), width, saved_means(), saved_deviations(), weight, bias, (True, True, True))
         with emit.op("native_layer_norm_backward", call, results):
             for each in results:
-                empty(emit, each, memory_format=CONTIGUOUS)
+                emit.empty(each, memory_format=CONTIGUOUS)
         return results
 
     tape.node("NativeLayerNormBackward0", (x, weight, bias), y, backward)
@@ -378,7 +361,7 @@ def embedding(tape: Tape, weight: Tensor, indices: Tensor) -> Tensor:
     flat = emit.tensor((count, width), weight.dtype)
     y = flat if len(indices.shape) == 1 else emit.view(flat, (*indices.shape, width))
     with emit.op("embedding", (weight, indices, -1, False, False), (y,), node=True):
-        index_select(emit, weight, indices if y is flat else reshaped(emit, indices, (count,), (-1,)), flat)
+        emit.index_select(weight, indices if y is flat else emit.reshaped(indices, (count,), (-1,)), flat)
         if y is not flat:
             emit.op("view", (flat, y.shape), (y,))
 
@@ -400,16 +383,16 @@ def _rows_added(emit: Emitter, gradient: Tensor, indices: Tensor, result: Tensor
     (rows, width), count = result.shape, indices.numel
     sorts = count > _MOST_UNSORTED
     if sorts and 0 in strides_of(indices):
-        indices = contiguous(emit, indices)
+        indices = emit.contiguous(indices)
     emit.op("view", (gradient, (count, width)), (emit.view(gradient, (count, width)),))
     if sorts:
         for _ in ("sorted indices", "their order"):
-            empty_like(emit, indices, emit.tensor(indices.shape, "int64"), memory_format=CONTIGUOUS)
-        arange(emit, count)
-    zeros(emit, result)
+            emit.empty_like(indices, emit.tensor(indices.shape, "int64"), memory_format=CONTIGUOUS)
+        emit.arange(count)
+    emit.zeros(result)
     if sorts:
         distinct = min(rows, count)
         parts = distinct + count // _ROWS_PER_THREAD
         for shape in ((count,), (), (distinct,), (distinct,), (), (parts,)):
-            empty(emit, emit.tensor(shape, "int64"))
-        empty(emit, emit.tensor((parts, width)))
+            emit.empty(emit.tensor(shape, "int64"))
+        emit.empty(emit.tensor((parts, width)))

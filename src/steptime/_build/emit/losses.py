@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from steptime._build.emit.emitter import TENSOR, Emitter, strides_of
+from steptime._build.emit.emitter import CONTIGUOUS, DTYPE_NUMBERS, Emitter
 from steptime._build.emit.tape import Tape
-from steptime._build.emit.tensors import (
-    CONTIGUOUS,
-    DTYPE_NUMBERS,
-    empty,
-    empty_like,
-    expanded,
-    number,
-    options,
-    zero,
-)
 from steptime._build.emit.views import to_dtype
+from steptime._build.emit.writer import TENSOR, strides_of
 from steptime._program.program import Tensor
 
 _MEAN, _IGNORED = 1, -100  # at::Reduction, and the label that cross entropy leaves out
@@ -28,7 +19,7 @@ def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     each = emit.tensor(x.shape, x.dtype)
     loss = emit.view(each, (), ())
     with emit.op("binary_cross_entropy", (x, target, None, _MEAN), (loss,), node=True):
-        empty_like(emit, x, each)
+        emit.empty_like(x, each)
         for column in (each, x, target):
             emit.strided(column, column.shape[:1], (1,), ("squeeze", ()))
         mean = emit.tensor((), x.dtype)
@@ -41,10 +32,10 @@ def binary_cross_entropy(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(x.shape, x.dtype)
         with emit.op("binary_cross_entropy_backward", (gradient, x, target, None, _MEAN), (result,)):
-            empty_like(emit, x, result)
+            emit.empty_like(x, result)
             emit.strided(gradient, x.shape, still, ("expand_as", (x,)), ("expand", (x.shape, False)))
             with emit.op("div_", (result, result.numel), (result,)):
-                emit.op("div_", (result, number(emit, "int64")), (result,))
+                emit.op("div_", (result, emit.number("int64")), (result,))
         return result
 
     return tape.node("BinaryCrossEntropyBackward0", (x,), loss, backward)
@@ -58,7 +49,7 @@ def mse_loss(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
     emit.op("broadcast_tensors", ((x, target),), ((x, target),), node=True)
     with emit.op("mse_loss", (x, target, _MEAN), (loss,), node=True):
         emit.op("resize_", (each, (), None), (loss,))
-        squares = empty(emit, emit.tensor(x.shape, x.dtype), layout=None, memory_format=CONTIGUOUS)
+        squares = emit.empty(emit.tensor(x.shape, x.dtype), layout=None, memory_format=CONTIGUOUS)
         with emit.op("mean", (squares, (), False, None, loss), (loss,)):
             emit.strided(loss, (1,) * len(x.shape), (0,) * len(x.shape))
 
@@ -67,8 +58,8 @@ def mse_loss(tape: Tape, x: Tensor, target: Tensor) -> Tensor:
         call = (gradient, x, target, _MEAN)
         with emit.op("mse_loss_backward", call, (result,)):
             with emit.op("zeros_like", (x, None, None, None, None, CONTIGUOUS), (result,)):
-                empty_like(emit, x, result, options(emit, x), CONTIGUOUS)
-                zero(emit, result)
+                emit.empty_like(x, result, emit.options(x), CONTIGUOUS)
+                emit.zero(result)
             emit.op("mse_loss_backward", (*call, result), (result,))
         return result
 
@@ -103,7 +94,7 @@ def _log_softmax(tape: Tape, scores: Tensor) -> Tensor:
         emit.op("log_softmax", call, (y,)) if tape.autocast else nullcontext(),
         emit.op("log_softmax", call, (y,), node=True),
     ):
-        emit.op("to", (scores, *options(emit, scores), None, False, False, None), (scores,))
+        emit.op("to", (scores, *emit.options(scores), None, False, False, None), (scores,))
         emit.op("_log_softmax", (scores, 1, False), (y,), node=True)
     saved = tape.save(y)
 
@@ -122,7 +113,7 @@ def _nll(tape: Tape, logarithms: Tensor, labels: Tensor, loss: Tensor) -> None:
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(logarithms.shape, logarithms.dtype)
         with emit.op("nll_loss_backward", (gradient, logarithms, *rest, total), (result,)):
-            zero(emit, result)
+            emit.zero(result)
         return result
 
     tape.node("NllLossBackward0", (logarithms,), loss, backward)
@@ -183,10 +174,10 @@ def _mean(tape: Tape, losses: Tensor) -> Tensor:
     loss = emit.new("mean", (losses, None), (), node=True)
 
     def backward(gradient: Tensor) -> Tensor:
-        spread = expanded(emit, gradient, losses.shape, (0,))
+        spread = emit.expanded(gradient, losses.shape, (0,))
         result = emit.tensor(losses.shape, losses.dtype)
         with emit.op("div", (spread, losses.numel), (result,)):
-            emit.op("div", (spread, number(emit, "int64")), (result,))
+            emit.op("div", (spread, emit.number("int64")), (result,))
         return result
 
     return tape.node("MeanBackward0", (losses,), loss, backward)

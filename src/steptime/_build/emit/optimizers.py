@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from steptime._build.emit.emitter import Emitter
-from steptime._build.emit.tensors import DTYPE_NUMBERS, empty_strided, number, power, unsqueezed
+from steptime._build.emit.emitter import DTYPE_NUMBERS, Emitter
 from steptime._program.program import Tensor
 
 # AdamW's coefficients and the bias corrections of a third step, rounded as traces are; no time depends on them.
@@ -40,7 +39,7 @@ def mean_squares(emit: Emitter, rows: Tensor) -> Tensor:
     """Of every row of a gradient: what row-wise Adagrad adds to the row's state."""
     squares, count = emit.tensor(rows.shape), rows.shape[0]
     with emit.op("square", (rows,), (squares,)):
-        power(emit, rows, 2, squares)
+        emit.power(rows, 2, squares)
     means = emit.tensor((count,))
     with emit.op("mean", (squares, (1,), False, None), (means,)):
         emit.strided(means, (count, 1), (1, 0))
@@ -49,8 +48,8 @@ def mean_squares(emit: Emitter, rows: Tensor) -> Tensor:
 
 def divided_rows(emit: Emitter, rows: Tensor, roots: Tensor) -> Tensor:
     """A gradient divided by the roots of its rows' states."""
-    emit.op("add_", (roots, number(emit), 1), (roots,))
-    return emit.new("div", (rows, unsqueezed(emit, roots, 1)))
+    emit.op("add_", (roots, emit.number(), 1), (roots,))
+    return emit.new("div", (rows, emit.unsqueezed(roots, 1)))
 
 
 class Optimizer:
@@ -109,14 +108,14 @@ class Optimizer:
         roots = tuple(emit.tensor(each.shape, each.dtype, strides=each.strides) for each in second)
         with emit.op("_foreach_sqrt", (second,), (roots,)):
             for each in roots:
-                empty_strided(emit, each)
+                emit.empty_strided(each)
         emit.op("_foreach_div_", (roots, (_CORRECTION,) * count))
         emit.op("_foreach_add_", (roots, _EPSILON))
         emit.op("_foreach_addcdiv_", (self._masters, first, roots, (_STEP_SIZE,) * count))
 
     def _count_up(self) -> None:
         """One step more, counted on the host for every parameter."""
-        emit, item, single = self._emit, number(self._emit, "float32"), DTYPE_NUMBERS["float32"]
+        emit, item, single = self._emit, self._emit.number("float32"), DTYPE_NUMBERS["float32"]
         emit.op("empty", ((), single, 0, "cpu", False, None), (item,))
         emit.op("to", (item, "cpu", single, False, False, None), (item,))
         emit.op("lift_fresh", (item,), (item,))

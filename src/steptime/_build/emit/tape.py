@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from steptime._build.emit.emitter import MAIN_THREAD, Emitter
-from steptime._build.emit.tensors import cast, detached, empty_strided, viewed
+from steptime._build.emit.emitter import Emitter
+from steptime._build.emit.writer import MAIN_THREAD
 from steptime._program.program import Tensor
 
 Gradients = tuple[Tensor | None, ...]
@@ -93,7 +93,7 @@ class Tape:
             if gradient is not None and keep is not None:
                 self.gradients[_id(tensor)] = keep(gradient)
             elif gradient is not None:
-                self.gradients[_id(tensor)] = detached(self.emit, gradient) if held is None else self._add(held, gradient)
+                self.gradients[_id(tensor)] = self.emit.detached(gradient) if held is None else self._add(held, gradient)
             return ()
 
         self.parameters.append(tensor)
@@ -198,7 +198,7 @@ class Tape:
 
     def _saved_again(self, region: _Region, tensor: Tensor) -> Saved:
         assert region.tensors is not None
-        detached(self.emit, tensor)
+        self.emit.detached(tensor)
         region.tensors.append(tensor)
         # Recomputation stops as soon as the last saved tensor is there (torch/utils/checkpoint.py, early_stop).
         self.emit.muted = len(region.tensors) >= region.count
@@ -234,7 +234,7 @@ class Tape:
         call = (loss, None, None, None, False, 1)
         with emit.op("ones_like", call, (ones,)):
             with emit.op("empty_like", call, (ones,)):
-                empty_strided(emit, ones, pinned=False)
+                emit.empty_strided(ones, pinned=False)
             emit.op("fill_", (ones, 1.0), (ones,))
         return ones
 
@@ -268,12 +268,12 @@ class Tape:
         )
         sizes = tuple(1 if index in reduced else size for index, size in enumerate(gradient.shape))
         small = self.emit.new("sum", (gradient, reduced, True, None), sizes)
-        return viewed(self.emit, small, shape) if leading else small
+        return self.emit.viewed(small, shape) if leading else small
 
     def _arrive(self, node: _Node, output: int, gradient: Tensor | None) -> None:
         """Puts a gradient where its node will find it, in the dtype of what it is of; a second one is added to the first."""
         if gradient is not None and gradient.dtype != node.dtypes[output]:
-            gradient = cast(self.emit, gradient, node.dtypes[output])
+            gradient = self.emit.cast(gradient, node.dtypes[output])
         held = node.arrived[output]
         if held is not None and gradient is not None:
             self._release(held)

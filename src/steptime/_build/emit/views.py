@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime._build.emit.emitter import strides_of
+from steptime._build.emit.emitter import view_strides
 from steptime._build.emit.tape import Gradients, Tape
-from steptime._build.emit.tensors import (
-    cast,
-    cloned,
-    contiguous,
-    permuted,
-    reshaped,
-    sliced,
-    transposed,
-    turned,
-    view_strides,
-    viewed,
-    zeros,
-)
+from steptime._build.emit.writer import strides_of
 from steptime._program.program import Tensor
 
 
 def view(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
     """`x.view(shape)`; `asked` is the shape in the call, where it holds a -1."""
-    y = viewed(tape.emit, x, shape, asked, node=True)
-    return tape.node("ViewBackward0", (x,), y, lambda gradient: reshaped(tape.emit, gradient, x.shape))
+    y = tape.emit.viewed(x, shape, asked, node=True)
+    return tape.node("ViewBackward0", (x,), y, lambda gradient: tape.emit.reshaped(gradient, x.shape))
 
 
 def reshape(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
@@ -36,31 +24,31 @@ def reshape(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | 
         y = emit.view(x, shape, laid)
         with emit.op("reshape", (x, call), (y,), node=True):
             emit.op("view", (x, call), (y,), node=True)
-        return tape.node("ViewBackward0", (x,), y, lambda gradient: reshaped(emit, gradient, x.shape))
+        return tape.node("ViewBackward0", (x,), y, lambda gradient: emit.reshaped(gradient, x.shape))
     copy = emit.tensor(x.shape, x.dtype)
     y = emit.view(copy, shape)
     with emit.op("reshape", (x, call), (y,), node=True):
-        tape.node("CloneBackward0", (x,), cloned(emit, x, copy, node=True), lambda gradient: gradient)
+        tape.node("CloneBackward0", (x,), emit.cloned(x, copy, node=True), lambda gradient: gradient)
         emit.op("_unsafe_view", (copy, tuple(shape)), (y,), node=True)
-        return tape.node("UnsafeViewBackward0", (copy,), y, lambda gradient: reshaped(emit, gradient, x.shape))
+        return tape.node("UnsafeViewBackward0", (copy,), y, lambda gradient: emit.reshaped(gradient, x.shape))
 
 
 def transpose(tape: Tape, x: Tensor, first: int, second: int) -> Tensor:
     """`x.transpose(first, second)`."""
-    y = transposed(tape.emit, x, first, second, node=True)
-    return tape.node("TransposeBackward0", (x,), y, lambda gradient: transposed(tape.emit, gradient, first, second))
+    y = tape.emit.transposed(x, first, second, node=True)
+    return tape.node("TransposeBackward0", (x,), y, lambda gradient: tape.emit.transposed(gradient, first, second))
 
 
 def permute(tape: Tape, x: Tensor, order: tuple[int, ...]) -> Tensor:
     """`x.permute(order)`."""
     back = tuple(order.index(place) for place in range(len(order)))
-    y = permuted(tape.emit, x, order, node=True)
-    return tape.node("PermuteBackward0", (x,), y, lambda gradient: permuted(tape.emit, gradient, back))
+    y = tape.emit.permuted(x, order, node=True)
+    return tape.node("PermuteBackward0", (x,), y, lambda gradient: tape.emit.permuted(gradient, back))
 
 
 def turn(tape: Tape, x: Tensor) -> Tensor:
     """`x.t()` of a matrix."""
-    return tape.node("TBackward0", (x,), turned(tape.emit, x, node=True), lambda gradient: turned(tape.emit, gradient))
+    return tape.node("TBackward0", (x,), tape.emit.turned(x, node=True), tape.emit.turned)
 
 
 def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
@@ -87,7 +75,7 @@ def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
 def slice_last(tape: Tape, x: Tensor, start: int, end: int) -> Tensor:
     """`x[..., start:end]`."""
     emit, last = tape.emit, len(x.shape) - 1
-    y = sliced(emit, x, last, start, end, node=True)
+    y = emit.sliced(x, last, start, end, node=True)
     call = (x.shape, last, start, end, 1)
     return tape.node("SliceBackward0", (x,), y, lambda gradient: emit.new("slice_backward", (gradient, *call), x.shape))
 
@@ -101,7 +89,7 @@ def first_token(tape: Tape, x: Tensor) -> Tensor:
     def backward(gradient: Tensor) -> Tensor:
         result = emit.tensor(x.shape, x.dtype)
         with emit.op("select_backward", (gradient, x.shape, 1, 0), (result,)):
-            zeros(emit, result)
+            emit.zeros(result)
             row = emit.strided(result, y.shape, (tokens * width, 1), select, offset=0)
             emit.op("copy_", (row, gradient, False), (row,))
         return result
@@ -113,8 +101,8 @@ def to_dtype(tape: Tape, x: Tensor, dtype: str) -> Tensor:
     """`x.to(dtype)`; itself where it has that dtype."""
     if x.dtype == dtype:
         return x
-    y = cast(tape.emit, x, dtype)
-    return tape.node("ToCopyBackward0", (x,), y, lambda gradient: cast(tape.emit, gradient, x.dtype, placed=True))
+    y = tape.emit.cast(x, dtype)
+    return tape.node("ToCopyBackward0", (x,), y, lambda gradient: tape.emit.cast(gradient, x.dtype, placed=True))
 
 
 def lowered(tape: Tape, x: Tensor) -> Tensor:
@@ -132,4 +120,4 @@ def lowered(tape: Tape, x: Tensor) -> Tensor:
 
 def contiguous_copy(tape: Tape, x: Tensor) -> Tensor:
     """`x.contiguous()` of a tensor that is not."""
-    return tape.node("CloneBackward0", (x,), contiguous(tape.emit, x, node=True), lambda gradient: gradient)
+    return tape.node("CloneBackward0", (x,), tape.emit.contiguous(x, node=True), lambda gradient: gradient)

@@ -12,26 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from steptime._build.emit.emitter import Emitter, contiguous_strides, strides_of
+from steptime._build.emit.emitter import DTYPE_NUMBERS, STRIDED, Emitter, compact_strides
 from steptime._build.emit.layers import add, bmm, dropout, mul
 from steptime._build.emit.tape import Gradients, Tape
-from steptime._build.emit.tensors import (
-    DTYPE_NUMBERS,
-    STRIDED,
-    compact_strides,
-    contiguous,
-    empty,
-    empty_like,
-    expanded,
-    number,
-    resized,
-    same_dtype,
-    scalar_tensor,
-    sliced,
-    transposed,
-    zero,
-)
 from steptime._build.emit.views import permute, reshape, slice_last, transpose, view
+from steptime._build.emit.writer import contiguous_strides, strides_of
 from steptime._program.program import Tensor, Value
 
 Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
@@ -60,7 +45,7 @@ def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
     y = emit.new("cat", ((negated, first), -1), x.shape, x.dtype, node=True)
 
     def backward(gradient: Tensor) -> Gradients:
-        return sliced(emit, gradient, last, 0, width - half), sliced(emit, gradient, last, width - half, width)
+        return emit.sliced(gradient, last, 0, width - half), emit.sliced(gradient, last, width - half, width)
 
     return tape.node("CatBackward0", (negated, first), y, backward)
 
@@ -102,16 +87,16 @@ def _bias(emit: Emitter, mask: Tensor, q: Tensor, *, spread: bool) -> Tensor:
     """What is added to the scores: 0 where a token is seen, as little as can be where not."""
     least, nothing = emit.tensor((), q.dtype), emit.tensor((), q.dtype)
     result = emit.tensor(mask.shape, q.dtype)
-    scalar_tensor(emit, least, "-inf" if spread else -65504.0, None)
+    emit.scalar_tensor(least, "-inf" if spread else -65504.0, None)
     with emit.op("where", (mask, 0.0, least), (result,)):
-        scalar_tensor(emit, nothing, 0.0, STRIDED)
-        same_dtype(emit, least)
+        emit.scalar_tensor(nothing, 0.0, STRIDED)
+        emit.same_dtype(least)
         with emit.op("where", (mask, nothing, least), (result,)):
-            resized(emit, result)
+            emit.resized(result)
     if not spread:
         return result
     strides = contiguous_strides(mask.shape)
-    return expanded(emit, result, (mask.shape[0], q.shape[1], *mask.shape[2:]), (strides[0], 0, *strides[2:]))
+    return emit.expanded(result, (mask.shape[0], q.shape[1], *mask.shape[2:]), (strides[0], 0, *strides[2:]))
 
 
 def _repeated(tape: Tape, x: Tensor, heads: int) -> Tensor:
@@ -150,8 +135,8 @@ def _cudnn(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: Atten
         _expanded_to_itself(emit, bias)
         for each in (seed, offset):
             emit.op("empty", ((), DTYPE_NUMBERS["int64"], None, "cuda", None, None), (each,))
-        empty_like(emit, heads[0], y)
-        empty(emit, statistics)
+        emit.empty_like(heads[0], y)
+        emit.empty(statistics)
     saved = [tape.save(each) for each in (*heads, y, statistics, seed, offset)]
 
     def backward(gradient: Tensor) -> Gradients:
@@ -165,7 +150,7 @@ def _cudnn(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: Atten
         ):
             _expanded_to_itself(emit, bias)
             for like, result in zip((q, k, v), results, strict=True):
-                empty_like(emit, like, result)
+                emit.empty_like(like, result)
         return results
 
     tape.node("ScaledDotProductCudnnAttentionBackward0", heads, y, backward)
@@ -173,7 +158,7 @@ def _cudnn(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: Atten
 
 def _expanded_to_itself(emit: Emitter, bias: Tensor | None) -> None:
     if bias is not None:
-        expanded(emit, bias, bias.shape, strides_of(bias))
+        emit.expanded(bias, bias.shape, strides_of(bias))
 
 
 def _flash(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: Attention) -> None:
@@ -205,15 +190,15 @@ def _efficient(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: A
     seed, offset = emit.tensor((), "int64", device=where), emit.tensor((), "int64", device=where)
     call = (*heads, bias, True, kind.dropout, kind.causal, scale)
     with emit.op("_scaled_dot_product_efficient_attention", call, (y, statistics, seed, offset), node=True):
-        by_token = tuple(transposed(emit, each, 1, 2) for each in heads)
+        by_token = tuple(emit.transposed(each, 1, 2) for each in heads)
         flat = _flat(emit, y)
         inner = (*by_token, bias, None, None, None, None, kind.dropout, mask, True, scale, None, None)
         result = (flat, statistics, seed, offset, y.shape[2], heads[1].shape[2])
         with emit.op("_efficient_attention_forward", inner, result):
             for each in (seed, offset) if kind.dropout else ():
                 emit.op("scalar_tensor", (0, DTYPE_NUMBERS["int64"], None, None, None), (each,))
-            empty(emit, flat)
-            empty(emit, statistics)
+            emit.empty(flat)
+            emit.empty(statistics)
         _transposed_into(emit, flat, y)
     saved = [tape.save(each) for each in (*heads, y, statistics, seed, offset)]
 
@@ -223,7 +208,7 @@ def _efficient(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: A
         results = tuple(emit.tensor(each.shape, each.dtype, strides=_by_token(each)) for each in (q, k, v))
         call = (*taken, bias, output, *known, kind.dropout, (True, True, True, False), kind.causal, scale)
         with emit.op("_scaled_dot_product_efficient_attention_backward", call, (*results, None)):
-            by_token = [transposed(emit, each, 1, 2) for each in (*taken, output)]
+            by_token = [emit.transposed(each, 1, 2) for each in (*taken, output)]
             flat = tuple(_flat(emit, each) for each in results)
             rest = (known[0], kind.dropout, *known[1:], mask, False, scale, None, None, False)
             _efficient_backward(emit, by_token, bias, rest, flat)
@@ -241,12 +226,12 @@ def _efficient_backward(
     call = (gradient, q, k, v, bias, output, None, None, q.shape[2], k.shape[2], *rest)
     with emit.op("_efficient_attention_backward", call, (*results, None)):
         for each in results:
-            empty(emit, each)
+            emit.empty(each)
         _row_sums(emit, gradient, output)
         batch, length, heads, width = k.shape
         blocks = -(-length // _KEYS_PER_BLOCK)
         size = batch * heads * (4 * length * width + _BYTES_PER_BLOCK * blocks)
-        zero(emit, empty(emit, emit.tensor((size,), "uint8")))
+        emit.zero(emit.empty(emit.tensor((size,), "uint8")))
 
 
 def _row_sums(emit: Emitter, gradient: Tensor, output: Tensor) -> None:
@@ -257,7 +242,7 @@ def _row_sums(emit: Emitter, gradient: Tensor, output: Tensor) -> None:
     total = emit.tensor(gradient.shape[:3], gradient.dtype)
     with emit.op("sum", (product, (-1,), False, None), (total,)):
         emit.strided(total, (*total.shape, 1), (*strides_of(total), 0))
-    contiguous(emit, transposed(emit, total, -2, -1))
+    emit.contiguous(emit.transposed(total, -2, -1))
 
 
 def _flat(emit: Emitter, x: Tensor) -> Tensor:
@@ -298,7 +283,7 @@ def _scaled_softmax(tape: Tape, scores: Tensor) -> Tensor:
     """Scaled, masked and normalised in one kernel; recorded as the softmax that takes as long."""
     emit = tape.emit
     y = emit.tensor(scores.shape, scores.dtype)
-    with emit.write("ScaledUpperTriangMaskedSoftmax", (scores, number(emit)), (y,), sequence=emit.sequence):
+    with emit.write("ScaledUpperTriangMaskedSoftmax", (scores, emit.number()), (y,), sequence=emit.sequence):
         emit.op("_softmax", (scores, -1, False), (y,))
     saved = tape.save(y)
 

@@ -6,9 +6,10 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 from steptime._build.emit.ddp import Reducer
-from steptime._build.emit.emitter import DATA, FSDP, TENSOR, Emitter
+from steptime._build.emit.emitter import Emitter
 from steptime._build.emit.optimizers import Optimizer
 from steptime._build.emit.tape import Tape
+from steptime._build.emit.writer import DATA, FSDP, TENSOR
 from steptime._build.transformer.config import KIND, Parallelism, Transformer
 from steptime._build.transformer.model import Model, Weights
 from steptime._build.transformer.parallel import FullySharded, Unsharded

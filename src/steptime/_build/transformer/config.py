@@ -230,6 +230,7 @@ def _wrong_values(model: Transformer) -> Iterator[str]:
     for key in (*_SWITCHES, "bias"):
         if not isinstance(getattr(model, key), bool) and (key, model.bias) != ("bias", None):
             yield f"{key} is {getattr(model, key)!r}; expected true or false"
+    name: object = model.name  # what a file says may be anything
     dropout: object = model.dropout
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         yield f"dropout is {dropout!r}; expected a number from 0 to below 1"
@@ -240,8 +241,8 @@ def _wrong_values(model: Transformer) -> Iterator[str]:
         )
     if model.ranks > MOST_RANKS:
         yield f"{model.ranks} ranks; at most {MOST_RANKS} can be built"
-    if not isinstance(model.name, str):
-        yield f"name is {model.name!r}; expected text"
+    if not isinstance(name, str):
+        yield f"name is {name!r}; expected text"
     for key, known in _CHOICES.items():
         value = getattr(model, key)
         if value not in known and not (key == "projections" and value == ""):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from steptime._build.emit.emitter import TENSOR, Emitter
+from steptime._build.emit.emitter import Emitter
 from steptime._build.emit.layers import activation, add, conv1d, dropout, embedding, gelu_new, layer_norm, linear, mul, rms_norm
 from steptime._build.emit.losses import cross_entropy, split_cross_entropy
 from steptime._build.emit.tape import Tape
-from steptime._build.emit.tensors import arange, expanded, number, unsqueezed, viewed
 from steptime._build.emit.views import contiguous_copy, first_token, split, to_dtype, transpose, view
+from steptime._build.emit.writer import TENSOR
 from steptime._build.transformer.attention import Attention, fused, rotated, unfused
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallel import Unsharded, enter, leave, split_embedding
@@ -119,21 +119,21 @@ class Inputs:
 
     def labels(self) -> Tensor:
         """The labels in one row."""
-        return viewed(self._emit, self._labels, (self._labels.numel,), (-1,))
+        return self._emit.viewed(self._labels, (self._labels.numel,), (-1,))
 
     def positions(self) -> Tensor:
         """The positions of a sequence: counted in every step, or kept where the model has segments too, as in BERT."""
         if self.buffers:
             return self.buffers[0]
         emit = self._emit
-        numbers = arange(emit, self._config.sequence, from_python=True)
-        return unsqueezed(emit, emit.new("add", (numbers, number(emit, "int64"), 1)), 0)
+        numbers = emit.arange(self._config.sequence, from_python=True)
+        return emit.unsqueezed(emit.new("add", (numbers, emit.number("int64"), 1)), 0)
 
     def segments(self) -> Tensor:
         """The segment of every token: a kept row, picked by positions, for every sample."""
         positions, segments = self.buffers
         row = self._emit.new("gather", (segments, 1, positions, False))
-        return expanded(self._emit, row, self.ids.shape, (0, 1))
+        return self._emit.expanded(row, self.ids.shape, (0, 1))
 
     def angles(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of rotary positions for heads such as `x`, kept by the model."""

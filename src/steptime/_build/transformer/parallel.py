@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from steptime._build.emit.emitter import DATA, FSDP, TENSOR, Emitter, strides_of
+from steptime._build.emit.emitter import CONTIGUOUS, Emitter, view_strides
 from steptime._build.emit.layers import embedding
 from steptime._build.emit.losses import places_in_part
 from steptime._build.emit.tape import Tape
-from steptime._build.emit.tensors import CONTIGUOUS, contiguous, empty_from_python, view_strides, viewed
+from steptime._build.emit.writer import DATA, FSDP, TENSOR, strides_of
 from steptime._build.transformer.config import Transformer
 from steptime._program.program import Tensor
 
@@ -39,7 +39,7 @@ def enter(tape: Tape, x: Tensor) -> Tensor:
 
     def backward(gradient: Tensor) -> Tensor:
         if view_strides(gradient.shape, strides_of(gradient), (gradient.numel,)) is None:
-            gradient = contiguous(emit, gradient)
+            gradient = emit.contiguous(gradient)
         else:
             emit.op("contiguous", (gradient, CONTIGUOUS), (gradient,))
         emit.wait(emit.all_reduce((gradient,), TENSOR, asynchronous=False), TENSOR)
@@ -208,9 +208,9 @@ class FullySharded(Unsharded):
         gradients = tuple(tape.gradients.pop(each.id or 0) for each in unit.parameters)
         with emit.write(f"FSDP::post_backward_reduce{unit.suffix}"):
             part = sum(unit.sizes)
-            whole = empty_from_python(emit, (self._ways * part,), "float32")
+            whole = emit.empty_from_python((self._ways * part,), "float32")
             self._copy_in(whole, gradients)
-            reduced = empty_from_python(emit, (part,), "float32")
+            reduced = emit.empty_from_python((part,), "float32")
             emit.reduce_scatter(reduced, whole, FSDP)
             if emit.group_size(DATA) > 1:
                 emit.all_reduce((reduced,), DATA)
@@ -241,17 +241,17 @@ class FullySharded(Unsharded):
 
     def _rows(self, whole: Tensor) -> Tensor:
         """A buffer with a row per rank."""
-        return viewed(self._emit, whole, (self._ways, whole.numel // self._ways), (self._ways, -1))
+        return self._emit.viewed(whole, (self._ways, whole.numel // self._ways), (self._ways, -1))
 
     def _gather(self, unit: _Unit) -> None:
         emit, part = self._emit, sum(unit.sizes)
         with emit.write(f"FSDP::all_gather{unit.suffix}"):
             shards = unit.shards
             if shards[0].dtype != self._dtype:
-                low = empty_from_python(emit, (part,), self._dtype)
+                low = emit.empty_from_python((part,), self._dtype)
                 shards = _split(emit, low, unit.sizes)
                 emit.op("_foreach_copy_", (shards, _flat(emit, unit.shards), False))
-            whole = empty_from_python(emit, (self._ways * part,), self._dtype)
+            whole = emit.empty_from_python((self._ways * part,), self._dtype)
             own = emit.view(whole, (part,))
             with emit.write("fsdp::all_gather_copy_in", (shards, whole, unit.sizes, part, 0), (own, whole)):
                 emit.op("narrow", (whole, 0, 0, part), (own,))

@@ -1,0 +1,350 @@
+"""`Writer`: the ops of a training step that was never run, written down as PyTorch's execution trace records them.
+
+Tensors are made first, with ids and storages that nobody else has; then every op is written with what it takes and returns, and
+ops inside an op are written while it is open:
+
+    emit = Emitter(rank=0, world_size=2, source="my model")
+    x, weight, bias = emit.tensor((512, 64)), emit.tensor((16, 64)), emit.tensor((16,))
+    y = emit.tensor((512, 16))
+    with emit.op("linear", (x, weight, bias), (y,), node=True):
+        turned = emit.strided(weight, (64, 16), (1, 64), ("t", ()), ("transpose", (0, 1)), node=True)
+        emit.op("addmm", (bias, x, turned, 1, 1), (y,), node=True)
+    emit.all_reduce((y,))  # c10d::allreduce_, record_param_comms, nccl:all_reduce
+    with emit.backward_thread():  # what follows is on autograd's thread
+        with emit.write("autograd::engine::evaluate_function: AddmmBackward0"):
+            emit.write("AddmmBackward0", (emit.tensor((512, 16)),))
+    program = emit.program()  # ops only; phases and roles as for a trace that was read
+
+A view has an id of its own and the storage of what it looks at: `emit.view(x, (64, 512), (1, 64))`; a tensor that autograd
+saved and unpacked is one too: `emit.view(x)`. `op` writes ATen ops, whose whole names the catalogue knows; `write` writes
+anything else. An op that autograd records (`node=True`) carries the value of its counter, which the node then
+takes (`next_sequence`). `tape` has the engine and `layers` what uses both, so that a builder writes the forward pass alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+from steptime._ops.catalogue import aten
+from steptime._program.collectives import WAIT
+from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup, to_program
+from steptime._program.program import Program, Signature, Tensor, Value
+from steptime._units import dtype_bytes
+
+MAIN_THREAD, BACKWARD_THREAD = 1, 2
+GROUP, GROUP_DESCRIPTION = "0", "default_pg"  # what PyTorch calls the group of all ranks
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"  # groups of ranks that hold copies, shards and parts of the same parameters
+OBJECT = "<Object>"  # how a trace writes what is neither a tensor nor a plain value
+_PROCESS, _EMPTY_STORAGE = 1, 2  # ids of the process node and of the storage that all empty tensors share
+_SCHEMA = "1.1.1-chakra.0.0.4"  # that of the traces that come with the package, by PyTorch 2.11
+_NO_TIMEOUT = -1
+_SIGNATURE = Signature()
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides as PyTorch makes them: a size of 0 counts as 1."""
+    strides, step = [1] * len(shape), 1
+    for index in range(len(shape) - 1, -1, -1):
+        strides[index] = step
+        step *= max(shape[index], 1)
+    return tuple(strides)
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor is row-major, as PyTorch sees it: the stride of an axis of one element does not matter."""
+    laid = zip(tensor.shape, tensor.strides or (), contiguous_strides(tensor.shape), strict=True)
+    return 0 in tensor.shape or all(size == 1 or stride == expected for size, stride, expected in laid)
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor that has been laid out."""
+    assert tensor.strides is not None
+    return tensor.strides
+
+
+class Writer:
+    """Writes the step of one rank, op by op in order of start."""
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        device: str = "cuda:0",
+        source: str = "",
+        groups: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`groups` are those whose names collectives take; a group of all ranks has PyTorch's own name."""
+        self.rank, self.world_size, self.device, self.source = rank, world_size, device, source
+        everybody = {GROUP: tuple(range(world_size))} if world_size > 1 else {}
+        self._groups = {
+            name: ProcessGroup(GROUP, GROUP_DESCRIPTION, ranks, len(ranks))
+            if len(ranks) == world_size
+            else ProcessGroup(name, name, ranks, len(ranks))
+            for name, ranks in (everybody if groups is None else groups).items()
+        }
+        self.sequence = 0  # autograd's counter: what the next node gets
+        self._nodes: list[Node] = []
+        self._parents: list[int] = []
+        self._open: list[int] = []  # rows of the ops around what is written next
+        self._last = -1  # row of what was written last
+        self._thread = MAIN_THREAD
+        self._id = _EMPTY_STORAGE
+        self._collectives = 0
+        self._views: set[int] = set()
+        self._inside = _Inside(self)
+        self.muted = False  # nothing is written: what recomputation leaves out
+        if world_size > 1:
+            self.write("## process_group:init ##")
+
+    # Tensors
+
+    def tensor(
+        self,
+        shape: Sequence[int],
+        dtype: str = "float32",
+        *,
+        strides: Sequence[int] | None = None,
+        device: str | None = None,
+    ) -> Tensor:
+        """A tensor with memory of its own; row-major where no strides are given."""
+        sizes = tuple(shape)
+        laid = contiguous_strides(sizes) if strides is None else tuple(strides)
+        storage = _EMPTY_STORAGE if 0 in sizes else self._next_id()
+        return Tensor(sizes, dtype, laid, self._next_id(), storage, 0, device or self.device)
+
+    def view(
+        self,
+        of: Tensor,
+        shape: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        offset: int | None = None,
+    ) -> Tensor:
+        """Another tensor over the same storage; `offset` counts elements from the storage's begin."""
+        sizes = of.shape if shape is None else tuple(shape)
+        laid = of.strides if shape is None else contiguous_strides(sizes)
+        laid = laid if strides is None else tuple(strides)
+        number = self._next_id()
+        self._views.add(number)
+        return Tensor(sizes, of.dtype, laid, number, of.storage, of.offset if offset is None else offset, of.device)
+
+    def sparse(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+        """A sparse tensor, as it is recorded: an id and no memory."""
+        sizes = tuple(shape)
+        return Tensor(sizes, dtype, (0,) * len(sizes), self._next_id())
+
+    def is_view(self, tensor: Tensor) -> bool:
+        """Whether `view` made it."""
+        return tensor.id in self._views
+
+    # Ops
+
+    def write(
+        self,
+        name: str,
+        inputs: tuple[Value, ...] = (),
+        outputs: tuple[Value, ...] = (),
+        *,
+        sequence: int = -1,
+        comm: Comm | None = None,
+        forward_thread: int = 0,
+    ) -> AbstractContextManager[None]:
+        """Writes a frame, a function or an op under its whole name, unless muted; in a `with`, around what is written there."""
+        if self.muted:
+            self._last = -1
+            return self._inside
+        self._last = len(self._nodes)
+        parent = self._open[-1] if self._open else -1
+        signature = Signature(inputs, outputs) if inputs or outputs else _SIGNATURE
+        above = self._nodes[parent].id if parent >= 0 else _PROCESS
+        self._nodes.append(Node(self._next_id(), name, above, -1, sequence, self._thread, forward_thread, signature, comm))
+        self._parents.append(parent)
+        return self._inside
+
+    def op(
+        self, name: str, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = (), *, node: bool = False
+    ) -> AbstractContextManager[None]:
+        """Writes an ATen op; `node` says that autograd records it."""
+        return self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1)
+
+    def open(self) -> None:
+        """What is written next is inside what was written last."""
+        self._open.append(self._last)
+
+    def close(self) -> None:
+        """What is written next is outside again."""
+        self._open.pop()
+
+    def new(
+        self,
+        name: str,
+        inputs: tuple[Value, ...],
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        *,
+        strides: Sequence[int] | None = None,
+        node: bool = False,
+    ) -> Tensor:
+        """Writes an ATen op that makes one tensor, of the shape and dtype of its first argument where nothing else is said."""
+        like = inputs[0]
+        if shape is None or dtype is None:
+            assert isinstance(like, Tensor)
+            shape, dtype = like.shape if shape is None else shape, dtype or like.dtype
+        result = self.tensor(shape, dtype, strides=strides)
+        self.op(name, inputs, (result,), node=node)
+        return result
+
+    def strided(
+        self,
+        of: Tensor,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        *calls: tuple[str, tuple[Value, ...]],
+        offset: int | None = None,
+        node: bool = False,
+    ) -> Tensor:
+        """Writes a view by way of the ops that lead to it, each called by the one before: all end in `as_strided`.
+
+        Most views leave the offset to be what it was, and do not say it.
+        """
+        result = self.view(of, shape, strides, offset)
+        for name, arguments in calls:
+            self.op(name, (of, *arguments), (result,), node=node)
+            self.open()
+            node = False
+        self.op("as_strided", (of, result.shape, result.strides, offset), (result,), node=node)
+        for _ in calls:
+            self.close()
+        return result
+
+    @contextmanager
+    def backward_thread(self) -> Iterator[None]:
+        """What is written inside runs on autograd's thread, with nothing of the main thread around it."""
+        before = self._thread, self._open
+        self._thread, self._open = BACKWARD_THREAD, []
+        yield
+        self._thread, self._open = before
+
+    def next_sequence(self) -> int:
+        """Takes the next number of autograd's counter."""
+        self.sequence += 1
+        return self.sequence - 1
+
+    # Collectives, over all ranks where no group is named; each gives what `wait` takes
+
+    def group_size(self, group: str) -> int:
+        """How many ranks a group has; 1 where there is none."""
+        return self._groups[group].size if group in self._groups else 1
+
+    def all_reduce(self, tensors: tuple[Tensor, ...], group: str = GROUP, *, asynchronous: bool = True) -> int:
+        """Sums tensors over the ranks, in place."""
+        called = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
+        with self.write("c10d::allreduce_", called, (tensors, OBJECT)):
+            return self._communicate(group, "allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], *, asynchronous: bool = True
+    ) -> int:
+        """Sends shares of `in_splits` elements to every rank and receives `out_splits`."""
+        given, taken = tuple(in_splits), tuple(out_splits)
+        called = (received, sent, OBJECT, taken, given, asynchronous, _NO_TIMEOUT)
+        with self.write("c10d::alltoall_base_", called, (OBJECT,)):
+            return self._communicate(GROUP, "all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken)
+
+    def broadcast(self, tensor: Tensor, group: str = GROUP) -> int:
+        """Gives every rank what the first has."""
+        called = ((tensor,), OBJECT, 0, 0, True, _NO_TIMEOUT)
+        with self.write("c10d::broadcast_", called, ((tensor,), OBJECT)):
+            return self._communicate(group, "broadcast", "broadcast", "nccl:broadcast", ((tensor,),), ((tensor,),))
+
+    def all_gather(self, whole: Tensor, shard: Tensor, group: str = GROUP) -> int:
+        """Gathers every rank's shard into the whole."""
+        called = (whole, shard, OBJECT, True, _NO_TIMEOUT)
+        with self.write("c10d::_allgather_base_", called, (whole, OBJECT)):
+            return self._communicate(group, "_allgather_base", "all_gather", "nccl:_all_gather_base", (shard,), (whole,))
+
+    def reduce_scatter(self, shard: Tensor, whole: Tensor, group: str = GROUP) -> int:
+        """Sums the whole over the ranks and leaves each its shard."""
+        called = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
+        with self.write("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
+            return self._communicate(
+                group, "_reduce_scatter_base", "reduce_scatter", "nccl:_reduce_scatter_base", (whole,), (shard,)
+            )
+
+    def wait(self, number: int, group: str = GROUP) -> None:
+        """Makes the stream that computes wait for a collective."""
+        named = self._groups[group]
+        recorded = ((number, False), (named.name, named.description), self.rank, WAIT, (), (), -1, -1, 1)
+        # A wait is recorded with no tensor, and PyTorch writes the dtype of none as Byte.
+        self.write(COMM_NODE, recorded, comm=Comm(WAIT, WAIT, named.name, self.rank, number, dtype="uint8"))
+
+    def _communicate(
+        self,
+        group: str,
+        name: str,
+        kind: str,
+        inner: str,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        in_splits: tuple[int, ...] = (),
+        out_splits: tuple[int, ...] = (),
+    ) -> int:
+        self._collectives += 1
+        number, named = self._collectives, self._groups[group]
+        sent, received = _flat(inputs), _flat(outputs)
+        comm = Comm(
+            name, kind, named.name, self.rank, number, in_splits, out_splits, sent, received,
+            _bytes(sent), _bytes(received), sent[0].dtype,
+        )  # fmt: skip
+        about = ((number, False), (named.name, named.description), self.rank, name, in_splits, out_splits, 0, 1, named.size)
+        with self.write(COMM_NODE, (*inputs, *about), outputs, comm=comm):
+            self.write(inner, (sent[0],))
+        return number
+
+    # The whole
+
+    def trace(self) -> ExecutionTrace:
+        """What was written, as an execution trace."""
+        return ExecutionTrace(
+            schema=_SCHEMA,
+            nodes=tuple(self._nodes),
+            parents=tuple(self._parents),
+            groups={group.name: group for group in self._groups.values()},
+            rank=self.rank,
+            world_size=self.world_size,
+            source=self.source,
+        )
+
+    def program(self) -> Program:
+        """What was written, as the program of the rank: ops and collectives, no times, no kernels."""
+        result = f"{self.source or 'a step'}: built, never run; its kernels and times need models of a device and a host"
+        return replace(to_program(self.trace(), rank=self.rank, world_size=self.world_size), warnings=(result,))
+
+    def _next_id(self) -> int:
+        self._id += 1
+        return self._id
+
+
+class _Inside(AbstractContextManager[None]):
+    """The inside of the op that was written last; one for all ops, which are closed in the order in which they nest."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        self._writer.open()
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+
+def _flat(values: tuple[Value, ...]) -> tuple[Tensor, ...]:
+    return tuple(
+        tensor for value in values for tensor in (value if isinstance(value, tuple) else (value,)) if isinstance(tensor, Tensor)
+    )
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors)
