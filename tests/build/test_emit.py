@@ -6,10 +6,10 @@ import pytest
 
 from steptime._build.emit.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, buckets_of
 from steptime._build.emit.emitter import Emitter
-from steptime._build.emit.writer import contiguous_strides, is_contiguous
 from steptime._build.emit.layers import activation, cat, linear
 from steptime._build.emit.losses import mse_loss
 from steptime._build.emit.tape import Gradients, Tape
+from steptime._build.emit.writer import contiguous_strides, is_contiguous
 from steptime._program.program import CallKind, Phase, Program, Tensor
 
 
