@@ -36,7 +36,7 @@ from steptime._shard.search import Searched, search, usual_evaluations
 from steptime._shard.search_state import SearchBudget
 from steptime._shard.task import Task
 from steptime._sim.composed import Evaluation
-from steptime_lab.validate.sharding.planner import planner_costs
+from steptime_lab.validate.sharding.estimates import planner_costs
 
 CASES = ("60x4", "200x32", "1000x128")
 # It looks at its clock between proposals, not while it lists options, which can take longer.

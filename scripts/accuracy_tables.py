@@ -19,7 +19,7 @@ from typing import Any
 from steptime_lab.measure.tables import noise_lines, noises
 from steptime_lab.measurements.shipped import FOLDER
 from steptime_lab.report.validation import validation_document
-from steptime_lab.validate.shipped import Models, validated
+from steptime_lab.validate.sets import Models, validated
 from steptime_lab.validate.steps.sources import SOURCES
 from steptime_lab.validate.steps.steps import BY_VISIT, validate_steps
 

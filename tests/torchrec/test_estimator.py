@@ -12,7 +12,7 @@ from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Division
 from steptime._lookups.generators import Generator
 from steptime._platforms.platform import Platform
-from steptime_lab.validate.sharding.planner import planner_costs
+from steptime_lab.validate.sharding.estimates import planner_costs
 
 planner = pytest.importorskip("torchrec.distributed.planner", reason="torchrec is not installed (with fbgemm-gpu-cpu)")
 

@@ -8,9 +8,9 @@ import pytest
 
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped
-from steptime_lab.validate.calibrations import RunCalibrations, _before
-from steptime_lab.validate.committed import AGAIN, FIRST, FURTHER, STEPS, validate_committed
-from steptime_lab.validate.shipped import Models, validated
+from steptime_lab.validate.held_out import AGAIN, FIRST, FURTHER, STEPS, validate_committed
+from steptime_lab.validate.sets import Models, validated
+from steptime_lab.validate.steps.cases import RunCalibrations, _before
 
 
 def test_what_was_committed_is_read_and_held_against_what_was_measured() -> None:

@@ -15,10 +15,17 @@ from tests.support.step_sample import sample_names, sample_of
 from steptime._cli.app import run
 from steptime._platforms.calibration import Calibration
 from steptime.errors import InputError
-from steptime_lab.validate.steps.bars import SAMPLE, SHIPPED_BARS, bars_left, read_bars
+from steptime_lab.validate.engine import SAMPLE, SHIPPED_BARS, bars_left, read_bars
 from steptime_lab.validate.steps.cases import GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, StepCase, Visit
-from steptime_lab.validate.steps.explain import Split
-from steptime_lab.validate.steps.predict import HOST_ALONE, KERNEL_SUM, STREAM_MAX, CaseOutcome, RankOutcome, VisitOutcome
+from steptime_lab.validate.steps.predict import (
+    HOST_ALONE,
+    KERNEL_SUM,
+    STREAM_MAX,
+    CaseOutcome,
+    RankOutcome,
+    Split,
+    VisitOutcome,
+)
 from steptime_lab.validate.steps.steps import BY_VISIT, StepValidation, between_visits, imbalance, validate_steps, validation_of
 
 STEP_NS = 10_000_000

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steptime_lab.validate.captured_steps import captured_step, captured_steps
 from steptime_lab.validate.steps.cases import shipped_steps
 from steptime_lab.validate.steps.predict import predict_case
-from steptime_lab.validate.steps.sources import CONFIG, builder, from_config, from_trace
+from steptime_lab.validate.steps.sources import CONFIG, builder, captured_step, captured_steps, from_config, from_trace
 
 pytest.importorskip("torch", reason="capturing a step needs torch")
 pytest.importorskip("transformers", reason="the step is one of transformers'")

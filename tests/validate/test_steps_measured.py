@@ -10,11 +10,9 @@ import pytest
 
 from steptime._sim.core.steady import Steady
 from steptime._sim.modelled.step import ModelledStep, modelled
-from steptime_lab.validate.calibrations import platform_of
-from steptime_lab.validate.steps.cases import StepCase, inflation_of, shipped_steps
-from steptime_lab.validate.steps.explain import Split, mean_splits, split
+from steptime_lab.validate.steps.cases import StepCase, inflation_of, platform_of, shipped_steps
 from steptime_lab.validate.steps.measured import ops_seen, with_measured_device, with_measured_host, with_measured_wire
-from steptime_lab.validate.steps.predict import predict_case
+from steptime_lab.validate.steps.predict import Split, mean_splits, predict_case, split
 from steptime_lab.validate.steps.sources import from_config, from_trace
 
 NAME = "dlrm-t01-b1024-r2"

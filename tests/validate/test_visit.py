@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steptime_lab.validate.visit import UNCALIBRATED_NAME, validate_visit
+from steptime_lab.validate.held_out import UNCALIBRATED_NAME, validate_visit
 
 
 @pytest.mark.slow

@@ -30,8 +30,7 @@ from steptime_lab.fit.waiting import (
     waits_of,
 )
 from steptime_lab.measurements.shipped import FOLDER
-from steptime_lab.validate.overlap import validate_overlap
-from steptime_lab.validate.waiting import case_factors, validation_of, waiting_share
+from steptime_lab.validate.collectives_in_steps import case_factors, validate_overlap, validate_waiting, waiting_share
 
 CASES = ("dlrm-t00-b2048-r4", "dlrm-t00-b4096-r2")
 
@@ -76,7 +75,7 @@ def test_ranks_do_not_leave_a_broadcast_together_and_one_collective_tells_no_clo
 def test_with_exact_estimates_waiting_explains_every_rank_and_nothing_else_does() -> None:
     waited = waits_of(step(ARRIVALS, FREE, (1e6, 0, -2e6)), FREE)
     assert case_factors(waited) == {("case", "all_reduce"): pytest.approx(1.0)}
-    found = validation_of(waited)
+    found = validate_waiting(waited)
     assert found.whole.summary.max < 1e-6
     assert found.whole.baselines["no wait, estimate x factor"].max > 0.3
     assert found.whole.summary.rows == 9
@@ -85,7 +84,7 @@ def test_with_exact_estimates_waiting_explains_every_rank_and_nothing_else_does(
     assert found.facts["waiting, all_reduce, 3 ranks"] == pytest.approx(waiting_share(waited))
     assert found.groups["ranks that waited 10% of the time or more"].summary.rows == 6  # all but the last to arrive
     with pytest.raises(InputError, match="no step"):
-        validation_of([])
+        validate_waiting([])
 
 
 def test_an_exchange_has_what_each_rank_sends() -> None:
@@ -133,7 +132,7 @@ def cases() -> tuple[ProfiledStep, ...]:
 
 
 def test_in_real_steps_waiting_explains_what_each_rank_saw() -> None:
-    found = validation_of(waits(cases(), Fabric.load("loopback")))
+    found = validate_waiting(waits(cases(), Fabric.load("loopback")))
     waiting, without = found.whole.summary, found.whole.baselines["no wait, estimate x factor"]
     assert waiting.mape < 0.8 * without.mape
     assert 0.02 < found.facts["waiting"] < 0.6

@@ -92,7 +92,7 @@ def validate(
 ) -> None:
     """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
     from steptime_lab.report.validation import print_validation, validation_document
-    from steptime_lab.validate.shipped import SETS, Models, validated
+    from steptime_lab.validate.sets import SETS, Models, validated
 
     if what == "host":
         raise InputError("host-bound steps are a group of `steptime validate steps`, with --explain to see whose error it is")
@@ -107,7 +107,7 @@ def validate(
         raise InputError(f"--from, --explain and --bars are for steps; drop them, or validate steps instead of {what}")
     if what == "sharding":
         from steptime._report.json import dumps
-        from steptime_lab.validate.sharding.report import sharding_document, sharding_lines
+        from steptime_lab.report.validation import sharding_document, sharding_lines
         from steptime_lab.validate.sharding.sharding import validate_sharding
 
         if models is not None:
@@ -122,10 +122,9 @@ def validate(
 def _validate_steps(source: str, *, explain: bool, bars: str | None, full: bool, json: bool) -> None:
     """All shipped steps; leaves with 1 where a bar is not kept."""
     from steptime._report.json import dumps
-    from steptime_lab.report.steps import print_splits, split_document
-    from steptime_lab.report.validation import print_validation, validation_document
-    from steptime_lab.validate.captured_steps import captured_steps
-    from steptime_lab.validate.steps.bars import SHIPPED_BARS, bars_left, read_bars
+    from steptime_lab.report.validation import print_splits, print_validation, split_document, validation_document
+    from steptime_lab.validate.engine import SHIPPED_BARS, bars_left, read_bars
+    from steptime_lab.validate.steps.sources import captured_steps
     from steptime_lab.validate.steps.steps import validate_steps
 
     asked = read_bars(SHIPPED_BARS if bars == SHIPPED else Path(bars), source) if bars else []

@@ -7,11 +7,10 @@ fifth of the messages; rank counts are left out wholly; and uneven exchanges go 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, reduced
 from steptime._models.collectives.message import KINDS, Floats, Messages
@@ -19,18 +18,14 @@ from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives import RULES, as_published, fit_line, fit_published
-from steptime_lab.validate.engine import Case, Compared, Group, Validation, group, groups, repeat_errors, summary
-
-Flags = npt.NDArray[np.bool_]
+from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, repeat_errors, summary
 
 # Where tables of different sites begin to agree; below, latency differs by up to 6 times.
 LARGE_BYTES = 1 << 20
 _LINE, _PUBLISHED = "line", "published"
+_EXCHANGE = "all_to_all"  # the one kind whose messages may be uneven
 _LOAD_AND_PAIRS = "load and pairs"
 _SEVERAL = "rank counts were measured in several runs on different boxes: those left out say more about boxes than about ranks"
-
-
-Asked = list[Compared[int]]  # of every point, by its place
 
 
 def validate_collectives(
@@ -42,17 +37,12 @@ def validate_collectives(
     if not len(tested):
         raise InputError(f"{fabric}: no collectives of the split {split} that the model answers")
     asked = _asked(tested, fitted.model, points.of(FIT, VALIDATION), _noise(tested, fitted.reduction.quantile))
-    fifths = _in_fifths(points, fitted)
-    result = groups(asked, _labels(tested))
-    result |= groups(fifths, [(f"{label}, in fifths", entry) for label, entry in _labels(points) if "MiB" not in label])
     uneven, facts = _uneven(points, fitted.model)
-    result |= uneven | _left_out(points) | _other_boxes(elsewhere, fitted)
-    return Validation(
-        name=f"collectives {fabric}",
-        title=f"collectives on {fabric}, wait-free, {split} rows",
-        cases=[item.case for item in asked],
-        whole=group(asked),
-        groups=result,
+    return Validation.of(
+        f"collectives {fabric}",
+        f"collectives on {fabric}, wait-free, {split} rows",
+        asked,
+        groups=grouped(asked) | _in_fifths(points, fitted) | uneven | _left_out(points) | _other_boxes(elsewhere, fitted),
         facts=facts,
         notes=(
             f"a message's time is {fitted.reduction}, chosen on validation rows",
@@ -76,14 +66,14 @@ def _noise(points: Points, quantile: float) -> list[tuple[float, ...]]:
     return results
 
 
-def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple[float, ...]]) -> Asked:
+def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple[float, ...]]) -> list[Compared]:
     cases = _cases(points, model, noise)
     line, published = fit_line(seen), fit_published(seen)
     beside = {_LINE: line.times(points.messages).ns.tolist()}
     if all(pair in published.curves for pair in zip(points.kind, points.ranks.tolist(), strict=True)):
         beside[_PUBLISHED] = published.times(as_published(points)).ns.tolist()
     return [
-        Compared(index, case, {name: case.by(times[index]) for name, times in beside.items()})
+        Compared(case, _groups(points, index), {name: case.by(times[index]) for name, times in beside.items()})
         for index, case in enumerate(cases)
     ]
 
@@ -104,45 +94,36 @@ def _cases(points: Points, model: TierModel, noise: Sequence[tuple[float, ...]] 
     ]
 
 
-def _name(points: Points, place: int) -> str:
-    uneven = "uneven " if points.uneven[place] else ""
-    return f"{uneven}{points.kind[place]} of {points.ranks[place]} ranks, {points.bytes[place]:,.0f} bytes"
+def _name(points: Points, index: int) -> str:
+    uneven = "uneven " if points.uneven[index] else ""
+    return f"{uneven}{points.kind[index]} of {points.ranks[index]} ranks, {points.bytes[index]:,.0f} bytes"
 
 
 def _others(cases: Sequence[Case], predicted: Floats) -> list[Case]:
     return [case.by(time) for case, time in zip(cases, predicted.tolist(), strict=True)]
 
 
-def _labels(points: Points) -> Iterator[tuple[str, Callable[[int], bool]]]:
-    """Groups of points by kind, then by rank count, then by size; none that is empty."""
-    kinds, ranks = np.array(points.kind), np.asarray(points.ranks)
-    large = points.bytes >= LARGE_BYTES
-    for kind in KINDS:
-        for label, item in _evenness(kind, (kinds == kind), points.uneven):
-            some = [(label, item)]
-            some += [(f"{label}, {count} ranks", item & (ranks == count)) for count in np.unique(ranks).tolist()]
-            some += [(f"{label} below 1 MiB", item & ~large), (f"{label} from 1 MiB", item & large)]
-            yield from ((name, places.tolist().__getitem__) for name, places in some)
+def _groups(points: Points, index: int) -> tuple[str | None, ...]:
+    """By kind, then by rank count, then by size."""
+    kind = points.kind[index]
+    uneven = kind == _EXCHANGE and bool(points.uneven[index])
+    label = f"{kind} {'uneven' if uneven else 'even'}" if kind == _EXCHANGE else kind
+    size = "from 1 MiB" if points.bytes[index] >= LARGE_BYTES else "below 1 MiB"
+    place = 3 * (2 * KINDS.index(kind) + uneven)
+    return (None,) * place + (label, f"{label}, {points.ranks[index]} ranks", f"{label} {size}")
 
 
-def _evenness(kind: str, own: Flags, uneven: Flags) -> list[tuple[str, Flags]]:
-    if kind != "all_to_all":
-        return [(kind, own)]
-    return [("all_to_all even", own & ~uneven), ("all_to_all uneven", own & uneven)]
-
-
-def _in_fifths(points: Points, fitted: FittedFabric) -> Asked:
+def _in_fifths(points: Points, fitted: FittedFabric) -> dict[str, Group]:
     """Every row once, by models and baselines that did not see its fifth."""
-    results: Asked = []
-    for item in points.folds():
-        seen = points.take(~item)
-        model = replace(
-            fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged), residuals=fitted.model.residuals
-        )
-        tested = points.take(item)
+    results: list[tuple[int, Compared]] = []
+    for fold in points.folds():
+        seen, tested = points.take(~fold), points.take(fold)
+        curves = fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged)
+        model = replace(curves, residuals=fitted.model.residuals)
         asked = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
-        results += [replace(one, item=place) for place, one in zip(np.flatnonzero(item).tolist(), asked, strict=True)]
-    return sorted(results, key=lambda one: one.item)
+        results += zip(np.flatnonzero(fold).tolist(), asked, strict=True)
+    in_order = [replace(each, groups=each.groups[:-1]) for _, each in sorted(results, key=lambda pair: pair[0])]
+    return grouped(in_order, ", in fifths")
 
 
 # --- uneven exchanges ------------------------------------------------------------------------------------------------------
@@ -150,7 +131,7 @@ def _in_fifths(points: Points, fitted: FittedFabric) -> Asked:
 
 def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Group], dict[str, float]]:
     """Every uneven exchange by every rule, all with one curve: that of the even ones."""
-    even = points.take(~points.uneven & np.array([kind == "all_to_all" for kind in points.kind]))
+    even = points.take(~points.uneven & np.array([kind == _EXCHANGE for kind in points.kind]))
     if not len(even) or not points.uneven.any():
         return {}, {}
     curves = replace(fit_curves(even, idle_power=0.0, ragged=model.ragged), residuals={})
@@ -210,11 +191,11 @@ def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Group
     speeds: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     others = [row for row in rows if row.run not in own]
     for row in others:
-        text = row.reference_ns or (
+        speed_ns = row.reference_ns or (
             row.times_ns if row.message.kind == "all_reduce" and row.message.bytes == LARGE_BYTES else ()
         )
-        if text:
-            speeds[row.run, row.process, row.message.ranks] += text
+        if speed_ns:
+            speeds[row.run, row.process, row.message.ranks] += speed_ns
     chosen = [row for row in others if (row.run, row.process, row.message.ranks) in speeds]
     chosen = [row for row in chosen if (row.message.kind, row.message.ranks) in fitted.model.curves]
     if not chosen:

@@ -21,13 +21,14 @@ from steptime._models.kernels.question import Question
 from steptime._program.program import Program
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, program_of, read_programs, shipped
-from steptime_lab.validate.engine import Case, Compared, Validation, group, groups
+from steptime_lab.validate.engine import Case, Compared, Validation, grouped
 
 Ask = Callable[[Sequence[Question]], Sequence[Answered]]
 Row = Mapping[str, Any]  # of the set step_kernels
 Times = dict[str, float]
 
 _COLUMNS = ("workload", "name", "rank", "share", "op", "kernel", "start_ns", "kernel_ns")
+_WHOLE = "whole GPU"
 _LOT = 16  # cases, as many as lie side by side in the file
 _COLLECTIVE_KERNELS = ("nccl", "void nccl")
 _SUMS = (
@@ -198,15 +199,15 @@ def _beside(row: Row) -> list[bool]:
     return result
 
 
-def _fill(one: OpTime, said: Answered, moved: float, missing: Times) -> None:
-    if said.answer is None:
-        one.unanswered_ns = one.measured_ns
-        missing[said.why] += one.measured_ns
+def _fill(call: OpTime, answered: Answered, moved: float, missing: Times) -> None:
+    if answered.answer is None:
+        call.unanswered_ns = call.measured_ns
+        missing[answered.why] += call.measured_ns
         return
-    one.predicted_ns = said.answer.time_ns * moved
-    one.predicted.update(launch.kernel for launch in said.answer.launches)
-    if not said.answer.inside:
-        one.outside_ns = one.measured_ns
+    call.predicted_ns = answered.answer.time_ns * moved
+    call.predicted.update(launch.kernel for launch in answered.answer.launches)
+    if not answered.answer.inside:
+        call.outside_ns = call.measured_ns
 
 
 def op_times(cases: Iterable[CaseTime]) -> dict[str, OpTime]:
@@ -220,30 +221,25 @@ def op_times(cases: Iterable[CaseTime]) -> dict[str, OpTime]:
 
 def validation_of(cases: Sequence[CaseTime]) -> Validation:
     """The sums of all cases, per workload and part of the GPU, and how much of the time was answered."""
-    compared = [Compared(case, _case(case)) for case in cases]
-    clear = [Compared(case, _clear(case)) for case in cases if case.share > 1]
-    clear = [item for item in clear if item.case.measured]
-    named = list(_groups(cases))
-    result = groups(compared, named) | groups(clear, [(f"{name}, beside no collective", chosen) for name, chosen in named])
+    compared = [Compared(_case(case), _groups(case)) for case in cases]
+    clear = [Compared(_clear(case), _groups(case)) for case in cases if case.share > 1]
+    clear = [each for each in clear if each.case.measured]
+    result = grouped(compared, order=_whole_first) | grouped(clear, ", beside no collective", order=_whole_first)
     measured = sum(case.measured_ns for case in cases)
     missing: Times = defaultdict(float)
     for case in cases:
         for why, time_ns in case.missing.items():
             missing[why] += time_ns
-    return Validation(
-        name="device-time",
-        title="compute kernels of whole steps, from execution traces",
-        cases=[item.case for item in compared],
-        whole=group(compared),
+    largest = sorted(missing.items(), key=lambda item: -item[1])
+    return Validation.of(
+        "device-time",
+        "compute kernels of whole steps, from execution traces",
+        compared,
         groups=result,
         facts=_facts(cases, measured),
         notes=("collectives and lookups are left out; what nothing answers counts as zero",),
-        warnings=tuple(f"{why}: {time_ns / measured:.3%} of the measured compute" for why, time_ns in _largest(missing)),
+        warnings=tuple(f"{why}: {time_ns / measured:.3%} of the measured compute" for why, time_ns in largest),
     )
-
-
-def _largest(times: Times) -> list[tuple[str, float]]:
-    return sorted(times.items(), key=lambda item: -item[1])
 
 
 def _case(case: CaseTime) -> Case:
@@ -256,14 +252,14 @@ def _clear(case: CaseTime) -> Case:
     return Case(case.name, predicted, sum(op.clear_measured_ns for op in case.ops.values()))
 
 
-def _groups(cases: Sequence[CaseTime]) -> Iterable[tuple[str, Callable[[CaseTime], bool]]]:
-    for workload in sorted({case.workload for case in cases}):
-        yield workload, lambda case, workload=workload: case.workload == workload  # type: ignore[misc]
-    for workload, share in sorted({(case.workload, case.share) for case in cases}):
-        yield (
-            f"{workload}, 1/{share} of the GPU" if share > 1 else f"{workload}, whole GPU",
-            lambda case, workload=workload, share=share: (case.workload, case.share) == (workload, share),  # type: ignore[misc]
-        )
+def _groups(case: CaseTime) -> tuple[str, str]:
+    return case.workload, f"{case.workload}, 1/{case.share} of the GPU" if case.share > 1 else f"{case.workload}, {_WHOLE}"
+
+
+def _whole_first(name: str) -> tuple[bool, str, bool, str]:
+    """Workloads, then each on a whole GPU and on parts of it."""
+    workload, _, share = name.partition(", ")
+    return bool(share), workload, share != _WHOLE, share
 
 
 def _facts(cases: Sequence[CaseTime], measured_ns: float) -> dict[str, float]:

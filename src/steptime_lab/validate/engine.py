@@ -1,19 +1,23 @@
-"""Predicted against measured. A set is its cases, each with the same case as every baseline has it, and groups by name.
+"""Predicted against measured: cases, groups of them by name, baselines beside, and bars that errors have to keep.
 
-What a set declares: `Compared` items, and for every group which items belong to it. The rest is the same for all sets.
+A set declares its cases with the names of their groups; the rest is the same for all sets.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+import steptime_lab
 from steptime._models.error import gmae
-
-Item = TypeVar("Item")
+from steptime.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,18 @@ class Group:
     baselines: Mapping[str, Summary] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A case, the same case as each baseline has it, and the groups it belongs to.
+
+    Groups are shown in the order of their places here, those of one place by name; None where it belongs to none of a place.
+    """
+
+    case: Case
+    groups: tuple[str | None, ...] = ()
+    baselines: Mapping[str, Case] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Validation:
     """What `steptime validate` found for one set."""
@@ -73,29 +89,49 @@ class Validation:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        title: str,
+        compared: Sequence[Compared],
+        *,
+        whole: Sequence[Compared] | None = None,
+        groups: Mapping[str, Group] | None = None,
+        **more: Any,
+    ) -> Validation:
+        """All cases of a set; the whole may be some of them, and groups others than theirs."""
+        of_all = group(compared if whole is None else whole)
+        return cls(
+            name, title, [each.case for each in compared], of_all, grouped(compared) if groups is None else groups, **more
+        )
 
-@dataclass(frozen=True, slots=True)
-class Compared(Generic[Item]):
-    """One item of a set with its case, and the same case as each baseline has it."""
 
-    item: Item
-    case: Case
-    baselines: Mapping[str, Case] = field(default_factory=dict)
-
-
-def group(compared: Sequence[Compared[Item]]) -> Group:
-    """At least one item, with the baselines that know all of them."""
-    common = [name for name in compared[0].baselines if all(name in item.baselines for item in compared)]
+def group(compared: Sequence[Compared]) -> Group:
+    """At least one case, with the baselines that know all of them."""
+    common = [name for name in compared[0].baselines if all(name in each.baselines for each in compared)]
     return Group(
-        summary([item.case for item in compared]),
-        {name: summary([item.baselines[name] for item in compared]) for name in common},
+        summary([each.case for each in compared]),
+        {name: summary([each.baselines[name] for each in compared]) for name in common},
     )
 
 
-def groups(compared: Sequence[Compared[Item]], named: Iterable[tuple[str, Callable[[Item], bool]]]) -> dict[str, Group]:
-    """By name, those items that belong; none without any."""
-    chosen = ((name, [item for item in compared if belongs(item.item)]) for name, belongs in named)
-    return {name: group(entry) for name, entry in chosen if entry}
+def grouped(compared: Iterable[Compared], suffix: str = "", *, order: Callable[[str], Any] | None = None) -> dict[str, Group]:
+    """The groups of cases by name, with a suffix; by place and name, or in an order of names."""
+    members: dict[str, list[Compared]] = defaultdict(list)
+    places: dict[str, int] = {}
+    for each in compared:
+        for place, name in enumerate(each.groups):
+            if name is not None:
+                members[name].append(each)
+                places[name] = place
+    names = sorted(members, key=order or (lambda name: (places[name], _by_number(name))))
+    return {name + suffix: group(members[name]) for name in names}
+
+
+def _by_number(name: str) -> list[Any]:
+    """Names that differ in a number, in the order of the numbers."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def summary(cases: Sequence[Case]) -> Summary:
@@ -121,3 +157,84 @@ def repeat_errors(times: Sequence[float]) -> tuple[float, ...]:
     """Of each repeat against the mean of the others; none where there is one repeat only."""
     total, count = sum(times), len(times)
     return tuple(time * (count - 1) / (total - time) - 1 for time in times) if count > 1 and min(times) > 0 else ()
+
+
+SHIPPED_BARS = Path(steptime_lab.__file__).parent / "data" / "bars.toml"
+SCHEMA_VERSION = 1
+SAMPLE = "sample"
+ALL = "all"
+# What a bar can be set for: the summary's field; none may be larger. `coverage` has a least and a largest value.
+_MEASURES = {"geomean": "gmae", "mape": "mape", "p90": "p90", "max": "max"}
+_COVERAGE = "coverage"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure of a group of cases and what it may be, as fractions."""
+
+    group: str
+    measure: str
+    least: float
+    most: float
+
+    def left_by(self, validation: Validation) -> str:
+        """One line that says how the bar is left; empty where it is kept."""
+        group = validation.whole if self.group == ALL else validation.groups.get(self.group)
+        if group is None:
+            return f"{self.group}: no case; the bar of its {self.measure} cannot be checked"
+        value = self._value(group)
+        if value is None:
+            return f"{self.group}: no {self.measure} was found; the bar cannot be checked"
+        if self.least <= value <= self.most:
+            return ""
+        span = f"{self.least:.1%} to {self.most:.1%}" if self.least else f"at most {self.most:.1%}"
+        return f"{self.group}: {self.measure} is {value:.2%}, the bar is {span} (worst: {group.summary.worst})"
+
+    def _value(self, group: Group) -> float | None:
+        item: Summary = group.summary
+        if self.measure == _COVERAGE:
+            return item.interval_coverage
+        return float(getattr(item, _MEASURES[self.measure]))
+
+
+def read_bars(file: Path, section: str) -> list[Bar]:
+    """The bars of a section: a source of steps, or `sample`; groups and figures are named as in the report."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{file}: not a readable file of bars ({error}); expected TOML like the shipped bars.toml") from error
+    if document.get("schema_version") != SCHEMA_VERSION:
+        result = document.get("schema_version")
+        raise InputError(f"{file}: bars of version {result}, this steptime reads {SCHEMA_VERSION}; set schema_version")
+    groups = document.get(section)
+    if not isinstance(groups, dict):
+        raise InputError(f"{file}: no bars for {section!r}; add a section [{section}.all]")
+    return [
+        _bar(file, group, measure, value)
+        for group, figures in groups.items()
+        for measure, value in _figures(file, group, figures)
+    ]
+
+
+def bars_left(validation: Validation, bars: list[Bar]) -> list[str]:
+    """A line for every bar that is not kept."""
+    return [line for line in (bar.left_by(validation) for bar in bars) if line]
+
+
+def _figures(file: Path, group: str, figures: object) -> list[tuple[str, object]]:
+    if not isinstance(figures, Mapping):
+        raise InputError(f"{file}: {group!r} is {figures!r}; expected a table of figures, as in geomean = 0.05")
+    return list(figures.items())
+
+
+def _bar(file: Path, group: str, measure: str, value: object) -> Bar:
+    if measure == _COVERAGE and isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)):
+        return Bar(group, measure, float(value[0]), float(value[1]))
+    if measure in _MEASURES and _is_number(value):
+        return Bar(group, measure, 0.0, float(value))  # type: ignore[arg-type]
+    expected = f"one of {', '.join(_MEASURES)} with a number, or {_COVERAGE} with two"
+    raise InputError(f"{file}: {group!r} has {measure} = {value!r}; expected {expected}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

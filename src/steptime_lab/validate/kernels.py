@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from steptime._ops.catalogue import op_kind
 from steptime._ops.families import WorkFamily, op_family
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, rows_of
-from steptime_lab.validate.engine import Case, Compared, Group, Summary, Validation, group, groups, repeat_errors
+from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, repeat_errors
 
 # Families of which only the innermost op of a step is recorded, by another name than that which is measured.
 _BY_INNER_OPS = (WorkFamily.ATTENTION, WorkFamily.CONVOLUTION)
@@ -31,29 +31,28 @@ def validate_kernels(
 ) -> Validation:
     """Every row of the split on a whole GPU and on parts; `step_kernels` says how much of real steps each family takes."""
     rows = [row for row in rows_of(table) if row.split == split and row.family in families()]
-    answered = models.ask([row.question for row in rows])
-    cases = [_case(row, item, models) for row, item in zip(rows, answered, strict=True)]
-    beside = {name: form.answers([row.question for row in rows]) for name, form in baselines.items()}
-    missing = [f"{row.family}: {item.why}" for row, item in zip(rows, answered, strict=True) if item.answer is None]
+    questions = [row.question for row in rows]
+    answered = models.ask(questions)
+    beside = {name: form.answers(questions) for name, form in baselines.items()}
     compared = [
-        Compared(row, case, {name: case.by(answers[index].time_ns) for name, answers in beside.items()})
-        for index, (row, case) in enumerate(zip(rows, cases, strict=True))
-        if answered[index].answer is not None
+        Compared(case, _groups(row), {name: case.by(answers[index].time_ns) for name, answers in beside.items()})
+        for index, (row, item) in enumerate(zip(rows, answered, strict=True))
+        if (case := _case(row, item, models)) is not None
     ]
-    whole = [item for item in compared if _whole(item.item)]
+    whole = [each for each in compared if each.groups[0] is not None]
     if not whole:
         raise InputError("these models answer no row of a whole GPU; fit them to kernels that were measured on one")
-    result = groups(compared, _groups(rows))
-    shares = family_shares(step_kernels)
-    return Validation(
-        name="kernels",
-        title=f"device time of op calls, {split} rows",
-        cases=[item.case for item in compared],
-        whole=group(whole),
+    missing = {f"{row.family}: {item.why}" for row, item in zip(rows, answered, strict=True) if item.answer is None}
+    result = grouped(compared)
+    return Validation.of(
+        "kernels",
+        f"device time of op calls, {split} rows",
+        compared,
+        whole=whole,
         groups=result,
-        facts=_facts(result, shares),
+        facts=_facts(result, family_shares(step_kernels)),
         notes=("noise floor: one repeat against the mean of the others; a median of three repeats has about half of it",),
-        warnings=tuple(sorted(set(missing))),
+        warnings=tuple(sorted(missing)),
     )
 
 
@@ -70,31 +69,18 @@ def family_shares(step_kernels: pa.Table) -> dict[str, float]:
     return {family: time_ns / every_ns for family, time_ns in sorted(total_ns.items())}
 
 
-def _whole(row: Row) -> bool:
-    return row.question.share == 1
-
-
-def _groups(rows: Sequence[Row]) -> Iterable[tuple[str, Callable[[Row], bool]]]:
-    """Names and choices: families, families by precision, workloads' own calls, long kernels, parts of the GPU."""
-    for family in sorted({row.family for row in rows}):
-        yield family, lambda row, family=family: _whole(row) and row.family == family  # type: ignore[misc]
-    for family, precision in sorted({(row.family, _precision(row)) for row in rows}):
-        yield (
-            f"{family}, {precision}",
-            lambda row, family=family, precision=precision: (  # type: ignore[misc]
-                _whole(row) and row.family == family and _precision(row) == precision
-            ),
-        )
-    yield "calls of workloads", lambda row: _whole(row) and row.source != "sweep"
-    yield f"longer than {_LONG_NS // 1000} us", lambda row: _whole(row) and row.time_ns > _LONG_NS
-    for share in sorted({row.question.share for row in rows} - {1}):
-        for others, company in _COMPANY.items():
-            yield (
-                f"1/{share} of the GPU beside {company}",
-                lambda row, share=share, others=others: (  # type: ignore[misc]
-                    row.question.share == share and row.question.others == others
-                ),
-            )
+def _groups(row: Row) -> tuple[str | None, ...]:
+    """Of a whole GPU: families, families by precision, workloads' own calls, long kernels; else parts of the GPU."""
+    share = row.question.share
+    if share > 1:
+        company = _COMPANY.get(row.question.others)
+        return (None,) * 4 + (company and f"1/{share} of the GPU beside {company}",)
+    return (
+        row.family,
+        f"{row.family}, {_precision(row)}",
+        "calls of workloads" if row.source != "sweep" else None,
+        f"longer than {_LONG_NS // 1000} us" if row.time_ns > _LONG_NS else None,
+    )
 
 
 def _precision(row: Row) -> str:
@@ -102,25 +88,23 @@ def _precision(row: Row) -> str:
 
 
 def _facts(found: Mapping[str, Group], shares: Mapping[str, float]) -> dict[str, float]:
-    own: dict[str, Summary] = {family: found[family].summary for family in families() if family in found}
-    known = {family: share for family, share in shares.items() if family in own}
-    weighted = sum(share * own[family].gmae for family, share in known.items()) / sum(known.values())
+    errors = {family: found[family].summary.gmae for family in families() if family in found}
+    known = {family: share for family, share in shares.items() if family in errors}
+    weighted = sum(share * errors[family] for family, share in known.items()) / sum(known.values())
     return {
-        "median_family_gmae": float(np.median([item.gmae for item in own.values()])),
-        "worst_family_gmae": max(item.gmae for item in own.values()),
+        "median_family_gmae": float(np.median(list(errors.values()))),
+        "worst_family_gmae": max(errors.values()),
         "gmae_weighted_by_share_of_steps": weighted,
         **{f"share_of_steps/{family}": share for family, share in shares.items()},
     }
 
 
-def _case(row: Row, answered: Answered, models: KernelModels) -> Case:
-    measured = row.time_ns
+def _case(row: Row, answered: Answered, models: KernelModels) -> Case | None:
     if answered.answer is None:
-        return Case(_name(row), math.nan, measured)
-    predicted = answered.answer.time_ns
+        return None
+    measured, predicted = row.time_ns, answered.answer.time_ns
     quantiles = models.residuals.of_answer(row.family, predicted, row.question.share)
-    log = math.log(measured / predicted)
-    covered = bool(quantiles[0] <= log <= quantiles[-1])
+    covered = bool(quantiles[0] <= math.log(measured / predicted) <= quantiles[-1])
     return Case(_name(row), predicted, measured, row.spread, covered, repeat_errors(row.times_ns))
 
 

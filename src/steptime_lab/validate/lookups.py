@@ -21,7 +21,7 @@ from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of
 from steptime_lab.measurements.lookups import MeasuredLookups
-from steptime_lab.validate.engine import Case, Compared, Group, Validation, groups, repeat_errors, summary
+from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]
 Forms = Mapping[Kind, LookupForm]
@@ -62,10 +62,9 @@ def validate_lookups(
     if not asked:
         raise InputError(f"no lookups of the split {split} that these models answer")
     compared = [item for entry in asked.values() for item in entry]
-    labels = sorted({label for item in compared for label in item.item}, key=_order)
-    if _WHOLE not in labels:
+    result = grouped(compared, order=_order)
+    if _WHOLE not in result:
         raise InputError("these models answer no lookup of a whole GPU; fit them to lookups that were measured on one")
-    result = groups(compared, [(label, lambda own, label=label: label in own) for label in labels])  # type: ignore[misc]
     whole = result.pop(_WHOLE)
     facts: dict[str, float] = {}
     for test, forms in held_out.items():
@@ -87,9 +86,7 @@ def validate_lookups(
     )
 
 
-def _asked(
-    kind: Kind, measured: MeasuredLookups, models: LookupModels, baselines: Mapping[str, LookupForm]
-) -> list[Compared[frozenset[str]]]:
+def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baselines: Mapping[str, LookupForm]) -> list[Compared]:
     """Every lookup, with the names of the groups that it belongs to."""
     predicted = models.form(*kind).times(measured.lookups).time_ns.tolist()
     cases = []
@@ -101,7 +98,7 @@ def _asked(
         cases.append(Case(_name(kind, measured, index), time_ns, actual, float(measured.spread[index]), covered, repeats))
     beside = {name: form.times(measured.lookups).time_ns.tolist() for name, form in baselines.items()}
     return [
-        Compared(frozenset(labels), case, {name: case.by(times[index]) for name, times in beside.items()})
+        Compared(case, labels, {name: case.by(times[index]) for name, times in beside.items()})
         for index, (labels, case) in enumerate(zip(_labels(kind, measured), cases, strict=True))
     ]
 
@@ -126,16 +123,16 @@ def _name(kind: Kind, measured: MeasuredLookups, place: int) -> str:
     return " ".join(text)
 
 
-def _labels(kind: Kind, measured: MeasuredLookups) -> list[list[str]]:
+def _labels(kind: Kind, measured: MeasuredLookups) -> list[tuple[str, ...]]:
     """Of every lookup, the groups it belongs to; what has a comma in its name is a group of a group."""
     lookups, direction = measured.lookups, kind[1]
     quarters = np.searchsorted(np.quantile(skew_of(lookups), (0.25, 0.5, 0.75)), skew_of(lookups))
     widest = lookups.maxima(lookups.pool.tables.dim)
-    results = []
+    results: list[tuple[str, ...]] = []
     for index in range(len(measured)):
         share = round(float(lookups.share[index]))
         if share > 1:
-            results.append([f"1/{share} of the GPU beside {_COMPANY[OTHERS[lookups.others[index]]]}"])
+            results.append((f"1/{share} of the GPU beside {_COMPANY[OTHERS[lookups.others[index]]]}",))
             continue
         labels = [
             f"{direction}, {_QUARTERS[quarters[index]]} of streams",
@@ -145,7 +142,7 @@ def _labels(kind: Kind, measured: MeasuredLookups) -> list[list[str]]:
         ]
         if direction == BACKWARD:
             labels.append(f"{direction}, {OPTIMIZERS[lookups.optimizer[index]]}")
-        results.append([_WHOLE, direction, group_of(kind), *labels])
+        results.append((_WHOLE, direction, group_of(kind), *labels))
     return results
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.memory.peak import PeakMemory, peak_memory
 from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, program_of, read_programs, shipped
-from steptime_lab.validate.engine import Case, Compared, Validation, group, groups
+from steptime_lab.validate.engine import Case, Compared, Validation, grouped
 
 Row = Mapping[str, Any]  # of the set steps
 
@@ -47,6 +47,11 @@ class RankMemory:
     ranks: int
     peak: PeakMemory
     measured: Measured
+
+    @property
+    def group(self) -> str:
+        """Workload and ranks."""
+        return f"{self.workload}, {self.ranks} rank{'s' * (self.ranks > 1)}"
 
     @property
     def allocated_case(self) -> Case:
@@ -132,21 +137,19 @@ def unnamed_bytes(row: Row, rank: int) -> tuple[int, int]:
     return sum(_FLOAT_BYTES * table.rows * table.dim for table in mine), state
 
 
-Belongs = Callable[[RankMemory], bool]
-
-
 def validation_of(found: Sequence[RankMemory]) -> Validation:
     """By workload and ranks, allocated; reserved beside, whose errors have a bar of their own."""
-    named = list(_groups(found))
-    allocated = [Compared(each, each.allocated_case, {"steady": each.steady_case}) for each in found]
-    reserved = [Compared(each, pair[0], {"steady": pair[1]}) for each in found if (pair := each.reserved_cases) is not None]
-    every: list[tuple[str, Belongs]] = [("all", lambda _: True), *named]
-    return Validation(
-        name="memory",
-        title="peak memory of whole steps, from execution traces",
-        cases=[each.allocated_case for each in found],
-        whole=group(allocated),
-        groups=groups(allocated, named) | groups(reserved, [(f"{name}, reserved", chosen) for name, chosen in every]),
+    allocated = [Compared(each.allocated_case, (each.group,), {"steady": each.steady_case}) for each in found]
+    reserved = [
+        Compared(pair[0], ("all", each.group), {"steady": pair[1]})
+        for each in found
+        if (pair := each.reserved_cases) is not None
+    ]
+    return Validation.of(
+        "memory",
+        "peak memory of whole steps, from execution traces",
+        allocated,
+        groups=grouped(allocated) | grouped(reserved, ", reserved"),
         facts=_facts(found),
         notes=(
             "bytes of one rank, over its first dozen steps",
@@ -156,12 +159,6 @@ def validation_of(found: Sequence[RankMemory]) -> Validation:
             "reserved is left out where a block of an earlier case of the process kept segments alive",
         ),
     )
-
-
-def _groups(found: Sequence[RankMemory]) -> Iterator[tuple[str, Belongs]]:
-    for workload, ranks in sorted({(each.workload, each.ranks) for each in found}):
-        name = f"{workload}, {ranks} rank{'s' * (ranks > 1)}"
-        yield name, lambda each, key=(workload, ranks): (each.workload, each.ranks) == key  # type: ignore[misc]
 
 
 def _facts(found: Sequence[RankMemory]) -> dict[str, float]:

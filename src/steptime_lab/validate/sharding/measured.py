@@ -15,7 +15,7 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._platforms.calibration import Calibration
 from steptime._shard.rules import RULES
 from steptime_lab.measurements.shipped import shipped
-from steptime_lab.validate.calibrations import RunCalibrations
+from steptime_lab.validate.steps.cases import RunCalibrations
 from steptime_lab.workloads.drawn_tasks import further_tasks
 
 Row = Mapping[str, Any]

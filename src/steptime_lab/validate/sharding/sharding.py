@@ -3,12 +3,12 @@
 No constant of the prediction was fitted on these tasks. That ranks reach and leave exchanges one by one and slow each other's
 lookups (docs/sharding.md) was seen in profiles of 14 of the first 40 and measured on tables and exchanges of none.
 Beside it: a rule drawn at random, every rule by itself, sums of table costs, what planners use, and the prediction with parts
-of it left out.
+of it left out. Plans that were searched for were timed beside those of the rules in the same blocks: is the search worth it?
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,14 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptime._platforms.platform import Platform
+from steptime._shard.evaluator import Evaluator
+from steptime._shard.rules import RULES
 from steptime._sim.composed import Evaluation
 from steptime.errors import InputError
-from steptime_lab.validate.calibrations import platform_of
-from steptime_lab.validate.engine import Case, Compared, Validation, group, groups, repeat_errors
+from steptime_lab.validate.engine import Case, Compared, Validation, repeat_errors
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, estimates, rule_picks
-from steptime_lab.validate.sharding.given import GivenPlan, given_plans
-from steptime_lab.validate.sharding.measured import MeasuredTask, shipped_tasks
-from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, score
+from steptime_lab.validate.sharding.measured import MeasuredTask, levels, shipped_tasks
+from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, ratio_interval, score
+from steptime_lab.validate.steps.cases import platform_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,6 +33,54 @@ WORKERS = 2
 CHANCE = "random pick"
 HEAVY, ORDINARY, EQUAL, UNEQUAL = "heavy", "ordinary", "equal tables", "unequal tables"
 FIRST, FURTHER = "first tasks", "further tasks"
+# A plan may be slower than the best rule's by so much, or by the noise where that is more.
+ALLOWED = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPlan:
+    """One plan against the best of the rules' of its task, as measured: ratios below 1 are faster."""
+
+    task: str
+    further: bool  # the task
+    name: str
+    predicted_ns: float
+    measured_ns: float
+    best_rule: str  # by measured times, in hindsight
+    best_rule_predicted_ns: float
+    best_rule_ns: float
+    ratio: float  # of the means over the same blocks
+    low: float  # ends of the paired 95 % interval
+    high: float
+
+    @property
+    def faster(self) -> bool:
+        """By more than the noise."""
+        return self.high < 1.0
+
+    @property
+    def slower(self) -> bool:
+        """By more than is allowed and by more than the noise."""
+        return self.ratio > 1.0 + ALLOWED and self.low > 1.0
+
+
+def given_plans(tasks: Sequence[MeasuredTask], platform: Platform) -> list[GivenPlan]:
+    """Of tasks with plans beside the rules'."""
+    return [item for task in tasks for item in _of_task(task, platform)]
+
+
+def _of_task(task: MeasuredTask, platform: Platform) -> Iterator[GivenPlan]:
+    by_rule = {rule: plan for rule, plan in task.rules.items() if rule in RULES}
+    level = levels(task.paired)
+    rule = min(by_rule, key=lambda rule: float(level[by_rule[rule]]))
+    best = by_rule[rule]
+    result = Evaluator(task.model, platform, task.ranks, calibration=task.calibration).evaluate(task.rank_of, exact=True)
+    predicted, measured = result.step_ns.tolist(), task.measured_ns.tolist()
+    for name, plan in task.rules.items():
+        if name not in by_rule:
+            ratio, low, high = ratio_interval(np.log(task.paired[plan] / task.paired[best]))
+            times_ns = (predicted[plan], measured[plan], rule, predicted[best], measured[best])
+            yield GivenPlan(task.name, task.further, name, *times_ns, ratio, low, high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,17 +151,23 @@ def outcome_of(task: MeasuredTask) -> TaskOutcome:
 
 def validation_of(outcomes: Sequence[TaskOutcome], given: Sequence[GivenPlan] = ()) -> ShardingValidation:
     """All tasks and groups of them; `given` are plans that were timed beside the rules'."""
-    named: dict[str, Callable[[MeasuredTask], bool]] = {
-        FIRST: lambda task: not task.further,
-        FURTHER: lambda task: task.further,
-        HEAVY: lambda task: task.heavy,
-        ORDINARY: lambda task: not task.heavy,
-        EQUAL: lambda task: task.equal,
-        UNEQUAL: lambda task: not task.equal,
-    }
-    some = {name: [outcome for outcome in outcomes if belongs(outcome.task)] for name, belongs in named.items()}
-    scored = {name: score_group(chosen) for name, chosen in some.items() if chosen}
-    return ShardingValidation(tuple(outcomes), score_group(outcomes), scored, _steps(outcomes, some), tuple(given))
+    members: dict[str, list[TaskOutcome]] = {name: [] for name in (FIRST, FURTHER, HEAVY, ORDINARY, EQUAL, UNEQUAL)}
+    for outcome in outcomes:
+        for name in _groups(outcome.task):
+            members[name].append(outcome)
+    scored = {name: score_group(chosen) for name, chosen in members.items() if chosen}
+    places = list(members)
+    compared = [
+        Compared(case, tuple(name if name in _groups(outcome.task) else None for name in places))
+        for outcome in outcomes
+        for case in _cases(outcome)
+    ]
+    steps = Validation.of("sharding", "steps of sharding plans, never run", compared)
+    return ShardingValidation(tuple(outcomes), score_group(outcomes), scored, steps, tuple(given))
+
+
+def _groups(task: MeasuredTask) -> tuple[str, str, str]:
+    return FURTHER if task.further else FIRST, HEAVY if task.heavy else ORDINARY, EQUAL if task.equal else UNEQUAL
 
 
 def score_group(outcomes: Sequence[TaskOutcome]) -> ShardingGroup:
@@ -131,15 +187,6 @@ def score_group(outcomes: Sequence[TaskOutcome]) -> ShardingGroup:
     chance = score(judged, [chance_pick(outcome.task) for outcome in outcomes])
     ours = result.pop(OURS)
     return ShardingGroup(ours, {CHANCE: chance, **rules, **result}, ceiling([outcome.task for outcome in outcomes]))
-
-
-def _steps(outcomes: Sequence[TaskOutcome], chosen: Mapping[str, Sequence[TaskOutcome]]) -> Validation:
-    compared = [Compared(item.task.name, case) for item in outcomes for case in _cases(item)]
-    names = {name: {item.task.name for item in element} for name, element in chosen.items()}
-    result = groups(compared, [(name, entry.__contains__) for name, entry in names.items()])
-    return Validation(
-        "sharding", "steps of sharding plans, never run", [item.case for item in compared], group(compared), result
-    )
 
 
 def _cases(one: TaskOutcome) -> list[Case]:

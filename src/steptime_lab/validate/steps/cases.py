@@ -1,22 +1,134 @@
 """The shipped training steps as they were measured: every visit of a case, the calibration of its machine, and its profile.
 
-A case is a timed step; processes that timed the same one are its visits. A visit's calibration is what its own processes
-measured before it.
+A case is a timed step; processes that timed the same one are its visits. A visit's calibration is what `steptime calibrate`
+would have given them: from the rows that its own processes measured before it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from steptime._platforms.calibration import Calibration
+from steptime._platforms.machine_costs import MachineCosts
+from steptime._platforms.platform import Platform
+from steptime_lab.fit.host import CALIBRATION
 from steptime_lab.measurements.shipped import shipped
-from steptime_lab.validate.calibrations import PLATFORMS, RunCalibrations
-from steptime_lab.validate.profiled import Profiled, profiled
+
+# Ranks of a shipped case share one GPU: one of so many parts for each.
+PLATFORMS = {
+    1: "1xh200",
+    2: "2xh200-half-loopback",
+    4: "4xh200-quarter-loopback",
+    8: "8xh200-eighth-loopback",
+}
+
+
+class RunCalibrations:
+    """Of the runs that are shipped, each on the platform that its ranks were on."""
+
+    def __init__(self) -> None:
+        self._host = _by_run(row for row in shipped("host").to_pylist() if row["source"] == CALIBRATION)
+        self._collectives = _by_run(shipped("collectives").to_pylist())
+        self._known: dict[tuple[str, str, int], Calibration] = {}
+
+    def of_step(self, row: Row) -> Calibration:
+        """What the processes measured that timed a row of `steps`, before they did."""
+        first, ranks = int(row["process"].lstrip("p")), int(row["ranks"])
+        return self._of(row["run"], tuple(f"p{first + rank}" for rank in range(ranks)), ranks)
+
+    def of_run(self, run: str, ranks: int) -> Calibration:
+        """What all processes of a run measured."""
+        return self._of(run, (), ranks)
+
+    def _of(self, run: str, processes: tuple[str, ...], ranks: int) -> Calibration:
+        key = (run, ",".join(processes), ranks)
+        if key not in self._known:
+            host, collectives = (_before(rows[run], processes) for rows in (self._host, self._collectives))
+            self._known[key] = Calibration.of(MachineCosts.of_rows(host, collectives), platform_of(ranks))
+        return self._known[key]
+
+
+@cache
+def platform_of(ranks: int) -> Platform:
+    """The shipped platform that cases of so many ranks were timed on."""
+    return Platform.load(PLATFORMS[ranks])
+
+
+def _before(rows: Sequence[Row], processes: tuple[str, ...]) -> list[Row]:
+    """Of these processes, or of all, the rows of the first calibration: some measured another one after their steps."""
+    first: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if not processes or row["process"] in processes:
+            first.setdefault((row["process"], row["key"]), row)
+    return list(first.values())
+
+
+def _by_run(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    runs: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        runs[row["run"]].append(row)
+    return runs
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The device's part of a step; nanoseconds."""
+
+    compute_ns: float  # of the rank that computes longest
+    exposed_ns: float  # of it, what no collective covers
+    wire_ns: float  # collectives, each by the rank that waited least, in the quietest of the profiled steps
+    launches: tuple[Mapping[str, float], ...]  # per rank, by op
+
+
+def profiled(ranks: Sequence[Row]) -> Profiled:
+    """From the rows of `step_kernels` of all ranks of a case."""
+    ordered = sorted(ranks, key=lambda row: int(row["rank"]))
+    times = [_times(row["kernel_ns"]) for row in ordered]
+    wires = [np.array(["nccl" in name.lower() for name in row["kernel"]], dtype=bool) for row in ordered]
+    computed = [_computed(row, np.median(taken, axis=1), wire) for row, taken, wire in zip(ordered, times, wires, strict=True)]
+    collectives = [taken[wire] for taken, wire in zip(times, wires, strict=True)]
+    return Profiled(
+        compute_ns=max(compute for compute, _ in computed),
+        exposed_ns=max(exposed for _, exposed in computed),
+        wire_ns=_wire(collectives),
+        launches=tuple(_launches(row["op"]) for row in ordered),
+    )
+
+
+def _launches(ops: Sequence[str]) -> dict[str, float]:
+    return {op: float(count) for op, count in Counter(ops).items()}
+
+
+def _times(kernel_ns: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+    """[kernels, steps]: as many steps as every kernel has."""
+    steps = min((len(each) for each in kernel_ns), default=0)
+    return np.array([each[:steps] for each in kernel_ns], dtype=np.float64).reshape(len(kernel_ns), max(steps, 1))
+
+
+def _wire(collectives: Sequence[npt.NDArray[np.float64]]) -> float:
+    """Ranks wait for each other inside a collective: the last to come shows how long it really takes."""
+    steps = min(each.shape[1] for each in collectives)
+    if len({len(each) for each in collectives}) > 1:
+        return float(min(each.sum(axis=0).min() for each in collectives))
+    return float(np.min([each[:, :steps] for each in collectives], axis=0).sum(axis=0).min())
+
+
+def _computed(row: Row, took: npt.NDArray[np.float64], wire: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Compute of one rank, and what of it lies outside its collectives in the last profiled step."""
+    start = np.asarray(row["start_ns"], dtype=np.float64)
+    covered = np.zeros(len(start))
+    for begin, length in zip(start[wire], took[wire], strict=True):
+        covered += np.maximum(0.0, np.minimum(start + took, begin + length) - np.maximum(start, begin))
+    return float(took[~wire].sum()), float(np.maximum(0.0, took - covered)[~wire].sum())
+
 
 Row = Mapping[str, Any]
 

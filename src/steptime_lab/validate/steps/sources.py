@@ -1,9 +1,13 @@
-"""Where the workload of a shipped step comes from: its execution trace, or its config alone."""
+"""Where the workload of a shipped step comes from: its execution trace, its config, or a capture."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import Plan
@@ -15,6 +19,11 @@ from steptime._program.workload import Workload
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import program_of, shipped_programs
 from steptime_lab.validate.steps.cases import DLRM, StepCase
+
+if TYPE_CHECKING:
+    from steptime._program.workload import Workload
+    from steptime_lab.validate.steps.cases import StepCase
+
 
 TRACE, CONFIG, RECORDED = "trace", "config", "recorded"
 SOURCES = (TRACE, CONFIG, RECORDED)
@@ -68,3 +77,50 @@ def _lookups(case: StepCase) -> WorkloadLookups | None:
             if tables
         }
     )
+
+
+# Workloads, and the library that has their models.
+_LIBRARIES = {
+    "bert": "transformers",
+    "gpt2": "transformers",
+    "xlnet": "transformers",
+    "resnet50": "torchvision",
+    "inception_v3": "torchvision",
+}
+# An optimiser makes its state in the first step; the second is as all later ones.
+_WARM_UP = 2
+
+
+def captured_steps() -> dict[str, Callable[[StepCase], Workload]]:
+    """What captures the steps of a workload, for those whose libraries are here."""
+    if find_spec("torch") is None:
+        return {}
+    return {workload: captured_step for workload, library in _LIBRARIES.items() if find_spec(library) is not None}
+
+
+@dataclass(frozen=True)
+class _Group:
+    rank: int
+    ranks: int
+
+
+def captured_step(case: StepCase) -> Workload:
+    """The workload of a shipped case: the step that was measured, made again and never run. Its ranks all do the same."""
+    # Its observer says in a warning that it ends.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import torch
+    from torch import distributed
+
+    from steptime._capture.ranks import capture_ranks
+    from steptime_lab.workloads.case import build
+    from steptime_lab.workloads.cases import step_cases
+
+    known = next((step_case for step_case in step_cases(case.ranks) if step_case.name == case.name), None)
+    if known is None:
+        raise InputError(f"{case.name}: is no step that `steptime measure steps` knows how to make; leave it out")
+
+    def step() -> object:
+        rank = distributed.get_rank() if case.ranks > 1 else 0
+        return build(known, _Group(rank, case.ranks), torch.device("cuda", 0))
+
+    return capture_ranks(step, ranks=case.ranks, alike=True, name=case.name, warm_up=_WARM_UP)

@@ -10,7 +10,7 @@ intervals (`platforms.calibration`). With host times of profiles, what a profile
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from statistics import median
@@ -19,7 +19,7 @@ import numpy as np
 
 from steptime._models.error import gmae
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Case, Compared, Validation, group, groups, repeat_errors
+from steptime_lab.validate.engine import Case, Compared, Validation, group, grouped, repeat_errors
 from steptime_lab.validate.steps.cases import DLRM, GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, shipped_steps
 from steptime_lab.validate.steps.predict import CaseOutcome, RankOutcome, predict_cases
 from steptime_lab.validate.steps.sources import CONFIG, RECORDED, SOURCES, TRACE, Build, builder
@@ -38,8 +38,6 @@ _TITLES = {
 _MOST_WARNINGS = 5
 
 _NO_BUILDER = "no config builds it, and capturing it needs torch and its library (transformers, torchvision)"
-
-Belongs = Callable[[CaseOutcome], bool]
 
 
 @dataclass(frozen=True)
@@ -83,14 +81,12 @@ def validate_steps(
 def validation_of(outcomes: Sequence[CaseOutcome], source: str = TRACE, warnings: Sequence[str] = ()) -> Validation:
     """All cases, every group of them, baselines beside, and what else was compared."""
     cases, visits = [_by_case(item) for item in outcomes], [each for item in outcomes for each in _by_visit(item)]
-    named = _groups(outcomes)
-    by_visit = {BY_VISIT: group(visits)} | groups(visits, [(f"{name}, {BY_VISIT}", entry) for name, entry in named.items()])
-    return Validation(
-        name="steps",
-        title=f"training steps {_TITLES[source]}, after same-machine calibration",
-        cases=[item.case for item in cases],
-        whole=group(cases),
-        groups=groups(cases, named.items()) | by_visit,
+    by_visit = {BY_VISIT: group(visits)} | grouped(visits, f", {BY_VISIT}")
+    return Validation.of(
+        "steps",
+        f"training steps {_TITLES[source]}, after same-machine calibration",
+        cases,
+        groups=grouped(cases) | by_visit,
         facts=_facts(outcomes),
         notes=(
             "a case is the median of its visits: processes that timed the same step, each predicted with its own calibration",
@@ -101,56 +97,48 @@ def validation_of(outcomes: Sequence[CaseOutcome], source: str = TRACE, warnings
     )
 
 
-def _groups(outcomes: Sequence[CaseOutcome]) -> dict[str, Belongs]:
-    """By name: workloads and ranks, regimes, and the groups that bars are set for."""
-    named: dict[str, Belongs] = {}
-    for workload, ranks in sorted({(one.workload, one.ranks) for one in outcomes}):
-        name = f"{workload} {ranks} rank{'s' * (ranks > 1)}"
-        named[name] = lambda one, key=(workload, ranks): (one.workload, one.ranks) == key  # type: ignore[misc]
-    for regime in REGIMES:
-        named[regime] = lambda one, regime=regime: one.regime == regime  # type: ignore[misc]
-    named["DLRM 2 and 4 ranks"] = _dlrm
-    named["DLRM 2 and 4 ranks steady"] = lambda one: _dlrm(one) and one.spread < STEADY_SPREAD
-    named["Transformers"] = lambda one: one.workload in TRANSFORMERS
-    for regime in REGIMES:
-        named[f"Transformers {regime}"] = lambda one, regime=regime: one.workload in TRANSFORMERS and one.regime == regime  # type: ignore[misc]
-    named["convnets"] = lambda one: one.workload in CONVNETS
-    return named
-
-
-def _dlrm(one: CaseOutcome) -> bool:
-    return one.workload == DLRM and one.ranks in (2, 4)
-
-
-def _by_case(one: CaseOutcome) -> Compared[CaseOutcome]:
-    low, high = (median(visit.interval_ns[end] for visit in one.visits) for end in (0, 1))
-    case = Case(
-        name=one.name,
-        predicted=one.predicted_ns,
-        measured=one.measured_ns,
-        spread=one.spread,
-        covered=low <= one.measured_ns <= high,
-        repeat_errors=tuple(error for visit in one.visits for error in repeat_errors(visit.visit.times_ns)),
+def _groups(outcome: CaseOutcome) -> tuple[str | None, ...]:
+    """Workload and ranks, regime, and the groups that bars are set for."""
+    dlrm = outcome.workload == DLRM and outcome.ranks in (2, 4)
+    transformer = outcome.workload in TRANSFORMERS
+    return (
+        f"{outcome.workload} {outcome.ranks} rank{'s' * (outcome.ranks > 1)}",
+        *(regime if outcome.regime == regime else None for regime in REGIMES),
+        "DLRM 2 and 4 ranks" if dlrm else None,
+        "DLRM 2 and 4 ranks steady" if dlrm and outcome.spread < STEADY_SPREAD else None,
+        "Transformers" if transformer else None,
+        *(f"Transformers {regime}" if transformer and outcome.regime == regime else None for regime in REGIMES),
+        "convnets" if outcome.workload in CONVNETS else None,
     )
-    names = one.visits[0].baselines_ns
-    beside = {name: case.by(median(visit.baselines_ns[name] for visit in one.visits)) for name in names}
-    return Compared(one, case, beside)
 
 
-def _by_visit(one: CaseOutcome) -> list[Compared[CaseOutcome]]:
-    results = []
-    for visit in one.visits:
+def _by_case(outcome: CaseOutcome) -> Compared:
+    low, high = (median(visit.interval_ns[end] for visit in outcome.visits) for end in (0, 1))
+    case = Case(
+        name=outcome.name,
+        predicted=outcome.predicted_ns,
+        measured=outcome.measured_ns,
+        spread=outcome.spread,
+        covered=low <= outcome.measured_ns <= high,
+        repeat_errors=tuple(error for visit in outcome.visits for error in repeat_errors(visit.visit.times_ns)),
+    )
+    names = outcome.visits[0].baselines_ns
+    beside = {name: case.by(median(visit.baselines_ns[name] for visit in outcome.visits)) for name in names}
+    return Compared(case, _groups(outcome), beside)
+
+
+def _by_visit(outcome: CaseOutcome) -> Iterator[Compared]:
+    for visit in outcome.visits:
         seen, (low, high) = visit.visit, visit.interval_ns
         case = Case(
-            name=f"{one.name} ({seen.process})",
+            name=f"{outcome.name} ({seen.process})",
             predicted=visit.predicted_ns,
             measured=seen.measured_ns,
             spread=seen.spread,
             covered=low <= seen.measured_ns <= high,
             repeat_errors=repeat_errors(seen.times_ns),
         )
-        results.append(Compared(one, case, {name: case.by(time_ns) for name, time_ns in visit.baselines_ns.items()}))
-    return results
+        yield Compared(case, _groups(outcome), {name: case.by(time_ns) for name, time_ns in visit.baselines_ns.items()})
 
 
 def _facts(outcomes: Sequence[CaseOutcome]) -> dict[str, float]:

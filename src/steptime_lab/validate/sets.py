@@ -25,17 +25,15 @@ from steptime_lab.fit.waiting import kernels_beside, profiled_steps, waits
 from steptime_lab.measurements.shipped import BASELINES, shipped
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime_lab.validate.collectives import validate_collectives
-from steptime_lab.validate.committed import validate_committed
+from steptime_lab.validate.collectives_in_steps import validate_overlap, validate_waiting
 from steptime_lab.validate.device_time import device_times, validation_of
 from steptime_lab.validate.engine import Validation
+from steptime_lab.validate.held_out import validate_committed, validate_visit
 from steptime_lab.validate.kernels import validate_kernels
 from steptime_lab.validate.lookups import validate_lookups
 from steptime_lab.validate.memory import validate_memory
-from steptime_lab.validate.overlap import validate_overlap
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
-from steptime_lab.validate.visit import validate_visit
-from steptime_lab.validate.waiting import validation_of as waiting_validation
 
 # Files of a device beside its kernel models.
 _BESIDE = ("-lookups", "-baselines")
@@ -114,7 +112,7 @@ def _waiting(models: Models) -> Validation:
         if models.folder is None
         else Fabric(limits, read_models(models.folder / f"{limits.name}.json"))
     )
-    return waiting_validation(waits(profiled_steps(MEASUREMENTS), fabric))
+    return validate_waiting(waits(profiled_steps(MEASUREMENTS), fabric))
 
 
 def _overlap(models: Models) -> Validation:
