@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime_lab.validate.lookups import _order, _range, rank_correlation
+from steptime_lab.validate.engine import rank_correlation
+from steptime_lab.validate.lookups import _order, _range
 
 _TIMES = st.lists(st.integers(1, 50).map(float), min_size=2, max_size=12)
 

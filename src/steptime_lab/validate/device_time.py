@@ -20,8 +20,9 @@ from steptime._models.kernels.launches import short_name
 from steptime._models.kernels.question import Question
 from steptime._program.program import Program
 from steptime_lab.fit.attribution import launched_by
-from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, program_of, read_programs, shipped
+from steptime_lab.measurements.shipped import CasePrograms, program_of
 from steptime_lab.validate.engine import Case, Compared, Validation, grouped
+from steptime_lab.validate.steps.cases import programs_of, rows_by_name
 
 Ask = Callable[[Sequence[Question]], Sequence[Answered]]
 Row = Mapping[str, Any]  # of the set step_kernels
@@ -29,7 +30,6 @@ Times = dict[str, float]
 
 _COLUMNS = ("workload", "name", "rank", "share", "op", "kernel", "start_ns", "kernel_ns")
 _WHOLE = "whole GPU"
-_LOT = 16  # cases, as many as lie side by side in the file
 _COLLECTIVE_KERNELS = ("nccl", "void nccl")
 _SUMS = (
     "calls", "predicted_ns", "measured_ns", "unanswered_ns", "outside_ns", "clear_predicted_ns", "clear_measured_ns",
@@ -99,24 +99,10 @@ class CaseTime:
         return self.predicted_ns / answered - 1 if answered else float("nan")
 
 
-def device_times(
-    ask: Ask, names: Iterable[str] | None = None, *, said: Callable[[str], None] = lambda _: None
-) -> list[CaseTime]:
-    """Every shipped step case, or those of some names. Traces are read in lots, of which one is in memory."""
-    table = shipped("step_kernels").select(_COLUMNS)
-    if names is not None:
-        wanted = set(names)
-        table = table.filter([name in wanted for name in table["name"].to_pylist()])
-    profiled: dict[str, list[Row]] = defaultdict(list)
-    for row in table.to_pylist():
-        profiled[row["name"]].append(row)
-    every = sorted(profiled)
-    results = []
-    for first in range(0, len(every), _LOT):
-        for case in read_programs(FOLDER / FILE_NAME, every[first : first + _LOT]):
-            results.append(case_time(case, profiled[case.name], ask))
-        said(f"{len(results)} of {len(every)} cases")
-    return results
+def device_times(ask: Ask, names: Iterable[str] | None = None) -> list[CaseTime]:
+    """Every shipped step case, or those of some names."""
+    profiled = rows_by_name("step_kernels", _COLUMNS, names)
+    return [case_time(case, profiled[case.name], ask) for case in programs_of(profiled)]
 
 
 def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:

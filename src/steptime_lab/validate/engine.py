@@ -8,16 +8,30 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 import steptime_lab
 from steptime._models.error import gmae
 from steptime.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Result = TypeVar("Result")
+
+SHIPPED_BARS = Path(steptime_lab.__file__).parent / "data" / "bars.toml"
+SCHEMA_VERSION = 1
+SAMPLE = "sample"
+ALL = "all"
+# What a bar can be set for: the summary's field; none may be larger. `coverage` has a least and a largest value.
+_MEASURES = {"geomean": "gmae", "mape": "mape", "p90": "p90", "max": "max"}
+_COVERAGE = "coverage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +173,30 @@ def repeat_errors(times: Sequence[float]) -> tuple[float, ...]:
     return tuple(time * (count - 1) / (total - time) - 1 for time in times) if count > 1 and min(times) > 0 else ()
 
 
-SHIPPED_BARS = Path(steptime_lab.__file__).parent / "data" / "bars.toml"
-SCHEMA_VERSION = 1
-SAMPLE = "sample"
-ALL = "all"
-# What a bar can be set for: the summary's field; none may be larger. `coverage` has a least and a largest value.
-_MEASURES = {"geomean": "gmae", "mape": "mape", "p90": "p90", "max": "max"}
-_COVERAGE = "coverage"
+def rank_correlation(first: Floats, second: Floats) -> float:
+    """Spearman's, ties sharing their ranks; 0 where all of one side are equal."""
+    ranks = [_ranks(values) for values in (first, second)]
+    spreads = [float(rank.std()) for rank in ranks]
+    if min(spreads) == 0:
+        return 0.0
+    return float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean() / (spreads[0] * spreads[1]))
+
+
+def _ranks(values: Floats) -> Floats:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    result: Floats = (np.cumsum(counts) - (counts - 1) / 2.0)[places.reshape(-1)]
+    return result
+
+
+def in_processes(
+    function: Callable[..., Result], *columns: Iterable[Any], executor: Executor | None = None
+) -> Iterator[Result]:
+    """What `map` gives, by two processes unless an executor is given."""
+    with ProcessPoolExecutor(max_workers=2) if executor is None else nullcontext(executor) as running:
+        yield from running.map(function, *columns)
+
+
+# --- bars ------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +213,14 @@ class Bar:
         group = validation.whole if self.group == ALL else validation.groups.get(self.group)
         if group is None:
             return f"{self.group}: no case; the bar of its {self.measure} cannot be checked"
-        value = self._value(group)
+        summed: Summary = group.summary
+        value = summed.interval_coverage if self.measure == _COVERAGE else float(getattr(summed, _MEASURES[self.measure]))
         if value is None:
             return f"{self.group}: no {self.measure} was found; the bar cannot be checked"
         if self.least <= value <= self.most:
             return ""
         span = f"{self.least:.1%} to {self.most:.1%}" if self.least else f"at most {self.most:.1%}"
         return f"{self.group}: {self.measure} is {value:.2%}, the bar is {span} (worst: {group.summary.worst})"
-
-    def _value(self, group: Group) -> float | None:
-        item: Summary = group.summary
-        if self.measure == _COVERAGE:
-            return item.interval_coverage
-        return float(getattr(item, _MEASURES[self.measure]))
 
 
 def read_bars(file: Path, section: str) -> list[Bar]:
@@ -209,22 +235,15 @@ def read_bars(file: Path, section: str) -> list[Bar]:
     groups = document.get(section)
     if not isinstance(groups, dict):
         raise InputError(f"{file}: no bars for {section!r}; add a section [{section}.all]")
-    return [
-        _bar(file, group, measure, value)
-        for group, figures in groups.items()
-        for measure, value in _figures(file, group, figures)
-    ]
+    wrong = next((group for group, figures in groups.items() if not isinstance(figures, dict)), None)
+    if wrong is not None:
+        raise InputError(f"{file}: {wrong!r} is {groups[wrong]!r}; expected a table of figures, as in geomean = 0.05")
+    return [_bar(file, group, name, value) for group, figures in groups.items() for name, value in figures.items()]
 
 
 def bars_left(validation: Validation, bars: list[Bar]) -> list[str]:
     """A line for every bar that is not kept."""
     return [line for line in (bar.left_by(validation) for bar in bars) if line]
-
-
-def _figures(file: Path, group: str, figures: object) -> list[tuple[str, object]]:
-    if not isinstance(figures, Mapping):
-        raise InputError(f"{file}: {group!r} is {figures!r}; expected a table of figures, as in geomean = 0.05")
-    return list(figures.items())
 
 
 def _bar(file: Path, group: str, measure: str, value: object) -> Bar:

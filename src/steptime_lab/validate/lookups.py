@@ -21,7 +21,7 @@ from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of
 from steptime_lab.measurements.lookups import MeasuredLookups
-from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, repeat_errors, summary
+from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, rank_correlation, repeat_errors, summary
 
 Flags = npt.NDArray[np.bool_]
 Forms = Mapping[Kind, LookupForm]
@@ -245,20 +245,4 @@ def ranks_of(measured: MeasuredLookups, predicted: npt.NDArray[np.float64]) -> R
         apart = times[:, None] >= _APART * times[None, :]
         right = apart & (text[:, None] > text[None, :])
         result += Ranks((rank_correlation(times, text),), int(apart.sum()), int(right.sum()))
-    return result
-
-
-def rank_correlation(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
-    """Spearman's, ties sharing their ranks; 0 where all of one side are equal."""
-    ranks = [_ranks(values) for values in (one, other)]
-    spreads = [float(rank.std()) for rank in ranks]
-    if min(spreads) == 0:
-        return 0.0
-    return float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean() / (spreads[0] * spreads[1]))
-
-
-def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    result: npt.NDArray[np.float64] = (last - (counts - 1) / 2.0)[places]
     return result

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.memory.peak import PeakMemory, peak_memory
-from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, program_of, read_programs, shipped
+from steptime_lab.measurements.shipped import CasePrograms, program_of, shipped
 from steptime_lab.validate.engine import Case, Compared, Validation, grouped
+from steptime_lab.validate.steps.cases import programs_of, rows_by_name
 
 Row = Mapping[str, Any]  # of the set steps
 
 _COLUMNS = ("workload", "name", "config", "ranks", "plan", "allocated_bytes", "reserved_bytes")
 _ALONE_COLUMNS = ("name", "rank", "ranks", "share", "allocated_bytes", "reserved_bytes", "left_bytes")
-_LOT = 16  # cases, as many as lie side by side in the file
 # How many input batches every measured step keeps on the device (steptime_lab.workloads.training.BATCHES, which needs torch).
 _BATCHES = 4
 _FLOAT_BYTES = 4
@@ -78,20 +78,12 @@ def validate_memory(names: Iterable[str] | None = None) -> Validation:
     return validation_of(rank_memories(names))
 
 
-def rank_memories(names: Iterable[str] | None = None, *, said: Callable[[str], None] = lambda _: None) -> list[RankMemory]:
-    """Every rank of the shipped cases whose memory was measured. Traces are read in lots, of which one is in memory."""
-    rows, alone = (
-        _steps(None if names is None else set(names)),
-        measured_alone(shipped("memory").select(_ALONE_COLUMNS).to_pylist()),
-    )
-    every = sorted(rows)
-    results: list[RankMemory] = []
+def rank_memories(names: Iterable[str] | None = None) -> list[RankMemory]:
+    """Every rank of the shipped cases whose memory was measured."""
+    rows = _steps(names)
+    alone = measured_alone(shipped("memory").select(_ALONE_COLUMNS).to_pylist())
     with _no_collector():
-        for first in range(0, len(every), _LOT):
-            for case in read_programs(FOLDER / FILE_NAME, every[first : first + _LOT]):
-                results += case_memories(case, rows[case.name], alone)
-            said(f"{min(first + _LOT, len(every))} of {len(every)} cases")
-    return results
+        return [memory for case in programs_of(rows) for memory in case_memories(case, rows[case.name], alone)]
 
 
 def case_memories(case: CasePrograms, row: Row, alone: Mapping[tuple[str, int], Measured]) -> list[RankMemory]:
@@ -176,11 +168,14 @@ def _facts(found: Sequence[RankMemory]) -> dict[str, float]:
     }
 
 
-def _steps(names: set[str] | None) -> dict[str, Row]:
+def _steps(names: Iterable[str] | None) -> dict[str, Row]:
     """By case, the newest row that has memory."""
-    rows = shipped("steps").select([*_COLUMNS, "run"]).to_pylist()
-    ordered = sorted(rows, key=lambda row: str(row["run"]))
-    return {row["name"]: row for row in ordered if row["allocated_bytes"] and (names is None or row["name"] in names)}
+    newest = {}
+    for name, rows in rows_by_name("steps", (*_COLUMNS, "run"), names).items():
+        measured = [row for row in rows if row["allocated_bytes"]]
+        if measured:
+            newest[name] = max(reversed(measured), key=lambda row: str(row["run"]))
+    return newest
 
 
 @contextmanager

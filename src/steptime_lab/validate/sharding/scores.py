@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from steptime_lab.validate.engine import rank_correlation
 from steptime_lab.validate.sharding.measured import MeasuredTask, levels
 
 Floats = npt.NDArray[np.float64]
@@ -122,19 +123,8 @@ def _ends(values: Floats) -> tuple[float, float]:
 
 
 def spearman(measured: Floats, estimated: Floats) -> float:
-    """Correlation of ranks, ties sharing theirs; 0 where all are equal."""
-    first, second = _ranked(measured), _ranked(np.round(estimated / estimated.mean(), 9))
-    if not first.std() or not second.std():
-        return 0.0
-    return float(np.corrcoef(first, second)[0, 1])
-
-
-def _ranked(values: Floats) -> Floats:
-    """Places by size from 0, those of equals averaged."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    behind = np.cumsum(counts)
-    result: Floats = (behind - (counts + 1) / 2.0)[inverse.reshape(-1)]
-    return result
+    """Correlation of ranks; estimates that differ by rounding alone are equal."""
+    return rank_correlation(measured, np.round(estimated / estimated.mean(), 9))
 
 
 @dataclass(frozen=True, slots=True)

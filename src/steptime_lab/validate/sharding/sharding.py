@@ -8,9 +8,8 @@ of it left out. Plans that were searched for were timed beside those of the rule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from steptime._shard.evaluator import Evaluator
 from steptime._shard.rules import RULES
 from steptime._sim.composed import Evaluation
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Case, Compared, Validation, repeat_errors
+from steptime_lab.validate.engine import Case, Compared, Validation, in_processes, repeat_errors
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, estimates, rule_picks
 from steptime_lab.validate.sharding.measured import MeasuredTask, levels, shipped_tasks
 from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, ratio_interval, score
@@ -29,7 +28,6 @@ from steptime_lab.validate.steps.cases import platform_of
 
 Floats = npt.NDArray[np.float64]
 
-WORKERS = 2
 CHANCE = "random pick"
 HEAVY, ORDINARY, EQUAL, UNEQUAL = "heavy", "ordinary", "equal tables", "unequal tables"
 FIRST, FURTHER = "first tasks", "further tasks"
@@ -124,22 +122,12 @@ class ShardingValidation:
     given: tuple[GivenPlan, ...] = ()  # plans that were searched for and timed beside the rules'
 
 
-def validate_sharding(
-    names: Sequence[str] | None = None,
-    *,
-    executor: Executor | None = None,
-    said: Callable[[int, int], None] = lambda _done, _all: None,
-) -> ShardingValidation:
-    """The shipped tasks, or those of some names, by two processes unless an executor is given; `said` hears how far it is."""
+def validate_sharding(names: Sequence[str] | None = None, *, executor: Executor | None = None) -> ShardingValidation:
+    """The shipped tasks, or those of some names, by two processes unless an executor is given."""
     tasks, beside = shipped_tasks(names)
     if not tasks:
         raise InputError("no shipped sharding task has such a name; `sharding` in the measurements names them")
-    outcomes = []
-    own = ProcessPoolExecutor(max_workers=WORKERS) if executor is None else nullcontext(executor)
-    with own as running:
-        for outcome in running.map(outcome_of, tasks):
-            outcomes.append(outcome)
-            said(len(outcomes), len(tasks))
+    outcomes = list(in_processes(outcome_of, tasks, executor=executor))
     return validation_of(outcomes, given_plans(beside, platform_of(beside[0].ranks)) if beside else ())
 
 

@@ -7,7 +7,7 @@ would have given them: from the rows that its own processes measured before it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from statistics import median
@@ -20,7 +20,7 @@ from steptime._platforms.calibration import Calibration
 from steptime._platforms.machine_costs import MachineCosts
 from steptime._platforms.platform import Platform
 from steptime_lab.fit.host import CALIBRATION
-from steptime_lab.measurements.shipped import shipped
+from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, read_programs, shipped
 
 # Ranks of a shipped case share one GPU: one of so many parts for each.
 PLATFORMS = {
@@ -138,6 +138,7 @@ _BUSY, _IDLE, _EXPOSED = 0.95, 0.60, 0.40
 # On more ranks, steps in which the device idles are as often those of ranks that wait for each other.
 _TELLING_RANKS, _TELLING_BUSY = 2, 0.75
 DLRM = "dlrm"
+_LOT = 16  # cases, as many as lie side by side in the file
 _STEP_COLUMNS = (
     "name", "workload", "config", "plan", "batch", "ranks", "time_ns", "times_ns", "spread", "run", "process", "machine",
 )  # fmt: skip
@@ -228,7 +229,7 @@ def shipped_steps(names: Iterable[str] | None = None, *, inflated: bool = False)
     """
     wanted = None if names is None else set(names)
     read = None if inflated else wanted
-    steps, profiles = _by_name("steps", _STEP_COLUMNS, read), _by_name("step_kernels", _PROFILE_COLUMNS, read)
+    steps, profiles = rows_by_name("steps", _STEP_COLUMNS, read), rows_by_name("step_kernels", _PROFILE_COLUMNS, read)
     calibrations = RunCalibrations()
     results = [
         _case(rows, profiles[name], calibrations)
@@ -250,14 +251,23 @@ def inflation_of(case: StepCase, telling: Iterable[StepCase]) -> float:
     return max(1.0, median(alike)) if alike else 1.0
 
 
-def _by_name(name: str, columns: Sequence[str], wanted: set[str] | None) -> dict[str, list[Row]]:
+def rows_by_name(name: str, columns: Sequence[str], wanted: Iterable[str] | None = None) -> dict[str, list[Row]]:
+    """The rows of a shipped set by case: all, or those of some names."""
     table = shipped(name).select(columns)
     if wanted is not None:
-        table = table.filter([item in wanted for item in table["name"].to_pylist()])
+        names = set(wanted)
+        table = table.filter([item in names for item in table["name"].to_pylist()])
     result: dict[str, list[Row]] = defaultdict(list)
     for row in table.to_pylist():
         result[row["name"]].append(row)
     return result
+
+
+def programs_of(names: Iterable[str]) -> Iterator[CasePrograms]:
+    """The programs of shipped cases, read in lots, of which one is in memory."""
+    ordered = sorted(names)
+    for first in range(0, len(ordered), _LOT):
+        yield from read_programs(FOLDER / FILE_NAME, ordered[first : first + _LOT])
 
 
 def _case(rows: Sequence[Row], profile: Sequence[Row], calibrations: RunCalibrations) -> StepCase:

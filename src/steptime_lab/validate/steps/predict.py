@@ -7,11 +7,8 @@ to each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from statistics import median
 
 import numpy as np
@@ -25,7 +22,7 @@ from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._units import NS_PER_MS
 from steptime_lab.validate.steps.cases import StepCase, Visit, platform_of
 from steptime_lab.validate.steps.measured import with_host_of, with_measured_device, with_measured_host, with_measured_wire
-from steptime_lab.validate.steps.sources import RECORDED, Build
+from steptime_lab.validate.steps.sources import Build
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,6 @@ def mean_splits(splits: Mapping[str, Sequence[Split]]) -> dict[str, dict[str, fl
 
 Floats = npt.NDArray[np.float64]
 
-WORKERS = 2
 KERNEL_SUM, STREAM_MAX, HOST_ALONE = "kernel sum", "max of streams", "host alone"
 
 
@@ -141,16 +137,6 @@ class CaseOutcome:
         return self.predicted_ns / self.measured_ns - 1
 
 
-def predict_cases(
-    cases: Sequence[tuple[StepCase, Build]], source: str, *, explain: bool = False, executor: Executor | None = None
-) -> Iterator[CaseOutcome]:
-    """Every case with what makes its workload, in the order given; by two processes unless an executor is given."""
-    own = ProcessPoolExecutor(max_workers=WORKERS) if executor is None else nullcontext(executor)
-    with own as running:
-        told = partial(predict_case, recorded=source == RECORDED, explain=explain)
-        yield from running.map(told, *zip(*cases, strict=True))
-
-
 def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explain: bool = False) -> CaseOutcome:
     """A case; `recorded`: with the host times of its profile.
 
@@ -160,8 +146,9 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
     if recorded:
         step = with_measured_host(step, case)
     with_host = with_measured_host(step, case) if explain else None
-    told = _told(case.visits, str(case.profile[0]["machine"]))
-    visits = [_visit(step, case, visit, with_host if visit is told else None) for visit in case.visits]
+    machine = str(case.profile[0]["machine"])
+    explained = next((visit for visit in case.visits if visit.machine == machine), case.visits[0])
+    visits = [_visit(step, case, visit, with_host if visit is explained else None) for visit in case.visits]
     return CaseOutcome(
         name=case.name,
         workload=case.workload,
@@ -172,10 +159,6 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
         fallback=step.coverage.get("fallback", 0.0),
         warnings=step.warnings,
     )
-
-
-def _told(visits: Sequence[Visit], machine: str) -> Visit:
-    return next((visit for visit in visits if visit.machine == machine), visits[0])
 
 
 def _visit(step: ModelledStep, case: StepCase, visit: Visit, recorded: ModelledStep | None) -> VisitOutcome:

@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
 
 from steptime._models.error import gmae
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Case, Compared, Validation, group, grouped, repeat_errors
+from steptime_lab.validate.engine import Case, Compared, Validation, group, grouped, in_processes, repeat_errors
 from steptime_lab.validate.steps.cases import DLRM, GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, shipped_steps
-from steptime_lab.validate.steps.predict import CaseOutcome, RankOutcome, predict_cases
+from steptime_lab.validate.steps.predict import CaseOutcome, RankOutcome, predict_case
 from steptime_lab.validate.steps.sources import CONFIG, RECORDED, SOURCES, TRACE, Build, builder
 
 REGIMES = (GPU_BOUND, HOST_BOUND, WIRE_BOUND, MIXED)
@@ -70,7 +71,8 @@ def validate_steps(
         raise InputError(f"no shipped step of these names can be predicted from its {source}; choose among `steps`' names")
     outcomes = []
     said(0, len(cases))
-    for outcome in predict_cases(cases, source, explain=explain, executor=executor):
+    predicted = partial(predict_case, recorded=source == RECORDED, explain=explain)
+    for outcome in in_processes(predicted, *zip(*cases, strict=True), executor=executor):
         outcomes.append(outcome)
         said(len(outcomes), len(cases))
     left_out = Counter(case.workload for case, build in result if build is None)
