@@ -74,12 +74,12 @@ def columns_of(program: Program, model: HostModel, launches: Mapping[str, float]
 
 def host_time(program: Program, model: HostModel, launches: Mapping[str, float] | None = None) -> HostTime:
     """What one step of a program costs the host. Without `launches` each op launches as many as it usually does."""
-    return summed(columns_of(program, model, launches))
+    return summed(columns_of(program, model, launches), max(1, len(program.steps)))
 
 
-def summed(columns: HostColumns) -> HostTime:
+def summed(columns: HostColumns, steps: int) -> HostTime:
     """The pieces of all steps as the cost of one."""
-    share = 1.0 / columns.steps
+    share = 1.0 / steps
     costs: dict[tuple[Phase, Part], HostCost] = {}
     for phase in Phase:
         for piece, part in _PART_OF.items():

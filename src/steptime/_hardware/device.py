@@ -28,6 +28,8 @@ _MOST_SHARES = 64
 _LIMITS = ("sms", "memory_bytes", "bandwidth_bytes_per_s", "cache_bytes", "clock_hz")
 _OPTIONAL_LIMITS = ("threads_per_sm", "host_bandwidth_bytes_per_s")
 _REACHED = ("start_ns", "peak", "bandwidth", "host_bandwidth", "cache_bandwidth_bytes_per_s")
+DEVICES = Catalogue("device", FOLDER)
+device_names = DEVICES.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,6 @@ class DeviceLimits:
         """The longer of computing and moving at the limits of this part."""
         peak = self.peak_flop_per_s.get(precision, self.peak_flop_per_s["float32"]).value
         return 1e9 * self.share * max(flop / peak, nbytes / self.bandwidth_bytes_per_s.value)
-
-
-DEVICES = Catalogue("device", FOLDER)
-device_names = DEVICES.names
 
 
 def read_device(name: str | Path) -> DeviceLimits:

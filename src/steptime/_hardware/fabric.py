@@ -25,6 +25,10 @@ FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
 NETWORK = "network"
 KINDS = ("nvlink", "nvswitch", "pcie", "loopback", NETWORK)
 """Of tiers. A network joins nodes; every other tier lies within one."""
+FABRICS = Catalogue("fabric", FOLDER)
+fabric_names = FABRICS.names
+# Their links are one bus that all ranks of a block share; every other tier gives each rank links of its own.
+_SHARED_BUSES = ("pcie",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,6 @@ class FabricLimits:
         """The node and the card of it that a rank's messages leave by: neighbours share one where there are fewer cards."""
         node, local = divmod(rank, self.gpus_per_node)
         return node, local * max(self.rails, 1) // self.gpus_per_node
-
-
-FABRICS = Catalogue("fabric", FOLDER)
-fabric_names = FABRICS.names
 
 
 def read_fabric(name: str | Path) -> FabricLimits:
@@ -199,10 +199,6 @@ def _check_shape(file: Path, limits: FabricLimits) -> None:
     for holds, text in checks:
         if not holds:
             raise InputError(f"{file}: {text}")
-
-
-# Their links are one bus that all ranks of a block share; every other tier gives each rank links of its own.
-_SHARED_BUSES = ("pcie",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steptime._hardware.description import MOST_RANKS
 from steptime.errors import InputError
 
 # As the measured set `collectives` has them; its programs, and tables made from them, write them with and without underscores.
@@ -24,8 +25,8 @@ _RANK_LINE = re.compile(r"#\s*Rank\s+(\d{1,7})\s.*?\bon\s+(\S+)\s+device\s+\d+\s
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _VERSION = re.compile(r"nccl-library=(\d{1,9})\b|^NCCL version (\d+\.\d+\.\d+)")
 _ROW = re.compile(r"\s*\d+\s")
-# Beyond, a row is garbled: more ranks than any machine has, more bytes than one holds, longer than a run.
-_MOST_RANKS, _MOST_BYTES, _MOST_NS = 1 << 17, 1 << 48, 1e14
+# Beyond, a row is garbled: more bytes than a machine holds, longer than a run.
+_MOST_BYTES, _MOST_NS = 1 << 48, 1e14
 # Longer names first: all_reduce and reduce_scatter are no reduce.
 _IN_NAME = re.compile(rf"(?<![a-z])({'|'.join(sorted(_KIND_OF, key=len, reverse=True))})(?![a-z])")
 
@@ -138,7 +139,7 @@ def timed_point(run: TestRun, size: object, time_us: object) -> Point | None:
         size_bytes, ns = int(str(size)), 1e3 * float(str(time_us))
     except ValueError:
         return None
-    if run.kind is None or not 1 <= run.ranks <= _MOST_RANKS or not 0 <= size_bytes <= _MOST_BYTES or not 0 < ns <= _MOST_NS:
+    if run.kind is None or not 1 <= run.ranks <= MOST_RANKS or not 0 <= size_bytes <= _MOST_BYTES or not 0 < ns <= _MOST_NS:
         return None
     return Point(run.kind, run.ranks, len(run.hosts), size_bytes, ns, run.nccl, run.device)
 

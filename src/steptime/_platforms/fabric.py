@@ -21,6 +21,7 @@ from steptime._models.estimate import Estimate, Source
 from steptime.errors import InputError
 
 MODELS_VERSION = 1
+_ASKED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,6 @@ def read_models(file: Path) -> Mapping[str, TierModel]:
     if content.get("schema_version") != MODELS_VERSION or not isinstance(content.get("tiers"), dict):
         raise InputError(f"{file}: no fitted models of a fabric of version {MODELS_VERSION}")
     return {str(name): TierModel.from_dict(values, f"{file}, tier {name}") for name, values in content["tiers"].items()}
-
-
-_ASKED_BYTES = 1 << 20
 
 
 class Origin(Enum):

@@ -29,6 +29,7 @@ _SOCKETS, _SWITCH = "loopback", "nvswitch"
 _GB_PER_S, _US = 1e9, 1e3
 _GB = ValueRange(RANGES["bandwidth_bytes_per_s"].least / _GB_PER_S, RANGES["bandwidth_bytes_per_s"].most / _GB_PER_S, "GB/s")
 _MICROSECONDS = ValueRange(RANGES["latency_ns"].least / _US, RANGES["latency_ns"].most / _US, "microseconds")
+EXCHANGE, PAIR = "all_to_all", "send_recv"
 
 
 @dataclass(frozen=True)
@@ -231,9 +232,6 @@ def _tested(tier: str, points: Points, model: TierModel) -> list[LeftOut]:
         LeftOut(tier, kind, tuple(sorted({ranks for ranks, _ in of_kind})), np.array([error for _, error in of_kind]))
         for kind, of_kind in rows.items()
     ]
-
-
-EXCHANGE, PAIR = "all_to_all", "send_recv"
 
 
 def described(name: str, points: Sequence[Point], kind: str = "nvswitch") -> FabricLimits:

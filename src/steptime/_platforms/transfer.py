@@ -37,6 +37,23 @@ from steptime.errors import InputError
 
 _SIZES_ONLY = LaunchColumns(())
 _ATTENTION = ("flash", "cudnn", "efficient")
+_INDEX_BYTES = 8
+# Of a cache, what rows have beside indices and results: as bytes of measured steps stay in 30 of an H200's 50 MB.
+_KEPT = 0.6
+# Of a row of an optimiser's state, in rows; a rowwise one is a number.
+_STATE = {"none": 0.0, "sgd": 0.0, "adagrad": 1.0, "rowwise_adagrad": 0.0}
+_POOLED = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense")
+# Rows and columns of tiles, in the kernel names of libraries for both architectures.
+_TILE_SIZES = (
+    (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (32, 32),
+)  # fmt: skip
+# And what of the largest one's rate they reach. A small one loads more per operation: it is the operations per byte of its
+# operands against the largest's, to the power of 1/3.
+_LARGEST = 256 * 128 / (256 + 128)
+_TILES = tuple((rows, columns, (rows * columns / (rows + columns) / _LARGEST) ** (1 / 3)) for rows, columns in _TILE_SIZES)
+# Blocks that share the sum over k of one tile, where the tiles are fewer than the SMs.
+_SPLITS = (1, 2, 4, 8, 16)
+_LEAST_K = 128  # of each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +159,6 @@ def attention_of(call: Call) -> tuple[str, str]:
     return kind, ("" if not kind else "backward" if base.endswith("backward") else "forward")
 
 
-_INDEX_BYTES = 8
-# Of a cache, what rows have beside indices and results: as bytes of measured steps stay in 30 of an H200's 50 MB.
-_KEPT = 0.6
-# Of a row of an optimiser's state, in rows; a rowwise one is a number.
-_STATE = {"none": 0.0, "sgd": 0.0, "adagrad": 1.0, "rowwise_adagrad": 0.0}
-_POOLED = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense")
-
-
 def lookup_works(lookups: Sequence[Lookup], cache_bytes: float) -> list[Work]:
     """Bytes from memory and from the cache, of each; the tables of a lookup have equal shares of the cache."""
     places: dict[tuple[int, str, int], int] = {}
@@ -181,19 +190,6 @@ def _work(lookup: Lookup, tables: TableColumns, row_bytes: Floats, missed: Float
     # Gradients are read for every lookup, mostly from the cache; every distinct row is read and written, its state too.
     updated = 2.0 * (1.0 + _STATE[lookup.optimizer]) * float(tables.unique @ row_bytes)
     return Work(memory_bytes=results + indices + updated, cache_bytes=max(looked_up - results, 0.0))
-
-
-# Rows and columns of tiles, in the kernel names of libraries for both architectures.
-_TILE_SIZES = (
-    (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (32, 32),
-)  # fmt: skip
-# And what of the largest one's rate they reach. A small one loads more per operation: it is the operations per byte of its
-# operands against the largest's, to the power of 1/3.
-_LARGEST = 256 * 128 / (256 + 128)
-_TILES = tuple((rows, columns, (rows * columns / (rows + columns) / _LARGEST) ** (1 / 3)) for rows, columns in _TILE_SIZES)
-# Blocks that share the sum over k of one tile, where the tiles are fewer than the SMs.
-_SPLITS = (1, 2, 4, 8, 16)
-_LEAST_K = 128  # of each of them
 
 
 def product_ns(

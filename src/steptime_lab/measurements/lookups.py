@@ -56,6 +56,11 @@ _SCHEMA = pa.schema(
     ]
 )
 
+_COLUMNS = (
+    "implementation", "direction", "optimizer", "dtype", "weighted", "batch", "series", "rows", "dims", "generators", "cache",
+    "share", "others", "time_ns", "times_ns", "spread", "kernel_names", "kernel_ns",
+)  # fmt: skip
+
 
 class Streams:
     """Statistics by stream."""
@@ -166,12 +171,6 @@ def _columns(table: pa.Table) -> TableColumns:
     return TableColumns(
         dim=np.ones(table.num_rows), locality=column("locality") / _STEPS, **{name: column(name) for name in names}
     )
-
-
-_COLUMNS = (
-    "implementation", "direction", "optimizer", "dtype", "weighted", "batch", "series", "rows", "dims", "generators", "cache",
-    "share", "others", "time_ns", "times_ns", "spread", "kernel_names", "kernel_ns",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

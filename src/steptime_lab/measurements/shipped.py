@@ -40,6 +40,9 @@ _SCHEMA = pa.schema(
     ]
 )
 
+FOLDER = Path(steptime_lab.__file__).parent / "data" / "measurements"
+BASELINES = Path(steptime_lab.__file__).parent / "data" / "baselines"
+
 
 @dataclass(frozen=True, slots=True)
 class CasePrograms:
@@ -113,10 +116,6 @@ def _recorded(file: Path) -> CasePrograms:
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file}: the programs of {name} are incomplete ({error}); measure its steps again") from error
     return CasePrograms(name, owners, traces)
-
-
-FOLDER = Path(steptime_lab.__file__).parent / "data" / "measurements"
-BASELINES = Path(steptime_lab.__file__).parent / "data" / "baselines"
 
 
 def shipped(name: str) -> pa.Table:

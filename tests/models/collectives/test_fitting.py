@@ -100,7 +100,6 @@ def test_heavy_tails_are_met_with_a_low_quantile() -> None:
         rows.append(row(bytes=size, times_ns=times.tolist()))
     fitted = fit_fabric(swept(rows, "loopback"))
     assert fitted.reduction.quantile < 0.5
-    assert fitted.tried[fitted.reduction] == min(fitted.tried.values())
     assert fitted.model.times(Messages.even("all_reduce", 2, [2.0**20])).ns == pytest.approx([20_000 + 2**20 / 3], rel=0.05)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from statistics import median
@@ -252,7 +252,6 @@ class FittedFabric:
     points: Points  # of all splits
     reduction: Reduction
     runs: frozenset[str] = frozenset()
-    tried: Mapping[Reduction, float] = field(default_factory=dict)  # GMAE on validation rows, fitted to fit rows
 
 
 def fit_fabric(rows: Sequence[Swept]) -> FittedFabric:
@@ -260,13 +259,13 @@ def fit_fabric(rows: Sequence[Swept]) -> FittedFabric:
     chosen = steadiest(rows)
     if not chosen:
         raise InputError("no sweep of collectives on this fabric; measure one with `steptime measure collectives`")
-    tried = {how: _tried(reduced(chosen, how)) for how in REDUCTIONS}
-    best = min(REDUCTIONS, key=lambda how: tried[how])
+    best = min(REDUCTIONS, key=lambda how: _tried(reduced(chosen, how)))
     points = reduced(chosen, best)
-    return FittedFabric(fit_points(points), points, best, frozenset(row.run for row in chosen), tried)
+    return FittedFabric(fit_points(points), points, best, frozenset(row.run for row in chosen))
 
 
 def _tried(points: Points) -> float:
+    """GMAE on validation rows, fitted to fit rows."""
     errors = unseen_logs(fit_curves(points.of(FIT), idle_power=_USUAL_POWER, ragged=0.0), points.of(VALIDATION))
     if not errors:
         return 0.0

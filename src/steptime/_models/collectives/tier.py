@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._hardware.description import MOST_RANKS
 from steptime._models.collectives.message import KINDS, Floats, Messages, Places
 from steptime.errors import InputError
 
@@ -24,6 +25,46 @@ from steptime.errors import InputError
 _LEAST_GROWING = 0.5
 # What a file may hold: an exabyte, and a month.
 _MOST_LOG2_BYTES, _MOST_LOG_NS = 60.0, 35.0
+SCHEMA_VERSION = 1
+# Over which power of the ranks the part that moves bytes is interpolated: 0: their logarithm, 1: (N-1)/N. Fit and validation
+# rows of 1 MiB or more, GMAE over all kinds, at most of one kind: 4 ranks of loopback from 2 and 8 are off by 4.9 (9.7) % with
+# 0.5, 4.7 (11.0) with 0.6, 5.6 (12.7) with 0.75, 5.5 (16.5) with 1; 8 of loopback from 2 and 4 by 8.0 (15.9), 7.7 (17.4),
+# 7.0 (19.3), 7.5 (22.1); 8 of public A100 and H100 tables by 3.8 to 6.6, 3.5 to 6.0, 3.6 to 5.2, 3.2 to 4.4.
+_MOVING_POWER = 0.6
+# The part that moves bytes is nowhere less than this of the latency, so that its logarithm says something.
+_LEAST_MOVING = 0.01
+# What an octave of ranks or bytes away from what was measured adds to either end of the interval, in ln of time. From the same
+# fits: 90 % of the errors lie in -.15 to .23 for 4 ranks between 2 and 8, in -.23 to .30 for 8 beyond 4, against about .1 for
+# measured counts; without the last four octaves of bytes in -.20 to .24, without the first four in -.25 to .08.
+_BETWEEN_RANKS, _BEYOND_RANKS, _BEYOND_BYTES = 0.12, 0.20, 0.05
+# Of kinds without rows to tell, the ends of the interval: the widest seen for 2 and 4 ranks of loopback.
+_UNKNOWN = (-0.3, 0.3)
+_BARRIER_BYTES = 4.0
+_MOST_LOG = 10.0  # of factors, in a file
+# Splits are added up and divided again, and even ones may come out that far from their buffer.
+_EVEN = 1e-12
+# Parts of an exchange that end within so many bytes are copied more slowly: on loopback by 6, 11 and 5 % for 2, 4 and 8 ranks.
+PART_BYTES = 32
+_STAND_INS: dict[str, tuple[str, float]] = {
+    "barrier": ("all_reduce", 0.1),
+    "all_gather": ("reduce_scatter", 0.1),
+    "reduce_scatter": ("all_gather", 0.1),
+    "reduce": ("broadcast", 0.4),
+    "broadcast": ("reduce", 0.4),
+}
+"""What answers for a kind that was not measured, and what that adds to the interval.
+
+A barrier is an all_reduce of four bytes. The others move the same bytes the other way round: on loopback, 90 % of all_gathers
+take -.14 to .16 (in ln) more than reduce_scatters, and of reduces -.13 to .55 more than broadcasts. Nothing stands in for an
+all_reduce (-.9 to .4 against a reduce_scatter and an all_gather), an all_to_all, or send and receive.
+"""
+# From the fitted curves of A100, H100, H200 and GB200 nodes (no test rows), 1 KiB to 512 MiB: of a link's bandwidth on paper,
+# what the largest messages come to; between latency and bandwidth the two add up to more than their sum, by their geometric
+# mean; an all_reduce takes a latency per doubling of the ranks, the others less. The curves are then .85 to 1.45 times this for
+# nine of ten messages, 1.08 in the middle. Links of other kinds were not tried, and the interval is wider for it.
+_PAPER_REACHED, _PAPER_TRANSITION = 0.75, 1.0
+_PAPER_STEP = 0.3
+_PAPER_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -80,44 +121,6 @@ class Curve:
         if (np.diff(knots) <= 0).any() or (np.diff(log_ns) < 0).any():
             raise ValueError("a curve's log2_bytes ascend and its log_ns do not fall")
         return cls(knots, log_ns)
-
-
-SCHEMA_VERSION = 1
-
-# Over which power of the ranks the part that moves bytes is interpolated: 0: their logarithm, 1: (N-1)/N. Fit and validation
-# rows of 1 MiB or more, GMAE over all kinds, at most of one kind: 4 ranks of loopback from 2 and 8 are off by 4.9 (9.7) % with
-# 0.5, 4.7 (11.0) with 0.6, 5.6 (12.7) with 0.75, 5.5 (16.5) with 1; 8 of loopback from 2 and 4 by 8.0 (15.9), 7.7 (17.4),
-# 7.0 (19.3), 7.5 (22.1); 8 of public A100 and H100 tables by 3.8 to 6.6, 3.5 to 6.0, 3.6 to 5.2, 3.2 to 4.4.
-_MOVING_POWER = 0.6
-# The part that moves bytes is nowhere less than this of the latency, so that its logarithm says something.
-_LEAST_MOVING = 0.01
-# What an octave of ranks or bytes away from what was measured adds to either end of the interval, in ln of time. From the same
-# fits: 90 % of the errors lie in -.15 to .23 for 4 ranks between 2 and 8, in -.23 to .30 for 8 beyond 4, against about .1 for
-# measured counts; without the last four octaves of bytes in -.20 to .24, without the first four in -.25 to .08.
-_BETWEEN_RANKS, _BEYOND_RANKS, _BEYOND_BYTES = 0.12, 0.20, 0.05
-# Of kinds without rows to tell, the ends of the interval: the widest seen for 2 and 4 ranks of loopback.
-_UNKNOWN = (-0.3, 0.3)
-
-_BARRIER_BYTES = 4.0
-# Of what a file may hold: logarithms of factors, and ranks of one group.
-_MOST_LOG, _MOST_RANKS = 10.0, 1 << 17
-# Splits are added up and divided again, and even ones may come out that far from their buffer.
-_EVEN = 1e-12
-# Parts of an exchange that end within so many bytes are copied more slowly: on loopback by 6, 11 and 5 % for 2, 4 and 8 ranks.
-PART_BYTES = 32
-_STAND_INS: dict[str, tuple[str, float]] = {
-    "barrier": ("all_reduce", 0.1),
-    "all_gather": ("reduce_scatter", 0.1),
-    "reduce_scatter": ("all_gather", 0.1),
-    "reduce": ("broadcast", 0.4),
-    "broadcast": ("reduce", 0.4),
-}
-"""What answers for a kind that was not measured, and what that adds to the interval.
-
-A barrier is an all_reduce of four bytes. The others move the same bytes the other way round: on loopback, 90 % of all_gathers
-take -.14 to .16 (in ln) more than reduce_scatters, and of reduces -.13 to .55 more than broadcasts. Nothing stands in for an
-all_reduce (-.9 to .4 against a reduce_scatter and an all_gather), an all_to_all, or send and receive.
-"""
 
 
 @dataclass(frozen=True)
@@ -252,8 +255,8 @@ def _key(values: Mapping[str, Any]) -> tuple[str, int]:
     kind, ranks = values["kind"], values["ranks"]
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r}, expected one of {', '.join(KINDS)}")
-    if not isinstance(ranks, int) or not 2 <= ranks <= _MOST_RANKS:
-        raise ValueError(f"ranks {repr(ranks)[:20]} of {kind}, expected a count of 2 to {_MOST_RANKS}")
+    if not isinstance(ranks, int) or not 2 <= ranks <= MOST_RANKS:
+        raise ValueError(f"ranks {repr(ranks)[:20]} of {kind}, expected a count of 2 to {MOST_RANKS}")
     return kind, ranks
 
 
@@ -343,15 +346,6 @@ def moved_share(kind: str, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks if kind == "all_reduce" else 1.0
 
 
-# From the fitted curves of A100, H100, H200 and GB200 nodes (no test rows), 1 KiB to 512 MiB: of a link's bandwidth on paper,
-# what the largest messages come to; between latency and bandwidth the two add up to more than their sum, by their geometric
-# mean; an all_reduce takes a latency per doubling of the ranks, the others less. The curves are then .85 to 1.45 times this for
-# nine of ten messages, 1.08 in the middle. Links of other kinds were not tried, and the interval is wider for it.
-_REACHED, _TRANSITION = 0.75, 1.0
-_STEP = 0.3
-_FACTOR = 2.0
-
-
 @dataclass(frozen=True)
 class AnalyticTier:
     """Latency by steps, and every rank's bytes over its own links."""
@@ -365,10 +359,10 @@ class AnalyticTier:
         for kind, ranks, places in groups(messages):
             if ranks > 1:
                 moved = 0.0 if kind == "barrier" else moved_share(kind, ranks)
-                moving_ns = messages.load[places] * (1e9 * moved / (_REACHED * self.bandwidth_bytes_per_s))
+                moving_ns = messages.load[places] * (1e9 * moved / (_PAPER_REACHED * self.bandwidth_bytes_per_s))
                 latency_ns = self.latency_ns * _steps(kind, ranks)
-                ns[places] = latency_ns + moving_ns + _TRANSITION * np.sqrt(latency_ns * moving_ns)
-        return CollectiveTimes(ns, ns / _FACTOR, ns * _FACTOR, messages.ranks <= 1)
+                ns[places] = latency_ns + moving_ns + _PAPER_TRANSITION * np.sqrt(latency_ns * moving_ns)
+        return CollectiveTimes(ns, ns / _PAPER_FACTOR, ns * _PAPER_FACTOR, messages.ranks <= 1)
 
     def knows(self, kind: str) -> bool:
         """A data sheet answers for all kinds."""
@@ -379,4 +373,4 @@ def _steps(kind: str, ranks: int) -> float:
     """Latencies of two ranks that a collective of many takes."""
     if kind == "send_recv":
         return 1.0
-    return log2(ranks) if kind in ("all_reduce", "barrier") else 1.0 + _STEP * log2(ranks / 2)
+    return log2(ranks) if kind in ("all_reduce", "barrier") else 1.0 + _PAPER_STEP * log2(ranks / 2)

@@ -107,7 +107,6 @@ class HostColumns:
     before_ns: FloatColumn  # CPU work before the first launch
     between_ns: FloatColumn  # between the first and the last
     after_ns: FloatColumn
-    steps: int = 1  # how many steps these are; at least 1
     warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -183,7 +182,6 @@ class _HostWalk:
             before_ns=cpu_ns - between_ns - after_ns,
             between_ns=between_ns,
             after_ns=after_ns,
-            steps=max(1, len(self.program.steps)),
             warnings=self._warnings(),
         )
 

@@ -18,6 +18,13 @@ from steptime._hardware.description import Catalogue, ValueRange, read_declared
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime.errors import InputError
 
+# How much a launch slows down when CPU work takes twice as long (seen in the measured rows: 4.5 us become 5.7).
+LAUNCH_PER_CPU = 0.27
+SCHEMA_VERSION = 1
+FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
+_CALIBRATED = "calibrated "
+_COST = ValueRange(0, 1e12, "nanoseconds or calls")
+
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
@@ -32,10 +39,6 @@ class HostCost:
     def times(self, count: float) -> HostCost:
         """So many of it."""
         return HostCost(self.cpu_ns * count, self.launch_ns * count)
-
-
-# How much a launch slows down when CPU work takes twice as long (seen in the measured rows: 4.5 us become 5.7).
-LAUNCH_PER_CPU = 0.27
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,6 @@ class Speed:
 # A training step runs in the slow state: its main and backward threads take turns and wake from sleep every time. Ops in the
 # shipped traces take 2.0 to 2.4 times as long as in bursts, a fixed loop beside steps 2.3 times in nine repeats of ten.
 STEP = Speed.of_cpu(2.2)
-
-
-SCHEMA_VERSION = 1
-FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
-
-_CALIBRATED = "calibrated "
-_COST = ValueRange(0, 1e12, "nanoseconds or calls")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,11 @@ from steptime._models.memory.tensors import Extent, extents, without_wrappers
 from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
 
+BEFORE = -1
+_BUCKET_OP = "c10d::allreduce_"
+_AUTOGRAD_NODE = "autograd::engine::evaluate_function"
+_COLLECTIVE_OPS = ("c10d::", "record_param_comms")
+
 
 class MemoryKind(StrEnum):
     """The parts of a peak, as a person asks for them."""
@@ -33,12 +38,6 @@ class MemoryKind(StrEnum):
     COMMUNICATION = "communication"  # gradient buckets, and what collectives send and receive
     WORKSPACES = "workspaces"  # what libraries keep: cuBLAS
     ROUNDING = "rounding"  # by which the allocator's blocks are larger than what was asked for
-
-
-BEFORE = -1
-_BUCKET_OP = "c10d::allreduce_"
-_AUTOGRAD_NODE = "autograd::engine::evaluate_function"
-_COLLECTIVE_OPS = ("c10d::", "record_param_comms")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,13 @@ _GROUP_BYTES = 434 * _MIB
 # Ranks on parts of one GPU, through MPS, by how many share it: context and NCCL's buffers shrink with the part. Two ranks of a
 # BERT held 738.
 _PART_BYTES = {2: 764 * _MIB, 4: 548 * _MIB, 8: 436 * _MIB}
+# PyTorch hands cuBLAS 32 MiB on Hopper and Blackwell, once per thread that multiplies (parseChosenWorkspaceSize in
+# aten/src/ATen/cuda/CublasHandlePool.cpp), and cuBLASLt, which adds biases, 1 MiB (getCUDABlasLtWorkspaceSize there).
+WORKSPACE_BYTES = 32 << 20
+BIAS_WORKSPACE_BYTES = 1 << 20
+_SETTLING = (MemoryKind.OPTIMIZER_STATE, MemoryKind.COMMUNICATION)
+# The first step makes optimiser state and workspaces, the second finds its blocks cut by them, the third is like all others.
+_STEPS = 3
 
 
 def process_bytes(ranks: int, share: int = 1) -> int:
@@ -34,15 +41,6 @@ def process_bytes(ranks: int, share: int = 1) -> int:
         # Parts of another size: as the next larger one that was measured.
         return _PART_BYTES[max((parts for parts in _PART_BYTES if parts <= share), default=min(_PART_BYTES))]
     return _PROCESS_BYTES + (_GROUP_BYTES if ranks > 1 else 0)
-
-
-# PyTorch hands cuBLAS 32 MiB on Hopper and Blackwell, once per thread that multiplies (parseChosenWorkspaceSize in
-# aten/src/ATen/cuda/CublasHandlePool.cpp), and cuBLASLt, which adds biases, 1 MiB (getCUDABlasLtWorkspaceSize there).
-WORKSPACE_BYTES = 32 << 20
-BIAS_WORKSPACE_BYTES = 1 << 20
-_SETTLING = (MemoryKind.OPTIMIZER_STATE, MemoryKind.COMMUNICATION)
-# The first step makes optimiser state and workspaces, the second finds its blocks cut by them, the third is like all others.
-_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)

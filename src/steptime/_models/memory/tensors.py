@@ -14,6 +14,10 @@ Extent = tuple[int, int, bool]
 
 _UNKNOWN_ITEM_BYTES = 4
 _WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
+# Autograd functions of torch.distributed.tensor (_api.py, _redistribute.py): they pass wrappers on.
+_OF_DISTRIBUTED_TENSORS = frozenset(("_ToTorchTensor", "_FromTorchTensor", "Redistribute"))
+_COPY_OUT_FRAME, _COPY_OUT = "FSDP::all_gather_copy_out", "fsdp::split_with_sizes_copy"
+Extents = list[Sequence[Extent]]
 
 
 def extents(table: OpTable) -> tuple[list[Sequence[Extent]], list[Sequence[Extent]]]:
@@ -53,12 +57,6 @@ def _extents(tensors: Sequence[Tensor]) -> list[Extent]:
             if nbytes:
                 results.append((tensor.storage, nbytes, tensor.dtype not in _WHOLE))
     return results
-
-
-# Autograd functions of torch.distributed.tensor (_api.py, _redistribute.py): they pass wrappers on.
-_OF_DISTRIBUTED_TENSORS = frozenset(("_ToTorchTensor", "_FromTorchTensor", "Redistribute"))
-_COPY_OUT_FRAME, _COPY_OUT = "FSDP::all_gather_copy_out", "fsdp::split_with_sizes_copy"
-Extents = list[Sequence[Extent]]
 
 
 def without_wrappers(table: OpTable, inputs: Extents, outputs: Extents) -> tuple[Extents, Extents, set[tuple[int, int]]]:
