@@ -178,8 +178,7 @@ LOOKUPS = MeasuredSet(
 
 
 # Peak memory of training steps: a row per case and rank.
-# A row: peak memory of one rank of one step case that has the process to itself;
-# `times_ns`: how long measuring it took.
+# A row: peak memory of one rank of one step case that has the process to itself; `times_ns`: how long measuring it took.
 MEMORY = MeasuredSet(
     name="memory",
     columns=(
