@@ -69,7 +69,6 @@ def test_a_synthetic_trace_without_times_becomes_work_in_order_of_dependency() -
     assert (program.rank, program.world_size) == (2, 4)
     assert program.works.kind.tolist() == [WorkKind.KERNEL, WorkKind.COLLECTIVE, WorkKind.KERNEL]
     assert not program.recorded
-    assert program.meta["num_ops"].tolist() == [10, -1, 30]
     waits = [(CallKind(kind), awaits) for kind, awaits in zip(program.calls.kind, program.calls.awaits, strict=True)]
     launch = (CallKind.LAUNCH, -1)
     assert waits == [launch, (CallKind.STREAM_WAIT, 0), launch, (CallKind.STREAM_WAIT, 1), launch]

@@ -72,7 +72,7 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return _answered(func, args, kwargs)
         known = memory.get(key)
         if known is not None:
-            return _made(*known)
+            return _anew(*known)
         result = _answered(func, args, kwargs)
         memory.setdefault(key, _parts(result))
         return result
@@ -92,12 +92,12 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     args = tuple(map(_wrapped, args, func._schema.arguments))
     result = func(*_mapped(args, down), **{name: _mapped(value, down) for name, value in kwargs.items()})
-    given = {id(meta): tensor for tensor, meta in inner.values()}
+    originals = {id(meta): tensor for tensor, meta in inner.values()}
     for tensor, meta in inner.values():
         _follow(tensor, meta)
 
     def up(tensor: torch.Tensor) -> torch.Tensor:
-        known = given.get(id(tensor))
+        known = originals.get(id(tensor))
         if known is not None:
             return known
         return on_device(tensor) if tensor.device.type == "meta" else tensor
@@ -188,7 +188,7 @@ def _parts(answer: Any) -> tuple[bool, tuple[_Part, ...]] | None:
     return several, tuple((tuple(each.shape), each.stride(), each.dtype) for each in result)
 
 
-def _made(several: bool, parts: tuple[_Part, ...]) -> Any:
+def _anew(several: bool, parts: tuple[_Part, ...]) -> Any:
     empty = torch.ops.aten.empty_strided.default
     result = tuple(on_device(empty(shape, strides, dtype=dtype, device=META)) for shape, strides, dtype in parts)
     return result if several else result[0]
@@ -216,8 +216,8 @@ def _registered() -> Library | None:
         if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_rms_norm", key):
             # Past `Library.impl`, which wants such ops to decompose.
             library.m.impl("_fused_rms_norm", key, _fused_rms_norm, False)
-    kept: Library = library
-    return kept
+    result: Library = library
+    return result
 
 
 _REGISTERED = _registered()

@@ -55,10 +55,10 @@ class _Casts:
     """Casts, those of weights kept until the outermost autocast ends."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._of_weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._of_weights.clear()
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
@@ -68,9 +68,9 @@ class _Casts:
         weight = value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
         if not (weight and dtype == torch.get_autocast_dtype("cuda") and torch.is_autocast_cache_enabled()):
             return value.to(dtype)
-        if id(value) not in self._kept:
-            self._kept[id(value)] = (value, value.to(dtype))
-        return self._kept[id(value)][1]
+        if id(value) not in self._of_weights:
+            self._of_weights[id(value)] = (value, value.to(dtype))
+        return self._of_weights[id(value)][1]
 
 
 Rule = Callable[[_Casts, Any, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -93,8 +93,8 @@ def _float32(casts: _Casts, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def _dtype_set(_: _Casts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lets the op itself compute in float32, where its caller says nothing else."""
     index = next(index for index, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
-    given = args[index] if index < len(args) else kwargs.get("dtype")
-    if given is not None or not _eligible(args[0]):
+    dtype = args[index] if index < len(args) else kwargs.get("dtype")
+    if dtype is not None or not _eligible(args[0]):
         return args, kwargs
     return args[:index], {**kwargs, "dtype": torch.float32}
 

@@ -79,17 +79,17 @@ class Collectives:
 
     def answer(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the op gives, with the ranges and copies that NCCL's process group makes around it."""
-        given = _by_name(func, args, kwargs)
+        arguments = _by_name(func, args, kwargs)
         kind = KINDS.get(plain_name(func._schema.name))
         if kind is None:
             raise InputError(f"{func._schema.name} cannot be captured; collectives that can are {', '.join(KINDS)}")
-        launch = self._launch(kind, given)
+        launch = self._launch(kind, arguments)
         with TraceRange(COMM):
-            _within(kind, list(given.values()))
-        self.results = list(tensors_in(list(given.values())[kind.received]))
+            _within(kind, list(arguments.values()))
+        self.results = list(tensors_in(list(arguments.values())[kind.received]))
         for tensor in self.results:
             self._by_storage[tensor.untyped_storage()._cdata] = launch
-        if given.get("asyncOp", given.get("async_op", True)) is False:
+        if arguments.get("asyncOp", arguments.get("async_op", True)) is False:
             self._streams.launched_in_order(launch)
         return (args[0], self._work) if len(func._schema.returns) > 1 else self._work
 
@@ -105,9 +105,9 @@ class Collectives:
             self._log.waited(launch)
         self._streams.current.behind[launch.number] = launch
 
-    def _launch(self, kind: CollectiveOp, given: dict[str, Any]) -> CollectiveLaunch:
-        group = dist.ProcessGroup.unbox(given["process_group"])
-        named = int(given[kind.root]) if kind.root else group.rank()
+    def _launch(self, kind: CollectiveOp, arguments: dict[str, Any]) -> CollectiveLaunch:
+        group = dist.ProcessGroup.unbox(arguments["process_group"])
+        named = int(arguments[kind.root]) if kind.root else group.rank()
         return self._log.launched(group.group_name, named, point_to_point=kind.name in ("send", "recv"))
 
 
@@ -301,8 +301,8 @@ def _range_name(name: str, comm: Comm, rank: int | None, groups: Mapping[str, Pr
     if comm.peer is None:
         return name
     members = next((group.ranks for group in groups.values() if group.name == comm.group), ())
-    own = members.index(rank) if rank in members else -1
-    return f"{name} {own}{'->' if comm.kind == 'send' else '<-'}{comm.peer}"
+    caller = members.index(rank) if rank in members else -1
+    return f"{name} {caller}{'->' if comm.kind == 'send' else '<-'}{comm.peer}"
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
@@ -315,7 +315,7 @@ def _without_marks(trace: ExecutionTrace) -> Streamed:
     nodes: list[Node] = []
     parents: list[int] = []
     streams: list[int] = []
-    place: dict[int, int] = {-1: -1}
+    position: dict[int, int] = {-1: -1}
     after: set[int] = set()
     current = 0
     for row, node in enumerate(trace.nodes):
@@ -327,10 +327,10 @@ def _without_marks(trace: ExecutionTrace) -> Streamed:
         if late:
             after.add(row)
         if node.name == AFTER_BACKWARD:
-            place[row] = place[parent]
+            position[row] = position[parent]
             continue
-        place[row] = len(nodes)
+        position[row] = len(nodes)
         nodes.append(replace(node, tid=backward) if late and backward else node)
-        parents.append(place[parent])
+        parents.append(position[parent])
         streams.append(current)
     return Streamed(replace(trace, nodes=tuple(nodes), parents=tuple(parents)), tuple(streams))

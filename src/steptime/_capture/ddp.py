@@ -62,7 +62,7 @@ def _to_kwargs(inputs: Any, kwargs: Any, device: torch.device, side_stream: bool
     """Inputs on the device of the module: those that are not go there, the others stay as they are."""
     del side_stream
     moved = torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda one: one.to(device.type) if one.device.type != device.type else one, (inputs, kwargs)
+        torch.Tensor, lambda tensor: tensor.to(device.type) if tensor.device.type != device.type else tensor, (inputs, kwargs)
     )
     return (moved[0],), (moved[1],)
 
@@ -179,14 +179,14 @@ class PythonReducer:
 
     def _assign(self, assignment: Sequence[Sequence[int]]) -> None:
         self._buckets = []
-        self._place: dict[int, tuple[Bucket, int]] = {}
+        self._position_of: dict[int, tuple[Bucket, int]] = {}
         for number, indices in enumerate(assignment):
             variables = [self._params[index] for index in indices]
             item = variables[0]
             flat = torch.empty(sum(each.numel() for each in variables), dtype=item.dtype, device=item.device)
             bucket = Bucket(number, list(indices), variables, flat, number == len(assignment) - 1)
             self._buckets.append(bucket)
-            self._place.update({index: (bucket, position) for position, index in enumerate(indices)})
+            self._position_of.update({index: (bucket, position) for position, index in enumerate(indices)})
 
     def _follow_readiness(self) -> None:
         """Once, after the first backward pass: buckets in the order in which gradients became ready."""
@@ -234,7 +234,7 @@ class PythonReducer:
         self._mark(index)
 
     def _mark(self, index: int) -> None:
-        bucket, position = self._place[index]
+        bucket, position = self._position_of[index]
         self._fill(self._params[index], bucket.views[position])
         bucket.pending -= 1
         while self._next < len(self._buckets) and not self._buckets[self._next].pending:

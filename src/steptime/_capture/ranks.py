@@ -146,9 +146,9 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def first_difference(one: Sequence[Called], other: Sequence[Called]) -> str:
+def first_difference(first: Sequence[Called], other: Sequence[Called]) -> str:
     """What the first calls are that differ between two ranks; empty where none do, so that one program serves both."""
-    for index, (left, right) in enumerate(zip_longest(one, other)):
+    for index, (left, right) in enumerate(zip_longest(first, other)):
         if left != right:
             return f"call {index}: {_text(left)} and {_text(right)}"
     return ""

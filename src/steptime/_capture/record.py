@@ -62,7 +62,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
         self._noting = False
         self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
-        self._made: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
+        self._storages: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
         self._weak: list[Any] = []  # the same for tensors
 
     def noting(self) -> Any:
@@ -87,7 +87,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         here = (device is not None and device.type == "meta") or any(map(is_pretended, tensors_in((args, kwargs))))
         if not here and not self._noting and answers.is_large(func, args, kwargs):
             # It is made before the step, so that a model is on its way to the device; the CPU may not have the memory.
-            return self._kept(func, answers.answer(func, args, {**kwargs, "device": META}))
+            return self._remembered(func, answers.answer(func, args, {**kwargs, "device": META}))
         if not here:
             with record_function(HOST):
                 return func(*args, **kwargs)
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return known
         refusals.refuse(func, args, kwargs)
         if not self._noting:
-            return self._kept(func, answers.answer(func, args, kwargs))
+            return self._remembered(func, answers.answer(func, args, kwargs))
         note = Note(func._schema.name)
         if func is torch.ops.aten.add.Tensor:
             note.over = _writable(args[0])
@@ -116,17 +116,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def unnamed_bytes(self) -> tuple[int, ...]:
         """Bytes of each storage of the device that is still there and that no noted op takes or makes."""
         named = {storage for note in self.notes for storage in (*note.inputs, *note.outputs)}
-        left = ((item, nbytes) for storage, (item, nbytes) in self._made.items() if storage not in named)
+        left = ((item, nbytes) for storage, (item, nbytes) in self._storages.items() if storage not in named)
         return tuple(nbytes for item, nbytes in left if nbytes and not item.expired())
 
-    def _kept(self, func: Any, found: Any) -> Any:
+    def _remembered(self, func: Any, result: Any) -> Any:
         """Remembers the storages that were made before the step that is noted."""
-        refusals.refuse_result(func, found)
-        for tensor in tensors_in(found):
+        refusals.refuse_result(func, result)
+        for tensor in tensors_in(result):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._made and is_pretended(tensor):
-                self._made[storage._cdata] = (_WEAK_STORAGE(storage), storage.nbytes())
-        return found
+            if storage._cdata not in self._storages and is_pretended(tensor):
+                self._storages[storage._cdata] = (_WEAK_STORAGE(storage), storage.nbytes())
+        return result
 
     def _storage(self, tensor: torch.Tensor) -> int:
         self._weak.append(_WEAK_TENSOR(tensor))

@@ -38,26 +38,26 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     to_host = name == "aten::copy_" and not is_pretended(args[0])
     if to_host or torch.Tag.data_dependent_output in func.tags:
         raise InputError(
-            f"{_said(name)}: needs the values of a tensor, and a step is captured without data; "
+            f"{_at_line(name)}: needs the values of a tensor, and a step is captured without data; "
             "leave it out of the step (a loss can be read after it), or decide without looking at the tensor"
         )
     if torch.Tag.dynamic_output_shape in func.tags and _depends(func, args, kwargs):
         raise InputError(
-            f"{_said(name)}: the shape of its result depends on data, and a step is captured without; "
+            f"{_at_line(name)}: the shape of its result depends on data, and a step is captured without; "
             "use an op with a fixed shape, as torch.where in place of indexing with truth values"
         )
     away = next((each for each in tensors if each.dim() and not is_pretended(each) and name not in _MIXED), None)
     if away is not None and not name.startswith("aten::_scaled_dot_product"):
         raise InputError(
-            f"{_said(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
+            f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
             "move model and inputs to the device that the function is given ('cuda')"
         )
 
 
-def refuse_result(func: Any, found: Any) -> None:
+def refuse_result(func: Any, result: Any) -> None:
     """Raises where an op makes what is not pretended: a sparse tensor."""
-    if any(tensor.layout is not torch.strided for tensor in tensors_in(found)):
-        name = _said(func._schema.name)
+    if any(tensor.layout is not torch.strided for tensor in tensors_in(result)):
+        name = _at_line(func._schema.name)
         raise InputError(
             f"{name}: sparse tensors cannot be captured; use dense gradients (sparse=False), or a config of a DLRM"
         )
@@ -65,7 +65,9 @@ def refuse_result(func: Any, found: Any) -> None:
 
 def refuse_recurrent(*_: Any, **__: Any) -> Any:
     """Raises for a recurrent layer, which is one kernel of cuDNN on CUDA and of which PyTorch tells nothing without."""
-    raise InputError(f"{_said('a recurrent layer')}: LSTM, GRU and RNN run in cuDNN, which is not captured; use other layers")
+    raise InputError(
+        f"{_at_line('a recurrent layer')}: LSTM, GRU and RNN run in cuDNN, which is not captured; use other layers"
+    )
 
 
 def _depends(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -84,11 +86,11 @@ def failure(error: BaseException, what: str) -> SteptimeError:
     """An error of the user's code, or of PyTorch in it, as one line."""
     if isinstance(error, SteptimeError):
         return InputError(f"{what}: {error}")
-    place = line_of(error)
+    line = line_of(error)
     text = " ".join(str(error).split())
     if isinstance(error, NotImplementedError) and "meta" in text.lower():
         text = f"{text[:_LONGEST]}; PyTorch knows no shape of its result without running it: see torch.library.register_fake"
-    return InputError(f"{what}: {type(error).__name__}{f' at {place}' if place else ''}: {text[: 2 * _LONGEST]}")
+    return InputError(f"{what}: {type(error).__name__}{f' at {line}' if line else ''}: {text[: 2 * _LONGEST]}")
 
 
 @contextmanager
@@ -103,9 +105,9 @@ def in_one_line(what: str) -> Iterator[None]:
 _LONGEST = 200  # characters of a message that is quoted
 
 
-def _said(name: str) -> str:
-    place = _line(_frames(sys._getframe()))
-    return f"{name} at {place}" if place else name
+def _at_line(name: str) -> str:
+    line = _line(_frames(sys._getframe()))
+    return f"{name} at {line}" if line else name
 
 
 def _frames(frame: FrameType | None) -> list[tuple[str, int]]:

@@ -44,10 +44,10 @@ class CaptureAgain:
         )
 
 
-def _captured(given: str | Callable[..., Any], batch: int | None, ranks: int) -> Workload:
+def _captured(source: str | Callable[..., Any], batch: int | None, ranks: int) -> Workload:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch's observer says on stderr when it begins and ends
-    target = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__name__)
-    function = function_of(given) if isinstance(given, str) else given
+    target = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
+    function = function_of(source) if isinstance(source, str) else source
     alone = bound(function, target, batch=batch, rank=0, ranks=ranks)
     name = target.rpartition(":")[2]
     if ranks == 1:
@@ -68,14 +68,14 @@ def _captured(given: str | Callable[..., Any], batch: int | None, ranks: int) ->
 
 def function_of(target: str) -> Callable[..., Any]:
     """The function that a text names."""
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name.isidentifier():
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name.isidentifier():
         raise InputError(f"{target}: names no function; expected package.module:function or file.py:function")
-    module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
+    module = _from_file(Path(where)) if where.endswith(".py") else _imported(where)
     result = getattr(module, name, None)
     if result is None:
         others = ", ".join(sorted(key for key, value in vars(module).items() if inspect.isfunction(value))[:5])
-        raise InputError(f"{target}: {place} has no {name}; there are {others or 'no functions in it'}")
+        raise InputError(f"{target}: {where} has no {name}; there are {others or 'no functions in it'}")
     if not callable(result):
         raise InputError(f"{target}: is a {type(result).__name__}, not a function; name one that makes or is a training step")
     built: Callable[..., Any] = result
@@ -84,13 +84,13 @@ def function_of(target: str) -> Callable[..., Any]:
 
 def bound(function: Callable[..., Any], target: str, *, batch: int | None, rank: int, ranks: int) -> Callable[[], Any]:
     """The function with what it takes of batch, device, rank and ranks."""
-    given: dict[str, Any] = {"device": DEVICE, "rank": rank, "ranks": ranks}
+    values: dict[str, Any] = {"device": DEVICE, "rank": rank, "ranks": ranks}
     if batch is not None:
-        given["batch"] = batch
-    taken = inspect.signature(function).parameters
-    if batch is not None and "batch" not in taken:
+        values["batch"] = batch
+    parameters = inspect.signature(function).parameters
+    if batch is not None and "batch" not in parameters:
         raise InputError(f"{target}: takes no argument batch, so that --batch {batch} would change nothing; leave it out")
-    for name, parameter in taken.items():
+    for name, parameter in parameters.items():
         needed = parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
@@ -99,7 +99,7 @@ def bound(function: Callable[..., Any], target: str, *, batch: int | None, rank:
             raise InputError(f"{target}: takes a batch; give one with --batch")
         if needed and name not in _KNOWN:
             raise InputError(f"{target}: takes an unknown argument {name}; arguments may be {', '.join(_KNOWN)}")
-    chosen = {name: value for name, value in given.items() if name in taken}
+    chosen = {name: value for name, value in values.items() if name in parameters}
     return lambda: function(**chosen)
 
 

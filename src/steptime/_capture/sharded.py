@@ -47,9 +47,9 @@ def captured_sharding() -> Iterator[None]:
 def _forget_shardings() -> None:
     """How results are sharded is kept with the mesh, and so with the process groups, of the rank that asked first."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-    for kept in vars(_redistribute).values():
-        if hasattr(kept, "cache_clear"):
-            kept.cache_clear()
+    for cached in vars(_redistribute).values():
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
 
 
 _plain_new: Any = AsyncCollectiveTensor.__new__

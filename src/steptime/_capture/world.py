@@ -51,7 +51,7 @@ class Partitions:
     _blocks: list[tuple[str, list[tuple[int, ...]]]] = field(default_factory=list)
     _named: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # group -> block, members
 
-    def made(self, ranks: Sequence[int] | None, description: str, own: str | None) -> None:
+    def made(self, ranks: Sequence[int] | None, description: str, name: str | None) -> None:
         """`new_group` was called; `own` is the group's name where this rank is in it."""
         members = tuple(sorted(ranks)) if ranks else self.world
         last = next((at for at in reversed(range(len(self._blocks))) if self._blocks[at][0] == description), -1)
@@ -60,8 +60,8 @@ class Partitions:
             last = len(self._blocks)
             self._blocks.append((description, []))
         self._blocks[last][1].append(members)
-        if own is not None:
-            self._named[own] = (last, members)
+        if name is not None:
+            self._named[name] = (last, members)
 
     def common_name(self, group: str) -> str:
         """What all groups of a partition are called, the same on every rank."""
@@ -143,8 +143,8 @@ def _noted(new_group: Callable[..., Any], partitions: Partitions) -> Callable[..
         # Backends of a real job (nccl, gloo), their options and their devices have no peers here.
         timeout, kwargs = args[:1], {**kwargs, "backend": None, "device_id": None}
         result = new_group(ranks, *timeout, **kwargs)
-        own = result.group_name if isinstance(result, dist.ProcessGroup) else None
-        partitions.made(ranks, kwargs.get("group_desc") or "", own)
+        name = result.group_name if isinstance(result, dist.ProcessGroup) else None
+        partitions.made(ranks, kwargs.get("group_desc") or "", name)
         return result
 
     return call

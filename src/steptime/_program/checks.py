@@ -76,15 +76,15 @@ def _longest(program: Program) -> Iterator[str]:
     """A kernel or a host call that takes longer than all others together, and not once in every step."""
     works, calls = program.works, program.calls
     waits = np.isin(calls.kind, _BLOCKING)
-    for what, name, taken in (
+    for what, name, durations in (
         ("kernel", works.name, works.end_ns - works.start_ns),
         ("call", calls.api, np.where(waits, 0, calls.end_ns - calls.start_ns)),
     ):
-        if not len(taken):
+        if not len(durations):
             continue
-        index = int(np.argmax(taken))
-        longest, others = int(taken[index]), int(taken.sum() - taken[index])
-        again = int((taken >= longest // 10).sum())
+        index = int(np.argmax(durations))
+        longest, others = int(durations[index]), int(durations.sum() - durations[index])
+        again = int((durations >= longest // 10).sum())
         if longest >= _LONGEST_AT_LEAST_NS and longest > _LONGEST_SHARE * others and again < max(len(program.steps), 2):
             yield (
                 f"{_where(program)}: one {what} ({program.names[name[index]][:80]}) takes {longest / NS_PER_S:,.2f} s, all "

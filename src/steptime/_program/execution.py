@@ -67,6 +67,7 @@ class Comm:
     bytes_in: int = 0
     bytes_out: int = 0
     dtype: str = ""
+    pattern: tuple[int, int, int] = (-1, -1, -1)  # first global rank, stride and size of the group, -1 for what is not recorded
 
     @property
     def caller(self) -> int | None:
@@ -232,18 +233,18 @@ def _steps(trace: ExecutionTrace) -> tuple[tuple[int, ...], list[int]]:
 
 def _signatures(trace: ExecutionTrace) -> tuple[tuple[Signature, ...], list[int]]:
     rows: dict[int, int] = {}  # by identity: equal ones are one object
-    kept: list[Signature] = []
+    signatures: list[Signature] = []
     signature_of = []
     for node in trace.nodes:
         if not node.signature.inputs and not node.signature.outputs:
             signature_of.append(-1)
             continue
         signature = _interned(node.signature)
-        row = rows.setdefault(id(signature), len(kept))
-        if row == len(kept):
-            kept.append(signature)
+        row = rows.setdefault(id(signature), len(signatures))
+        if row == len(signatures):
+            signatures.append(signature)
         signature_of.append(row)
-    return tuple(kept), signature_of
+    return tuple(signatures), signature_of
 
 
 # Ranks that do the same call their ops alike: they share signatures, and with them what is derived from one alone.

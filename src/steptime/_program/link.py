@@ -146,19 +146,19 @@ class _Matcher:
 def _signatures(
     program: Program, trace: ExecutionTrace, rows: IntColumn
 ) -> tuple[tuple[Signature, ...], IntColumn, npt.NDArray[np.bool_]]:
-    kept: dict[tuple[int, int], tuple[int, bool]] = {}
+    known: dict[tuple[int, int], tuple[int, bool]] = {}
     signatures: list[Signature] = []
     column = np.full(len(rows), -1, dtype=np.int64)
     conflicts = np.zeros(len(rows), dtype=bool)
     for op, (old, row) in enumerate(zip(program.ops.signature.tolist(), rows.tolist(), strict=True)):
         if old < 0 and row < 0:
             continue
-        if (old, row) not in kept:
+        if (old, row) not in known:
             mine = program.signatures[old] if old >= 0 else Signature()
             merged = _merged(mine, trace.nodes[row].signature) if row >= 0 else mine
-            kept[old, row] = (len(signatures), merged is None)
+            known[old, row] = (len(signatures), merged is None)
             signatures.append(mine if merged is None else merged)
-        column[op], conflicts[op] = kept[old, row]
+        column[op], conflicts[op] = known[old, row]
     return tuple(signatures), column, conflicts
 
 

@@ -34,8 +34,8 @@ class _Contents:
 
 def load(paths: Sequence[Path | str], *, progress: Progress | None = None) -> Workload:
     """The workload behind files, folders and archives of traces of any format."""
-    given = [Path(p) for p in paths]
-    contents = _read(given, progress)
+    named = [Path(p) for p in paths]
+    contents = _read(named, progress)
     if contents.workloads:
         if contents.programs or contents.traces:
             raise InputError("a saved workload is complete in itself; give it alone, without other traces")
@@ -46,16 +46,16 @@ def load(paths: Sequence[Path | str], *, progress: Progress | None = None) -> Wo
         if contents.failures:
             raise contents.failures[0]
         details = f"; {contents.warnings[0]}" if contents.warnings else ""
-        raise InputError(f"{', '.join(map(str, given))}: no readable trace here{details}")
+        raise InputError(f"{', '.join(map(str, named))}: no readable trace here{details}")
     contents.warnings += [f"left out: {failure}" for failure in contents.failures]
     programs, world_size = _by_rank(contents)
     programs = _linked(programs, contents, world_size)
-    return _workload(programs, world_size, contents, given)
+    return _workload(programs, world_size, contents, named)
 
 
-def _read(given: Sequence[Path], progress: Progress | None) -> _Contents:
-    there = dict.fromkeys(find_files(given))
-    named = {file for file in there if file.member is None and file.path in given}
+def _read(paths: Sequence[Path], progress: Progress | None) -> _Contents:
+    there = dict.fromkeys(find_files(paths))
+    named = {file for file in there if file.member is None and file.path in paths}
     files = [file for file in there if file.name not in COMPANIONS or file in named]
     results = {reader.file: _content(reader) for reader in opened(files, progress)}
     contents = _Contents()
@@ -142,8 +142,8 @@ def _in_step(programs: list[Program], contents: _Contents) -> list[Program]:
 
 def _with_ranks(contents: _Contents) -> list[Program]:
     """Programs in order of file; those that know no rank get the lowest free one."""
-    taken = {p.rank for p in contents.programs if p.meta.get("rank_known", True)}
-    free = (r for r in range(len(contents.programs) + len(taken) + 1) if r not in taken)
+    used = {p.rank for p in contents.programs if p.meta.get("rank_known", True)}
+    free = (r for r in range(len(contents.programs) + len(used) + 1) if r not in used)
     settled = []
     for item in contents.programs:
         program = item
@@ -187,9 +187,9 @@ def _linked(programs: list[Program], contents: _Contents, world_size: int) -> li
     return [_widened(p, max(world_size, p.world_size)) for p in linked]
 
 
-def _workload(programs: list[Program], world_size: int, contents: _Contents, given: Sequence[Path]) -> Workload:
+def _workload(programs: list[Program], world_size: int, contents: _Contents, paths: Sequence[Path]) -> Workload:
     world_size = max([world_size, *(p.world_size for p in programs)])
-    name = given[0].name.split(".")[0] if given else ""
+    name = paths[0].name.split(".")[0] if paths else ""
     workload = Workload(tuple(programs), world_size, name=name, meta={"files": tuple(contents.files)})
     absent = workload.absent
     if absent:

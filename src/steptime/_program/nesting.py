@@ -65,13 +65,13 @@ def innermost(
 
 def phases(names: Sequence[str], name: SmallColumn, parent: SmallColumn, backward_thread: npt.NDArray[np.bool_]) -> KindColumn:
     """The phase of every op: backward on autograd's threads or under its engine, optimiser under its step, else forward."""
-    own = np.full(len(names), -1, dtype=np.int8)
+    by_name = np.full(len(names), -1, dtype=np.int8)
     for index, text in enumerate(names):
         if text.startswith(OPTIMIZER):
-            own[index] = Phase.OPTIMIZER
+            by_name[index] = Phase.OPTIMIZER
         elif text.startswith(ENGINE):
-            own[index] = Phase.BACKWARD
-    result = np.where(backward_thread, np.int8(Phase.BACKWARD), own[name]).tolist()
+            by_name[index] = Phase.BACKWARD
+    result = np.where(backward_thread, np.int8(Phase.BACKWARD), by_name[name]).tolist()
     for row, above in enumerate(parent.tolist()):
         if result[row] < 0:
             result[row] = result[above] if above >= 0 else int(Phase.FORWARD)

@@ -46,32 +46,32 @@ def one_step(program: Program) -> OneStep:
         (program.works.kind == WorkKind.COLLECTIVE) & (program.works.step == step) & (program.works.call >= 0)
     )
     calls = _calls(program, step, works)
-    op_place, call_place, work_place = (
-        _places(len(table), kept) for table, kept in ((program.ops, ops), (program.calls, calls), (program.works, works))
+    new_op, new_call, new_work = (
+        _new_rows(len(table), chosen) for table, chosen in ((program.ops, ops), (program.calls, calls), (program.works, works))
     )
     collectives = [program.collectives[index] for index in program.works.collective[works].tolist()]
-    kept = _taken(program.calls, calls, op=op_place, awaits=work_place, after=call_place, start_ns=NEVER, end_ns=NEVER, step=0)
+    chosen = _selected(program.calls, calls, op=new_op, awaits=new_work, after=new_call, start_ns=NEVER, end_ns=NEVER, step=0)
     alone = replace(
         program,
-        ops=_taken(program.ops, ops, parent=op_place, start_ns=NEVER, end_ns=NEVER, step=0),
-        calls=_with_waits(program, ops, calls, works, kept),
-        works=_taken(
-            program.works, works, call=call_place, start_ns=NEVER, end_ns=NEVER, step=0, collective=np.arange(len(works))
+        ops=_selected(program.ops, ops, parent=new_op, start_ns=NEVER, end_ns=NEVER, step=0),
+        calls=_with_waits(program, ops, calls, works, chosen),
+        works=_selected(
+            program.works, works, call=new_call, start_ns=NEVER, end_ns=NEVER, step=0, collective=np.arange(len(works))
         ),
         collectives=numbered(collectives),
         steps=(0,),
     )
-    return OneStep(alone, _kernels(program, step, op_place))
+    return OneStep(alone, _kernels(program, step, new_op))
 
 
-def _kernels(program: Program, step: int, op_place: npt.NDArray[np.int64]) -> tuple[RecordedKernel, ...]:
+def _kernels(program: Program, step: int, new_op: npt.NDArray[np.int64]) -> tuple[RecordedKernel, ...]:
     works = program.works
     rows = np.flatnonzero(
         (works.kind != WorkKind.COLLECTIVE) & (works.step == step) & (works.call >= 0) & (works.start_ns >= 0)
     )
+    rows = rows[np.argsort(works.call[rows], kind="stable")]
     launches, first = np.unique(works.call[rows], return_index=True)
-    starts = np.minimum.reduceat(works.start_ns[rows][np.argsort(works.call[rows], kind="stable")], _begins(works.call[rows]))
-    ends = np.maximum.reduceat(works.end_ns[rows][np.argsort(works.call[rows], kind="stable")], _begins(works.call[rows]))
+    starts, ends = np.minimum.reduceat(works.start_ns[rows], first), np.maximum.reduceat(works.end_ns[rows], first)
     names = [program.names[name] for name in works.name[rows[first]].tolist()]
     results = []
     for call, name, time_ns in zip(launches.tolist(), names, (ends - starts).tolist(), strict=True):
@@ -80,13 +80,8 @@ def _kernels(program: Program, step: int, op_place: npt.NDArray[np.int64]) -> tu
         if outside:
             before = np.flatnonzero((program.ops.start_ns <= program.calls.start_ns[call]) & (program.ops.step == step))
             op = int(before[-1]) if len(before) else int(np.flatnonzero(program.ops.step == step)[:1].sum())
-        results.append(RecordedKernel(int(op_place[op]), name, time_ns, outside))
+        results.append(RecordedKernel(int(new_op[op]), name, time_ns, outside))
     return tuple(results)
-
-
-def _begins(calls: npt.NDArray[np.int32]) -> Rows:
-    """Where each call's works begin once works are in order of their calls."""
-    return np.flatnonzero(np.diff(np.sort(calls), prepend=-1))
 
 
 def _calls(program: Program, step: int, works: Rows) -> Rows:
@@ -99,14 +94,14 @@ def _calls(program: Program, step: int, works: Rows) -> Rows:
     return np.flatnonzero((calls.step == step) & (marks | waits | launches))
 
 
-def _with_waits(program: Program, ops: Rows, calls: Rows, works: Rows, kept: Calls) -> Calls:
+def _with_waits(program: Program, ops: Rows, calls: Rows, works: Rows, chosen: Calls) -> Calls:
     """The calls with every wait at the op that comes next, and one for each collective that ran in order with compute.
 
     A wait is recorded at no op, or at a frame that began long before; collectives called in order are on the stream of compute,
     where nothing has to wait.
     """
     if not program.recorded:
-        return kept
+        return chosen
     computing = np.unique(program.works.stream[program.works.kind == WorkKind.KERNEL])
     starts, threads = program.ops.start_ns[ops], program.ops.thread[ops]
 
@@ -115,9 +110,9 @@ def _with_waits(program: Program, ops: Rows, calls: Rows, works: Rows, kept: Cal
         later = later if len(later) else np.flatnonzero(starts >= since_ns)
         return int(later[np.argmin(starts[later])]) if len(later) else -1
 
-    columns = {name: values.tolist() for name, values in kept.columns().items()}
+    columns = {name: values.tolist() for name, values in chosen.columns().items()}
     for row, call in enumerate(calls.tolist()):
-        if kept.kind[row] == CallKind.STREAM_WAIT:
+        if chosen.kind[row] == CallKind.STREAM_WAIT:
             waits = int(program.calls.stream[call]) in computing
             columns["op"][row] = next_op(int(program.calls.thread[call]), int(program.calls.start_ns[call])) if waits else -1
     for index in np.flatnonzero(np.isin(program.works.stream[works], computing)).tolist():
@@ -133,14 +128,14 @@ def _with_waits(program: Program, ops: Rows, calls: Rows, works: Rows, kept: Cal
     return Calls.from_columns(columns)
 
 
-def _places(count: int, kept: Rows) -> npt.NDArray[np.int64]:
+def _new_rows(count: int, rows: Rows) -> npt.NDArray[np.int64]:
     """Per old row its new one, -1 for what is left out; the last entry serves rows that were -1 before."""
     result = np.full(count + 1, -1, dtype=np.int64)
-    result[kept] = np.arange(len(kept))
+    result[rows] = np.arange(len(rows))
     return result
 
 
-def _taken(table: AnyTable, rows: Rows, **changed: int | npt.NDArray[np.int64]) -> AnyTable:
+def _selected(table: AnyTable, rows: Rows, **changed: int | npt.NDArray[np.int64]) -> AnyTable:
     """Some rows of a table; references become those of the new rows, other columns a constant or what is given."""
     columns: dict[str, npt.ArrayLike] = {}
     for name in table.TYPES:

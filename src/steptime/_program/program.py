@@ -263,8 +263,8 @@ class Program:
     @property
     def derived(self) -> dict[Any, Any]:
         """What was found out from the program alone, kept with it: a step is predicted on several platforms."""
-        kept: dict[Any, Any] = vars(self).setdefault("_derived", {})
-        return kept
+        values: dict[Any, Any] = vars(self).setdefault("_derived", {})
+        return values
 
     def on_device(self, device_name: str) -> Program:
         """The same program for a device of this name; what was derived does not depend on that and is kept."""

@@ -123,9 +123,11 @@ def unstarted(program: Program) -> IntColumn:
         call = works.call[launched]
         began = np.sort(launch_ns[launched])
         started = np.sort(works.start_ns[launched])
-        own = call[call >= 0]
-        waiting = np.searchsorted(began, calls.start_ns[own]) - np.searchsorted(started, calls.start_ns[own], side="right")
-        counts[own] = np.maximum(counts[own], waiting)
+        launching = call[call >= 0]
+        waiting = np.searchsorted(began, calls.start_ns[launching]) - np.searchsorted(
+            started, calls.start_ns[launching], side="right"
+        )
+        counts[launching] = np.maximum(counts[launching], waiting)
     return counts
 
 

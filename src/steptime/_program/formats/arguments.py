@@ -130,21 +130,35 @@ def comm(inputs: ArgumentLists, signature: Signature, attrs: Mapping[str, Any]) 
     The name is the last string argument, so that one rule serves groups given as number, as name, and as name and description.
     """
     at = max((i for i, kind in enumerate(inputs.types) if kind == "String"), default=-1)
-    if at < 3 or not isinstance(inputs.values[at], str):
-        return _comm_from_attributes(signature, attrs)
-    values = signature.inputs
-    sequence = values[at - 3]
-    name = text(attrs.get("collective_name")) or inputs.values[at]
-    result = Comm(
-        name=name,
-        kind=collective_kind(name),
-        group=_group(values[at - 2]),
-        rank=integer(values[at - 1]),
-        sequence=integer(sequence[0] if isinstance(sequence, tuple) and sequence else sequence),
-        in_splits=_splits(values, at + 1),
-        out_splits=_splits(values, at + 2),
+    if at >= 3 and isinstance(inputs.values[at], str):
+        values = signature.inputs
+        sequence = values[at - 3]
+        name = text(attrs.get("collective_name")) or inputs.values[at]
+        call = Comm(
+            name=name,
+            kind=collective_kind(name),
+            group=_group(values[at - 2]),
+            rank=integer(values[at - 1]),
+            sequence=integer(sequence[0] if isinstance(sequence, tuple) and sequence else sequence),
+            in_splits=_splits(values, at + 1),
+            out_splits=_splits(values, at + 2),
+        )
+        sent = values[: at - 3]
+    elif name := text(attrs.get("collective_name")):
+        call, sent = Comm(name=name, kind=collective_kind(name), group=str(attrs.get("pg_name", ""))), signature.inputs
+    else:
+        return None
+    tensors, results = _tensors(sent), _tensors(signature.outputs)
+    dtype = next((tensor.dtype for tensor in (*tensors, *results)), dtype_name(text(attrs.get("dtype"))))
+    return replace(
+        call,
+        inputs=tensors,
+        outputs=results,
+        bytes_in=_bytes(tensors) or _counted(attrs.get("in_msg_nelems"), dtype),
+        bytes_out=_bytes(results) or _counted(attrs.get("out_msg_nelems"), dtype),
+        dtype=dtype,
+        pattern=_rank_pattern(inputs, at, attrs),
     )
-    return _with_tensors(result, signature, attrs, at - 3)
 
 
 def _group(value: Value) -> str:
@@ -152,27 +166,6 @@ def _group(value: Value) -> str:
         return _group(value[0])
     # Before groups had names their address was recorded, which differs between ranks; waits record 0.
     return f"{ADDRESS}{value}" if type(value) is int and value else "" if value in (0, None) else str(value)
-
-
-def _comm_from_attributes(signature: Signature, attrs: Mapping[str, Any]) -> Comm | None:
-    name = text(attrs.get("collective_name"))
-    if not name:
-        return None
-    result = Comm(name=name, kind=collective_kind(name), group=str(attrs.get("pg_name", "")))
-    return _with_tensors(result, signature, attrs, len(signature.inputs))
-
-
-def _with_tensors(call: Comm, signature: Signature, attrs: Mapping[str, Any], count: int) -> Comm:
-    inputs, outputs = _tensors(signature.inputs[:count]), _tensors(signature.outputs)
-    dtype = next((tensor.dtype for tensor in (*inputs, *outputs)), dtype_name(text(attrs.get("dtype"))))
-    return replace(
-        call,
-        inputs=inputs,
-        outputs=outputs,
-        bytes_in=_bytes(inputs) or _counted(attrs.get("in_msg_nelems"), dtype),
-        bytes_out=_bytes(outputs) or _counted(attrs.get("out_msg_nelems"), dtype),
-        dtype=dtype,
-    )
 
 
 def _tensors(values: Sequence[Value]) -> tuple[Tensor, ...]:
@@ -198,10 +191,9 @@ def _splits(values: Sequence[Value], at: int) -> tuple[int, ...]:
     return tuple(integer(split, 0) for split in splits) if isinstance(splits, tuple) else ()
 
 
-def rank_pattern(inputs: ArgumentLists, attrs: Mapping[str, Any]) -> tuple[int, int, int]:
+def _rank_pattern(inputs: ArgumentLists, at: int, attrs: Mapping[str, Any]) -> tuple[int, int, int]:
     """First global rank, stride and size of the group, as recorded after the splits; -1 for what is not."""
-    at = max((i for i, kind in enumerate(inputs.types) if kind == "String"), default=len(inputs.types))
-    tail = [integer(value) for value in inputs.values[at + 3 :]]
+    tail = [integer(value) for value in inputs.values[at + 3 :]] if at >= 0 else []
     start, stride, size = tail[:3] if len(tail) >= 3 else (-1, -1, tail[-1] if tail else -1)
     return (
         integer(attrs.get("global_rank_start"), start),

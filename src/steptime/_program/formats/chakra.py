@@ -189,8 +189,7 @@ class _ChakraRows:
     calls: list[tuple[int, ...]] = field(default_factory=list)
     works: list[tuple[int, ...]] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
-    deps: list[tuple[int, ...]] = field(default_factory=list)
-    flops: list[int] = field(default_factory=list)
+    deps: list[list[int]] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     signatures: list[Signature] = field(default_factory=list)
     meta: dict[str, Any] = field(default_factory=dict)
@@ -236,8 +235,7 @@ class _ChakraRows:
         launch = len(self.calls) - 1
         self.works.append((kind, self._name(node.name), stream, launch, 0, *_span(node), bytes_moved, collective))
         self.durations.append(_duration_ns(node))
-        self.deps.append(tuple(before))
-        self.flops.append(_number(node.attrs.get("num_ops"), -1))
+        self.deps.append(before)
 
     def _works_before(self, node: ChakraNode) -> list[int]:
         return sorted({self.work_of[dep] for dep in node.deps if dep in self.work_of})
@@ -273,8 +271,6 @@ class _ChakraRows:
     def program(self, source: str, warnings: list[str]) -> Program:
         ops, calls = Ops.from_rows(self.ops), Calls.from_rows(self.calls)
         works, origin, text = self._timed(Works.from_rows(self.works))
-        if any(each >= 0 for each in self.flops):
-            self.meta["num_ops"] = np.array(self.flops, dtype=np.int64)
         return Program(
             rank=self.rank,
             world_size=self.world_size,

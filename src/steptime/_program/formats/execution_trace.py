@@ -17,7 +17,7 @@ import msgspec
 from steptime._program.collectives import WAIT
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup
 from steptime._program.formats import Format, TraceReader
-from steptime._program.formats.arguments import ADDRESS, ArgumentLists, comm, integer, rank_pattern, text
+from steptime._program.formats.arguments import ADDRESS, ArgumentLists, comm, integer, text
 from steptime._program.formats.kineto.stream import TOO_DEEP_AT_MOST, value_end
 from steptime._program.program import MOST_RANKS, Signature
 from steptime.errors import TraceError
@@ -26,8 +26,6 @@ _KNOWN = re.compile(r"1\.0\.[0-4]|1\.1\.[01]")
 _NODE_BEGIN = re.compile(rb'\{\s*"(?:id|name)"\s*:')
 _BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
 _GROUPS_NODE = "process_group:init"
-
-Pattern = tuple[int, int, int]  # first global rank, stride, size
 
 
 def is_execution_trace(document: Any) -> bool:
@@ -43,19 +41,12 @@ def read(data: bytes, source: str) -> ExecutionTrace:
     schema = document["schema"]
     if not _KNOWN.match(schema):
         warnings.append(f"schema {schema} is not known; it is read like the newest known one, 1.1.1")
-    raw: list[tuple[Node, Pattern]] = []
-    skipped = 0
-    for each in document["nodes"]:
-        node = _node(each)
-        if node is None:
-            skipped += 1
-        else:
-            raw.append(node)
-    if not raw:
+    nodes = [node for each in document["nodes"] if (node := _node(each)) is not None]
+    if not nodes:
         raise TraceError(f"{source}: an execution trace of schema {schema} with no readable node; record it again")
-    if skipped:
-        warnings.append(f"{skipped} nodes have no usable id or name and are left out")
-    return _assemble(schema, raw, source, warnings)
+    if len(nodes) < len(document["nodes"]):
+        warnings.append(f"{len(document['nodes']) - len(nodes)} nodes have no usable id or name and are left out")
+    return _assemble(schema, nodes, source, warnings)
 
 
 def _parse(data: bytes, source: str) -> tuple[Any, list[str]]:
@@ -103,27 +94,24 @@ def _recover(document: bytes) -> tuple[list[Any], int]:
     return nodes, gaps
 
 
-def _node(raw: Any) -> tuple[Node, Pattern] | None:
+def _node(raw: Any) -> Node | None:
     if not isinstance(raw, dict) or integer(raw.get("id")) < 0 or not isinstance(raw.get("name"), str):
         return None
     attrs = _attributes(raw.get("attrs"))
     fields = {**raw, **attrs} if attrs else raw
     inputs, outputs = _side(raw, "input"), _side(raw, "output")
     signature = Signature(inputs.parsed(), outputs.parsed())
-    name = raw["name"]
-    is_comm = name == COMM_NODE
-    node = Node(
+    return Node(
         id=raw["id"],
-        name=name,
+        name=raw["name"],
         parent=_parent(raw),
         rf_id=integer(fields.get("rf_id")),
         seq_id=integer(fields.get("seq_id")),
         tid=integer(fields.get("tid"), 0),
         fw_tid=integer(fields.get("fw_tid"), 0),
         signature=signature,
-        comm=comm(inputs, signature, attrs) if is_comm else None,
+        comm=comm(inputs, signature, attrs) if raw["name"] == COMM_NODE else None,
     )
-    return node, rank_pattern(inputs, attrs) if is_comm else (-1, -1, -1)
 
 
 def _attributes(attrs: Any) -> dict[str, Any]:
@@ -146,9 +134,8 @@ def _side(raw: Mapping[str, Any], side: str) -> ArgumentLists:
     return ArgumentLists.of(nested, raw.get(f"{side}_shapes"), raw.get(f"{side}_types"), raw.get(f"{side}_strides"))
 
 
-def _assemble(schema: str, raw: Sequence[tuple[Node, Pattern]], source: str, warnings: list[str]) -> ExecutionTrace:
-    patterns = {id(node): pattern for node, pattern in raw}
-    nodes, parents, messages = enclosing([node for node, _ in raw])
+def _assemble(schema: str, raw: Sequence[Node], source: str, warnings: list[str]) -> ExecutionTrace:
+    nodes, parents, messages = enclosing(raw)
     groups, unread = _configured_groups(nodes)
     warnings += [*messages, *unread]
     names = _names_of_addresses(nodes)
@@ -156,7 +143,7 @@ def _assemble(schema: str, raw: Sequence[tuple[Node, Pattern]], source: str, war
         warnings.append(f"{len(names)} process groups are known by address only; they are numbered in order of first use")
     for node in nodes:
         if node.comm and node.comm.kind != WAIT:
-            _add_group(groups, names.get(node.comm.group, node.comm.group), patterns[id(node)], node.comm)
+            _add_group(groups, names.get(node.comm.group, node.comm.group), node.comm)
     named = tuple(_renamed(node, names) for node in nodes)
     nodes, parents = _without_markers(named, parents)
     size = _world_size(groups)
@@ -274,8 +261,8 @@ def _names_of_addresses(nodes: Sequence[Node]) -> dict[str, str]:
     return names
 
 
-def _add_group(groups: dict[str, ProcessGroup], name: str, pattern: Pattern, comm: Comm) -> None:
-    start, stride, size = pattern[0], pattern[1], _size(pattern[2])
+def _add_group(groups: dict[str, ProcessGroup], name: str, comm: Comm) -> None:
+    start, stride, size = *comm.pattern[:2], _size(comm.pattern[2])
     known = groups.get(name, ProcessGroup(name))
     ranks = known.ranks or _range(start, stride, size)
     peers = max(len(comm.in_splits), len(comm.out_splits))
@@ -289,11 +276,11 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _without_markers(nodes: Sequence[Node], parents: Sequence[int]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    place: dict[int, int] = {}
+    position: dict[int, int] = {}
     for row, node in enumerate(nodes):
         if not node.marker:
-            place[row] = len(place)
-    return tuple(nodes[row] for row in place), tuple(place.get(parents[row], -1) for row in place)
+            position[row] = len(position)
+    return tuple(nodes[row] for row in position), tuple(position.get(parents[row], -1) for row in position)
 
 
 def _rank(comms: Sequence[Comm], groups: Mapping[str, ProcessGroup], world_size: int | None) -> int | None:

@@ -238,9 +238,9 @@ def joined(parts: Sequence[tuple[str, Workload]]) -> Workload:
 
 def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> None:
     chosen = replace(workload, programs=tuple(programs))
-    given = {name: getattr(chosen, name) for name in _WORKLOAD}
+    values = {name: getattr(chosen, name) for name in _WORKLOAD}
     document = {KEY: VERSION}
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in _OPTIONAL or value != _OPTIONAL[name]:
             document[name] = _WORKLOAD[name].plain(value)
     try:
@@ -257,12 +257,12 @@ def decode(data: bytes, source: str) -> Workload:
         if version not in _READABLE:
             raise InputError(f"saved in version {version}, this steptime reads 1 to {VERSION}; use a matching steptime")
         saved = msgspec.json.decode(data, type=_SavedWorkload)
-        given = {name: getattr(saved, name) for name in _WORKLOAD}
+        values = {name: getattr(saved, name) for name in _WORKLOAD}
         return _checked(
             Workload(
                 **{
                     name: value if name in _OPTIONAL and value == _OPTIONAL[name] else _WORKLOAD[name].restored(value)
-                    for name, value in given.items()
+                    for name, value in values.items()
                 }
             )
         )

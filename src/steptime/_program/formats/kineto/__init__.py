@@ -9,8 +9,9 @@ collectives are described (`arguments`); what a trace does not say about waits a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,24 +57,15 @@ _CALL_KINDS = (
 )
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Who wrote a trace, and whether the trace says so itself."""
-
-    rank: int | None
-    world_size: int | None
-    said: bool
-
-
-def identify(header: Mapping[str, Any], source: str) -> Identity:
-    """Rank and world size from the trace itself, else from the file's name."""
+def identify(header: Mapping[str, Any], source: str) -> tuple[int | None, int | None, bool]:
+    """Rank and world size, None where unknown, and whether the trace itself says the rank; else it is from the file's name."""
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = info.get("rank"), info.get("world_size")
     world = world if type(world) is int and 0 < world <= MOST_RANKS else None
     if type(rank) is int and 0 <= rank < MOST_RANKS:
-        return Identity(rank, world, said=True)
-    return Identity(rank_in_name(source), world, said=False)
+        return rank, world, True
+    return rank_in_name(source), world, False
 
 
 def read(reader: TraceReader) -> Program:
@@ -92,7 +84,7 @@ class _KinetoTables:
     def __init__(self, events: KinetoEvents) -> None:
         self.events, self.source, self.warnings = events, events.source, list(events.warnings)
         self.names = list(events.names)
-        self.identity = identify(events.header, self.source)
+        self.rank, self.world_size, self.rank_said = identify(events.header, self.source)
         self.raw_ops, self.raw_calls, self.raw_works = events.ops.arrays(), events.calls.arrays(), events.works.arrays()
         starts = [int(c["start"].min()) for c in (self.raw_ops, self.raw_calls, self.raw_works) if len(c["start"])]
         self.origin = min([*starts, *(s[2] for s in events.steps)])
@@ -106,8 +98,8 @@ class _KinetoTables:
         calls = self._calls(ops)
         works = self._works(calls)
         program = Program(
-            rank=self.identity.rank or 0,
-            world_size=self._world_size(),
+            rank=self.rank or 0,
+            world_size=self.world_size or self._least_world_size(),
             names=tuple(self.names),
             threads=self.threads,
             streams=self.streams,
@@ -125,11 +117,8 @@ class _KinetoTables:
         program = self._with_collectives(launch_the_unlaunched(program))
         return infer_dependencies(program, self._hints())
 
-    def _world_size(self) -> int:
-        if self.identity.world_size is not None:
-            return self.identity.world_size
-        text = (*self.events.work_communication.values(), *self.events.communication.values())
-        least = least_world_size(text)
+    def _least_world_size(self) -> int:
+        least = least_world_size((*self.events.work_communication.values(), *self.events.communication.values()))
         if least > 1:
             self.warnings.append(f"{self.source}: does not say how many ranks there were; its process groups need {least}")
         return least
@@ -149,9 +138,9 @@ class _KinetoTables:
 
     def _meta(self) -> dict[str, Any]:
         return {
-            "rank_said": self.identity.said,
-            "rank_known": self.identity.rank is not None,
-            "world_size_known": self.identity.world_size is not None,
+            "rank_said": self.rank_said,
+            "rank_known": self.rank is not None,
+            "world_size_known": self.world_size is not None,
             **({"device_sms": sms} if isinstance(sms := self._device().get("numSms"), int) else {}),
             "external_id": self.raw_ops["external_id"][self.op_order],
             "record_function_id": self.raw_ops["record_function_id"][self.op_order],
@@ -167,14 +156,11 @@ class _KinetoTables:
             self.step_numbers = list(range(len(marks)))
         self.step_begin = np.array([s[2] for s in marks], dtype=np.int64) - self.origin
         self.step_end = self.step_begin + np.array([s[3] for s in marks], dtype=np.int64)
-        host = [*self.raw_ops["tid"].tolist(), *self.raw_calls["tid"].tolist()]
         backward_names = np.array([n.startswith(ENGINE) for n in self.names], dtype=bool)
-        counts: dict[int, int] = {}
-        for tid in host:
-            counts[tid] = counts.get(tid, 0) + 1
-        under_engine = set(self.raw_ops["tid"][backward_names[self.raw_ops["name"]]].tolist()) if len(self.names) else set()
+        counts = Counter([*self.raw_ops["tid"].tolist(), *self.raw_calls["tid"].tolist()])
+        under_engine = set(self.raw_ops["tid"][backward_names[self.raw_ops["name"]]].tolist())
         candidates = [t for t in counts if t not in under_engine] or list(counts) or [0]
-        self.main = marks[0][1] if marks else max(candidates, key=lambda t: (counts.get(t, 0), -t))
+        self.main = marks[0][1] if marks else max(candidates, key=lambda t: (counts[t], -t))
         tids = [self.main, *sorted((t for t in counts if t != self.main), key=lambda t: (-counts[t], t))]
         tids += sorted({s[1] for s in marks} - set(tids))
         self.thread_of = {tid: i for i, tid in enumerate(tids)}
@@ -184,9 +170,7 @@ class _KinetoTables:
 
     def _thread_column(self, tids: IntColumn) -> SmallColumn:
         values, inverse = np.unique(tids, return_inverse=True)
-        return (
-            np.array([self.thread_of[int(v)] for v in values], dtype=np.int32)[inverse] if len(tids) else tids.astype(np.int32)
-        )
+        return np.array([self.thread_of[tid] for tid in values.tolist()], dtype=np.int32)[inverse]
 
     def _order_works(self) -> None:
         """Streams numbered by how much runs on them; works sorted by stream and start."""
@@ -199,23 +183,22 @@ class _KinetoTables:
         position = np.empty(len(values), dtype=np.int32)
         position[order] = np.arange(len(values), dtype=np.int32)
         self.streams = tuple(Stream(int(raw["stream"][row]), int(raw["device"][row])) for row in first[order])
-        self.work_stream = position[inverse] if len(inverse) else inverse.astype(np.int32)
+        self.work_stream = position[inverse]
         self.work_order = np.lexsort((raw["start"], self.work_stream))
 
     def _select_calls(self) -> None:
         """Calls that launch work or synchronise; each work's launching call by correlation id."""
         raw, works = self.raw_calls, self.raw_works
         kinds = np.array([_call_kind(n) for n in self.names] or [_IGNORED], dtype=np.int64)
-        kind = kinds[raw["name"]] if len(raw["name"]) else raw["name"]
+        kind = kinds[raw["name"]]
         correlation = works["correlation"][self.work_order]
         launches = (raw["correlation"] >= 0) & np.isin(raw["correlation"], correlation) & (kind != _RECORD)
-        self.records = {
-            int(c): int(t) for c, t in zip(raw["correlation"][kind == _RECORD], raw["start"][kind == _RECORD], strict=True)
-        }
+        records = (raw[name][kind == _RECORD].tolist() for name in ("correlation", "start"))
+        self.records: dict[int, int] = dict(zip(*records, strict=True))
         self._warn_of_lost_work(kind == CallKind.LAUNCH, launches)
         kind = np.where(launches, int(CallKind.LAUNCH), kind)
-        kept = np.flatnonzero((kind != _IGNORED) & (kind != _RECORD) & ((kind != CallKind.LAUNCH) | launches))
-        self.call_rows = kept[np.lexsort((-raw["dur"][kept], raw["start"][kept]))]
+        chosen = np.flatnonzero((kind != _IGNORED) & (kind != _RECORD) & ((kind != CallKind.LAUNCH) | launches))
+        self.call_rows = chosen[np.lexsort((-raw["dur"][chosen], raw["start"][chosen]))]
         self.call_kind = kind[self.call_rows].astype(np.int8)
         self.work_call = _match(correlation, raw["correlation"][self.call_rows], self.call_kind == CallKind.LAUNCH)
 
@@ -240,7 +223,7 @@ class _KinetoTables:
         name = raw["name"][self.op_order].astype(np.int32)
         backward = np.array([t.role == "backward" for t in self.threads], dtype=bool)
         step = self._step_of(start)
-        phase = phases(self.names, name, parent, backward[thread] if len(thread) else np.zeros(0, dtype=bool))
+        phase = phases(self.names, name, parent, backward[thread])
         return Ops(
             name=name,
             thread=thread,
@@ -265,64 +248,52 @@ class _KinetoTables:
 
     def _calls(self, ops: Ops) -> Calls:
         """The selected calls and the step marks, per thread in order of start."""
-        raw = self.raw_calls
-        start = raw["start"][self.call_rows] - self.origin
-        end = start + raw["dur"][self.call_rows]
-        thread = self._thread_column(raw["tid"][self.call_rows])
+        raw, rows = self.raw_calls, self.call_rows
+        start = raw["start"][rows] - self.origin
+        end = start + raw["dur"][rows]
+        thread = self._thread_column(raw["tid"][rows])
         op = innermost(ops.thread, ops.start_ns, ops.end_ns, ops.parent, thread.astype(np.int64), start, end)
         step = self._step_of(start)
-        marks = self._marks(start, end, ops)
-        columns = {
-            "kind": np.concatenate([self.call_kind, marks["kind"]]),
-            "api": np.concatenate([raw["name"][self.call_rows], marks["api"]]),
-            "thread": np.concatenate([thread, marks["thread"]]),
-            "op": np.concatenate([op, np.full(len(marks["kind"]), -1)]),
-            "step": np.concatenate([step, marks["step"]]),
-            "start_ns": np.concatenate([start, marks["start_ns"]]),
-            "end_ns": np.concatenate([end, marks["start_ns"]]),
+        begins, ends, threads = self._marks(start, end, ops)
+        marks = np.repeat((CallKind.STEP_BEGIN, CallKind.STEP_END), len(begins))
+        columns: dict[str, tuple[Any, ...]] = {
+            "kind": (self.call_kind, marks),
+            "api": (raw["name"][rows], np.full(len(marks), len(self.names))),
+            "thread": (thread, threads, threads),
+            "op": (op, np.full(len(marks), -1)),
+            "step": (step, self.step_numbers, self.step_numbers),
+            "start_ns": (start, begins, ends),
+            "end_ns": (end, begins, ends),
         }
-        # Marks open a step before the calls at the same instant and close it after them.
-        rank = np.where(columns["kind"] == CallKind.STEP_BEGIN, -1, np.where(columns["kind"] == CallKind.STEP_END, 1, 0))
-        order = np.lexsort((rank, columns["start_ns"]))
-        none = np.full(len(order), -1)
-        position = np.empty(len(order), dtype=np.int64)
-        position[order] = np.arange(len(order))
-        self.call_position = position[: len(self.call_rows)]
-        return Calls.from_columns({**{k: v[order] for k, v in columns.items()}, "stream": none, "awaits": none, "after": none})
-
-    def _marks(self, start: IntColumn, end: IntColumn, ops: Ops) -> dict[str, npt.NDArray[Any]]:
-        """Begin and end of every step; without ProfilerStep marks the whole window is step 0."""
-        if not len(self.step_begin):
-            self.warnings.append(f"{self.source}: no ProfilerStep marks; the whole window counts as one step")
-            firsts = [int(c.min()) for c in (start, ops.start_ns) if len(c)]
-            lasts = [int(c.max()) for c in (end, ops.end_ns) if len(c)]
-            self.step_numbers = [0]
-            begins, ends = np.array([min(firsts, default=0)]), np.array([max(lasts, default=0)])
-            threads = [0]
-        else:
-            begins, ends, threads = self.step_begin, self.step_end, self.mark_thread
-        api = len(self.names)
         self.names.append("ProfilerStep")
-        kinds = [CallKind.STEP_BEGIN] * len(begins) + [CallKind.STEP_END] * len(ends)
-        return {
-            "kind": np.array(kinds, dtype=np.int8),
-            "api": np.full(len(kinds), api),
-            "thread": np.array([*threads, *threads], dtype=np.int32),
-            "step": np.array([*self.step_numbers, *self.step_numbers], dtype=np.int32),
-            "start_ns": np.concatenate([begins, ends]).astype(np.int64),
-        }
+        joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+        # Marks open a step before the calls at the same instant and close it after them.
+        rank = np.where(joined["kind"] == CallKind.STEP_BEGIN, -1, np.where(joined["kind"] == CallKind.STEP_END, 1, 0))
+        order = np.lexsort((rank, joined["start_ns"]))
+        none = np.full(len(order), -1)
+        self.call_position = np.argsort(order)[: len(rows)]
+        return Calls.from_columns({**{k: v[order] for k, v in joined.items()}, "stream": none, "awaits": none, "after": none})
+
+    def _marks(self, start: IntColumn, end: IntColumn, ops: Ops) -> tuple[IntColumn, IntColumn, list[int]]:
+        """Begin, end and thread of every step; without ProfilerStep marks the whole window is step 0."""
+        if len(self.step_begin):
+            return self.step_begin, self.step_end, self.mark_thread
+        self.warnings.append(f"{self.source}: no ProfilerStep marks; the whole window counts as one step")
+        firsts = [int(c.min()) for c in (start, ops.start_ns) if len(c)]
+        lasts = [int(c.max()) for c in (end, ops.end_ns) if len(c)]
+        self.step_numbers = [0]
+        return np.array([min(firsts, default=0)]), np.array([max(lasts, default=0)]), [0]
 
     def _works(self, calls: Calls) -> Works:
         raw, order = self.raw_works, self.work_order
-        matched = self.work_call >= 0
-        call = np.where(matched, self.call_position[np.maximum(self.work_call, 0)] if len(self.call_position) else -1, -1)
+        call = np.append(self.call_position, -1)[self.work_call]
         start = raw["start"][order] - self.origin
         works = Works(
             kind=raw["kind"][order].astype(np.int8),
             name=raw["name"][order].astype(np.int32),
             stream=self.work_stream[order],
             call=call,
-            step=np.where(call >= 0, calls.step[np.maximum(call, 0)] if len(calls) else -1, -1),
+            step=np.where(call >= 0, calls.step[call], -1),
             start_ns=start,
             end_ns=start + raw["dur"][order],
             bytes=raw["bytes"][order],
@@ -333,12 +304,10 @@ class _KinetoTables:
     def _with_collectives(self, program: Program) -> Program:
         works, calls, ops = program.works, program.calls, program.ops
         rows, _ = launch_order(program)
-        work_position = {int(raw): i for i, raw in enumerate(self.work_order)}
-        op_position = np.empty(len(self.op_order), dtype=np.int64)
-        op_position[self.op_order] = np.arange(len(self.op_order))
+        work_position, op_position = (np.argsort(order).tolist() for order in (self.work_order, self.op_order))
         sources = Sources(
             by_work={work_position[r]: a for r, a in self.events.work_communication.items()},
-            by_op={int(op_position[r]): a for r, a in self.events.communication.items()},
+            by_op={op_position[r]: a for r, a in self.events.communication.items()},
             parent=ops.parent,
             op_name=ops.name,
             names=self.names,
@@ -346,7 +315,7 @@ class _KinetoTables:
             rank=program.rank,
             world_size=program.world_size,
         )
-        launch_op = np.where(works.call >= 0, calls.op[np.maximum(works.call, 0)] if len(calls) else -1, -1).astype(np.int32)
+        launch_op = np.where(works.call >= 0, calls.op[works.call], -1).astype(np.int32)
         column = np.full(len(works), -1, dtype=np.int32)
         column[rows] = np.arange(len(rows), dtype=np.int32)
         collectives = describe(works, rows, launch_op, sources)
@@ -355,9 +324,8 @@ class _KinetoTables:
 
     def _hints(self) -> tuple[WaitHint, ...]:
         """What `cuda_sync` records say about waits, for the calls they belong to."""
-        by_correlation = {
-            int(c): int(p) for c, p in zip(self.raw_calls["correlation"][self.call_rows], self.call_position, strict=True)
-        }
+        correlation = self.raw_calls["correlation"][self.call_rows]
+        by_correlation = dict(zip(correlation.tolist(), self.call_position.tolist(), strict=True))
         stream_of = {(s.device, s.id): i for i, s in enumerate(self.streams)}
 
         def named(device: int, stream: int) -> int | None:
@@ -373,10 +341,7 @@ class _KinetoTables:
 
 
 def _call_kind(name: str) -> int:
-    for pattern, kind in _CALL_KINDS:
-        if pattern.search(name):
-            return kind
-    return _IGNORED
+    return next((kind for pattern, kind in _CALL_KINDS if pattern.search(name)), _IGNORED)
 
 
 def _match(correlation: IntColumn, calls: IntColumn, launch: npt.NDArray[np.bool_]) -> IntColumn:

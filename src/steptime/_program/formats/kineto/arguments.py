@@ -52,10 +52,10 @@ def mark_collectives(works: Works, names: list[str]) -> Works:
     return works.replace(kind=kind)
 
 
-def least_world_size(said: Iterable[Args]) -> int:
+def least_world_size(descriptions: Iterable[Args]) -> int:
     """The fewest ranks a job with these collectives can have."""
     results = [1]
-    for args in said:
+    for args in descriptions:
         results += [args.group_size] if type(args.group_size) is int and 0 < args.group_size <= MOST_RANKS else []
         results += [int(rank) + 1 for rank in _NUMBER.findall(str(args.group_ranks or "")) if int(rank) < MOST_RANKS]
     return max(results)

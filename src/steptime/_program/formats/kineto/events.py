@@ -352,13 +352,13 @@ def _plausible(events: KinetoEvents, table: Rows, middle: int) -> int:
     columns = table.arrays()
     start, duration = columns["start"], columns["dur"]
     near = (start >= middle - WINDOW_AT_MOST_NS) & (start <= middle + WINDOW_AT_MOST_NS)
-    kept = np.flatnonzero(near & (duration <= WINDOW_AT_MOST_NS))
-    negative = int((duration[kept] < 0).sum())
+    rows = np.flatnonzero(near & (duration <= WINDOW_AT_MOST_NS))
+    negative = int((duration[rows] < 0).sum())
     columns["dur"] = np.maximum(duration, 0)
     # The longest are left out where all of them together would not fit: no run is 18 years long.
-    while float(columns["dur"][kept].sum(dtype=np.float64)) > TOTAL_AT_MOST_NS:
-        kept = kept[columns["dur"][kept] < columns["dur"][kept].max()]
-    _keep(events, table, columns, kept)
+    while float(columns["dur"][rows].sum(dtype=np.float64)) > TOTAL_AT_MOST_NS:
+        rows = rows[columns["dur"][rows] < columns["dur"][rows].max()]
+    _keep(events, table, columns, rows)
     return negative
 
 
@@ -371,9 +371,9 @@ def _single(events: KinetoEvents, table: Rows) -> int:
     close = np.flatnonzero(np.diff(key[order]) == 0)
     item, other = order[close], order[close + 1]
     twin = other[(correlation[other] >= 0) & np.all([c[item] == c[other] for c in columns.values()], axis=0)]
-    kept = np.delete(np.arange(table.length), twin)
+    rows = np.delete(np.arange(table.length), twin)
     # The kernels of one graph launch share their id, and a coarse clock may not tell them apart.
-    shared = np.sort(correlation[kept])
+    shared = np.sort(correlation[rows])
     alone = np.searchsorted(shared, correlation[twin], "right") - np.searchsorted(shared, correlation[twin], "left") == 1
     if not alone.any():
         return 0
@@ -381,16 +381,16 @@ def _single(events: KinetoEvents, table: Rows) -> int:
     return int(alone.sum())
 
 
-def _keep(events: KinetoEvents, table: Rows, columns: dict[str, IntColumn], kept: IntColumn) -> None:
-    table.chunks, table.length = [tuple(column[kept] for column in columns.values())], len(kept)
+def _keep(events: KinetoEvents, table: Rows, columns: dict[str, IntColumn], rows: IntColumn) -> None:
+    table.chunks, table.length = [tuple(column[rows] for column in columns.values())], len(rows)
     if table is events.ops:
-        events.communication = _moved(events.communication, kept)
+        events.communication = _moved(events.communication, rows)
     elif table is events.works:
-        events.work_communication = _moved(events.work_communication, kept)
+        events.work_communication = _moved(events.work_communication, rows)
 
 
-def _moved(by_row: dict[int, Any], kept: IntColumn) -> dict[int, Any]:
+def _moved(by_row: dict[int, Any], rows: IntColumn) -> dict[int, Any]:
     """The entries of the kept rows under their new numbers."""
-    at = np.searchsorted(kept, list(by_row)) if len(kept) else np.zeros(len(by_row), dtype=np.int64)
+    at = np.searchsorted(rows, list(by_row)) if len(rows) else np.zeros(len(by_row), dtype=np.int64)
     places = zip(by_row.items(), at.tolist(), strict=True)
-    return {index: value for (row, value), index in places if index < len(kept) and kept[index] == row}
+    return {index: value for (row, value), index in places if index < len(rows) and rows[index] == row}

@@ -125,12 +125,12 @@ class EventStream(Generic[EventT]):
 
     def _broken_end(self, text: bytes) -> list[EventT]:
         cut = self._boundary(text)
-        kept = text[: cut[0]] if cut else b"["
+        whole = text[: cut[0]] if cut else b"["
         why = f" ({self.reader.damage})" if self.reader.damage else ""
         self.warnings.append(
             f"{self.reader.source}: breaks off before its end{why}; everything after the last complete event is missing"
         )
-        events = self._decode(kept + b"]")
+        events = self._decode(whole + b"]")
         tail = self._decode_one(text[cut[1] :] if cut else text[1:])
         return events + tail
 
@@ -211,5 +211,5 @@ def _last(pattern: re.Pattern[bytes], text: bytes, start: int) -> re.Match[bytes
 def _clean(text: bytes) -> str:
     """Text with the damage seen in real traces undone: bytes that are no UTF-8, lone backslashes, control characters, NaN."""
     decoded = _CONTROL.sub(" ", text.decode("utf-8", errors="replace"))
-    escaped = _ESCAPE.sub(lambda found: found.group() if found.group(1) else r"\\", decoded)
+    escaped = _ESCAPE.sub(lambda match: match.group() if match.group(1) else r"\\", decoded)
     return _BARE_NUMBER.sub(r"\1null", escaped)
