@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._lookups.generators import UNIFORM_BITS, knots_of
-from steptime._lookups.poisson import poisson_shares
+from steptime._lookups.mixture import poisson_shares
 from steptime._lookups.spectrum import Floats
 from steptime._lookups.statistics import REUSE_EDGES
 
@@ -30,7 +30,7 @@ def expected_reuse(kind: str, rows: int, alpha: float, shift: float, lookups: fl
     # A piece whose rows are rarer than one in 2**36 spans more rows than uniforms: only as many can be drawn.
     alike = np.minimum(knots.row_spans, knots.uniform_spans).astype(np.float64)
     means = lookups * (knots.uniform_spans / (1 << UNIFORM_BITS)) / alike
-    edges = np.array((0, *REUSE_EDGES), dtype=np.int64)
+    edges = np.array((0, *REUSE_EDGES), dtype=np.int64)[:, None]
     at_most = poisson_shares(means, edges)  # [18 - 1, knots]: share of rows with at most so many lookups
     # Of a Poisson number N of mean m, the part of the mean with N <= c is m * P(N <= c - 1).
     below = poisson_shares(means, edges - 1)

@@ -9,12 +9,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from steptime._lookups.footprint import Footprint
-from steptime._lookups.poisson import Binned, binned, rows_in_bins
 from steptime._lookups.spectrum import EDGES, Floats, Spectrum, of_bins
+
+_EXACT_UP_TO = 16
+"""Beyond so many lookups of a row the Poisson distribution is close enough to Wilson and Hilferty's normal one."""
+
+_CERTAIN = 8.0
+"""So many deviations from the mean a normal share is 0 or 1 to the last digit."""
+
+_NO_ROWS = 1e-16
+"""A share of rows below this comes from rounding."""
+
+_ENDS = np.append(0.0, EDGES.astype(np.float64))[:, None]  # [bins + 1, 1]: ends of bins
+
+_FEW = np.arange(1.0, _EXACT_UP_TO + 1)[:, None]
+_MANY = EDGES[_EXACT_UP_TO:].astype(np.float64)
+_ROOTS = 3 * np.sqrt(_MANY + 1)
+_MEAN_FACTORS = np.append(0.0, _ROOTS / np.cbrt(_MANY + 1))
+_MEAN_OFFSETS = np.append(0.0, _ROOTS * (1 - 1 / (9 * (_MANY + 1))))
+"""At `_EXACT_UP_TO` (not by these) and at `_MANY`: the normal deviation is the latter less the former times the mean's root."""
+
+_MOST_ABOVE = ((_MEAN_OFFSETS[1:] - _CERTAIN).clip(0.0) / _MEAN_FACTORS[1:]) ** 3
+_LEAST_BELOW = ((_MEAN_OFFSETS[1:] + _CERTAIN) / _MEAN_FACTORS[1:]) ** 3
+"""Means up to the former surely give at most `_MANY`, means from the latter on surely more. Both ascend."""
 
 _SURE = 64
 """A row with more lookups than this has the rate it shows; what chance adds is a small part of it."""
@@ -68,21 +91,25 @@ class Mixture:
         rows = rows_in_bins(self.rates * factor, self.rows)
         if self.burst > _NO_BURST:
             some = np.flatnonzero(rows)
-            rows = _after(_MIDDLES[some], self.burst).rows(rows[some])
+            rows = _after(_MIDDLES[some], self.burst) @ rows[some]
         return of_bins(rows, rows * _MIDDLES)
 
 
 def counted(rates: Floats, burst: float) -> Floats:
     """For rows of these rates the share with a count in each bin of `EDGES`, [bins, rates]."""
-    arrivals = binned(rates, np.zeros(len(rates))).matrix(len(rates))
-    if burst > _NO_BURST:
-        arrivals = _after(_MIDDLES, burst).matrix(len(_MIDDLES)) @ arrivals
-    return arrivals
+    arrivals = shares_in_bins(poisson_shares(rates, _ENDS))
+    if burst <= _NO_BURST:
+        return arrivals
+    met = arrivals.any(axis=1)
+    return _after(_MIDDLES[met], burst) @ arrivals[met]
 
 
-def _after(arrivals: Floats, burst: float) -> Binned:
-    """Shares of lookup counts for each number of arrivals."""
-    return binned(arrivals * (burst - 1), arrivals)
+def _after(arrivals: Floats, burst: float) -> Floats:
+    """Shares of lookup counts for each number of arrivals, [bins, numbers]."""
+    most = burst * arrivals.max()
+    ends = _ENDS[: np.searchsorted(EDGES, most + 2 * _CERTAIN * math.sqrt(most)) + 8]  # none has as many as the last of these
+    shares = shares_in_bins(poisson_shares(arrivals * (burst - 1), np.floor(ends - arrivals)))
+    return np.pad(shares, ((0, len(EDGES) - len(shares)), (0, 0)))
 
 
 def fitted(spectrum: Spectrum, footprint: Footprint, rows: int) -> Mixture:
@@ -135,3 +162,62 @@ def _most_likely(likely: Floats, observed: Floats) -> Floats:
     for _ in range(_PLAIN_ROUNDS):
         weights = step(weights)
     return weights
+
+
+def poisson_shares(means: Floats, counts: npt.NDArray[Any]) -> Floats:
+    """P(N <= count) for counts and means of shapes that broadcast; 0 for counts below 0."""
+    means, counts = np.broadcast_arrays(means, counts)
+    result = np.zeros(counts.shape)
+    few = (counts >= 0) & (counts <= _EXACT_UP_TO)
+    mean, term, total = means[few], np.exp(-means[few]), 0.0
+    for number in range(_EXACT_UP_TO + 1):
+        total += term * (number <= counts[few])
+        term = term * mean / (number + 1)
+    result[few] = np.minimum(total, 1.0)
+    many = counts > _EXACT_UP_TO
+    shapes = counts[many] + 1.0
+    result[many] = _normal_share((1 - 1 / (9 * shapes) - np.cbrt(means[many] / shapes)) * 3 * np.sqrt(shapes))
+    return result
+
+
+def shares_in_bins(at_most: Floats) -> Floats:
+    """Between one count and the next, along the first axis; the two formulas do not quite meet."""
+    return np.maximum(np.diff(at_most, axis=0), 0.0)
+
+
+def rows_in_bins(means: Floats, rows: Floats) -> Floats:
+    """How many rows are in each bin of `EDGES`, with so many in each group, whose lookups have these Poisson means, [bins]."""
+    result = np.zeros(len(EDGES))
+    low = np.flatnonzero(means < _LEAST_BELOW[0])
+    powers, none = np.cumprod(means[low] / _FEW, axis=0), np.exp(-means[low])
+    result[:_EXACT_UP_TO] = powers @ (none * rows[low])
+    few = np.zeros(len(means))  # P(N <= _EXACT_UP_TO)
+    few[low] = none * (1 + powers.sum(axis=0))
+    high = np.flatnonzero(means > _MOST_ABOVE[0])
+    if len(high):
+        result[_EXACT_UP_TO:] += _rows_of_many(means[high], rows[high], few[high])
+    result[result < _NO_ROWS * result.sum()] = 0.0
+    return result
+
+
+def _rows_of_many(means: Floats, rows: Floats, few: Floats) -> Floats:
+    """The same beyond `_EXACT_UP_TO` lookups; `few` are the shares with at most so many."""
+    firsts = np.searchsorted(_LEAST_BELOW, means, side="right")
+    lasts = np.minimum(np.searchsorted(_MOST_ABOVE, means) + 1, len(_MANY))
+    widths = lasts - firsts + 1
+    stops = np.cumsum(widths)
+    starts = stops - widths
+    ends = np.arange(stops[-1]) + np.repeat(firsts - starts, widths)
+    at_most = _normal_share(_MEAN_OFFSETS[ends] - _MEAN_FACTORS[ends] * np.repeat(np.cbrt(means), widths))
+    at_most[starts] = np.where(firsts == 0, few, 0.0)
+    at_most[stops - 1] = 1.0
+    gained = np.maximum(np.diff(at_most), 0.0) * np.repeat(rows, widths)[1:]  # the two formulas do not quite meet
+    gained[stops[:-1] - 1] = 0.0  # from one group to the next
+    result: npt.NDArray[Any] = np.bincount(ends[:-1], weights=gained, minlength=len(_MANY))
+    return result
+
+
+def _normal_share(deviations: Floats) -> Floats:
+    """P(Z <= z) to 2e-4: Page, "Approximations to the cumulative normal function", 1977."""
+    clipped = np.clip(deviations, -_CERTAIN, _CERTAIN)
+    return 1 / (1 + np.exp(-1.5976 * clipped - 0.07056 * (clipped * clipped * clipped)))

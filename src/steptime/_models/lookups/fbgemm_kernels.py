@@ -24,7 +24,7 @@ import numpy as np
 from steptime._hardware.description import Quantity
 from steptime._hardware.device import DeviceLimits
 from steptime._lookups.lengths import QUANTILES
-from steptime._lookups.poisson import poisson_shares
+from steptime._lookups.mixture import poisson_shares
 from steptime._lookups.table import Floats, TableColumns, TableStatistics
 from steptime._models.lookups.fbgemm import DENSE, STATE_ELEMENTS, VECTOR, WARP, FbgemmLookup, KernelTime
 from steptime._models.lookups.question import ITEM_BYTES
@@ -208,7 +208,7 @@ def _alike(lookup: FbgemmLookup, machine: _Machine) -> _Tables:
     rows, dim, lookups = (total / lookup.tables for total in (lookup.rows, lookup.total_dim, lookup.lookups))
     mean = lookups / rows
     unique = min(rows * -math.expm1(-mean), lookups)
-    share_below = poisson_shares(np.array([mean]), np.array([_LONG_RUN - 1, _LONG_RUN - 2]))[:, 0]
+    share_below = poisson_shares(np.array([mean]), np.array([_LONG_RUN - 1, _LONG_RUN - 2]))
     held = machine.cache_bytes / max(_moved(dim, lookup), 1.0)
     missed = unique if unique <= held else max(unique, lookups * (1 - held / rows))
     length = math.ceil(lookups / lookup.batch)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._lookups.generators import Generator
-from steptime._lookups.mixture import Mixture, counted
+from steptime._lookups.mixture import Mixture, counted, poisson_shares, rows_in_bins, shares_in_bins
 from steptime._lookups.parametric import expected_statistics
-from steptime._lookups.poisson import binned, poisson_shares
 from steptime._lookups.spectrum import EDGES, Floats, Spectrum, of_bins
 
 MIDDLES: Floats = (np.append(0, EDGES[:-1]) + 1 + EDGES) / 2
@@ -24,13 +23,8 @@ FEW = 16
 
 
 def in_every_bin(means: Floats, least: Floats) -> Floats:
-    """The same shares the slow way: at the ends of all bins, [bins, means]."""
-    ends = np.append(0, EDGES)
-    shares = np.zeros((len(EDGES), len(means)))
-    for place, (mean, at_least) in enumerate(zip(means, least, strict=True)):
-        counts = np.floor(ends - at_least).astype(np.int64)
-        shares[:, place] = np.diff(poisson_shares(np.array([mean]), counts)[:, 0])
-    return np.maximum(shares, 0.0)
+    """Shares the slow way: at the ends of all bins, [bins, means]."""
+    return shares_in_bins(poisson_shares(means, np.floor(np.append(0, EDGES)[:, None] - least)))
 
 
 def spectrum_of_every_bin(mixture: Mixture) -> Spectrum:
@@ -52,26 +46,26 @@ def exact_share(mean: float, low: int, high: int) -> float:
 
 def test_shares_are_those_of_the_definition() -> None:
     means = np.array([0.1, 3.0, 40.0])
-    found = poisson_shares(means, np.array([-1, 0, 1, 7, 45]))
+    found = poisson_shares(means, np.array([-1, 0, 1, 7, 45])[:, None])
     assert not found[0].any()
     for shares, count in zip(found[1:], (0, 1, 7, 45), strict=True):
         np.testing.assert_allclose(shares, [exact_share(mean, -1, count) for mean in means], atol=2e-3)
 
 
-@given(st.lists(st.floats(-9, 12), min_size=1, max_size=30), st.floats(0, 2000))
-def test_bins_far_from_the_mean_hold_nothing(logs: list[float], least: float) -> None:
-    means, beside = 10.0 ** np.array(logs), np.full(len(logs), math.floor(2 * least) / 2)
-    found = binned(means, beside).matrix(len(means))
-    np.testing.assert_allclose(found, in_every_bin(means, beside), rtol=1e-9, atol=NO_ROWS)
+@given(st.lists(st.floats(-9, 12), min_size=1, max_size=30))
+def test_bins_far_from_the_mean_hold_nothing(logs: list[float]) -> None:
+    means = 10.0 ** np.array(logs)
+    found = rows_in_bins(means, np.ones(len(means)))
+    np.testing.assert_allclose(found, in_every_bin(means, np.zeros(len(means))).sum(axis=1), rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("mean", [1e-3, 0.7, 9.0, 15.5, 17.0, 64.0, 900.0, 20_000.0])
 def test_shares_in_bins_are_those_of_the_definition(mean: float) -> None:
-    found = binned(np.array([mean]), np.zeros(1))
-    assert found.shares.sum() == pytest.approx(-math.expm1(-mean), abs=3e-3)
-    ends = np.append(0, EDGES)
-    exact = [exact_share(mean, ends[place], ends[place + 1]) for place in found.bins]
-    np.testing.assert_allclose(found.shares, exact, atol=3e-3)
+    found = rows_in_bins(np.array([mean]), np.ones(1))
+    assert found.sum() == pytest.approx(-math.expm1(-mean), abs=3e-3)
+    places, ends = np.flatnonzero(found), np.append(0, EDGES)
+    exact = [exact_share(mean, ends[place], ends[place + 1]) for place in places]
+    np.testing.assert_allclose(found[places], exact, atol=3e-3)
 
 
 @pytest.mark.parametrize("burst", [1.0, 1.3, 4.0, 1000.0])
