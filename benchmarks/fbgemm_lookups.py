@@ -22,8 +22,8 @@ import numpy as np
 from _cases import public_traces
 from steptime._hardware.description import Quantity
 from steptime._hardware.device import DeviceLimits, reference_device
+from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
-from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.table import TableStatistics
 from steptime._models.lookups.fbgemm import FbgemmCall, FbgemmLookup, KernelTime, calls_in
 from steptime._models.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from steptime._hardware.device import FOLDER
-from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
 from steptime._lookups.table import TableColumns
 from steptime._models.lookups.batch import DTYPES, Lookups, Pool

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from steptime._lookups.estimated import expected_statistics, scaled
 from steptime._lookups.generators import Generator
-from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
-from steptime._lookups.scaling import scaled
-from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._lookups.table import Floats, TableColumns, TableStatistics, table_statistics
+from steptime._models.lookups.traffic import misses
 
 BATCH = 4096
 FACTORS = (1 / 16, 1 / 4, 4, 16)
@@ -43,9 +43,15 @@ def drawn(stream: Generator, batch: int) -> TableStatistics:
 def errors(found: TableStatistics, true: TableStatistics) -> tuple[float, float, float]:
     """Of distinct rows, reuse bins and hit rates."""
     caches = true.unique * np.array([0.03, 0.1, 0.3])
-    hits = np.abs(found.footprint.hit_rate(caches) - true.footprint.hit_rate(caches)).max()
+    hits = np.abs(_hit_rates(found, caches) - _hit_rates(true, caches)).max()
     bins = np.abs(np.subtract(found.counted.reuse, true.counted.reuse)).max()
     return found.unique / true.unique - 1, float(bins), float(hits)
+
+
+def _hit_rates(table: TableStatistics, caches: Floats) -> Floats:
+    """Of caches of so many rows."""
+    columns = TableColumns.of([table] * len(caches))
+    return 1.0 - misses(columns, caches) / columns.lookups
 
 
 def main() -> None:

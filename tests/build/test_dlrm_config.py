@@ -11,8 +11,8 @@ import pytest
 from steptime._build.dlrm.config import dlrm_of, read_dlrm
 from steptime._build.dlrm.model import Dlrm
 from steptime._lookups import saved
+from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
-from steptime._lookups.parametric import expected_statistics
 from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"

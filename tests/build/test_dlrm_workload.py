@@ -9,8 +9,8 @@ import pytest
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
-from steptime._lookups.parametric import expected_statistics
 from steptime._program.program import Program, Tensor
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import program_of, shipped, shipped_programs

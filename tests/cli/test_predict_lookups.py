@@ -13,8 +13,7 @@ from tests.sim.test_lookup_scenarios import drawn
 from steptime._cli.app import run
 from steptime._hardware.device import FOLDER
 from steptime._lookups.generators import Generator
-from steptime._lookups.steps import drawn_steps
-from steptime._lookups.workload import RankLookups, WorkloadLookups
+from steptime._lookups.workload import RankLookups, WorkloadLookups, drawn_steps
 from steptime._models.lookups.fitted import lookups_file
 from steptime._platforms.device import Device
 

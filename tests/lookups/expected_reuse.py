@@ -12,8 +12,7 @@ import numpy as np
 
 from steptime._lookups.generators import UNIFORM_BITS, knots_of
 from steptime._lookups.mixture import poisson_shares
-from steptime._lookups.spectrum import Floats
-from steptime._lookups.statistics import REUSE_EDGES
+from steptime._lookups.statistics import REUSE_EDGES, Floats
 
 
 @dataclass(frozen=True, slots=True)

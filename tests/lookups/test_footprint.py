@@ -6,9 +6,10 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+from tests.lookups.caches import hit_rate, misses
 
-from steptime._lookups.footprint import Footprint, grid, locality_of
 from steptime._lookups.generators import Generator
+from steptime._lookups.spectrum import Footprint, grid, locality_of
 from steptime._lookups.table import TableStatistics, table_statistics
 
 STREAMS = [
@@ -47,7 +48,7 @@ def test_hit_rates_are_those_of_a_cache_that_is_played(stream: Generator, warm: 
     rows, found = of(stream)
     for capacity in (10, 100, 1000, 50_000):
         expected = 1 - played(rows, capacity, warm=warm) / len(rows)
-        assert float(found.footprint.hit_rate(capacity, warm=warm)) == pytest.approx(expected, abs=0.03)
+        assert float(hit_rate(found.footprint, capacity, warm=warm)) == pytest.approx(expected, abs=0.03)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -63,7 +64,7 @@ def test_windows_hold_as_many_distinct_rows_as_are_counted(stream: Generator) ->
 def test_a_larger_cache_never_misses_more_and_a_cold_one_never_less(stream: Generator) -> None:
     footprint = of(stream)[1].footprint
     caches = np.geomspace(1, 2 * footprint.unique, 200)
-    cold, warm = footprint.misses(caches), footprint.misses(caches, warm=True)
+    cold, warm = misses(footprint, caches), misses(footprint, caches, warm=True)
     assert (np.diff(cold) <= 0.005 * footprint.lookups).all()
     assert (cold >= footprint.unique * (1 - 1e-6)).all() and (cold <= footprint.lookups).all()
     assert (warm <= cold + 1e-6).all()
@@ -72,7 +73,7 @@ def test_a_larger_cache_never_misses_more_and_a_cold_one_never_less(stream: Gene
 
 def test_a_cache_of_less_than_a_row_holds_nothing() -> None:
     footprint = of(STREAMS[1])[1].footprint
-    assert float(footprint.hit_rate(0.5)) == 0
+    assert float(hit_rate(footprint, 0.5)) == 0
 
 
 def test_the_grid_goes_from_one_lookup_to_all() -> None:
@@ -96,5 +97,5 @@ def test_a_sample_of_rows_tells_the_locality_of_all() -> None:
 
 def test_one_row_looked_up_for_ever_is_found_at_once() -> None:
     found = table_statistics(np.zeros(1000, dtype=np.int64), np.array([0, 1000]), 10)
-    assert float(found.footprint.misses(1.0)) == 1
+    assert float(misses(found.footprint, 1.0)) == 1
     assert found.footprint == Footprint(found.footprint.windows, (1.0,) * len(found.footprint.windows))

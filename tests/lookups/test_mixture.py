@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
 from steptime._lookups.mixture import Mixture, counted, poisson_shares, rows_in_bins, shares_in_bins
-from steptime._lookups.parametric import expected_statistics
-from steptime._lookups.spectrum import EDGES, Floats, Spectrum, of_bins
+from steptime._lookups.spectrum import EDGES, Spectrum, of_bins
+from steptime._lookups.statistics import Floats
 
 MIDDLES: Floats = (np.append(0, EDGES[:-1]) + 1 + EDGES) / 2
 NO_ROWS = 1e-16

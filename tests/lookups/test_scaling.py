@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.lookups.caches import hit_rate
 from tests.lookups.expected_reuse import expected_reuse
 
+from steptime._lookups.estimated import draws_in, expected_statistics, scaled
 from steptime._lookups.generators import Generator
-from steptime._lookups.lengths import Lengths
-from steptime._lookups.parametric import draws_in, expected_statistics
-from steptime._lookups.scaling import scaled
+from steptime._lookups.statistics import Lengths
 from steptime._lookups.table import TableStatistics, table_statistics
 from steptime.errors import InputError
 
@@ -36,7 +36,7 @@ def test_a_smaller_batch_has_the_rows_of_its_window(stream: Generator, batch: in
     assert (found.batch, found.lookups, found.longest) == (batch, drawn.lookups, drawn.longest)
     assert found.unique == pytest.approx(drawn.unique, rel=0.03)
     caches = drawn.unique * np.array([0.03, 0.1, 0.3])
-    np.testing.assert_allclose(found.footprint.hit_rate(caches), drawn.footprint.hit_rate(caches), atol=0.03)
+    np.testing.assert_allclose(hit_rate(found.footprint, caches), hit_rate(drawn.footprint, caches), atol=0.03)
     np.testing.assert_allclose(found.counted.reuse, drawn.counted.reuse, atol=0.08)
     assert found.hottest[0] == pytest.approx(drawn.hottest[0], rel=0.15, abs=2)
 
@@ -100,7 +100,7 @@ def test_a_skew_gives_the_statistics_that_are_drawn(stream: Generator) -> None:
     np.testing.assert_allclose(found.counted.reuse, drawn.counted.reuse, atol=0.03)
     assert found.hottest[0] == pytest.approx(drawn.hottest[0], rel=0.06, abs=2)
     caches = drawn.unique * np.array([0.03, 0.1, 0.3])
-    np.testing.assert_allclose(found.footprint.hit_rate(caches), drawn.footprint.hit_rate(caches), atol=0.02)
+    np.testing.assert_allclose(hit_rate(found.footprint, caches), hit_rate(drawn.footprint, caches), atol=0.02)
 
 
 @pytest.mark.parametrize("locality", [0.2, 0.8, 1.0])

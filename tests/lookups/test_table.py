@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from steptime._lookups import table as tables
 from steptime._lookups.generators import Generator
-from steptime._lookups.lengths import QUANTILES
-from steptime._lookups.spectrum import HOTTEST, hottest_of, of_histogram, of_statistics, of_tally, tallied, with_totals
-from steptime._lookups.statistics import statistics_of
+from steptime._lookups.spectrum import HOTTEST, hottest_of, of_statistics, tallied, with_totals
+from steptime._lookups.statistics import QUANTILES, REUSE_BINS, REUSE_EDGES
 from steptime._lookups.table import TableStatistics, runs_of, table_statistics, tally_of_runs
 from steptime.errors import InputError
 
@@ -34,10 +33,12 @@ def of(stream: Generator, batch: int = 1000) -> TableStatistics:
 @pytest.mark.parametrize("stream", STREAMS)
 def test_totals_and_reuse_are_those_of_the_published_definition(stream: Generator) -> None:
     bags = stream.bags(1000)
-    found, plain = of(stream).counted, statistics_of(bags.indices, bags.offsets, stream.rows)
-    assert (found.rows, found.batch, found.lookups, found.unique) == (plain.rows, plain.batch, plain.lookups, plain.unique)
-    assert found.reuse == plain.reuse
-    assert found.pooling_spread == pytest.approx(plain.pooling_spread)
+    found, lengths = of(stream).counted, np.diff(bags.offsets)
+    counts = np.unique(bags.indices, return_counts=True)[1]
+    assert (found.rows, found.batch, found.lookups, found.unique) == (stream.rows, 1000, len(bags.indices), len(counts))
+    bins = np.bincount(np.searchsorted(REUSE_EDGES, counts), minlength=REUSE_BINS)
+    assert found.reuse == pytest.approx(bins / max(len(counts), 1))
+    assert found.pooling_spread == pytest.approx(lengths.std())
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -85,17 +86,6 @@ def test_runs_are_tallied_across_the_ends_of_blocks(lengths: list[int], block: i
     assert np.repeat(counts, rows).tolist() == sorted(lengths)
 
 
-def test_a_histogram_says_what_counts_say() -> None:
-    counts = np.array([1, 2, 40, 3000])
-    rows = np.array([50, 20, 3, 1])
-    each = np.repeat(counts, rows)
-    assert of_histogram(np.append(counts, 0), np.append(rows, 9)) == of_tally(tallied([each]))
-    with pytest.raises(InputError, match="-1 rows looked up 2 times at position 1"):
-        of_histogram(np.array([1, 2]), np.array([1, -1]))
-    with pytest.raises(InputError, match="vectors of one length"):
-        of_histogram(np.array([1, 2]), np.array([1]))
-
-
 @pytest.mark.parametrize("stream", STREAMS)
 def test_seventeen_bins_alone_give_a_spectrum_with_their_totals(stream: Generator) -> None:
     found = of(stream)
@@ -117,7 +107,7 @@ def test_a_table_without_lookups_has_statistics() -> None:
     found = table_statistics(np.zeros(0, dtype=np.int64), np.zeros(4, dtype=np.int64), 10)
     assert (found.batch, found.lookups, found.unique, found.longest, found.hottest) == (3, 0, 0, 0, (0,) * 5)
     assert found.counted.reuse == (0.0,) * 17
-    assert found.footprint.misses(5.0) == 0 and found.footprint.hit_rate(5.0) == 1
+    assert found.footprint.distinct(5.0) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from tests.platforms.counting_lookups import looked_up, steps_of
 
-from steptime._lookups.steps import StepLookups
-from steptime._lookups.workload import RankLookups, WorkloadLookups
+from steptime._lookups.workload import RankLookups, StepLookups, WorkloadLookups
 from steptime._models.lookups.question import rank_questions
 from steptime.errors import InputError
 

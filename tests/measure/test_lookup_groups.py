@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.lookups.caches import misses
 
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.session import Session
-from steptime._lookups.parametric import expected_statistics
+from steptime._lookups.estimated import expected_statistics
 from steptime._measurements.store import read
 from steptime_lab.measure.lookups import IMPLEMENTATIONS, names, work
 from steptime_lab.measure.lookups.cases import LookupCase, cases_of
@@ -83,8 +84,8 @@ def forward_s(case: LookupCase) -> float:
     whole = expected_statistics(table, case.batch).footprint
     on_one_sm = expected_statistics(table, case.batch // 132).footprint
     every = whole.lookups * row_bytes * tables
-    beyond_first = 132 * float(on_one_sm.misses(200e3 / row_bytes)) * row_bytes * tables
-    beyond_second = float(whole.misses(30e6 / tables / row_bytes)) * row_bytes * tables
+    beyond_first = 132 * float(misses(on_one_sm, 200e3 / row_bytes)) * row_bytes * tables
+    beyond_second = float(misses(whole, 30e6 / tables / row_bytes)) * row_bytes * tables
     bags = 0.9e-6 * table.pooling  # one lookup after the other
     return bags + max(every / 14.5e12, beyond_first / 9.4e12, (beyond_second + 4 * case.outputs) / 3.8e12)
 

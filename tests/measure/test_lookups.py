@@ -14,7 +14,7 @@ from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.session import Session
 from steptime._calibrate.harness.setting import Setting
 from steptime._lookups.generators import Generator
-from steptime._lookups.statistics import statistics_of
+from steptime._lookups.table import table_statistics
 from steptime._measurements.store import read
 from steptime_lab.measure.lookups import run, work
 from steptime_lab.measure.lookups.bench import LookupBench
@@ -94,7 +94,7 @@ def test_statistics_of_a_prepared_lookup_are_those_of_its_generators() -> None:
     prepared = PreparedLookup(small("table_batched"), Memory(CPU, 1))
     for generator, found in zip(prepared.case.generators, prepared.statistics, strict=True):
         bags = generator.bags(prepared.case.batch)
-        assert found == statistics_of(bags.indices, bags.offsets, generator.rows)
+        assert found == table_statistics(bags.indices, bags.offsets, generator.rows).counted
 
 
 def test_both_implementations_look_up_and_update_the_same() -> None:

@@ -11,7 +11,7 @@ from tests.slow import slow_unless
 from steptime._build.dlrm.model import Dlrm
 from steptime._calibrate.collectives.fabrics import fabric_of
 from steptime._lookups.generators import Generator
-from steptime._lookups.statistics import statistics_of
+from steptime._lookups.table import table_statistics
 from steptime._measurements.recipe import spread_of
 from steptime._measurements.sets import SETS, measured_set
 from steptime._measurements.store import key_of
@@ -65,7 +65,7 @@ def test_a_lookup_row_can_be_drawn_again_from_its_seed() -> None:
         for place, text in enumerate(row["generators"]):
             generator = Generator.from_dict(json.loads(text))
             bags = generator.bags(row["batch"])
-            found = statistics_of(bags.indices, bags.offsets, generator.rows)
+            found = table_statistics(bags.indices, bags.offsets, generator.rows).counted
             assert found.lookups == row["lookups"][place]
             assert found.unique == row["unique"][place]
             assert list(found.reuse) == pytest.approx(row["reuse"][place], abs=1e-5)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._hardware.device import read_device
-from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics, table_statistics
+from steptime._lookups.workload import StepLookups
 from steptime._models.engine.residuals import Residuals
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import OTHERS

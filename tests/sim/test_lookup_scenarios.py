@@ -12,10 +12,9 @@ import pytest
 from tests.platforms.counting_lookups import Counting, counting_device, looked_up, steps_of
 from tests.program.traces import AUTOGRAD, Trace, Work
 
+from steptime._lookups.estimated import scaled
 from steptime._lookups.generators import Generator
-from steptime._lookups.scaling import scaled
-from steptime._lookups.steps import StepLookups, drawn_steps
-from steptime._lookups.workload import RankLookups, WorkloadLookups
+from steptime._lookups.workload import RankLookups, StepLookups, WorkloadLookups, drawn_steps
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._sim.prediction import Iterations, PredictedStep, predict

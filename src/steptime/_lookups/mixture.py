@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.footprint import Footprint
-from steptime._lookups.spectrum import EDGES, Floats, Spectrum, of_bins
+from steptime._lookups.spectrum import EDGES, Footprint, Spectrum, of_bins
+from steptime._lookups.statistics import Floats
 
 _EXACT_UP_TO = 16
 """Beyond so many lookups of a row the Poisson distribution is close enough to Wilson and Hilferty's normal one."""
@@ -169,7 +169,7 @@ def poisson_shares(means: Floats, counts: npt.NDArray[Any]) -> Floats:
     means, counts = np.broadcast_arrays(means, counts)
     result = np.zeros(counts.shape)
     few = (counts >= 0) & (counts <= _EXACT_UP_TO)
-    mean, term, total = means[few], np.exp(-means[few]), 0.0
+    mean, term, total = means[few], np.exp(-means[few]), np.zeros(int(few.sum()))
     for number in range(_EXACT_UP_TO + 1):
         total += term * (number <= counts[few])
         term = term * mean / (number + 1)

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from steptime._files import write_output
-from steptime._lookups.footprint import Footprint, grid
-from steptime._lookups.lengths import QUANTILES, Lengths
-from steptime._lookups.spectrum import HOTTEST, Spectrum
-from steptime._lookups.statistics import REUSE_BINS, Statistics
+from steptime._lookups.spectrum import HOTTEST, Footprint, Spectrum, grid
+from steptime._lookups.statistics import QUANTILES, REUSE_BINS, Lengths, Statistics
 from steptime._lookups.table import TableStatistics
 from steptime.errors import InputError
 

@@ -1,10 +1,10 @@
-"""`Statistics`: what a batch looked up in one table, as far as time depends on it."""
+"""What a batch looked up in one table, as far as time depends on it: totals (`Statistics`) and lengths of bags (`Lengths`)."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,21 @@ import numpy.typing as npt
 
 from steptime.errors import InputError
 
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Tally = tuple[Integers, Integers]
+"""Counts or lengths, and how many rows or bags have each."""
+
 REUSE_EDGES = tuple(1 << power for power in range(16))
 """Upper ends of the first 16 bins, (0, 1], (1, 2], (2, 4] ... (2^14, 2^15]; the 17th is everything above."""
 
 REUSE_BINS = len(REUSE_EDGES) + 1
 
-_DENSE_ROWS_PER_LOOKUP = 32
-"""Up to here counting in an array of all rows beats sorting the lookups."""
+QUANTILES = (*(k / 16 for k in range(1, 16)), 0.98, 0.995, 1.0)
+"""Shares of bags that are at most so long; the last is the longest bag."""
+
+_BLOCK = 1 << 17
+"""Bags that are looked at at a time: a core's cache holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,50 +49,6 @@ class Statistics:
         """Mean lookups per sample."""
         return self.lookups / self.batch if self.batch else 0.0
 
-    @property
-    def mean_reuse(self) -> float:
-        """Lookups per distinct row; 0 for a table without lookups."""
-        return self.lookups / self.unique if self.unique else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self), "reuse": list(self.reuse)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Statistics:
-        """The statistics that `to_dict` gave."""
-        expected = [field.name for field in fields(cls)]
-        if sorted(values) != sorted(expected):
-            raise InputError(f"Lookup statistics have the fields {sorted(values)}; expected {sorted(expected)}.")
-        if len(values["reuse"]) != REUSE_BINS:
-            raise InputError(f"Lookup statistics: reuse has {len(values['reuse'])} bins; expected {REUSE_BINS}.")
-        return cls(**{**values, "reuse": tuple(float(share) for share in values["reuse"])})
-
-    def to_json(self) -> str:
-        """Compact text; the same statistics always give the same text."""
-        return json.dumps(self.to_dict(), separators=(",", ":"), sort_keys=True)
-
-
-def statistics_of(
-    indices: npt.NDArray[np.integer[Any]], offsets: npt.NDArray[np.integer[Any]], rows: int, table: str = "table"
-) -> Statistics:
-    """Statistics of one table's lookups; sample i looks up `indices[offsets[i]:offsets[i + 1]]`."""
-    lengths = checked_lengths(indices, offsets, rows, table)
-    if rows <= _DENSE_ROWS_PER_LOOKUP * len(indices):
-        counts = np.bincount(indices, minlength=rows)
-    else:
-        counts = np.unique(indices, return_counts=True)[1]
-    bins = np.bincount(reuse_bins(counts), minlength=REUSE_BINS + 1)[1:]
-    return from_totals(rows, len(lengths), int(lengths.sum()), int(np.square(lengths).sum()), bins)
-
-
-def reuse_bins(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each access count 1 + its bin in the reuse histogram; 0 for a count of 0."""
-    edges = np.array((0, *REUSE_EDGES), dtype=np.int64)
-    most = REUSE_EDGES[-1] + 1
-    bin_of_count = np.searchsorted(edges, np.arange(most + 1), side="left")
-    return bin_of_count[np.minimum(counts, most)]
-
 
 def from_totals(rows: int, batch: int, lookups: int, squares: int, bins: npt.NDArray[np.int64]) -> Statistics:
     """Statistics from integer totals: sum and sum of squares of the bags' lengths, distinct rows in each reuse bin."""
@@ -100,11 +64,60 @@ def from_totals(rows: int, batch: int, lookups: int, squares: int, bins: npt.NDA
     )
 
 
-def checked_lengths(indices: npt.NDArray[Any], offsets: npt.NDArray[Any], rows: int, table: str) -> npt.NDArray[np.int64]:
-    """Lengths of the bags of a table's lookups; what is wrong with them is said with its position."""
-    check_vectors(indices, offsets, rows, table)
-    check_range(indices, rows, table)
-    return lengths_between(offsets, table)
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of bags, at `QUANTILES`. Kernels that walk a bag lookup by lookup wait for the longest."""
+
+    quantiles: tuple[float, ...]
+
+    @property
+    def longest(self) -> float:
+        """Of all bags."""
+        return self.quantiles[-1]
+
+    def of_batch(self, batch: int, other: int) -> Lengths:
+        """The same bags in a batch of another size: a smaller one rarely has the longest, a larger one has longer ones.
+
+        About one bag in `batch` is as long as the longest; lengths beyond the last quantile but one are taken as exponential.
+        """
+        rare = 1 - QUANTILES[-2]
+        if min(batch, other) * rare > 1:
+            slope = (self.longest - self.quantiles[-2]) / math.log(batch * rare)
+            longest = self.longest + slope * math.log(other / batch)
+        else:
+            shares = [*QUANTILES[:-1], max(QUANTILES[-2], 1 - 1 / batch)]
+            longest = float(np.interp(1 - 1 / other, shares, self.quantiles))
+        longest = float(round(longest))
+        return Lengths((*(min(length, longest) for length in self.quantiles[:-1]), longest))
+
+    @classmethod
+    def of(cls, tally: Tally) -> Lengths:
+        """From distinct lengths, ascending, and how many bags have each."""
+        lengths, bags = tally
+        ends = np.cumsum(bags)
+        places = np.searchsorted(ends, np.ceil(np.array(QUANTILES) * ends[-1]).clip(1))
+        return cls(tuple(lengths[places].astype(float).tolist()))
+
+
+def tally_of_offsets(offsets: npt.NDArray[np.integer[Any]], table: str) -> Tally:
+    """Distinct lengths of the bags between offsets, ascending, and how many bags have each."""
+    firsts = range(0, len(offsets) - 1, _BLOCK)
+    return tally_of_lengths(_lengths_between(offsets[first : first + _BLOCK + 1], table, first) for first in firsts)
+
+
+def tally_of_lengths(parts: Iterable[Integers]) -> Tally:
+    """The same from lengths, in parts of any size but none."""
+    tally: dict[int, int] = {}
+    for lengths in parts:
+        if int(lengths.max()) <= _BLOCK:
+            bags = np.bincount(lengths)
+            values = np.flatnonzero(bags)
+            numbers = bags[values]
+        else:
+            values, numbers = np.unique(lengths, return_counts=True)
+        for length, number in zip(values.tolist(), numbers.tolist(), strict=True):
+            tally[length] = tally.get(length, 0) + number
+    return np.array(sorted(tally), dtype=np.int64), np.array([tally[length] for length in sorted(tally)], dtype=np.int64)
 
 
 def check_vectors(indices: npt.NDArray[Any], offsets: npt.NDArray[Any], rows: int, table: str) -> None:
@@ -139,7 +152,7 @@ def check_range(indices: npt.NDArray[Any], rows: int, table: str, first: int = 0
             )
 
 
-def lengths_between(offsets: npt.NDArray[Any], table: str, first: int = 0) -> npt.NDArray[np.int64]:
+def _lengths_between(offsets: npt.NDArray[Any], table: str, first: int = 0) -> npt.NDArray[np.int64]:
     """Lengths of the bags between offsets; positions are counted from `first` on."""
     # Unsigned offsets that fall would wrap around and look long.
     whole = offsets.astype(np.int64, copy=False)

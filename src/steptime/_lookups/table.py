@@ -13,11 +13,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups import lengths as bag_lengths
-from steptime._lookups.footprint import Footprint, grid, locality_of, of_spectrum
-from steptime._lookups.lengths import QUANTILES, Lengths
-from steptime._lookups.spectrum import HOTTEST, Integers, Spectrum, Tally, hottest_of, of_tally, tallied
-from steptime._lookups.statistics import REUSE_BINS, Statistics, check_range, check_vectors, from_totals
+from steptime._lookups.spectrum import (
+    HOTTEST,
+    Footprint,
+    Spectrum,
+    grid,
+    hottest_of,
+    locality_of,
+    of_spectrum,
+    of_tally,
+    tallied,
+)
+from steptime._lookups.statistics import (
+    QUANTILES,
+    REUSE_BINS,
+    Integers,
+    Lengths,
+    Statistics,
+    Tally,
+    check_range,
+    check_vectors,
+    from_totals,
+    tally_of_offsets,
+)
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -181,7 +199,7 @@ def table_statistics(
     check_range(indices, rows, table)
     if len(offsets) < 2:
         raise InputError(f"Table {table}: the batch is empty (offsets end at position 0); expected at least one sample.")
-    bags = bag_lengths.tally_of(offsets, table)
+    bags = tally_of_offsets(offsets, table)
     tally, locality = tally_and_locality(indices, rows)
     return of_tallies(Table(table, rows, dim), tally, bags, locality)
 
@@ -216,7 +234,7 @@ def of_tallies(table: Table, tally: Tally, bags: Tally, locality: Floats) -> Tab
         table=table.name,
         dim=table.dim,
         counted=from_totals(table.rows, int(numbers.sum()), lookups, squares, spectrum.reuse_bins()[0].astype(np.int64)),
-        lengths=bag_lengths.of_tally(bags),
+        lengths=Lengths.of(bags),
         hottest=hottest_of(tally),
         spectrum=spectrum,
         footprint=of_spectrum(spectrum, locality),

@@ -21,9 +21,8 @@ import pyarrow.parquet as pq
 
 from steptime._files import whole
 from steptime._lookups.generators import Generator
-from steptime._lookups.lengths import QUANTILES
 from steptime._lookups.spectrum import HOTTEST
-from steptime._lookups.statistics import REUSE_BINS
+from steptime._lookups.statistics import QUANTILES, REUSE_BINS
 from steptime._lookups.table import WINDOWS, Floats, TableColumns, table_statistics
 from steptime._models.engine.splits import split_of
 from steptime._models.kernels.question import OTHERS

@@ -10,11 +10,11 @@ from statistics import NormalDist
 import numpy as np
 
 from steptime._build.dlrm.model import Table
-from steptime._lookups import lengths as bag_lengths
-from steptime._lookups.footprint import grid, of_rows, of_spectrum
+from steptime._lookups.statistics import QUANTILES, Lengths, tally_of_lengths, tally_of_offsets
+from steptime._lookups.spectrum import grid, of_rows, of_spectrum
 from steptime._lookups.generators import Generator
-from steptime._lookups.parametric import expected_statistics
-from steptime._lookups.scaling import scaled
+from steptime._lookups.estimated import expected_statistics
+from steptime._lookups.estimated import scaled
 from steptime._lookups.spectrum import Spectrum, of_statistics, with_totals
 from steptime._lookups.statistics import REUSE_EDGES, Statistics
 from steptime._lookups.table import TableStatistics
@@ -63,16 +63,16 @@ def row_share(whole: TableStatistics, ranks: int) -> TableStatistics:
     )
 
 
-def _thinned(whole: TableStatistics, ranks: int) -> tuple[bag_lengths.Lengths, float]:
+def _thinned(whole: TableStatistics, ranks: int) -> tuple[Lengths, float]:
     """Lengths of bags of which each lookup is kept with one chance in `ranks`, and their standard deviation."""
     mean, kept = whole.lookups / whole.batch / ranks, whole.counted.pooling_spread / ranks
     spread = math.sqrt(kept**2 + mean * (1 - 1 / ranks))
-    shares = np.minimum(bag_lengths.QUANTILES, 1 - 0.5 / whole.batch)
+    shares = np.minimum(QUANTILES, 1 - 0.5 / whole.batch)
     wide = np.array(whole.lengths.quantiles) / ranks - mean
     # The larger of the two causes has the shape of the whole, widened to the deviation of both.
     apart = wide * (spread / kept) if kept**2 > mean else spread * np.array([NormalDist().inv_cdf(share) for share in shares])
     longest = np.minimum(np.maximum(np.round(mean + apart), 0.0), whole.lengths.quantiles)
-    return bag_lengths.Lengths(tuple(np.maximum.accumulate(longest).tolist())), spread
+    return Lengths(tuple(np.maximum.accumulate(longest).tolist())), spread
 
 
 @lru_cache(maxsize=_KEPT)
@@ -106,7 +106,7 @@ def of_reuse(
         table="table",
         dim=dim,
         counted=counted,
-        lengths=bag_lengths.of_tally(bag_lengths.tally_of(offsets, "table")),
+        lengths=Lengths.of(tally_of_offsets(offsets, "table")),
         hottest=spectrum.hottest(),
         spectrum=spectrum,
         footprint=of_spectrum(spectrum),

@@ -12,7 +12,7 @@ from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, RO
 from steptime._build.dlrm.step import LocalTables, parameter_count, rank_program, what_is_written
 from steptime._build.dlrm.table_lookups import row_share, table_lookups
 from steptime._build.emit.writer import GROUP
-from steptime._lookups.steps import StepLookups
+from steptime._lookups.workload import StepLookups
 from steptime._lookups.table import TableStatistics
 from steptime._lookups.workload import DENSE, TABLE_BATCHED, RankLookups, WorkloadLookups
 from steptime._program.program import Program

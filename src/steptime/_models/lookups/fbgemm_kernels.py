@@ -23,8 +23,8 @@ import numpy as np
 
 from steptime._hardware.description import Quantity
 from steptime._hardware.device import DeviceLimits
-from steptime._lookups.lengths import QUANTILES
 from steptime._lookups.mixture import poisson_shares
+from steptime._lookups.statistics import QUANTILES
 from steptime._lookups.table import Floats, TableColumns, TableStatistics
 from steptime._models.lookups.fbgemm import DENSE, STATE_ELEMENTS, VECTOR, WARP, FbgemmLookup, KernelTime
 from steptime._models.lookups.question import ITEM_BYTES

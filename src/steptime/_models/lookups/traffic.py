@@ -1,6 +1,6 @@
 """What lookups find in a cache, from rows and lookups by reuse bin and from the order they come in.
 
-A cache that keeps the last C rows holds what a window with C distinct rows holds (`steptime._lookups.footprint`); here for many
+A cache that keeps the last C rows holds what a window with C distinct rows holds (`steptime._lookups.spectrum`); here for many
 tables at once, on the bins that `TableColumns` keep.
 """
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
-from steptime._lookups.parametric import expected_statistics
-from steptime._lookups.steps import StepLookups
 from steptime._lookups.table import TableStatistics
-from steptime._lookups.workload import DENSE, RankLookups
+from steptime._lookups.workload import DENSE, RankLookups, StepLookups
 from steptime._models.estimate import Estimate
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime

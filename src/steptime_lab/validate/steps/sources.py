@@ -13,8 +13,7 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.table_lookups import table_lookups
 from steptime._build.dlrm.workload import dlrm_workload
-from steptime._lookups.steps import StepLookups
-from steptime._lookups.workload import RankLookups, WorkloadLookups
+from steptime._lookups.workload import RankLookups, StepLookups, WorkloadLookups
 from steptime._program.workload import Workload
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import program_of, shipped_programs

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from steptime._hardware.description import Quantity
 from steptime._hardware.device import DeviceLimits, reference_device
+from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
-from steptime._lookups.parametric import expected_statistics
 from steptime._lookups.table import TableStatistics
 from steptime._models.lookups.fbgemm import STATE_ELEMENTS, FbgemmCall, FbgemmLookup, calls_in, lookup_of, optimizer_of
 from steptime._models.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns

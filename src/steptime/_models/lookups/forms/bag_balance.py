@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from steptime._lookups.lengths import QUANTILES
+from steptime._lookups.statistics import QUANTILES
 from steptime._lookups.table import Floats, TableColumns
 from steptime._models.lookups.forms.one_table import OneTable
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._lookups.lengths import QUANTILES
+from steptime._lookups.statistics import QUANTILES
 from steptime._lookups.table import Floats, TableColumns
 from steptime._models.lookups.batch import Lookups, Pool
 from steptime._models.lookups.device import LookupConstants

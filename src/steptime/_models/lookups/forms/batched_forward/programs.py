@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from steptime._lookups.lengths import QUANTILES
+from steptime._lookups.statistics import QUANTILES
 from steptime._lookups.table import Floats, TableColumns
 
 # Of the kernel: quads (four elements) of a program, and lookups of a bag that a step takes.
