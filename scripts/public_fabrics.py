@@ -19,6 +19,7 @@ from statistics import median
 from zlib import crc32
 
 import numpy as np
+from published_tables import read_multi_node_table, read_profiled_table, read_single_node_table
 
 from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml, first_ranks
@@ -31,7 +32,6 @@ from steptime._models.error import gmae
 from steptime._platforms.fabric import Fabric, write_models
 from steptime._platforms.own_fabric import tier_points
 from steptime_lab.fit.fabrics import fit_tiers
-from steptime_lab.measurements.collectives import read_multi_node_table, read_profiled_table, read_single_node_table
 
 SHARED = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 SMALL = 1 << 20  # below, sites differ by several times

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,8 @@ from steptime._measurements.nccl_tests import (
     read_nccl_tests,
 )
 from steptime.errors import InputError
-from steptime_lab.measurements.collectives import read_multi_node_table, read_profiled_table, read_single_node_table
 
+TABLES = Path(__file__).parents[2] / "scripts" / "published_tables.py"
 RANKS = "\n".join(
     f"#  Rank {rank:2} Group  0 Pid  1{rank} on  host{rank // 2} device {rank % 2:2} [0000:0{rank}:00] NVIDIA H100 80GB HBM3"
     for rank in range(4)
@@ -172,8 +174,18 @@ def zipped(folder: Path, text: str, name: str = "table.csv.gz") -> Path:
     return file
 
 
-def test_the_published_tables_become_points(tmp_path: Path) -> None:
-    single = read_single_node_table(
+@pytest.fixture(scope="module")
+def tables() -> Any:
+    spec = importlib.util.spec_from_file_location("published_tables", TABLES)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_published_tables_become_points(tmp_path: Path, tables: Any) -> None:
+    single = tables.read_single_node_table(
         zipped(
             tmp_path,
             "gpu,nccl,collective,dtype,num_gpus,nbytes,us\nh100,2.29.2,alltoall,half,4,512,9.5\nh100,2,scatter,half,4,5,9\n",
@@ -181,7 +193,7 @@ def test_the_published_tables_become_points(tmp_path: Path) -> None:
     )
     assert [(one.kind, one.ranks, one.nodes, one.bytes, one.ns) for one in single.points] == [("all_to_all", 4, 1, 512, 9500.0)]
     assert single.skipped == 1
-    multi = read_multi_node_table(
+    multi = tables.read_multi_node_table(
         zipped(
             tmp_path,
             "source,collective,device,n_ranks,n_nodes,nccl,size_bytes,time_us_oop\n"
@@ -190,7 +202,7 @@ def test_the_published_tables_become_points(tmp_path: Path) -> None:
     )
     (one,) = multi.points
     assert (one.kind, one.ranks, one.nodes, one.nccl, one.source, multi.skipped) == ("send_recv", 16, 2, "2.29.2", "a:b.log", 1)
-    profiled = read_profiled_table(
+    profiled = tables.read_profiled_table(
         zipped(
             tmp_path, "size,num_workers,devices_per_node,time_stats.all_reduce.median\n2048,8,4,0.043\n", "all_reduce.csv.gz"
         )
@@ -198,10 +210,10 @@ def test_the_published_tables_become_points(tmp_path: Path) -> None:
     assert [(one.ranks, one.nodes, round(one.ns)) for one in profiled.points] == [(8, 2, 43000)]
 
 
-def test_a_table_without_its_columns_says_which_are_there(tmp_path: Path) -> None:
+def test_a_table_without_its_columns_says_which_are_there(tmp_path: Path, tables: Any) -> None:
     with pytest.raises(InputError, match="there are gpu, us"):
-        read_single_node_table(zipped(tmp_path, "gpu,us\nh100,3\n"))
+        tables.read_single_node_table(zipped(tmp_path, "gpu,us\nh100,3\n"))
     broken = tmp_path / "broken.csv.gz"
     broken.write_bytes(gzip.compress(b"gpu,us\n" * 100)[:20])
     with pytest.raises(InputError, match="not readable"):
-        read_single_node_table(broken)
+        tables.read_single_node_table(broken)
