@@ -6,7 +6,7 @@ from io import BytesIO
 
 import numpy as np
 
-from steptime._models.engine.blend import Blend
+from steptime._models.engine.regression import Blend
 from steptime._models.engine.stored import pack, unpack
 from steptime_lab.fit.engine import regression
 from steptime_lab.fit.engine.regression import Training, fit_blend, train_networks

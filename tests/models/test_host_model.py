@@ -17,8 +17,7 @@ from steptime._models.host.model import STEP, HostCost, HostModel, ProfilerCost,
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Calls, Ops, Phase, Program, Signature, Stream, Tensor, Thread, Works
 from steptime.errors import InputError
-from steptime_lab.fit.host import fit
-from steptime_lab.fit.host_recorded import between_forward_ns, first_call
+from steptime_lab.fit.host import between_forward_ns, first_call, fit
 from steptime_lab.measurements.shipped import shipped
 
 # What is true of the made-up host: nanoseconds at speed 1.

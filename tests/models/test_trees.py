@@ -8,8 +8,8 @@ import lightgbm
 import numpy as np
 import pytest
 
+from steptime._models.engine.regression import Trees
 from steptime._models.engine.stored import pack, unpack
-from steptime._models.engine.trees import Trees
 from steptime.errors import InputError
 from steptime_lab.fit.engine.regression import grow_trees, parse_trees
 

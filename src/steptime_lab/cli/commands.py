@@ -41,7 +41,7 @@ def fit(
 ) -> None:
     """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""
     from steptime._files import check_file_name
-    from steptime_lab.fit.models import WHAT, Names, fit_and_write
+    from steptime_lab.fit.models import WHAT, FitRun, fit_and_write
     from steptime_lab.measurements.shipped import FOLDER
 
     check_file_name("--name", name)
@@ -56,9 +56,8 @@ def fit(
         raise InputError("fitting kernels needs PyTorch; pip install './lab[torch]' in a clone, or leave kernels out of --only")
     if measurements is not None and not measurements.is_dir():
         raise InputError(f"{measurements}: no folder of measurements; `steptime measure` writes one")
-    for file in fit_and_write(
-        measurements or FOLDER, out, Names(name, host), chosen, seed, said=lambda line: print(line, file=sys.stderr, flush=True)
-    ):
+    run = FitRun(measurements or FOLDER, out, name, host, seed, lambda line: print(line, file=sys.stderr, flush=True))
+    for file in fit_and_write(run, chosen):
         print(file)
 
 

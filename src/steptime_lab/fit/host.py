@@ -1,4 +1,9 @@
-"""Fits a `HostModel` on measured host costs. Steps are never looked at: nothing is tuned to a workload."""
+"""Fits a `HostModel` on measured host costs, and on what only recorded steps tell; nothing is tuned to a workload.
+
+Bursts of one call find everything in caches and have no model's Python between them. A profiled trace has both, under its
+profiler and at an unknown speed. So only ratios within one trace are read from it: the first call of an op in a step over its
+later ones, and the gaps between ops over the ops themselves, whose cost is known from bursts and from what the profiler adds.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Burst, HostCost, HostModel, OpCost, ProfilerCost
 from steptime._ops.catalogue import HostClass, op_kind
-from steptime._program.program import Program
+from steptime._program.program import Phase, Program
 from steptime.errors import InputError
-from steptime_lab.fit.host_recorded import between_forward_ns, first_call
 
 Row = Mapping[str, Any]
 Times = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
 
 CALIBRATION = "calibration"
 # Speed 1 is the fast state: most bursts of a run lie near it or near the slow one, and a few below both are luck.
@@ -61,41 +67,43 @@ STRETCHED = (
     "module_call", "table_batched", "copy", "item", "event_record", "stream_wait", "synchronize",
 )  # fmt: skip
 PROFILERS = ("cuda", "cpu_cuda", "execution_trace", "after")
+# Calls of an op in one thread of one step before its later ones say what it usually takes; the second is still 10 % slower.
+_ENOUGH, _FIRST_LATER = 6, 2
+# Half of what a profiler adds per op lies outside the op's own record: it opens before the first time stamp and closes after
+# the second. Gaps longer than this are hand-overs to another thread.
+_OUTSIDE, _LONGEST_GAP_NS = 0.5, 300_000
 _RECIPE = ("cpu", "os_kernel", "python", "torch", "cuda", "driver", "nccl", "date", "machine", "command")
 
 
 def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
     """The model of the host whose rows these are: those of one rank alone, with the reference calls beside each burst.
 
-    `traces`: programs recorded by a profiler, for what only whole steps tell (`recorded`).
+    `traces`: programs recorded by a profiler, for what only whole steps tell.
     """
     every = list(rows)
     swept = [row for row in every if row["source"] != CALIBRATION]
     alone = [row for row in swept if row["share"] == 1]
-    off = [row for row in alone if row["profiler"] == "off" and row["reference_cpu_ns"]]
-    together = [row for row in swept if row["share"] > 1 and row["profiler"] == "off" and row["reference_cpu_ns"]]
+    unprofiled = [row for row in swept if row["profiler"] == "off" and row["reference_cpu_ns"]]
+    off, together = ([row for row in unprofiled if (row["share"] == 1) == single] for single in (True, False))
     if not off:
         raise InputError("no unprofiled host costs with reference times to fit on; run steptime measure host")
-    pace = _pace(off)
-    ops = _ops(off, _launches(alone), pace)
-    bindings = [cost.cpu_ns for name, cost in ops.items() if name == CHEAPEST]
+    pace, launches = _pace(off), _launches(alone)
+    ops = _ops(off, launches, pace)
     # A single rank has nobody to meet; its rows serve where no others were measured.
     shared = {**_mechanisms(off, TOGETHER_KINDS, pace), **_mechanisms(together, TOGETHER_KINDS, pace)}
     called = {name: cost for name, cost in shared.items() if name.startswith("collective_call ")}
-    classes = _classes(ops, called)
     around = {**_mechanisms(off, MAIN_KINDS, pace), **_backward(off, ops, pace), **_forms(off, pace), **shared}
     around["between forward"] = around.get("between_forward sequential_relu", HostCost())
-    first = off[0]
     model = HostModel(
-        recipe={name: str(first[name]) for name in _RECIPE if first.get(name) is not None},
+        recipe={name: str(off[0][name]) for name in _RECIPE if off[0].get(name) is not None},
         reference_cpu_ns=pace.cpu_ns,
         reference_launch_ns=pace.without_ns + pace.launch_ns,
         launch_ns=pace.launch_ns,
-        binding_ns=bindings[0] if bindings else 0.0,
+        binding_ns=ops[CHEAPEST].cpu_ns if CHEAPEST in ops else 0.0,
         ops=dict(sorted(ops.items())),
-        classes=classes,
-        around=dict(sorted((name, cost) for name, cost in around.items())),
-        bursts=usual_bursts([row for row in every if row["source"] == CALIBRATION] or off, _launches(alone), pace),
+        classes=_classes(ops, called),
+        around=dict(sorted(around.items())),
+        bursts=usual_bursts([row for row in every if row["source"] == CALIBRATION] or off, launches, pace),
         profilers={name: _profiler(alone, name) for name in PROFILERS if any(row["profiler"] == name for row in alone)},
     )
     return _with_traces(model, list(traces))
@@ -122,16 +130,20 @@ class Pace:
     without_ns: float  # the launching reference less its launch
     launch_ns: float
 
-    def of(self, row: Row) -> tuple[Times, Times]:
-        """Factors of CPU work and of launches around each of a row's times."""
+    def cpu_times_ns(self, row: Row, launches: float = 0.0, least: float | None = None) -> Times:
+        """Of each of a row's times, what so many launches leave at speed 1; at least a part of it where one is named."""
         cpu = np.asarray(row["reference_cpu_ns"], dtype=np.float64) / self.cpu_ns
         launch = (np.asarray(row["reference_launch_ns"], dtype=np.float64) - cpu * self.without_ns) / self.launch_ns
-        return cpu, np.maximum(launch, 0.5)
+        times = np.asarray(row["times_ns"], dtype=np.float64)
+        left: Times = times - launches * self.launch_ns * np.maximum(launch, 0.5)
+        return (left if least is None else np.maximum(left, least * times)) / cpu
 
 
 def _pace(off: Sequence[Row]) -> Pace:
-    cpu_ns = float(np.percentile(np.concatenate([row["reference_cpu_ns"] for row in off]), FAST_PERCENTILE))
-    launch_ns = float(np.percentile(np.concatenate([row["reference_launch_ns"] for row in off]), FAST_PERCENTILE))
+    cpu_ns, launch_ns = (
+        float(np.percentile(np.concatenate([row[name] for row in off]), FAST_PERCENTILE))
+        for name in ("reference_cpu_ns", "reference_launch_ns")
+    )
     without = [row for row in off if row["kind"] == "op_without_launch"]
     if not without:
         raise InputError("no host row measured an op without a launch; run steptime measure host")
@@ -156,26 +168,17 @@ def _ops(off: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pa
     usual: dict[str, list[float]] = defaultdict(list)
     for (op, _), count in launches.items():
         usual[name_of(op)].append(count)
-    result: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
-    bound: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    swept: dict[str, dict[str, list[tuple[int, float, float]]]] = {kind: defaultdict(list) for kind in ("op", "op_python")}
     for row in off:
-        if row["kind"] not in ("op", "op_python"):
-            continue
-        name = name_of(row["op"])
-        guess = (
-            float(np.median(usual[name]))
-            if usual[name]
-            else float(op_kind(name).host_class in (HostClass.LAUNCH, HostClass.FOREACH))
-        )
-        count = launches.get((row["op"], row["call"]), guess)
-        cpu, launch = pace.of(row)
-        times = np.asarray(row["times_ns"], dtype=np.float64)
-        own = float(np.median(np.maximum(times - count * pace.launch_ns * launch, LEAST_CPU * times) / cpu))
-        if row["kind"] == "op":
-            result[name].append((_tensors(row["call"]), max(0.0, own - extra_ns), count))
-        else:
-            bound[name].append((_tensors(row["call"]), own, count))
-    return {name: _op(name, bound.get(name) or seen) for name, seen in result.items()}
+        if row["kind"] in swept:
+            name = name_of(row["op"])
+            launching = op_kind(name).host_class in (HostClass.LAUNCH, HostClass.FOREACH)
+            guess = float(np.median(usual[name])) if usual[name] else float(launching)
+            count = launches.get((row["op"], row["call"]), guess)
+            cpu_ns = float(np.median(pace.cpu_times_ns(row, count, LEAST_CPU)))
+            dispatched_ns = max(0.0, cpu_ns - extra_ns) if row["kind"] == "op" else cpu_ns
+            swept[row["kind"]][name].append((_tensors(row["call"]), dispatched_ns, count))
+    return {name: _op(name, swept["op_python"].get(name) or seen) for name, seen in swept["op"].items()}
 
 
 def _op(name: str, seen: Sequence[tuple[int, float, float]]) -> OpCost:
@@ -224,20 +227,14 @@ def _classes(ops: Mapping[str, OpCost], collectives: Mapping[str, HostCost]) -> 
 
 def _mechanisms(off: Sequence[Row], kinds: Sequence[str], pace: Pace) -> dict[str, HostCost]:
     """Costs of the main thread, by kind and op; rows of the same one are taken together."""
-    result: dict[str, list[Times]] = defaultdict(list)
+    times: dict[str, list[Times]] = defaultdict(list)
     for row in off:
         if row["kind"] in kinds:
-            cpu, launch = pace.of(row)
-            count = LAUNCHING.get(row["kind"], 0.0)
-            own = (np.asarray(row["times_ns"], dtype=np.float64) - count * pace.launch_ns * launch) / cpu
-            result[f"{row['kind']} {row['op']}"].append(own)
+            times[f"{row['kind']} {row['op']}"].append(pace.cpu_times_ns(row, LAUNCHING.get(row["kind"], 0.0)))
+    launched_ns = {name: LAUNCHING.get(name.partition(" ")[0], 0.0) * pace.launch_ns for name in times}
     # Slopes are differences of single passes, a few of which lie far off: no mean.
-    return {
-        name: HostCost(
-            max(0.0, float(np.median(np.concatenate(own)))), LAUNCHING.get(name.partition(" ")[0], 0.0) * pace.launch_ns
-        )
-        for name, own in result.items()
-    }
+    medians = {name: max(0.0, float(np.median(np.concatenate(item)))) for name, item in times.items()}
+    return {name: HostCost(median, launched_ns[name]) for name, median in medians.items()}
 
 
 def _forms(off: Sequence[Row], pace: Pace) -> dict[str, HostCost]:
@@ -245,7 +242,7 @@ def _forms(off: Sequence[Row], pace: Pace) -> dict[str, HostCost]:
     medians: dict[str, dict[str, float]] = defaultdict(dict)
     for row in off:
         if row["kind"] in ("op_autograd", "op_no_grad"):
-            medians[row["op"]][row["kind"]] = float(np.median(np.asarray(row["times_ns"]) / pace.of(row)[0]))
+            medians[row["op"]][row["kind"]] = float(np.median(pace.cpu_times_ns(row)))
     extra = [each["op_autograd"] - each["op_no_grad"] for each in medians.values() if len(each) == 2]
     result = {"record graph": HostCost(max(0.0, float(np.median(extra))))} if extra else {}
     if "op_autograd" in (plain := medians.get("python_function", {})):
@@ -282,11 +279,8 @@ def usual_bursts(calibrations: Sequence[Row], launches: Mapping[tuple[str, str],
             times[row["kind"], row["op"], row["call"]][str(row.get("machine"))] += row["times_ns"]
     result = {}
     for (kind, op, call), by_machine in sorted(times.items()):
-        count = (
-            CALIBRATED[kind]
-            if kind != "op"
-            else launches.get((op, call), float(op_kind(name_of(op)).host_class == HostClass.LAUNCH))
-        )
+        launching = float(op_kind(name_of(op)).host_class == HostClass.LAUNCH)
+        count = launches.get((op, call), launching) if kind == "op" else CALIBRATED[kind]
         medians = [float(np.median(item)) for item in by_machine.values()]
         usual = float(np.exp(np.mean(np.log(np.maximum(medians, 1.0)))))
         result[f"{kind} {op}"] = Burst(usual, count * pace.launch_ns)
@@ -314,3 +308,68 @@ def _profiler(rows: Sequence[Row], profiler: str) -> ProfilerCost:
         per_launch_ns=max(0.0, added["launch"]),
         stretch={kind: round(float(np.median(item)), 4) for kind, item in sorted(ratios.items())},
     )
+
+
+def first_call(programs: Iterable[Program]) -> float:
+    """How many times as long the first call of an op takes in each thread of a step: the median over ops; 1 without any."""
+    ratios = []
+    for program in programs:
+        ops = program.ops
+        took: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+        columns = (ops.step, ops.thread, ops.name, ops.end_ns - ops.start_ns)
+        for step, thread, name, time_ns in zip(*(column.tolist() for column in columns), strict=True):
+            took[step, thread, name].append(time_ns)
+        for (step, _, _), times in took.items():
+            usual = float(np.median(times[_FIRST_LATER:])) if len(times) >= _ENOUGH and step >= 0 else 0.0
+            if usual > 0:
+                ratios.append(times[0] / usual)
+    return float(np.median(ratios)) if ratios else 1.0
+
+
+def between_forward_ns(programs: Iterable[Program], model: HostModel, profiler: ProfilerCost) -> float | None:
+    """Python between two ops of the forward pass at speed 1: the mean over all gaps; None where there are none."""
+    results = [_between(program, model, profiler) for program in programs]
+    gaps = sum(count for count, _ in results)
+    return max(0.0, sum(time_ns for _, time_ns in results) / gaps) if gaps else None
+
+
+def _between(program: Program, model: HostModel, profiler: ProfilerCost) -> tuple[int, float]:
+    """How many gaps a program has, and what they sum up to at speed 1."""
+    rows = _outermost(program)
+    ops = program.ops
+    begins, ends = ops.start_ns[rows], ops.end_ns[rows]
+    gaps = begins[1:] - ends[:-1]
+    kept = (gaps > 0) & (gaps < _LONGEST_GAP_NS) & (ops.step[rows[1:]] == ops.step[rows[:-1]])
+    if not kept.any():
+        return 0, 0.0
+    columns = host_columns(program, model)
+    forward = columns.phase == Phase.FORWARD
+    inside = _inside(program, rows)
+    # Of ops alone: the model has no cost of what lies between them.
+    known = float((columns.cpu_ns + columns.launch_ns)[forward].sum())
+    known += inside[0] * profiler.per_op_ns + inside[1] * profiler.per_launch_ns
+    slow = float((ends - begins).sum()) / known
+    count = int(kept.sum())
+    return count, float(gaps[kept].sum()) / slow - count * _OUTSIDE * profiler.per_op_ns
+
+
+def _outermost(program: Program) -> Rows:
+    """Ops of the forward pass that Python calls: those outside every other op, labels and functions in Python apart."""
+    ops = program.ops
+    real = np.array(["::" in name for name in program.names], dtype=bool)
+    covered = np.zeros(len(ops), dtype=bool)
+    for row, parent in enumerate(ops.parent.tolist()):
+        covered[row] = parent >= 0 and (covered[parent] or real[ops.name[parent]])
+    chosen = real[ops.name] & ~covered & (ops.phase == Phase.FORWARD) & (ops.step >= 0)
+    main = [thread.role == "main" for thread in program.threads]
+    return np.flatnonzero(chosen & np.array(main, dtype=bool)[ops.thread])
+
+
+def _inside(program: Program, rows: Rows) -> tuple[int, int]:
+    """How many ops and how many calls the given ops hold, themselves included."""
+    held = np.zeros(len(program.ops), dtype=bool)
+    held[rows] = True
+    for row, parent in enumerate(program.ops.parent.tolist()):
+        held[row] |= parent >= 0 and bool(held[parent])
+    calls = program.calls.op
+    return int(held.sum()), int(held[calls[calls >= 0]].sum())

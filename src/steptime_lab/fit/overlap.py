@@ -7,10 +7,11 @@ that ran without a pause; profiled steps (`waiting`) have those that training me
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.str_]
 Row = Mapping[str, Any]  # of the set collectives
 
 _COLUMNS = (
@@ -67,29 +69,34 @@ def write_overlaps(file: Path, overlaps: Mapping[str, Overlap], recipe: str) -> 
 
 
 @dataclass(frozen=True)
-class KernelPairs:
-    """Kernels beside a collective and without one."""
+class Pairs:
+    """The same work beside other work and by itself, a column each."""
 
     alone_ns: Floats
     beside_ns: Floats
     share: Floats
     persistent: Flags
-    collective_ns: Floats
-    kernel: npt.NDArray[np.str_]  # which one it is
-    text: Sequence[str]  # what decides on which side of the split a pair lies
+    text: Texts  # what decides on which side of the split a pair lies
 
-    def of(self, *splits: str) -> KernelPairs:
+    def take(self, chosen: Flags) -> Self:
+        """Those that are chosen."""
+        return replace(self, **{name: column[chosen] for name, column in vars(self).items()})
+
+    def of(self, *splits: str) -> Self:
         """Those of some splits."""
-        return self.take(np.array([split_of(item) in splits for item in self.text], dtype=np.bool_))
+        return self.take(np.array([split_of(item) in splits for item in self.text.tolist()], dtype=np.bool_))
 
-    def take(self, chosen: Flags) -> KernelPairs:
-        """Some of them."""
-        return replace(self, **_taken(self, chosen))
+
+@dataclass(frozen=True)
+class KernelPairs(Pairs):
+    """Kernels beside a collective and without one."""
+
+    collective_ns: Floats
+    kernel: Texts  # which one it is
 
     def joined(self, other: KernelPairs) -> KernelPairs:
         """Both, one after the other."""
-        columns = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _column_names(self)}
-        return replace(self, text=[*self.text, *other.text], **columns)
+        return KernelPairs(**{name: np.concatenate([column, getattr(other, name)]) for name, column in vars(self).items()})
 
     def predicted_ns(self, overlap: Overlap) -> Floats:
         """What the kernels take beside the collective."""
@@ -98,25 +105,12 @@ class KernelPairs:
 
 
 @dataclass(frozen=True)
-class CollectivePairs:
+class CollectivePairs(Pairs):
     """Collectives beside something and by themselves."""
 
-    alone_ns: Floats
-    beside_ns: Floats
     ranks: Floats
-    share: Floats
     kernel_ns: Floats  # 0 where only the host was busy
-    persistent: Flags
     busy: Flags
-    text: Sequence[str]
-
-    def of(self, *splits: str) -> CollectivePairs:
-        """Those of some splits."""
-        return self.take(np.array([split_of(item) in splits for item in self.text], dtype=np.bool_))
-
-    def take(self, chosen: Flags) -> CollectivePairs:
-        """Some of them."""
-        return replace(self, **_taken(self, chosen))
 
     def predicted_ns(self, overlap: Overlap) -> Floats:
         """What the collectives take in company."""
@@ -126,46 +120,39 @@ class CollectivePairs:
         return self.alone_ns * factor
 
 
-def _column_names(pairs: KernelPairs | CollectivePairs) -> list[str]:
-    return [field.name for field in fields(pairs) if field.name != "text"]
-
-
-def _taken(pairs: KernelPairs | CollectivePairs, chosen: Flags) -> dict[str, Any]:
-    columns: dict[str, Any] = {name: getattr(pairs, name)[chosen] for name in _column_names(pairs)}
-    return {**columns, "text": [item for item, kept in zip(pairs.text, chosen, strict=True) if kept]}
-
-
 def measured_pairs(rows: Iterable[Row], fabric: str) -> tuple[KernelPairs, CollectivePairs]:
     """Rows of one fabric with something beside them, each with the same message alone, of the same run where it has one."""
-    own = [row for row in rows if row["fabric"] == fabric and row["mode"] == "stream" and row["arrival"] == "together"]
-    alone: dict[tuple[str, int, int], list[Row]] = {}
-    for row in own:
+    swept = [row for row in rows if row["fabric"] == fabric and row["mode"] == "stream" and row["arrival"] == "together"]
+    alone: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
+    for row in swept:
         if _alone(row) and not row["splits"]:
-            alone.setdefault(_message(row), []).append(row)
-    pairs = [
-        (row, _level(row), _alone_ns(row, alone[_message(row)])) for row in own if not _alone(row) and _message(row) in alone
-    ]
-    beside = [(row, alone_ns) for row, _, alone_ns in pairs if row["beside_ns"] and row["beside_alone_ns"]]
+            alone[_message(row)].append(row)
+    pairs = [row for row in swept if not _alone(row) and _message(row) in alone]
+    beside = [row for row in pairs if row["beside_ns"] and row["beside_alone_ns"]]
     kernels = KernelPairs(
-        np.array([row["beside_alone_ns"] for row, _ in beside]),
-        np.array([row["beside_ns"] for row, _ in beside]),
-        np.array([float(row["share"]) for row, _ in beside]),
-        np.array([row["beside"] == "gemm" for row, _ in beside], dtype=np.bool_),
-        np.array([alone_ns for _, alone_ns in beside]),
-        np.array([row["beside"] for row, _ in beside], dtype=np.str_),
-        [_text(row) for row, _ in beside],
+        alone_ns=np.array([row["beside_alone_ns"] for row in beside]),
+        beside_ns=np.array([row["beside_ns"] for row in beside]),
+        collective_ns=np.array([_alone_ns(row, alone[_message(row)]) for row in beside]),
+        kernel=np.array([row["beside"] for row in beside], dtype=np.str_),
+        **_settings(beside),
     )
     collectives = CollectivePairs(
-        np.array([alone_ns for _, _, alone_ns in pairs]),
-        np.array([level for _, level, _ in pairs]),
-        np.array([float(row["ranks"]) for row, _, _ in pairs]),
-        np.array([float(row["share"]) for row, _, _ in pairs]),
-        np.array([float(row["beside_alone_ns"] or 0.0) for row, _, _ in pairs]),
-        np.array([row["beside"] == "gemm" for row, _, _ in pairs], dtype=np.bool_),
-        np.array([row["host_threads"] == "busy" for row, _, _ in pairs], dtype=np.bool_),
-        [_text(row) for row, _, _ in pairs],
+        alone_ns=np.array([_alone_ns(row, alone[_message(row)]) for row in pairs]),
+        beside_ns=np.array([_level(row) for row in pairs]),
+        ranks=np.array([float(row["ranks"]) for row in pairs]),
+        kernel_ns=np.array([float(row["beside_alone_ns"] or 0.0) for row in pairs]),
+        busy=np.array([row["host_threads"] == "busy" for row in pairs], dtype=np.bool_),
+        **_settings(pairs),
     )
     return kernels, collectives
+
+
+def _settings(rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "share": np.array([float(row["share"]) for row in rows]),
+        "persistent": np.array([row["beside"] == "gemm" for row in rows], dtype=np.bool_),
+        "text": np.array([json.dumps(_message(row), separators=(",", ":")) for row in rows], dtype=np.str_),
+    }
 
 
 def _alone(row: Row) -> bool:
@@ -174,10 +161,6 @@ def _alone(row: Row) -> bool:
 
 def _message(row: Row) -> tuple[str, int, int]:
     return row["collective"], row["ranks"], row["bytes"]
-
-
-def _text(row: Row) -> str:
-    return json.dumps(_message(row), separators=(",", ":"))
 
 
 def _level(row: Row) -> float:

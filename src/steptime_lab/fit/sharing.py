@@ -31,7 +31,6 @@ RANKS = 4
 """Ranks whose rows constants are fitted to; those of 2 and 8 check them."""
 
 _BUFFERS = np.arange(2e5, 4.01e6, 1e5)
-_SHORT_NS = 1e5  # lookups below are mostly launches
 _FLOAT_BYTES = 4.0
 
 
@@ -69,15 +68,6 @@ class OverlappingLookups:
         taken = [law.taken(way, alone, moved) for way, alone, moved in ways]
         slowed = [law.slowed(alone, copies) for alone, copies in zip(self.alone_ns, self.copies_ns, strict=True)]
         return LookupsTogether(*self.alone_ns, *taken, *slowed).durations_ns(self.begun_ns, self.between_ns)
-
-    def errors(self, law: Contention) -> tuple[Floats, Floats]:
-        """Relative, forward and backward, of lookups long enough to tell."""
-        result = self.predicted_ns(law)
-        forward, backward = (
-            np.abs(predicted / np.maximum(took, 1.0) - 1)[alone > _SHORT_NS]
-            for predicted, took, alone in zip(result, self.took_ns, self.alone_ns, strict=True)
-        )
-        return forward, backward
 
 
 def measured_exchanges(folder: Path, ranks: int, fabric: Fabric) -> MeasuredExchanges:

@@ -224,13 +224,13 @@ def kernels_beside(cases: Iterable[ProfiledStep]) -> KernelPairs:
             _gather(row, launched_by(program, works, row["op"]), texts, times, case.name)
     kept = {key: pair for key, pair in times.items() if min(map(len, pair)) >= _FEWEST}
     return KernelPairs(
-        np.array([np.median(clear) for clear, _ in kept.values()]),
-        np.array([np.median(beside) for _, beside in kept.values()]),
-        np.array([float(shares[key[0]]) for key in kept]),
-        np.array([is_persistent(key[2]) for key in kept], dtype=np.bool_),
-        np.full(len(kept), _EVERY),
-        np.array([" ".join(key) for key in kept], dtype=np.str_),
-        [key[1] for key in kept],
+        alone_ns=np.array([np.median(clear) for clear, _ in kept.values()]),
+        beside_ns=np.array([np.median(beside) for _, beside in kept.values()]),
+        share=np.array([float(shares[key[0]]) for key in kept]),
+        persistent=np.array([is_persistent(key[2]) for key in kept], dtype=np.bool_),
+        text=np.array([key[1] for key in kept], dtype=np.str_),
+        collective_ns=np.full(len(kept), _EVERY),
+        kernel=np.array([" ".join(key) for key in kept], dtype=np.str_),
     )
 
 

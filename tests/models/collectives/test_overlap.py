@@ -105,16 +105,17 @@ def test_constants_come_back_from_pairs_that_they_made() -> None:
     )  # fmt: skip
     draw = np.random.default_rng(0)
     count = 400
-    share, text = draw.choice([2.0, 4.0], count), [str(place) for place in range(count)]
+    share, text = draw.choice([2.0, 4.0], count), np.arange(count).astype(np.str_)
     kernels = KernelPairs(
-        np.exp(draw.uniform(np.log(2e3), np.log(5e6), count)), np.ones(count), share, draw.random(count) < 0.3,
-        np.full(count, 1e18), np.array(text), text,
+        np.exp(draw.uniform(np.log(2e3), np.log(5e6), count)), np.ones(count), share, draw.random(count) < 0.3, text,
+        np.full(count, 1e18), text,
     )  # fmt: skip
     kernels = replace(kernels, beside_ns=kernels.predicted_ns(truth))
     busy = draw.random(count) < 0.3
+    alone_ns, ranks = np.exp(draw.uniform(np.log(5e4), np.log(2e7), count)), draw.choice([2.0, 8.0], count)
+    persistent = draw.random(count) < 0.5
     collectives = CollectivePairs(
-        np.exp(draw.uniform(np.log(5e4), np.log(2e7), count)), np.ones(count), draw.choice([2.0, 8.0], count), share,
-        np.where(busy, 0.0, 3e5), draw.random(count) < 0.5, busy, text,
+        alone_ns, np.ones(count), share, persistent, text, ranks, np.where(busy, 0.0, 3e5), busy,
     )  # fmt: skip
     collectives = replace(collectives, beside_ns=collectives.predicted_ns(truth))
     found = fit_overlap(kernels, collectives, moving=0.05, sms=132.0, source="here")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from steptime._lookups.table import Floats
+from steptime._models.engine.regression import Trees
 from steptime._models.engine.stored import stored
-from steptime._models.engine.trees import Trees
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.engine.blend import REACH, Blend, Guess, Networks
+from steptime._models.engine.regression import REACH, Blend, Guess, Networks, Trees
 from steptime._models.engine.stored import Floats
-from steptime._models.engine.trees import Trees
 from steptime._models.lookups.correction import Correction
 from steptime_lab.fit.engine import fitting_library, seeded_torch
 

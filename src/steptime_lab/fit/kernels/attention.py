@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits
-from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import constants_of
+from steptime._models.engine.regression import Blend
 from steptime._models.kernels.forms import attention as form
 from steptime._models.kernels.forms.attention import PARTS, WHOLE, AttentionConstants, AttentionForm, heads_of, ratios
 from steptime_lab.fit.engine.regression import fit_blend

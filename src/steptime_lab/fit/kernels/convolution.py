@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from steptime._hardware.device import DeviceLimits
-from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import constants_of
+from steptime._models.engine.regression import Blend
 from steptime._models.kernels.forms import convolution as form
 from steptime._models.kernels.forms.convolution.passes import (
     BIAS,

@@ -47,7 +47,7 @@ def fit_kernels(
     seed: int = 0,
     *,
     forms: Sequence[str] | None = None,
-    said: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     executor: Executor | None = None,
 ) -> KernelModels:
     """Fits every form to its families' rows, side by side where there is an executor; `test` rows are never looked at."""
@@ -60,7 +60,7 @@ def fit_kernels(
             by_form[families()[row.family].form].append(row)
     names = sorted(by_form if forms is None else set(forms), key=lambda form: -len(by_form[form]))
     for form in names:
-        said(f"{form}: {len(by_form[form]):,} rows")
+        report(f"{form}: {len(by_form[form]):,} rows")
     each = map if executor is None else executor.map
     count = len(names)
     fitted = list(each(_fit, names, [by_form[form] for form in names], [seed] * count, [limits] * count))

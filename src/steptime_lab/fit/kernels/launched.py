@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.constants import constants_of
+from steptime._models.engine.regression import Trees
 from steptime._models.engine.splits import FIT, VALIDATION
 from steptime._models.engine.stored import Longs
-from steptime._models.engine.trees import Trees
 from steptime._models.error import GMAE_FLOOR
 from steptime._models.kernels.family import family_of, launches_of
 from steptime._models.kernels.forms import launched as form

@@ -15,7 +15,7 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits
 from steptime._lookups.table import Floats
 from steptime._models.engine.constants import constants_of
-from steptime._models.engine.trees import Trees
+from steptime._models.engine.regression import Trees
 from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.device import FORM, LookupConstants
 from steptime._models.lookups.forms.batched_forward import BatchedForward, share_features, sizes_of

@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import reference_constants
+from steptime._models.engine.regression import Blend
 from steptime._models.engine.stored import Floats
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.forms import settings_of

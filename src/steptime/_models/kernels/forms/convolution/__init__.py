@@ -17,8 +17,8 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.engine.blend import Blend
 from steptime._models.engine.constants import reference_constants
+from steptime._models.engine.regression import Blend
 from steptime._models.engine.stored import Floats, stored
 from steptime._models.kernels.forms.convolution.passes import (
     BIAS,

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.engine.constants import reference_constants
+from steptime._models.engine.regression import Trees
 from steptime._models.engine.stored import Longs, stored
-from steptime._models.engine.trees import Trees
 from steptime._models.kernels.family import family_of, launches_of
 from steptime._models.kernels.forms import settings_of
 from steptime._models.kernels.forms.launched.terms import (

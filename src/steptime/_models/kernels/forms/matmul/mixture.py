@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.engine.regression import Trees
 from steptime._models.engine.stored import stored
-from steptime._models.engine.trees import Trees
 from steptime._models.kernels.forms.matmul.products import OPERATIONS, TILES, VECTOR, Column, Products, upright
 from steptime._models.kernels.question import OTHERS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._lookups.table import Floats
-from steptime._models.engine.trees import Trees
+from steptime._models.engine.regression import Trees
 
 # Rows that are evaluated at once: distances from all landmarks stay in a second-level cache.
 _ROWS = 64
