@@ -22,7 +22,7 @@ import numpy.typing as npt
 from public_fabrics import SHARED, SITES, Tables, described
 
 from steptime._hardware.fabric import NETWORK, fabric_names, first_ranks
-from steptime._models.collectives.fitting import Points, fit_fabric, swept
+from steptime._models.collectives.fitting import Points, best_points, swept
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.tier import TierModel, saved
 from steptime._models.engine.splits import TEST
@@ -168,7 +168,7 @@ def spanning_panel(fabric: Fabric, tables: Tables | None) -> Panel:
 
 
 def loopback_points(name: str) -> dict[str, Points]:
-    return {"loopback": fit_fabric(swept(shipped("collectives").to_pylist(), name)).points}
+    return {"loopback": best_points(swept(shipped("collectives").to_pylist(), name))[0]}
 
 
 def text(x: float, y: float, words: str, more: str = "") -> str:

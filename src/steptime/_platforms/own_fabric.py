@@ -16,7 +16,7 @@ from steptime._hardware.description import MOST_RANKS, RANGES, Quantity, ValueRa
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml, first_ranks, place
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
 from steptime._measurements.store import read
-from steptime._models.collectives.fitting import Points, fit_curves, fit_fabric, interval_ends, left_out, swept
+from steptime._models.collectives.fitting import Points, best_points, fit_curves, interval_ends, left_out, swept
 from steptime._models.collectives.message import Floats, Message
 from steptime._models.collectives.tier import TierModel, moved_share
 from steptime._platforms.fabric import write_models
@@ -103,7 +103,7 @@ def from_measured(
     if of is not None and of not in there:
         raise InputError(f"{folder}: no rows of fabric {of!r}; there are {', '.join(there)}")
     chosen = [row for row in rows if row["fabric"] == (of or there[0])]
-    points = fit_fabric(swept(chosen, of or there[0])).points
+    points, _ = best_points(swept(chosen, of or there[0]))
     usual = _SOCKETS if any(row["share"] > 1 or not row["device"] for row in chosen) else _SWITCH
     limits = _grown(described(name, _as_timed(points, chosen), links or usual), gpus_per_node)
     limits = replace(limits, published=(_recipe(chosen),))

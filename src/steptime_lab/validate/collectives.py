@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from steptime._models.collectives.fitting import FittedFabric, Points, Swept, fit_curves, reduced
+from steptime._models.collectives.fitting import Points, Swept, fit_curves, reduced
 from steptime._models.collectives.message import KINDS, Floats, Messages
 from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives import RULES, as_published, fit_line, fit_published
+from steptime_lab.fit.fabrics import FittedFabric
 from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, repeat_errors, summary
 
 # Where tables of different sites begin to agree; below, latency differs by up to 6 times.

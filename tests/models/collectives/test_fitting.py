@@ -10,8 +10,6 @@ from steptime._models.collectives.fitting import (
     Reduction,
     Swept,
     fit_curves,
-    fit_fabric,
-    fit_points,
     reduced,
     steadiest,
     swept,
@@ -21,6 +19,7 @@ from steptime._models.collectives.message import Message, Messages, load_bytes, 
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives import RULES, Line, PublishedCurve, as_published, fit_line, fit_published
+from steptime_lab.fit.fabrics import fit_fabric, fit_points
 
 SIZES = [int(2 ** (place / 2)) // 64 * 64 for place in range(16, 52)]
 

@@ -244,24 +244,13 @@ def _corrected(row: Swept, usual: Mapping[int, float]) -> tuple[float, ...]:
 # --- fits ------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FittedFabric:
-    """A fabric's model, the rows it comes from, and how repeats were reduced."""
-
-    model: TierModel
-    points: Points  # of all splits
-    reduction: Reduction
-    runs: frozenset[str] = frozenset()
-
-
-def fit_fabric(rows: Sequence[Swept]) -> FittedFabric:
+def best_points(rows: Sequence[Swept]) -> tuple[Points, Reduction]:
     """From the steadiest sweeps of each rank count, with repeats reduced as does best on validation rows."""
     chosen = steadiest(rows)
     if not chosen:
         raise InputError("no sweep of collectives on this fabric; measure one with `steptime measure collectives`")
     best = min(REDUCTIONS, key=lambda how: _tried(reduced(chosen, how)))
-    points = reduced(chosen, best)
-    return FittedFabric(fit_points(points), points, best, frozenset(row.run for row in chosen))
+    return reduced(chosen, best), best
 
 
 def _tried(points: Points) -> float:
@@ -270,17 +259,6 @@ def _tried(points: Points) -> float:
     if not errors:
         return 0.0
     return gmae(np.abs(np.expm1(np.concatenate(list(errors.values())))))
-
-
-def fit_points(points: Points) -> TierModel:
-    """Curves through all rows but those for tests; the residuals are of curves that did not see a row's fifth."""
-    seen = points.of(FIT, VALIDATION)
-    result = fit_curves(seen)
-    errors: dict[str, list[float]] = defaultdict(list)
-    for tested, times in left_out(seen, result):
-        for kind, logs in _by_kind(tested, np.log(tested.ns / times.ns)).items():
-            errors[kind] += logs.tolist()
-    return replace(result, residuals=interval_ends(errors))
 
 
 def left_out(points: Points, model: TierModel) -> Iterator[tuple[Points, CollectiveTimes]]:
@@ -393,10 +371,11 @@ def _ragged(points: Points, idle_power: float) -> float:
 def unseen_logs(model: TierModel, points: Points) -> dict[str, Floats]:
     """ln(measured / fitted) by kind, of rows whose kind and rank count have a curve."""
     known = points.with_curves(model)
-    return _by_kind(known, np.log(known.ns / model.times(known.messages).ns))
+    return by_kind(known, np.log(known.ns / model.times(known.messages).ns))
 
 
-def _by_kind(points: Points, values: Floats) -> dict[str, Floats]:
+def by_kind(points: Points, values: Floats) -> dict[str, Floats]:
+    """One value of each row, by the kind of collective."""
     kinds = np.array(points.kind)
     return {str(kind): values[kinds == kind] for kind in sorted(set(points.kind))}
 
