@@ -25,88 +25,68 @@ _ROWS_PER_THREAD = 10
 # Products
 
 
-class _Factors(NamedTuple):
-    """The two factors of a product, as its backward has them."""
-
-    x: Saved
-    weight: Saved
-
-
 def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`functional.linear`: the weight lies as [out, in]."""
-    emit = tape.emit
-    flat = emit.tensor((x.numel // x.shape[-1], weight.shape[0]), tape.autocast or x.dtype)
-    y = flat if len(x.shape) == 2 else emit.view(flat, (*x.shape[:-1], weight.shape[0]))
-    if not tape.autocast:
-        _linear(tape, x, weight, bias, flat, y)
-        return y
-    with emit.op("linear", (x, weight, bias), (y,)):
+    emit, rows, width, matrix = tape.emit, x.numel // x.shape[-1], x.shape[-1], len(x.shape) == 2
+    flat = emit.tensor((rows, weight.shape[0]), tape.autocast or x.dtype)
+    y = flat if matrix else emit.view(flat, (*x.shape[:-1], weight.shape[0]))
+    with tape.casting("linear", (x, weight, bias), y):
         # Arguments of a C++ call are cast from the last to the first.
-        low_bias = None if bias is None else lowered(tape, bias)
-        low_weight, low_x = lowered(tape, weight), lowered(tape, x)
-        _linear(tape, low_x, low_weight, low_bias, flat, y)
-    return y
+        bias = None if bias is None else lowered(tape, bias)
+        weight, x = lowered(tape, weight), lowered(tape, x)
+        saved_x, saved_weight = tape.save(x), tape.save(weight)
+        saved = (
+            saved_x if matrix else lambda: emit.view(saved_x(), (rows, width)),
+            lambda: emit.view(saved_weight(), weight.shape[::-1], (1, width)),
+        )
+        with emit.op("linear", (x, weight, bias), (y,), node=True):
+            if bias is not None:
+                _addmm(tape, bias, x if matrix else view(tape, x, (rows, width)), turn(tape, weight), flat, saved)
+                return y if matrix else _raised(tape, flat, y, "view", "ViewBackward0")
+            other = turn(tape, weight)
+            with emit.op("matmul", (x, other), (y,), node=True):
+                _mm(tape, x if matrix else reshape(tape, x, (rows, width)), other, flat, saved)
+                return y if matrix else _raised(tape, flat, y, "_unsafe_view", "UnsafeViewBackward0")
 
 
-def _linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, flat: Tensor, y: Tensor) -> None:
-    emit, rows = tape.emit, flat.shape[0]
-    saved_x, saved_weight = tape.save(x), tape.save(weight)
-    factors = _Factors(
-        saved_x if y is flat else lambda: emit.view(saved_x(), (rows, x.shape[-1])),
-        lambda: emit.view(saved_weight(), weight.shape[::-1], (1, weight.shape[1])),
-    )
-    with emit.op("linear", (x, weight, bias), (y,), node=True):
-        if bias is not None:
-            matrix = x if y is flat else view(tape, x, (rows, x.shape[-1]))
-            _addmm(tape, bias, matrix, turn(tape, weight), flat, factors)
-            _raise(tape, flat, y, "view", "ViewBackward0")
-            return
-        other = turn(tape, weight)
-        with emit.op("matmul", (x, other), (y,), node=True):
-            _mm(tape, x if y is flat else reshape(tape, x, (rows, x.shape[-1])), other, flat, factors)
-            _raise(tape, flat, y, "_unsafe_view", "UnsafeViewBackward0")
-
-
-def _raise(tape: Tape, flat: Tensor, y: Tensor, name: str, node: str) -> None:
+def _raised(tape: Tape, flat: Tensor, y: Tensor, name: str, node: str) -> Tensor:
     """The rows of a product in the shape of what went in."""
-    if y is not flat:
-        tape.emit.op(name, (flat, y.shape), (y,), node=True)
-        tape.node(node, (flat,), y, lambda gradient: tape.emit.reshaped(gradient, flat.shape))
+    tape.emit.op(name, (flat, y.shape), (y,), node=True)
+    return tape.node(node, (flat,), y, lambda gradient: tape.emit.reshaped(gradient, flat.shape))
 
 
 def conv1d(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Hugging Face's `Conv1D`: a linear layer whose weight lies as [in, out]."""
-    emit, rows = tape.emit, x.numel // x.shape[-1]
+    rows, width = x.numel // x.shape[-1], weight.shape[1]
     matrix = view(tape, x, (rows, x.shape[-1]), (-1, x.shape[-1]))
-    flat = emit.tensor((rows, weight.shape[1]), tape.autocast or x.dtype)
-    if tape.autocast:
-        with emit.op("addmm", (bias, matrix, weight, 1, 1), (flat,)):
-            weight, matrix, bias = lowered(tape, weight), lowered(tape, matrix), lowered(tape, bias)
-            _addmm(tape, bias, matrix, weight, flat, _Factors(tape.save(matrix), tape.save(weight)))
-    else:
-        _addmm(tape, bias, matrix, weight, flat, _Factors(tape.save(matrix), tape.save(weight)))
-    return view(tape, flat, (*x.shape[:-1], weight.shape[1]))
+    flat = tape.emit.tensor((rows, width), tape.autocast or x.dtype)
+    with tape.casting("addmm", (bias, matrix, weight, 1, 1), flat):
+        weight, matrix, bias = lowered(tape, weight), lowered(tape, matrix), lowered(tape, bias)
+        _addmm(tape, bias, matrix, weight, flat, (tape.save(matrix), tape.save(weight)))
+    return view(tape, flat, (*x.shape[:-1], width))
 
 
-def _addmm(tape: Tape, bias: Tensor, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> None:
+def _addmm(tape: Tape, bias: Tensor, x: Tensor, weight: Tensor, y: Tensor, saved: tuple[Saved, Saved]) -> None:
+    """`bias + x @ weight`; both factors are saved."""
     with tape.emit.op("addmm", (bias, x, weight, 1, 1), (y,), node=True):
         if 1 in weight.shape or max(*x.shape, *weight.shape) >= _MOST_FOR_EPILOGUE:
             tape.emit.expanded(bias, y.shape, (0, 1))
 
     def backward(gradient: Tensor) -> Gradients:
-        of_x = _product(tape.emit, gradient, tape.emit.turned(saved.weight())) if tape.needs(x) else None
-        return gradient, of_x, _of_weight(tape.emit, gradient, saved.x(), weight)
+        of_x = _product(tape.emit, gradient, tape.emit.turned(saved[1]())) if tape.needs(x) else None
+        return gradient, of_x, _of_weight(tape.emit, gradient, saved[0](), weight)
 
     tape.node("AddmmBackward0", (bias, x, weight), y, backward)
 
 
-def _mm(tape: Tape, x: Tensor, weight: Tensor, y: Tensor, saved: _Factors) -> None:
+def _mm(tape: Tape, x: Tensor, weight: Tensor, y: Tensor, saved: tuple[Saved, Saved]) -> None:
+    """`x @ weight`; both factors are saved."""
     tape.emit.op("mm", (x, weight), (y,), node=True)
 
     def backward(gradient: Tensor) -> Gradients:
         # Derivatives are computed in the alphabetical order of the arguments' names: mat2, then self.
-        of_weight = _of_weight(tape.emit, gradient, saved.x(), weight)
-        return _product(tape.emit, gradient, tape.emit.turned(saved.weight())), of_weight
+        of_weight = _of_weight(tape.emit, gradient, saved[0](), weight)
+        return _product(tape.emit, gradient, tape.emit.turned(saved[1]())), of_weight
 
     tape.node("MmBackward0", (x, weight), y, backward)
 
@@ -230,13 +210,10 @@ def _scaled(tape: Tape, x: Tensor) -> Tensor:
 
 def _cubed(tape: Tape, x: Tensor) -> Tensor:
     """`torch.pow(x, 3.0)`, which autocast runs in fp32."""
-    emit, base = tape.emit, x
+    emit = tape.emit
     y = emit.tensor(x.shape, "float32" if tape.autocast else x.dtype)
-    if tape.autocast:
-        with emit.op("pow", (x, 3.0), (y,)):
-            base = to_dtype(tape, x, "float32")
-            emit.power(base, 3.0, y, node=True)
-    else:
+    with tape.casting("pow", (x, 3.0), y):
+        base = to_dtype(tape, x, y.dtype)
         emit.power(base, 3.0, y, node=True)
     saved = tape.save(base)
 
@@ -298,17 +275,12 @@ def cat(tape: Tape, tensors: Sequence[Tensor]) -> Tensor:
 
 def layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """`functional.layer_norm` over the last dimension; autocast runs it in fp32."""
-    emit, width = tape.emit, (x.shape[-1],)
-    y = emit.tensor(x.shape, "float32" if tape.autocast else x.dtype)
-    if not tape.autocast:
-        _layer_norm(tape, x, weight, bias, y, epsilon)
-        return y
-    with emit.op("layer_norm", (x, width, weight, bias, epsilon, True), (y,)):
-        _layer_norm(tape, to_dtype(tape, x, "float32"), weight, bias, y, epsilon)
-    return y
+    y = tape.emit.tensor(x.shape, "float32" if tape.autocast else x.dtype)
+    with tape.casting("layer_norm", (x, (x.shape[-1],), weight, bias, epsilon, True), y):
+        return _layer_norm(tape, to_dtype(tape, x, y.dtype), weight, bias, y, epsilon)
 
 
-def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, epsilon: float) -> None:
+def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, epsilon: float) -> Tensor:
     emit, width, rows = tape.emit, (x.shape[-1],), x.numel // x.shape[-1]
     mean, deviation = emit.tensor((rows,)), emit.tensor((rows,))
     means, deviations = (emit.view(each, (*x.shape[:-1], 1)) for each in (mean, deviation))
@@ -332,7 +304,7 @@ def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, 
                 emit.empty(each, memory_format=CONTIGUOUS)
         return results
 
-    tape.node("NativeLayerNormBackward0", (x, weight, bias), y, backward)
+    return tape.node("NativeLayerNormBackward0", (x, weight, bias), y, backward)
 
 
 def rms_norm(tape: Tape, x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:

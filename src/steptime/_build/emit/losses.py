@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from steptime._build.emit.emitter import CONTIGUOUS, DTYPE_NUMBERS, Emitter
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.views import to_dtype
@@ -75,15 +73,11 @@ def cross_entropy(tape: Tape, scores: Tensor, labels: Tensor) -> Tensor:
         logarithms = _log_softmax(tape, scores)
         with (
             emit.op("nll_loss_nd", (logarithms, *rest), (loss,), node=True),
-            emit.op("nll_loss", (logarithms, *rest), (loss,), node=True),
+            tape.casting("nll_loss", (logarithms, *rest), loss, node=True),
         ):
-            if tape.autocast:
-                logarithms = to_dtype(tape, logarithms, "float32")
-                with emit.op("nll_loss", (logarithms, *rest), (loss,), node=True):
-                    _nll(tape, logarithms, labels, loss)
-            else:
-                _nll(tape, logarithms, labels, loss)
-    return loss
+            logarithms = to_dtype(tape, logarithms, loss.dtype)
+            with emit.op("nll_loss", (logarithms, *rest), (loss,), node=True):
+                return _nll(tape, logarithms, labels, loss)
 
 
 def _log_softmax(tape: Tape, scores: Tensor) -> Tensor:
@@ -91,7 +85,7 @@ def _log_softmax(tape: Tape, scores: Tensor) -> Tensor:
     y = emit.tensor(scores.shape, scores.dtype)
     # Autocast looks at it and leaves it as it is, for its dtype is said.
     with (
-        emit.op("log_softmax", call, (y,)) if tape.autocast else nullcontext(),
+        tape.casting("log_softmax", call, y),
         emit.op("log_softmax", call, (y,), node=True),
     ):
         emit.op("to", (scores, *emit.options(scores), None, False, False, None), (scores,))
@@ -104,7 +98,7 @@ def _log_softmax(tape: Tape, scores: Tensor) -> Tensor:
     return tape.node("LogSoftmaxBackward0", (scores,), y, backward)
 
 
-def _nll(tape: Tape, logarithms: Tensor, labels: Tensor, loss: Tensor) -> None:
+def _nll(tape: Tape, logarithms: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
     emit, rest = tape.emit, (labels, None, _MEAN, _IGNORED)
     total = emit.tensor((), logarithms.dtype)
     with emit.op("nll_loss_forward", (logarithms, *rest), (loss, total), node=True):
@@ -116,7 +110,7 @@ def _nll(tape: Tape, logarithms: Tensor, labels: Tensor, loss: Tensor) -> None:
             emit.zero(result)
         return result
 
-    tape.node("NllLossBackward0", (logarithms,), loss, backward)
+    return tape.node("NllLossBackward0", (logarithms,), loss, backward)
 
 
 def split_cross_entropy(tape: Tape, scores: Tensor, labels: Tensor) -> Tensor:

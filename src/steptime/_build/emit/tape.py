@@ -22,11 +22,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from steptime._build.emit.emitter import Emitter
 from steptime._build.emit.writer import MAIN_THREAD
-from steptime._program.program import Tensor
+from steptime._program.program import Tensor, Value
 
 Gradients = tuple[Tensor | None, ...]
 Backward = Callable[[Gradients], Gradients]
@@ -168,6 +169,12 @@ class Tape:
     def at_end(self, callback: Callable[[], None]) -> None:
         """Calls on autograd's thread after the last node."""
         self._at_end.append(callback)
+
+    def casting(
+        self, name: str, inputs: tuple[Value, ...], output: Tensor, *, node: bool = False
+    ) -> AbstractContextManager[None]:
+        """Under autocast, the op as it is called: around the casts of its arguments and the op as it runs."""
+        return self.emit.op(name, inputs, (output,), node=node) if self.autocast else nullcontext()
 
     # What autograd saves
 

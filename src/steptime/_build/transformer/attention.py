@@ -9,7 +9,6 @@ the published code of Llama.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 from steptime._build.emit.emitter import DTYPE_NUMBERS, STRIDED, Emitter, compact_strides
@@ -70,7 +69,7 @@ def fused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, kind: Attention) -> Tenso
     call = (q, k, v, kind.mask, kind.dropout, kind.causal, width**-0.5, False)
     with (
         emit.op("scaled_dot_product_attention", call, (y,), node=True),
-        emit.op("scaled_dot_product_attention", call, (y,), node=True) if tape.autocast else nullcontext(),
+        tape.casting("scaled_dot_product_attention", call, y, node=True),
     ):
         bias = None if kind.mask is None else _bias(emit, kind.mask, q, spread=kind.kernels == "efficient")
         _KERNELS[kind.kernels](tape, (q, k, v), y, bias, kind)
