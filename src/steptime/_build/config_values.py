@@ -21,32 +21,28 @@ _MOST = 2**63 - 1
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file that may be anything."""
-    return dict(_parsed(path, "TOML", "a config, see docs/configs.md", tomllib.loads))
+    return dict(_read(path, "a config, see docs/configs.md", tomllib.loads, "TOML", "utf-8"))
 
 
 def read_json(path: Path, expected: str) -> Any:
     """The values of a JSON file that may be anything; `expected` is what an error says should be in it."""
-    return _parsed(path, "JSON", expected, json.loads)
+    return _read(path, expected, json.loads, "JSON")
 
 
 def read_text(path: Path, expected: str) -> str:
     """The text of a file; `expected` is what an error says should be in it."""
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; expected {expected}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected {expected}") from None
+    return str(_read(path, expected, str))
 
 
-def _parsed(path: Path, language: str, expected: str, parse: Callable[[str], Any]) -> Any:
+def _read(path: Path, expected: str, parse: Callable[[str], Any], language: str = "", encoding: str = "utf-8-sig") -> Any:
     try:
-        return parse(path.read_bytes().decode("utf-8-sig" if language == "JSON" else "utf-8"))
+        return parse(path.read_bytes().decode(encoding))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected {expected}") from None
     # A ValueError is what either parser raises, of broken text, and of numbers of more than 4,300 digits.
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as {language} ({error}); expected {expected}") from None
+        how = f" as {language}" if language else ""
+        raise InputError(f"{path}: cannot be read{how} ({error}); expected {expected}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +56,16 @@ class Values:
         """That the value of a key is not what was expected."""
         return InputError(f"{self.where}: {key} is {_short(self.values.get(key))}; expected {expected}")
 
-    def only(self, known: Collection[str]) -> None:
-        """Refuses keys that nobody knows."""
+    def expect(self, known: Collection[str], required: Sequence[str] = ()) -> None:
+        """Refuses keys that nobody knows, and a table without one of those it needs."""
         unknown = next((key for key in self.values if key not in known), None)
         if unknown is not None:
             near = get_close_matches(unknown, known, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(known)}"
             raise InputError(f"{self.where}: unknown key {unknown!r}; {meant}")
-
-    def required(self, keys: Sequence[str]) -> None:
-        """Refuses a table without one of these."""
-        missing = next((key for key in keys if key not in self.values), None)
+        missing = next((key for key in required if key not in self.values), None)
         if missing is not None:
-            raise InputError(f"{self.where}: {missing!r} is missing; expected {', '.join(keys)}")
+            raise InputError(f"{self.where}: {missing!r} is missing; expected {', '.join(required)}")
 
     def whole(self, key: str, least: int, most: int = _MOST) -> int:
         """A whole number in a range."""
@@ -113,8 +106,8 @@ class Values:
         return tuple(value)
 
     def table(self, key: str) -> Values:
-        """A table inside this one."""
-        value = self.values[key]
+        """A table inside this one; an empty one where it is not there."""
+        value = self.values.get(key, {})
         if not isinstance(value, Mapping):
             raise self.wrong(key, "a table of keys and values")
         return Values(value, f"{self.where}, {key}")

@@ -8,12 +8,17 @@ those, the innermost op decides.
 from __future__ import annotations
 
 import re
+import tomllib
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+import steptime
+from steptime._ops.catalogue import op_kind
 from steptime._program.program import KindColumn, Program, WorkKind
 
 
@@ -44,78 +49,32 @@ class WorkFamily(IntEnum):
 # The last family that claims the ops inside its own.
 _LAST_ENCLOSING = WorkFamily.NORMALIZATION
 
+_TABLES = Path(steptime.__file__).parent / "data" / "ops" / "families.toml"
 # Names that users choose (annotations, module names) hold spaces or "#" and say nothing certain; the engine's wrapper around
 # a backward node also holds the accumulation of gradients, which is not the node's own computation.
 _CHOSEN_BY_USERS = re.compile(r"[ #]|^autograd::engine::")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
-# WorkFamily -> what the names of its ops, autograd nodes and autograd functions look like. The first that fits wins.
-_OPS: tuple[tuple[WorkFamily, str], ...] = (
-    (WorkFamily.OPTIMIZER, r"_fused_(?:adam|adamw|sgd|adagrad)_"),
-    (WorkFamily.EMBEDDING, r"embedding|splitlookup|table_?batched|bounds_check_indices|jagged"),
-    (WorkFamily.ATTENTION, r"scaled_dot_product|(?:flash|efficient|cudnn)_attention|flash_?attn|fusedattn|fmha"),
-    (WorkFamily.SOFTMAX_LOSS, r"soft_?max|_loss|lossbackward|cross_?entropy"),
-    (WorkFamily.CONVOLUTION, r"conv(?:_|\d|olution)"),
-    (WorkFamily.NORMALIZATION, r"(?:batch|layer|group|instance|rms)_?norm"),
-    (WorkFamily.MATMUL, r"^aten::\w*mm(?:_\w+)?$|^aten::_?linear|linearwithgrad|^triton_(?:tem|mm)_"),
-    (WorkFamily.REDUCTION, r"pool(?:\d|ing)|^triton_(?:red|per)_"),
-    (
-        WorkFamily.INDEXING,
-        r"^aten::_?(?:index|gather|scatter|take|put|masked_s|cat|unique|pad|upsample|cum|split|segment|tri[lu])",
-    ),
-    (WorkFamily.INDEXING, r"^fbgemm::(?:permute|expand|asynchronous|block_bucketize|offsets|recat|segment|pack)|permutepooled"),
-    (WorkFamily.ELEMENTWISE, r"^aten::(?:bitwise_|logical_|log|rand|_amp_)|^fbgemm::\w*(?:quantized|tofloat)|^triton_poi_"),
-)
-
-# WorkFamily -> the other aten ops by name, without "_foreach_", "_backward" and leading or trailing underscores.
-_ATEN: dict[WorkFamily, str] = {
-    WorkFamily.MATMUL: "matmul mv addmv dot vdot addr ger outer einsum bilinear",
-    WorkFamily.REDUCTION: """
-        sum mean prod std var amax amin max min argmax argmin any all norm linalg_vector_norm logsumexp nansum
-        count_nonzero median aminmax dist renorm std_mean var_mean
-    """,
-    WorkFamily.INDEXING: """
-        nonzero where stack repeat tile roll flip sort topk searchsorted bucketize histc bincount constant_pad_nd
-        reflection_pad1d reflection_pad2d replication_pad2d im2col col2im unfold pixel_shuffle slice select msort
-        kthvalue
-    """,
-    WorkFamily.COPY: "copy to_copy clone contiguous to local_scalar_dense copy_from copy_from_and_resize detach",
-    WorkFamily.ELEMENTWISE: """
-        add sub rsub mul div true_divide floor_divide pow sqrt rsqrt exp exp2 neg abs sign sin cos tanh sigmoid silu
-        gelu relu relu6 elu selu celu mish leaky_relu hardtanh hardswish hardsigmoid prelu softplus threshold clamp
-        clamp_min clamp_max clip maximum minimum lerp addcmul addcdiv reciprocal square erf erfc fill zero zeros ones
-        full masked_fill eq ne lt le gt ge isnan isinf isfinite remainder fmod floor ceil round trunc frac arange
-        linspace range eye normal uniform bernoulli exponential native_dropout dropout fused_dropout masked_scale
-        complex conj angle atan2 nan_to_num glu polar
-    """,
-}
-
-# WorkFamily -> what kernel names look like, where no op says. The first that fits wins.
-_KERNELS: tuple[tuple[WorkFamily, str], ...] = (
-    (WorkFamily.COMMUNICATION, r"^(?:void )?(?:nccl|rccl|msccl)"),
-    (WorkFamily.EMBEDDING, r"embedding|linearize_index|table_batched|bounds_check_indices|jagged"),
-    (WorkFamily.OPTIMIZER, r"adamw?_|lamb_|(?:adam|sgd|adagrad|lamb)functor"),
-    (WorkFamily.ATTENTION, r"flash|fmha|attention|attn"),
-    (WorkFamily.SOFTMAX_LOSS, r"soft_?max|nll_?loss|cross_?entropy|_loss_"),
-    (WorkFamily.CONVOLUTION, r"conv|cudnn_(?:infer|train)|fprop|dgrad|wgrad|winograd|nchwtonhwc|nhwctonchw|subtensorop"),
-    (WorkFamily.NORMALIZATION, r"bn_(?:fw|bw)|(?:batch|layer|group|rms)_?norm|gammabeta"),
-    (WorkFamily.MATMUL, r"gemm|gemv|splitk|cutlass|cublas|nvjet|matmul|cijk_|_mm_|epilogue::impl|triton_tem_"),
-    (WorkFamily.REDUCTION, r"reduce|triton_(?:red|per)_|pool|argm(?:ax|in)|welford"),
-    (WorkFamily.OPTIMIZER, r"multi_tensor_apply"),
-    (WorkFamily.INDEXING, r"index|gather|scatter|sort|scan|unique|catarray|permute|transpose|recat|radix|histogram|bucketize"),
-    (WorkFamily.INDEXING, r"where_kernel|triu_tril|select|topk|segment|runlength|upsample"),
-    (WorkFamily.COPY, r"copy_?kernel|memcpy|copyfunctor"),
-    (WorkFamily.MEMSET, r"memset"),
-    (WorkFamily.ELEMENTWISE, r"elementwise|pointwise|triton_poi_|fill|functor|distribution_|dropout|quantize|fp8|cast|fused_"),
-)
-
-_ATEN_NAME = re.compile(r"^aten::(?:_foreach)?_*(\w+?)(?:_backward)?_*$")
-_ATEN_FAMILY = {name: family for family, names in _ATEN.items() for name in names.split()}
-_OP_PATTERNS = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in _OPS)
-_KERNEL_PATTERNS = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in _KERNELS)
+_SHORT_NAME = re.compile(r"(?:_foreach)?_*(\w+?)(?:_backward)?_*")
 _OF_KIND = {WorkKind.COPY: WorkFamily.COPY, WorkKind.MEMSET: WorkFamily.MEMSET, WorkKind.COLLECTIVE: WorkFamily.COMMUNICATION}
 
 _Families = npt.NDArray[np.int64]
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(_TABLES.read_text(encoding="utf-8"))
+
+
+@cache
+def _aten_families() -> dict[str, WorkFamily]:
+    return {name: WorkFamily[family.upper()] for family, names in _tables()["aten"].items() for name in names.split()}
+
+
+@cache
+def _patterns(what: str) -> list[tuple[WorkFamily, re.Pattern[str]]]:
+    rows = _tables()[what]["patterns"]
+    return [(WorkFamily[family.upper()], re.compile(pattern, re.IGNORECASE)) for family, pattern in rows]
 
 
 def work_families(program: Program) -> KindColumn:
@@ -140,16 +99,17 @@ def op_family(name: str) -> WorkFamily:
         return WorkFamily.OPTIMIZER
     if _CHOSEN_BY_USERS.search(name):
         return WorkFamily.OTHER
-    plain = _ATEN_NAME.match(name)
-    if plain and plain.group(1) in _ATEN_FAMILY:
-        return _ATEN_FAMILY[plain.group(1)]
-    return next((family for family, pattern in _OP_PATTERNS if pattern.search(name)), WorkFamily.OTHER)
+    kind = op_kind(name)
+    short = _SHORT_NAME.fullmatch(kind.plain) if kind.aten else None
+    if short and short.group(1) in _aten_families():
+        return _aten_families()[short.group(1)]
+    return next((family for family, pattern in _patterns("ops") if pattern.search(name)), WorkFamily.OTHER)
 
 
 @lru_cache(maxsize=1 << 14)
 def kernel_family(name: str) -> WorkFamily:
     """The family of a kernel by its name; OTHER for names that say nothing."""
-    return next((family for family, pattern in _KERNEL_PATTERNS if pattern.search(name)), WorkFamily.OTHER)
+    return next((family for family, pattern in _patterns("kernels") if pattern.search(name)), WorkFamily.OTHER)
 
 
 def _op_families(program: Program) -> _Families:

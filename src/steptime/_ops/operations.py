@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Protocol
 
@@ -104,24 +105,17 @@ def _convolution_backward(args: Sequence[object], tensors: Sequence[Shaped]) -> 
     return 2.0 * wanted * positions * weight.numel
 
 
-def _attention(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
+def _attention(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0, products: int = 2) -> float | None:
     """Scores and their sum with the values: queries and keys come first."""
     shaped = [tensor for tensor in tensors if len(tensor.shape) == 4]
     if len(shaped) < 3:
         return None
-    query, key = shaped[:2]
-    return 4.0 * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
+    query, key = shaped[first : first + 2]
+    return 2.0 * products * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
 
 
-def _attention_backward(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
-    """Five such products instead of two; the gradient comes before queries and keys."""
-    shaped = [tensor for tensor in tensors if len(tensor.shape) == 4]
-    if len(shaped) < 3:
-        return None
-    query, key = shaped[1:3]
-    return 10.0 * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
-
-
+# Five such products instead of two; the gradient comes before queries and keys.
+_attention_backward = partial(_attention, first=1, products=5)
 # Ops whose output is the product of their last two operands, and how many dimensions those have.
 PRODUCTS = {"aten::mm": 2, "aten::addmm": 2, "aten::bmm": 3, "aten::baddbmm": 3}
 # PyTorch lets convolutions of float32 use TF32 unless told otherwise, and no matrix product.

@@ -31,7 +31,6 @@ _SKEW_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "kind": _TEXT, "lengths": _TEXT, "alpha": _NUMBER, "shift": _NUMBER, "locality": _NUMBER, "window": _WHOLE,
     "scatter": _SWITCH, "seed": _WHOLE, "long_bag": _WHOLE, "long_bag_at": _NUMBER,
 }  # fmt: skip
-_SKEW_KEYS = tuple(_SKEW_TYPES)
 _CONSTRAINTS = ("memory_bytes", "pinned", "kinds", "kinds_of")
 _HISTOGRAM_KEYS = ("reuse", "unique", "batch")
 # Counted lookups per sample may differ so far from the factor that the config says: both are rounded by people.
@@ -130,55 +129,54 @@ def dlrm_of(
     values: Mapping[str, Any], where: str = "DLRM config", folder: Path = Path(), overrides: Overrides | None = None
 ) -> DlrmConfig:
     """The config in plain values; `where` is said in errors. Other ranks than the config's leave its plan aside."""
-    given = Values(values, where)
-    given.only(_KEYS)
-    given.required(_REQUIRED)
-    given.choice("kind", (KIND,), KIND)
+    section = Values(values, where)
+    section.expect(_KEYS, _REQUIRED)
+    section.choice("kind", (KIND,), KIND)
     changed = overrides or Overrides()
-    batch = given.whole("batch", 1, MOST_BATCH) if changed.batch is None else changed.batch
+    batch = section.whole("batch", 1, MOST_BATCH) if changed.batch is None else changed.batch
     model = Dlrm(
-        name=given.text("name") if "name" in values else Path(where).stem,
+        name=section.text("name") if "name" in values else Path(where).stem,
         batch=batch,
-        dense_features=given.whole("dense_features", 1, MOST_WIDTH),
-        bottom=given.widths("bottom"),
-        top=given.widths("top"),
-        tables=_tables(given, batch, folder),
-        lookup=given.choice("lookup", LOOKUPS, "table_batched"),
-        optimizer=given.choice("optimizer", OPTIMIZERS, "sgd"),
-        interaction=given.choice("interaction", INTERACTIONS, "dot"),
-        loss=given.choice("loss", LOSSES, "bce"),
+        dense_features=section.whole("dense_features", 1, MOST_WIDTH),
+        bottom=section.widths("bottom"),
+        top=section.widths("top"),
+        tables=_tables(section, batch, folder),
+        lookup=section.choice("lookup", LOOKUPS, "table_batched"),
+        optimizer=section.choice("optimizer", OPTIMIZERS, "sgd"),
+        interaction=section.choice("interaction", INTERACTIONS, "dot"),
+        loss=section.choice("loss", LOSSES, "bce"),
     )
     check_model(model, where)
-    rule = given.text("rule") if "rule" in values else None
-    constraints = _constraints(given.table("constraints")) if "constraints" in values else None
+    rule = section.text("rule") if "rule" in values else None
+    constraints = _constraints(section.table("constraints")) if "constraints" in values else None
     if constraints is not None:
         constraints.check(model.tables, where)
-    ranks, plan = _ranks_and_plan(given, model, folder, changed)
+    ranks, plan = _ranks_and_plan(section, model, folder, changed)
     return DlrmConfig(model, ranks, plan, rule, constraints)
 
 
-def _ranks_and_plan(given: Values, model: Dlrm, folder: Path, overrides: Overrides) -> tuple[int | None, Plan | None]:
-    placed = _plan_values(given, folder) if "plan" in given.values else None
-    ranks = given.whole("ranks", 1, MOST_RANKS) if "ranks" in given.values else _most_rank(placed)
+def _ranks_and_plan(section: Values, model: Dlrm, folder: Path, overrides: Overrides) -> tuple[int | None, Plan | None]:
+    placed = _plan_values(section, folder) if "plan" in section.values else None
+    ranks = section.whole("ranks", 1, MOST_RANKS) if "ranks" in section.values else _most_rank(placed)
     plan = None
     if ranks is not None and overrides.batch is None:
-        check_batch(model, ranks, given.where)
+        check_batch(model, ranks, section.where)
     if ranks is not None and placed is not None:
         try:
             plan = Plan.from_dict(placed, model.tables, ranks, "the plan")
             check_kinds(model, plan)
         except InputError as error:
-            raise InputError(f"{given.where}, plan: {error}") from None
+            raise InputError(f"{section.where}, plan: {error}") from None
     if overrides.ranks is None or overrides.ranks == ranks:
         return ranks, plan
     return overrides.ranks, None
 
 
-def _plan_values(given: Values, folder: Path) -> Mapping[str, Any]:
+def _plan_values(section: Values, folder: Path) -> Mapping[str, Any]:
     """A table of the config, or the file of a plan beside it."""
-    if isinstance(given.values["plan"], str):
-        return next(iter(read_plans(folder / given.text("plan")).values()))
-    return next(iter(plans_of({"plan": given.table("plan").values}, given.where).values()))
+    if isinstance(section.values["plan"], str):
+        return next(iter(read_plans(folder / section.text("plan")).values()))
+    return next(iter(plans_of({"plan": section.table("plan").values}, section.where).values()))
 
 
 def _most_rank(placed: Mapping[str, Any] | None) -> int | None:
@@ -207,16 +205,15 @@ def check_model(model: Dlrm, where: str) -> None:
             raise InputError(f'{where}: table {odd.name!r} has dim {odd.dim}; lookup "table_batched" expects a multiple of 4')
 
 
-def _constraints(given: Values) -> Constraints:
+def _constraints(section: Values) -> Constraints:
     """`[constraints]` of a config."""
-    given.only(_CONSTRAINTS)
-    pinned = given.table("pinned") if "pinned" in given.values else Values({}, given.where)
-    kinds_of = given.table("kinds_of").values if "kinds_of" in given.values else {}
+    section.expect(_CONSTRAINTS)
+    pinned, kinds_of = section.table("pinned"), section.table("kinds_of").values
     return Constraints(
-        memory_bytes=given.whole("memory_bytes", 1) if "memory_bytes" in given.values else None,
+        memory_bytes=section.whole("memory_bytes", 1) if "memory_bytes" in section.values else None,
         pinned={name: pinned.whole(name, 0) for name in pinned.values},
-        kinds=_kinds(given.values.get("kinds", list(USUAL_KINDS)), f"{given.where}, kinds"),
-        kinds_of={name: _kinds(kinds, f"{given.where}, kinds_of, {name}") for name, kinds in kinds_of.items()},
+        kinds=_kinds(section.values.get("kinds", list(USUAL_KINDS)), f"{section.where}, kinds"),
+        kinds_of={name: _kinds(kinds, f"{section.where}, kinds_of, {name}") for name, kinds in kinds_of.items()},
     )
 
 
@@ -226,60 +223,67 @@ def _kinds(value: Any, where: str) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind in value)
 
 
-def _tables(given: Values, batch: int, folder: Path) -> tuple[Table, ...]:
-    result = given.values["tables"]
+def _tables(section: Values, batch: int, folder: Path) -> tuple[Table, ...]:
+    result = section.values["tables"]
     if not isinstance(result, list) or not result or not all(isinstance(table, Mapping) for table in result):
-        raise given.wrong("tables", "one or more [[tables]]")
-    tables = tuple(_table(table, index, given.where, batch, folder) for index, table in enumerate(result))
+        raise section.wrong("tables", "one or more [[tables]]")
+    tables = tuple(_table(table, index, section.where, batch, folder) for index, table in enumerate(result))
+    check_names(tables, section.where)
+    return tables
+
+
+def check_names(tables: Sequence[Table], where: str) -> None:
+    """Refuses tables of one name."""
     twice = next((name for name, count in Counter(table.name for table in tables).items() if count > 1), None)
     if twice is not None:
-        raise InputError(f"{given.where}: table {twice!r} is there twice; expected every name once")
-    return tables
+        raise InputError(f"{where}: table {twice!r} is there twice; expected every name once")
 
 
 def _table(values: Mapping[str, Any], place: int, where: str, batch: int, folder: Path) -> Table:
     name = values.get("name")
-    given = Values(values, f"{where}, table {name!r}" if isinstance(name, str) else f"{where}, tables[{place}]")
-    given.only(_TABLE_KEYS)
-    given.required(_TABLE_REQUIRED)
-    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1, MOST_WIDTH)
-    pooling = given.number("pooling_factor", 0.0)
+    section = Values(values, f"{where}, table {name!r}" if isinstance(name, str) else f"{where}, tables[{place}]")
+    section.expect(_TABLE_KEYS, _TABLE_REQUIRED)
+    name, rows, dim = section.text("name"), section.whole("rows", 1, MOST_ROWS), section.whole("dim", 1, MOST_WIDTH)
+    pooling = section.number("pooling_factor", 0.0)
     if ("skew" in values) == ("statistics" in values):
         text = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
-        raise InputError(f"{given.where}: {text}; expected one of them")
+        raise InputError(f"{section.where}: {text}; expected one of them")
     if "skew" in values:
-        return Table(name, dim, _generator(given.table("skew"), rows, pooling, place))
-    counted = _statistics(given, rows, dim, pooling, batch, folder)
+        return Table(name, dim, _generator(section.table("skew"), rows, pooling, place))
+    counted = _statistics(section, rows, dim, pooling, batch, folder)
     like = generator_like(rows, pooling, counted.batch, counted.unique, place)
     return Table(name, dim, like, counted)
 
 
-def _generator(given: Values, rows: int, pooling: float, place: int) -> Generator:
-    given.only(_SKEW_KEYS)
-    given.required(("kind",))
+def _generator(section: Values, rows: int, pooling: float, place: int) -> Generator:
+    section.expect(tuple(_SKEW_TYPES), ("kind",))
     values: dict[str, Any] = {"seed": place}
-    for key, value in given.values.items():
+    for key, value in section.values.items():
         kinds, expected = _SKEW_TYPES[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise given.wrong(key, expected)
-        values[key] = float(given.values[key]) if float in kinds else value
+            raise section.wrong(key, expected)
+        values[key] = float(section.values[key]) if float in kinds else value
+    return generator_of(section.where, rows=rows, pooling=pooling, **values)
+
+
+def generator_of(where: str, **values: Any) -> Generator:
+    """The generator of these values; `where` begins what it refuses."""
     try:
-        return Generator(rows=rows, pooling=pooling, **values)
+        return Generator(**values)
     except InputError as error:
-        raise InputError(f"{given.where}: {str(error).partition(': ')[2]}") from None
+        raise InputError(f"{where}: {str(error).partition(': ')[2]}") from None
 
 
-def _statistics(given: Values, rows: int, dim: int, pooling: float, batch: int, folder: Path) -> TableStatistics:
-    result = given.values["statistics"]
+def _statistics(section: Values, rows: int, dim: int, pooling: float, batch: int, folder: Path) -> TableStatistics:
+    result = section.values["statistics"]
     if isinstance(result, str):
-        return _from_file(given, folder / result, rows, dim, pooling)
+        return _from_file(section, folder / result, rows, dim, pooling)
     if isinstance(result, list):
         result = {"reuse": result}
     if not isinstance(result, Mapping):
-        raise given.wrong("statistics", "the name of a file, or the 17 bins of the reuse histogram")
-    histogram = Values(result, f"{given.where}, statistics")
-    histogram.only(_HISTOGRAM_KEYS)
-    histogram.required(("reuse",))
+        raise section.wrong("statistics", "the name of a file, or the 17 bins of the reuse histogram")
+    histogram = Values(result, f"{section.where}, statistics")
+    histogram.expect(_HISTOGRAM_KEYS, ("reuse",))
     reuse = result["reuse"]
     good = isinstance(reuse, list) and len(reuse) == REUSE_BINS and all(type(b) in (int, float) and 0 <= b <= 1 for b in reuse)
     if not good or not 0.98 <= sum(reuse) <= 1.02:  # people round shares
@@ -289,11 +293,11 @@ def _statistics(given: Values, rows: int, dim: int, pooling: float, batch: int, 
     return of_reuse(Generator(rows=rows, pooling=pooling), dim, counted_over, tuple(map(float, reuse)), unique)
 
 
-def _from_file(given: Values, path: Path, rows: int, dim: int, pooling: float) -> TableStatistics:
+def _from_file(section: Values, path: Path, rows: int, dim: int, pooling: float) -> TableStatistics:
     counted = saved.load(path)
     if counted.rows != rows:
-        raise InputError(f"{given.where}: rows is {rows}, {path} is of a table of {counted.rows}; expected the same")
+        raise InputError(f"{section.where}: rows is {rows}, {path} is of a table of {counted.rows}; expected the same")
     factor = counted.lookups / counted.batch
     if abs(factor - pooling) > _FACTOR_AGREES * max(factor, pooling):
-        raise InputError(f"{given.where}: pooling_factor is {pooling:g}, {path} has {factor:g}; expected the same to 1 %")
+        raise InputError(f"{section.where}: pooling_factor is {pooling:g}, {path} has {factor:g}; expected the same to 1 %")
     return replace(counted, dim=dim)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -20,9 +19,9 @@ from random import Random
 from typing import Any
 
 from steptime._build.config_values import MOST_WIDTH, Values
-from steptime._build.dlrm.config import DlrmConfig, Doubt, Overrides
+from steptime._build.dlrm.config import DlrmConfig, Doubt, Overrides, check_names, generator_of
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._lookups.generators import MOST_ROWS, Generator
+from steptime._lookups.generators import MOST_ROWS
 from steptime._lookups.populations import PRODUCTION_2021
 from steptime.errors import InputError
 
@@ -90,13 +89,12 @@ def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: 
     listed, notes = [], []
     for index, table in enumerate(tables):
         at = f"{where}, tables[{index}]"
-        given = Values(table, at)
-        given.only(_BAG_KEYS)
-        given.required(("name", "num_embeddings", "embedding_dim"))
+        section = Values(table, at)
+        section.expect(_BAG_KEYS, ("name", "num_embeddings", "embedding_dim"))
         values = {"name": table["name"], "rows": table["num_embeddings"], "dim": table["embedding_dim"]}
         features = table.get("feature_names") or [table["name"]]
         if not isinstance(features, list):
-            raise given.wrong("feature_names", "a list of names")
+            raise section.wrong("feature_names", "a list of names")
         if "pooling_factor" in table:
             values["pooling_factor"] = table["pooling_factor"]
         item = _listed(Values(values, at), {}, index)
@@ -115,24 +113,19 @@ def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: 
     return _config(listed, where, overrides, tuple(notes))
 
 
-def _listed(given: Values, skew: dict[str, Any], place: int) -> _Listed:
-    given.required(_REQUIRED)
-    name, rows, dim = given.text("name"), given.whole("rows", 1, MOST_ROWS), given.whole("dim", 1, MOST_WIDTH)
+def _listed(section: Values, skew: dict[str, Any], place: int) -> _Listed:
+    section.expect(_COLUMNS, _REQUIRED)
+    name, rows, dim = section.text("name"), section.whole("rows", 1, MOST_ROWS), section.whole("dim", 1, MOST_WIDTH)
     if dim % 4:
-        raise given.wrong("dim", "a multiple of 4, as table-batched lookups have it")
-    pooling = given.number("pooling_factor", 0.0) if "pooling_factor" in given.values else _POOLING
-    try:
-        generator = Generator(rows=rows, pooling=pooling, seed=place, **skew)
-    except InputError as error:
-        raise InputError(f"{given.where}: {str(error).partition(': ')[2]}") from None
-    return _Listed(Table(name, dim, generator), "pooling_factor" not in given.values, "kind" not in skew)
+        raise section.wrong("dim", "a multiple of 4, as table-batched lookups have it")
+    pooling = section.number("pooling_factor", 0.0) if "pooling_factor" in section.values else _POOLING
+    generator = generator_of(section.where, rows=rows, pooling=pooling, seed=place, **skew)
+    return _Listed(Table(name, dim, generator), "pooling_factor" not in section.values, "kind" not in skew)
 
 
 def _config(listed: Sequence[_Listed], where: str, overrides: Overrides, notes: tuple[str, ...]) -> DlrmConfig:
     tables = tuple(item.table for item in listed)
-    twice = next((name for name, count in Counter(table.name for table in tables).items() if count > 1), None)
-    if twice is not None:
-        raise InputError(f"{where}: table {twice!r} is there twice; expected every name once")
+    check_names(tables, where)
     ranks, batch = overrides.ranks or overrides.platform_ranks, overrides.batch
     samples = SAMPLES_PER_RANK * ranks if batch is None else batch
     model = Dlrm(Path(where).stem, samples, _DENSE_FEATURES, _BOTTOM, _TOP, tables, interaction="cat")
@@ -160,15 +153,15 @@ def _doubts(listed: Sequence[_Listed], model: Dlrm) -> list[Doubt]:
     return [Doubt(text, "spread as those of production tables are", replace(model, tables=tables))]
 
 
-def _otherwise(one: _Listed, place: int) -> Table:
+def _otherwise(listed: _Listed, place: int) -> Table:
     """The table with what was left open drawn from a population."""
-    if not (one.no_pooling or one.no_skew):
-        return one.table
+    if not (listed.no_pooling or listed.no_skew):
+        return listed.table
     draws = Random(place)
     drawn = PRODUCTION_2021.table([draws.random() for _ in range(4)])
-    result = one.table.generator
-    if one.no_pooling:
+    result = listed.table.generator
+    if listed.no_pooling:
         result = replace(result, pooling=drawn.pooling)
-    if one.no_skew:
+    if listed.no_skew:
         result = replace(result, kind=drawn.kind, alpha=drawn.alpha, shift=drawn.shift)
-    return replace(one.table, generator=result)
+    return replace(listed.table, generator=result)

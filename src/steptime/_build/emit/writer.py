@@ -41,6 +41,14 @@ _PROCESS, _EMPTY_STORAGE = 1, 2  # ids of the process node and of the storage th
 _SCHEMA = "1.1.1-chakra.0.0.4"  # that of the traces that come with the package, by PyTorch 2.11
 _NO_TIMEOUT = -1
 _SIGNATURE = Signature()
+# What c10d, the record of communication and NCCL call a collective.
+_COLLECTIVES = {
+    "all_reduce": ("allreduce_", "allreduce", "all_reduce"),
+    "all_to_all": ("alltoall_base_", "all_to_allv", "all_to_all"),
+    "broadcast": ("broadcast_", "broadcast", "broadcast"),
+    "all_gather": ("_allgather_base_", "_allgather_base", "_all_gather_base"),
+    "reduce_scatter": ("_reduce_scatter_base_", "_reduce_scatter_base", "_reduce_scatter_base"),
+}
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -240,38 +248,31 @@ class Writer:
 
     def all_reduce(self, tensors: tuple[Tensor, ...], group: str = GROUP, *, asynchronous: bool = True) -> int:
         """Sums tensors over the ranks, in place."""
-        called = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
-        with self.write("c10d::allreduce_", called, (tensors, OBJECT)):
-            return self._communicate(group, "allreduce", "all_reduce", "nccl:all_reduce", (tensors,), (tensors,))
+        call = (tensors, OBJECT, OBJECT, None, asynchronous, _NO_TIMEOUT)
+        return self._collective("all_reduce", group, call, (tensors, OBJECT), (tensors,), (tensors,))
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], *, asynchronous: bool = True
     ) -> int:
         """Sends shares of `in_splits` elements to every rank and receives `out_splits`."""
-        given, taken = tuple(in_splits), tuple(out_splits)
-        called = (received, sent, OBJECT, taken, given, asynchronous, _NO_TIMEOUT)
-        with self.write("c10d::alltoall_base_", called, (OBJECT,)):
-            return self._communicate(GROUP, "all_to_allv", "all_to_all", "nccl:all_to_all", (sent,), (received,), given, taken)
+        splits = tuple(in_splits), tuple(out_splits)
+        call = (received, sent, OBJECT, splits[1], splits[0], asynchronous, _NO_TIMEOUT)
+        return self._collective("all_to_all", GROUP, call, (OBJECT,), (sent,), (received,), *splits)
 
     def broadcast(self, tensor: Tensor, group: str = GROUP) -> int:
         """Gives every rank what the first has."""
-        called = ((tensor,), OBJECT, 0, 0, True, _NO_TIMEOUT)
-        with self.write("c10d::broadcast_", called, ((tensor,), OBJECT)):
-            return self._communicate(group, "broadcast", "broadcast", "nccl:broadcast", ((tensor,),), ((tensor,),))
+        call = ((tensor,), OBJECT, 0, 0, True, _NO_TIMEOUT)
+        return self._collective("broadcast", group, call, ((tensor,), OBJECT), ((tensor,),), ((tensor,),))
 
     def all_gather(self, whole: Tensor, shard: Tensor, group: str = GROUP) -> int:
         """Gathers every rank's shard into the whole."""
-        called = (whole, shard, OBJECT, True, _NO_TIMEOUT)
-        with self.write("c10d::_allgather_base_", called, (whole, OBJECT)):
-            return self._communicate(group, "_allgather_base", "all_gather", "nccl:_all_gather_base", (shard,), (whole,))
+        call = (whole, shard, OBJECT, True, _NO_TIMEOUT)
+        return self._collective("all_gather", group, call, (whole, OBJECT), (shard,), (whole,))
 
     def reduce_scatter(self, shard: Tensor, whole: Tensor, group: str = GROUP) -> int:
         """Sums the whole over the ranks and leaves each its shard."""
-        called = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
-        with self.write("c10d::_reduce_scatter_base_", called, (shard, OBJECT)):
-            return self._communicate(
-                group, "_reduce_scatter_base", "reduce_scatter", "nccl:_reduce_scatter_base", (whole,), (shard,)
-            )
+        call = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
+        return self._collective("reduce_scatter", group, call, (shard, OBJECT), (whole,), (shard,))
 
     def wait(self, number: int, group: str = GROUP) -> None:
         """Makes the stream that computes wait for a collective."""
@@ -280,27 +281,28 @@ class Writer:
         # A wait is recorded with no tensor, and PyTorch writes the dtype of none as Byte.
         self.write(COMM_NODE, recorded, comm=Comm(WAIT, WAIT, named.name, self.rank, number, dtype="uint8"))
 
-    def _communicate(
+    def _collective(
         self,
-        group: str,
-        name: str,
         kind: str,
-        inner: str,
+        group: str,
+        call: tuple[Value, ...],
+        result: tuple[Value, ...],
         inputs: tuple[Value, ...],
         outputs: tuple[Value, ...],
         in_splits: tuple[int, ...] = (),
         out_splits: tuple[int, ...] = (),
     ) -> int:
+        """Writes c10d's op, the record of what is communicated, and NCCL's range inside it; gives the collective's number."""
         self._collectives += 1
-        number, named = self._collectives, self._groups[group]
+        number, named, (c10d, name, nccl) = self._collectives, self._groups[group], _COLLECTIVES[kind]
         sent, received = _flat(inputs), _flat(outputs)
         comm = Comm(
             name, kind, named.name, self.rank, number, in_splits, out_splits, sent, received,
             _bytes(sent), _bytes(received), sent[0].dtype,
         )  # fmt: skip
         about = ((number, False), (named.name, named.description), self.rank, name, in_splits, out_splits, 0, 1, named.size)
-        with self.write(COMM_NODE, (*inputs, *about), outputs, comm=comm):
-            self.write(inner, (sent[0],))
+        with self.write(f"c10d::{c10d}", call, result), self.write(COMM_NODE, (*inputs, *about), outputs, comm=comm):
+            self.write(f"nccl:{nccl}", (sent[0],))
         return number
 
     # The whole

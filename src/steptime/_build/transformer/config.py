@@ -202,10 +202,9 @@ class Transformer:
         known = [field.name for field in fields(cls)]
         checked = Values(values, where)
         checked.choice("kind", (KIND,), KIND)
-        checked.only([*known, "kind", "ranks"])
-        checked.required(_REQUIRED)
-        parallel = checked.table("parallel") if "parallel" in values else Values({}, where)
-        parallel.only([field.name for field in fields(Parallelism)])
+        checked.expect([*known, "kind", "ranks"], _REQUIRED)
+        parallel = checked.table("parallel")
+        parallel.expect([field.name for field in fields(Parallelism)])
         given = {key: value for key, value in values.items() if key in known and key != "parallel"}
         ranks = values.get("ranks")
         try:
