@@ -61,10 +61,10 @@ def questions_of(program: Program, *, cached_bytes: int | None = None, launches_
     that each has its share of it. `launches_recorded`: kernels were recorded beside the ops, so that an op without any launched
     none.
     """
-    kept = warm_within_bytes(reference_device()) if cached_bytes is None else cached_bytes
-    key = (IssuedWork, kept, launches_recorded)
+    cached = warm_within_bytes(reference_device()) if cached_bytes is None else cached_bytes
+    key = (IssuedWork, cached, launches_recorded)
     if key not in program.derived:
-        program.derived[key] = tuple(_Walk(program, kept, launches_recorded=launches_recorded).works())
+        program.derived[key] = tuple(_Walk(program, cached, launches_recorded=launches_recorded).works())
     return list(program.derived[key])
 
 

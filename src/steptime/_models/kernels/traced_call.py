@@ -50,7 +50,7 @@ class TracedCall:
         return result
 
 
-_kept: dict[object, TracedCall | None] = {}
+_calls: dict[object, TracedCall | None] = {}
 
 
 def traced_call(name: str, signature: Signature, *, ordered: bool = False) -> TracedCall | None:
@@ -64,12 +64,12 @@ def traced_call(name: str, signature: Signature, *, ordered: bool = False) -> Tr
         return known
     values = signature.inputs
     key = (name, ordered, *map(_plain, values))
-    if key not in _kept:
-        if len(_kept) >= _MOST:
-            _kept.clear()
+    if key not in _calls:
+        if len(_calls) >= _MOST:
+            _calls.clear()
         overload = overload_of(name, values)
-        _kept[key] = None if overload is None else TracedCall(overload, *_call_arguments(overload, values, ordered=ordered))
-    call = signature.derived[derived] = _kept[key]
+        _calls[key] = None if overload is None else TracedCall(overload, *_call_arguments(overload, values, ordered=ordered))
+    call = signature.derived[derived] = _calls[key]
     return call
 
 
@@ -91,20 +91,20 @@ def _call_arguments(
     `ordered` says that the index along a dimension counts.
     """
     positional: list[Argument] = []
-    kept = 0  # up to the last one that is not its default
+    count = 0  # up to the last one that is not its default
     named: list[tuple[str, Argument]] = []
     for index, (value, parameter) in enumerate(zip(values, overload.parameters, strict=False)):
-        given = parameter.required or value != parameter.default
+        needed = parameter.required or value != parameter.default
         if parameter.name:
-            if given and parameter.type != "generator":
+            if needed and parameter.type != "generator":
                 named.append((parameter.name, _argument(value, parameter, overload, values, index)))
             continue
         result = _argument(value, parameter, overload, values, index)
         if ordered and index == INDEX_ARGUMENT and isinstance(result, TensorArg):
             result = replace(result, values="ordered")
         positional.append(result)
-        kept = len(positional) if given else kept
-    return tuple(positional[:kept]), tuple(sorted(named, key=lambda item: item[0]))
+        count = len(positional) if needed else count
+    return tuple(positional[:count]), tuple(sorted(named, key=lambda item: item[0]))
 
 
 def _argument(value: Value, parameter: Parameter, overload: Overload, values: Sequence[Value], place: int) -> Argument:

@@ -6,6 +6,8 @@ reads the seed of its dropout on the host: such a call cannot be captured in a C
 
 from __future__ import annotations
 
+from functools import partial
+
 from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.sweep import FLOATS, HALVES, SEQUENCES, USUAL_BYTES, Draw, Drawn, KernelSweep
@@ -62,42 +64,33 @@ def _draw_heads(draw: Draw, dtypes: tuple[str, ...], dims: tuple[int, ...] = _DI
     return drawn
 
 
-def _draw_flash(draw: Draw) -> Drawn | None:
-    return _draw_heads(draw, HALVES, (*_DIMS, 256))
-
-
-def _draw_halves(draw: Draw) -> Drawn | None:
-    return _draw_heads(draw, HALVES)
-
-
-def _draw_floats(draw: Draw) -> Drawn | None:
-    return _draw_heads(draw, FLOATS)
-
+_FLASH = partial(_draw_heads, dtypes=HALVES, dims=(*_DIMS, 256))
+_HALVES, _FLOATS = partial(_draw_heads, dtypes=HALVES), partial(_draw_heads, dtypes=FLOATS)
 
 FAMILY = Family(
     name="attention",
     form="attention",
     sweep=KernelSweep(
-        (1, _draw_flash, "_scaled_dot_product_flash_attention(*q, *k, *v, dropout, causal, False)"),
+        (1, _FLASH, "_scaled_dot_product_flash_attention(*q, *k, *v, dropout, causal, False)"),
         (
-            *(1, _draw_flash),
+            *(1, _FLASH),
             "_scaled_dot_product_flash_attention_backward"
             "(*out, q, k, v, out, lse, None, None, queries, keys, dropout, causal, state, offset)",
         ),
-        (0.8, _draw_halves, "_scaled_dot_product_cudnn_attention(*q, *k, *v, None, True, dropout, causal, False)"),
+        (0.8, _HALVES, "_scaled_dot_product_cudnn_attention(*q, *k, *v, None, True, dropout, causal, False)"),
         (
-            *(0.8, _draw_halves),
+            *(0.8, _HALVES),
             "_scaled_dot_product_cudnn_attention_backward"
             "(*out, q, k, v, out, cudnn_lse, seed, seed, None, None, None, queries, keys, dropout, causal)",
         ),
-        (1, _draw_floats, "_scaled_dot_product_efficient_attention(*q, *k, *v, bias, True, dropout, causal)"),
+        (1, _FLOATS, "_scaled_dot_product_efficient_attention(*q, *k, *v, bias, True, dropout, causal)"),
         (
-            *(1, _draw_floats),
+            *(1, _FLOATS),
             "_scaled_dot_product_efficient_attention_backward"
             "(*out, q, k, v, bias, out, padded_lse, host_seed, host_seed, dropout, [True, True, True, False], causal)",
         ),
         # The products, softmax and scaling one after the other, as one call.
-        (0.5, _draw_floats, "_scaled_dot_product_attention_math(*q, *k, *v, None, 0.0, causal)"),
+        (0.5, _FLOATS, "_scaled_dot_product_attention_math(*q, *k, *v, None, 0.0, causal)"),
     ),
     weight=8.0,
 )

@@ -110,7 +110,7 @@ def _draw_layer(draw: Draw) -> Drawn | None:
         "no_padding": (0,) * rank,
         "groups": layer.groups,
         # A network's first layer asks for no gradient of its input.
-        "asked": (layer.inputs != 3, True, biased),
+        "output_mask": (layer.inputs != 3, True, biased),
     }
 
 
@@ -121,7 +121,8 @@ FAMILY = Family(
         (1, _draw_layer, "convolution(*x, weight, bias, stride, padding, dilation, False, no_padding, groups)"),
         (
             *(1, _draw_layer),
-            "convolution_backward(*y, x, weight, bias_shape, stride, padding, dilation, False, no_padding, groups, asked)",
+            "convolution_backward"
+            "(*y, x, weight, bias_shape, stride, padding, dilation, False, no_padding, groups, output_mask)",
         ),
     ),
     weight=7.0,  # cuDNN plans tens of milliseconds at a layer's first call

@@ -17,8 +17,8 @@ def _draw_broadcast(draw: Draw, shape: Shape) -> Shape:
     """The shape of an operand that is repeated: over the rows, the features, the pixels, or all but one axis."""
     if len(shape) == 1:
         return draw.pick(((), (1,)))
-    kept = draw.below(len(shape))
-    per_axis = tuple(length if axis == kept else 1 for axis, length in enumerate(shape))
+    axis_kept = draw.below(len(shape))
+    per_axis = tuple(length if axis == axis_kept else 1 for axis, length in enumerate(shape))
     return draw.pick(((*shape[:-1], 1), shape[-1:], per_axis, (1, *shape[1:])))
 
 

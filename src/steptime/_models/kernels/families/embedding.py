@@ -81,8 +81,8 @@ _SEGMENTS = (
 )
 
 
-def _table(call: GpuCall, place: int) -> Operand:
-    table = call.tensor(place)
+def _table(call: GpuCall, position: int) -> Operand:
+    table = call.tensor(position)
     if len(table.shape) != 2 or table.numel == 0:
         raise InputError(f"{call.op}: {table.shape} is no table of rows")
     return table
@@ -101,25 +101,25 @@ def _embedding(call: GpuCall) -> list[Launch]:
 def _bag(call: GpuCall) -> list[Launch]:
     table, index, offsets = _table(call, 0), call.tensor(1), call.tensor(2)
     rows, columns = table.shape
-    asked, bags, mode = index.numel, max(1, offsets.numel), call.integer(4, 0)
-    met = max(1, int(distinct_rows(rows, asked)))
+    lookups, bags, mode = index.numel, max(1, offsets.numel), call.integer(4, 0)
+    met = max(1, int(distinct_rows(rows, lookups)))
     weighted = call.optional_tensor(6) is not None
-    pooled = asked / bags
+    pooled = lookups / bags
     facts = {
         "rows": bags,
         "columns": columns,
         "table_rows": rows,
         "pooled": pooled,
-        "items": asked,
+        "items": lookups,
         "row_bytes": columns * table.item_bytes,
         "footprint_bytes": table.nbytes,
-        "reuse": asked / met,
+        "reuse": lookups / met,
         "mode": mode,
         "weighted": weighted,
-        "gathered_bytes": asked * columns * table.item_bytes,
+        "gathered_bytes": lookups * columns * table.item_bytes,
     }
     stretches = bags * math.ceil(columns / _WARP)
-    busiest = max(_longest(call, asked, bags), math.ceil(stretches / _BAG_WARPS) * pooled)
+    busiest = max(_longest(call, lookups, bags), math.ceil(stretches / _BAG_WARPS) * pooled)
     grids: Grids = ((1.0, busiest), (stretches / 8, pooled), (bags * columns / 256, pooled), (bags / 8, pooled))
     kernel = "EmbeddingBag_updateOutputKernel_" + ("max" if mode == _MAX else "sum_mean")
     reads = (part(table, (met, columns)), index, offsets)
@@ -128,14 +128,14 @@ def _bag(call: GpuCall) -> list[Launch]:
     if mode == _MAX:
         # Few of these were measured: two pairs and the bytes are as much as they can tell.
         facts, grids = {"gathered_bytes": facts["gathered_bytes"], "columns": columns}, grids[:2]
-    return [Launch(kernel, asked * columns, reads, writes, facts, grids, path, table.dtype)]
+    return [Launch(kernel, lookups * columns, reads, writes, facts, grids, path, table.dtype)]
 
 
-def _longest(call: GpuCall, asked: int, bags: int) -> float:
+def _longest(call: GpuCall, lookups: int, bags: int) -> float:
     """Rows of the longest bag: where offsets are drawn evenly, the last one has what is left over."""
     offsets = call.value(2)
     drawn = isinstance(offsets, TensorArg) and offsets.values == "offsets"
-    return asked - (bags - 1) * (asked // bags) if drawn else asked / bags
+    return lookups - (bags - 1) * (lookups // bags) if drawn else lookups / bags
 
 
 def _bag_backward(call: GpuCall) -> list[Launch]:

@@ -45,12 +45,12 @@ _BY_TENSOR = (
 
 
 def _draw_rows(draw: Draw) -> dict[str, Argument]:
-    """Rows of features, those of them that are asked for, and their gradients."""
+    """Rows of features, those of them that are lookups for, and their gradients."""
     features = draw.pick((8, 16, 32, 64, 128)) if draw.chance(0.5) else draw.width(1, 2048)
     rows = draw.log_int(16, min(1_000_000, USUAL_ELEMENTS // features))
     table = TensorArg((rows, features), draw.floating())
-    asked = draw.log_int(16, min(262_144, USUAL_ELEMENTS // features))
-    return {"table": table, "index": indices((asked,), rows), "gradient": TensorArg((asked, features), table.dtype)}
+    lookups = draw.log_int(16, min(262_144, USUAL_ELEMENTS // features))
+    return {"table": table, "index": indices((lookups,), rows), "gradient": TensorArg((lookups, features), table.dtype)}
 
 
 def _draw_put(draw: Draw) -> Drawn:
@@ -116,29 +116,29 @@ def _index_select(call: GpuCall) -> list[Launch]:
     return [Launch(SCATTER_GATHER, elements, reads, result, facts, scatter_grids(elements), "inner", x.dtype)]
 
 
-def _places(call: GpuCall) -> list[Operand | None]:
+def _index_tensors(call: GpuCall) -> list[Operand | None]:
     """The index tensors of advanced indexing; None leaves a dimension whole."""
-    places = call.value(1)
-    if not isinstance(places, tuple) or not any(isinstance(item, TensorArg) for item in places):
-        raise InputError(f"{call.op}: argument 1 is {places!r}, expected a list of index tensors")
-    return [operand(item, 1) if isinstance(item, TensorArg) else None for item in places]
+    tensors = call.value(1)
+    if not isinstance(tensors, tuple) or not any(isinstance(item, TensorArg) for item in tensors):
+        raise InputError(f"{call.op}: argument 1 is {tensors!r}, expected a list of index tensors")
+    return [operand(item, 1) if isinstance(item, TensorArg) else None for item in tensors]
 
 
 def _index(call: GpuCall) -> list[Launch]:
-    x, places = _matrix(call), _places(call)
-    first = places[0]
-    if len(places) == 1 and first is not None:
+    x, tensors = _matrix(call), _index_tensors(call)
+    first = tensors[0]
+    if len(tensors) == 1 and first is not None:
         return [rows_by_index(x, first, unaligned=INDEXED, few=False)]
-    indices = [index for index in places if index is not None]
-    asked = max(index.numel for index in indices)
-    kept = math.prod(size for index, size in enumerate(x.shape) if index >= len(places) or places[index] is None)
-    elements = asked * kept
+    indices = [index for index in tensors if index is not None]
+    lookups = max(index.numel for index in indices)
+    whole = math.prod(size for index, size in enumerate(x.shape) if index >= len(tensors) or tensors[index] is None)
+    elements = lookups * whole
     facts = {
-        "rows": kept,
-        "row_bytes": asked * x.item_bytes,
+        "rows": whole,
+        "row_bytes": lookups * x.item_bytes,
         "table_rows": x.shape[1] if len(x.shape) > 1 else 1,
         "footprint_bytes": x.nbytes,
-        "items": asked,
+        "items": lookups,
     }
     reads, result = (part(x, (elements,)), *indices), (fresh((elements,), x.dtype),)
     return [Launch(INDEXED, elements, reads, result, facts, indexed_grids(elements), "places", x.dtype)]
@@ -150,11 +150,11 @@ def _copied(call: GpuCall, x: Operand) -> list[Launch]:
 
 
 def _index_put(call: GpuCall) -> list[Launch]:
-    x, places, values = _matrix(call), _places(call), call.tensor(2)
+    x, tensors, values = _matrix(call), _index_tensors(call), call.tensor(2)
     if call.flag(3):
         # Autograd's op has bounds checked before; the others assert them first.
-        return _copied(call, x) + _accumulated(x, places, values, call.gpu, checked=call.name != "_index_put_impl_")
-    indices = [index for index in places if index is not None]
+        return _copied(call, x) + _accumulated(x, tensors, values, call.gpu, checked=call.name != "_index_put_impl_")
+    indices = [index for index in tensors if index is not None]
     rows = max(index.numel for index in indices)
     facts = {
         "rows": rows,
@@ -178,37 +178,37 @@ def _added(x: Operand, axis: int, index: Operand, values: Operand, gpu: Gpu, *, 
 
     An index that counts meets every row once, and its rows lie side by side.
     """
-    length, asked = x.shape[axis], index.numel
+    length, lookups = x.shape[axis], index.numel
     columns = math.prod(x.shape[axis + 1 :])
-    met = max(1, min(length, asked) if ordered else int(distinct_rows(length, asked)))
+    met = max(1, min(length, lookups) if ordered else int(distinct_rows(length, lookups)))
     beside = columns * met if ordered else columns
-    rows = _met_rows(x, axis, met, asked, ordered=ordered)
-    facts = {"rows": asked, "columns": beside, "table_rows": length, "reuse": asked / met, "footprint_bytes": x.nbytes}
+    rows = _met_rows(x, axis, met, lookups, ordered=ordered)
+    facts = {"rows": lookups, "columns": beside, "table_rows": length, "reuse": lookups / met, "footprint_bytes": x.nbytes}
     sectors = values.numel / max(1, min(beside, _SECTOR_BYTES // x.item_bytes))
     blocks = min(math.ceil(values.numel / _THREADS), _BLOCKS_OF_SM * gpu.sms)
     grids = ((values.numel / 512, 1.0), (sectors / _WARP, 1.0), (blocks, math.ceil(values.numel / (blocks * _THREADS))))
-    kernel = "indexFuncLargeIndex" if asked > _FEW else "indexFuncSmallIndex"
+    kernel = "indexFuncLargeIndex" if lookups > _FEW else "indexFuncSmallIndex"
     return Launch(kernel, values.numel, (values, index, rows), (rows,), facts, grids, "", x.dtype)
 
 
-def _met_rows(x: Operand, axis: int, met: int, asked: int, *, ordered: bool) -> Operand:
+def _met_rows(x: Operand, axis: int, met: int, lookups: int, *, ordered: bool) -> Operand:
     """What of a tensor is read and written where rows along an axis are met: sectors, where a row is shorter than one."""
     length = x.shape[axis]
     others, of_sector = x.numel // length, _SECTOR_BYTES // (x.item_bytes * math.prod(x.shape[axis + 1 :]))
     if ordered or of_sector < 2:
         return fresh((met, others), x.dtype)
     sectors = math.ceil(length / of_sector)
-    return fresh((min(length, max(1, int(of_sector * distinct_rows(sectors, asked)))), others), x.dtype)
+    return fresh((min(length, max(1, int(of_sector * distinct_rows(sectors, lookups)))), others), x.dtype)
 
 
 def _label_facts(x: Operand, index: Operand) -> dict[str, float]:
-    asked = index.shape[-1] if index.shape else 1
+    lookups = index.shape[-1] if index.shape else 1
     return {
-        "rows": index.numel // max(1, asked),
+        "rows": index.numel // max(1, lookups),
         "columns": x.shape[-1],
-        "picked": asked,
+        "picked": lookups,
         "footprint_bytes": x.nbytes,
-        "reuse": asked / x.shape[-1],
+        "reuse": lookups / x.shape[-1],
     }
 
 
@@ -228,7 +228,7 @@ def scatter(call: GpuCall) -> list[Launch]:
     return [*_copied(call, x), Launch(SCATTER_GATHER, index.numel, reads, (met,), facts, grids, path, x.dtype)]
 
 
-# `index_put` that adds: places as one number each, sorted, and then one sum for each place.
+# `index_put` that adds: indices as one number each, sorted, and then one sum for each of them.
 
 # Elements of a slice up to which ATen has a kernel for small ones.
 _SMALL_SLICE = 32
@@ -236,9 +236,9 @@ _SMALL_SLICE = 32
 _INDICES_OF_BLOCK = 4
 
 
-def _accumulated(x: Operand, places: Sequence[Operand | None], values: Operand, gpu: Gpu, *, checked: bool) -> list[Launch]:
-    """Adds `values` to `x` at `places`; None leaves a dimension whole."""
-    indexing = [index for index in places if index is not None]
+def _accumulated(x: Operand, tensors: Sequence[Operand | None], values: Operand, gpu: Gpu, *, checked: bool) -> list[Launch]:
+    """Adds `values` to `x` where the index tensors say; None leaves a dimension whole."""
+    indexing = [index for index in tensors if index is not None]
     indices = max(index.numel for index in indexing)
     results: list[Launch] = []
     for order, index in enumerate(indexing):
@@ -247,12 +247,12 @@ def _accumulated(x: Operand, places: Sequence[Operand | None], values: Operand, 
     if not values.dense:
         results += copies(fresh(values.shape, values.dtype), values)
     results.append(_over(indices, "divided"))
-    indexed = [size for size, item in zip(x.shape, places, strict=False) if item is not None]
+    indexed = [size for size, item in zip(x.shape, tensors, strict=False) if item is not None]
     # ATen sorts by the place of a slice in the whole tensor, dimensions that are left whole included.
-    high = math.prod(x.shape[: len(places)])
+    high = math.prod(x.shape[: len(tensors)])
     results.append(over_indices(WITH_INDEX, indices, path="indices"))
     results += radix_sort(indices, bits_of(high), high)
-    return [*results, _summed(x, places, values, indices, indexed[0])]
+    return [*results, _summed(x, tensors, values, indices, indexed[0])]
 
 
 def _over(indices: int, tag: str, *, first: Operand | None = None) -> Launch:
@@ -282,9 +282,9 @@ def _linear(index: Operand, order: int) -> list[Launch]:
     return [*results, _over(indices, "added")] if order else results
 
 
-def _summed(x: Operand, places: Sequence[Operand | None], values: Operand, indices: int, table_rows: int) -> Launch:
-    first = next(index for index, item in enumerate(places) if item is not None)
-    slice_elements = math.prod(x.shape[len(places) :])
+def _summed(x: Operand, tensors: Sequence[Operand | None], values: Operand, indices: int, table_rows: int) -> Launch:
+    first = next(index for index, item in enumerate(tensors) if item is not None)
+    slice_elements = math.prod(x.shape[len(tensors) :])
     before = math.prod(x.shape[:first])
     kernel = "indexing_backward_kernel"
     if slice_elements == 1:

@@ -71,8 +71,8 @@ def _summed(x: Operand, gpu: Gpu) -> list[Launch]:
     return reduction(_again(x), range(len(x.shape)), gpu, tag=x.dtype)
 
 
-def _scores(call: GpuCall, place: int) -> Operand:
-    x = call.tensor(place)
+def _scores(call: GpuCall, position: int) -> Operand:
+    x = call.tensor(position)
     if len(x.shape) < 2:
         raise InputError(f"{call.op}: scores {x.shape} have no classes")
     return x
@@ -158,7 +158,7 @@ def _spread(gradient: Operand, x: Operand) -> Operand:
 
 
 def _cross_entropy_backward(call: GpuCall) -> list[Launch]:
-    gradient, x, target = (call.tensor(place) for place in range(3))
+    gradient, x, target = (call.tensor(position) for position in range(3))
     results = [pointwise((_spread(gradient, x), x, target), fresh(x.shape, x.dtype), tag=x.dtype)]
     if call.integer(4, _MEAN) == _MEAN:
         results.append(pointwise((_again(x),), _again(x), tag="divided" + x.dtype, existing=True))
@@ -166,7 +166,7 @@ def _cross_entropy_backward(call: GpuCall) -> list[Launch]:
 
 
 def _mse_backward(call: GpuCall) -> list[Launch]:
-    gradient, x, target = (call.tensor(place) for place in range(3))
+    gradient, x, target = (call.tensor(position) for position in range(3))
     result = fresh(x.shape, x.dtype)
     return [cleared(result), pointwise((x, target, _spread(gradient, x)), result, tag="backward" + x.dtype)]
 

@@ -104,9 +104,9 @@ _PARTIAL_ROWS, _PART_ROWS, _MOST_PARTIAL_BLOCKS = 65_536, 32, 32_768
 _FEW_SAMPLES = 128
 
 
-def _rows(x: Operand, call: GpuCall, place: int) -> tuple[int, int]:
+def _rows(x: Operand, call: GpuCall, position: int) -> tuple[int, int]:
     """Rows, and the columns that are normalised together."""
-    normalised = call.integers(place)
+    normalised = call.integers(position)
     if not normalised or x.shape[-len(normalised) :] != normalised or min(x.shape) <= 0:
         raise InputError(f"{call.op}: normalised shape {normalised} is not how the input {x.shape} ends")
     columns = math.prod(normalised)
@@ -180,9 +180,9 @@ def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, su
     return results
 
 
-def _groups(call: GpuCall, x: Operand, place: int) -> tuple[int, int, int, int]:
+def _groups(call: GpuCall, x: Operand, position: int) -> tuple[int, int, int, int]:
     """Samples, channels, elements of a channel, groups."""
-    samples, channels, plane, groups = (call.integer(place + offset) for offset in range(4))
+    samples, channels, plane, groups = (call.integer(position + offset) for offset in range(4))
     if samples * channels * plane != x.numel or groups <= 0 or channels % groups:
         raise InputError(f"{call.op}: {samples} x {channels} x {plane} in {groups} groups is not the input {x.shape}")
     return samples, channels, plane, groups
@@ -305,11 +305,11 @@ def _by_channel(
     return Launch(kernel, reads[0].numel, reads, writes, images.facts, grids, "", tag)
 
 
-def _cudnn_by_channel(kernel: str, otherwise: str, reads: tuple[Operand, ...], images: _NormImages, kept: int) -> Launch:
+def _cudnn_by_channel(kernel: str, otherwise: str, reads: tuple[Operand, ...], images: _NormImages, on_chip: int) -> Launch:
     """The kernel that reads once, if a channel fits, else the other one."""
     x = reads[0]
     pairs = x.dtype == "float16" and images.plane % 2 == 0
-    once = images.rows <= (2 * kept if pairs else kept)
+    once = images.rows <= (2 * on_chip if pairs else on_chip)
     name = kernel + (("_1C11_singleread" + ("_spec" if pairs else "")) if once else otherwise)
     serial = images.samples * math.ceil(images.plane / _CHANNEL_THREADS)
     return _by_channel(name, reads, (fresh(x.shape, x.dtype),), images, serial, x.dtype)

@@ -72,10 +72,10 @@ def _scalar_tensor(call: GpuCall) -> list[Launch]:
     return [cleared(fresh((), call.dtype_keyword("float32")))]
 
 
-def _number(call: GpuCall, place: int, default: float) -> float:
-    value = call.value(place, default)
+def _number(call: GpuCall, position: int, default: float) -> float:
+    value = call.value(position, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{call.op}: argument {place} is {value!r}, expected a number")
+        raise InputError(f"{call.op}: argument {position} is {value!r}, expected a number")
     return float(value)
 
 

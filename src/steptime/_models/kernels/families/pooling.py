@@ -30,7 +30,7 @@ def _drawn(x: TensorArg, last: bool, side: int) -> dict[str, TensorArg]:
     """Images, those they become, of another side, and the place of each maximum in its plane."""
     y = TensorArg((*x.shape[:2], side, side), x.dtype)
     x, y = (x.channels_last(), y.channels_last()) if last else (x, y)
-    return {"x": x, "y": y, "places": TensorArg(y.shape, "int64", y.strides, high=x.shape[2] ** 2)}
+    return {"x": x, "y": y, "maxima": TensorArg(y.shape, "int64", y.strides, high=x.shape[2] ** 2)}
 
 
 def _draw_windows(draw: Draw) -> Drawn:
@@ -47,7 +47,7 @@ def _draw_adaptive(draw: Draw) -> Drawn:
 # How pooling kernels divide their work: a thread per output, or tiles of threads where channels lie side by side.
 
 _THREADS, _WARP, _SECTOR_BYTES = 256, 32, 32
-# Channels-last grids: threads of a block, places of a thread along each side. Those that explain the measured times best:
+# Channels-last grids: threads of a block, pixels of a thread along each side. Those that explain the measured times best:
 # forward as in ATen, backward of the maximum, backward of adaptive means.
 _FORWARD = ((1024, 2), (512, 2))
 _BACKWARD = ((256, 16), (256, 8), (1024, 2))
@@ -107,7 +107,7 @@ def _adaptive_threads_backward(pool: _Pooling) -> Grids:
 
 
 def _average_tiles(pool: _Pooling) -> Grids:
-    """Channels-last means, forward and backward: several ways in which threads may share samples, channels and places."""
+    """Channels-last means, forward and backward: several ways in which threads may share samples, channels and pixels."""
     samples, lanes = pool.samples, pool.samples * pool.channels / _WARP
     return (
         (samples, pool.outputs * pool.taps),
@@ -126,18 +126,18 @@ def _tiles(
 ) -> Grids:
     """Channels-last kernels: tiles of threads over channels and both sides of the image, each with a few of every kind.
 
-    `ways` are threads of a block at most and places of a thread along each side.
+    `ways` are threads of a block at most and pixels of a thread along each side.
     """
     results = []
-    for most, places in ways:
-        blocks, serial = _tile(pool, side, most, places, widened)
+    for most, pixels in ways:
+        blocks, serial = _tile(pool, side, most, pixels, widened)
         results.append((blocks, serial * each))
     blocks, serial = _tile(pool, side, *ways[0], widened)
     return (*results, (blocks, serial), (blocks, 1.0), (pool.planes * pool.inputs / 1024, 1.0))
 
 
-def _tile(pool: _Pooling, side: tuple[int, int], most: int, places: int, widened: bool) -> tuple[float, float]:
-    """Blocks, and how many channels times places a thread of one takes.
+def _tile(pool: _Pooling, side: tuple[int, int], most: int, pixels: int, widened: bool) -> tuple[float, float]:
+    """Blocks, and how many channels times pixels a thread of one takes.
 
     `widened` says that threads which small sides leave over go along channels.
     """
@@ -148,7 +148,7 @@ def _tile(pool: _Pooling, side: tuple[int, int], most: int, places: int, widened
         width = min(floor_power(pool.channels), most // height // depth)
     groups = math.ceil(pool.channels / (width * 4))
     channels = math.ceil(pool.channels / (width * groups))
-    across, down = math.ceil(side[1] / (height * places)), math.ceil(side[0] / (depth * places))
+    across, down = math.ceil(side[1] / (height * pixels)), math.ceil(side[0] / (depth * pixels))
     serial = channels * math.ceil(side[1] / (across * height)) * math.ceil(side[0] / (down * depth))
     return pool.samples * groups * across * down, serial
 
@@ -179,8 +179,8 @@ _KERNELS: dict[str, tuple[tuple[str, Callable[[_Pooling], Grids]], tuple[str, Ca
 }
 
 
-def _pair(call: GpuCall, place: int, default: tuple[int, int]) -> tuple[int, int]:
-    sizes = call.integers(place)
+def _pair(call: GpuCall, position: int, default: tuple[int, int]) -> tuple[int, int]:
+    sizes = call.integers(position)
     return (sizes[0], sizes[-1]) if sizes else default
 
 
@@ -276,7 +276,7 @@ FAMILY = Family(
     name="pooling",
     sweep=KernelSweep(
         (1, _draw_windows, "max_pool2d_with_indices(*x, window, stride, padding, [1, 1], False)"),
-        (1, _draw_windows, "max_pool2d_with_indices_backward(*y, x, window, stride, padding, [1, 1], False, places)"),
+        (1, _draw_windows, "max_pool2d_with_indices_backward(*y, x, window, stride, padding, [1, 1], False, maxima)"),
         (0.8, _draw_windows, "avg_pool2d(*x, window, stride, padding, False, True, None)"),
         (0.8, _draw_windows, "avg_pool2d_backward(*y, x, window, stride, padding, False, True, None)"),
         (1, _draw_adaptive, (0.5, "_adaptive_avg_pool2d(*x, [side, side])"), (0.5, "_adaptive_avg_pool2d_backward(*y, x)")),

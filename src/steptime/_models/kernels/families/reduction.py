@@ -12,21 +12,21 @@ from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, D
 
 
 def _draw_bias_gradient(draw: Draw) -> Drawn:
-    """The output gradient of a linear layer, of which the sum over rows is kept as a row."""
+    """The output gradient of a linear layer, of which the sum over rows is keepdim as a row."""
     rows, features = draw.tokens(), draw.width(1, 16384)
     return {"x": TensorArg((rows, min(features, USUAL_ELEMENTS // rows)), draw.floating())}
 
 
 def _draw_summed(draw: Draw) -> Drawn:
     """Reduced over the last axis, the first, all, or all but the channels."""
-    x, kept = draw.activation(), draw.chance(0.3)
+    x, keepdim = draw.activation(), draw.chance(0.3)
     widened = DtypeArg("float32") if x.dtype != "float32" and draw.chance(0.2) else None
     draw.form()
     rank = len(x.shape)
     axes = [(-1,), (-1,), (0,), tuple(range(rank))]
     if rank >= 3:
         axes += [(0, *range(2, rank)), tuple(range(rank - 1))]
-    return {"x": x, "axes": draw.pick(axes), "kept": kept, "dtype": widened}
+    return {"x": x, "axes": draw.pick(axes), "keepdim": keepdim, "dtype": widened}
 
 
 def _draw_whole(draw: Draw) -> Drawn:
@@ -120,13 +120,13 @@ FAMILY = Family(
     name="reduction",
     sweep=KernelSweep(
         (2.5, _draw_bias_gradient, "sum.dim_IntList(*x, [0], True)"),
-        (2, _draw_summed, "sum.dim_IntList(*x, axes, kept, dtype=dtype)", "mean.dim(*x, axes, kept, dtype=dtype)"),
+        (2, _draw_summed, "sum.dim_IntList(*x, axes, keepdim, dtype=dtype)", "mean.dim(*x, axes, keepdim, dtype=dtype)"),
         (1, _draw_whole, "sum(*x)", "mean(*x)", "max(*x)", "linalg_vector_norm(*x, 2)"),
         (
             *(0.8, lambda draw: {"x": draw.activation(), "axis": draw.pick((-1, 0))}),
             *("amax(*x, [axis], False)", "max.dim(*x, axis, False)", "argmax(*x, axis)"),
         ),
-        (0.4, lambda draw: {"x": draw.activation(), "kept": draw.chance(0.5)}, "linalg_vector_norm(*x, 2, [-1], kept)"),
+        (0.4, lambda draw: {"x": draw.activation(), "keepdim": draw.chance(0.5)}, "linalg_vector_norm(*x, 2, [-1], keepdim)"),
         (0.3, _draw_running, "cumsum(*x, -1)"),
         (0.3, _draw_predicted, (0.5, "argmax(*x, -1)"), (0.5, "topk(*x, 5, -1)")),
         (0.4, _draw_table_rows, "mean.dim(*x, [1], False)"),

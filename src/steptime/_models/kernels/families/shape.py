@@ -55,10 +55,10 @@ def _draw_split(draw: Draw) -> Drawn:
     return {"x": TensorArg((ranks, sum(sizes)), draw.floating()), "sizes": sizes}
 
 
-def _within(whole: Shape, gradient: TensorArg, **places: Argument) -> Drawn | None:
+def _within(whole: Shape, gradient: TensorArg, **bounds: Argument) -> Drawn | None:
     """The gradient of a part of the whole, unless that is larger than usual."""
     usual = replace(gradient, shape=whole).nbytes <= USUAL_BYTES
-    return {"whole": whole, "gradient": gradient, **places} if usual else None
+    return {"whole": whole, "gradient": gradient, **bounds} if usual else None
 
 
 def _draw_slice_gradient(draw: Draw) -> Drawn | None:
@@ -78,7 +78,7 @@ def _draw_selection_gradient(draw: Draw) -> Drawn | None:
     """One token's gradient (BERT's pooler takes the first) in zeros of the whole's shape."""
     batch, sequence, features = draw.log_int(1, 128), draw.pick(SEQUENCES), draw.width(16)
     gradient = TensorArg((batch, features), draw.floating())
-    return _within((batch, sequence, features), gradient, place=draw.below(sequence))
+    return _within((batch, sequence, features), gradient, index=draw.below(sequence))
 
 
 def _draw_rearranged(draw: Draw) -> Drawn | None:
@@ -157,8 +157,8 @@ def _into_zeros(call: GpuCall) -> list[Launch]:
     axis %= len(shape)
     zeros = fresh(shape, gradient.dtype)
     strides = zeros.strides if len(gradient.shape) == len(shape) else zeros.strides[:axis] + zeros.strides[axis + 1 :]
-    place = replace(hot(gradient.shape, gradient.dtype, zeros.nbytes), strides=strides)
-    return [fill(zeros), *copies(place, gradient)]
+    target = replace(hot(gradient.shape, gradient.dtype, zeros.nbytes), strides=strides)
+    return [fill(zeros), *copies(target, gradient)]
 
 
 def _padded(call: GpuCall) -> list[Launch]:
@@ -199,7 +199,7 @@ FAMILY = Family(
         (0.8, _draw_stacked, "stack(*parts, axis)"),
         (0.8, _draw_split, "split_with_sizes_copy(*x, sizes, 1)"),
         (1, _draw_slice_gradient, "slice_backward(*gradient, whole, 1, start, end, 1)"),
-        (0.5, _draw_selection_gradient, "select_backward(*gradient, whole, 1, place)"),
+        (0.5, _draw_selection_gradient, "select_backward(*gradient, whole, 1, index)"),
         (0.6, _draw_rearranged, *_MOVED, *_TRIANGLES),
         most_bytes=2 * USUAL_BYTES,
     ),

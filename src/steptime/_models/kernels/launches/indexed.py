@@ -17,9 +17,9 @@ _THREADS, _EACH_SCATTER, _EACH_INDEXED = 128, 8, 4
 _INDEX_BYTES = 8
 
 
-def distinct_rows(rows: int, asked: int) -> float:
+def distinct_rows(rows: int, lookups: int) -> float:
     """Rows met at least once when so many are drawn evenly."""
-    return rows * -math.expm1(-asked / rows) if rows else 0.0
+    return rows * -math.expm1(-lookups / rows) if rows else 0.0
 
 
 def part(table: Operand, shape: tuple[int, ...]) -> Operand:
@@ -46,23 +46,23 @@ def indexed_grids(elements: int) -> Grids:
 
 def rows_by_index(table: Operand, index: Operand, *, unaligned: str = SCATTER_GATHER, few: bool = True) -> Launch:
     """Rows of `table` (its first dimension) by `index`. `few` says whether few indices have a kernel of their own."""
-    asked, columns = index.numel, math.prod(table.shape[1:])
+    lookups, columns = index.numel, math.prod(table.shape[1:])
     row_bytes, rows = columns * table.item_bytes, table.shape[0]
-    met = max(1, int(distinct_rows(rows, asked)))
+    met = max(1, int(distinct_rows(rows, lookups)))
     facts = {
-        "rows": asked,
+        "rows": lookups,
         "row_bytes": row_bytes,
         "table_rows": rows,
         "footprint_bytes": table.nbytes,
-        "reuse": asked / met,
+        "reuse": lookups / met,
         "aligned_128": row_bytes % _LINE_BYTES == 0,
     }
-    reads, writes = (part(table, (met, columns)), index), (fresh((asked, columns), table.dtype),)
-    elements = asked * columns
-    if few and asked <= _FEW:
-        return Launch(SMALL_INDEX, elements, reads, writes, facts, ((elements / 1024, 1.0), (1.0, asked)), "", table.dtype)
+    reads, writes = (part(table, (met, columns)), index), (fresh((lookups, columns), table.dtype),)
+    elements = lookups * columns
+    if few and lookups <= _FEW:
+        return Launch(SMALL_INDEX, elements, reads, writes, facts, ((elements / 1024, 1.0), (1.0, lookups)), "", table.dtype)
     if row_bytes % _VECTOR_BYTES == 0:
-        grids = ((asked * math.ceil(row_bytes / 4096), 1.0), (asked, row_bytes))
+        grids = ((lookups * math.ceil(row_bytes / 4096), 1.0), (lookups, row_bytes))
         return Launch(GATHER, elements, reads, writes, facts, grids, "", table.dtype)
     ways = _unaligned_grids(elements, columns) if unaligned == SCATTER_GATHER else indexed_grids(elements)
     return Launch(unaligned, elements, reads, writes, facts, ways, "rows", table.dtype)

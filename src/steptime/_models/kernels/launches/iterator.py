@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from steptime._models.kernels.call import contiguous
 from steptime._models.kernels.launches import (
@@ -51,13 +53,24 @@ def iterate(shape: tuple[int, ...], operands: Sequence[Operand | None], *, reduc
 
     `reduced` means that the first operand is the output of a reduction, with stride 0 along what is reduced.
     """
-    given = [None if operand is None else _byte_strides(shape, operand) for operand in operands]
-    order = _order(shape, given, reduced)
+    byte_strides = [None if operand is None else _byte_strides(shape, operand) for operand in operands]
+    order = _order(shape, byte_strides, reduced)
     sizes = [shape[axis] for axis in order]
-    strides = []
-    for item in given:
-        strides.append(_packed(sizes) if item is None else [item[axis] for axis in order])
-    return _joined(sizes, strides, operands)
+    packed = tuple(accumulate(sizes[:-1], operator.mul, initial=_FRESH_ITEM))
+    strides = [packed if item is None else tuple(item[axis] for axis in order) for item in byte_strides]
+    if not sizes:
+        items = tuple((_FRESH_ITEM if operand is None else operand.item_bytes,) for operand in operands)
+        return Iteration((1,), items)
+    joined = [(sizes[0], [stride[0] for stride in strides])]
+    for size, *steps in zip(sizes[1:], *(stride[1:] for stride in strides), strict=True):
+        inner, inner_steps = joined[-1]
+        if inner == 1:
+            joined[-1] = size, steps
+        elif size == 1 or all(step * inner == outer for step, outer in zip(inner_steps, steps, strict=True)):
+            joined[-1] = inner * size, inner_steps
+        else:
+            joined.append((size, steps))
+    return Iteration(tuple(size for size, _ in joined), tuple(zip(*(steps for _, steps in joined), strict=True)))
 
 
 def _byte_strides(shape: tuple[int, ...], x: Operand) -> list[int]:
@@ -66,21 +79,13 @@ def _byte_strides(shape: tuple[int, ...], x: Operand) -> list[int]:
     return [0] * missing + strides
 
 
-def _packed(sizes: Sequence[int]) -> list[int]:
-    step, strides = _FRESH_ITEM, []
-    for size in sizes:
-        strides.append(step)
-        step *= size
-    return strides
-
-
-def _order(shape: tuple[int, ...], given: Sequence[list[int] | None], reduced: bool) -> list[int]:
+def _order(shape: tuple[int, ...], byte_strides: Sequence[list[int] | None], reduced: bool) -> list[int]:
     """An insertion sort of the axes that stops where two cannot be told apart, as ATen's does."""
     order = list(range(len(shape) - 1, -1, -1))
     for start in range(1, len(order)):
         later = start
         for earlier in range(start - 1, -1, -1):
-            compared = _compared(order[earlier], order[later], shape, given, reduced)
+            compared = _compared(order[earlier], order[later], shape, byte_strides, reduced)
             if compared > 0:
                 order[earlier], order[later] = order[later], order[earlier]
                 later = earlier
@@ -89,9 +94,9 @@ def _order(shape: tuple[int, ...], given: Sequence[list[int] | None], reduced: b
     return order
 
 
-def _compared(left: int, right: int, shape: tuple[int, ...], given: Sequence[list[int] | None], reduced: bool) -> int:
+def _compared(left: int, right: int, shape: tuple[int, ...], byte_strides: Sequence[list[int] | None], reduced: bool) -> int:
     """1 where two axes have to be swapped, -1 where they are in order, 0 where no operand decides."""
-    for index, strides in enumerate(given):
+    for index, strides in enumerate(byte_strides):
         if strides is None:
             continue
         first, second = strides[left], strides[right]
@@ -104,30 +109,6 @@ def _compared(left: int, right: int, shape: tuple[int, ...], given: Sequence[lis
         if shape[left] > shape[right]:
             return 1
     return 0
-
-
-def _joined(sizes: Sequence[int], strides: Sequence[list[int]], operands: Sequence[Operand | None]) -> Iteration:
-    if not sizes:
-        items = tuple((item.item_bytes if item is not None else _FRESH_ITEM,) for item in operands)
-        return Iteration((1,), items)
-    left = [sizes[0]]
-    kept = [[entry[0]] for entry in strides]
-    for axis in range(1, len(sizes)):
-        size = sizes[axis]
-        if (
-            left[-1] == 1
-            or size == 1
-            or all(entry[-1] * left[-1] == item[axis] for entry, item in zip(kept, strides, strict=True))
-        ):
-            if left[-1] == 1:
-                for entry, item in zip(kept, strides, strict=True):
-                    entry[-1] = item[axis]
-            left[-1] *= size
-        else:
-            left.append(size)
-            for entry, item in zip(kept, strides, strict=True):
-                entry.append(item[axis])
-    return Iteration(tuple(left), tuple(map(tuple, kept)))
 
 
 # Bytes of a sector, the least that is moved between L2 and an SM, and of a line, for which an SM asks at once.
@@ -291,10 +272,10 @@ def reduction(x: Operand, axes: Iterable[int], gpu: Gpu, *, outputs: int = 1, ta
     """What reduces `x` along `axes` into `outputs` tensors: the kernel, after a memset where several blocks share an output."""
     rank = len(x.shape)
     gone = {axis % rank for axis in axes} if rank else set()
-    kept = tuple(1 if axis in gone else size for axis, size in enumerate(x.shape))
-    strides = tuple(0 if axis in gone else stride for axis, stride in enumerate(contiguous(kept)))
-    walk = iterate(x.shape, (replace(fresh(kept, x.dtype), strides=strides), x), reduced=True)
-    count = max(1, math.prod(kept))
+    shape = tuple(1 if axis in gone else size for axis, size in enumerate(x.shape))
+    strides = tuple(0 if axis in gone else stride for axis, stride in enumerate(contiguous(shape)))
+    walk = iterate(x.shape, (replace(fresh(shape, x.dtype), strides=strides), x), reduced=True)
+    count = max(1, math.prod(shape))
     reduced = len(walk.sizes) if count == 1 else sum(stride == 0 for stride in walk.strides[0])
     each = max(1, x.numel // count)
     grid = _grid(walk, reduced, count, each, x.item_bytes, gpu)

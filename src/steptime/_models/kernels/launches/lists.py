@@ -54,9 +54,9 @@ def packed(counts: Iterable[int], most_tensors: int) -> list[Packed]:
         tensors += count > 0
         while left:
             room = _MOST_CHUNKS - len(chunks)
-            taken, left = left[:room], left[room:]
-            chunks += taken
-            odd += taken if count % _VECTOR else []
+            fitting, left = left[:room], left[room:]
+            chunks += fitting
+            odd += fitting if count % _VECTOR else []
             if len(chunks) == _MOST_CHUNKS or (tensors == most_tensors and not left):
                 results.append(Packed(tuple(chunks), tuple(odd), tensors))
                 chunks, odd, tensors = [], [], 1 if left else 0
