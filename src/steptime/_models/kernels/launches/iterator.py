@@ -253,21 +253,6 @@ _SEMAPHORE_BYTES = 4
 _LOAD_NS = 25.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    count: int  # outputs
-    each: int  # elements that become one output
-    values: int  # that one thread reduces, one after the other
-    width: int
-    height: int
-    blocks: int
-    split: int  # blocks that share an output
-    outputs: int  # that one thread holds side by side
-    vector: bool
-    along: bool  # whether the fastest dimension is reduced
-    height_reduces: bool
-
-
 def reduction(x: Operand, axes: Iterable[int], gpu: Gpu, *, outputs: int = 1, tag: str = "", path: str = "") -> list[Launch]:
     """What reduces `x` along `axes` into `outputs` tensors: the kernel, after a memset where several blocks share an output."""
     rank = len(x.shape)
@@ -278,25 +263,25 @@ def reduction(x: Operand, axes: Iterable[int], gpu: Gpu, *, outputs: int = 1, ta
     count = max(1, math.prod(shape))
     reduced = len(walk.sizes) if count == 1 else sum(stride == 0 for stride in walk.strides[0])
     each = max(1, x.numel // count)
-    grid = _grid(walk, reduced, count, each, x.item_bytes, gpu)
-    kernel = _kernel(x, walk, reduced, grid, outputs, gpu, tag=tag, path=path)
-    return [memset(_SEMAPHORE_BYTES * (grid.blocks // grid.split)), kernel] if grid.split > 1 else [kernel]
+    facts = _reduction_facts(walk, reduced, count, each, x.item_bytes, gpu)
+    blocks, values, held = facts["blocks"], facts["values"], facts["held"]
+    grids = ((blocks, values * held), (blocks, values))
+    along = "along" if reduced == 1 else "along-many"
+    kind = "vector" if facts["vector"] else along if facts["along"] else f"across-{held:g}"
+    kernel = Launch(REDUCE, x.numel, (x,), (fresh((count,), x.dtype),) * outputs, facts, grids, kind + path, tag)
+    return [memset(_SEMAPHORE_BYTES * int(blocks // facts["split"])), kernel] if facts["split"] > 1 else [kernel]
 
 
-def _vector(item: int) -> int:
-    return 8 if item == 2 else 4
-
-
-def _grid(walk: Iteration, reduced: int, count: int, each: int, item: int, gpu: Gpu) -> _Grid:
+def _reduction_facts(walk: Iteration, reduced: int, count: int, each: int, item: int, gpu: Gpu) -> dict[str, float]:
     """ATen's choice: which dimension lies along threads, which along rows of threads, and whether blocks share an output."""
-    every = len(walk.sizes)
+    every, elements = len(walk.sizes), 8 if item == 2 else 4  # of a vector
     along = reduced == every or walk.strides[1][0] < walk.strides[1][reduced]
     across, down = (each, count) if along else (count, each)
     vector, held = False, 1
     if walk.strides[1][0 if along else reduced] == item:
         if along and across > _VECTOR_LEAST and every == 1:
             vector = True
-            across //= _vector(item)
+            across //= elements
         elif not along:
             held = _held(walk, reduced, item)
             across //= held
@@ -312,7 +297,27 @@ def _grid(walk: Iteration, reduced: int, count: int, each: int, item: int, gpu: 
     if height_reduces and values >= _MANY_VALUES and blocks <= target:
         split = max(min(-(-target // blocks), -(-values // _FEW_VALUES)), -(-values // _MANY_VALUES))
         values = -(-each // (step_in * split))
-    return _Grid(count, each, values, width, height, blocks * split, split, held, vector, along, height_reduces)
+    resident = gpu.sms * max(1.0, gpu.threads_per_sm / max(_WARP, width * height))
+    waves = blocks * split / resident
+    return {
+        "outputs": count,
+        "reduced": each,
+        "along": along,
+        "values": values,  # that one thread reduces, one after the other
+        "block_width": width,
+        "block_height": height,
+        "blocks": blocks * split,
+        "split": split,
+        "held": held,
+        "vector": vector,
+        "waves": waves,
+        "dimensions": every,
+        "reduced_dimensions": reduced,
+        "height_reduces": height_reduces,
+        "size_0": walk.sizes[0],
+        "tail": each % elements != 0,
+        "chain_ns": max(1.0, waves) * values * _LOAD_NS,
+    }
 
 
 def _held(walk: Iteration, reduced: int, item: int) -> int:
@@ -330,37 +335,3 @@ def _block(across: int, down: int, most: int) -> tuple[int, int]:
     width = min(widest, _WARP)
     height = min(tallest, most // width)
     return min(widest, most // height), height
-
-
-def _kernel(x: Operand, walk: Iteration, reduced: int, grid: _Grid, outputs: int, gpu: Gpu, *, tag: str, path: str) -> Launch:
-    resident = gpu.sms * max(1.0, gpu.threads_per_sm / max(_WARP, grid.width * grid.height))
-    facts: dict[str, float] = {
-        "outputs": grid.count,
-        "reduced": grid.each,
-        "along": grid.along,
-        "values": grid.values,
-        "block_width": grid.width,
-        "block_height": grid.height,
-        "blocks": grid.blocks,
-        "split": grid.split,
-        "held": grid.outputs,
-        "vector": grid.vector,
-        "waves": grid.blocks / resident,
-        "dimensions": len(walk.sizes),
-        "reduced_dimensions": reduced,
-        "height_reduces": grid.height_reduces,
-        "size_0": walk.sizes[0],
-        "tail": grid.each % _vector(x.item_bytes) != 0,
-        "chain_ns": max(1.0, grid.blocks / resident) * grid.values * _LOAD_NS,
-    }
-    grids = ((grid.blocks, grid.values * grid.outputs), (grid.blocks, grid.values))
-    result = fresh((grid.count,), x.dtype)
-    return Launch(REDUCE, x.numel, (x,), (result,) * outputs, facts, grids, _reduction_path(grid, reduced) + path, tag)
-
-
-def _reduction_path(grid: _Grid, reduced: int) -> str:
-    if grid.vector:
-        return "vector"
-    if grid.along:
-        return "along" if reduced == 1 else "along-many"
-    return f"across-{grid.outputs}"
