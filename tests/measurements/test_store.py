@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from steptime._measurements.recipe import Recipe, spread_of
 from steptime._measurements.sets import COMMON_COLUMNS, SETS, measured_set
-from steptime._measurements.store import Store, key_of, merge, read, write_part
+from steptime._measurements.store import Store, key_of, read, write_part
 from steptime.errors import InputError
+from steptime_lab.measurements.shipped import merge_rows
 
 
 def a_recipe(run: str = "20260101T000000-abcd") -> Recipe:
@@ -136,8 +137,8 @@ def test_merging_keeps_every_row_once_however_often_it_is_merged(tmp_path: Path)
         store.add("host", a_row(f"b{number}"))
         store.flush()
     target = tmp_path / "all" / "host.parquet"
-    assert merge([tmp_path / "0", tmp_path / "1"], "host", target) == 4
-    assert merge([tmp_path / "0", tmp_path / "1"], "host", target) == 4
+    assert merge_rows([tmp_path / "0", tmp_path / "1"], "host", target) == 4
+    assert merge_rows([tmp_path / "0", tmp_path / "1"], "host", target) == 4
     assert sorted(read(tmp_path / "all", "host")["op"].to_pylist()) == ["a", "a", "b0", "b1"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,25 +143,6 @@ def read(folder: Path, name: str) -> pa.Table:
     measured = measured_set(name)
     parts = [read_part(path, measured) for path in _parts_of(folder, name)]
     return pa.concat_tables(parts) if parts else measured.schema.empty_table()
-
-
-def merge(folders: Iterable[Path], name: str, target: Path) -> int:
-    """Writes the rows of a set from several folders into one file, without repeating any; how many there are."""
-    measured = measured_set(name)
-    tables = [read(folder, name) for folder in folders]
-    if target.exists():
-        tables.insert(0, read_part(target, measured))
-    rows = pa.concat_tables(tables)
-    seen: set[tuple[Any, ...]] = set()
-    keep = []
-    for index, identity in enumerate(zip(*(rows[c].to_pylist() for c in ("key", "run", "process", "times_ns")), strict=True)):
-        hashable = (*identity[:3], tuple(identity[3]))
-        if hashable not in seen:
-            seen.add(hashable)
-            keep.append(index)
-    # One dictionary per column: rows from many parts carry one each, which Parquet would store again and again.
-    write_part(target, rows.take(keep).unify_dictionaries().combine_chunks())
-    return len(keep)
 
 
 def _parts_of(folder: Path, name: str) -> list[Path]:

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from steptime._calibrate.harness.options import LineParser
 from steptime._measurements.sets import SETS
-from steptime._measurements.store import merge as merge_parts
 from steptime._measurements.store import read, write_part
 from steptime.errors import InputError
 from steptime_lab.measurements.collectives import choices_of, with_choices
 from steptime_lab.measurements.noise import Floor, Noise, noise_by, noise_of
 from steptime_lab.measurements.shipped import FILE_NAME as PROGRAMS
-from steptime_lab.measurements.shipped import FOLDER, pack
+from steptime_lab.measurements.shipped import FOLDER, merge_rows, pack
 
 SCHEMA_VERSION = 1
 
@@ -83,7 +82,7 @@ def merge(arguments: Sequence[str]) -> int:
     wanted = [name for name in given.only.split(",") if name] or list(SETS)
     for name in wanted:
         if any(read(folder, name).num_rows for folder in given.folders):
-            count = merge_parts(given.folders, name, given.out / f"{name}.parquet")
+            count = merge_rows(given.folders, name, given.out / f"{name}.parquet")
             print(f"{name}: {count} rows in {given.out / f'{name}.parquet'}")
     if "collectives" in wanted:
         _join_choices(given.folders, given.out)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +19,8 @@ import pyarrow.parquet as pq
 
 import steptime_lab
 from steptime._files import whole
-from steptime._measurements.store import read
+from steptime._measurements.sets import measured_set
+from steptime._measurements.store import read, read_part, write_part
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read as read_execution_trace
 from steptime._program.program import Program
@@ -86,6 +88,25 @@ def pack(folders: Iterable[Path], target: Path) -> int:
             table, unfinished, compression="zstd", compression_level=_LEVEL, use_dictionary=False, row_group_size=_GROUP
         )
     return len(result)
+
+
+def merge_rows(folders: Iterable[Path], name: str, target: Path) -> int:
+    """Writes the rows of a set from several folders into one file, without repeating any; how many there are."""
+    measured = measured_set(name)
+    tables = [read(folder, name) for folder in folders]
+    if target.exists():
+        tables.insert(0, read_part(target, measured))
+    rows = pa.concat_tables(tables)
+    seen: set[tuple[Any, ...]] = set()
+    keep = []
+    for index, identity in enumerate(zip(*(rows[c].to_pylist() for c in ("key", "run", "process", "times_ns")), strict=True)):
+        hashable = (*identity[:3], tuple(identity[3]))
+        if hashable not in seen:
+            seen.add(hashable)
+            keep.append(index)
+    # One dictionary per column: rows from many parts carry one each, which Parquet would store again and again.
+    write_part(target, rows.take(keep).unify_dictionaries().combine_chunks())
+    return len(keep)
 
 
 def read_programs(file: Path, names: Iterable[str] | None = None) -> list[CasePrograms]:
