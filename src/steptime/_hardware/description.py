@@ -55,6 +55,7 @@ RANGES: Mapping[str, ValueRange] = {
     "host_bandwidth_bytes_per_s": _BANDWIDTH,
     "cache_bandwidth_bytes_per_s": _BANDWIDTH,
     "buffered_bytes": ValueRange(1, 1e12, "bytes (1.5 MB are 1.5e6)"),
+    "host_slowdown": ValueRange(1, 1e2, "times (1: none)"),
     "latency_ns": ValueRange(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
     "interval_factor": ValueRange(1, 1e3, "times either way"),
     "start_ns": _TIME,

@@ -17,7 +17,7 @@ from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 _OVERSUBSCRIPTION = ValueRange(1, 1e4, "times (1: none)")
-_BUFFERED = "buffered_bytes"
+_BUFFERED, _HOST_SLOWDOWN = "buffered_bytes", "host_slowdown"
 _TIER_QUANTITIES = ("bandwidth_bytes_per_s", "latency_ns")
 _PUBLISHED = ("source", "license", "date")
 FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
@@ -66,6 +66,8 @@ class FabricLimits:
     published: tuple[Published, ...] = ()
     # Of what one rank sends to another, how much lies in buffers: where ranks were seen to leave an exchange one by one.
     buffered_bytes: Quantity | None = None
+    # How many times as long a rank's host takes in steps with collectives: where the wire is CPU time of the same cores.
+    host_slowdown: Quantity | None = None
 
     @property
     def ranks(self) -> int:
@@ -102,6 +104,7 @@ def _read(file: Path) -> FabricLimits:
         models=_models(file, content),
         published=_published(file, content),
         buffered_bytes=quantity(file, content, _BUFFERED) if _BUFFERED in content else None,
+        host_slowdown=quantity(file, content, _HOST_SLOWDOWN) if _HOST_SLOWDOWN in content else None,
     )
     _check_shape(file, limits)
     return limits
@@ -117,8 +120,8 @@ def fabric_toml(limits: FabricLimits) -> str:
     if limits.nodes > 1:
         lines += [f"rails = {limits.rails}", f"oversubscription = {limits.oversubscription:g}"]
     lines.append("analytic = true" if limits.models is None else f"models = {_text(limits.models.name)}")
-    if limits.buffered_bytes is not None:
-        lines.append(_quantity_line(_BUFFERED, limits.buffered_bytes))
+    measured = {_BUFFERED: limits.buffered_bytes, _HOST_SLOWDOWN: limits.host_slowdown}
+    lines += [_quantity_line(name, value) for name, value in measured.items() if value is not None]
     for item in limits.published:
         lines += ["", "[[published]]", *(f"{name} = {_text(getattr(item, name))}" for name in _PUBLISHED)]
     for tier in limits.tiers:

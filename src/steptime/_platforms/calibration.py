@@ -23,12 +23,9 @@ from steptime.errors import InputError
 _LEAST_BYTES = 64 << 10
 _STREAMED = "stream"
 # How much of what a calibration shows is taken, in logarithms; the rest is the usual machine's: bursts and collectives of one
-# machine, minutes apart, differ nearly as much as those of several. Steps of several ranks go at the pace of the slowest host,
-# and their collectives begin one by one where a calibration's run back to back. All four were chosen among 80 combinations on
-# the shipped steps (2026-11-16: geomean 3.5 %). On 191 steps of a visit that had no say they give 3.6 %,
-# uncalibrated 4.6 % (`steptime validate visit`).
-_HOST_WEIGHT, _WIRE_WEIGHT = 0.5, 0.75
-_TOGETHER, _ONE_BY_ONE = 1.2, 1.05
+# machine, minutes apart, differ nearly as much as those of several. Collectives of a step begin one by one where a calibration's
+# run back to back. The three were chosen on the shipped steps (2026-11-16).
+_HOST_WEIGHT, _WIRE_WEIGHT, _ONE_BY_ONE = 0.6, 0.75, 1.03
 # What is left unknown once a machine is calibrated: between processes that time the same step minutes apart, measured steps
 # differ by 6 % on the average and by 11 % (standard deviation of the logarithm of their ratio; DLRM of 2 and 4 ranks on one
 # machine, two visits each): host-bound ones by more than wire-bound ones.
@@ -52,7 +49,7 @@ class Calibration:
         factors = host_factors(costs.host, platform.host.usual_bursts)
         wire = _wire(costs.fabric, platform)
         return cls(
-            _speed(factors, platform.ranks) if factors else UNCALIBRATED.speed,
+            _speed(factors) if factors else UNCALIBRATED.speed,
             wire,
             _HOST_ERROR if factors else UNCALIBRATED.host_error,
             _WIRE_ERROR if wire else UNCALIBRATED.wire_error,
@@ -91,9 +88,9 @@ def _on_cpu(burst: HostBurst | Burst, usual: Burst) -> float:
     return burst.time_ns - (1.0 - LAUNCH_PER_CPU) * usual.launch_ns
 
 
-def _speed(factors: Mapping[tuple[str, str], float], ranks: int) -> Speed:
+def _speed(factors: Mapping[tuple[str, str], float]) -> Speed:
     shown = float(np.mean(np.log(list(factors.values()))))
-    return Speed.of_cpu(STEP.cpu * (_TOGETHER if ranks > 1 else 1.0) * float(np.exp(_HOST_WEIGHT * shown)))
+    return Speed.of_cpu(STEP.cpu * float(np.exp(_HOST_WEIGHT * shown)))
 
 
 def _wire(costs: Iterable[WireCost], platform: Platform) -> dict[str, float]:

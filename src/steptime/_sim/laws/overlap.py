@@ -1,7 +1,8 @@
 """A rank's collectives and the kernels beside them slow each other, where a fabric's pairs were measured.
 
 A collective holds SMs from its own start, waiting included, so a kernel is slower for the part of its time that one is there;
-moving is slower for the part of it that kernels run beside.
+moving is slower for the part of it that kernels run beside. A host that trains issues work or waits for room to do so, and
+keeps one of its rank's cores busy either way.
 """
 
 from __future__ import annotations
@@ -51,17 +52,16 @@ def _members(program: Program) -> Nanoseconds:
 
 @dataclass(frozen=True, eq=False)
 class CollectivesBesideKernels:
-    """A `settling.Law`, for ranks on one of `share` shares of a GPU; `busy`: a thread keeps one of a rank's cores busy."""
+    """A `settling.Law`, for ranks on one of `share` shares of a GPU."""
 
     law: Overlap
     works: tuple[_Works, ...]  # of every cohort
     share: int = 1
-    busy: bool = False
 
     @classmethod
-    def of(cls, cohorts: Sequence[Cohort], law: Overlap, *, share: int = 1, busy: bool = False) -> CollectivesBesideKernels:
+    def of(cls, cohorts: Sequence[Cohort], law: Overlap, *, share: int = 1) -> CollectivesBesideKernels:
         """Of cohorts whose durations are those of works alone."""
-        return cls(law, tuple(_Works.of(cohort) for cohort in cohorts), share, busy)
+        return cls(law, tuple(_Works.of(cohort) for cohort in cohorts), share)
 
     def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
         """As `settling.Law` has it."""
@@ -85,7 +85,7 @@ class CollectivesBesideKernels:
         # Of the time that it took, not of the time alone: the mean of its speed then and of its speed else.
         speeds[ours] = held / most + (1.0 - held)
         covered = _share(moving[theirs], end[theirs], _repeated(begin[ours], end[ours], period_ns))
-        speeds[theirs] = 1.0 / self.law.moving_factor(works.members[theirs], beside=covered, busy=self.busy)
+        speeds[theirs] = 1.0 / self.law.moving_factor(works.members[theirs], beside=covered, busy=True)
         return speeds
 
 

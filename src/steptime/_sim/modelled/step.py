@@ -16,6 +16,7 @@ import numpy.typing as npt
 from steptime._models.collectives.overlap import Overlap
 from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
+from steptime._models.host.model import Speed
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import one_step
@@ -51,12 +52,17 @@ class ModelledStep:
 
     def cohorts(self, calibration: Calibration = UNCALIBRATED) -> list[Cohort]:
         """With all durations as the models say, one scenario."""
+        speed, limits = self._speed(calibration), self.platform.device.limits
         return [
-            self._cohort(
-                program, program.timing(calibration.speed, self.platform.device.limits, self._wire(program, calibration))
-            )
-            for program in self.programs
+            self._cohort(program, program.timing(speed, limits, self._wire(program, calibration))) for program in self.programs
         ]
+
+    def _speed(self, calibration: Calibration) -> Speed:
+        """The host's, slower where it shares its cores with what moves the collectives."""
+        fabric = self.platform.fabric
+        if self.workload.world_size == 1 or fabric is None or fabric.limits.host_slowdown is None:
+            return calibration.speed
+        return Speed.of_cpu(calibration.speed.cpu * fabric.limits.host_slowdown.value)
 
     def _cohort(self, one: Issued, timing: Timing) -> Cohort:
         ranks = self.played.get(one.program.rank, ())
