@@ -147,7 +147,7 @@ def test_ranks_leave_at_once_where_nobody_measured_how_they_do() -> None:
     one = Exchanges.of(sharding_tasks()[0], links, 4)
     sent, arrivals = np.array([[1e6, 2e6, 3e6, 4e6]]), np.array([[0.0, 1e6, 0.0, 0.0]])
     for number in range(2):
-        assert one.ends(sent)(number, arrivals).tolist() == [one.times(sent).tolist() * 4]
+        assert one.ends(sent, (1.0, 1.0))(number, arrivals).tolist() == [one.times(sent).tolist() * 4]
 
 
 def test_one_rank_exchanges_nothing_and_waits_for_nobody() -> None:

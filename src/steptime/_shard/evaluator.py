@@ -7,7 +7,7 @@ prepared once: the step around lookups and exchanges, with the tables in it that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -177,7 +177,7 @@ class PreparedDivision:
         """Of the exchanges of plans."""
         if self.exchanges is None:
             return lambda _number, arrivals_ns: np.zeros_like(arrivals_ns)
-        return self.exchanges.ends(self._summed(plans, self.exchanges.column_bytes))
+        return self.exchanges.ends(self._summed(plans, self.exchanges.column_bytes), self.step.slower)
 
     def _lookups_together(self, law: Contention, plans: Plans, times: Mapping[Setting, Floats]) -> LookupsTogether:
         alone = [times[direction, IDLE] for direction in (FORWARD, BACKWARD)]
@@ -218,15 +218,18 @@ class Exchanges:
         """Of one exchange reached together, [plans], ns; `sent` are bytes from each rank to any other, [plans, ranks]."""
         return self.slower * self.fabric.times(messages(sent, self.ranks), range(self.ranks)).ns
 
-    def ends(self, sent: Floats) -> Ends:
-        """Of plans that send so much from each rank to any other, [plans, ranks]: forward first, then back."""
-        together = self.times(sent)
-        departures = self.departures
+    def ends(self, sent: Floats, slower: Sequence[float]) -> Ends:
+        """Of plans that send so much from each rank to any other, [plans, ranks]: forward first, then back.
+
+        `slower`: how many times as long as alone each of them takes beside kernels and a busy host.
+        """
+        together, departures = self.times(sent), self.departures
         if departures is None:
-            at_once = np.repeat(together[:, None], self.ranks, axis=1)
-            return lambda _number, _arrivals_ns: at_once
+            at_once = [np.repeat(together[:, None] * factor, self.ranks, axis=1) for factor in slower]
+            return lambda number, _arrivals_ns: at_once[number]
         forward = np.repeat(sent.T[:, None], self.ranks, axis=1)
-        ways = [departures.flows(each, together) for each in (forward, forward.swapaxes(0, 1))]
+        sides = (forward, forward.swapaxes(0, 1))
+        ways = [departures.flows(each, together * factor) for each, factor in zip(sides, slower, strict=False)]
         return lambda number, arrivals_ns: ways[number].departures_ns(arrivals_ns.T).T
 
 

@@ -153,7 +153,7 @@ class ComposedStep:
         fronts = [np.zeros_like(forward) for _ in range(self.streams)]
         period, ended, between = np.zeros(len(forward)), np.zeros(len(forward)), np.zeros_like(forward)
         exchanged, waiting, ended_back = np.zeros_like(forward), np.zeros_like(forward), np.zeros_like(forward)
-        way = {index: (number, slower) for number, (index, slower) in enumerate(zip(self.exchanges, self.slower, strict=True))}
+        way = {index: number for number, index in enumerate(self.exchanges)}
         for number in range(_SETTLING_STEPS if together is not None or most is not None else _STEPS):
             sources, waiting, exchanged = list(fronts), np.zeros_like(forward), np.zeros_like(forward)
             held: list[tuple[Floats, Floats]] = []
@@ -163,8 +163,7 @@ class ComposedStep:
                 last = arrival.max(axis=1, keepdims=True)
                 time = np.full_like(forward, moving)
                 if index in way:
-                    exchange, slower = way[index]
-                    time = ends(exchange, arrival) * slower
+                    time = ends(way[index], arrival)
                     exchanged = exchanged + time
                 waiting = waiting + (last - arrival)
                 sources.append(last + time)
