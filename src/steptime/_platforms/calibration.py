@@ -23,8 +23,8 @@ from steptime.errors import InputError
 _LEAST_BYTES = 64 << 10
 _STREAMED = "stream"
 # How much of what a calibration shows is taken, in logarithms; the rest is the usual machine's: bursts and collectives of one
-# machine, minutes apart, differ nearly as much as those of several. Collectives of a step begin one by one where a calibration's
-# run back to back. The three were chosen on the shipped steps (2026-11-16).
+# machine, minutes apart, differ nearly as much as those of several. Collectives of a step begin one by one where those of a
+# calibration run back to back. The three were chosen on the shipped steps (2026-11-16).
 _HOST_WEIGHT, _WIRE_WEIGHT, _ONE_BY_ONE = 0.6, 0.75, 1.03
 # What is left unknown once a machine is calibrated: between processes that time the same step minutes apart, measured steps
 # differ by 6 % on the average and by 11 % (standard deviation of the logarithm of their ratio; DLRM of 2 and 4 ranks on one
