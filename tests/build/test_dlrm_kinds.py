@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._build.dlrm.table_lookups import row_share, table_lookups
-from steptime._build.dlrm.workload import dlrm_workload
+from steptime._build.dlrm.workload import dlrm_workload, row_share, table_lookups
 from steptime._lookups.generators import Generator
 from steptime._lookups.workload import DENSE, WorkloadLookups
 from steptime._program.workload import Workload

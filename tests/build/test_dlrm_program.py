@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.support.same_ops import same_device_ops, same_ops
 
-from steptime._build.dlrm.bags import LocalTable
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.step import LocalTables, rank_program
+from steptime._build.dlrm.tables import LocalTable
 from steptime._lookups.generators import Generator
 from steptime._models.memory.peak import peak_memory
 from steptime._ops.waits import needed_by_nobody, tensor_waits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steptime._build.emit.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, buckets_of
 from steptime._build.emit.emitter import Emitter
+from steptime._build.emit.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, buckets_of
 from steptime._build.emit.layers import activation, cat, linear
 from steptime._build.emit.losses import mse_loss
 from steptime._build.emit.tape import Gradients, Tape

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Division
-from steptime._build.dlrm.table_lookups import table_lookups
-from steptime._build.dlrm.workload import dlrm_workload
+from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.overlap import Overlap
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes

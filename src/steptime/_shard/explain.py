@@ -16,8 +16,7 @@ import numpy.typing as npt
 from steptime._build.dlrm.config import Doubt
 from steptime._build.dlrm.model import Table
 from steptime._build.dlrm.plan import EVERYWHERE, Plan
-from steptime._build.dlrm.table_lookups import table_lookups
-from steptime._build.dlrm.workload import dlrm_workload
+from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.lookups.question import BACKWARD, FORWARD, TABLE_BATCHED, Lookup
 from steptime._shard.evaluator import Evaluator, of_timeline
 from steptime._shard.memory import memory_of, rank_limit

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.table_lookups import table_lookups
+from steptime._build.dlrm.workload import table_lookups
 from steptime._lookups.table import TableColumns
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.batch import DTYPES, Lookups, Pool

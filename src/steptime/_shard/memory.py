@@ -16,10 +16,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from steptime._build.dlrm.bags import LocalTable
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import DATA_PARALLEL, Division
 from steptime._build.dlrm.step import LocalTables, rank_program
+from steptime._build.dlrm.tables import LocalTable
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.peak import peak_memory, process_bytes
 from steptime._shard.task import FREE, Places

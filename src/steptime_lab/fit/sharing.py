@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.table_lookups import table_lookups
+from steptime._build.dlrm.workload import table_lookups
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
 from steptime._models.lookups.question import BACKWARD, FORWARD
 from steptime._platforms.fabric import Fabric

@@ -11,8 +11,7 @@ from typing import Any
 from steptime._build.config_values import MOST_WIDTH, Values, read_toml
 from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, Dlrm, Table
 from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan, plans_of, read_plans
-from steptime._build.dlrm.table_lookups import generator_like, of_reuse
-from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload
+from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
 from steptime._lookups import saved
 from steptime._lookups.generators import MOST_ROWS, Generator
 from steptime._lookups.statistics import REUSE_BINS

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from steptime._build.dlrm.bags import BagOps, LocalTable, TableOps
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.tables import CopyOps, NoTableOps, TableBatchedOps, table_batched_sizes
-from steptime._build.emit.ddp import Reducer
+from steptime._build.dlrm.tables import BagOps, CopyOps, LocalTable, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
 from steptime._build.emit.emitter import CONTIGUOUS, Emitter
+from steptime._build.emit.gradients import Reducer, sgd, step_of, zero_grad
 from steptime._build.emit.layers import activation, bmm, cat, linear
 from steptime._build.emit.losses import binary_cross_entropy, mse_loss
-from steptime._build.emit.optimizers import sgd, step_of, zero_grad
 from steptime._build.emit.tape import Gradients, Tape
 from steptime._build.emit.views import transpose, view
 from steptime._build.emit.writer import is_contiguous, strides_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
-from steptime._build.emit.ddp import Reducer
 from steptime._build.emit.emitter import Emitter
-from steptime._build.emit.optimizers import Optimizer
+from steptime._build.emit.gradients import Optimizer, Reducer
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.writer import DATA, FSDP, TENSOR
 from steptime._build.transformer.config import KIND, Parallelism, Transformer

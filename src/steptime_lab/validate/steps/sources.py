@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import Plan
-from steptime._build.dlrm.table_lookups import table_lookups
-from steptime._build.dlrm.workload import dlrm_workload
+from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._lookups.workload import RankLookups, StepLookups, WorkloadLookups
 from steptime._program.workload import Workload
 from steptime.errors import InputError
