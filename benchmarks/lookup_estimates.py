@@ -17,10 +17,9 @@ from steptime._hardware.device import FOLDER
 from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
 from steptime._lookups.table import TableColumns
-from steptime._models.lookups.batch import DTYPES, Lookups, Pool
 from steptime._models.lookups.fitted import LookupModels, lookups_file
 from steptime._models.lookups.forms import LookupForm
-from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS, TABLE_BATCHED
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, DTYPES, OPTIMIZERS, TABLE_BATCHED, Lookups, Pool
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES
 from steptime_lab.fit.lookups import read_lookups

@@ -15,7 +15,7 @@ from steptime._lookups.estimated import expected_statistics, scaled
 from steptime._lookups.generators import Generator
 from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
 from steptime._lookups.table import Floats, TableColumns, TableStatistics, table_statistics
-from steptime._models.lookups.traffic import misses
+from steptime._models.lookups.caches import misses
 
 BATCH = 4096
 FACTORS = (1 / 16, 1 / 4, 4, 16)

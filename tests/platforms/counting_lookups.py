@@ -13,9 +13,9 @@ from steptime._lookups.workload import StepLookups
 from steptime._models.engine.residuals import Residuals
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import OTHERS
-from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitted import LookupModels
 from steptime._models.lookups.forms import FORMS, LookupTimes, total_only
+from steptime._models.lookups.question import Lookups
 from steptime._platforms.device import Device
 
 RESIDUALS = Residuals.of(["anything"] * 100, np.full(100, 1e3), np.linspace(900, 1100, 100))

@@ -29,9 +29,9 @@ from steptime._models.kernels.forms.launched.terms import LaunchColumns, LaunchC
 from steptime._models.kernels.forms.matmul.products import of_questions
 from steptime._models.kernels.launches import Launch
 from steptime._models.kernels.question import LaunchTime, Question
+from steptime._models.lookups.caches import misses
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import EMBEDDING_BAG, FORWARD, ITEM_BYTES, TABLE_BATCHED, Lookup
-from steptime._models.lookups.traffic import misses
 from steptime._ops.operations import PRODUCTS
 from steptime.errors import InputError
 

@@ -19,9 +19,8 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.workload import table_lookups
 from steptime._lookups.table import TableColumns
 from steptime._models.kernels.question import OTHERS
-from steptime._models.lookups.batch import DTYPES, Lookups, Pool
 from steptime._models.lookups.fitted import LookupModels
-from steptime._models.lookups.question import BACKWARD, OPTIMIZERS, TABLE_BATCHED, Lookup
+from steptime._models.lookups.question import BACKWARD, DTYPES, OPTIMIZERS, TABLE_BATCHED, Lookup, Lookups, Pool
 from steptime._platforms.device import Device
 from steptime.errors import InputError
 

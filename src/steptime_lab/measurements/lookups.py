@@ -26,8 +26,7 @@ from steptime._lookups.statistics import QUANTILES, REUSE_BINS
 from steptime._lookups.table import WINDOWS, Floats, TableColumns, table_statistics
 from steptime._models.engine.splits import split_of
 from steptime._models.kernels.question import OTHERS
-from steptime._models.lookups.batch import DTYPES, Lookups, Pool
-from steptime._models.lookups.question import OPTIMIZERS
+from steptime._models.lookups.question import DTYPES, OPTIMIZERS, Lookups, Pool
 from steptime.errors import InputError
 
 FILE_NAME = "lookup_streams.parquet"

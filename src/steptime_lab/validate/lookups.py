@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from steptime._models.engine.splits import TEST
 from steptime._models.kernels.question import OTHERS
-from steptime._models.lookups.batch import DTYPES
 from steptime._models.lookups.fitted import Kind, LookupModels, group_of
 from steptime._models.lookups.forms import LookupForm
-from steptime._models.lookups.question import BACKWARD, DIRECTIONS, OPTIMIZERS
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, DTYPES, OPTIMIZERS
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of
 from steptime_lab.measurements.lookups import MeasuredLookups

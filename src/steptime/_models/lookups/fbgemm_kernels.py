@@ -26,9 +26,9 @@ from steptime._hardware.device import DeviceLimits
 from steptime._lookups.mixture import poisson_shares
 from steptime._lookups.statistics import QUANTILES
 from steptime._lookups.table import Floats, TableColumns, TableStatistics
+from steptime._models.lookups.caches import misses
 from steptime._models.lookups.fbgemm import DENSE, STATE_ELEMENTS, VECTOR, WARP, FbgemmLookup, KernelTime
 from steptime._models.lookups.question import ITEM_BYTES
-from steptime._models.lookups.traffic import misses
 from steptime.errors import InputError
 
 _VOLTA = "Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking, 2018 (arXiv 1804.06826)"

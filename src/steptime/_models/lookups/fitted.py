@@ -14,9 +14,8 @@ from steptime._models.engine.residuals import Residuals
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.question import LaunchTime
-from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import FORMS, LookupForm, load_form
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
 
 Kind = tuple[str, str]

@@ -12,10 +12,8 @@ import numpy as np
 from steptime._lookups.table import Floats, Places
 from steptime._models.engine.stored import stored
 from steptime._models.kernels.question import OTHERS
-from steptime._models.lookups.batch import Flags, Lookups
-from steptime._models.lookups.correction import Correction
-from steptime._models.lookups.forms import LookupTimes
-from steptime._models.lookups.question import OPTIMIZERS
+from steptime._models.lookups.forms import Correction, LookupTimes
+from steptime._models.lookups.question import OPTIMIZERS, Flags, Lookups
 from steptime_lab.baselines.lookups.rules import Seen
 from steptime_lab.fit.engine import seeded_torch
 from steptime_lab.fit.engine.regression import fit_correction

@@ -18,9 +18,8 @@ import numpy as np
 from steptime._hardware.device import reference_device
 from steptime._lookups.table import Floats, Places
 from steptime._models.kernels.question import OTHERS
-from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only
-from steptime._models.lookups.question import BACKWARD, OPTIMIZERS
+from steptime._models.lookups.question import BACKWARD, OPTIMIZERS, Lookups
 from steptime_lab.fit.engine import fitting_library
 from steptime_lab.measurements.lookups import MeasuredLookups
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from steptime._models.engine.regression import REACH, Blend, Guess, Networks, Trees
 from steptime._models.engine.stored import Floats
-from steptime._models.lookups.correction import Correction
+from steptime._models.lookups.forms import Correction
 from steptime_lab.fit.engine import fitting_library, seeded_torch
 
 # Chosen on validation rows of convolutions and attention; absolute error, because a few calls take a path of their own.

@@ -9,18 +9,20 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits
 from steptime._lookups.table import Floats
 from steptime._models.engine.constants import constants_of
-from steptime._models.lookups.device import FORM, LookupConstants
+from steptime._models.lookups.caches import FORM, LookupConstants
+from steptime._models.lookups.forms.backward_sizes import sizes_of
 from steptime._models.lookups.forms.batched_backward import (
     STAGES,
     BatchedBackward,
     OnShares,
     Stage,
+    StageTerms,
     extent,
+    features_of,
     share_terms,
     stage_times,
+    terms_of,
 )
-from steptime._models.lookups.forms.batched_backward.sizes import sizes_of
-from steptime._models.lookups.forms.batched_backward.terms import StageTerms, features_of, terms_of
 from steptime.errors import InputError
 from steptime_lab.fit.engine.regression import fit_correction
 from steptime_lab.fit.engine.terms import fit_terms

@@ -16,13 +16,18 @@ from steptime._hardware.device import DeviceLimits
 from steptime._lookups.table import Floats
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.regression import Trees
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.device import FORM, LookupConstants
-from steptime._models.lookups.forms.batched_forward import BatchedForward, share_features, sizes_of
-from steptime._models.lookups.forms.batched_forward.features import features_of
-from steptime._models.lookups.forms.batched_forward.physics import Constants, Costs, SharePowers, launched
-from steptime._models.lookups.forms.batched_forward.residual import Landmarks, Residual, bumps
-from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
+from steptime._models.lookups.caches import FORM, LookupConstants
+from steptime._models.lookups.forms.batched_forward import (
+    BatchedForward,
+    Landmarks,
+    Residual,
+    bumps,
+    features_of,
+    share_features,
+    sizes_of,
+)
+from steptime._models.lookups.forms.forward_physics import Constants, Costs, ForwardTables, SharePowers, launched
+from steptime._models.lookups.question import Lookups
 from steptime.errors import InputError
 from steptime_lab.fit.engine.regression import grow_trees
 from steptime_lab.measurements.lookups import MeasuredLookups

@@ -22,12 +22,12 @@ from steptime._lookups.table import Floats
 from steptime._models.engine.residuals import Residuals
 from steptime._models.engine.residuals import group_of as residual_group
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
-from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitted import Kind, LookupModels, group_of
 from steptime._models.lookups.forms import FORMS, LookupForm
 from steptime._models.lookups.forms.bag_backward import BagBackward
 from steptime._models.lookups.forms.dense_backward import DenseBackward
-from steptime._models.lookups.forms.rows_forward import RowsForward
+from steptime._models.lookups.forms.kernel_sum import RowsForward
+from steptime._models.lookups.question import Lookups
 from steptime.errors import InputError
 from steptime_lab.fit.lookups import batched_backward, batched_forward, kernel_sum
 from steptime_lab.measurements.lookups import MeasuredLookups
@@ -107,18 +107,17 @@ def _fit_all(
 
 def fit_form(kind: Kind, rows: MeasuredLookups, seed: int, limits: DeviceLimits) -> LookupForm:
     """The form of one implementation and direction; choices were made on validation rows beforehand."""
-    module, _ = FORMS[kind]
-    return _FITS[module](rows, seed, limits)
+    return _FITS[FORMS[kind][1]](rows, seed, limits)
 
 
-# By the module of a form.
+# By the class of a form.
 _FITS: Mapping[str, Callable[[MeasuredLookups, int, DeviceLimits], LookupForm]] = {
-    "batched_forward": batched_forward.fit,
-    "batched_backward": batched_backward.fit,
-    "bag_forward": kernel_sum.fit_bag_forward,
-    "bag_backward": partial(kernel_sum.fit_kernel_sum, BagBackward),
-    "dense_backward": partial(kernel_sum.fit_kernel_sum, DenseBackward),
-    "rows_forward": partial(kernel_sum.fit_kernel_sum, RowsForward),
+    "BatchedForward": batched_forward.fit,
+    "BatchedBackward": batched_backward.fit,
+    "BagForward": kernel_sum.fit_bag_forward,
+    "BagBackward": partial(kernel_sum.fit_kernel_sum, BagBackward),
+    "DenseBackward": partial(kernel_sum.fit_kernel_sum, DenseBackward),
+    "RowsForward": partial(kernel_sum.fit_kernel_sum, RowsForward),
 }
 
 

@@ -11,15 +11,13 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits
 from steptime._lookups.table import Floats
 from steptime._models.engine.constants import constants_of
-from steptime._models.lookups.correction import Correction
-from steptime._models.lookups.device import FORM, LookupConstants
+from steptime._models.lookups.caches import FORM, LookupConstants
+from steptime._models.lookups.forms import Correction
 from steptime._models.lookups.forms.bag_backward import BagBackward
 from steptime._models.lookups.forms.bag_forward import BagForward, terms_of
 from steptime._models.lookups.forms.dense_backward import DenseBackward
-from steptime._models.lookups.forms.kernel_sum import KernelSizes, KernelSum
-from steptime._models.lookups.forms.one_table import OneTable, sizes_of
-from steptime._models.lookups.forms.rows_forward import RowsForward
-from steptime._models.lookups.forms.timed import KernelTerms, Timed
+from steptime._models.lookups.forms.kernel_sum import KernelSizes, KernelSum, RowsForward
+from steptime._models.lookups.forms.one_table import KernelTerms, OneTable, Timed, sizes_of
 from steptime.errors import InputError
 from steptime_lab.fit.engine.regression import fit_correction
 from steptime_lab.fit.engine.terms import fit_terms

@@ -15,15 +15,14 @@ import pytest
 from steptime._hardware.device import reference_device
 from steptime._lookups.table import TableColumns, TableStatistics, table_statistics
 from steptime._models.engine.stored import pack
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.device import reference_lookups
+from steptime._models.lookups.caches import reference_lookups
 from steptime._models.lookups.forms import FORMS, LookupForm, load_form
 from steptime._models.lookups.forms.bag_backward import BagBackward
-from steptime._models.lookups.forms.bag_balance import BagLengths, balance_of
+from steptime._models.lookups.forms.bag_forward import BagLengths, balance_of
 from steptime._models.lookups.forms.dense_backward import DenseBackward
+from steptime._models.lookups.forms.kernel_sum import RowsForward
 from steptime._models.lookups.forms.one_table import OneTable, traffic_of
-from steptime._models.lookups.forms.rows_forward import RowsForward
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import fit_form
 from steptime_lab.fit.lookups.kernel_sum import kinds_of

@@ -17,9 +17,8 @@ import pytest
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
 from steptime._models.engine.stored import pack, unpack
-from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.forms import LookupForm
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES, LookupBaseline, learned, rules
 from steptime_lab.baselines.lookups.learned import PublishedLookupNetwork

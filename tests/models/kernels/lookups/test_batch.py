@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import skew_of
 

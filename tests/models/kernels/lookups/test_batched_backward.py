@@ -14,13 +14,11 @@ from steptime._hardware.device import reference_device
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
 from steptime._models.engine.stored import pack, unpack
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.device import reference_lookups
-from steptime._models.lookups.forms.batched_backward import STAGES, BatchedBackward, numbers
-from steptime._models.lookups.forms.batched_backward.sizes import COUNTED, BackwardSizes
-from steptime._models.lookups.forms.batched_backward.sizes import sizes_of as sizes_on
-from steptime._models.lookups.forms.batched_backward.terms import terms_of
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.caches import reference_lookups
+from steptime._models.lookups.forms.backward_sizes import COUNTED, BackwardSizes
+from steptime._models.lookups.forms.backward_sizes import sizes_of as sizes_on
+from steptime._models.lookups.forms.batched_backward import STAGES, BatchedBackward, numbers, terms_of
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
 from steptime_lab.fit.lookups import batched_backward
 from steptime_lab.fit.lookups.batched_backward import measured_stages, stage_of

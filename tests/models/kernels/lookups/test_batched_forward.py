@@ -13,14 +13,10 @@ from steptime._hardware.device import reference_device
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableColumns, TableStatistics, table_statistics
 from steptime._models.engine.stored import pack, unpack
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.device import reference_lookups
-from steptime._models.lookups.forms.batched_forward import BatchedForward
-from steptime._models.lookups.forms.batched_forward.physics import Constants, Launch, SharePowers, launched
-from steptime._models.lookups.forms.batched_forward.programs import Programs
-from steptime._models.lookups.forms.batched_forward.residual import Residual
-from steptime._models.lookups.forms.batched_forward.tables import ForwardTables
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.caches import reference_lookups
+from steptime._models.lookups.forms.batched_forward import BatchedForward, Residual
+from steptime._models.lookups.forms.forward_physics import Constants, ForwardTables, Launch, Programs, SharePowers, launched
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime_lab.fit.lookups import batched_forward
 from steptime_lab.fit.lookups.batched_forward import START, START_POWERS
 from steptime_lab.measurements.lookups import MeasuredLookups

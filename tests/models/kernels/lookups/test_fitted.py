@@ -12,10 +12,9 @@ from steptime._hardware.device import FOLDER
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
 from steptime._models.engine.archive import Archive, write_archive
-from steptime._models.lookups.batch import Lookups
 from steptime._models.lookups.fitted import LookupModels, group_of, lookups_file
 from steptime._models.lookups.forms import FORMS
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime._platforms.device import Device
 from steptime.errors import InputError
 

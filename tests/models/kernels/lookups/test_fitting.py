@@ -9,8 +9,7 @@ import pytest
 from steptime._hardware.device import reference_device
 from steptime._lookups.table import table_statistics
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
 from steptime_lab.fit.lookups.fitting import fit_lookups
 from steptime_lab.measurements.lookups import MeasuredLookups

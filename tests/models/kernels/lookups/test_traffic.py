@@ -8,7 +8,7 @@ from tests.lookups.caches import misses as misses_by_footprint
 
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableColumns, TableStatistics, table_statistics
-from steptime._models.lookups.traffic import distinct, misses
+from steptime._models.lookups.caches import distinct, misses
 
 _STREAMS = (
     {"kind": "uniform"},

@@ -7,15 +7,16 @@ What is stored of one are the fields of its class (`engine.stored`); `steptime_l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
 
 import numpy as np
 
 from steptime._lookups.table import Floats
-from steptime._models.engine.stored import Arrays, unpack
-from steptime._models.lookups.batch import Flags, Lookups
+from steptime._models.engine.regression import Trees
+from steptime._models.engine.stored import Arrays, stored, unpack
+from steptime._models.lookups.question import Flags, Lookups
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,23 @@ class LookupTimes:
         return total
 
 
+@dataclass(frozen=True)
+class Correction:
+    """What physics leaves, ln(measured / physics), by boosted trees: factors within the range that fitted rows showed."""
+
+    trees: Trees = field(metadata=stored(prefix=""))
+    range: Floats  # [2] of logarithms
+
+    @classmethod
+    def none(cls) -> Correction:
+        """Where nothing is known: physics as it is."""
+        return cls(Trees.constant(0.0), np.zeros(2))
+
+    def factors(self, features: Floats) -> Floats:
+        """What to multiply the physics of each row by."""
+        return np.exp(np.clip(self.trees.values(features), *self.range))
+
+
 class LookupForm(Protocol):
     """A fitted model of one implementation and direction: a dataclass of what is stored."""
 
@@ -50,8 +68,8 @@ FORMS = {
     ("embedding_bag_dense", "forward"): ("bag_forward", "BagForward"),
     ("embedding_bag", "backward"): ("bag_backward", "BagBackward"),
     ("embedding_bag_dense", "backward"): ("dense_backward", "DenseBackward"),
-    ("embedding_dense", "forward"): ("rows_forward", "RowsForward"),
-    ("embedding_sparse", "forward"): ("rows_forward", "RowsForward"),
+    ("embedding_dense", "forward"): ("kernel_sum", "RowsForward"),
+    ("embedding_sparse", "forward"): ("kernel_sum", "RowsForward"),
     ("embedding_dense", "backward"): ("dense_backward", "DenseBackward"),
     ("embedding_sparse", "backward"): ("bag_backward", "BagBackward"),
 }

@@ -40,10 +40,6 @@ def _gather(sizes: KernelSizes) -> tuple[Columns, Columns]:
     )
 
 
-def _weighted(sizes: KernelSizes) -> Floats:
-    return sizes.one.weighted if sizes.bag else np.zeros(len(sizes.lookups))
-
-
 def _weights(sizes: KernelSizes) -> tuple[Columns, Columns]:
     some, moved = sizes.lookups / 10, sizes.gradients / RATE
     beyond = over(sizes.gradients, sizes.l2_kept) / RATE
@@ -56,10 +52,6 @@ def _weights(sizes: KernelSizes) -> tuple[Columns, Columns]:
             elements * sizes.share,
         ],
     )  # fmt: skip
-
-
-def _adds(sizes: KernelSizes) -> Floats:
-    return 1.0 - sizes.adagrad
 
 
 def _step(sizes: KernelSizes) -> Floats:
@@ -107,10 +99,6 @@ def _passes(sizes: KernelSizes) -> Floats:
     return result
 
 
-def _sorts(sizes: KernelSizes) -> Floats:
-    return sizes.adagrad * (4.0 + 2.0 * _passes(sizes))
-
-
 def _sort(sizes: KernelSizes) -> tuple[Columns, Columns]:
     some, passes = sizes.lookups / 10, _passes(sizes)
     each = sizes.lookups * passes / 100
@@ -123,20 +111,12 @@ def _sort(sizes: KernelSizes) -> tuple[Columns, Columns]:
     )  # fmt: skip
 
 
-def _uniques(sizes: KernelSizes) -> Floats:
-    return 3.0 * sizes.adagrad
-
-
 def _unique(sizes: KernelSizes) -> tuple[Columns, Columns]:
     some = sizes.lookups / 10
     return (
         [sizes.fixed, some, sizes.unique / 10],
         [sizes.fixed * sizes.crowded, some * sizes.share, sizes.fixed * sizes.streaming],
     )
-
-
-def _coalesces(sizes: KernelSizes) -> Floats:
-    return sizes.adagrad
 
 
 def _coalesce(sizes: KernelSizes) -> tuple[Columns, Columns]:
@@ -154,10 +134,6 @@ def _coalesce(sizes: KernelSizes) -> tuple[Columns, Columns]:
         sizes.unique / 10 * sizes.share, sizes.unique / 10 * sizes.share * sizes.crowded,
     ]  # fmt: skip
     return terms, more
-
-
-def _updates(sizes: KernelSizes) -> Floats:
-    return _UPDATE_KERNELS * sizes.adagrad
 
 
 def _update(sizes: KernelSizes) -> tuple[Columns, Columns]:
@@ -181,10 +157,10 @@ class BagBackward(KernelSum):
 
     KERNELS: ClassVar[Mapping[str, Kind]] = {
         "gather": Kind(_gathers, _gather, moved=gradient_bytes),
-        "weights": Kind(_weighted, _weights),
-        "add": Kind(_adds, _add, serial=_one_row),
-        "sort": Kind(_sorts, _sort),
-        "unique": Kind(_uniques, _unique),
-        "coalesce": Kind(_coalesces, _coalesce, spread=False),
-        "update": Kind(_updates, _update),
+        "weights": Kind(lambda sizes: sizes.one.weighted * sizes.bag, _weights),
+        "add": Kind(lambda sizes: 1.0 - sizes.adagrad, _add, serial=_one_row),
+        "sort": Kind(lambda sizes: sizes.adagrad * (4.0 + 2.0 * _passes(sizes)), _sort),
+        "unique": Kind(lambda sizes: 3.0 * sizes.adagrad, _unique),
+        "coalesce": Kind(lambda sizes: sizes.adagrad, _coalesce, spread=False),
+        "update": Kind(lambda sizes: _UPDATE_KERNELS * sizes.adagrad, _update),
     }

@@ -51,10 +51,6 @@ def _sort(sizes: KernelSizes) -> tuple[Columns, Columns]:
     )  # fmt: skip
 
 
-def _fills(sizes: KernelSizes) -> Floats:
-    return np.ones(len(sizes.lookups))
-
-
 def _fill(sizes: KernelSizes) -> tuple[Columns, Columns]:
     table = _table(sizes)
     filled = table / RATE
@@ -62,10 +58,6 @@ def _fill(sizes: KernelSizes) -> tuple[Columns, Columns]:
         [sizes.fixed, filled, over(table, 1e7) / RATE, over(table, sizes.l2_kept) / RATE],
         [filled * sizes.share, filled * sizes.share * sizes.crowded],
     )
-
-
-def _uniques(sizes: KernelSizes) -> Floats:
-    return 6.0 * _sorted(sizes)
 
 
 def _unique(sizes: KernelSizes) -> tuple[Columns, Columns]:
@@ -140,10 +132,6 @@ def _scatter(sizes: KernelSizes) -> tuple[Columns, Columns]:
     )  # fmt: skip
 
 
-def _unsorted(sizes: KernelSizes) -> Floats:
-    return 1.0 - _sorted(sizes)
-
-
 def _features(sizes: KernelSizes) -> tuple[Columns, Columns]:
     """All lookups one after the other, in a block for 32 elements of a row each; the gradient is read and written."""
     some, rows = sizes.lookups / 10, sizes.unique / 10
@@ -166,10 +154,6 @@ def _features(sizes: KernelSizes) -> tuple[Columns, Columns]:
 def _launches(sizes: KernelSizes) -> Floats:
     result: Floats = np.ceil(_table(sizes) / sizes.one.item / (_CHUNK * _CHUNKS))
     return result
-
-
-def _updates(sizes: KernelSizes) -> Floats:
-    return _launches(sizes) * np.where(sizes.adagrad > 0, _ADAGRAD_KERNELS, 1.0)
 
 
 def _chilled(sizes: KernelSizes) -> Floats:
@@ -203,11 +187,11 @@ class DenseBackward(KernelSum):
 
     KERNELS: ClassVar[Mapping[str, Kind]] = {
         "sort": Kind(_sorts, _sort),
-        "fill": Kind(_fills, _fill),
-        "unique": Kind(_uniques, _unique),
+        "fill": Kind(lambda sizes: np.ones(len(sizes.lookups)), _fill),
+        "unique": Kind(lambda sizes: 6.0 * _sorted(sizes), _unique),
         "offsets": Kind(_sorted, _offsets, spread=False),
         "segments": Kind(_sorted, _segments),
         "scatter": Kind(_sorted, _scatter, serial=_hottest_sum),
-        "features": Kind(_unsorted, _features, spread=False),
-        "update": Kind(_updates, _update),
+        "features": Kind(lambda sizes: 1.0 - _sorted(sizes), _features, spread=False),
+        "update": Kind(lambda sizes: _launches(sizes) * np.where(sizes.adagrad > 0, _ADAGRAD_KERNELS, 1.0), _update),
     }

@@ -10,12 +10,20 @@ import numpy as np
 
 from steptime._lookups.table import Floats
 from steptime._models.engine.stored import stored
-from steptime._models.lookups.batch import Lookups
-from steptime._models.lookups.device import LookupConstants, reference_lookups
+from steptime._models.lookups.caches import LookupConstants, reference_lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of
-from steptime._models.lookups.forms.one_table import OneTable, Traffic, sizes_of, traffic_of
-from steptime._models.lookups.forms.timed import KernelTerms, Timed
-from steptime._models.lookups.question import OPTIMIZERS
+from steptime._models.lookups.forms.one_table import (
+    RATE,
+    SPLIT_BYTES,
+    KernelTerms,
+    OneTable,
+    Timed,
+    Traffic,
+    over,
+    sizes_of,
+    traffic_of,
+)
+from steptime._models.lookups.question import OPTIMIZERS, Lookups
 
 KINDS = (
     "gather", "weights", "add", "sort", "unique", "coalesce", "update", "fill", "offsets", "segments", "scatter", "features",
@@ -161,3 +169,26 @@ class KernelSum:
 def gradient_bytes(sizes: KernelSizes) -> Floats:
     """That a kernel writes which makes a gradient, or copies a row, for every lookup."""
     return sizes.gradients
+
+
+def _gather(sizes: KernelSizes) -> tuple[Columns, Columns]:
+    """A block copies a row, 512 bytes at a time; rows come from memory where caches do not have them."""
+    some, moved = sizes.lookups / 10, sizes.gradients / RATE
+    beyond = over(sizes.gradients, sizes.l2_kept) / RATE
+    sectors = sizes.one.sectors / RATE * sizes.lookups
+    met, cold = sectors * sizes.traffic.met, sizes.fixed * sizes.cold
+    pieces = some * np.ceil(sizes.row / 512)
+    crowd, stream = sizes.share * sizes.crowded, sizes.share * sizes.streaming
+    return (
+        [sizes.fixed, cold, some, moved, beyond, met, pieces, cold * sizes.traffic.second],
+        [some * sizes.share, moved * crowd, beyond * crowd, met * crowd, met * stream, pieces * sizes.share],
+    )
+
+
+@dataclass(frozen=True)
+class RowsForward(KernelSum):
+    """One kernel, or two where the result is large."""
+
+    KERNELS: ClassVar[Mapping[str, Kind]] = {
+        "gather": Kind(lambda sizes: np.ceil(sizes.gradients / SPLIT_BYTES), _gather, moved=gradient_bytes)
+    }

@@ -8,9 +8,8 @@ import numpy as np
 
 from steptime._lookups.statistics import QUANTILES
 from steptime._lookups.table import Floats, TableColumns
-from steptime._models.lookups.batch import Lookups, Pool
-from steptime._models.lookups.device import LookupConstants
-from steptime._models.lookups.question import ITEM_BYTES, OPTIMIZERS
+from steptime._models.lookups.caches import LookupConstants
+from steptime._models.lookups.question import ITEM_BYTES, OPTIMIZERS, Lookups, Pool
 
 # As the launches are made (`steptime_lab.workloads.table_batched.launch`): positions of a chunk, bags of a program of the first
 # kernel and the lookups of each that it handles at once, quads of a program of the update.
