@@ -33,7 +33,7 @@ pytest.importorskip("lightgbm")
 Floats = npt.NDArray[np.float64]
 
 MINE = [
-    kind for kind, (module, _) in FORMS.items() if module in {"bag_forward", "bag_backward", "rows_forward", "dense_backward"}
+    kind for kind, (module, _) in FORMS.items() if module in {"bag_forward", "bag_backward", "kernel_sum", "dense_backward"}
 ]
 BAGS, SPARSE = ("embedding_bag", "backward"), ("embedding_sparse", "backward")
 
