@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from steptime._ops.table import tensors_in
 from steptime._program.execution import ExecutionTrace, Node
 from steptime._program.nesting import ENGINE
-from steptime._program.program import Signature, Tensor, Value
+from steptime._program.program import Signature, Tensor, Value, tensors_in
 
 LEAF = "steptime:leaf:"
 """Begins the name of the range in which an op below autograd is answered; its number follows."""

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from steptime._capture.log import AFTER_BACKWARD, COMM, STREAM, CollectiveLaunch, CommLog, Streams, TraceRange
 from steptime._capture.tensors import tensors_in
-from steptime._ops.table import tensors_in as arguments_in
 from steptime._program.collectives import WAIT, collective_kind
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup
 from steptime._program.nesting import ENGINE
 from steptime._program.program import Signature, Tensor, Value
+from steptime._program.program import tensors_in as arguments_in
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
 

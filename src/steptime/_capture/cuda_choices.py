@@ -41,9 +41,10 @@ MATH, FLASH, EFFICIENT, CUDNN = "math", "flash", "efficient", "cudnn"
 def attention_backend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
 ) -> str:
-    """Which kernel attention takes, on a GPU of compute capability 9.0 (native/transformers/cuda/sdp_utils.cpp).
+    """Which kernel attention takes, on a GPU like the reference device (native/transformers/cuda/sdp_utils.cpp).
 
-    Halves go to cuDNN, which is preferred there, or to flash attention, single precision to the memory-efficient kernel.
+    Halves go to cuDNN, which is preferred from compute capability 9.0 on, or to flash attention, single precision to the
+    memory-efficient kernel.
     """
     plain = query.dim() == key.dim() == value.dim() == 4 and query.dtype == key.dtype == value.dtype
     dims = (query.shape[-1], value.shape[-1])

@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: one idle GPU of compute capability 9.0, whose tensors dispatch, autocast and train as on it.
+"""A CUDA device that is not there: one idle GPU like the reference device, whose tensors dispatch, autocast and train as on it.
 
 Ops on its tensors (`tensors`) never reach a kernel of CUDA: a dispatch mode (`record`) answers each with the shapes that
 PyTorch's own meta functions say.
@@ -30,15 +30,15 @@ from steptime._capture.tensors import CUDA, META, is_pretended
 from steptime._hardware.device import reference_device
 from steptime.errors import InputError
 
-CAPABILITY = (9, 0)
-"""Of the pretended GPU: an H100 or H200. What PyTorch chooses by it is chosen as there."""
-
+_GPU = reference_device()
+assert _GPU.compute_capability is not None
+_MAJOR, _MINOR = map(int, str(_GPU.compute_capability.value).split("."))
 _PROPERTIES = SimpleNamespace(
     name="pretended GPU",
-    major=CAPABILITY[0],
-    minor=CAPABILITY[1],
-    total_memory=int(reference_device().memory_bytes.value),
-    multi_processor_count=int(reference_device().sms.value),
+    major=_MAJOR,
+    minor=_MINOR,
+    total_memory=int(_GPU.memory_bytes.value),
+    multi_processor_count=int(_GPU.sms.value),
 )
 
 
@@ -77,7 +77,7 @@ _CONSTANTS: dict[str, Any] = {
     "current_device": 0,
     "is_bf16_supported": True,
     "is_initialized": True,
-    "get_device_capability": CAPABILITY,
+    "get_device_capability": (_MAJOR, _MINOR),
     "get_device_name": _PROPERTIES.name,
     "get_device_properties": _PROPERTIES,
     "memory_allocated": 0,

@@ -48,6 +48,7 @@ _FRACTION = ValueRange(1e-3, 1.0, "of what the data sheet has")
 RANGES: Mapping[str, ValueRange] = {
     "sms": ValueRange(1, 1e4, "SMs"),
     "threads_per_sm": ValueRange(32, 1e5, "threads"),
+    "compute_capability": ValueRange(1, 100, "major.minor, as NVIDIA numbers it"),
     "memory_bytes": ValueRange(1e8, 1e14, "bytes (80 GB are 80e9)"),
     "cache_bytes": ValueRange(1e4, 1e11, "bytes (50 MB are 50e6)"),
     "clock_hz": ValueRange(1e7, 1e11, "hertz (1.98 GHz are 1.98e9)"),

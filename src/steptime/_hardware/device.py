@@ -26,7 +26,7 @@ DIRECTIONS = ("forward", "backward")
 _REFERENCE = "h200"
 _MOST_SHARES = 64
 _LIMITS = ("sms", "memory_bytes", "bandwidth_bytes_per_s", "cache_bytes", "clock_hz")
-_OPTIONAL_LIMITS = ("threads_per_sm", "host_bandwidth_bytes_per_s")
+_OPTIONAL_LIMITS = ("threads_per_sm", "compute_capability", "host_bandwidth_bytes_per_s")
 _REACHED = ("start_ns", "peak", "bandwidth", "host_bandwidth", "cache_bandwidth_bytes_per_s")
 DEVICES = Catalogue("device", FOLDER)
 device_names = DEVICES.names
@@ -95,6 +95,7 @@ class DeviceLimits:
     threads_per_sm: Quantity
     dispatch: Dispatch
     peak_flop_per_s: Mapping[str, Quantity]  # by precision, dense
+    compute_capability: Quantity | None = None
     host_bandwidth_bytes_per_s: Quantity | None = None  # to or from the host, one way
     reached: Reached | None = None  # where kernels were measured
     transfer: TransferBasis | None = None  # where `models` are another device's

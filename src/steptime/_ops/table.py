@@ -8,12 +8,12 @@ called alike, of one rank or of many, are looked at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from steptime._ops.catalogue import OpKind, Role, op_kind
-from steptime._program.program import Program, Signature, Tensor, Value, WorkKind
+from steptime._program.program import Program, Signature, Tensor, WorkKind, tensors_in
 from steptime._units import dtype_bytes
 
 # (storage, bytes of memory) of a tensor; without a storage where none is recorded.
@@ -116,15 +116,6 @@ def arguments_of(signature: Signature) -> Arguments:
     if known is None:
         known = signature.derived[Arguments] = Arguments(signature)
     return known
-
-
-def tensors_in(values: Sequence[Value]) -> Iterator[Tensor]:
-    """Every tensor among arguments, those in lists included."""
-    for value in values:
-        if value.__class__ is Tensor:
-            yield value
-        elif value.__class__ is tuple:
-            yield from tensors_in(value)
 
 
 def on_device(tensor: Tensor) -> bool:

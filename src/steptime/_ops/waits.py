@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from steptime._ops.catalogue import Data
-from steptime._ops.table import NO_SIGNATURE, arguments_of, op_table, tensors_in
-from steptime._program.program import CallKind, Phase, Program, Signature, Tensor
+from steptime._ops.table import NO_SIGNATURE, arguments_of, op_table
+from steptime._program.program import CallKind, Phase, Program, Signature, Tensor, tensors_in
 
 # Why an op has to wait.
 WAIT = "wait"  # the program waits here

@@ -11,7 +11,7 @@ The tables are columns, not objects: a trace of a hundred thousand events must l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, ClassVar, Self
@@ -81,6 +81,15 @@ class Tensor:
 
 Scalar = str | int | float | bool | None
 Value = Tensor | Scalar | tuple["Value", ...]
+
+
+def tensors_in(values: Sequence[Value]) -> Iterator[Tensor]:
+    """Every tensor among arguments, those in lists included."""
+    for value in values:
+        if value.__class__ is Tensor:
+            yield value
+        elif value.__class__ is tuple:
+            yield from tensors_in(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from steptime._models.kernels.family import families
 from steptime._models.kernels.question import Question
 from steptime._models.kernels.traced_call import TracedCall, traced_call
 from steptime._ops.catalogue import INDEX_ARGUMENT, Data, HostClass, Integers, Role, op_kind
-from steptime._ops.table import Touch, memory_bytes, op_table, tensors_in
-from steptime._program.program import Program, Signature, Tensor, Value
+from steptime._ops.table import Touch, memory_bytes, op_table
+from steptime._program.program import Program, Signature, Tensor, Value, tensors_in
 from steptime._units import MIB
 
 COMPUTE, LOOKUP, COLLECTIVE, UNKNOWN = "compute", "lookup", "collective", "unknown"

@@ -9,7 +9,7 @@ from typing import Any
 
 from steptime._program.collectives import MOST_BYTES, collective_kind
 from steptime._program.execution import Comm
-from steptime._program.program import Signature, Tensor, Value
+from steptime._program.program import Signature, Tensor, Value, tensors_in
 from steptime._units import dtype_bytes, dtype_name
 
 # Deeper lists than this come from damage, not from PyTorch; what lies below is left out.
@@ -148,7 +148,7 @@ def comm(inputs: ArgumentLists, signature: Signature, attrs: Mapping[str, Any]) 
         call, sent = Comm(name=name, kind=collective_kind(name), group=str(attrs.get("pg_name", ""))), signature.inputs
     else:
         return None
-    tensors, results = _tensors(sent), _tensors(signature.outputs)
+    tensors, results = tuple(tensors_in(sent)), tuple(tensors_in(signature.outputs))
     dtype = next((tensor.dtype for tensor in (*tensors, *results)), dtype_name(text(attrs.get("dtype"))))
     return replace(
         call,
@@ -166,16 +166,6 @@ def _group(value: Value) -> str:
         return _group(value[0])
     # Before groups had names their address was recorded, which differs between ranks; waits record 0.
     return f"{ADDRESS}{value}" if type(value) is int and value else "" if value in (0, None) else str(value)
-
-
-def _tensors(values: Sequence[Value]) -> tuple[Tensor, ...]:
-    flat: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            flat.append(value)
-        elif isinstance(value, tuple):
-            flat.extend(_tensors(value))
-    return tuple(flat)
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

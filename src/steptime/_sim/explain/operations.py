@@ -16,8 +16,7 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits, device_names, read_device
 from steptime._models.kernels.call import computed_in
 from steptime._ops.operations import is_product, product_operations
-from steptime._ops.table import tensors_in
-from steptime._program.program import Phase, Program, Tensor, Value
+from steptime._program.program import Phase, Program, Tensor, Value, tensors_in
 from steptime._program.workload import Workload
 
 # Forward, and a backward pass that differentiates each product by both of its factors.
