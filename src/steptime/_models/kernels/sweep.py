@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -142,7 +142,7 @@ class KernelSweep:
     `most_bytes` are those of the arguments of a call; larger ones are left out.
     """
 
-    def __init__(self, *groups: Group, most_bytes: float = math.inf) -> None:
+    def __init__(self, *groups: Group, most_bytes: int | None = None) -> None:
         self._draws = [(share, drawing, forms) for share, drawing, *forms in groups]
         self._most_bytes = most_bytes
         texts = [form if isinstance(form, str) else form[1] for _, _, forms in self._draws for form in forms]
@@ -172,8 +172,10 @@ class KernelSweep:
         _, drawing, forms = self._draws[number]
         draw = Draw(rng, forms)
         drawn = drawing(draw)
-        call = None if drawn is None else call_of(draw.form(), drawn)
-        return call if call is None or call.nbytes <= self._most_bytes else None
+        if drawn is None:
+            return None
+        call = call_of(draw.form(), drawn)
+        return call if self._most_bytes is None or call.nbytes <= self._most_bytes else None
 
 
 def op_of(form: Form) -> str:
@@ -199,9 +201,8 @@ def _parsed(form: Form) -> ast.Call:
 
 
 def _argument(node: ast.expr, drawn: Drawn) -> Argument:
+    if isinstance(node, ast.Name):
+        return DtypeArg(node.id) if node.id not in drawn and dtype_bytes(node.id) else drawn[node.id]
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_argument(item, drawn) for item in node.elts)
-    if not isinstance(node, ast.Name):
-        literal: Argument = ast.literal_eval(node)
-        return literal
-    return DtypeArg(node.id) if node.id not in drawn and dtype_bytes(node.id) else drawn[node.id]
+    return cast(Argument, node.value if isinstance(node, ast.Constant) else ast.literal_eval(node))

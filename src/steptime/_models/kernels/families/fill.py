@@ -27,17 +27,9 @@ def _draw_new(draw: Draw) -> Drawn:
     return {"count": draw.log_int(16, 4_000_000)}
 
 
-def _in_place(call: GpuCall) -> list[Launch]:
-    return [fill(call.tensor(0), existing=True)]
-
-
 def _like(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
     return [fill(fresh(x.shape, call.dtype_keyword(x.dtype)))]
-
-
-def _new(call: GpuCall) -> list[Launch]:
-    return [fill(fresh(call.integers(0), call.dtype_keyword("float32")))]
 
 
 def _arange(call: GpuCall) -> list[Launch]:
@@ -65,9 +57,9 @@ FAMILY = Family(
     ),
     weight=2.0,
     rules={
-        **dict.fromkeys(("zero_", "fill_"), _in_place),
+        **dict.fromkeys(("zero_", "fill_"), lambda call: [fill(call.tensor(0), existing=True)]),
         **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
-        "zeros": _new,
+        "zeros": lambda call: [fill(fresh(call.integers(0), call.dtype_keyword("float32")))],
         "arange": _arange,
         **dict.fromkeys(("uniform_", "normal_"), random_numbers),
     },

@@ -71,14 +71,7 @@ def _summed(x: Operand, gpu: Gpu) -> list[Launch]:
     return reduction(_again(x), range(len(x.shape)), gpu, tag=x.dtype)
 
 
-def _scores(call: GpuCall, position: int) -> Operand:
-    x = call.tensor(position)
-    if len(x.shape) < 2:
-        raise InputError(f"{call.op}: scores {x.shape} have no classes")
-    return x
-
-
-def _one_block(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple[Operand, ...] = ()) -> Launch:
+def _one_block(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple[Operand, ...]) -> Launch:
     """Rows of scores met by the threads of one block."""
     rows, classes = x.shape[0], x.shape[1]
     nearest = 2 ** round(math.log2(max(1, rows // _ROWS_OF_THREAD)))
@@ -89,20 +82,7 @@ def _one_block(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tupl
     return Launch(kernel, rows, reads, writes, facts, grids, "", x.dtype)
 
 
-def _nll(call: GpuCall) -> list[Launch]:
-    x = _scores(call, 0)
-    reads = (touched(x, x.shape[0]), call.tensor(1))
-    return [_one_block("nll_loss_forward_reduce_cuda_kernel_2d", x, reads)]
-
-
-def _nll_backward(call: GpuCall) -> list[Launch]:
-    x = _scores(call, 1)
-    result = fresh(x.shape, x.dtype)
-    added = _one_block("nll_loss_backward_reduce_cuda_kernel_2d", x, (call.tensor(2),), (touched(result, x.shape[0]),))
-    return [cleared(result), added]
-
-
-def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple[Operand, ...] = ()) -> Launch:
+def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple[Operand, ...]) -> Launch:
     """A block of 1,024 threads per sample, more where it has more than 131,072 pixels (ATen)."""
     pixels, samples = x.numel // x.shape[1], x.shape[0]
     facts = {"rows": pixels, "columns": x.shape[1], "samples": samples, "footprint_bytes": x.nbytes}
@@ -114,18 +94,23 @@ def _by_pixel(kernel: str, x: Operand, reads: tuple[Operand, ...], writes: tuple
     return Launch(kernel, pixels, reads, writes, facts, grids, "", x.dtype)
 
 
-def _nll_pixels(call: GpuCall) -> list[Launch]:
-    x, zero = _scores(call, 0), cleared(fresh((), call.tensor(0).dtype))
-    average = Launch("nll_loss2d_forward_size_average_kernel", 1, grids=((1.0, 1.0),))
-    reads = (touched(x, x.numel // x.shape[1]), call.tensor(1))
-    return [zero, zero, _by_pixel("nll_loss2d_forward_kernel", x, reads), average]
-
-
-def _nll_pixels_backward(call: GpuCall) -> list[Launch]:
-    x = _scores(call, 1)
-    result = fresh(x.shape, x.dtype)
-    written = (touched(result, x.numel // x.shape[1]),)
-    return [cleared(result), _by_pixel("nll_loss2d_backward_kernel", x, (call.tensor(2),), written)]
+def _nll(call: GpuCall) -> list[Launch]:
+    """A label of every row or pixel picks one of its scores."""
+    way, pixels = call.name.rpartition("_")[2], "2d" in call.name
+    first = 1 if way == "backward" else 0
+    x, labels = call.tensor(first), call.tensor(first + 1)
+    if len(x.shape) < 2:
+        raise InputError(f"{call.op}: scores {x.shape} have no classes")
+    picked, result = x.numel // x.shape[1], fresh(x.shape, x.dtype)
+    reads, writes = ((touched(x, picked), labels), ()) if way == "forward" else ((labels,), (touched(result, picked),))
+    if pixels:
+        kernel = _by_pixel(f"nll_loss2d_{way}_kernel", x, reads, writes)
+    else:
+        kernel = _one_block(f"nll_loss_{way}_reduce_cuda_kernel_2d", x, reads, writes)
+    if way == "backward":
+        return [cleared(result), kernel]
+    zero, average = cleared(fresh((), x.dtype)), Launch("nll_loss2d_forward_size_average_kernel", 1, grids=((1.0, 1.0),))
+    return [zero, zero, kernel, average] if pixels else [kernel]
 
 
 def _mse(call: GpuCall) -> list[Launch]:
@@ -188,10 +173,7 @@ FAMILY = Family(
     ),
     weight=3.0,
     rules={
-        "nll_loss_forward": _nll,
-        "nll_loss_backward": _nll_backward,
-        "nll_loss2d_forward": _nll_pixels,
-        "nll_loss2d_backward": _nll_pixels_backward,
+        **dict.fromkeys(("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"), _nll),
         "mse_loss": _mse,
         "mse_loss_backward": _mse_backward,
         "binary_cross_entropy": _cross_entropy,

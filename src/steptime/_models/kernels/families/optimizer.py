@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from steptime._models.kernels.call import Argument, TensorArg
@@ -68,8 +67,8 @@ def _draw_parameters(draw: Draw, lists: int) -> dict[str, Argument]:
     weights = weights or [TensorArg((1024,), dtype)]
     return {
         "weights": tuple(weights),
-        "positive": tuple(replace(weight, values="positive") for weight in weights),
-        "single": tuple(replace(weight, dtype="float32") for weight in weights),
+        "positive": tuple(TensorArg(weight.shape, dtype, values="positive") for weight in weights),
+        "single": tuple(TensorArg(weight.shape) for weight in weights),
         "numbers": (0.999,) * len(weights),  # bias corrections and step sizes
         "steps": (TensorArg((), values="positive"),) * len(weights),
         "unit": TensorArg((), values="unit"),

@@ -64,14 +64,6 @@ _BLOCK = 1024  # elements, as in the element-wise kernels
 _SMALL_SORT = 4096
 
 
-def _new_zeros(call: GpuCall) -> list[Launch]:
-    return [cleared(fresh(call.integers(1), call.dtype_keyword(call.tensor(0).dtype)))]
-
-
-def _scalar_tensor(call: GpuCall) -> list[Launch]:
-    return [cleared(fresh((), call.dtype_keyword("float32")))]
-
-
 def _number(call: GpuCall, position: int, default: float) -> float:
     value = call.value(position, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -119,8 +111,8 @@ def launches(call: GpuCall) -> list[Launch]:
 
 
 _OWN: dict[str, Rule] = {
-    "new_zeros": _new_zeros,
-    "scalar_tensor": _scalar_tensor,
+    "new_zeros": lambda call: [cleared(fresh(call.integers(1), call.dtype_keyword(call.tensor(0).dtype)))],
+    "scalar_tensor": lambda call: [cleared(fresh((), call.dtype_keyword("float32")))],
     "arange": _arange,
     "pow": _power,
     "sort": _sort,
