@@ -25,8 +25,7 @@ from steptime._models.lookups.forms import LookupForm
 from steptime._models.lookups.question import DIRECTIONS, EMBEDDING_BAG, OPTIMIZERS, TABLE_BATCHED
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES
-from steptime_lab.fit.lookups import read_lookup_baselines, read_lookups
-from steptime_lab.fit.lookups.fitting import HELD_OUT, fit_form
+from steptime_lab.fit.lookups import HELD_OUT, fit_form, read_lookup_baselines, read_lookups
 from steptime_lab.measurements.lookups import MeasuredLookups
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 

@@ -18,7 +18,7 @@ from steptime._models.lookups.fitted import Kind, LookupModels, group_of
 from steptime._models.lookups.forms import LookupForm
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, DTYPES, OPTIMIZERS
 from steptime.errors import InputError
-from steptime_lab.fit.lookups.fitting import HELD_OUT, MOST_TABLES_FITTED, skew_of
+from steptime_lab.fit.lookups import HELD_OUT, MOST_TABLES_FITTED, skew_of
 from steptime_lab.measurements.lookups import MeasuredLookups
 from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, rank_correlation, repeat_errors, summary
 

@@ -24,7 +24,7 @@ from steptime._models.lookups.forms.kernel_sum import RowsForward
 from steptime._models.lookups.forms.one_table import OneTable, traffic_of
 from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
-from steptime_lab.fit.lookups.fitting import fit_form
+from steptime_lab.fit.lookups import fit_form
 from steptime_lab.fit.lookups.kernel_sum import kinds_of
 from steptime_lab.measurements.lookups import MeasuredLookups
 

@@ -11,7 +11,7 @@ from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics, table_statistics
 from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
-from steptime_lab.fit.lookups.fitting import skew_of
+from steptime_lab.fit.lookups import skew_of
 
 
 def _table(dim: int, *, batch: int = 32, name: str = "t", **values: float | str) -> TableStatistics:

@@ -11,7 +11,7 @@ from steptime._lookups.table import table_statistics
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.lookups.question import Lookup, Lookups
 from steptime.errors import InputError
-from steptime_lab.fit.lookups.fitting import fit_lookups
+from steptime_lab.fit.lookups import fit_lookups
 from steptime_lab.measurements.lookups import MeasuredLookups
 
 _TABLE = table_statistics(np.arange(64), np.arange(0, 65, 4), 100, 32)
