@@ -73,24 +73,17 @@ class _Casts:
         return self._of_weights[id(value)][1]
 
 
-Rule = Callable[[_Casts, Any, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+def _lower(*_: Any) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda")
 
 
-def _all_cast(casts: _Casts, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    """The last argument first: compilers evaluate the arguments of the call in that order where PyTorch casts them."""
-    named = {name: casts.cast(kwargs[name], dtype) for name in reversed(kwargs)}
-    return tuple(reversed([casts.cast(each, dtype) for each in reversed(args)])), named
+def _promoted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    """To float32 where any is, else to the lower precision."""
+    wide = any(_eligible(each) and each.dtype == torch.float32 for each in tensors_in((args, kwargs)))
+    return torch.float32 if wide else torch.get_autocast_dtype("cuda")
 
 
-def _lower(casts: _Casts, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _all_cast(casts, args, kwargs, torch.get_autocast_dtype("cuda"))
-
-
-def _float32(casts: _Casts, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _all_cast(casts, args, kwargs, torch.float32)
-
-
-def _dtype_set(_: _Casts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Lets the op itself compute in float32, where its caller says nothing else."""
     index = next(index for index, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
     dtype = args[index] if index < len(args) else kwargs.get("dtype")
@@ -99,26 +92,26 @@ def _dtype_set(_: _Casts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return args[:index], {**kwargs, "dtype": torch.float32}
 
 
-def _promoted(casts: _Casts, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """To float32 where any is, else to the lower precision."""
-    wide = any(_eligible(each) and each.dtype == torch.float32 for each in tensors_in((args, kwargs)))
-    return _all_cast(casts, args, kwargs, torch.float32 if wide else torch.get_autocast_dtype("cuda"))
-
-
-_RULES: tuple[tuple[str, Rule], ...] = (
-    (_LOWER, _lower), (_FLOAT32, _float32), (_DTYPE_SET, _dtype_set), (_PROMOTED, _promoted),
+# Ops, and the dtype that the arguments of a call are cast to; None: the op itself computes in float32.
+_RULES: tuple[tuple[str, Callable[..., torch.dtype] | None], ...] = (
+    (_LOWER, _lower), (_FLOAT32, lambda *_: torch.float32), (_DTYPE_SET, None), (_PROMOTED, _promoted),
 )  # fmt: skip
 _OFF = DispatchKeySet(DispatchKey.AutocastCUDA)
 
 
-def _kernel(name: str, rule: Rule, casts: _Casts) -> Callable[..., Any]:
+def _kernel(name: str, dtype_of: Callable[..., torch.dtype] | None, casts: _Casts) -> Callable[..., Any]:
     base, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, base), overload or "default")
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_OFF):
-            args, kwargs = rule(casts, op, args, kwargs)
-            return op(*args, **kwargs)
+            if dtype_of is None:
+                args, kwargs = _in_float32(op, args, kwargs)
+                return op(*args, **kwargs)
+            dtype = dtype_of(args, kwargs)
+            # The last argument first: compilers evaluate the arguments of the call in that order where PyTorch casts them.
+            named = {key: casts.cast(kwargs[key], dtype) for key in reversed(kwargs)}
+            return op(*reversed([casts.cast(each, dtype) for each in reversed(args)]), **named)
 
     return run
 
@@ -136,9 +129,9 @@ def casting() -> Iterator[None]:
 
     try:
         with warnings.catch_warnings(action="ignore"):  # each kernel is there to take the place of another
-            for names, rule in _RULES:
+            for names, dtype_of in _RULES:
                 for name in names.split():
-                    library.impl(name, _kernel(name, rule, casts), allow_override=True)
+                    library.impl(name, _kernel(name, dtype_of, casts), allow_override=True)
         with patch.object(torch, "clear_autocast_cache", cleared):
             yield
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -166,45 +166,26 @@ class Streams:
         return {
             "Stream": OwnStream,
             "Event": OwnEvent,
-            "stream": lambda stream: _Switch(self, stream),
-            "StreamContext": lambda stream: _Switch(self, stream),
+            "stream": lambda stream: stream or nullcontext(),
+            "StreamContext": lambda stream: stream or nullcontext(),
             "current_stream": lambda *_, **__: self.current,
             "default_stream": lambda *_, **__: self.default,
             "set_stream": self.switch,
         }
 
-    def switch(self, stream: PretendedStream | None) -> None:
-        """CollectiveLaunch on another stream from here on."""
-        if stream is not None and stream is not self.current:
+    def switch(self, stream: PretendedStream) -> None:
+        """Launch on another stream from here on."""
+        if stream is not self.current:
             self.current = stream
             self.log.on_stream(stream.number)
 
 
-class PretendedStream:
-    """One stream: the collectives that whatever comes next on it starts after."""
+class _Idle:
+    """What streams and events have in common: collectives that lie before them; nothing else is ever under way."""
 
     def __init__(self, streams: Streams) -> None:
-        self.number = getattr(streams, "count", 0)
-        streams.count = self.number + 1
         self.behind: dict[int, CollectiveLaunch] = {}
-        self.device = 0
-        self.stream_id = self.cuda_stream = self.number
-        self.priority = 0
         self._streams = streams
-
-    def wait_event(self, event: PretendedEvent) -> None:
-        """What comes next starts after what the event is behind."""
-        self._go_behind(event.behind)
-
-    def wait_stream(self, stream: PretendedStream) -> None:
-        """What comes next starts after all that the other stream was given."""
-        self._go_behind(stream.behind)
-
-    def record_event(self, event: PretendedEvent | None = None) -> PretendedEvent:
-        """An event behind all that this stream was given."""
-        event = event or PretendedEvent(self._streams)
-        event.record(self)
-        return event
 
     def synchronize(self) -> None:
         """The host never waits for a device that is not there."""
@@ -213,28 +194,46 @@ class PretendedStream:
         """Nothing is under way."""
         return True
 
-    def __enter__(self) -> PretendedStream:
-        self._before = self._streams.current
-        self._streams.switch(self)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._streams.switch(self._before)
+class PretendedStream(_Idle):
+    """One stream: the collectives that whatever comes next on it starts after. As a context, it is the current one."""
 
-    def _go_behind(self, behind: dict[int, CollectiveLaunch]) -> None:
-        fresh = [launch for number, launch in behind.items() if number not in self.behind]
-        self.behind.update(behind)
+    def __init__(self, streams: Streams) -> None:
+        super().__init__(streams)
+        self.number = getattr(streams, "count", 0)
+        streams.count = self.number + 1
+        self.device = 0
+        self.stream_id = self.cuda_stream = self.number
+        self.priority = 0
+        self._before: list[PretendedStream] = []
+
+    def wait_event(self, event: _Idle) -> None:
+        """What comes next starts after what the event, or all that another stream was given, is behind."""
+        fresh = [launch for number, launch in event.behind.items() if number not in self.behind]
+        self.behind.update(event.behind)
         if self.number == 0:
             for launch in fresh:
                 self._streams.log.waited(launch)
 
+    wait_stream = wait_event
 
-class PretendedEvent:
+    def record_event(self, event: PretendedEvent | None = None) -> PretendedEvent:
+        """An event behind all that this stream was given."""
+        event = event or PretendedEvent(self._streams)
+        event.record(self)
+        return event
+
+    def __enter__(self) -> PretendedStream:
+        self._before.append(self._streams.current)
+        self._streams.switch(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._streams.switch(self._before.pop())
+
+
+class PretendedEvent(_Idle):
     """A point in a stream."""
-
-    def __init__(self, streams: Streams) -> None:
-        self.behind: dict[int, CollectiveLaunch] = {}
-        self._streams = streams
 
     def record(self, stream: PretendedStream | None = None) -> None:
         """Behind all that the stream was given."""
@@ -244,28 +243,6 @@ class PretendedEvent:
         """What comes next on the stream starts after it."""
         (stream or self._streams.current).wait_event(self)
 
-    def synchronize(self) -> None:
-        """The host never waits for a device that is not there."""
-
-    def query(self) -> bool:
-        """It has happened."""
-        return True
-
     def elapsed_time(self, _: PretendedEvent) -> float:
         """No time passes on a device that is not there."""
         return 0.0
-
-
-class _Switch:
-    """`torch.cuda.stream`: inside it, another stream is current."""
-
-    def __init__(self, streams: Streams, stream: PretendedStream | None) -> None:
-        self._streams, self._stream = streams, stream
-        self._before = streams.current
-
-    def __enter__(self) -> None:
-        self._before = self._streams.current
-        self._streams.switch(self._stream)
-
-    def __exit__(self, *_: object) -> None:
-        self._streams.switch(self._before)

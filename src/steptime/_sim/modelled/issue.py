@@ -293,10 +293,8 @@ class _Issuer:
             self._program,
             names=tuple(self._names),
             streams=tuple(Stream(number) for number in range(1 + len(self._streams))),
-            calls=Calls.from_columns(dict(zip(Calls.TYPES, zip(*self._calls, strict=True), strict=True))),
-            works=Works.from_columns(
-                dict(zip(Works.TYPES, zip(*self._works, strict=True), strict=True)) if self._works else {}
-            ),
+            calls=Calls.from_rows(self._calls),
+            works=Works.from_rows(self._works),
         )
         return Issued(
             program=program,
