@@ -12,6 +12,7 @@ from steptime._calibrate import calibrate
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import RanksError
 from steptime._calibrate.host.representative import representative_probes
+from steptime._measurements.sets import HOST
 from steptime._models.host.model import read_host
 from steptime.errors import InputError
 
@@ -25,7 +26,7 @@ def row(op: str, *times_ns: float, **more: Any) -> dict[str, Any]:
 def measured(folder: Path, *rows: dict[str, Any], run: str = "20260101T000000-abcd") -> Path:
     store = a_store(folder, run=run)
     for one in rows:
-        store.add("host", one)
+        store.add(HOST, one)
     store.flush()
     return folder
 
@@ -64,7 +65,7 @@ def test_rows_of_another_run_are_not_part_of_a_calibration(tmp_path: Path) -> No
 
 
 def test_factors_are_geometric_means_against_the_read_host(tmp_path: Path) -> None:
-    usual = read_host(calibrate.HOST).bursts
+    usual = read_host("xeon-h200").bursts
     nested, add, view = (usual[name].time_ns for name in ("module_call nested", "op aten::view.default", "alloc empty"))
     folder = measured(
         tmp_path, row("nested", 2 * nested, kind="module_call"), row("aten::view.default", 4 * add),

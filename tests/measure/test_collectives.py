@@ -16,6 +16,7 @@ from steptime._calibrate.collectives.timing import result_of
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, run_ranks
 from steptime._calibrate.harness.session import Session
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read
 from steptime_lab.measure.collectives import run
 from steptime_lab.measure.collectives.circumstances import mean_inside
@@ -25,7 +26,7 @@ SMALL = Options(ranks=(2,), device="cpu", small=True)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return list(read(folder, "collectives").to_pylist())
+    return list(read(folder, COLLECTIVES).to_pylist())
 
 
 @pytest.fixture(scope="module")

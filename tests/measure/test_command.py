@@ -13,6 +13,7 @@ from steptime._calibrate.harness.command import _without_paths
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import FAILED, RanksError
 from steptime._calibrate.harness.session import Session
+from steptime._measurements.sets import HOST
 from steptime._measurements.store import Store, read
 from steptime.errors import InputError
 from steptime_lab.measure import kernels
@@ -24,7 +25,7 @@ CPU = ["--device", "cpu", "--small"]
 def store_a_row(folder: Path, device: str) -> None:
     store = Store(folder, replace(a_recipe(), device=device), "p1")
     row = {"kind": "op", "op": "a", "call": "", "source": "sweep", "phase": "other", "profiler": "off", "launches": None}
-    store.add("host", {**row, "cores": 1, "share": 1, "times_ns": [1.0]})
+    store.add(HOST, {**row, "cores": 1, "share": 1, "times_ns": [1.0]})
     store.flush()
 
 
@@ -58,7 +59,7 @@ def test_an_interrupted_run_says_where_its_rows_are(
     with pytest.raises(KeyboardInterrupt):
         main(["kernels", "-o", str(tmp_path), *CPU])
     assert f"interrupted; what was measured is in {tmp_path}" in capsys.readouterr().err
-    assert read(tmp_path, "host").num_rows == 1
+    assert read(tmp_path, HOST).num_rows == 1
 
 
 def test_a_recipe_names_no_folder_of_the_machine() -> None:

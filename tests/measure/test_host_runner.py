@@ -15,6 +15,7 @@ from steptime._calibrate.harness.ranks import Layout, RanksError
 from steptime._calibrate.harness.session import Session
 from steptime._calibrate.host.bench import HostBench
 from steptime._calibrate.host.probe import Probe, Times
+from steptime._measurements.sets import HOST
 from steptime._measurements.store import read
 from steptime._models.kernels.call import Call, TensorArg
 from steptime_lab.measure import host, restarts
@@ -43,7 +44,7 @@ def a_runner(folder: Path, mode: str = "off", seconds: float = 60.0, passes: int
     # A run of its own each time, as a command that is given again has.
     session = a_session(folder, run=f"run-{time.perf_counter_ns()}")
     session.store.process = f"p{time.perf_counter_ns()}"
-    done = session.store.done("host")
+    done = session.store.done(HOST)
     bench, avoid = MarkedBench(GROUP, session, 2, 4), AvoidList(folder, "host")
     return ProfiledRunner(
         bench, session, seconds, passes=passes, mode=mode, done=done, avoided=avoid.cases(), marker=avoid.marker(0)
@@ -66,7 +67,7 @@ def failing(error: Exception) -> Callable[[HostBench], Times]:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = read(folder, "host").to_pylist()
+    rows: list[dict[str, Any]] = read(folder, HOST).to_pylist()
     return rows
 
 

@@ -28,6 +28,7 @@ from steptime_lab.measure.kernels.sentinels import Sentinels
 from steptime_lab.measure.ops.arena import Arena
 from steptime_lab.measure.ops.calls import FILE_NAME, write_calls
 from steptime_lab.measure.ops.profile import HostProfile, MarkersError, Segment
+from steptime_lab.measurements.sets import KERNELS
 
 GROUP = Group(0, 1, "cpu", 1)
 RELU = Call("aten::relu.default", (TensorArg((64, 8)),))
@@ -53,7 +54,7 @@ def measured(folder: Path, calls: list[Call], run: str = "first") -> tuple[list[
         asked = remaining(session, [case(call) for call in calls], Setting())
         sweep(session, made, asked, Setting(repeats=2))
         made.close()
-    return read(folder, "kernels").to_pylist(), progress.skipped
+    return read(folder, KERNELS).to_pylist(), progress.skipped
 
 
 def test_every_call_has_a_cold_row_and_one_with_its_input_just_written(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_no_time_left_means_no_rows_and_no_error(tmp_path: Path) -> None:
     session = Session(tmp_path, a_recipe(), Budget(0.0), a_session(tmp_path).store)
     made = KernelBench(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
     sweep(session, made, [case(RELU)], Setting())
-    assert read(tmp_path, "kernels").num_rows == 0
+    assert read(tmp_path, KERNELS).num_rows == 0
 
 
 def test_batches_are_cut_by_count_and_by_the_bytes_drawn_per_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +162,9 @@ def test_a_sample_is_timed_a_second_way_after_everything_else(
     with torch.inference_mode():
         made = KernelBench(GROUP, session, Arena(GROUP.device, 8 * MIB), session.progress("kernels", 1))
         sweep(session, made, [case(RELU)], Setting(), keep=sample.keeps)
-        assert [row["cache"] for row in read(tmp_path, "kernels").to_pylist()] == ["warm"]
+        assert [row["cache"] for row in read(tmp_path, KERNELS).to_pylist()] == ["warm"]
         sample.release(made, session)
-    held = {row["cache"]: row["event_ns"] for row in read(tmp_path, "kernels").to_pylist()}
+    held = {row["cache"]: row["event_ns"] for row in read(tmp_path, KERNELS).to_pylist()}
     assert held["warm"] is None
     assert held["cold"] > 0
     assert "over 1 calls" in capsys.readouterr().err
@@ -235,7 +236,7 @@ def test_a_worker_measures_the_calls_of_workloads_and_of_the_sweep(tmp_path: Pat
     session = a_session(tmp_path)
     write_calls(tmp_path / FILE_NAME, "a_model", {RELU: 3})
     work(GROUP, session, session.to_plan(seed=0, small=True, only=["activation"]))
-    sources = Counter(row["source"] for row in read(tmp_path, "kernels").to_pylist())
+    sources = Counter(row["source"] for row in read(tmp_path, KERNELS).to_pylist())
     assert sources["a_model"] == 2
     assert sources["sweep"] >= 2
 
@@ -245,7 +246,7 @@ def test_ranks_that_share_a_device_measure_it_busy_idle_and_streaming(tmp_path: 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     session = a_session(tmp_path)
     run(session, Options(ranks=(2,), share_gpu=True, device="cpu", small=True, only=("softmax",)))
-    rows = read(tmp_path, "kernels").to_pylist()
+    rows = read(tmp_path, KERNELS).to_pylist()
     assert {row["others"] for row in rows if row["rank"] == 0} == {"same", "idle", "streaming"}
     assert {row["share"] for row in rows} == {2}
     assert not list(tmp_path.glob("*.done"))

@@ -24,6 +24,7 @@ from steptime_lab.measure.lookups.cases import LookupCase, cases_of
 from steptime_lab.measure.lookups.groups import GROUPS, group_cases, small_group_cases
 from steptime_lab.measure.lookups.memory import Memory, limits_of
 from steptime_lab.measure.lookups.prepared import PreparedLookup
+from steptime_lab.measurements.sets import LOOKUPS
 
 WHOLE = limits_of(141 * 10**9, 1)
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
@@ -144,6 +145,6 @@ def test_groups_named_are_measured_and_nothing_else(tmp_path: Path) -> None:
     mine = Session.from_plan(values, 0)
     work(Group(0, 1, "cpu", 1), mine, values)
     mine.store.flush()
-    cold = [row for row in read(tmp_path, "lookups").to_pylist() if row["cache"] == "cold"]
+    cold = [row for row in read(tmp_path, LOOKUPS).to_pylist() if row["cache"] == "cold"]
     assert len(cold) == 2 * sum(len(small_group_cases(name, 0)) for name in asked)
     assert {"embedding_bag_dense", "embedding_dense", "embedding_sparse"} <= {row["implementation"] for row in cold}

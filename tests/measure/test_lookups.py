@@ -24,6 +24,7 @@ from steptime_lab.measure.lookups.prepared import PreparedLookup
 from steptime_lab.measure.lookups.proof import disagreement
 from steptime_lab.measure.lookups.rows import row_of
 from steptime_lab.measure.ops.profile import DeviceWork
+from steptime_lab.measurements.sets import LOOKUPS
 
 CPU = torch.device("cpu")
 WHOLE = limits_of(141 * 10**9, 1)
@@ -126,7 +127,7 @@ def test_what_was_measured_is_not_asked_again(tmp_path: Path) -> None:
         mine, values = plan(tmp_path)
         work(Group(0, 1, "cpu", 1), mine, values)
         mine.store.flush()
-    rows = read(tmp_path, "lookups")
+    rows = read(tmp_path, LOOKUPS)
     keys = rows["key"].to_pylist()
     assert len(keys) == len(set(keys))
     cold = [row for row in rows.to_pylist() if row["cache"] == "cold"]
@@ -180,20 +181,20 @@ def test_kernels_that_do_not_run_are_left_out_and_the_rest_is_measured(
     mine, values = plan(tmp_path)
     work(Group(0, 1, "cpu", 1), mine, values)
     mine.store.flush()
-    assert set(read(tmp_path, "lookups")["implementation"].to_pylist()) == {"embedding_bag"}
+    assert set(read(tmp_path, LOOKUPS)["implementation"].to_pylist()) == {"embedding_bag"}
     assert "do not run here and are not measured: no compiler here" in capsys.readouterr().err
 
 
 def test_no_time_left_measures_nothing_and_says_so(tmp_path: Path) -> None:
     started = Session(tmp_path, session(tmp_path).recipe, Budget.of_minutes(0), session(tmp_path).store)
     run(started, Options(device="cpu", small=True))
-    assert read(tmp_path, "lookups").num_rows == 0
+    assert read(tmp_path, LOOKUPS).num_rows == 0
 
 
 @pytest.mark.slow
 def test_parts_of_a_device_are_measured_beside_the_others(tmp_path: Path) -> None:
     run(session(tmp_path), Options(ranks=(2,), share_gpu=True, device="cpu", small=True))
-    rows = read(tmp_path, "lookups").to_pylist()
+    rows = read(tmp_path, LOOKUPS).to_pylist()
     assert {row["share"] for row in rows} == {2} and {row["rank"] for row in rows} == {0}
     assert {row["others"] for row in rows} == {"same", "idle", "streaming"}
     assert not list(tmp_path.glob("*.done"))

@@ -14,6 +14,7 @@ from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read
 from steptime_lab.measure.memory import RUNNING, WAITING, due, let_go, measured, names, work
 from steptime_lab.measure.steps.phases import cases_of
+from steptime_lab.measurements.sets import MEMORY
 from steptime_lab.workloads.case import Case, build
 from steptime_lab.workloads.networks.dlrm import DlrmStep
 from steptime_lab.workloads.shared_buffers import renewed_buffers, shared_buffers
@@ -71,7 +72,7 @@ def test_a_case_is_due_until_every_rank_has_a_row(tmp_path: Path) -> None:
     assert waiting == [case.name for case in small()]
     work(ALONE, session, {"cases": waiting[:1], "small": True, "only": ["dlrm"], "phase": "memory1"})
     assert due(session, CPU, 1) == waiting[1:]
-    assert read(tmp_path, "memory")["name"].to_pylist() == waiting[:1]
+    assert read(tmp_path, MEMORY)["name"].to_pylist() == waiting[:1]
 
 
 def test_workloads_and_cases_may_be_named() -> None:

@@ -16,6 +16,7 @@ from steptime._calibrate.harness.budget import Budget, Progress
 from steptime._calibrate.harness.mps import cores_of, mps, share
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
+from steptime._measurements.sets import HOST
 from steptime._measurements.store import read
 from steptime.errors import InputError
 
@@ -27,7 +28,7 @@ def work(group, session, plan):
         raise RuntimeError("planted")
     row = {"kind": "op", "op": f"rank{group.rank}", "call": "", "source": "sweep", "phase": "other", "profiler": "off",
            "launches": 0.0, "cores": 1, "share": group.share, "times_ns": [1.0 + sum(group.gather(group.rank))]}
-    session.store.add("host", row)
+    session.store.add(HOST, row)
     if plan.get("waits"):
         (session.folder / f"waits{group.rank}").touch()
         time.sleep(60)
@@ -59,7 +60,7 @@ def run_two(job: str, folder: Path, **more: Any) -> None:
 @pytest.mark.slow
 def test_every_rank_works_and_its_rows_come_together(job: str, tmp_path: Path) -> None:
     run_two(job, tmp_path / "out")
-    rows = read(tmp_path / "out", "host").to_pylist()
+    rows = read(tmp_path / "out", HOST).to_pylist()
     assert sorted((row["op"], row["rank"], row["time_ns"]) for row in rows) == [("rank0", 0, 2.0), ("rank1", 1, 2.0)]
 
 
@@ -67,7 +68,7 @@ def test_every_rank_works_and_its_rows_come_together(job: str, tmp_path: Path) -
 def test_a_rank_that_fails_ends_the_others_and_loses_no_flushed_row(job: str, tmp_path: Path) -> None:
     with pytest.raises(RanksError, match="failed"):
         run_two(job, tmp_path / "out", fails_late=1)
-    assert read(tmp_path / "out", "host").num_rows == 2
+    assert read(tmp_path / "out", HOST).num_rows == 2
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_interrupted_ranks_flush_their_rows_and_say_nothing(
     monkeypatch.setattr(time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_two(job, tmp_path / "out", waits=True)
-    assert read(tmp_path / "out", "host").num_rows == 2
+    assert read(tmp_path / "out", HOST).num_rows == 2
     assert "Traceback" not in capfd.readouterr().err
 
 

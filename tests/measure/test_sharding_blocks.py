@@ -20,6 +20,7 @@ from steptime_lab.measure import sharding
 from steptime_lab.measure.crash_marker import CrashMarker
 from steptime_lab.measure.sharding import PlansPlace, due, order_of, plans_of, tasks_of, timed_at, work
 from steptime_lab.measure.sharding.differences import by_task, chance, paired_noise, slowest_over_fastest, summary
+from steptime_lab.measurements.sets import SHARDING
 
 CPU = Options(ranks=(1,), device="cpu", small=True)
 ALONE = PlansPlace(Layout(1, device="cpu"), 1, "none")
@@ -77,7 +78,7 @@ def test_a_task_is_timed_in_every_block_and_then_not_due_but_due_once_more_for_t
     first, second = (task.name for task in tasks_of(small=True, only=()))
     assert due(session, CPU, ALONE, 0) == [first, second]
     work(Group(0, 1, "cpu", 1), session, plan_of([first]))
-    rows = read(session.folder, "sharding").to_pylist()
+    rows = read(session.folder, SHARDING).to_pylist()
     assert Counter(each["block"] for each in rows) == {0: 1, 1: 1}
     assert {each["task"] for each in rows} == {first}
     assert all(each["aliases"].count(",") == 5 and each["steps_per_time"] >= 5 for each in rows)
@@ -105,7 +106,7 @@ def test_the_task_that_ended_its_ranks_is_skipped_and_the_others_go_on(
     monkeypatch.setattr("steptime_lab.measure.restarts.run_ranks", dies_once)
     sharding.run(session, CPU)
     assert started[:2] == [[first, second], [second]]
-    assert set(read(session.folder, "sharding")["task"].to_pylist()) == {second}
+    assert set(read(session.folder, SHARDING)["task"].to_pylist()) == {second}
     assert f"{first}/naive was running" in capsys.readouterr().err
 
 

@@ -35,6 +35,7 @@ from steptime_lab.measure.steps.profiled import batches
 from steptime_lab.measure.steps.programs import parse, stripped
 from steptime_lab.measure.steps.rows import asked, key_of_case
 from steptime_lab.measure.steps.timing import SMALL
+from steptime_lab.measurements.sets import STEP_KERNELS, STEPS
 from steptime_lab.workloads.case import Case
 
 CPU = Options(ranks=(1,), device="cpu", small=True)
@@ -203,7 +204,7 @@ def test_cases_of_the_same_tables_are_profiled_together_and_models_without_table
 
 def store_row(session: Session, case: Case) -> None:
     row = {"steps_per_time": 5, "allocated_bytes": [], "reserved_bytes": [], "lookups": None, "times_ns": [1.0]}
-    session.store.add("steps", {**asked(case, 1, "none"), **row})
+    session.store.add(STEPS, {**asked(case, 1, "none"), **row})
     session.store.flush()
 
 
@@ -234,7 +235,7 @@ def test_full_traces_are_kept_of_a_few_small_cases() -> None:
 def test_one_rank_times_its_cases_and_stores_lookups_of_every_iteration(session: Session) -> None:
     cases = dlrm_cases()
     work(alone(), session, plan_of("timed", cases))
-    rows = read(session.folder, "steps").to_pylist()
+    rows = read(session.folder, STEPS).to_pylist()
     assert [row["name"] for row in rows] == [case.name for case in cases]
     assert all(len(row["times_ns"]) == SMALL.rounds and row["time_ns"] > 0 for row in rows)
     assert all(len(row["host_probe_ns"]) == SMALL.rounds and min(row["host_probe_ns"]) > 0 for row in rows)
@@ -252,7 +253,7 @@ def test_a_case_that_cannot_be_built_costs_only_itself(session: Session, monkeyp
     bad = replace(good, name="bad", plan=dict.fromkeys(good.plan or {}, 9))
     monkeypatch.setattr("steptime_lab.workloads.cases.small_cases", lambda _ranks: (bad, good))
     work(alone(), session, plan_of("timed", [bad, good]))
-    assert read(session.folder, "steps")["name"].to_pylist() == [good.name]
+    assert read(session.folder, STEPS)["name"].to_pylist() == [good.name]
 
 
 def test_time_is_kept_for_what_comes_after_the_cases(session: Session) -> None:
@@ -266,7 +267,7 @@ def test_time_is_kept_for_what_comes_after_the_cases(session: Session) -> None:
 def test_time_that_is_up_stops_before_the_next_case(session: Session) -> None:
     over = replace(session, budget=Budget(time.time() - 1))
     work(alone(), over, plan_of("timed", dlrm_cases()))
-    assert read(session.folder, "steps").num_rows == 0
+    assert read(session.folder, STEPS).num_rows == 0
 
 
 def test_traces_are_read_by_the_reader_of_execution_traces_and_keep_what_it_reads(session: Session) -> None:
@@ -318,7 +319,7 @@ def test_the_calls_of_each_kind_of_case_are_recorded_once(session: Session) -> N
 def test_a_cpu_has_no_kernels_to_store_but_its_full_trace_is_kept(session: Session) -> None:
     case = dlrm_cases()[1]
     work(alone(), session, plan_of("profiled", [case], full_traces=[case.name]))
-    assert read(session.folder, "step_kernels").num_rows == 0
+    assert read(session.folder, STEP_KERNELS).num_rows == 0
     file = session.folder / "traces" / f"{case.name}.rank0.kineto.json.gz"
     content = json.loads(gzip.decompress(file.read_bytes()))
     assert any(str(event.get("name", "")).startswith("ProfilerStep#") for event in content["traceEvents"])
@@ -330,9 +331,9 @@ def test_kernels_of_a_rank_are_one_row_of_equally_long_columns(session: Session)
     case = dlrm_cases()[0]
     device = [RawEvent("a", 120, 3, correlation=1000, linked=5), RawEvent("b", 130, 4, correlation=1001)]
     step = cut(host_of_two_steps(), device)[0, 0]
-    session.store.add("step_kernels", row_of(case, alone(), [step, step]))
+    session.store.add(STEP_KERNELS, row_of(case, alone(), [step, step]))
     session.store.flush()
-    (row,) = read(session.folder, "step_kernels").to_pylist()
+    (row,) = read(session.folder, STEP_KERNELS).to_pylist()
     assert (row["kernel"], row["op"], row["kernel_ns"]) == (["a", "b"], ["aten::mm", ""], [[3, 3], [4, 4]])
     assert row["launch_ns"] == [15, 90] and row["start_ns"] == [20, 30] and row["host_ns"] == [100, 100]
     assert row["times_ns"] == [7.0, 7.0]
@@ -346,7 +347,7 @@ def test_a_case_of_which_a_rank_lost_its_kernels_is_due_again(session: Session) 
     case = dlrm_cases(2)[0]
     step = cut(host_of_two_steps(), [RawEvent("a", 120, 3, correlation=1000, linked=5)])[0, 0]
     for rank, left in ((0, [case.name]), (1, [])):
-        session.store.add("step_kernels", row_of(case, Group(rank, 2, "cpu", 1), [step]))
+        session.store.add(STEP_KERNELS, row_of(case, Group(rank, 2, "cpu", 1), [step]))
         session.store.flush()
         assert due(Phase("profiled", 2), [case], session, CPU) == left
 
@@ -371,7 +372,7 @@ def test_a_group_goes_on_after_the_case_that_ended_it(session: Session, capsys: 
     CrashMarker(session.folder, "timed2").begin(first.name)
     phase = Phase("timed", 2)
     _run_phase(phase, session, options, session.budget, [first.name, second.name], set(), SharedMps(session, options))
-    rows = read(session.folder, "steps").to_pylist()
+    rows = read(session.folder, STEPS).to_pylist()
     assert [(row["name"], row["ranks"]) for row in rows] == [(second.name, 2)]
     assert len(rows[0]["wire_probe_ns"]) == SMALL.rounds and min(rows[0]["wire_probe_ns"]) > 0
     assert first.name in capsys.readouterr().err

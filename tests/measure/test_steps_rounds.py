@@ -15,6 +15,7 @@ from steptime_lab.measure.steps import work
 from steptime_lab.measure.steps.phases import cases_of
 from steptime_lab.measure.steps.timed import chunks, order_of
 from steptime_lab.measure.steps.timing import FULL, LONG_S, SMALL, Pace, flat, steps_for, time_once, warm_up
+from steptime_lab.measurements.sets import STEPS
 from steptime_lab.workloads.case import Case
 
 
@@ -171,7 +172,7 @@ def test_repeats_of_a_case_are_spread_over_rounds_after_each_case_ran_alone(
     rounds = [visits[at : at + 4] for at in range(0, len(visits), 4)]
     assert len(rounds) == SMALL.rounds
     assert all(sorted(each) == ["c0", "c1", "c2", "c3"] for each in rounds)
-    assert read(session.folder, "steps")["name"].to_pylist() == ["c0", "c1", "c2", "c3"]
+    assert read(session.folder, STEPS)["name"].to_pylist() == ["c0", "c1", "c2", "c3"]
 
 
 def test_cases_that_do_not_fit_beside_others_are_timed_in_smaller_chunks(
@@ -180,7 +181,7 @@ def test_cases_that_do_not_fit_beside_others_are_timed_in_smaller_chunks(
     builds = Builds(room=2)
     cases = watched_cases(monkeypatch, builds, 5)
     work(alone(), session, plan_of("timed", cases))
-    assert read(session.folder, "steps")["name"].to_pylist() == [case.name for case in cases]
+    assert read(session.folder, STEPS)["name"].to_pylist() == [case.name for case in cases]
     assert builds.log.count("c4 built") == builds.log.count("c4 closed") == 2
 
 
@@ -188,7 +189,7 @@ def test_a_case_that_fails_in_a_round_costs_only_itself(session: Session, monkey
     builds = Builds(fails_after={"c1": 6})
     cases = watched_cases(monkeypatch, builds, 3)
     work(alone(), session, plan_of("timed", cases))
-    rows = read(session.folder, "steps").to_pylist()
+    rows = read(session.folder, STEPS).to_pylist()
     assert [row["name"] for row in rows] == ["c0", "c2"]
     assert all(len(row["times_ns"]) == SMALL.rounds for row in rows)
     assert builds.log.count("c1 closed") == 2
@@ -198,7 +199,7 @@ def test_a_case_whose_rounds_would_not_end_in_time_is_not_begun(session: Session
     cases = watched_cases(monkeypatch, Builds(), 3)
     monkeypatch.setattr(Pace, "cost_s", lambda *_, **__: 120.0)
     work(alone(), session, plan_of("timed", cases))
-    assert read(session.folder, "steps")["name"].to_pylist() == ["c0", "c1"]
+    assert read(session.folder, STEPS)["name"].to_pylist() == ["c0", "c1"]
 
 
 def test_a_case_that_is_timed_alone_is_built_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +207,7 @@ def test_a_case_that_is_timed_alone_is_built_once(session: Session, monkeypatch:
     cases = watched_cases(monkeypatch, builds, 1)
     work(alone(), session, plan_of("timed", cases))
     assert [word for word in builds.log if " " in word] == ["c0 built", "c0 closed"]
-    assert len(read(session.folder, "steps")["times_ns"][0]) == SMALL.rounds
+    assert len(read(session.folder, STEPS)["times_ns"][0]) == SMALL.rounds
 
 
 def test_rounds_stop_when_time_is_up_but_not_before_the_third(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_rounds_stop_when_time_is_up_but_not_before_the_third(session: Session, 
     monkeypatch.setattr("steptime_lab.measure.steps.timed.SMALL", replace(SMALL, rounds=9))
     monkeypatch.setattr(Attempts, "time_left", lambda _, need_s=1.0: need_s > 0)
     work(alone(), session, plan_of("timed", cases))
-    assert [len(times) for times in read(session.folder, "steps")["times_ns"].to_pylist()] == [3, 3]
+    assert [len(times) for times in read(session.folder, STEPS)["times_ns"].to_pylist()] == [3, 3]
 
 
 def test_a_group_settles_with_its_first_case_before_anything_is_timed(

@@ -9,6 +9,7 @@ from tests.measurements.test_store import a_recipe
 
 from steptime._calibrate.collectives.cases import CollectiveCase
 from steptime._calibrate.collectives.fabrics import Place
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import Store, read
 from steptime.errors import InputError
 from steptime_lab.measure.tables import merge
@@ -39,7 +40,7 @@ def measured(folder: Path, *cases: CollectiveCase, place: Place | None = None, *
             "channels": None,
         }
         where = (place or Place(4, "loopback", 4)).columns()
-        store.add("collectives", {**where, **case.columns(), "calls": 1, "times_ns": [1.0], **row, **more})
+        store.add(COLLECTIVES, {**where, **case.columns(), "calls": 1, "times_ns": [1.0], **row, **more})
     store.flush()
     return folder
 
@@ -56,7 +57,7 @@ def test_a_choice_is_joined_where_all_that_was_asked_is_the_same(tmp_path: Path)
     folder = measured(
         tmp_path, CollectiveCase("all_reduce", 64), CollectiveCase("all_reduce", 128), CollectiveCase("broadcast", 64)
     )
-    table = read(folder, "collectives")
+    table = read(folder, COLLECTIVES)
     assert chosen(with_choices(table, {asked(64): RING, asked(64, "broadcast"): TREE})) == [RING, UNKNOWN, TREE]
     for other in (asked(64, ranks=2), asked(64, fabric="default"), asked(64, nccl="2.30"), asked(65)):
         assert chosen(with_choices(table, {other: RING})) == [UNKNOWN] * 3
@@ -65,9 +66,9 @@ def test_a_choice_is_joined_where_all_that_was_asked_is_the_same(tmp_path: Path)
 
 def test_uneven_splits_get_no_choice_and_known_ones_stay(tmp_path: Path) -> None:
     measured(tmp_path / "a", CollectiveCase("all_to_all", 64, splits=(1, 2, 3, 4)))
-    assert chosen(with_choices(read(tmp_path / "a", "collectives"), {asked(64, "all_to_all"): RING})) == [UNKNOWN]
+    assert chosen(with_choices(read(tmp_path / "a", COLLECTIVES), {asked(64, "all_to_all"): RING})) == [UNKNOWN]
     measured(tmp_path / "b", CollectiveCase("all_reduce", 64), algorithm="TREE", protocol="LL")
-    assert chosen(with_choices(read(tmp_path / "b", "collectives"), {asked(64): RING})) == [TREE]
+    assert chosen(with_choices(read(tmp_path / "b", COLLECTIVES), {asked(64): RING})) == [TREE]
 
 
 def test_what_is_written_is_read_back_and_what_is_not_a_list_of_choices_is_named(tmp_path: Path) -> None:
@@ -82,8 +83,8 @@ def test_what_is_written_is_read_back_and_what_is_not_a_list_of_choices_is_named
 def test_merging_joins_choices_onto_rows_that_were_merged_before(tmp_path: Path) -> None:
     rows, later, out = measured(tmp_path / "rows", CollectiveCase("all_reduce", 64)), tmp_path / "later", tmp_path / "out"
     merge([str(rows), "-o", str(out)])
-    assert chosen(read(out, "collectives")) == [UNKNOWN]
+    assert chosen(read(out, COLLECTIVES)) == [UNKNOWN]
     write_choices(later / FOLDER_NAME / "x.json", {asked(64): RING}, nccl="2.28", ranks=4, fabric="loopback")
     merge([str(later), "-o", str(out)])
     merge([str(rows), "-o", str(out)])
-    assert chosen(read(out, "collectives")) == [RING]
+    assert chosen(read(out, COLLECTIVES)) == [RING]

@@ -8,11 +8,9 @@ import pytest
 from tests.measurements.test_store import a_recipe, a_row
 
 from steptime._measurements.recipe import Recipe
-from steptime._measurements.sets import measured_set
+from steptime._measurements.sets import HOST
 from steptime._measurements.store import Store, read
 from steptime_lab.measurements.noise import noise_by, noise_of
-
-HOST = measured_set("host")
 
 
 def measured(folder: Path, rows: list[tuple[str, str, str, tuple[float, ...]]]) -> pa.Table:
@@ -20,9 +18,9 @@ def measured(folder: Path, rows: list[tuple[str, str, str, tuple[float, ...]]]) 
     for number, (machine, process, op, times) in enumerate(rows):
         recipe = Recipe.from_dict({**a_recipe(run=f"run{number:02d}").to_dict(), "machine": machine})
         store = Store(folder, recipe, process)
-        store.add("host", a_row(op, times))
+        store.add(HOST, a_row(op, times))
         store.flush()
-    return read(folder, "host")
+    return read(folder, HOST)
 
 
 def test_the_three_distances_are_kept_apart(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from steptime._hardware.device import FOLDER as DEVICES
 from steptime._hardware.device import read_device
 from steptime._hardware.fabric import FOLDER as FABRICS
 from steptime._measurements.nccl_tests import read_nccl_tests
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read, write_part
 from steptime._models.collectives.message import Messages
 from steptime._models.host.model import HostModel, read_host
@@ -226,4 +227,4 @@ def test_a_measured_set_with_holes_or_of_other_types_is_refused_by_its_column(tm
     ):
         write_part(file, table.set_column(names.index(name), name, column))
         with pytest.raises(InputError, match=said):
-            read(tmp_path, "collectives")
+            read(tmp_path, COLLECTIVES)

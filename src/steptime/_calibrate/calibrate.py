@@ -23,6 +23,7 @@ from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._files import write_whole
+from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import read
 from steptime._models.host.model import Burst, shipped_bursts
 from steptime._platforms.calibration import host_factors
@@ -32,7 +33,7 @@ from steptime.errors import InputError
 FILE = "calibration.json"
 SOURCE = "calibration"
 # The host that ships, whose usual bursts a new machine is compared with.
-HOST = "xeon-h200"
+_REFERENCE_HOST = "xeon-h200"
 
 # Seconds: of a sample, and of a whole calibration, which with its start has to stay below 90.
 SAMPLE_HOST_S, SAMPLE_FABRIC_S = 2.0, 2.0
@@ -72,8 +73,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
 
 def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int) -> dict[str, Any]:
     """What `calibration.json` holds, from the rows that the run of this recipe added to a folder."""
-    host = [row for row in read(folder, "host").to_pylist() if row["run"] == recipe["run"] and row["source"] == SOURCE]
-    fabric = [row for row in read(folder, "collectives").to_pylist() if row["run"] == recipe["run"]]
+    host = [row for row in read(folder, HOST).to_pylist() if row["run"] == recipe["run"] and row["source"] == SOURCE]
+    fabric = [row for row in read(folder, COLLECTIVES).to_pylist() if row["run"] == recipe["run"]]
     costs = MachineCosts.of_rows(host, fabric)
     return {
         **asdict(costs),
@@ -81,7 +82,7 @@ def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int)
         "recipe": {name: row[name] for name in recipe} if (row := next(iter(host), None)) else dict(recipe),
         "ranks": ranks,
         "share": share,
-        "factors": {"host": factors(costs, shipped_bursts(HOST))},
+        "factors": {"host": factors(costs, shipped_bursts(_REFERENCE_HOST))},
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from steptime._files import whole
 from steptime._measurements.recipe import Recipe, spread_of
-from steptime._measurements.sets import MeasuredSet, measured_set
+from steptime._measurements.sets import MeasuredSet
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -44,21 +44,20 @@ class Store:
     process: str
     rank: int = 0
     clock_mhz: Callable[[], float | None] = lambda: None  # the SM clock since it was last asked
-    _waiting: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    _waiting: dict[str, tuple[MeasuredSet, list[dict[str, Any]]]] = field(default_factory=dict)
     _parts: Counter[str] = field(default_factory=Counter)
 
-    def done(self, name: str) -> Counter[str]:
+    def done(self, measured: MeasuredSet) -> Counter[str]:
         """How many rows each key of a set already has in this folder, whoever measured them; trial rows only for a trial."""
         result: Counter[str] = Counter()
-        for path in _parts_of(self.folder, name):
-            part = read_part(path, measured_set(name), ["key", "command"])
+        for path in _parts_of(self.folder, measured):
+            part = read_part(path, measured, ["key", "command"])
             pairs = zip(part["key"].to_pylist(), part["command"].to_pylist(), strict=True)
             result.update(key for key, command in pairs if _is_trial(self.recipe.command) or not _is_trial(command))
         return result
 
-    def add(self, name: str, row: Row) -> None:
+    def add(self, measured: MeasuredSet, row: Row) -> None:
         """Keeps a row until the next `flush`. `time_ns`, `spread`, `key` and the recipe are filled in from the rest."""
-        measured = measured_set(name)
         times = [float(value) for value in row["times_ns"]]
         full = {
             "rank": self.rank,
@@ -74,21 +73,23 @@ class Store:
         }
         expected, there = set(measured.schema.names), set(full)
         if expected != there:
-            raise ValueError(f"{name}: missing columns {sorted(expected - there)}, unknown columns {sorted(there - expected)}")
-        self._waiting.setdefault(name, []).append(full)
+            raise ValueError(
+                f"{measured.name}: missing columns {sorted(expected - there)}, unknown columns {sorted(there - expected)}"
+            )
+        self._waiting.setdefault(measured.name, (measured, []))[1].append(full)
 
     def waiting(self) -> int:
         """Rows that a crash now would lose."""
-        return sum(map(len, self._waiting.values()))
+        return sum(len(rows) for _, rows in self._waiting.values())
 
     def flush(self) -> None:
         """Writes what waits, one new part per set. A part appears under its name only when it is complete."""
         clock = self.clock_mhz()
-        for name, rows in self._waiting.items():
+        for name, (measured, rows) in self._waiting.items():
             for row in rows:
                 row["sm_clock_mhz"] = clock if row["sm_clock_mhz"] is None else row["sm_clock_mhz"]
             path = self.folder / name / f"{self.recipe.run}-{self.process}-{self._parts[name]:04d}.parquet"
-            write_part(path, pa.Table.from_pylist(rows, schema=measured_set(name).schema))
+            write_part(path, pa.Table.from_pylist(rows, schema=measured.schema))
             self._parts[name] += 1
         self._waiting.clear()
 
@@ -138,14 +139,26 @@ def _check_values(path: Path, table: pa.Table, measured: MeasuredSet) -> None:
             raise InputError(f"{path}: column 'times_ns' has rows without repeats, or repeats that are no numbers")
 
 
-def read(folder: Path, name: str) -> pa.Table:
+def read(folder: Path, measured: MeasuredSet) -> pa.Table:
     """Every row of a set in a folder, in the order of the parts' names; an empty table when there is none."""
-    measured = measured_set(name)
-    parts = [read_part(path, measured) for path in _parts_of(folder, name)]
+    parts = [read_part(path, measured) for path in _parts_of(folder, measured)]
     return pa.concat_tables(parts) if parts else measured.schema.empty_table()
 
 
-def _parts_of(folder: Path, name: str) -> list[Path]:
+def devices_of_rows(folder: Path) -> dict[str, list[str]]:
+    """Of every set in a folder, the device that each row was measured on."""
+    result: dict[str, list[str]] = defaultdict(list)
+    for path in sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")]):
+        try:
+            if _VERSION_KEY in (pq.read_schema(path).metadata or {}):
+                name = path.stem if path.parent == folder else path.parent.name
+                result[name] += pq.read_table(path, columns=["device"])["device"].to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{path}: not a readable Parquet file ({error}); measure it again or remove it") from error
+    return dict(result)
+
+
+def _parts_of(folder: Path, measured: MeasuredSet) -> list[Path]:
     """The part files of a set: those in its folder, or the one merged file of its name."""
-    merged = folder / f"{name}.parquet"
-    return [*([merged] if merged.exists() else []), *sorted((folder / name).glob("*.parquet"))]
+    merged = folder / f"{measured.name}.parquet"
+    return [*([merged] if merged.exists() else []), *sorted((folder / measured.name).glob("*.parquet"))]

@@ -15,6 +15,7 @@ from steptime._files import check_file_name, write_output
 from steptime._hardware.description import MOST_RANKS, RANGES, Quantity, ValueRange
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml, first_ranks, place
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read
 from steptime._models.collectives.fitting import Points, best_points, fit_curves, interval_ends, left_out, swept
 from steptime._models.collectives.message import Floats, Message
@@ -22,7 +23,6 @@ from steptime._models.collectives.tier import TierModel, moved_share
 from steptime._platforms.fabric import write_models
 from steptime.errors import InputError
 
-_SET = "collectives"
 # Rows of ranks that share a GPU went over sockets of one box, and so did those without any GPU (gloo).
 _SOCKETS, _SWITCH = "loopback", "nvswitch"
 # What a command line says in words of its trade: GB/s and us.
@@ -94,7 +94,7 @@ def from_measured(
 ) -> OwnFabric:
     """From the rows of one of the fabrics in a folder; `of` says which where there are several."""
     check_file_name("--name", name)
-    rows = read(folder, _SET).to_pylist() if folder.is_dir() else []
+    rows = read(folder, COLLECTIVES).to_pylist() if folder.is_dir() else []
     there = sorted({str(row["fabric"]) for row in rows})
     if not there:
         raise InputError(f"{folder}: no rows of `steptime measure collectives` are in it; of nccl-tests, give the files")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from steptime._hardware.device import DeviceLimits, device_names, read_device, reference_device
 from steptime._hardware.fabric import fabric_names, read_fabric
+from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import read
 from steptime._models.collectives.overlap import FILE as OVERLAP
 from steptime._models.engine.archive import write_archive
@@ -28,6 +29,7 @@ from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_wri
 from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
 from steptime_lab.measurements.kernels import rows_of
+from steptime_lab.measurements.sets import KERNELS, LOOKUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def fit_and_write(run: FitRun, what: Sequence[str]) -> list[Path]:
 
 
 def _kernels(run: FitRun) -> list[Path]:
-    table = read(run.folder, "kernels")
+    table = read(run.folder, KERNELS)
     # The two forms with most rows take nearly all the time, about as long as each other.
     with ProcessPoolExecutor(max_workers=2) as executor:
         models = fit_kernels(table, run.limits(), run.seed, report=run.report, executor=executor)
@@ -80,7 +82,7 @@ def _lookups(run: FitRun) -> list[Path]:
 def _baselines(run: FitRun) -> list[Path]:
     """What the fitted models are compared with: other forms, and the lookups' own forms shown some of the rows only."""
     results = []
-    if (table := read(run.folder, "kernels")).num_rows:
+    if (table := read(run.folder, KERNELS)).num_rows:
         rows = [row for row in rows_of(table) if row.split != TEST]
         parts = {}
         for form, baseline in BASELINES.items():
@@ -88,7 +90,7 @@ def _baselines(run: FitRun) -> list[Path]:
             parts[form] = pack(baseline.fit(rows, run.seed))
         results.append(baselines_file(run.out, run.device))
         write_archive(results[-1], {"seed": run.seed}, parts)
-    if read(run.folder, "lookups").num_rows:
+    if read(run.folder, LOOKUPS).num_rows:
         results.append(fit_and_write_lookup_baselines(run.folder, run.out, run.limits(), run.device, run.seed, run.report))
     if not results:
         raise InputError(f"{run.folder}: no kernel or lookup rows to fit; `steptime measure kernels` makes some")
@@ -102,7 +104,7 @@ def baselines_file(folder: Path, name: str) -> Path:
 
 def _host(run: FitRun) -> list[Path]:
     """Of the rows of one rank alone and of what full traces beside them tell; nothing is drawn."""
-    table = read(run.folder, "host")
+    table = read(run.folder, HOST)
     if not table.num_rows:
         raise InputError(f"{run.folder}: no host rows to fit; `steptime measure host` makes some")
     traces = sorted((run.folder / "traces").glob("*.kineto.json.gz"))
@@ -115,7 +117,7 @@ def _host(run: FitRun) -> list[Path]:
 
 def _fabrics(run: FitRun) -> list[Path]:
     """Of every fabric that has a description; nothing is drawn."""
-    rows = read(run.folder, "collectives").to_pylist()
+    rows = read(run.folder, COLLECTIVES).to_pylist()
     if not rows:
         raise InputError(f"{run.folder}: no rows of collectives to fit; `steptime measure collectives` makes some")
     written = []

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read
 from steptime._models.collectives.overlap import SCHEMA_VERSION, Overlap
 from steptime._models.engine.splits import FIT, split_of
@@ -39,7 +40,7 @@ _MEMORY_BOUND = "copy"
 
 def overlap_rows(folder: Path) -> list[Row]:
     """The rows of a folder's set `collectives`, with the columns that pairs need."""
-    result: list[Row] = read(folder, "collectives").select(_COLUMNS).to_pylist()
+    result: list[Row] = read(folder, COLLECTIVES).select(_COLUMNS).to_pylist()
     return result
 
 

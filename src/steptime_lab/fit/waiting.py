@@ -26,6 +26,7 @@ from steptime._program.program import Collective, Program
 from steptime.errors import InputError
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.fit.overlap import KernelPairs
+from steptime_lab.measurements.sets import STEP_KERNELS
 from steptime_lab.measurements.shipped import FILE_NAME, CasePrograms, program_of, read_programs
 
 Floats = npt.NDArray[np.float64]
@@ -91,7 +92,7 @@ class ProfiledStep:
 
 def profiled_steps(folder: Path, names: Iterable[str] | None = None) -> Iterator[ProfiledStep]:
     """The cases of a folder on several ranks of which every rank was profiled, or those of some names."""
-    table = read(folder, "step_kernels")
+    table = read(folder, STEP_KERNELS)
     if not table.num_rows or not (folder / FILE_NAME).is_file():
         return
     table = table.select(_COLUMNS)

@@ -14,21 +14,23 @@ from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._lookups.generators import Generator
+from steptime._measurements.sets import COLLECTIVES, HOST, MeasuredSet
 from steptime._measurements.store import read
 from steptime.errors import InputError
 from steptime_lab.measure.command import JOBS
+from steptime_lab.measurements.sets import KERNELS, LOOKUPS, SHARDING, STEP_KERNELS, STEPS
 from steptime_lab.workloads.table_batched.layout import Layout as TableLayout
 from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 from steptime_lab.workloads.torch_arrays import TorchArrays, side_by_side
 
 # Job -> the ranks it is tried on, and the sets that must have got rows.
-TRIED: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
-    "kernels": ((1,), ("kernels",)),
-    "lookups": ((1,), ("lookups",)),
-    "host": ((1,), ("host",)),
-    "collectives": ((2,), ("collectives",)),
-    "steps": ((2, 1), ("steps", "step_kernels")),
-    "sharding": ((2,), ("sharding",)),
+TRIED: dict[str, tuple[tuple[int, ...], tuple[MeasuredSet, ...]]] = {
+    "kernels": ((1,), (KERNELS,)),
+    "lookups": ((1,), (LOOKUPS,)),
+    "host": ((1,), (HOST,)),
+    "collectives": ((2,), (COLLECTIVES,)),
+    "steps": ((2, 1), (STEPS, STEP_KERNELS)),
+    "sharding": ((2,), (SHARDING,)),
     "calibrate": ((1,), ()),
 }
 # Kernel records and CUDA events must tell the same story where launching is no part of it.
@@ -45,15 +47,17 @@ def run(session: Session, options: Options) -> None:
     for job, (ranks, sets) in TRIED.items():
         if options.only and job not in options.only:
             continue
-        before = {name: read(session.folder, name).num_rows for name in sets}
+        before = {each.name: read(session.folder, each).num_rows for each in sets}
         together = options.share_gpu or options.device == "cpu"
         fitting = tuple(count for count in ranks if together or count <= max(1, session.recipe.gpus))
         if not fitting:
             session.warn(f"{job}: needs {min(ranks)} ranks and there is one GPU; not tried without --share-gpu")
             continue
         failures += _try(job, session, replace(options, ranks=fitting, small=True, only=()))
-        failures += [f"{job}: no rows in {name}" for name in sets if read(session.folder, name).num_rows <= before[name]]
-    failures += disagreements(read(session.folder, "kernels").to_pylist())
+        failures += [
+            f"{job}: no rows in {each.name}" for each in sets if read(session.folder, each).num_rows <= before[each.name]
+        ]
+    failures += disagreements(read(session.folder, KERNELS).to_pylist())
     for failure in failures:
         session.warn(failure)
     if failures:

@@ -16,7 +16,6 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
-from steptime._measurements.sets import measured_set
 from steptime._measurements.store import key_of
 from steptime._units import MIB
 from steptime_lab.measure.attempts import CASE_S, Attempts, forget
@@ -24,6 +23,7 @@ from steptime_lab.measure.crash_marker import CrashMarker
 from steptime_lab.measure.restarts import CaseGroup
 from steptime_lab.measure.shared_mps import SharedMps
 from steptime_lab.measure.steps.phases import cases_of
+from steptime_lab.measurements.sets import MEMORY
 
 if TYPE_CHECKING:
     from steptime_lab.workloads.case import Case, Step
@@ -64,13 +64,13 @@ def due(session: Session, options: Options, ranks: int) -> list[str]:
     """Names of the cases of which a rank has no row."""
     share = ranks if options.share_gpu else 1
     fabric = fabric_of(ranks, share, options.device)
-    done = session.store.done("memory")
+    done = session.store.done(MEMORY)
     cases = cases_of(ranks, small=options.small, only=options.only)
     return [case.name for case in cases if not all(done[_key(case.name, share, fabric, rank)] for rank in range(ranks))]
 
 
 def _key(name: str, share: int, fabric: str, rank: int) -> str:
-    return key_of(measured_set("memory"), {"name": name, "share": share, "fabric": fabric, "rank": rank})
+    return key_of(MEMORY, {"name": name, "share": share, "fabric": fabric, "rank": rank})
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
                 break
             row = attempts.attempt(case.name, partial(measured, case, group))
             if row is not None:
-                session.store.add("memory", row)
+                session.store.add(MEMORY, row)
                 attempts.progress.step()
     attempts.close()
 

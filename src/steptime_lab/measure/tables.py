@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steptime._calibrate.harness.options import LineParser
-from steptime._measurements.sets import SETS
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read, write_part
 from steptime.errors import InputError
 from steptime_lab.measurements.collectives import choices_of, with_choices
 from steptime_lab.measurements.noise import Floor, Noise, noise_by, noise_of
+from steptime_lab.measurements.sets import SETS, measured_set
 from steptime_lab.measurements.shipped import FILE_NAME as PROGRAMS
 from steptime_lab.measurements.shipped import FOLDER, merge_rows, pack
 
@@ -44,7 +45,7 @@ def noises(folder: Path, *, parts: bool) -> list[Noise]:
     """The floors of the sets in a folder that have rows."""
     results = []
     for name, measured in SETS.items():
-        table = read(folder, name)
+        table = read(folder, measured)
         if not table.num_rows or not measured.timed:
             continue
         results.append(noise_of(measured, table))
@@ -81,7 +82,7 @@ def merge(arguments: Sequence[str]) -> int:
         raise InputError(f"{missing[0]}: no such folder")
     wanted = [name for name in given.only.split(",") if name] or list(SETS)
     for name in wanted:
-        if any(read(folder, name).num_rows for folder in given.folders):
+        if any(read(folder, measured_set(name)).num_rows for folder in given.folders):
             count = merge_rows(given.folders, name, given.out / f"{name}.parquet")
             print(f"{name}: {count} rows in {given.out / f'{name}.parquet'}")
     if "collectives" in wanted:
@@ -96,5 +97,5 @@ def _join_choices(folders: Sequence[Path], out: Path) -> None:
     """What NCCL said it chooses goes into the rows that were merged, now or earlier."""
     file, choices = out / "collectives.parquet", choices_of(folders)
     if choices and file.exists():
-        write_part(file, with_choices(read(out, "collectives"), choices).unify_dictionaries().combine_chunks())
+        write_part(file, with_choices(read(out, COLLECTIVES), choices).unify_dictionaries().combine_chunks())
         print(f"collectives: {len(choices)} choices of NCCL joined")

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 
 import steptime_lab
 from steptime._files import whole
-from steptime._measurements.sets import measured_set
 from steptime._measurements.store import read, read_part, write_part
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read as read_execution_trace
 from steptime._program.program import Program
 from steptime.errors import InputError
+from steptime_lab.measurements.sets import measured_set
 
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"steptime_programs"
@@ -93,7 +93,7 @@ def pack(folders: Iterable[Path], target: Path) -> int:
 def merge_rows(folders: Iterable[Path], name: str, target: Path) -> int:
     """Writes the rows of a set from several folders into one file, without repeating any; how many there are."""
     measured = measured_set(name)
-    tables = [read(folder, name) for folder in folders]
+    tables = [read(folder, measured) for folder in folders]
     if target.exists():
         tables.insert(0, read_part(target, measured))
     rows = pa.concat_tables(tables)
@@ -141,7 +141,7 @@ def _recorded(file: Path) -> CasePrograms:
 
 def shipped(name: str) -> pa.Table:
     """The shipped rows of a set; an empty table where none came with the package."""
-    return read(FOLDER, name)
+    return read(FOLDER, measured_set(name))
 
 
 def shipped_programs(name: str) -> CasePrograms:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steptime._calibrate.collectives.fabrics import Place
-from steptime._measurements.sets import measured_set
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import key_of
 from steptime._units import MIB, NS_PER_MS
 
@@ -58,7 +58,7 @@ class CollectiveCase:
 
     def key(self, place: Place) -> str:
         """The key its row will have."""
-        return key_of(measured_set("collectives"), {**place.columns(), **self.columns()})
+        return key_of(COLLECTIVES, {**place.columns(), **self.columns()})
 
 
 def largest_buffer_bytes(splits: Matrix, ranks: int) -> int:

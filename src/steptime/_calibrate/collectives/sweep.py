@@ -29,6 +29,7 @@ from steptime._calibrate.collectives.timing import CollectiveBench, Reading, res
 from steptime._calibrate.harness.budget import Progress
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.session import Session
+from steptime._measurements.sets import COLLECTIVES
 from steptime._units import MIB
 
 # Sizes that make NCCL connect what it uses: small, middling and large messages go different ways.
@@ -111,7 +112,7 @@ class Sweep:
         finally:
             rows = [self._row(*item) for item in result.results()]
             for row in filter(None, [*rows, self._sentinel_row(result)]) if self.group.rank == 0 else ():
-                self.session.store.add("collectives", row)
+                self.session.store.add(COLLECTIVES, row)
             self.session.store.flush()
         return sum(row is None for row in rows)
 

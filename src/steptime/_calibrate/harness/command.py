@@ -23,8 +23,7 @@ from steptime._calibrate.harness.job import Job
 from steptime._calibrate.harness.options import LineParser, Options
 from steptime._calibrate.harness.ranks import FAILED, LATE
 from steptime._calibrate.harness.session import Session, clock_file
-from steptime._measurements.sets import SETS
-from steptime._measurements.store import read
+from steptime._measurements.store import devices_of_rows
 from steptime.errors import InputError, printable
 
 SCHEMA_VERSION = 1
@@ -89,14 +88,14 @@ def measure(job: Job, folder: Path, minutes: float, options: Options, command: S
         session.warn(f"another process is on the GPU: {line}; its work is in these times")
     for setting in disturbances(os.environ):
         session.warn(f"{setting} is set and in these times, though no row says so")
-    before = {name: _rows_of(folder, name, made.device) for name in SETS}
+    before = _rows_of(folder, made.device)
     try:
         with _watched(session, cuda):
             module.run(session, options)
     except KeyboardInterrupt:
         session.warn(f"interrupted; what was measured is in {folder}, and the same command goes on from there")
         raise
-    counts = {name: read(folder, name).num_rows - count for name, count in before.items()}
+    counts = {name: len(rows) - before.get(name, 0) for name, rows in devices_of_rows(folder).items()}
     added = {name: count for name, count in counts.items() if count}
     _say(job.name, folder, added, session.warnings, time.monotonic() - begun, as_json)
     failures = [warning for warning in session.warnings if FAILED in warning or LATE in warning]
@@ -105,13 +104,16 @@ def measure(job: Job, folder: Path, minutes: float, options: Options, command: S
     return 0
 
 
-def _rows_of(folder: Path, name: str, device: str) -> int:
-    """How many rows a set has; raises where they are another device's, for what that one did would count as done on this."""
-    table = read(folder, name)
-    others = sorted({str(found or "cpu") for found in table["device"].to_pylist()} - {device or "cpu"})
-    if others:
-        raise InputError(f"{folder}: holds {name} of {others[0]}, this is {device or 'cpu'}; give every device a folder (-o)")
-    return int(table.num_rows)
+def _rows_of(folder: Path, device: str) -> dict[str, int]:
+    """How many rows each set has; raises where they are another device's, for what that one did would count as done on this."""
+    rows = devices_of_rows(folder)
+    for name, devices in rows.items():
+        others = sorted({str(other or "cpu") for other in devices} - {device or "cpu"})
+        if others:
+            raise InputError(
+                f"{folder}: holds {name} of {others[0]}, this is {device or 'cpu'}; give every device a folder (-o)"
+            )
+    return {name: len(devices) for name, devices in rows.items()}
 
 
 def check(options: Options) -> None:

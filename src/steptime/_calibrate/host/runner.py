@@ -22,7 +22,7 @@ from steptime._calibrate.host.bench import HostBench
 from steptime._calibrate.host.probe import Probe, Times
 from steptime._calibrate.host.reference import HostSpeed, Reference, between
 from steptime._calibrate.host.representative import load
-from steptime._measurements.sets import measured_set
+from steptime._measurements.sets import HOST
 from steptime._measurements.store import key_of
 
 # Probes between which the garbage collector runs. Starting and ending a profiler takes a good part of a second as well.
@@ -122,7 +122,7 @@ class Runner:
 
     def _is_done(self, probe: Probe) -> bool:
         rows = [self.row(kind, each.op, [], call=each.call, phase=each.phase) for each in probe.ways() for kind in each.kinds]
-        return any(self.done[key_of(measured_set("host"), row)] for row in rows)
+        return any(self.done[key_of(HOST, row)] for row in rows)
 
     def _run_block(self, block: Mapping[int, Probe], reference: Reference, progress: Progress) -> None:
         """Some probes one after another, with the host's speed before and after each."""
@@ -161,7 +161,7 @@ class Runner:
     def _store(self, wanted: int, progress: Progress) -> None:
         for _, result in sorted(self._results.items()):
             for row in result.rows():
-                self.session.store.add("host", self.row(**{**row, "source": self.source or row["source"]}))
+                self.session.store.add(HOST, self.row(**{**row, "source": self.source or row["source"]}))
         self.session.store.flush()
         if left := wanted - len(self._results.keys() | self._failed):
             progress.skip("no time left", left)

@@ -36,6 +36,7 @@ from steptime_lab.baselines.lookups import BASELINES
 from steptime_lab.fit.lookups import batched_backward, batched_forward, kernel_sum
 from steptime_lab.measurements.lookups import FILE_NAME as STREAMS
 from steptime_lab.measurements.lookups import MeasuredLookups, Streams, measured_lookups, streams_of, summarised
+from steptime_lab.measurements.sets import LOOKUPS
 
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "triton")
@@ -181,7 +182,7 @@ def read_lookups(
     folder: Path, *, said: Said = lambda _: None, executor: Executor | None = None
 ) -> tuple[pa.Table, dict[Kind, MeasuredLookups]]:
     """Measured lookups with the statistics of their index streams; new ones are drawn, and kept beside the rows."""
-    table = read(folder, "lookups")
+    table = read(folder, LOOKUPS)
     if not table.num_rows:
         raise InputError(f"{folder}: no lookup rows; `steptime measure lookups` makes some")
     streams = Streams.load(folder / STREAMS)

@@ -13,6 +13,7 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
+from steptime._measurements.sets import COLLECTIVES
 from steptime_lab.measure.collectives.choices import learn
 from steptime_lab.measure.collectives.places import layout_of, places
 from steptime_lab.measure.collectives.tiers import few, tiers
@@ -67,7 +68,7 @@ def share_s(needs_s: Sequence[tuple[float, float]], left_s: float) -> float:
 def _measure(session: Session, options: Options, place: Place, seconds: float) -> None:
     part = Budget.of_minutes(seconds / 60)
     plan = session.to_plan(
-        ends_at=part.ends_at, place=place.to_dict(), done=sorted(session.store.done("collectives")),
+        ends_at=part.ends_at, place=place.to_dict(), done=sorted(session.store.done(COLLECTIVES)),
         seed=options.seed, small=options.small, only=list(options.only),
     )  # fmt: skip
     try:
@@ -123,7 +124,7 @@ def _tiers(place: Place, options: Options) -> list[list[CollectiveCase]]:
 
 def _left(session: Session, place: Place, tiered: Sequence[Sequence[CollectiveCase]]) -> list[list[CollectiveCase]]:
     """The tiers without what is measured."""
-    done = session.store.done("collectives")
+    done = session.store.done(COLLECTIVES)
     return [[case for case in tier if case.key(place) not in done] for tier in tiered]
 
 

@@ -9,6 +9,7 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
+from steptime._measurements.sets import HOST
 from steptime.errors import InputError
 from steptime_lab.measure.crash_marker import AvoidList
 from steptime_lab.measure.restarts import run_avoiding
@@ -150,7 +151,7 @@ def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe],
 
     passes, calls = SMALL_PASSES if small else PASSES[mode]
     group.barrier()
-    done = session.store.done("host")
+    done = session.store.done(HOST)
     bench = MarkedBench(group, session, bursts=1, calls=calls)
     avoid = AvoidList(session.folder, JOB)
     runner = ProfiledRunner(
@@ -158,7 +159,7 @@ def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe],
     )
     progress = session.progress(f"host, profiler {mode}, {passes} bursts each", passes * len(chosen))
     for kind, times in scenes(runner.bench, mode).items():
-        session.store.add("host", runner.row(kind, "neg_out", times))
+        session.store.add(HOST, runner.row(kind, "neg_out", times))
     runner.run(chosen, progress)
     avoid.marker(group.rank).end()
     progress.close()

@@ -15,6 +15,7 @@ from steptime._models.kernels.family import families
 from steptime_lab.measure.crash_marker import AvoidList
 from steptime_lab.measure.ops.calls import FILE_NAME, read_calls
 from steptime_lab.measure.restarts import run_avoiding
+from steptime_lab.measurements.sets import KERNELS
 
 if TYPE_CHECKING:
     from steptime._calibrate.harness.setting import Setting
@@ -110,7 +111,7 @@ def sweep(
             return
         for case, row in bench.measure(batch, setting):
             if not keep(case, row):
-                session.store.add("kernels", row)
+                session.store.add(KERNELS, row)
         session.store.flush()
 
 
@@ -118,7 +119,7 @@ def remaining(session: Session, cases: Sequence[KernelCase], setting: Setting) -
     """The cases that have no row yet under this setting and did not cost a context before."""
     from steptime_lab.measure.kernels.bench import COLD
 
-    done, avoid = session.store.done("kernels"), AvoidList(session.folder, JOB).cases()
+    done, avoid = session.store.done(KERNELS), AvoidList(session.folder, JOB).cases()
     ended = Counter(Call.from_json(text).op for text in avoid)
     hopeless = {op for op, calls in ended.items() if calls >= _HOPELESS}
     if avoid:

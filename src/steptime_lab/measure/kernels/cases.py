@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime._measurements.sets import KERNELS
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import Family, families, family_of
 from steptime._ops.families import WorkFamily, op_family
 from steptime_lab.measure.ops.calls import read_calls
+from steptime_lab.measurements.sets import KERNELS
 
 # Calls of a sweep on a whole GPU; each gives a cold and, nearly always, a warm row.
 FULL = 16_000

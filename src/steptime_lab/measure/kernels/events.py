@@ -16,6 +16,7 @@ from steptime._units import NS_PER_MS
 from steptime_lab.measure.kernels.bench import COLD, KernelBench
 from steptime_lab.measure.kernels.cases import KernelCase, draw_of
 from steptime_lab.measure.ops.arguments import PreparedCall
+from steptime_lab.measurements.sets import KERNELS
 
 # Of the calls long enough that the gaps between launches do not matter.
 SAMPLE = 0.03
@@ -54,7 +55,7 @@ class Sample:
                     ratios.append(row["event_ns"] / float(np.median(row["times_ns"])))
                 except RuntimeError as error:
                     session.warn(f"{case.call.op} could not be timed with events: {str(error).splitlines()[0]}")
-            session.store.add("kernels", row)
+            session.store.add(KERNELS, row)
         self.held.clear()
         session.store.flush()
         if ratios and session.rank == 0:

@@ -10,6 +10,7 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
+from steptime_lab.measurements.sets import LOOKUPS
 
 if TYPE_CHECKING:
     from steptime._calibrate.harness.setting import Setting
@@ -143,7 +144,7 @@ def _remaining(session: Session, cases: Sequence[LookupCase], setting: Setting, 
     """The cases that have no row yet under this setting; in another order at every further attempt."""
     from steptime_lab.measure.lookups.cases import shuffled
 
-    done = session.store.done("lookups")
+    done = session.store.done(LOOKUPS)
     left = [case for case in cases if not done or not done[case.key(setting.share, setting.others)]]
     return left if attempt == 0 else shuffled(left, attempt)
 
@@ -168,5 +169,5 @@ def _sweep(session: Session, bench: LookupBench, cases: Sequence[LookupCase], se
         rows = bench.measure(batch, setting)
         if session.rank == 0:
             for row in rows:
-                session.store.add("lookups", row)
+                session.store.add(LOOKUPS, row)
             session.store.flush()

@@ -16,8 +16,8 @@ from typing import Any
 
 from steptime._lookups.generators import Generator
 from steptime._lookups.populations import PRODUCTION_2021, PRODUCTION_2022
-from steptime._measurements.sets import LOOKUPS
 from steptime._measurements.store import key_of
+from steptime_lab.measurements.sets import LOOKUPS
 
 BATCHES = (256, 512, 1024, 2048, 4096, 8192, 16384)
 DIMS = (16, 32, 64, 128, 256)

@@ -28,6 +28,7 @@ from steptime_lab.measure.shared_mps import SharedMps
 from steptime_lab.measure.steps.rows import asked, key_of_case, lookups_json
 from steptime_lab.measure.steps.timed import calibrate
 from steptime_lab.measure.steps.timing import steps_for, time_once
+from steptime_lab.measurements.sets import SHARDING
 
 if TYPE_CHECKING:
     from steptime._build.dlrm.model import Dlrm
@@ -66,7 +67,7 @@ def run(session: Session, options: Options) -> None:
         skipped: set[str] = set()
         for turn in range(2):
             _run_turn(session, options, place, daemon, turn, skipped)
-    print(summary(timed_at(place, options, read(session.folder, "sharding").to_pylist())), file=sys.stderr, flush=True)
+    print(summary(timed_at(place, options, read(session.folder, SHARDING).to_pylist())), file=sys.stderr, flush=True)
 
 
 def timed_at(place: PlansPlace, options: Options, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -98,7 +99,7 @@ def _run_turn(session: Session, options: Options, place: PlansPlace, daemon: Sha
 
 def due(session: Session, options: Options, place: PlansPlace, turn: int) -> list[str]:
     """Names of the tasks of which a plan was not timed in every block often enough."""
-    done = session.store.done("sharding")
+    done = session.store.done(SHARDING)
     given = given_plans(options)
     tasks = tasks_of(small=options.small, only=options.only or tuple(given))
     blocks = range(_SMALL_BLOCKS if options.small else BLOCKS)
@@ -188,7 +189,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
                 attempts.progress.step()
             if group.rank == 0:
                 for row in rows or ():
-                    session.store.add("sharding", row)
+                    session.store.add(SHARDING, row)
                 session.store.flush()
     attempts.close()
 

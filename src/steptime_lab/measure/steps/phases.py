@@ -12,6 +12,7 @@ from steptime._calibrate.harness.session import Session
 from steptime_lab.measure.steps.profiled import key_of_kernels
 from steptime_lab.measure.steps.rows import key_of_case
 from steptime_lab.measure.steps.traced import programs_file
+from steptime_lab.measurements.sets import STEP_KERNELS, STEPS
 
 if TYPE_CHECKING:
     from steptime_lab.workloads.case import Case
@@ -70,14 +71,14 @@ def due(phase: Phase, cases: Sequence[Case], session: Session, options: Options)
     if phase.kind == "traced":
         return [case.name for case in cases if not programs_file(session.folder, case.name).exists()]
     if phase.kind == "profiled":
-        done = session.store.done("step_kernels")
+        done = session.store.done(STEP_KERNELS)
         # Ranks flush each for itself: a group that was ended may have lost the rows of some.
         return [
             case.name
             for case in cases
             if not all(done[key_of_kernels(case.name, share, fabric, rank=rank)] for rank in range(phase.ranks))
         ]
-    done = session.store.done("steps")
+    done = session.store.done(STEPS)
     chosen = cases[::REPEATED] if phase.turn else cases
     return [case.name for case in chosen if done[key_of_case(case, share, fabric)] <= phase.turn]
 

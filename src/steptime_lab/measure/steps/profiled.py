@@ -16,11 +16,11 @@ import numpy as np
 from steptime._calibrate.collectives.fabrics import fabric_of
 from steptime._calibrate.harness.collector import no_collector
 from steptime._calibrate.harness.group import Group
-from steptime._measurements.sets import measured_set
 from steptime._measurements.store import key_of
 from steptime_lab.measure.attempts import Attempts, free
 from steptime_lab.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
 from steptime_lab.measure.steps.programs import write_packed
+from steptime_lab.measurements.sets import STEP_KERNELS
 
 if TYPE_CHECKING:
     from steptime_lab.workloads.case import Case, Step
@@ -36,7 +36,7 @@ _DROPPED = "python_function"
 
 def key_of_kernels(case: str, share: int, fabric: str, *, rank: int) -> str:
     """The key of the row that one rank of this case gives."""
-    return key_of(measured_set("step_kernels"), {"name": case, "share": share, "fabric": fabric, "rank": rank})
+    return key_of(STEP_KERNELS, {"name": case, "share": share, "fabric": fabric, "rank": rank})
 
 
 def kineto_file(folder: Path, case: str, rank: int) -> Path:
@@ -90,7 +90,7 @@ def _profile(attempts: Attempts, cases: Sequence[Case]) -> None:
             continue
         steps = [result[key] for key in sorted(result) if key[0] == at]
         if steps and all(each.work for each in steps):
-            attempts.session.store.add("step_kernels", row_of(case, group, comparable(steps)))
+            attempts.session.store.add(STEP_KERNELS, row_of(case, group, comparable(steps)))
             attempts.progress.step()
         else:
             attempts.progress.skip("no kernels were recorded")

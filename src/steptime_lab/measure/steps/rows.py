@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from steptime._calibrate.harness.group import Group
-from steptime._measurements.sets import measured_set
 from steptime._measurements.store import key_of
+from steptime_lab.measurements.sets import measured_set
 
 if TYPE_CHECKING:
     from steptime_lab.workloads.case import Case, Step

@@ -21,6 +21,7 @@ from steptime_lab.measure.attempts import Attempts, free, reason_of
 from steptime_lab.measure.steps.state import wire_ns
 from steptime_lab.measure.steps.timing import FULL, SMALL, Pace
 from steptime_lab.measure.steps.trial import Trial, built, repeated, tried_alone
+from steptime_lab.measurements.sets import STEPS
 
 if TYPE_CHECKING:
     from steptime_lab.workloads.case import Case
@@ -122,7 +123,7 @@ def _timed(attempts: Attempts, trials: Sequence[Trial], pace: Pace, seeds: Seque
             continue
         attempts.progress.step()
         if group.rank == 0:
-            store.add("steps", trial.row(pace))
+            store.add(STEPS, trial.row(pace))
     store.flush()
     free(group)
     return left
