@@ -55,7 +55,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableSize:
     """A table by name and size."""
 
     name: str
@@ -201,7 +201,7 @@ def table_statistics(
         raise InputError(f"Table {table}: the batch is empty (offsets end at position 0); expected at least one sample.")
     bags = tally_of_offsets(offsets, table)
     tally, locality = tally_and_locality(indices, rows)
-    return of_tallies(Table(table, rows, dim), tally, bags, locality)
+    return of_tallies(TableSize(table, rows, dim), tally, bags, locality)
 
 
 def tally_and_locality(indices: npt.NDArray[np.integer[Any]], rows: int) -> tuple[Tally, Floats]:
@@ -225,7 +225,7 @@ def narrowed(indices: npt.NDArray[np.integer[Any]], rows: int) -> npt.NDArray[np
     return indices.astype(np.uint32 if rows <= 1 << 32 else np.uint64)
 
 
-def of_tallies(table: Table, tally: Tally, bags: Tally, locality: Floats) -> TableStatistics:
+def of_tallies(table: TableSize, tally: Tally, bags: Tally, locality: Floats) -> TableStatistics:
     """Statistics from how many rows were looked up how often, how many bags are how long, and what order does to windows."""
     spectrum = of_tally(tally)
     lengths, numbers = (part.astype(object) for part in bags)  # Python's integers: squares of long bags leave int64

@@ -49,7 +49,7 @@ _Key = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Schedule:
     """The order in which to play everything."""
 
     parts: tuple[Part, ...]
@@ -60,10 +60,10 @@ class Plan:
 
 # Plans that are kept: fixed points, samples and variants of a step play alike programs with other durations.
 _MOST_KEPT = 8
-_kept: dict[_Key, Plan] = {}
+_kept: dict[_Key, Schedule] = {}
 
 
-def schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bool = False) -> Plan:
+def schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bool = False) -> Schedule:
     """The order in which to play these programs on these ranks, found once; durations have no part in it."""
     key = (tuple(map(_meeting_structure, cohorts)), queue_depth, repeated)
     if key not in _kept:
@@ -81,7 +81,7 @@ def _meeting_structure(cohort: Cohort) -> _Key:
     return structure(program), *met, cohort.ranks, cohort.members
 
 
-def _schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bool) -> Plan:
+def _schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: bool) -> Schedule:
     """Order everything, or raise `DeadlockError`.
 
     Ranks of one cohort advance together as long as that works. Equal stages of a pipeline wait for each other, which looks
@@ -92,7 +92,7 @@ def _schedule(cohorts: Sequence[Cohort], *, queue_depth: int | None, repeated: b
         attempt = _Attempt(cohorts, parts, queue_depth, repeated)
         stuck = attempt.run()
         if not stuck:
-            return Plan(tuple(parts), tuple(attempt.graphs), attempt.meetings, tuple(attempt.steps))
+            return Schedule(tuple(parts), tuple(attempt.graphs), attempt.meetings, tuple(attempt.steps))
         names = {each.part for each in stuck}
         hopeless = any(each.meeting is not None and each.meeting.missing for each in stuck)
         hopeless &= sum(parts[part].high - parts[part].low for part in names) > NAMED_RANKS

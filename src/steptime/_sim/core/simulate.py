@@ -14,7 +14,7 @@ from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.compile import LaneGraph
 from steptime._sim.core.lanes import Sums, play
 from steptime._sim.core.meetings import Meeting, Part
-from steptime._sim.core.schedule import Depart, Plan, Play, Return, schedule
+from steptime._sim.core.schedule import Depart, Schedule, Play, Return, schedule
 from steptime._sim.core.stacks import fused, stacked_timing, stacks
 from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
@@ -51,7 +51,7 @@ def simulate(cohorts: Sequence[Cohort], *, queue_depth: int | None = QUEUE_DEPTH
 class Stage:
     """The ends of everything, per cohort as (row of its graph, rank, scenario), while a plan is played."""
 
-    def __init__(self, cohorts: Sequence[Cohort], plan: Plan, departures: Departures | None = None) -> None:
+    def __init__(self, cohorts: Sequence[Cohort], plan: Schedule, departures: Departures | None = None) -> None:
         self.cohorts = tuple(cohorts)
         self.plan = plan
         self.departures = departures

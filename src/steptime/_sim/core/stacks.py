@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from steptime._sim.core.compile import LaneGraph
-from steptime._sim.core.schedule import Depart, Plan, Play, Return, Step
+from steptime._sim.core.schedule import Depart, Schedule, Play, Return, Step
 from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
 
 # What stretches are played with.
@@ -25,7 +25,7 @@ _KEPT = 8
 
 
 @lru_cache(maxsize=_KEPT)
-def stacks(plan: Plan) -> tuple[tuple[int, ...], ...]:
+def stacks(plan: Schedule) -> tuple[tuple[int, ...], ...]:
     """The cohorts of a plan, those of one graph together."""
     by_graph: dict[LaneGraph, dict[int, int]] = {}
     for part, graph in zip(plan.parts, plan.graphs, strict=True):
@@ -57,7 +57,7 @@ def _side_by_side(values: Sequence[Nanoseconds], ranks: Sequence[int]) -> Nanose
 
 
 @lru_cache(maxsize=_KEPT)
-def fused(plan: Plan) -> tuple[Step, ...]:
+def fused(plan: Schedule) -> tuple[Step, ...]:
     """The steps of a plan, with those that all parts of a stack do alike done once.
 
     Only meetings join parts: steps of one part can be moved past those of others, and past a meeting whose arrivals are not
