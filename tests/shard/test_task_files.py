@@ -86,9 +86,9 @@ def test_a_csv_says_what_it_left_open(tmp_path: Path) -> None:
 def test_missing_statistics_are_named_with_what_would_be_otherwise(tmp_path: Path) -> None:
     found = task(tmp_path, "name,rows,dim,pooling_factor\nuser,1000,32,\nitem,2000,16,20\n", "tables.csv")
     (doubt,) = found.doubts
-    assert "1 tables without a pooling factor" in doubt.said
-    assert "2 tables without a skew" in doubt.said
-    assert "'user'" in doubt.said
+    assert "1 tables without a pooling factor" in doubt.assumption
+    assert "2 tables without a skew" in doubt.assumption
+    assert "'user'" in doubt.assumption
     assert found.tables[0].pooling_factor == 1.0
     other = {table.name: table for table in doubt.model.tables}
     assert other["item"].pooling_factor == 20.0

@@ -80,7 +80,7 @@ def placed(config: DlrmConfig, ranks: int | None = None) -> Workload:
 
 def _noted(config: DlrmConfig, built: Workload, *notes: str) -> Workload:
     """With what was taken for granted among the workload's warnings."""
-    return replace(built, warnings=(*built.warnings, *config.notes, *(doubt.said for doubt in config.doubts), *notes))
+    return replace(built, warnings=(*built.warnings, *config.notes, *(doubt.assumption for doubt in config.doubts), *notes))
 
 
 def _changed(config: Transformer, batch: int | None, ranks: int | None) -> Transformer:

@@ -189,7 +189,7 @@ def _doubted(searched: Searched, evaluator: Evaluator, doubt: Doubt) -> str:
     best = search(task, platform, budget, evaluator=otherwise).best.step_ns
     lost = max(step / best - 1, 0.0)
     return (
-        f"{doubt.said}; were they {doubt.otherwise}, this plan's step would be {step / 1e6:.3f} ms instead of "
+        f"{doubt.assumption}; were they {doubt.otherwise}, this plan's step would be {step / 1e6:.3f} ms instead of "
         f"{searched.best.step_ns / 1e6:.3f}, {lost:.1%} longer than the best plan's: measured statistics could save that much"
     )
 

@@ -84,7 +84,7 @@ class Constraints:
 class Doubt:
     """A value that the input left open: what was taken, and the model if it were otherwise."""
 
-    said: str
+    assumption: str
     otherwise: str
     model: Dlrm
 
@@ -238,9 +238,9 @@ def check_names(tables: Sequence[Table], where: str) -> None:
         raise InputError(f"{where}: table {twice!r} is there twice; expected every name once")
 
 
-def _table(values: Mapping[str, Any], place: int, where: str, batch: int, folder: Path) -> Table:
+def _table(values: Mapping[str, Any], index: int, where: str, batch: int, folder: Path) -> Table:
     name = values.get("name")
-    section = Values(values, f"{where}, table {name!r}" if isinstance(name, str) else f"{where}, tables[{place}]")
+    section = Values(values, f"{where}, table {name!r}" if isinstance(name, str) else f"{where}, tables[{index}]")
     section.expect(_TABLE_KEYS, _TABLE_REQUIRED)
     name, rows, dim = section.text("name"), section.whole("rows", 1, MOST_ROWS), section.whole("dim", 1, MOST_WIDTH)
     pooling = section.number("pooling_factor", 0.0)
@@ -248,15 +248,15 @@ def _table(values: Mapping[str, Any], place: int, where: str, batch: int, folder
         text = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
         raise InputError(f"{section.where}: {text}; expected one of them")
     if "skew" in values:
-        return Table(name, dim, _generator(section.table("skew"), rows, pooling, place))
+        return Table(name, dim, _generator(section.table("skew"), rows, pooling, index))
     counted = _statistics(section, rows, dim, pooling, batch, folder)
-    like = generator_like(rows, pooling, counted.batch, counted.unique, place)
+    like = generator_like(rows, pooling, counted.batch, counted.unique, index)
     return Table(name, dim, like, counted)
 
 
-def _generator(section: Values, rows: int, pooling: float, place: int) -> Generator:
+def _generator(section: Values, rows: int, pooling: float, index: int) -> Generator:
     section.expect(tuple(_SKEW_TYPES), ("kind",))
-    values: dict[str, Any] = {"seed": place}
+    values: dict[str, Any] = {"seed": index}
     for key, value in section.values.items():
         kinds, expected = _SKEW_TYPES[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

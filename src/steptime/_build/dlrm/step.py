@@ -165,10 +165,10 @@ class ColumnExchangeOps:
 
     def __init__(self, tape: Tape, widths: Sequence[int], local_batch: int) -> None:
         self._tape, self._widths, self._local_batch = tape, tuple(widths), local_batch
-        own = self._widths[tape.emit.rank]
-        self._sent = [local_batch * own] * len(self._widths)
+        columns = self._widths[tape.emit.rank]
+        self._sent = [local_batch * columns] * len(self._widths)
         self._received = [local_batch * width for width in self._widths]
-        self._shape = (local_batch * len(self._widths), own)
+        self._shape = (local_batch * len(self._widths), columns)
         self._number = 0
         self._gradient: Tensor | None = None
 
@@ -199,8 +199,8 @@ class ColumnExchangeOps:
             for block, gradient in zip(self._blocks(flat), gradients, strict=True):
                 emit.op("copy_", (block, gradient, False), (block,))
             self._gradient = emit.new_empty(flat, self._shape)
-            taken = emit.viewed(self._gradient, (self._gradient.numel,), (-1,))
-            self._number = emit.all_to_all(taken, flat, self._sent, self._received)
+            received = emit.viewed(self._gradient, (self._gradient.numel,), (-1,))
+            self._number = emit.all_to_all(received, flat, self._sent, self._received)
             return (flat,)
 
         self._tape.record("_FinishBackward", (received,), blocks, backward)

@@ -72,7 +72,7 @@ def listed_tables(text: str, where: str, overrides: Overrides) -> DlrmConfig:
     return _config(listed, where, overrides, ())
 
 
-def _of_cells(cells: Mapping[str, str], place: int, where: str) -> _Listed:
+def _of_cells(cells: Mapping[str, str], index: int, where: str) -> _Listed:
     values: dict[str, Any] = dict(cells)
     kinds = {"rows": int, "dim": int, "pooling_factor": float, **_SKEW}
     for name, kind in kinds.items():
@@ -81,7 +81,7 @@ def _of_cells(cells: Mapping[str, str], place: int, where: str) -> _Listed:
                 values[name] = kind(cells[name].replace("_", ""))
             except ValueError:
                 raise InputError(f"{where}: {name} is {cells[name]!r}; expected a number") from None
-    return _listed(Values(values, where), {key: values[key] for key in _SKEW if key in values}, place)
+    return _listed(Values(values, where), {key: values[key] for key in _SKEW if key in values}, index)
 
 
 def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: Overrides) -> DlrmConfig:
@@ -113,13 +113,13 @@ def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: 
     return _config(listed, where, overrides, tuple(notes))
 
 
-def _listed(section: Values, skew: dict[str, Any], place: int) -> _Listed:
+def _listed(section: Values, skew: dict[str, Any], index: int) -> _Listed:
     section.expect(_COLUMNS, _REQUIRED)
     name, rows, dim = section.text("name"), section.whole("rows", 1, MOST_ROWS), section.whole("dim", 1, MOST_WIDTH)
     if dim % 4:
         raise section.wrong("dim", "a multiple of 4, as table-batched lookups have it")
     pooling = section.number("pooling_factor", 0.0) if "pooling_factor" in section.values else _POOLING
-    generator = generator_of(section.where, rows=rows, pooling=pooling, seed=place, **skew)
+    generator = generator_of(section.where, rows=rows, pooling=pooling, seed=index, **skew)
     return _Listed(Table(name, dim, generator), "pooling_factor" not in section.values, "kind" not in skew)
 
 
@@ -153,11 +153,11 @@ def _doubts(listed: Sequence[_Listed], model: Dlrm) -> list[Doubt]:
     return [Doubt(text, "spread as those of production tables are", replace(model, tables=tables))]
 
 
-def _otherwise(listed: _Listed, place: int) -> Table:
+def _otherwise(listed: _Listed, index: int) -> Table:
     """The table with what was left open drawn from a population."""
     if not (listed.no_pooling or listed.no_skew):
         return listed.table
-    draws = Random(place)
+    draws = Random(index)
     drawn = PRODUCTION_2021.table([draws.random() for _ in range(4)])
     result = listed.table.generator
     if listed.no_pooling:

@@ -328,8 +328,8 @@ class TableBatchedOps(TableOps):
 
     def look_up(self) -> Tensor:
         """One launch."""
-        emit, taken = self._tape.emit, (self._anchor, self._indices, self._offsets)
-        with emit.write("TableBatchedLookupFunction", taken, sequence=emit.sequence):
+        emit, call = self._tape.emit, (self._anchor, self._indices, self._offsets)
+        with emit.write("TableBatchedLookupFunction", call, sequence=emit.sequence):
             pooled = emit.empty_from_python((self._batch, self._sizes.columns), "float32")
         return self._tape.node("TableBatchedLookupFunctionBackward", (self._anchor,), pooled, self._backward)
 

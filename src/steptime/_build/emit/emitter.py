@@ -54,17 +54,17 @@ class Emitter(Writer):
 
     # Views
 
-    def viewed(self, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None, *, node: bool = False) -> Tensor:
-        """`x.view(shape)`; `asked` is the shape in the call, where it holds a -1."""
+    def viewed(self, x: Tensor, shape: Sequence[int], call_shape: Sequence[int] | None = None, *, node: bool = False) -> Tensor:
+        """`x.view(shape)`; `call_shape` is the shape as the call has it, where it holds a -1."""
         laid = view_strides(x.shape, strides_of(x), shape)
         assert laid is not None
         y = self.view(x, shape, laid)
-        self.op("view", (x, tuple(shape if asked is None else asked)), (y,), node=node)
+        self.op("view", (x, tuple(shape if call_shape is None else call_shape)), (y,), node=node)
         return y
 
-    def reshaped(self, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
+    def reshaped(self, x: Tensor, shape: Sequence[int], call_shape: Sequence[int] | None = None) -> Tensor:
         """`x.reshape(shape)`: a view where the memory allows one, else a copy."""
-        call, laid = tuple(shape if asked is None else asked), view_strides(x.shape, strides_of(x), shape)
+        call, laid = tuple(shape if call_shape is None else call_shape), view_strides(x.shape, strides_of(x), shape)
         if laid is not None:
             y = self.view(x, shape, laid)
             with self.op("reshape", (x, call), (y,)):
@@ -147,11 +147,11 @@ class Emitter(Writer):
         self,
         x: Tensor,
         y: Tensor,
-        said: tuple[Value, Value, Value] = (None, None, None),
+        options: tuple[Value, Value, Value] = (None, None, None),
         memory_format: int | None = None,
     ) -> None:
-        """`torch.empty_like` that gives `y`, with dtype, layout and device as `said`."""
-        with self.op("empty_like", (x, *said, None, memory_format), (y,)):
+        """`torch.empty_like` that gives `y`, with dtype, layout and device as `options`."""
+        with self.op("empty_like", (x, *options, None, memory_format), (y,)):
             if memory_format is None:
                 self.empty_strided(y)
             else:
@@ -227,9 +227,9 @@ class Emitter(Writer):
     def cast(self, x: Tensor, dtype: str, *, placed: bool = False) -> Tensor:
         """`x.to(dtype)`; `placed` says the device too, as autograd's own casts do."""
         y = self.tensor(x.shape, dtype, strides=compact_strides(x))
-        said = self.options(y) if placed else (DTYPE_NUMBERS[dtype], None, None)
-        call = (*said, None, False, False, None) if placed else (DTYPE_NUMBERS[dtype], False, False, None)
-        with self.op("to", (x, *call), (y,)), self.op("_to_copy", (x, *said, None, False, None), (y,), node=True):
+        options = self.options(y) if placed else (DTYPE_NUMBERS[dtype], None, None)
+        call = (*options, None, False, False, None) if placed else (DTYPE_NUMBERS[dtype], False, False, None)
+        with self.op("to", (x, *call), (y,)), self.op("_to_copy", (x, *options, None, False, None), (y,), node=True):
             self.empty_strided(y, pinned=False)
             self.op("copy_", (y, x, False), (y,))
         return y

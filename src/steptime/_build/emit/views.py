@@ -10,15 +10,15 @@ from steptime._build.emit.writer import strides_of
 from steptime._program.program import Tensor
 
 
-def view(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
-    """`x.view(shape)`; `asked` is the shape in the call, where it holds a -1."""
-    y = tape.emit.viewed(x, shape, asked, node=True)
+def view(tape: Tape, x: Tensor, shape: Sequence[int], call_shape: Sequence[int] | None = None) -> Tensor:
+    """`x.view(shape)`; `call_shape` is the shape as the call has it, where it holds a -1."""
+    y = tape.emit.viewed(x, shape, call_shape, node=True)
     return tape.node("ViewBackward0", (x,), y, lambda gradient: tape.emit.reshaped(gradient, x.shape))
 
 
-def reshape(tape: Tape, x: Tensor, shape: Sequence[int], asked: Sequence[int] | None = None) -> Tensor:
-    """`x.reshape(shape)`; `asked` is the shape in the call, where it holds a -1."""
-    emit, call = tape.emit, tuple(shape if asked is None else asked)
+def reshape(tape: Tape, x: Tensor, shape: Sequence[int], call_shape: Sequence[int] | None = None) -> Tensor:
+    """`x.reshape(shape)`; `call_shape` is the shape as the call has it, where it holds a -1."""
+    emit, call = tape.emit, tuple(shape if call_shape is None else call_shape)
     laid = view_strides(x.shape, strides_of(x), shape)
     if laid is not None:
         y = emit.view(x, shape, laid)
@@ -41,7 +41,7 @@ def transpose(tape: Tape, x: Tensor, first: int, second: int) -> Tensor:
 
 def permute(tape: Tape, x: Tensor, order: tuple[int, ...]) -> Tensor:
     """`x.permute(order)`."""
-    back = tuple(order.index(place) for place in range(len(order)))
+    back = tuple(order.index(index) for index in range(len(order)))
     y = tape.emit.permuted(x, order, node=True)
     return tape.node("PermuteBackward0", (x,), y, lambda gradient: tape.emit.permuted(gradient, back))
 

@@ -203,11 +203,11 @@ def _efficient(tape: Tape, heads: Heads, y: Tensor, bias: Tensor | None, kind: A
 
     def backward(gradient: Tensor) -> Gradients:
         q, k, v, output, *known = (each() for each in saved)
-        taken, output = (gradient, q, k, v), emit.view(output)
+        arguments, output = (gradient, q, k, v), emit.view(output)
         results = tuple(emit.tensor(each.shape, each.dtype, strides=_by_token(each)) for each in (q, k, v))
-        call = (*taken, bias, output, *known, kind.dropout, (True, True, True, False), kind.causal, scale)
+        call = (*arguments, bias, output, *known, kind.dropout, (True, True, True, False), kind.causal, scale)
         with emit.op("_scaled_dot_product_efficient_attention_backward", call, (*results, None)):
-            by_token = [emit.transposed(each, 1, 2) for each in (*taken, output)]
+            by_token = [emit.transposed(each, 1, 2) for each in (*arguments, output)]
             flat = tuple(_flat(emit, each) for each in results)
             rest = (known[0], kind.dropout, *known[1:], mask, False, scale, None, None, False)
             _efficient_backward(emit, by_token, bias, rest, flat)

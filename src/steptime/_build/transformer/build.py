@@ -58,9 +58,9 @@ def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:
     result = {
         TENSOR: tuple(tuple(range(first, first + tensor)) for first in range(0, ranks, tensor)),
         FSDP: tuple(
-            tuple(range(first + place, first + inner, tensor)) for first in range(0, ranks, inner) for place in range(tensor)
+            tuple(range(first + offset, first + inner, tensor)) for first in range(0, ranks, inner) for offset in range(tensor)
         ),
-        DATA: tuple(tuple(range(place, ranks, inner)) for place in range(inner)),
+        DATA: tuple(tuple(range(offset, ranks, inner)) for offset in range(inner)),
     }
     sizes = {TENSOR: tensor, FSDP: fsdp, DATA: parallel.data}
     return {name: sets for name, sets in result.items() if sizes[name] > 1}
@@ -99,7 +99,7 @@ def _give_buffers(emit: Emitter, buffers: tuple[Tensor, ...]) -> None:
     with emit.op("flatten_dense_tensors", (buffers,), (flat,)):
         emit.op("cat", (rows, 0), (flat,))
     emit.wait(emit.broadcast(flat, DATA), DATA)
-    places = [emit.view(flat, each.shape, offset=number * each.numel) for number, each in enumerate(buffers)]
-    emit.op("unflatten_dense_tensors", (flat, buffers), (tuple(places),))
-    for buffer, place in zip(buffers, places, strict=True):
-        emit.op("copy_", (buffer, place, True), (buffer,))
+    copies = [emit.view(flat, each.shape, offset=number * each.numel) for number, each in enumerate(buffers)]
+    emit.op("unflatten_dense_tensors", (flat, buffers), (tuple(copies),))
+    for buffer, copy in zip(buffers, copies, strict=True):
+        emit.op("copy_", (buffer, copy, True), (buffer,))

@@ -78,12 +78,12 @@ class Weights:
     def _layer(self) -> LayerWeights:
         """A layer of one rank's part; a norm is registered where it stands, before its half of the layer or after."""
         config, ways = self._config, self._config.parallel.tensor
-        own, keys, inner = config.width // ways, config.key_heads * config.head_width // ways, config.inner // ways
-        widths = (3 * own,) if config.fused_projections else (own, keys, keys)
+        width, keys, inner = config.width // ways, config.key_heads * config.head_width // ways, config.inner // ways
+        widths = (3 * width,) if config.fused_projections else (width, keys, keys)
         before = config.norm_place == "before"
         first_norm = self._norm() if before else None
         projections = tuple(self._linear(config.width, each) for each in widths)
-        output = self._linear(own, config.width)
+        output = self._linear(width, config.width)
         first_norm = first_norm or self._norm()
         second_norm = self._norm() if before else None
         gate = self._linear(config.width, inner) if config.activation == "swiglu" else None

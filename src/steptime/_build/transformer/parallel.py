@@ -252,11 +252,11 @@ class FullySharded(Unsharded):
                 shards = _split(emit, low, unit.sizes)
                 emit.op("_foreach_copy_", (shards, _flat(emit, unit.shards), False))
             whole = emit.empty_from_python((self._ways * part,), self._dtype)
-            own = emit.view(whole, (part,))
-            with emit.write("fsdp::all_gather_copy_in", (shards, whole, unit.sizes, part, 0), (own, whole)):
-                emit.op("narrow", (whole, 0, 0, part), (own,))
-                emit.op("_foreach_copy_", (_split(emit, own, unit.sizes), _flat(emit, shards), False))
-            emit.all_gather(whole, own, FSDP)
+            shard = emit.view(whole, (part,))
+            with emit.write("fsdp::all_gather_copy_in", (shards, whole, unit.sizes, part, 0), (shard, whole)):
+                emit.op("narrow", (whole, 0, 0, part), (shard,))
+                emit.op("_foreach_copy_", (_split(emit, shard, unit.sizes), _flat(emit, shards), False))
+            emit.all_gather(whole, shard, FSDP)
             unit.gathered = whole
 
     def _copy_out(self, unit: _Unit) -> None:

@@ -14,7 +14,7 @@ from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.compile import LaneGraph
 from steptime._sim.core.lanes import Sums, play
 from steptime._sim.core.meetings import Meeting, Part
-from steptime._sim.core.schedule import Depart, Schedule, Play, Return, schedule
+from steptime._sim.core.schedule import Depart, Play, Return, Schedule, schedule
 from steptime._sim.core.stacks import fused, stacked_timing, stacks
 from steptime._sim.core.timeline import CohortTimeline, Timeline
 from steptime._sim.core.timing import Cohort, Nanoseconds, Timing

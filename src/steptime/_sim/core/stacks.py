@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from steptime._sim.core.compile import LaneGraph
-from steptime._sim.core.schedule import Depart, Schedule, Play, Return, Step
+from steptime._sim.core.schedule import Depart, Play, Return, Schedule, Step
 from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
 
 # What stretches are played with.
