@@ -52,8 +52,8 @@ def predict(
     """
     workload = read(source, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform))
     if lookups is not None:
-        given = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
-        workload = replace(workload, lookups=given)
+        looked_up = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
+        workload = replace(workload, lookups=looked_up)
     if platform is None:
         options = {"host": host, "fabric": fabric, "device": device if workload.lookups is None else None}
         _check_recorded(workload, {**options, "calibration": calibration, "strict": strict or None})

@@ -33,10 +33,10 @@ def shard(
     `batch` and `memory_bytes` (of a rank, at most) change it; `budget_s` and `evaluations` bound the search.
     """
     machine = machine_for(platform, ranks)
-    given = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes)
-    evaluator = Evaluator(given.model, machine, given.ranks, calibration=calibration_for(calibration, machine))
-    budget = SearchBudget(evaluations or usual_evaluations(given.model, given.ranks), budget_s)
-    searched = search(given, machine, budget, evaluator=evaluator)
+    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes)
+    evaluator = Evaluator(sharding_task.model, machine, sharding_task.ranks, calibration=calibration_for(calibration, machine))
+    budget = SearchBudget(evaluations or usual_evaluations(sharding_task.model, sharding_task.ranks), budget_s)
+    searched = search(sharding_task, machine, budget, evaluator=evaluator)
     return Sharding(searched, explain(searched, evaluator), machine)
 
 
@@ -50,6 +50,8 @@ def task_for(
     task: str | Path | Task, machine: Platform, *, ranks: int | None, batch: int | None, memory_bytes: int | None
 ) -> Task:
     """The task in a file, for these ranks, this batch and this memory."""
-    given = task if isinstance(task, Task) else read_task(Path(task), Overrides(batch, ranks, machine.ranks), memory_bytes)
-    check_ranks(given, machine)
-    return given
+    sharding_task = (
+        task if isinstance(task, Task) else read_task(Path(task), Overrides(batch, ranks, machine.ranks), memory_bytes)
+    )
+    check_ranks(sharding_task, machine)
+    return sharding_task

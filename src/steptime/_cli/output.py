@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from steptime.errors import InputError, printable
 
@@ -22,18 +23,16 @@ if TYPE_CHECKING:
 
 Traces = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="TRACES", help="Trace files, folders or tar archives; one or many ranks of one job.", show_default=False
-    ),
+    Argument(metavar="TRACES", help="Trace files, folders or tar archives; one or many ranks of one job.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON with stable keys to stdout, and nothing else.")]
+Json = Annotated[bool, Option("--json", help="Write JSON with stable keys to stdout, and nothing else.")]
 Trace = Annotated[
     Path | None,
-    typer.Option("--trace", metavar="FILE", help="Write the timeline as a Chrome trace (.json or .json.gz) for Perfetto."),
+    Option("--trace", metavar="FILE", help="Write the timeline as a Chrome trace (.json or .json.gz) for Perfetto."),
 ]
 CalibrationFile = Annotated[
     Path | None,
-    typer.Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
+    Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
 ]
 
 NO_TORCH = "measuring needs PyTorch, which is not installed; pip install 'steptime[measure]' (predicting does without)"

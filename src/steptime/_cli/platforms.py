@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from steptime._cli.output import Json, show
 from steptime.errors import InputError
@@ -17,20 +17,16 @@ if TYPE_CHECKING:
 def platforms(
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="NAME",
             help="A platform, a fabric, or the TOML file of either; by default all that ship.",
             show_default=False,
         ),
     ] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Number of ranks, if not the platform's.")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Another device; a name or a .toml file.")
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Another host; a name or a .json file.")] = None,
-    fabric: Annotated[
-        str | None, typer.Option("--fabric", metavar="NAME", help="Another fabric; a name or a .toml file.")
-    ] = None,
+    ranks: Annotated[int | None, Option("--ranks", metavar="N", help="Number of ranks, if not the platform's.")] = None,
+    device: Annotated[str | None, Option("--device", metavar="NAME", help="Another device; a name or a .toml file.")] = None,
+    host: Annotated[str | None, Option("--host", metavar="NAME", help="Another host; a name or a .json file.")] = None,
+    fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric; a name or a .toml file.")] = None,
     json: Json = False,
 ) -> None:
     """The shipped platforms; one in detail, every number of device, host and fabric with its source."""
@@ -39,10 +35,10 @@ def platforms(
     from steptime._report import platforms as report
 
     swaps = {"--ranks": ranks, "--device": device, "--host": host, "--fabric": fabric}
-    given = [option for option, value in swaps.items() if value is not None]
-    if given and (name is None or is_fabric(name)):
+    options = [option for option, value in swaps.items() if value is not None]
+    if options and (name is None or is_fabric(name)):
         raise InputError(
-            f"{given[0]}: swaps a part of a platform; give the platform's name too, as in steptime platforms 1xh200"
+            f"{options[0]}: swaps a part of a platform; give the platform's name too, as in steptime platforms 1xh200"
         )
     if name is None:
         shipped, without = shipped_platforms(), fabrics_without_device()
@@ -62,39 +58,35 @@ def platforms(
 def fabric(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
+        Argument(
             metavar="FILES",
             help="Output of nccl-tests (text or JSON, one or more files), or a folder of `steptime measure collectives`.",
             show_default=False,
         ),
     ] = None,
     *,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder for NAME.toml and NAME.json.")
-    ] = Path(),
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the fabric.")] = "",
+    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Output folder for NAME.toml and NAME.json.")] = Path(),
+    name: Annotated[str, Option("--name", metavar="NAME", help="Name of the fabric.")] = "",
     gpus_per_node: Annotated[
         int | None,
-        typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node, where the files do not show all of them."),
+        Option("--gpus-per-node", metavar="N", help="GPUs of a node, where the files do not show all of them."),
     ] = None,
     links: Annotated[
-        str | None, typer.Option("--links", metavar="KIND", help="Within a node: nvswitch, nvlink, pcie or loopback.")
+        str | None, Option("--links", metavar="KIND", help="Within a node: nvswitch, nvlink, pcie or loopback.")
     ] = None,
-    of: Annotated[str | None, typer.Option("--of", metavar="NAME", help="Which of the folder's fabrics.")] = None,
+    of: Annotated[str | None, Option("--of", metavar="NAME", help="Which of the folder's fabrics.")] = None,
     bandwidth: Annotated[
-        float | None, typer.Option("--bandwidth", metavar="GB/S", help="From a data sheet: of one rank in one direction.")
+        float | None, Option("--bandwidth", metavar="GB/S", help="From a data sheet: of one rank in one direction.")
     ] = None,
     latency: Annotated[
-        float | None, typer.Option("--latency", metavar="US", help="From a data sheet: of the smallest message of two ranks.")
+        float | None, Option("--latency", metavar="US", help="From a data sheet: of the smallest message of two ranks.")
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="N", help="From a data sheet: number of ranks it connects.")
-    ] = None,
+    ranks: Annotated[int | None, Option("--ranks", metavar="N", help="From a data sheet: number of ranks it connects.")] = None,
     network_bandwidth: Annotated[
-        float | None, typer.Option("--network-bandwidth", metavar="GB/S", help="From a data sheet: of one network card.")
+        float | None, Option("--network-bandwidth", metavar="GB/S", help="From a data sheet: of one network card.")
     ] = None,
     network_latency: Annotated[
-        float | None, typer.Option("--network-latency", metavar="US", help="From a data sheet: between two nodes.")
+        float | None, Option("--network-latency", metavar="US", help="From a data sheet: between two nodes.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -113,13 +105,13 @@ def fabric(
         "--network-bandwidth": network_bandwidth,
         "--network-latency": network_latency,
     }
-    given = [option for option, value in sheet.items() if value is not None]
+    options = [option for option, value in sheet.items() if value is not None]
     if files:
-        if given:
-            raise InputError(f"{given[0]}: is for a fabric from a data sheet; leave it out, or leave the files out")
+        if options:
+            raise InputError(f"{options[0]}: is for a fabric from a data sheet; leave it out, or leave the files out")
         result = _measured(name, files, of, links, gpus_per_node)
     else:
-        if not given:
+        if not options:
             raise InputError("nothing to make a fabric from: give files of nccl-tests, or --bandwidth, --latency and --ranks")
         if bandwidth is None or latency is None or ranks is None:
             missing = next(option for option in ("--bandwidth", "--latency", "--ranks") if sheet[option] is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from steptime._cli.output import CalibrationFile, Json, show
 from steptime.errors import InputError
@@ -14,7 +14,7 @@ from steptime.errors import InputError
 def shard(
     task: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="TASK",
             help="A DLRM config (.toml, .json) with \\[constraints], a .csv of tables, or a TorchRec collection (.json).",
             show_default=False,
@@ -22,35 +22,33 @@ def shard(
     ],
     platform: Annotated[
         str,
-        typer.Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them).", show_default=False),
+        Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them).", show_default=False),
     ],
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Number of ranks; by default the task's or the platform's.")
+        int | None, Option("--ranks", min=1, help="Number of ranks; by default the task's or the platform's.")
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Global batch size.")] = None,
-    memory: Annotated[int | None, typer.Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
+    batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size.")] = None,
+    memory: Annotated[int | None, Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
     calibration: CalibrationFile = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", min=0.0, metavar="S", help="Time limit of the search, in seconds.")
+        float | None, Option("--budget", min=0.0, metavar="S", help="Time limit of the search, in seconds.")
     ] = None,
     evaluations: Annotated[
         int | None,
-        typer.Option("--evaluations", min=1, help="Maximum number of plans to evaluate; the same number finds the same plan."),
+        Option("--evaluations", min=1, help="Maximum number of plans to evaluate; the same number finds the same plan."),
     ] = None,
     evaluate: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--evaluate",
             metavar="PLANS.json",
             help="Evaluate these plans instead of searching: output of --json or --torchrec, or JSON of plans by name.",
         ),
     ] = None,
     json: Json = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a single HTML page that works offline.")
-    ] = None,
+    html: Annotated[Path | None, Option("--html", metavar="FILE", help="Write a single HTML page that works offline.")] = None,
     torchrec: Annotated[
-        Path | None, typer.Option("--torchrec", metavar="FILE", help="Write the best plan as TorchRec's ShardingPlan (JSON).")
+        Path | None, Option("--torchrec", metavar="FILE", help="Write the best plan as TorchRec's ShardingPlan (JSON).")
     ] = None,
 ) -> None:
     """Find the embedding sharding with the shortest step, and say why."""
@@ -65,21 +63,21 @@ def shard(
 
     refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate))
     machine = machine_for(platform, ranks)
-    given = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory)
+    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory)
     speed = calibration_for(calibration, machine)
     if evaluate is not None:
         if html is not None or torchrec is not None:
             raise InputError(
                 "--evaluate compares given plans and writes no page or TorchRec plan; leave --html and --torchrec out"
             )
-        plans = evaluated(given, machine, plans_in(evaluate, given), speed)
+        plans = evaluated(sharding_task, machine, plans_in(evaluate, sharding_task), speed)
         show(
             json,
-            lambda: evaluated_document(given, plans),
-            lambda console: print_evaluated(console, given, machine.name, plans),
+            lambda: evaluated_document(sharding_task, plans),
+            lambda console: print_evaluated(console, sharding_task, machine.name, plans),
         )
         return
-    answer = sharded(given, machine, calibration=speed, budget_s=budget, evaluations=evaluations)
+    answer = sharded(sharding_task, machine, calibration=speed, budget_s=budget, evaluations=evaluations)
     if html is not None:
         answer.html(html)
     if torchrec is not None:

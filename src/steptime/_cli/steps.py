@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from steptime._cli.output import CalibrationFile, Json, Trace, Traces, input_files, print_files, read, show
 from steptime.errors import InputError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def predict(
     workload: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="WORKLOAD",
             help="Traces (files, folders, archives; one or many ranks), a captured workload, a config, a sharding task, or "
             "module:function.",
@@ -29,30 +29,26 @@ def predict(
     ],
     platform: Annotated[
         str | None,
-        typer.Option(
-            "--platform", metavar="NAME", help="The machine (`steptime platforms` lists them); without it, as recorded."
-        ),
+        Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them); without it, as recorded."),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Global batch size, for a config or function.")] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Number of ranks, for a config or function.")] = None,
+    batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size, for a config or function.")] = None,
+    ranks: Annotated[int | None, Option("--ranks", min=1, help="Number of ranks, for a config or function.")] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            "--plan", metavar="FILE", help="Where a DLRM's tables go: what `steptime shard` wrote, or TorchRec's plan."
-        ),
+        Option("--plan", metavar="FILE", help="Where a DLRM's tables go: what `steptime shard` wrote, or TorchRec's plan."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="Another device in the platform.")] = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Another host in the platform.")] = None,
-    fabric: Annotated[str | None, typer.Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
+    device: Annotated[str | None, Option("--device", metavar="NAME", help="Another device in the platform.")] = None,
+    host: Annotated[str | None, Option("--host", metavar="NAME", help="Another host in the platform.")] = None,
+    fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
     lookups: Annotated[
         Path | None,
-        typer.Option("--lookups", metavar="FILE", help="What each rank looks up in its tables, for one or more iterations."),
+        Option("--lookups", metavar="FILE", help="What each rank looks up in its tables, for one or more iterations."),
     ] = None,
     calibration: CalibrationFile = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on an op without a model instead of estimating it.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Fail on an op without a model instead of estimating it.")] = False,
     json: Json = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
+        Path | None, Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
     ] = None,
     trace: Trace = None,
 ) -> None:
@@ -90,7 +86,7 @@ def replay(
     traces: Traces,
     measured: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--measured",
             metavar="FILE",
             help="Step times measured without a profiler; measured.json beside the traces if there is one.",
@@ -130,19 +126,17 @@ def inspect(traces: Traces, json: Json = False) -> None:
 def sweep(
     workload: Annotated[
         list[Path],
-        typer.Argument(metavar="WORKLOAD", help="A config, module:function, a saved workload or traces.", show_default=False),
+        Argument(metavar="WORKLOAD", help="A config, module:function, a saved workload or traces.", show_default=False),
     ],
     platform: Annotated[
-        str, typer.Option("--platform", metavar="NAME,...", help="Platforms, separated by commas.", show_default=False)
+        str, Option("--platform", metavar="NAME,...", help="Platforms, separated by commas.", show_default=False)
     ],
     batch: Annotated[
-        str | None, typer.Option("--batch", metavar="N,...", help="Global batch sizes, for a config or function.")
+        str | None, Option("--batch", metavar="N,...", help="Global batch sizes, for a config or function.")
     ] = None,
-    ranks: Annotated[
-        str | None, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks, for a config or function.")
-    ] = None,
+    ranks: Annotated[str | None, Option("--ranks", metavar="N,...", help="Numbers of ranks, for a config or function.")] = None,
     calibration: CalibrationFile = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Skip variants with an op that has no model.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Skip variants with an op that has no model.")] = False,
     json: Json = False,
 ) -> None:
     """Predict one job with several batches, ranks and machines, fastest first."""
@@ -180,19 +174,15 @@ def _numbers(option: str, text: str) -> list[int]:
 def capture(
     function: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="MODULE:FUNCTION",
             help="A function that makes a model and returns its training step, or is the step; file.py:function too.",
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to save the workload (.json or .json.gz).")
-    ],
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Number of ranks.")] = 1,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Samples of all ranks, if the function takes a batch.")
-    ] = None,
+    output: Annotated[Path, Option("--output", "-o", metavar="FILE", help="Where to save the workload (.json or .json.gz).")],
+    ranks: Annotated[int, Option("--ranks", min=1, help="Number of ranks.")] = 1,
+    batch: Annotated[int | None, Option("--batch", min=1, help="Samples of all ranks, if the function takes a batch.")] = None,
     json: Json = False,
 ) -> None:
     """Save what a PyTorch training step does, without a GPU: forward, backward and optimiser, op by op."""

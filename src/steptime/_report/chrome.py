@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +33,15 @@ STEPS_LANE = 0
 FIRST_HOST_LANE = 1
 FIRST_STREAM_LANE = 1_000
 
-_MARKS = (CallKind.STEP_BEGIN, CallKind.STEP_END)
+STEP_MARKS = (CallKind.STEP_BEGIN, CallKind.STEP_END)
 
 
-def write_chrome_trace(timeline: Timeline, file: Path, *, scenario: int = 0) -> None:
-    """Write one scenario of a timeline; compressed if the name ends in .gz."""
+def write_chrome_trace(timeline: Timeline, file: Path) -> None:
+    """Write the first scenario of a timeline; compressed if the name ends in .gz."""
     with output(file) as unfinished, _writer(unfinished, packed=file.name.endswith(".gz")) as out:
         out.write('{"displayTimeUnit":"ms","traceEvents":[')
         separator = "\n"
-        for event in events(timeline, scenario=scenario):
+        for event in events(timeline):
             out.write(separator + event)
             separator = ",\n"
         out.write("\n]}\n")
@@ -62,14 +62,14 @@ def _writer(file: Path, *, packed: bool) -> Iterator[IO[str]]:
                 yield out
 
 
-def events(timeline: Timeline, *, scenario: int = 0) -> Iterator[str]:
+def events(timeline: Timeline) -> Iterator[str]:
     """Every event as one line of JSON: per rank its names, steps, host calls, device work and the flows between them."""
-    origin = _origin(timeline, scenario)
+    origin = _origin(timeline)
     flow = 0
     for cohort in timeline.cohorts:
         families = [WorkFamily(f).label for f in work_families(cohort.cohort.program).tolist()]
-        for place in range(len(cohort.cohort.ranks)):
-            rank = _Rank(cohort, place, scenario, origin, families)
+        for index in range(len(cohort.cohort.ranks)):
+            rank = _Rank(cohort, index, origin, families)
             yield from rank.names()
             yield from rank.steps()
             yield from rank.host()
@@ -78,19 +78,19 @@ def events(timeline: Timeline, *, scenario: int = 0) -> Iterator[str]:
             flow += len(families)
 
 
-def _origin(timeline: Timeline, scenario: int) -> int:
+def _origin(timeline: Timeline) -> int:
     """The earliest time drawn, which becomes zero."""
     starts: list[int] = []
     for cohort in timeline.cohorts:
-        hosts = (cohort.call_start_ns - cohort.cohort.timing.gap_ns)[:, :, scenario]
-        works = cohort.work_start_ns[:, :, scenario][_drawn(cohort, scenario)]
+        hosts = (cohort.call_start_ns - cohort.cohort.timing.gap_ns)[:, :, 0]
+        works = cohort.work_start_ns[:, :, 0][_drawn(cohort)]
         starts += [int(times.min()) for times in (hosts, works) if times.size]
     return min(starts, default=0)
 
 
-def _drawn(cohort: CohortTimeline, scenario: int) -> npt.NDArray[np.bool_]:
+def _drawn(cohort: CohortTimeline) -> npt.NDArray[np.bool_]:
     """Per work and rank, whether it is there to be seen: backlog that a steady state leaves out is not."""
-    length = (cohort.work_end_ns - cohort.work_start_ns)[:, :, scenario]
+    length = (cohort.work_end_ns - cohort.work_start_ns)[:, :, 0]
     return np.asarray((cohort.cohort.program.works.call >= 0)[:, None] | (length > 0))
 
 
@@ -99,8 +99,7 @@ class _Rank:
     """One rank of a cohort's timeline."""
 
     cohort: CohortTimeline
-    place: int
-    scenario: int
+    index: int
     origin: int
     families: list[str]
 
@@ -114,11 +113,11 @@ class _Rank:
 
     @property
     def rank(self) -> int:
-        return self.cohort.cohort.ranks[self.place]
+        return self.cohort.cohort.ranks[self.index]
 
     def times(self, name: str) -> list[int]:
         """A column of the timeline, from zero."""
-        column = getattr(self.cohort, name)[:, self.place, self.scenario]
+        column = getattr(self.cohort, name)[:, self.index, 0]
         return [int(t) for t in (column - self.origin).tolist()]
 
     def names(self) -> Iterator[str]:
@@ -137,21 +136,15 @@ class _Rank:
 
     def steps(self) -> Iterator[str]:
         """From where the host enters a step to where it leaves it."""
-        calls, start, end = self.program.calls, self.times("call_start_ns"), self.times("call_end_ns")
-        begun: dict[int, int] = {}
-        for row in np.flatnonzero(np.isin(calls.kind, _MARKS)).tolist():
-            step = int(calls.step[row])
-            if calls.kind[row] == CallKind.STEP_BEGIN:
-                begun[step] = start[row]
-            elif step in begun:
-                yield _span(self.pid, STEPS_LANE, f"step {step}", "step", begun[step], end[row], {"step": step})
+        for step, begin, end in step_spans(self.program, self.times("call_start_ns"), self.times("call_end_ns")):
+            yield _span(self.pid, STEPS_LANE, f"step {step}", "step", begin, end, {"step": step})
 
     def host(self) -> Iterator[str]:
         """Per call, an event under the name of its op that begins with the host work before it, and the call inside it."""
         calls, names = self.program.calls, self.program.names
         start, end = self.times("call_start_ns"), self.times("call_end_ns")
         gap = self._row_values(self.cohort.cohort.timing.gap_ns)
-        for row in np.flatnonzero(~np.isin(calls.kind, _MARKS)).tolist():
+        for row in np.flatnonzero(~np.isin(calls.kind, STEP_MARKS)).tolist():
             lane, op, api = FIRST_HOST_LANE + int(calls.thread[row]), int(calls.op[row]), names[calls.api[row]]
             around = names[self.program.ops.name[op]] if op >= 0 else "host work"
             args = {"step": int(calls.step[row])}
@@ -188,7 +181,7 @@ class _Rank:
                 yield _flow("f", self.pid, stream, start[row], first + row)
 
     def _drawn(self) -> list[int]:
-        return [int(row) for row in np.flatnonzero(_drawn(self.cohort, self.scenario)[:, self.place]).tolist()]
+        return [int(row) for row in np.flatnonzero(_drawn(self.cohort)[:, self.index]).tolist()]
 
     def _describe(self, row: int) -> tuple[str, dict[str, Any]]:
         works, program = self.program.works, self.program
@@ -210,8 +203,19 @@ class _Rank:
         return collective.kind, args
 
     def _row_values(self, values: Any) -> list[int]:
-        rank = self.place if values.shape[1] > 1 else 0
-        return [int(v) for v in values[:, rank, self.scenario if values.shape[2] > 1 else 0].tolist()]
+        return [int(v) for v in values[:, self.index if values.shape[1] > 1 else 0, 0].tolist()]
+
+
+def step_spans(program: Program, start: Sequence[int], end: Sequence[int]) -> list[list[int]]:
+    """Number, begin and end of every step, as the host enters and leaves it."""
+    calls, begun, spans = program.calls, dict[int, int](), []
+    for row in np.flatnonzero(np.isin(calls.kind, STEP_MARKS)).tolist():
+        step = int(calls.step[row])
+        if calls.kind[row] == CallKind.STEP_BEGIN:
+            begun[step] = int(start[row])
+        elif step in begun:
+            spans.append([step, begun[step], int(end[row])])
+    return spans
 
 
 def _span(pid: int, lane: int, name: str, category: str, start: int, end: int, args: dict[str, Any]) -> str:
@@ -221,8 +225,8 @@ def _span(pid: int, lane: int, name: str, category: str, start: int, end: int, a
 
 def _flow(phase: str, pid: int, lane: int, at: int, identity: int) -> str:
     end = ',"bp":"e"' if phase == "f" else ""
-    place = f'"pid":{pid},"tid":{_tid(pid, lane)},"ts":{_us(at)}'
-    return f'{{"ph":"{phase}",{place},"id":{identity},"name":"launch","cat":"launch"{end}}}'
+    where = f'"pid":{pid},"tid":{_tid(pid, lane)},"ts":{_us(at)}'
+    return f'{{"ph":"{phase}",{where},"id":{identity},"name":"launch","cat":"launch"{end}}}'
 
 
 def _meta(pid: int, lane: int, kind: str, **args: Any) -> str:

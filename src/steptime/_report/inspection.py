@@ -168,14 +168,14 @@ def _groups(workload: Workload) -> tuple[GroupInspection, ...]:
     """Collectives by group, members and kind, without backlog; the counts are those of the rank that has most."""
     counts: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for program in workload.programs:
-        own: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
+        of_rank: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
         works = program.works
         for index in works.collective[(works.collective >= 0) & (works.call >= 0)].tolist():
             collective = program.collectives[index]
-            entry = own.setdefault((collective.group, collective.ranks, collective.kind), [0, 0])
+            entry = of_rank.setdefault((collective.group, collective.ranks, collective.kind), [0, 0])
             entry[0] += 1
             entry[1] += collective.bytes_in
-        for key, entry in own.items():
+        for key, entry in of_rank.items():
             counts[key] = max(counts.get(key, entry), entry)
     return tuple(GroupInspection(*key, *counts[key]) for key in sorted(counts))
 
@@ -232,50 +232,52 @@ _EVENT_HEADS = (
 _FORMAT_WORDS = {"kineto": "Kineto", "execution_trace": "execution trace", "chakra": "Chakra", "saved": "saved workload"}
 
 
-def print_inspection(console: Console, workload: Workload, found: Inspection) -> None:
+def print_inspection(console: Console, workload: Workload, inspection: Inspection) -> None:
     """What is in the files, what is missing, and what that costs."""
     print_header(console, "inspect", workload)
-    kinds = Counter(_format_words(file) for file in found.files)
-    print_section(console, "Files", ", ".join(f"{count} {name}" for name, count in sorted(kinds.items())), _file_list(found))
-    print_section(console, "Ranks", _missing_words(found))
-    print_numbers(console, _RANK_HEADS, [_rank_cells(rank) for rank in found.ranks[:ROWS_SHOWN]])
+    kinds = Counter(_format_words(file) for file in inspection.files)
+    print_section(
+        console, "Files", ", ".join(f"{count} {name}" for name, count in sorted(kinds.items())), _file_list(inspection)
+    )
+    print_section(console, "Ranks", _missing_words(inspection))
+    print_numbers(console, _RANK_HEADS, [_rank_cells(rank) for rank in inspection.ranks[:ROWS_SHOWN]])
     print_section(console, "Device events", "")
-    print_numbers(console, _EVENT_HEADS, [_event_cells(rank) for rank in found.ranks[:ROWS_SHOWN]])
-    if found.groups:
-        print_section(console, "Collectives", "per rank, whole window", _group_list(found.groups))
-    if found.steps:
-        times = ", ".join(f"{s.step}: {time_ms(s.recorded_ms)}" for s in found.steps[:ROWS_SHOWN])
-        more = f", ... ({len(found.steps)} in all)" if len(found.steps) > ROWS_SHOWN else ""
+    print_numbers(console, _EVENT_HEADS, [_event_cells(rank) for rank in inspection.ranks[:ROWS_SHOWN]])
+    if inspection.groups:
+        print_section(console, "Collectives", "per rank, whole window", _group_list(inspection.groups))
+    if inspection.steps:
+        times = ", ".join(f"{s.step}: {time_ms(s.recorded_ms)}" for s in inspection.steps[:ROWS_SHOWN])
+        more = f", ... ({len(inspection.steps)} in all)" if len(inspection.steps) > ROWS_SHOWN else ""
         print_line(console, "Recorded steps, ms", times + more)
-    if found.findings:
+    if inspection.findings:
         table = Table.grid(padding=(0, 2))
         table.add_column(overflow="fold")
         table.add_column(overflow="fold", style="dim")
-        for finding in found.findings:
+        for finding in inspection.findings:
             table.add_row(literal(finding.what), literal(finding.cost))
         print_section(console, "What is missing, and what that costs", "", table)
-    print_warnings(console, found.warnings)
+    print_warnings(console, inspection.warnings)
 
 
 def _format_words(file: Mapping[str, str]) -> str:
     return _FORMAT_WORDS.get(file["format"], file["format"])
 
 
-def _file_list(found: Inspection) -> Table:
+def _file_list(inspection: Inspection) -> Table:
     table = grid("left")
     table.add_column(overflow="fold")
-    for file in found.files[:ROWS_SHOWN]:
+    for file in inspection.files[:ROWS_SHOWN]:
         table.add_row(Text(_format_words(file), style="dim"), literal(file["file"]))
-    if len(found.files) > ROWS_SHOWN:
-        table.add_row("", Text(f"... and {len(found.files) - ROWS_SHOWN} more", style="dim"))
+    if len(inspection.files) > ROWS_SHOWN:
+        table.add_row("", Text(f"... and {len(inspection.files) - ROWS_SHOWN} more", style="dim"))
     return table
 
 
-def _missing_words(found: Inspection) -> str:
-    if not found.absent:
-        return f"all {found.world_size} of the job" if found.world_size > 1 else "the only one of the job"
-    listed = ", ".join(map(str, found.absent[:ROWS_SHOWN])) + (", ..." if len(found.absent) > ROWS_SHOWN else "")
-    return f"{len(found.ranks)} of {found.world_size}; missing: {listed}"
+def _missing_words(inspection: Inspection) -> str:
+    if not inspection.absent:
+        return f"all {inspection.world_size} of the job" if inspection.world_size > 1 else "the only one of the job"
+    listed = ", ".join(map(str, inspection.absent[:ROWS_SHOWN])) + (", ..." if len(inspection.absent) > ROWS_SHOWN else "")
+    return f"{len(inspection.ranks)} of {inspection.world_size}; missing: {listed}"
 
 
 def _rank_cells(r: RankInspection) -> list[str]:

@@ -353,9 +353,9 @@ def _bytes(value: float) -> str:
 # --- a fabric of one's own -------------------------------------------------------------------------------------------------
 
 
-def own_fabric_document(own: OwnFabric, file: Path) -> Document:
+def own_fabric_document(fabric: OwnFabric, file: Path) -> Document:
     """What `fabric --json` writes."""
-    limits = own.limits
+    limits = fabric.limits
     return {
         "schema_version": SCHEMA_VERSION,
         "name": limits.name,
@@ -365,7 +365,7 @@ def own_fabric_document(own: OwnFabric, file: Path) -> Document:
         "gpus_per_node": limits.gpus_per_node,
         "nodes": limits.nodes,
         "tiers": [asdict(tier) for tier in limits.tiers],
-        "rows": own.rows,
+        "rows": fabric.rows,
         "errors": [
             {
                 "kind": item.kind,
@@ -374,19 +374,19 @@ def own_fabric_document(own: OwnFabric, file: Path) -> Document:
                 "rows": len(item.errors),
                 **dict(zip(("gmae", "mape", "p90", "max"), _figures(item), strict=True)),
             }
-            for item in own.left_out
+            for item in fabric.left_out
         ],
-        "warnings": list(own.warnings),
+        "warnings": list(fabric.warnings),
     }
 
 
-def print_own_fabric(console: Console, own: OwnFabric, file: Path) -> None:
+def print_own_fabric(console: Console, fabric: OwnFabric, file: Path) -> None:
     """Errors, then what to do with it."""
-    limits = own.limits
+    limits = fabric.limits
     print_heading(console, "fabric", limits.name, limits.title)
     if limits.models is None:
         print_line(console, "Analytic", "from a data sheet: nothing was measured, intervals are a factor of 2 either way")
-    elif own.left_out:
+    elif fabric.left_out:
         print_section(console, "Errors", "of rows left out in turn, a fifth at a time; GMAE is a geometric mean")
         print_numbers(
             console,
@@ -399,18 +399,18 @@ def print_own_fabric(console: Console, own: OwnFabric, file: Path) -> None:
                     f"{len(item.errors):,}",
                     *(f"{100 * value:.1f} %" for value in _figures(item)),
                 ]
-                for item in own.left_out
+                for item in fabric.left_out
             ],
         )
-        print_line(console, "Curves", f"through all {own.rows:,} rows")
+        print_line(console, "Curves", f"through all {fabric.rows:,} rows")
     else:
-        print_line(console, "Errors", f"not known: {own.rows} rows are too few to leave any out")
+        print_line(console, "Errors", f"not known: {fabric.rows} rows are too few to leave any out")
     for tier in limits.tiers:
         bandwidth, latency = tier.bandwidth_bytes_per_s.value / 1e9, tier.latency_ns.value / 1e3
         text = f"{tier.name}, {tier.kind} of {tier.ranks} ranks: {bandwidth:,.4g} GB/s of a rank one way, {latency:,.3g} us"
         print_line(console, "Tier", text, spaced=False)
     print_line(console, "Written", f"{file}  (shown by: steptime platforms {file})", spaced=False)
-    print_warnings(console, own.warnings)
+    print_warnings(console, fabric.warnings)
 
 
 def _figures(curve: LeftOut) -> tuple[float, float, float, float]:

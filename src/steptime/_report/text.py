@@ -190,7 +190,7 @@ def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> No
 
 def _memory(memory: Mapping[str, Any]) -> str:
     """The rank that needs most: in all, as the allocator counts, and what fills it."""
-    most = max(memory["ranks"], key=lambda one: int(one["peak_bytes"]))
+    most = max(memory["ranks"], key=lambda rank: int(rank["peak_bytes"]))
     parts = sorted(most["parts"].items(), key=lambda part: -part[1])
     filled = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in parts[:4])
     which = f"rank {most['rank']} " if len(memory["ranks"]) > 1 else ""

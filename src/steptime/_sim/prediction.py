@@ -132,15 +132,16 @@ def predict(workload: Workload) -> PredictedStep:
         )
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
-    taken = [ms(period) for period in step_times_ns(inputs).values()]
-    taken = taken[1:] or taken  # the first counts from the host's start and waits for what was launched before the recording
+    recorded_ms = [ms(period) for period in step_times_ns(inputs).values()]
+    # The first counts from the host's start and waits for what was launched before the recording.
+    recorded_ms = recorded_ms[1:] or recorded_ms
     period_ms = ms(result.period_ns[0])
     text = explain(
         workload,
         result.timeline,
         Window(steps),
         step_ns=float(result.period_ns[0]),
-        interval_ms=(min(*taken, period_ms), max(*taken, period_ms)),
+        interval_ms=(min(*recorded_ms, period_ms), max(*recorded_ms, period_ms)),
         complete=not workload.absent,
         first_step_ms=ms(result.first_ns[0]),
         warnings=warnings,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from steptime._cli.output import Json, run_measuring, show, stdout
 from steptime.errors import InputError
@@ -29,15 +30,15 @@ def measure(context: typer.Context) -> None:
 def fit(
     measurements: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Output of `steptime measure`; by default the shipped rows.", show_default=False),
+        Argument(metavar="DIR", help="Output of `steptime measure`; by default the shipped rows.", show_default=False),
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder for the models.")] = Path("fitted"),
-    name: Annotated[str, typer.Option("--name", help="Name of the device; its limits are in NAME.toml.")] = "h200",
-    host: Annotated[str, typer.Option("--host", help="Name of the host.")] = "xeon-h200",
+    out: Annotated[Path, Option("-o", "--out", metavar="DIR", help="Output folder for the models.")] = Path("fitted"),
+    name: Annotated[str, Option("--name", help="Name of the device; its limits are in NAME.toml.")] = "h200",
+    host: Annotated[str, Option("--host", help="Name of the host.")] = "xeon-h200",
     only: Annotated[
-        str, typer.Option("--only", help="Which of kernels, lookups, host, fabrics, overlap, sharing and baselines to fit.")
+        str, Option("--only", help="Which of kernels, lookups, host, fabrics, overlap, sharing and baselines to fit.")
     ] = "kernels,lookups,host,fabrics,overlap,baselines",
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the fit.")] = 0,
+    seed: Annotated[int, Option("--seed", help="Random seed of the fit.")] = 0,
 ) -> None:
     """Fit device and host models to measurements: minutes on two cores, the same rows and seed give the same models."""
     from steptime._files import check_file_name
@@ -64,28 +65,24 @@ def fit(
 def validate(
     what: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SET",
             help="kernels, lookups, collectives, waiting, overlap, device-time, memory, steps, sharding, committed or visit.",
         ),
     ] = "kernels",
-    device: Annotated[str, typer.Option("--device", help="Device whose models to validate.")] = "h200",
-    fabric: Annotated[str, typer.Option("--fabric", help="Fabric to validate.")] = "loopback",
+    device: Annotated[str, Option("--device", help="Device whose models to validate.")] = "h200",
+    fabric: Annotated[str, Option("--fabric", help="Fabric to validate.")] = "loopback",
     models: Annotated[
-        Path | None, typer.Option("--models", metavar="DIR", help="Output of `steptime fit`; by default the shipped models.")
+        Path | None, Option("--models", metavar="DIR", help="Output of `steptime fit`; by default the shipped models.")
     ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Finer groups as well: precisions of every family, ranks by regime.")
-    ] = False,
+    full: Annotated[bool, Option("--full", help="Finer groups as well: precisions of every family, ranks by regime.")] = False,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="SOURCE", help="steps: from their trace (default), config or recorded host.")
+        str | None, Option("--from", metavar="SOURCE", help="steps: from their trace (default), config or recorded host.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="steps: which component causes the error.")] = False,
+    explain: Annotated[bool, Option("--explain", help="steps: which component causes the error.")] = False,
     bars: Annotated[
         str | None,
-        typer.Option(
-            "--bars", metavar="FILE", help="steps: fail if errors exceed these bounds; `shipped` for the shipped ones."
-        ),
+        Option("--bars", metavar="FILE", help="steps: fail if errors exceed these bounds; `shipped` for the shipped ones."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -111,8 +108,8 @@ def validate(
 
         if models is not None:
             raise InputError("validate sharding asks the shipped models; drop --models")
-        found = validate_sharding()
-        print(dumps(sharding_document(found)).rstrip() if json else "\n".join(sharding_lines(found, full=full)))
+        sharding = validate_sharding()
+        print(dumps(sharding_document(sharding)).rstrip() if json else "\n".join(sharding_lines(sharding, full=full)))
         return
     result = validated(what, Models(device, models, fabric))
     show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
@@ -126,9 +123,11 @@ def _validate_steps(source: str, *, explain: bool, bars: str | None, full: bool,
     from steptime_lab.validate.steps.sources import captured_steps
     from steptime_lab.validate.steps.steps import validate_steps
 
-    asked = read_bars(SHIPPED_BARS if bars == SHIPPED else Path(bars), source) if bars else []
-    with _progress() as text:
-        result = validate_steps(source, explain=explain, captured=captured_steps() if source == "config" else None, said=text)
+    limits = read_bars(SHIPPED_BARS if bars == SHIPPED else Path(bars), source) if bars else []
+    with _progress() as progress:
+        result = validate_steps(
+            source, explain=explain, captured=captured_steps() if source == "config" else None, progress=progress
+        )
     if json:
         document = validation_document(result.validation)
         print(dumps({**document, "explained": split_document(result.outcomes)} if explain else document), end="")
@@ -138,7 +137,7 @@ def _validate_steps(source: str, *, explain: bool, bars: str | None, full: bool,
             if explain:
                 print_splits(console, result.outcomes)
             console.print()
-    left = bars_left(result.validation, asked)
+    left = bars_left(result.validation, limits)
     for line in left:
         print(f"steptime: bar not kept: {line}", file=sys.stderr)
     if left:

@@ -37,48 +37,49 @@ _FLOORS = 3.0
 _WIDTH = 40
 
 
-def validation_document(found: Validation) -> Document:
+def validation_document(validation: Validation) -> Document:
     """What `validate --json` writes."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "set": found.name,
-        "summary": _summary(found.whole.summary),
-        "baselines": {name: _summary(item) for name, item in found.whole.baselines.items()},
+        "set": validation.name,
+        "summary": _summary(validation.whole.summary),
+        "baselines": {name: _summary(item) for name, item in validation.whole.baselines.items()},
         "parts": {  # the name that groups have had in the JSON from the first
             name: {**_summary(group.summary), "baselines": {other: _summary(item) for other, item in group.baselines.items()}}
-            for name, group in found.groups.items()
+            for name, group in validation.groups.items()
         },
-        "facts": dict(found.facts),
+        "facts": dict(validation.facts),
         "cases": [
-            {key: getattr(case, key) for key in ("name", "predicted", "measured", "error", "spread")} for case in found.cases
+            {key: getattr(case, key) for key in ("name", "predicted", "measured", "error", "spread")}
+            for case in validation.cases
         ],
-        "warnings": list(found.warnings),
+        "warnings": list(validation.warnings),
     }
 
 
-def print_validation(console: Console, found: Validation, *, full: bool = False) -> None:
+def print_validation(console: Console, validation: Validation, *, full: bool = False) -> None:
     """The report of `steptime validate`: every group of the cases, or only those that are no groups of groups."""
-    print_heading(console, f"validate {found.name}", found.title)
-    baselines = list(found.whole.baselines)
+    print_heading(console, f"validate {validation.name}", validation.title)
+    baselines = list(validation.whole.baselines)
     beside = baselines if len(baselines) <= _BESIDE else []
     heads = (*_HEADS, *(f"GMAE of\n{name}" for name in beside))
-    shown = {name: group for name, group in found.groups.items() if full or "," not in name}
-    rows = [_row("all", found.whole, beside), *(_row(name, group, beside) for name, group in shown.items())]
+    shown = {name: group for name, group in validation.groups.items() if full or "," not in name}
+    rows = [_row("all", validation.whole, beside), *(_row(name, group, beside) for name, group in shown.items())]
     print_section(console, "Errors", "predicted against measured; GMAE is a geometric mean")
     shown_columns = [index for index in range(len(heads)) if index == 0 or any(row[index] for row in rows)]
     print_numbers(console, [heads[index] for index in shown_columns], [[row[index] for index in shown_columns] for row in rows])
     if not beside and baselines:
         print_section(console, "Instead", "other forms on the same cases")
-        others = [(name, Group(item)) for name, item in found.whole.baselines.items()]
+        others = [(name, Group(item)) for name, item in validation.whole.baselines.items()]
         print_numbers(console, _HEADS[:6], [_row(name, group, [])[:6] for name, group in others])
         _print_instead(console, shown, baselines)
-    _print_worst(console, found.groups)
-    for name, value in found.facts.items():
+    _print_worst(console, validation.groups)
+    for name, value in validation.facts.items():
         if "/" not in name:
             print_line(console, name.replace("_", " "), _fact(name, value), spaced=False)
-    for note in found.notes:
+    for note in validation.notes:
         print_line(console, "Note", note, style="dim", spaced=False)
-    print_warnings(console, found.warnings)
+    print_warnings(console, validation.warnings)
 
 
 def _print_instead(console: Console, groups: Mapping[str, Group], baselines: Sequence[str]) -> None:
@@ -177,17 +178,17 @@ def print_splits(console: Console, outcomes: Sequence[CaseOutcome]) -> None:
 # --- sharding --------------------------------------------------------------------------------------------------------------
 
 
-def sharding_document(found: ShardingValidation) -> dict[str, Any]:
+def sharding_document(validation: ShardingValidation) -> dict[str, Any]:
     """What `validate sharding --json` writes."""
     return {
         "schema_version": SCHEMA_VERSION,
         "set": "sharding",
-        **_part(found.whole),
-        "parts": {name: _part(part) for name, part in found.groups.items()},
-        "steps": asdict(found.steps.whole.summary),
-        "cases": [_task(item) for item in found.outcomes],
-        "given": [{**asdict(item), "faster": item.faster, "slower": item.slower} for item in found.given],
-        "warnings": list(found.steps.warnings),
+        **_part(validation.whole),
+        "parts": {name: _part(part) for name, part in validation.groups.items()},
+        "steps": asdict(validation.steps.whole.summary),
+        "cases": [_task(item) for item in validation.outcomes],
+        "given": [{**asdict(item), "faster": item.faster, "slower": item.slower} for item in validation.given],
+        "warnings": list(validation.steps.warnings),
     }
 
 
@@ -221,9 +222,9 @@ def _task(one: TaskOutcome) -> dict[str, Any]:
     }
 
 
-def sharding_lines(found: ShardingValidation, *, full: bool = False) -> list[str]:
+def sharding_lines(validation: ShardingValidation, *, full: bool = False) -> list[str]:
     """The report as text: every way to pick on all tasks, ours on parts of them, and where it went wrong."""
-    whole = found.whole
+    whole = validation.whole
     lines = [
         f"steptime validate sharding · picks among the plans of {whole.ours.tasks} measured tasks",
         "",
@@ -235,12 +236,20 @@ def sharding_lines(found: ShardingValidation, *, full: bool = False) -> list[str
         *(_score(name, item) for name, item in whole.others.items() if name in ABLATIONS),
         "",
         "Parts",
-        *(_score(f"{name} ({part.ours.tasks})", part.ours) for name, part in found.groups.items()),
+        *(_score(f"{name} ({part.ours.tasks})", part.ours) for name, part in validation.groups.items()),
     ]
     if full:
-        for name, part in found.groups.items():
+        for name, part in validation.groups.items():
             lines += ["", f"Parts: {name}", *(_score(other, item) for other, item in part.others.items())]
-    return [*lines, "", *_notes(found), *_given(found.given, full=full), "", "Worst picks", *_worst(found.outcomes)]
+    return [
+        *lines,
+        "",
+        *_notes(validation),
+        *_given(validation.given, full=full),
+        "",
+        "Worst picks",
+        *_worst(validation.outcomes),
+    ]
 
 
 def _given(plans: Sequence[GivenPlan], *, full: bool) -> list[str]:
@@ -274,8 +283,8 @@ def _compared(plans: Sequence[GivenPlan]) -> str:
     )
 
 
-def _notes(found: ShardingValidation) -> list[str]:
-    whole, steps = found.whole, found.steps.whole.summary
+def _notes(validation: ShardingValidation) -> list[str]:
+    whole, steps = validation.whole, validation.steps.whole.summary
     floor = whole.ceiling.mean_regret
     rule, best = whole.best_rule
     beyond = "beyond" if best.mean_regret > _FLOORS * floor else "within"

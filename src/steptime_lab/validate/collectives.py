@@ -37,13 +37,13 @@ def validate_collectives(
     tested = points.of(split)
     if not len(tested):
         raise InputError(f"{fabric}: no collectives of the split {split} that the model answers")
-    asked = _asked(tested, fitted.model, points.of(FIT, VALIDATION), _noise(tested, fitted.reduction.quantile))
+    compared = _asked(tested, fitted.model, points.of(FIT, VALIDATION), _noise(tested, fitted.reduction.quantile))
     uneven, facts = _uneven(points, fitted.model)
     return Validation.of(
         f"collectives {fabric}",
         f"collectives on {fabric}, wait-free, {split} rows",
-        asked,
-        groups=grouped(asked) | _in_fifths(points, fitted) | uneven | _left_out(points) | _other_boxes(elsewhere, fitted),
+        compared,
+        groups=grouped(compared) | _in_fifths(points, fitted) | uneven | _left_out(points) | _other_boxes(elsewhere, fitted),
         facts=facts,
         notes=(
             f"a message's time is {fitted.reduction}, chosen on validation rows",
@@ -110,8 +110,8 @@ def _groups(points: Points, index: int) -> tuple[str | None, ...]:
     uneven = kind == _EXCHANGE and bool(points.uneven[index])
     label = f"{kind} {'uneven' if uneven else 'even'}" if kind == _EXCHANGE else kind
     size = "from 1 MiB" if points.bytes[index] >= LARGE_BYTES else "below 1 MiB"
-    place = 3 * (2 * KINDS.index(kind) + uneven)
-    return (None,) * place + (label, f"{label}, {points.ranks[index]} ranks", f"{label} {size}")
+    index = 3 * (2 * KINDS.index(kind) + uneven)
+    return (None,) * index + (label, f"{label}, {points.ranks[index]} ranks", f"{label} {size}")
 
 
 def _in_fifths(points: Points, fitted: FittedFabric) -> dict[str, Group]:
@@ -121,8 +121,8 @@ def _in_fifths(points: Points, fitted: FittedFabric) -> dict[str, Group]:
         seen, tested = points.take(~fold), points.take(fold)
         curves = fit_curves(seen, idle_power=fitted.model.idle_power, ragged=fitted.model.ragged)
         model = replace(curves, residuals=fitted.model.residuals)
-        asked = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
-        results += zip(np.flatnonzero(fold).tolist(), asked, strict=True)
+        compared = _asked(tested, model, seen, _noise(tested, fitted.reduction.quantile))
+        results += zip(np.flatnonzero(fold).tolist(), compared, strict=True)
     in_order = [replace(each, groups=each.groups[:-1]) for _, each in sorted(results, key=lambda pair: pair[0])]
     return grouped(in_order, ", in fifths")
 
@@ -136,9 +136,9 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Group], dict[st
     if not len(even) or not points.uneven.any():
         return {}, {}
     curves = replace(fit_curves(even, idle_power=0.0, ragged=model.ragged), residuals={})
-    asked = points.take(points.uneven).with_curves(curves)
-    result = {f"uneven by {rule}": summary(_by_rule(asked, curves, rule)) for rule in RULES}
-    best = summary(_cases(asked, replace(curves, idle_power=model.idle_power)))
+    compared = points.take(points.uneven).with_curves(curves)
+    result = {f"uneven by {rule}": summary(_by_rule(compared, curves, rule)) for rule in RULES}
+    best = summary(_cases(compared, replace(curves, idle_power=model.idle_power)))
     others = {rule: item.gmae for rule, item in result.items()}
     nearest = min(others, key=lambda rule: others[rule])
     facts = {
@@ -147,18 +147,18 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Group], dict[st
         "times_the_error_uneven_by_max_of_max_as_published_against_load_and_pairs": others["uneven by max of max"] / best.gmae,
     }
     by_rule = {name: Group(item) for name, item in result.items()} | {f"uneven by {_LOAD_AND_PAIRS}": Group(best)}
-    for count in sorted(set(asked.ranks.tolist())):
-        own = asked.take(asked.ranks == count)
-        cases = _cases(own, replace(curves, idle_power=model.idle_power))
-        beside = {rule: summary(_by_rule(own, curves, rule)) for rule in RULES}
+    for count in sorted(set(compared.ranks.tolist())):
+        same = compared.take(compared.ranks == count)
+        cases = _cases(same, replace(curves, idle_power=model.idle_power))
+        beside = {rule: summary(_by_rule(same, curves, rule)) for rule in RULES}
         by_rule[f"uneven by {_LOAD_AND_PAIRS}, {count} ranks"] = Group(summary(cases), beside)
     return by_rule, facts
 
 
 def _by_rule(points: Points, curves: TierModel, rule: str) -> list[Case]:
-    sizes = np.array([RULES[rule](points.sent(place))[0] for place in range(len(points))])
-    asked = Messages(points.messages.kind, points.messages.ranks, sizes, sizes, sizes)
-    return _others(_cases(points, curves), curves.times(asked).ns)
+    sizes = np.array([RULES[rule](points.sent(index))[0] for index in range(len(points))])
+    compared = Messages(points.messages.kind, points.messages.ranks, sizes, sizes, sizes)
+    return _others(_cases(points, curves), curves.times(compared).ns)
 
 
 # --- rank counts and boxes -------------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ def _left_out(points: Points) -> dict[str, Group]:
     for count in counts[1:] if len(counts) > 2 else []:
         others = [other for other in counts if other != count]
         model = fit_curves(seen.take(np.isin(seen.ranks, others)), idle_power=0.0)
-        asked = even.take(even.ranks == count)
-        known = np.array([len(model.measured_ranks(kind)) > 1 for kind in asked.kind], dtype=np.bool_)
-        cases = _cases(asked.take(known), model)
+        compared = even.take(even.ranks == count)
+        known = np.array([len(model.measured_ranks(kind)) > 1 for kind in compared.kind], dtype=np.bool_)
+        cases = _cases(compared.take(known), model)
         if not cases:
             continue
         label = f"{count} ranks from {' and '.join(map(str, others))}"
         result[label] = Group(summary(cases))
-        kinds = np.array(asked.kind)[known]
+        kinds = np.array(compared.kind)[known]
         for kind in [kind for kind in KINDS if (kinds == kind).any()]:
             result[f"{kind}, {label}"] = Group(summary([case for case, item in zip(cases, kinds == kind, strict=True) if item]))
     return result
@@ -188,9 +188,9 @@ def _left_out(points: Points) -> dict[str, Group]:
 
 def _other_boxes(rows: Sequence[Swept], fitted: FittedFabric) -> dict[str, Group]:
     """Rows of other runs, each process's times over what its all_reduce of 1 MiB says of its speed, and as they are."""
-    own = set(fitted.runs)
+    same = set(fitted.runs)
     speeds: dict[tuple[str, str, int], list[float]] = defaultdict(list)
-    others = [row for row in rows if row.run not in own]
+    others = [row for row in rows if row.run not in same]
     for row in others:
         speed_ns = row.reference_ns or (
             row.times_ns if row.message.kind == "all_reduce" and row.message.bytes == LARGE_BYTES else ()

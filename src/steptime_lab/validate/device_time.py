@@ -121,7 +121,7 @@ def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
             programs[owner] = (program, questions_of(program, cached_bytes=warm_within_bytes(reference_device()) // share))
         program, works = programs[owner]
         answers = _answers(works, share, ask)
-        expected = {place: len(item.answer.launches) for place, item in answers.items() if item.answer is not None}
+        expected = {work: len(item.answer.launches) for work, item in answers.items() if item.answer is not None}
         owners = launched_by(program, works, row["op"], expected)
         repeats.append(_compute_repeats(row, owners, works))
         _count(row, owners, works, answers, ops, apart, missing)
@@ -132,13 +132,13 @@ def case_time(case: CasePrograms, rows: Iterable[Row], ask: Ask) -> CaseTime:
 
 def _answers(works: Sequence[IssuedWork], share: int, ask: Ask) -> dict[int, Answered]:
     """Per work with a question, what was said; each distinct question is asked once."""
-    asked: dict[int, Question] = {}
+    questions: dict[int, Question] = {}
     for work in works:
         if work.question is not None:
-            asked.setdefault(id(work.question), work.question)
+            questions.setdefault(id(work.question), work.question)
     others = "none" if share == 1 else "same"
-    text = ask([replace(question, share=share, others=others) for question in asked.values()])
-    result = dict(zip(asked, text, strict=True))
+    text = ask([replace(question, share=share, others=others) for question in questions.values()])
+    result = dict(zip(questions, text, strict=True))
     return {row: result[id(work.question)] for row, work in enumerate(works) if work.question is not None}
 
 

@@ -87,8 +87,8 @@ def _precision(row: Row) -> str:
     return precision_of(row.question.call, row.question.tf32)
 
 
-def _facts(found: Mapping[str, Group], shares: Mapping[str, float]) -> dict[str, float]:
-    errors = {family: found[family].summary.gmae for family in families() if family in found}
+def _facts(groups: Mapping[str, Group], shares: Mapping[str, float]) -> dict[str, float]:
+    errors = {family: groups[family].summary.gmae for family in families() if family in groups}
     known = {family: share for family, share in shares.items() if family in errors}
     weighted = sum(share * errors[family] for family, share in known.items()) / sum(known.values())
     return {

@@ -53,14 +53,14 @@ def validate_lookups(
     split: str = TEST,
 ) -> Validation:
     """Every row of the split, on a whole GPU and on parts; then the tests on unseen lookups, each with forms of its own."""
-    asked = {
+    by_kind = {
         kind: _asked(kind, item.of(split), models, {name: forms[kind] for name, forms in baselines.items() if kind in forms})
         for kind, item in measured.items()
         if kind in models.forms and (item.split == split).any()
     }
-    if not asked:
+    if not by_kind:
         raise InputError(f"no lookups of the split {split} that these models answer")
-    compared = [item for entry in asked.values() for item in entry]
+    compared = [item for entry in by_kind.values() for item in entry]
     result = grouped(compared, order=_order)
     if _WHOLE not in result:
         raise InputError("these models answer no lookup of a whole GPU; fit them to lookups that were measured on one")
@@ -102,22 +102,22 @@ def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baseline
     ]
 
 
-def _name(kind: Kind, measured: MeasuredLookups, place: int) -> str:
+def _name(kind: Kind, measured: MeasuredLookups, index: int) -> str:
     """Enough to find the row again."""
     lookups = measured.lookups
-    own = lookups.member[lookups.starts[place] : lookups.starts[place + 1]]
+    tables_of = lookups.member[lookups.starts[index] : lookups.starts[index + 1]]
     tables = lookups.pool.tables
-    dims = sorted({int(dim) for dim in tables.dim[own]})
-    update = OPTIMIZERS[lookups.optimizer[place]]
+    dims = sorted({int(dim) for dim in tables.dim[tables_of]})
+    update = OPTIMIZERS[lookups.optimizer[index]]
     text = [
         group_of(kind),
-        f"{len(own)} tables" if len(own) > 1 else f"{int(tables.rows[own[0]]):,} rows",
+        f"{len(tables_of)} tables" if len(tables_of) > 1 else f"{int(tables.rows[tables_of[0]]):,} rows",
         f"dim {dims[0]}" + (f"-{dims[-1]}" if len(dims) > 1 else ""),
-        f"batch {int(tables.batch[own[0]])}",
-        f"{tables.lookups[own].sum():,.0f} lookups",
-        DTYPES[lookups.dtype[place]],
+        f"batch {int(tables.batch[tables_of[0]])}",
+        f"{tables.lookups[tables_of].sum():,.0f} lookups",
+        DTYPES[lookups.dtype[index]],
         *([update] if update != "none" else []),
-        "warm" if lookups.warm[place] else "cold",
+        "warm" if lookups.warm[index] else "cold",
     ]
     return " ".join(text)
 

@@ -129,12 +129,12 @@ def unnamed_bytes(row: Row, rank: int) -> tuple[int, int]:
     return sum(_FLOAT_BYTES * table.rows * table.dim for table in mine), state
 
 
-def validation_of(found: Sequence[RankMemory]) -> Validation:
+def validation_of(memories: Sequence[RankMemory]) -> Validation:
     """By workload and ranks, allocated; reserved beside, whose errors have a bar of their own."""
-    allocated = [Compared(each.allocated_case, (each.group,), {"steady": each.steady_case}) for each in found]
+    allocated = [Compared(each.allocated_case, (each.group,), {"steady": each.steady_case}) for each in memories]
     reserved = [
         Compared(pair[0], ("all", each.group), {"steady": pair[1]})
-        for each in found
+        for each in memories
         if (pair := each.reserved_cases) is not None
     ]
     return Validation.of(
@@ -142,7 +142,7 @@ def validation_of(found: Sequence[RankMemory]) -> Validation:
         "peak memory of whole steps, from execution traces",
         allocated,
         groups=grouped(allocated) | grouped(reserved, ", reserved"),
-        facts=_facts(found),
+        facts=_facts(memories),
         notes=(
             "bytes of one rank, over its first dozen steps",
             "data-parallel ranks: predicted with the gradient buckets of the first step still held; steady: without; which"
@@ -153,18 +153,18 @@ def validation_of(found: Sequence[RankMemory]) -> Validation:
     )
 
 
-def _facts(found: Sequence[RankMemory]) -> dict[str, float]:
-    within = [abs(each.allocated_case.error) <= _ALLOCATED_BAR for each in found]
-    nearest = [min(abs(each.allocated_case.error), abs(each.steady_case.error)) <= _ALLOCATED_BAR for each in found]
-    pairs = [cases for cases in (each.reserved_cases for each in found) if cases is not None]
+def _facts(memories: Sequence[RankMemory]) -> dict[str, float]:
+    within = [abs(each.allocated_case.error) <= _ALLOCATED_BAR for each in memories]
+    nearest = [min(abs(each.allocated_case.error), abs(each.steady_case.error)) <= _ALLOCATED_BAR for each in memories]
+    pairs = [cases for cases in (each.reserved_cases for each in memories) if cases is not None]
     reserved = [abs(first.error) <= _RESERVED_BAR for first, _ in pairs]
     either = [min(abs(first.error), abs(steady.error)) <= _RESERVED_BAR for first, steady in pairs]
     return {
-        "allocated_within_5_percent": sum(within) / len(found),
-        "allocated_or_steady_within_5_percent": sum(nearest) / len(found),
+        "allocated_within_5_percent": sum(within) / len(memories),
+        "allocated_or_steady_within_5_percent": sum(nearest) / len(memories),
         "reserved_within_10_percent": sum(reserved) / max(1, len(pairs)),
         "reserved_or_steady_within_10_percent": sum(either) / max(1, len(pairs)),
-        "alone_in_process": sum(each.measured.alone for each in found) / len(found),
+        "alone_in_process": sum(each.measured.alone for each in memories) / len(memories),
     }
 
 

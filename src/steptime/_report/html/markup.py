@@ -25,8 +25,8 @@ class Markup(str):
 
 def clean(text: str) -> str:
     """Text from a file as it is shown: what would steer a page is unknown, what nobody reads is left out."""
-    kept = text if len(text) <= NAME_AT_MOST else text[: NAME_AT_MOST - 1] + "…"
-    return printable(kept)
+    shown = text if len(text) <= NAME_AT_MOST else text[: NAME_AT_MOST - 1] + "…"
+    return printable(shown)
 
 
 def escape(text: str) -> Markup:
@@ -67,12 +67,12 @@ def bar(parts: Sequence[tuple[float, str]], label: str) -> Markup:
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,)) -> Markup:
     """A table with a head; columns are numbers, aligned right, but for those of `words`. The first cell of a row names it."""
 
-    def cell(kind: str, place: int, content: str, **attributes: str) -> Markup:
-        return tag(kind, content, class_=None if place in words else "number", **attributes)
+    def cell(kind: str, column: int, content: str, **attributes: str) -> Markup:
+        return tag(kind, content, class_=None if column in words else "number", **attributes)
 
-    head = tag("tr", *(cell("th", place, name, scope="col") for place, name in enumerate(heads)))
+    head = tag("tr", *(cell("th", column, name, scope="col") for column, name in enumerate(heads)))
     body = [
-        tag("tr", cell("th", 0, row[0], scope="row"), *(cell("td", place, item) for place, item in enumerate(row) if place))
+        tag("tr", cell("th", 0, row[0], scope="row"), *(cell("td", column, item) for column, item in enumerate(row) if column))
         for row in rows
     ]
     text = tag("caption", caption, class_="spoken")

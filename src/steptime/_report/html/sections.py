@@ -217,15 +217,15 @@ def memory_words(memory: Mapping[str, Any]) -> str:
 def memory_section(memory: Mapping[str, Any]) -> Markup:
     """The section, or nothing where nothing is known of ranks."""
     ranks: Sequence[Mapping[str, Any]] = sorted(
-        memory.get("ranks") or (), key=lambda one: (-int(one["peak_bytes"]), int(one["rank"]))
+        memory.get("ranks") or (), key=lambda rank: (-int(rank["peak_bytes"]), int(rank["rank"]))
     )
     if not ranks:
         return Markup()
-    shown = sorted(ranks[:_RANKS_LISTED], key=lambda one: int(one["rank"]))
+    shown = sorted(ranks[:_RANKS_LISTED], key=lambda rank: int(rank["rank"]))
     whole = max(int(ranks[0]["peak_bytes"]), 1)
-    there = [kind.value for kind in MemoryKind if any(kind.value in one["parts"] for one in shown)]
+    there = [kind.value for kind in MemoryKind if any(kind.value in rank["parts"] for rank in shown)]
     legend = [tag("span", swatch(f"part {_memory_style(kind)}"), kind.replace("_", " ")) for kind in (*there, _BESIDE)]
-    rows = [(str(one["rank"]), _bar(one, there, whole), *_sizes(one)) for one in shown]
+    rows = [(str(rank["rank"]), _bar(rank, there, whole), *_sizes(rank)) for rank in shown]
     heads = ("Rank", "", "in all", "reserved", "allocated")
     text = f"of {size_words(int(memory['capacity_bytes']))} a rank"
     title = tag("h2", "Memory ", tag("small", text + ", at the peak of a step"), id="memory-title")
@@ -235,15 +235,15 @@ def memory_section(memory: Mapping[str, Any]) -> Markup:
     return tag("section", join(parts), id="memory", aria_labelledby="memory-title")
 
 
-def _sizes(one: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(size_words(int(one[key])) for key in ("peak_bytes", "reserved_bytes", "allocated_bytes"))
+def _sizes(rank: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(size_words(int(rank[key])) for key in ("peak_bytes", "reserved_bytes", "allocated_bytes"))
 
 
-def _bar(one: Mapping[str, Any], kinds: Sequence[str], whole: int) -> Markup:
-    parts = {kind: int(one["parts"].get(kind, 0)) for kind in kinds}
-    parts[_BESIDE] = max(int(one["peak_bytes"]) - sum(parts.values()), 0)
+def _bar(rank: Mapping[str, Any], kinds: Sequence[str], whole: int) -> Markup:
+    parts = {kind: int(rank["parts"].get(kind, 0)) for kind in kinds}
+    parts[_BESIDE] = max(int(rank["peak_bytes"]) - sum(parts.values()), 0)
     text = ", ".join(f"{kind.replace('_', ' ')} {size_words(size)}" for kind, size in parts.items() if size)
-    return bar([(size / whole, f"part {_memory_style(kind)}") for kind, size in parts.items()], f"rank {one['rank']}: {text}")
+    return bar([(size / whole, f"part {_memory_style(kind)}") for kind, size in parts.items()], f"rank {rank['rank']}: {text}")
 
 
 def _memory_style(kind: str) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._ops.families import WorkFamily, work_families
-from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.program import Program, WorkKind
+from steptime._report.chrome import STEP_MARKS, step_spans
 from steptime._report.html.markup import Markup, clean, table
 from steptime._report.words import size_words, time_ms
 from steptime._sim.core.timeline import CohortTimeline, Timeline
@@ -33,9 +34,9 @@ _MORE = 0x80
 
 def packed(values: Integers | Sequence[int]) -> str:
     """Whole numbers as short text: LEB128 (seven bits a byte, least first), signs folded in, then base64."""
-    given = np.asarray(values, dtype=np.int64)
+    numbers = np.asarray(values, dtype=np.int64)
     # 0, -1, 1, -2, ... become 0, 1, 2, 3, ...: small numbers of either sign stay short.
-    rest = ((given << 1) ^ (given >> 63)).astype(np.uint64)
+    rest = ((numbers << 1) ^ (numbers >> 63)).astype(np.uint64)
     lengths = np.ones(len(rest), dtype=np.int64)
     for index in range(1, 10):
         lengths += rest >= np.uint64(1) << np.uint64(_BITS * index)
@@ -53,10 +54,6 @@ def differences(values: Integers) -> Integers:
     return np.diff(values, prepend=np.int64(0))
 
 
-SCENARIO = 0  # the one that is drawn
-MARKS = (CallKind.STEP_BEGIN, CallKind.STEP_END)
-
-
 @dataclass(frozen=True, eq=False)
 class Lanes:
     """Which rows of a program are drawn, lane by lane: host threads, then streams; lanes without rows are left out."""
@@ -71,8 +68,8 @@ class Lanes:
 def lanes_of(cohort: CohortTimeline) -> Lanes:
     """What is drawn of the ranks of a cohort."""
     program = cohort.cohort.program
-    calls = np.flatnonzero(~np.isin(program.calls.kind, MARKS))
-    length = (cohort.work_end_ns - cohort.work_start_ns)[:, :, SCENARIO]
+    calls = np.flatnonzero(~np.isin(program.calls.kind, STEP_MARKS))
+    length = (cohort.work_end_ns - cohort.work_start_ns)[:, :, 0]
     # Backlog that a steady state leaves out has neither a call nor a length.
     works = np.flatnonzero((program.works.call >= 0) | (length > 0).any(axis=1))
     threads = [
@@ -98,7 +95,7 @@ def lanes_table(timeline: Timeline, ranks: Sequence[int]) -> Markup:
             for lane, drawn in enumerate(lanes.rows if rank in ranks else ()):
                 host = lane < lanes.hosts
                 begin, end = (cohort.call_start_ns, cohort.call_end_ns) if host else (cohort.work_start_ns, cohort.work_end_ns)
-                busy = int((end - begin)[drawn, index, SCENARIO].sum())
+                busy = int((end - begin)[drawn, index, 0].sum())
                 rows.append((rank, lane, lanes.titles[lane], len(drawn), busy))
     heads = ("Rank", "Lane", "Calls or works", "ms in them")
     text = [(str(rank), title, f"{count:,}", time_ms(ms(busy))) for rank, _, title, count, busy in sorted(rows)]
@@ -168,8 +165,8 @@ class _Labels:
 
     def _numbered(self, rows: Integers, telling: Sequence[npt.NDArray[Any]], describe: Describe) -> Integers:
         """A number per row; rows alike in the telling columns have one label, which is made once."""
-        told = np.column_stack([column[rows] for column in telling])
-        _, first, which = np.unique(told, axis=0, return_index=True, return_inverse=True)
+        columns = np.column_stack([column[rows] for column in telling])
+        _, first, which = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         result = np.zeros(len(first), dtype=np.int64)
         # In the order in which rows come, not in that of the columns' numbers, which depend on how a trace was read.
         for index in np.argsort(first).tolist():
@@ -208,16 +205,16 @@ def timeline_document(timeline: Timeline, ranks: Sequence[int], path: Sequence[P
         for rank in cohort.cohort.ranks
         if rank in wanted
     ]
-    drawn.sort(key=lambda one: one[0])
+    drawn.sort(key=lambda times: times[0])
     places = {rank: (index, number) for index, (rank, number, _) in enumerate(drawn)}
     return {
         "strings": list(strings.numbers),
         "families": [{"key": family.label, "name": family_words(family.label)} for family in WorkFamily]
         + [{"key": "host", "name": "host"}],
         "programs": programs,
-        "ranks": [{"rank": rank, "program": number, **one} for rank, number, one in drawn],
+        "ranks": [{"rank": rank, "program": number, **times} for rank, number, times in drawn],
         "path": _path(path, places, [cohort.cohort.program for cohort in cohorts], lanes, origin),
-        "end": max([int(timeline.end_ns[SCENARIO]) - origin, 1]),
+        "end": max([int(timeline.end_ns[0]) - origin, 1]),
     }
 
 
@@ -225,9 +222,9 @@ def _origin(cohorts: Sequence[CohortTimeline], lanes: Sequence[Lanes]) -> int:
     """The earliest time drawn, which becomes zero."""
     starts: list[int] = []
     for cohort, item in zip(cohorts, lanes, strict=True):
-        begun = (cohort.call_start_ns - cohort.cohort.timing.gap_ns)[:, :, SCENARIO]
+        begun = (cohort.call_start_ns - cohort.cohort.timing.gap_ns)[:, :, 0]
         for lane, rows in enumerate(item.rows):
-            times = begun if lane < item.hosts else cohort.work_start_ns[:, :, SCENARIO]
+            times = begun if lane < item.hosts else cohort.work_start_ns[:, :, 0]
             starts.append(int(times[rows].min()))
     return min(starts, default=0)
 
@@ -236,20 +233,20 @@ def _rank(cohort: CohortTimeline, place: int, lanes: Lanes, origin: int) -> Docu
     """The times of one rank: its steps, and per lane the columns from which starts and ends follow."""
 
     def of(values: Nanoseconds) -> Integers:
-        return np.asarray(values[:, place if values.shape[1] > 1 else 0, SCENARIO if values.shape[2] > 1 else 0])
+        return np.asarray(values[:, place if values.shape[1] > 1 else 0, 0])
 
     start, end = of(cohort.call_start_ns) - origin, of(cohort.call_end_ns) - origin
-    gap, own = of(cohort.cohort.timing.gap_ns), of(cohort.cohort.timing.call_ns)
+    gap, call_ns = of(cohort.cohort.timing.gap_ns), of(cohort.cohort.timing.call_ns)
     columns = []
     for lane, rows in enumerate(lanes.rows):
         if lane < lanes.hosts:
-            blocked = np.maximum(end[rows] - start[rows] - own[rows], 0)
+            blocked = np.maximum(end[rows] - start[rows] - call_ns[rows], 0)
             columns.append(_times(start[rows] - gap[rows], start[rows], end[rows], blocked))
             continue
         begun, ended = of(cohort.work_start_ns)[rows] - origin, of(cohort.work_end_ns)[rows] - origin
         moving = np.clip(of(cohort.moving_ns)[rows] - origin, begun, ended)
         columns.append(_times(begun, moving, ended))
-    return {"lanes": columns, "steps": _steps(cohort.cohort.program, start, end)}
+    return {"lanes": columns, "steps": step_spans(cohort.cohort.program, start.tolist(), end.tolist())}
 
 
 def _times(begin: Integers, middle: Integers, end: Integers, blocked: Integers | None = None) -> Document:
@@ -260,18 +257,6 @@ def _times(begin: Integers, middle: Integers, end: Integers, blocked: Integers |
     lead = begin - np.concatenate(([0], end[:-1])) if len(end) else begin
     result = {"lead": packed(lead), "first": packed(middle - begin), "rest": packed(end - middle)}
     return result if blocked is None or not blocked.any() else {**result, "blocked": packed(blocked)}
-
-
-def _steps(program: Program, start: Integers, end: Integers) -> list[list[int]]:
-    """Number, begin and end of every step, as the host enters and leaves it."""
-    calls, begun, result = program.calls, {}, []
-    for row in np.flatnonzero(np.isin(calls.kind, MARKS)).tolist():
-        step = int(calls.step[row])
-        if calls.kind[row] == CallKind.STEP_BEGIN:
-            begun[step] = int(start[row])
-        elif step in begun:
-            result.append([step, begun[step], int(end[row])])
-    return result
 
 
 def _path(

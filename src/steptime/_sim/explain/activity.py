@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,14 +125,14 @@ class Activity:
     breakdown: dict[str, float]
 
 
-def activity(timeline: Timeline, window: Window, *, scenario: int = 0) -> Activity:
-    """Look at one scenario of a timeline through a window."""
+def activity(timeline: Timeline, window: Window) -> Activity:
+    """Look at the first scenario of a timeline through a window."""
     ranks: list[RankSummary] = []
     busy = np.zeros(len(WorkFamily))
     for cohort in timeline.cohorts:
         families = work_families(cohort.cohort.program)
-        for part in _parts(cohort, scenario):
-            result, by_family = part.look(window, families)
+        for low in range(0, len(cohort.cohort.ranks), RANKS_AT_ONCE):
+            result, by_family = _Part(cohort, slice(low, low + RANKS_AT_ONCE)).look(window, families)
             ranks += result
             busy += by_family
     ranks.sort(key=lambda r: r.rank)
@@ -142,21 +141,15 @@ def activity(timeline: Timeline, window: Window, *, scenario: int = 0) -> Activi
     return Activity(tuple(ranks), {f.label: float(per_step[f]) for f in order})
 
 
-def _parts(cohort: CohortTimeline, scenario: int) -> Iterator[_Part]:
-    for low in range(0, len(cohort.cohort.ranks), RANKS_AT_ONCE):
-        yield _Part(cohort, slice(low, low + RANKS_AT_ONCE), scenario)
-
-
 class _Part:
     """Some ranks of a cohort, as (row, rank) arrays."""
 
-    def __init__(self, cohort: CohortTimeline, ranks: slice, scenario: int) -> None:
+    def __init__(self, cohort: CohortTimeline, ranks: slice) -> None:
         self.program, self.ranks = cohort.cohort.program, cohort.cohort.ranks[ranks]
         timing = cohort.cohort.timing
 
         def take(values: Nanoseconds) -> Nanoseconds:
-            chosen = values[:, ranks] if values.shape[1] > 1 else values
-            return chosen[:, :, scenario if values.shape[2] > 1 else 0]
+            return (values[:, ranks] if values.shape[1] > 1 else values)[:, :, 0]
 
         self.call_start, self.call_end = take(cohort.call_start_ns), take(cohort.call_end_ns)
         self.work_start, self.work_end = take(cohort.work_start_ns), take(cohort.work_end_ns)
@@ -170,8 +163,8 @@ class _Part:
         communicating = self.program.works.kind == WorkKind.COLLECTIVE
         works = self._place(self.work_start, self.work_end, window, length)
         computing = works.keep(np.flatnonzero(~communicating))
-        own = computing.own_ns()
-        compute, busy = own.sum(axis=0), works.covered_ns()
+        covered = computing.own_ns()
+        compute, busy = covered.sum(axis=0), works.covered_ns()
         waits = self._place(self.work_start, np.maximum(self.moving, self.work_start), window, length)
         columns = {
             "step_ms": length,
@@ -184,7 +177,9 @@ class _Part:
             "host_blocked_ms": self._blocked(window, length).covered_ns(),
         }
         awaited = np.where(self._launch_bound(), works.idle_before_ns(), 0).sum(axis=0)
-        by_family = np.bincount(families[~communicating], weights=own.sum(axis=1), minlength=len(WorkFamily)).astype(np.float64)
+        by_family = np.bincount(families[~communicating], weights=covered.sum(axis=1), minlength=len(WorkFamily)).astype(
+            np.float64
+        )
         by_family[WorkFamily.COMMUNICATION] += float((busy - compute).sum())
         per_step = {name: values * ms(1) / window.steps for name, values in columns.items()}
         summaries = [

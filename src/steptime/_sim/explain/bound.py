@@ -35,9 +35,9 @@ class Waiting:
     absent_share: float  # of all waiting: for ranks without a program
 
 
-def waiting(timeline: Timeline, *, steps: int, step_ns: float, scenario: int = 0) -> Waiting:
-    """Who ranks wait for in one scenario. Waiting for ranks without a program is nobody's here."""
-    arrivals = _arrivals(timeline, scenario)
+def waiting(timeline: Timeline, *, steps: int, step_ns: float) -> Waiting:
+    """Who ranks wait for in the first scenario. Waiting for ranks without a program is nobody's here."""
+    arrivals = _arrivals(timeline)
     total = int(arrivals.waited_ns.sum())
     if not total:
         return Waiting(None, 0.0)
@@ -74,7 +74,7 @@ class _Arrivals:
         return self.rank[order[first]][set_going], caused[set_going]
 
 
-def _arrivals(timeline: Timeline, scenario: int) -> _Arrivals:
+def _arrivals(timeline: Timeline) -> _Arrivals:
     cohorts = [t.cohort for t in timeline.cohorts]
     columns: list[tuple[Nanoseconds, ...]] = [(np.zeros(0, dtype=np.int64),) * 4]
     number = 0
@@ -83,7 +83,7 @@ def _arrivals(timeline: Timeline, scenario: int) -> _Arrivals:
             at = timeline.cohorts[party.part]
             ranks = np.array(at.cohort.ranks, dtype=np.int64)
             group = np.zeros(len(ranks), dtype=np.int64) if party.group is None else party.group
-            start, moving = at.work_start_ns[party.work, :, scenario], at.moving_ns[party.work, :, scenario]
+            start, moving = at.work_start_ns[party.work, :, 0], at.moving_ns[party.work, :, 0]
             columns.append((number + group, ranks, start, moving))
         number += meeting.groups
     return _Arrivals(*(np.concatenate(column) for column in zip(*columns, strict=True)))
@@ -174,8 +174,8 @@ def _waiting(ranks: Sequence[RankSummary], waiting: float, waited: Waiting) -> s
     worst = waited.straggler
     if worst is None:
         return f"waiting for each other: {spent}"
-    own = next((r for r in ranks if r.rank == worst.rank), None)
-    because = f"; rank {worst.rank} itself is {regime(own)}" if own else ""
+    itself = next((r for r in ranks if r.rank == worst.rank), None)
+    because = f"; rank {worst.rank} itself is {regime(itself)}" if itself else ""
     return f"waiting for rank {worst.rank}: {spent}, and {_percent(worst.share)} of that is for rank {worst.rank}{because}"
 
 

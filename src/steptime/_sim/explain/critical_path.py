@@ -61,7 +61,7 @@ class PathSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Node:
     """A row of a cohort's graph, on one of its ranks."""
 
     cohort: int
@@ -74,15 +74,15 @@ def critical_path(timeline: Timeline, *, scenario: int = 0) -> tuple[PathSegment
     if any(len(t.call_end_ns) != len(t.call_start_ns) for t in timeline.cohorts):
         raise ValueError('a critical path needs starts: simulate with keep="all"')
     walk = _Walk(timeline, scenario)
-    place: _Place | None = walk.latest()
+    node: _Node | None = walk.latest()
     segments: list[PathSegment] = []
-    while place is not None:
-        result, place = walk.back(place)
+    while node is not None:
+        result, node = walk.back(node)
         segments.extend(result)
     return tuple(reversed(segments))
 
 
-_Back = tuple[list[PathSegment], _Place | None]
+_Back = tuple[list[PathSegment], _Node | None]
 
 
 class _Walk:
@@ -99,9 +99,9 @@ class _Walk:
         }
         self.whole = [{half: row for row, half in graph.half.items()} for graph in self.graphs]
 
-    def latest(self) -> _Place | None:
+    def latest(self) -> _Node | None:
         """What ends last."""
-        best: tuple[int, _Place] | None = None
+        best: tuple[int, _Node] | None = None
         for cohort, (timeline, graph) in enumerate(zip(self.timelines, self.graphs, strict=True)):
             for ends, rows in ((timeline.work_end_ns, graph.work_row), (timeline.call_end_ns, graph.call_row)):
                 if not len(rows):
@@ -109,94 +109,94 @@ class _Walk:
                 row, rank = np.unravel_index(int(ends[:, :, self.scenario].argmax()), ends.shape[:2])
                 end = int(ends[row, rank, self.scenario])
                 if best is None or end > best[0]:
-                    best = (end, _Place(cohort, int(rank), int(rows[row])))
+                    best = (end, _Node(cohort, int(rank), int(rows[row])))
         return best[1] if best else None
 
-    def back(self, place: _Place) -> _Back:
+    def back(self, node: _Node) -> _Back:
         """The segments that end here, latest first, and where the path comes from."""
-        graph = self.graphs[place.cohort]
-        whole = self.whole[place.cohort].get(place.row)
+        graph = self.graphs[node.cohort]
+        whole = self.whole[node.cohort].get(node.row)
         if whole is not None:
-            return self._begin(place, whole, self._end(place))
-        if place.row in graph.opening:
+            return self._begin(node, whole, self._end(node))
+        if node.row in graph.opening:
             return [], None
-        if place.row in graph.copied:
-            return self._copy(place)
-        if place.row in graph.half:
-            return self._collective(place)
-        end = self._end(place)
-        start = end - self._own(place)
-        if self._host(place):
-            synced = self._edge(place, place.row, end, (EdgeKind.SYNC,))
+        if node.row in graph.copied:
+            return self._copy(node)
+        if node.row in graph.half:
+            return self._collective(node)
+        end = self._end(node)
+        start = end - self._own(node)
+        if self._host(node):
+            synced = self._edge(node, node.row, end, (EdgeKind.SYNC,))
             if synced is not None:
-                return [self._segment(place, self._end(synced[0]), end, "sync")], synced[0]
-        return self._after_own(place, start, end, "host" if self._host(place) else "device")
+                return [self._segment(node, self._end(synced[0]), end, "sync")], synced[0]
+        return self._after_own(node, start, end, "host" if self._host(node) else "device")
 
-    def _after_own(self, place: _Place, start: int, end: int, reason: Reason) -> _Back:
+    def _after_own(self, node: _Node, start: int, end: int, reason: Reason) -> _Back:
         """The node's own time, and before it what let it begin."""
-        before, source = self._begin(place, place.row, start)
+        before, source = self._begin(node, node.row, start)
         if before and before[0].end_ns < before[0].start_ns:
-            return [self._segment(place, before[0].start_ns, end, before[0].reason), *before[1:]], source
-        own = [self._segment(place, start, end, reason)] if end != start else []
-        return own + before, source
+            return [self._segment(node, before[0].start_ns, end, before[0].reason), *before[1:]], source
+        itself = [self._segment(node, start, end, reason)] if end != start else []
+        return itself + before, source
 
-    def _copy(self, place: _Place) -> _Back:
-        graph, end = self.graphs[place.cohort], self._end(place)
-        half = _Place(place.cohort, place.rank, graph.half[place.row])
+    def _copy(self, node: _Node) -> _Back:
+        graph, end = self.graphs[node.cohort], self._end(node)
+        half = _Node(node.cohort, node.rank, graph.half[node.row])
         begin = self._end(half)
-        if begin + self._own(place) == end:
-            return [self._segment(place, begin, end, "host")], half
-        copy = _Place(place.cohort, place.rank, graph.copied[place.row])
-        return [self._segment(place, self._end(copy), end, "sync")], copy
+        if begin + self._own(node) == end:
+            return [self._segment(node, begin, end, "host")], half
+        copy = _Node(node.cohort, node.rank, graph.copied[node.row])
+        return [self._segment(node, self._end(copy), end, "sync")], copy
 
-    def _collective(self, place: _Place) -> _Back:
-        end, half = self._end(place), self.graphs[place.cohort].half[place.row]
-        moving = end - self._own(place)
-        own = self._segment(place, moving, end, "collective")
-        arrived = _Place(place.cohort, place.rank, half)
+    def _collective(self, node: _Node) -> _Back:
+        end, half = self._end(node), self.graphs[node.cohort].half[node.row]
+        moving = end - self._own(node)
+        itself = self._segment(node, moving, end, "collective")
+        arrived = _Node(node.cohort, node.rank, half)
         if self._end(arrived) == moving:
-            return [own], arrived
-        for other in self._peers(place):
+            return [itself], arrived
+        for other in self._peers(node):
             if self._end(other) == moving:
-                return [own, self._segment(place, moving, moving, "collective wait")], other
+                return [itself, self._segment(node, moving, moving, "collective wait")], other
         # What the absent peer did before is not known: the path goes on with what led this rank here.
-        return [own, self._segment(place, self._end(arrived), moving, "absent peer")], arrived
+        return [itself, self._segment(node, self._end(arrived), moving, "absent peer")], arrived
 
-    def _peers(self, place: _Place) -> Iterator[_Place]:
+    def _peers(self, node: _Node) -> Iterator[_Node]:
         """Arrivals of the others at a collective, in order of cohort and rank."""
-        work = int(self.graphs[place.cohort].table_row[place.row])
-        meeting, mine = self.meeting_of[place.cohort, work]
-        group = 0 if mine.group is None else int(mine.group[place.rank])
+        work = int(self.graphs[node.cohort].table_row[node.row])
+        meeting, mine = self.meeting_of[node.cohort, work]
+        group = 0 if mine.group is None else int(mine.group[node.rank])
         for party in meeting.parties:
             graph = self.graphs[party.part]
             half = graph.half[int(graph.work_row[party.work])]
             ranks = len(self.timelines[party.part].cohort.ranks)
             for rank in range(ranks) if party.group is None else np.flatnonzero(party.group == group).tolist():
-                yield _Place(party.part, rank, half)
+                yield _Node(party.part, rank, half)
 
-    def _begin(self, place: _Place, row: int, start: int) -> _Back:
+    def _begin(self, node: _Node, row: int, start: int) -> _Back:
         """What let the node at `row` begin at `start`: the node before it, or an edge."""
-        graph, timing = self.graphs[place.cohort], self.timelines[place.cohort].cohort.timing
-        node, previous = _Place(place.cohort, place.rank, row), _Place(place.cohort, place.rank, row - 1)
-        before = self._at(timing.gap_ns if self._host(node) else timing.spacing_ns, node)
-        lags = {before, 0} if not self._host(node) and row - 1 in graph.opening else {before}
+        graph, timing = self.graphs[node.cohort], self.timelines[node.cohort].cohort.timing
+        begun, previous = _Node(node.cohort, node.rank, row), _Node(node.cohort, node.rank, row - 1)
+        before = self._at(timing.gap_ns if self._host(begun) else timing.spacing_ns, begun)
+        lags = {before, 0} if not self._host(begun) and row - 1 in graph.opening else {before}
         at = self._end(previous)
         if any(at + lag == start for lag in lags):
-            reason: Reason = "host" if self._host(node) else "stream order"
-            return [self._segment(node, at, start, reason)] if at != start else [], previous
-        result = self._edge(node, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
+            reason: Reason = "host" if self._host(begun) else "stream order"
+            return [self._segment(begun, at, start, reason)] if at != start else [], previous
+        result = self._edge(begun, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
         if result is None:
-            return [self._segment(node, start, start, "earlier window")], None
+            return [self._segment(begun, start, start, "earlier window")], None
         source, kind = result
         reason = _EDGE_REASONS[kind]
         if kind in FROM_START:
-            further, place_before = self._begin(source, source.row, start)
-            return [self._segment(node, start, start, reason), *further], place_before
-        return [self._segment(node, self._end(source), start, reason)], source
+            further, source_before = self._begin(source, source.row, start)
+            return [self._segment(begun, start, start, reason), *further], source_before
+        return [self._segment(begun, self._end(source), start, reason)], source
 
-    def _edge(self, place: _Place, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> tuple[_Place, EdgeKind] | None:
+    def _edge(self, node: _Node, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> tuple[_Node, EdgeKind] | None:
         """The first edge of these kinds that explains the time `reached`: its source and kind."""
-        graph, timing = self.graphs[place.cohort], self.timelines[place.cohort].cohort.timing
+        graph, timing = self.graphs[node.cohort], self.timelines[node.cohort].cohort.timing
         lags = {
             EdgeKind.LAUNCH: timing.latency_ns,
             EdgeKind.WAIT: timing.release_ns,
@@ -205,63 +205,63 @@ class _Walk:
         }
         for edge in range(int(graph.edge_start[row]), int(graph.edge_start[row + 1])):
             kind = EdgeKind(int(graph.edge_kind[edge]))
-            source = _Place(place.cohort, place.rank, int(graph.edge_source[edge]))
-            lag = -self._own(source) if kind in FROM_START else self._at(lags[kind], place) if kind in lags else 0
+            source = _Node(node.cohort, node.rank, int(graph.edge_source[edge]))
+            lag = -self._own(source) if kind in FROM_START else self._at(lags[kind], node) if kind in lags else 0
             if kind in kinds and self._end(source) + lag == reached:
                 return source, kind
         return None
 
-    def _end(self, place: _Place) -> int:
+    def _end(self, node: _Node) -> int:
         """When the node, half or opening at a row is over."""
-        timeline, graph = self.timelines[place.cohort], self.graphs[place.cohort]
-        whole = self.whole[place.cohort].get(place.row)
+        timeline, graph = self.timelines[node.cohort], self.graphs[node.cohort]
+        whole = self.whole[node.cohort].get(node.row)
         if whole is not None:
-            return self._half_end(place, timeline, graph, whole)
-        lane = int(np.searchsorted(graph.stop, place.row, side="right"))
-        if place.row == graph.opening[lane]:
+            return self._half_end(node, timeline, graph, whole)
+        lane = int(np.searchsorted(graph.stop, node.row, side="right"))
+        if node.row == graph.opening[lane]:
             opened = timeline.cohort.timing.thread_start_ns if lane < graph.threads else timeline.cohort.timing.stream_start_ns
-            rank, scenario = self._pick(opened, place)
+            rank, scenario = self._pick(opened, node)
             return int(opened[lane if lane < graph.threads else lane - graph.threads, rank, scenario])
         ends = timeline.call_end_ns if lane < graph.threads else timeline.work_end_ns
-        return int(ends[graph.table_row[place.row], place.rank, self.scenario])
+        return int(ends[graph.table_row[node.row], node.rank, self.scenario])
 
-    def _half_end(self, place: _Place, timeline: CohortTimeline, graph: LaneGraph, whole: int) -> int:
+    def _half_end(self, node: _Node, timeline: CohortTimeline, graph: LaneGraph, whole: int) -> int:
         row = int(graph.table_row[whole])
         if whole not in graph.copied:
-            return int(timeline.work_start_ns[row, place.rank, self.scenario])
+            return int(timeline.work_start_ns[row, node.rank, self.scenario])
         sources = range(int(graph.edge_start[whole]), int(graph.edge_start[whole + 1]))
         freed = [
-            self._freed(place, edge) for edge in sources if graph.edge_kind[edge] in (EdgeKind.QUEUE, EdgeKind.QUEUE_ARRIVAL)
+            self._freed(node, edge) for edge in sources if graph.edge_kind[edge] in (EdgeKind.QUEUE, EdgeKind.QUEUE_ARRIVAL)
         ]
-        return max([int(timeline.call_start_ns[row, place.rank, self.scenario]), *freed])
+        return max([int(timeline.call_start_ns[row, node.rank, self.scenario]), *freed])
 
-    def _freed(self, place: _Place, edge: int) -> int:
+    def _freed(self, node: _Node, edge: int) -> int:
         """When the place in the queue that an edge tells of became free."""
-        graph = self.graphs[place.cohort]
-        source = _Place(place.cohort, place.rank, int(graph.edge_source[edge]))
+        graph = self.graphs[node.cohort]
+        source = _Node(node.cohort, node.rank, int(graph.edge_source[edge]))
         return self._end(source) - (self._own(source) if graph.edge_kind[edge] == EdgeKind.QUEUE else 0)
 
-    def _own(self, place: _Place) -> int:
-        timing = self.timelines[place.cohort].cohort.timing
-        return self._at(timing.call_ns if self._host(place) else timing.duration_ns, place)
+    def _own(self, node: _Node) -> int:
+        timing = self.timelines[node.cohort].cohort.timing
+        return self._at(timing.call_ns if self._host(node) else timing.duration_ns, node)
 
-    def _at(self, values: Nanoseconds, place: _Place) -> int:
-        rank, scenario = self._pick(values, place)
-        return int(values[self.graphs[place.cohort].table_row[place.row], rank, scenario])
+    def _at(self, values: Nanoseconds, node: _Node) -> int:
+        rank, scenario = self._pick(values, node)
+        return int(values[self.graphs[node.cohort].table_row[node.row], rank, scenario])
 
-    def _pick(self, values: Nanoseconds, place: _Place) -> tuple[int, int]:
-        return (place.rank if values.shape[1] > 1 else 0), (self.scenario if values.shape[2] > 1 else 0)
+    def _pick(self, values: Nanoseconds, node: _Node) -> tuple[int, int]:
+        return (node.rank if values.shape[1] > 1 else 0), (self.scenario if values.shape[2] > 1 else 0)
 
-    def _host(self, place: _Place) -> bool:
-        graph = self.graphs[place.cohort]
-        row = self.whole[place.cohort].get(place.row, place.row)
+    def _host(self, node: _Node) -> bool:
+        graph = self.graphs[node.cohort]
+        row = self.whole[node.cohort].get(node.row, node.row)
         return row < (graph.stop[graph.threads - 1] if graph.threads else 0)
 
-    def _segment(self, place: _Place, start: int, end: int, reason: Reason) -> PathSegment:
-        graph = self.graphs[place.cohort]
-        row = int(graph.table_row[self.whole[place.cohort].get(place.row, place.row)])
-        rank = self.timelines[place.cohort].cohort.ranks[place.rank]
-        return PathSegment(rank, "host" if self._host(place) else "stream", row, start, end, reason)
+    def _segment(self, node: _Node, start: int, end: int, reason: Reason) -> PathSegment:
+        graph = self.graphs[node.cohort]
+        row = int(graph.table_row[self.whole[node.cohort].get(node.row, node.row)])
+        rank = self.timelines[node.cohort].cohort.ranks[node.rank]
+        return PathSegment(rank, "host" if self._host(node) else "stream", row, start, end, reason)
 
 
 # As many names as a person reads.

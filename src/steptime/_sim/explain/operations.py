@@ -59,8 +59,8 @@ def _products(program: Program) -> Iterator[tuple[int, str, float]]:
     # Autocast shows an op around the casts of its arguments and once more inside.
     again = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
     products = np.isin(ops.name, [row for row, name in enumerate(program.names) if is_product(name)])
-    kept = products & (ops.signature >= 0) & ~again & ((ops.step >= 0) | (not program.steps))
-    calls = zip(ops.name[kept].tolist(), ops.signature[kept].tolist(), ops.phase[kept].tolist(), strict=True)
+    counted = products & (ops.signature >= 0) & ~again & ((ops.step >= 0) | (not program.steps))
+    calls = zip(ops.name[counted].tolist(), ops.signature[counted].tolist(), ops.phase[counted].tolist(), strict=True)
     for (name, signature, phase), count in Counter(calls).items():
         arguments = program.signatures[signature].inputs
         flop = product_operations(program.names[name], arguments, tuple(tensors_in(arguments)))

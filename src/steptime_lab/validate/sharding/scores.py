@@ -94,7 +94,7 @@ class Score:
 
 def score(judged: Sequence[Judged], picks: Sequence[Floats], estimates: Sequence[Floats] | None = None) -> Score:
     """Of picks, one for each task: how likely each of its plans is taken."""
-    own = np.array([float(item.regret @ pick) for item, pick in zip(judged, picks, strict=True)])
+    regret = np.array([float(item.regret @ pick) for item, pick in zip(judged, picks, strict=True)])
     drawn = np.stack([item.resampled @ pick for item, pick in zip(judged, picks, strict=True)], axis=1)
     chosen = np.random.default_rng(_SEED).integers(0, len(judged), drawn.shape)
     again = np.take_along_axis(drawn, chosen, axis=1)
@@ -105,11 +105,11 @@ def score(judged: Sequence[Judged], picks: Sequence[Floats], estimates: Sequence
         result = float(np.median([spearman(level, estimate) for level, estimate in zip(levels_of, estimates, strict=True)]))
     return Score(
         tasks=len(judged),
-        mean_regret=float(own.mean()),
+        mean_regret=float(regret.mean()),
         mean_regret_interval=_ends(again.mean(axis=1)),
-        max_regret=float(own.max()),
+        max_regret=float(regret.max()),
         max_regret_interval=_ends(again.max(axis=1)),
-        worst=judged[int(np.argmax(own))].task.name,
+        worst=judged[int(np.argmax(regret))].task.name,
         tied_with_fastest=float(np.mean([item.tied @ pick for item, pick in pairs])),
         success_10=float(np.mean([(item.regret <= CLOSE) @ pick for item, pick in pairs])),
         top1=float(np.mean([(item.regret == 0.0) @ pick for item, pick in pairs])),

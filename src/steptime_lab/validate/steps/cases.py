@@ -6,7 +6,7 @@ would have given them: from the rows that its own processes measured before it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -85,7 +85,6 @@ class Profiled:
     compute_ns: float  # of the rank that computes longest
     exposed_ns: float  # of it, what no collective covers
     wire_ns: float  # collectives, each by the rank that waited least, in the quietest of the profiled steps
-    launches: tuple[Mapping[str, float], ...]  # per rank, by op
 
 
 def profiled(ranks: Sequence[Row]) -> Profiled:
@@ -93,18 +92,13 @@ def profiled(ranks: Sequence[Row]) -> Profiled:
     ordered = sorted(ranks, key=lambda row: int(row["rank"]))
     times = [_times(row["kernel_ns"]) for row in ordered]
     wires = [np.array(["nccl" in name.lower() for name in row["kernel"]], dtype=bool) for row in ordered]
-    computed = [_computed(row, np.median(taken, axis=1), wire) for row, taken, wire in zip(ordered, times, wires, strict=True)]
-    collectives = [taken[wire] for taken, wire in zip(times, wires, strict=True)]
+    computed = [_computed(row, np.median(took, axis=1), wire) for row, took, wire in zip(ordered, times, wires, strict=True)]
+    collectives = [took[wire] for took, wire in zip(times, wires, strict=True)]
     return Profiled(
         compute_ns=max(compute for compute, _ in computed),
         exposed_ns=max(exposed for _, exposed in computed),
         wire_ns=_wire(collectives),
-        launches=tuple(_launches(row["op"]) for row in ordered),
     )
-
-
-def _launches(ops: Sequence[str]) -> dict[str, float]:
-    return {op: float(count) for op, count in Counter(ops).items()}
 
 
 def _times(kernel_ns: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:

@@ -37,9 +37,9 @@ class Split:
     measured_parts: float  # the error that is left where all three parts are as measured
 
 
-def split(step: ModelledStep, recorded: ModelledStep, found: Steady, case: StepCase, visit: Visit) -> Split:
+def split(step: ModelledStep, recorded: ModelledStep, predicted_step: Steady, case: StepCase, visit: Visit) -> Split:
     """The error of one visit; `found` is its prediction, `recorded` the step with the profile's host."""
-    base = [played.cohort for played in found.timeline.cohorts]
+    base = [played.cohort for played in predicted_step.timeline.cohorts]
     host = recorded.cohorts(visit.calibration)
     device = with_measured_device(step, base, case)
     wire = with_measured_wire(step, base, case, visit.calibration)

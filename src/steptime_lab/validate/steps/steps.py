@@ -56,7 +56,7 @@ def validate_steps(
     explain: bool = False,
     captured: Mapping[str, Build] | None = None,
     executor: Executor | None = None,
-    said: Callable[[int, int], None] = lambda _done, _all: None,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> StepValidation:
     """The shipped steps, or those of some names, by two processes unless an executor is given; `said` hears how far it is.
 
@@ -70,11 +70,11 @@ def validate_steps(
     if not cases:
         raise InputError(f"no shipped step of these names can be predicted from its {source}; choose among `steps`' names")
     outcomes = []
-    said(0, len(cases))
+    progress(0, len(cases))
     predicted = partial(predict_case, recorded=source == RECORDED, explain=explain)
     for outcome in in_processes(predicted, *zip(*cases, strict=True), executor=executor):
         outcomes.append(outcome)
-        said(len(outcomes), len(cases))
+        progress(len(outcomes), len(cases))
     left_out = Counter(case.workload for case, build in result if build is None)
     lines = [f"left out: {count} cases of {name}: {_NO_BUILDER}" for name, count in sorted(left_out.items())]
     return StepValidation(validation_of(outcomes, source, lines), tuple(outcomes))
