@@ -16,7 +16,7 @@ from steptime._build.dlrm.step import top_width
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._hardware.device import read_device
-from steptime._sim.explain.operations import Operations, operations_of, peak_flop_per_s, recorded_peak_flop_per_s
+from steptime._sim.prediction import Operations, operations_of, peak_flop_per_s, recorded_peak_flop_per_s
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from steptime._hardware.description import Quantity
 from steptime._hardware.device import DeviceLimits, TransferBasis, read_device
 from steptime._models.collectives.message import KINDS, Messages
+from steptime._models.collectives.tier import CollectiveTimes
 from steptime._models.error import gmae
 from steptime._models.estimate import Source
 from steptime._models.host.model import HostModel
@@ -79,11 +80,7 @@ def platform_document(platform: Platform) -> Document:
 
 def fabric_document(fabric: Fabric) -> Document:
     """What `platforms FABRIC --json` writes."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        **_fabric_document(fabric, fabric.limits.ranks),
-        "warnings": [],
-    }
+    return {"schema_version": SCHEMA_VERSION, **_fabric_document(fabric, fabric.limits.ranks), "warnings": []}
 
 
 def _device_document(device: Device) -> Document:
@@ -115,7 +112,7 @@ def _fabric_document(fabric: Fabric, ranks: int) -> Document:
         "ranks": ranks,
         "collectives": {kind: origin.value for kind, origin in result.items()},
         "estimates_us": {
-            kind: {_bytes(size): _example_ns(fabric, kind, ranks, size) / 1e3 for size in _EXAMPLES_BYTES}
+            kind: {_bytes(size): float(_times(fabric, kind, ranks, size).ns[0]) / 1e3 for size in _EXAMPLES_BYTES}
             for kind, origin in result.items()
             if origin is not Origin.NONE
         },
@@ -243,12 +240,12 @@ def _print_collectives(console: Console, fabric: Fabric, ranks: int) -> None:
 def _example(fabric: Fabric, kind: str, ranks: int, size: int, origin: Origin) -> str:
     if origin is Origin.NONE:
         return ""
-    result = fabric.times(Messages.even(kind, [ranks], [float(size)]))
+    result = _times(fabric, kind, ranks, size)
     return f"{_ns(result.ns[0])} ({_ns(result.low_ns[0])} to {_ns(result.high_ns[0])})"
 
 
-def _example_ns(fabric: Fabric, kind: str, ranks: int, size: int) -> float:
-    return float(fabric.times(Messages.even(kind, [ranks], [float(size)])).ns[0])
+def _times(fabric: Fabric, kind: str, ranks: int, size: int) -> CollectiveTimes:
+    return fabric.times(Messages.even(kind, [ranks], [float(size)]))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Table:

@@ -1,13 +1,18 @@
-"""`PredictedStep`: what a prediction says. How long a step takes, what every rank does meanwhile, and why it is not faster."""
+"""What a prediction says: how long a step takes, what ranks do meanwhile, how many operations, and why it is not faster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from steptime._hardware.device import DeviceLimits, device_names, read_device
+from steptime._models.kernels.call import computed_in
+from steptime._ops.operations import is_product, product_operations
+from steptime._program.program import Phase, Program, Tensor, tensors_in
 from steptime._program.workload import Workload
 from steptime._sim.core.repeatable import repeatable
 from steptime._sim.core.steady import steady
@@ -16,9 +21,89 @@ from steptime._sim.core.timeline import Timeline
 from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
 from steptime._sim.explain.bound import Straggler, Waiting, bound_by, waiting
 from steptime._sim.explain.critical_path import PathSummary, critical_path, summarise_path
-from steptime._sim.explain.operations import Operations, operations_of, recorded_peak_flop_per_s
 from steptime._sim.recorded.timing import recorded
 from steptime._units import ms
+
+# Forward, and a backward pass that differentiates each product by both of its factors.
+_MODEL_PASSES = 3.0
+# All of it computed again, scores of fused attention too. More than this says that the forward pass was not told from the
+# rest, as in recordings of compiled steps.
+_MOST_PASSES = 4.5
+# As people call what devices' data sheets name by type.
+_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Floating-point operations of one step over all ranks.
+
+    Counted are products, convolutions and attention, by the shapes of their arguments; attention as if every query met every
+    key, whether a mask leaves half of them out or not. Backward is twice forward: what a backward pass has beyond that is
+    computed again (activation checkpointing, the scores of fused attention), which the hardware does and the model does not
+    ask for.
+    """
+
+    forward: float = 0.0
+    hardware: float = 0.0  # of the whole step, with what is computed again
+    precision: str | None = None  # in which most of them are computed, as devices call it
+
+    @property
+    def model(self) -> float:
+        """Without what is computed again."""
+        phases_known = self.hardware <= _MOST_PASSES * self.forward
+        return min(self.hardware, _MODEL_PASSES * self.forward) if phases_known else self.hardware
+
+
+def operations_of(workload: Workload) -> Operations:
+    """What all ranks of a step compute; a rank without a program is taken to do what the first one does."""
+    forward, by_precision = 0.0, dict[str, float]()
+    for index, program in enumerate(workload.programs):
+        ranks = len(workload.run_by(program.rank)) + (len(workload.absent) if index == 0 else 0)
+        for phase, precision, flop in _products(program):
+            by_precision[precision] = by_precision.get(precision, 0.0) + ranks * flop
+            forward += ranks * flop if phase == Phase.FORWARD else 0.0
+    usual = max(by_precision, key=by_precision.__getitem__, default=None)
+    return Operations(forward, sum(by_precision.values()), usual)
+
+
+def _products(program: Program) -> Iterator[tuple[int, str, float]]:
+    """Phase, precision and operations per step of every distinct product of a program."""
+    ops = program.ops
+    # Autocast shows an op around the casts of its arguments and once more inside.
+    again = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
+    products = np.isin(ops.name, [row for row, name in enumerate(program.names) if is_product(name)])
+    counted = products & (ops.signature >= 0) & ~again & ((ops.step >= 0) | (not program.steps))
+    calls = zip(ops.name[counted].tolist(), ops.signature[counted].tolist(), ops.phase[counted].tolist(), strict=True)
+    for (name, signature, phase), count in Counter(calls).items():
+        arguments = program.signatures[signature].inputs
+        flop = product_operations(program.names[name], arguments, tuple(tensors_in(arguments)))
+        if flop is not None:
+            dtype = next((value.dtype for value in arguments if isinstance(value, Tensor)), "")
+            precision = computed_in(program.names[name], dtype)
+            yield phase, precision, flop * count / max(len(program.steps), 1)
+
+
+def peak_flop_per_s(limits: DeviceLimits, precision: str | None) -> float | None:
+    """What one rank on this device could compute at most; None where nobody says for this precision."""
+    peak = limits.peak_flop_per_s.get(precision or "")
+    return None if peak is None else peak.value / limits.share
+
+
+def recorded_peak_flop_per_s(workload: Workload, precision: str | None) -> float | None:
+    """The same, summed over the ranks of a recording, of the devices and the share of their SMs that it names."""
+    peaks = [peak for program in workload.programs if (peak := _recorded_peak(program, precision)) is not None]
+    return sum(peaks) * workload.world_size / len(peaks) if len(peaks) == len(workload.programs) else None
+
+
+def _recorded_peak(program: Program, precision: str | None) -> float | None:
+    named = program.device_name.upper()
+    known = (read_device(name) for name in device_names())
+    limits = next((item for item in known if item.share == 1 and item.whole.split("-")[0].upper() in named), None)
+    peak = None if limits is None else peak_flop_per_s(limits, precision)
+    if limits is None or peak is None:
+        return None
+    sms = program.meta.get("device_sms")
+    return peak * min(sms / limits.sms.value, 1.0) if isinstance(sms, int) and sms > 0 else peak
 
 
 @dataclass(frozen=True)
@@ -27,9 +112,8 @@ class Iterations:
 
     step_ms: tuple[float, ...]  # [iterations]
     slowest: int  # iteration, counted from 0
-    alone_ms: Mapping[
-        int, float
-    ]  # rank -> by what the step is longer where its lookups alone are those of the slowest iteration
+    # Rank -> by what the step is longer where its lookups alone are those of the slowest iteration.
+    alone_ms: Mapping[int, float]
 
     @property
     def mean_ms(self) -> float:
@@ -44,10 +128,6 @@ class Iterations:
     def quantile_ms(self, level: float) -> float:
         """What this share of iterations does not exceed, between neighbours in proportion."""
         return float(np.quantile(self.step_ms, level))
-
-
-# As people call what devices' data sheets name by type.
-_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -77,9 +157,8 @@ class PredictedStep:
     @property
     def precision(self) -> str | None:
         """What the workload says it computes in, or else what most of its products do."""
-        return self.workload.description.precision or _PRECISIONS.get(
-            self.operations.precision or "", self.operations.precision
-        )
+        computed = self.operations.precision
+        return self.workload.description.precision or _PRECISIONS.get(computed or "", computed)
 
     @property
     def samples_per_s(self) -> float | None:

@@ -92,12 +92,6 @@ class CaseTime:
         """Of the measured compute, what was answered."""
         return sum(op.answered_ns for op in self.ops.values()) / self.measured_ns
 
-    @property
-    def answered_error(self) -> float:
-        """Of the sum, where it was answered."""
-        answered = sum(op.answered_ns for op in self.ops.values())
-        return self.predicted_ns / answered - 1 if answered else float("nan")
-
 
 def device_times(ask: Ask, names: Iterable[str] | None = None) -> list[CaseTime]:
     """Every shipped step case, or those of some names."""

@@ -8,11 +8,10 @@ from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._sim.explain.activity import Window
-from steptime._sim.explain.operations import peak_flop_per_s
 from steptime._sim.modelled.interval import interval_ns
 from steptime._sim.modelled.memory import does_not_fit, memory_of
 from steptime._sim.modelled.step import ModelledStep, modelled
-from steptime._sim.prediction import PredictedStep, explain
+from steptime._sim.prediction import PredictedStep, explain, peak_flop_per_s
 from steptime._units import ms
 
 _WORTH_SAYING = 0.001

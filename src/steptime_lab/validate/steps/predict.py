@@ -87,11 +87,6 @@ class VisitOutcome:
     baselines_ns: Mapping[str, float]
     split: Split | None = None
 
-    @property
-    def error(self) -> float:
-        """Relative, signed."""
-        return self.predicted_ns / self.visit.measured_ns - 1
-
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
@@ -130,11 +125,6 @@ class CaseOutcome:
     def spread(self) -> float:
         """Of the repeats of a visit, in the middle of the visits."""
         return median(visit.visit.spread for visit in self.visits)
-
-    @property
-    def error(self) -> float:
-        """Relative, signed."""
-        return self.predicted_ns / self.measured_ns - 1
 
 
 def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explain: bool = False) -> CaseOutcome:
