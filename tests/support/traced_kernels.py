@@ -20,7 +20,7 @@ from steptime._platforms.device import Device, KernelEstimate
 from steptime._program.program import Program
 from steptime._program.workload import Workload
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Case, Group, Validation, summary
+from steptime_lab.validate.engine import Group, MeasuredCase, Validation, summary
 
 _SHORT_NS = 5_000.0
 
@@ -34,12 +34,12 @@ class TracedCall:
     times_ns: tuple[float, ...]
 
     @property
-    def case(self) -> Case:
+    def case(self) -> MeasuredCase:
         """Its median against the answer."""
         measured, estimate = float(np.median(self.times_ns)), self.said.estimate
         spread = float(np.quantile(self.times_ns, 0.9) - np.quantile(self.times_ns, 0.1)) / measured
         covered = estimate.low_ns <= measured <= estimate.high_ns
-        return Case(_said(self.question), estimate.time_ns, measured, spread, covered)
+        return MeasuredCase(_said(self.question), estimate.time_ns, measured, spread, covered)
 
 
 def traced_calls(workload: Workload, device: Device) -> list[TracedCall]:

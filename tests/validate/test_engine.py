@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._models.error import GMAE_FLOOR, gmae
-from steptime_lab.validate.engine import Case, repeat_errors, summary
+from steptime_lab.validate.engine import MeasuredCase, repeat_errors, summary
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:
-    assert Case("x", 110.0, 100.0).error == pytest.approx(0.1)
-    assert Case("x", 90.0, 100.0).error == pytest.approx(-0.1)
+    assert MeasuredCase("x", 110.0, 100.0).error == pytest.approx(0.1)
+    assert MeasuredCase("x", 90.0, 100.0).error == pytest.approx(-0.1)
 
 
 def test_a_lucky_zero_does_not_sink_the_geometric_mean() -> None:
@@ -20,7 +20,7 @@ def test_a_lucky_zero_does_not_sink_the_geometric_mean() -> None:
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30))
 def test_the_worst_case_is_named_and_nothing_exceeds_it(predictions: list[float]) -> None:
-    found = summary([Case(f"case {place}", predicted, 1.0) for place, predicted in enumerate(predictions)])
+    found = summary([MeasuredCase(f"case {place}", predicted, 1.0) for place, predicted in enumerate(predictions)])
     assert found.rows == len(predictions)
     assert found.max == pytest.approx(max(abs(one - 1) for one in predictions))
     assert found.mape <= found.max + 1e-12
@@ -32,7 +32,7 @@ def test_the_worst_case_is_named_and_nothing_exceeds_it(predictions: list[float]
 
 
 def test_coverage_counts_only_cases_with_an_interval() -> None:
-    cases = [Case("a", 1.0, 1.0, covered=True), Case("b", 1.0, 1.0, covered=False), Case("c", 1.0, 1.0)]
+    cases = [MeasuredCase("a", 1.0, 1.0, covered=True), MeasuredCase("b", 1.0, 1.0, covered=False), MeasuredCase("c", 1.0, 1.0)]
     assert summary(cases).interval_coverage == 0.5
     assert summary(cases[2:]).interval_coverage is None
 

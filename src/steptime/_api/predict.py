@@ -15,10 +15,6 @@ from steptime._platforms.platform import Platform, platform_parts
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction, Replayed
 from steptime._sim.modelled.prediction import predict_on
-from steptime._sim.prediction import predict as predict_recorded
-from steptime._sim.recorded.lookup_scenarios import predict_iterations
-from steptime._sim.recorded.replay import replay as replay_recorded
-from steptime._sim.recorded.unprofiled import MEASURED_FILE
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +54,11 @@ def predict(
         options = {"host": host, "fabric": fabric, "device": device if workload.lookups is None else None}
         _check_recorded(workload, {**options, "calibration": calibration, "strict": strict or None})
         if workload.lookups is None:
+            from steptime._sim.prediction import predict as predict_recorded
+
             return Prediction.of(predict_recorded(workload))
+        from steptime._sim.recorded.lookup_scenarios import predict_iterations
+
         return Prediction.of(predict_iterations(workload, workload.lookups, Device.load(str(device or DEVICE))))
     machine = platform_for(platform, workload.world_size, device=device, host=host, fabric=fabric)
     return Prediction.of(predict_on(workload, machine, calibration=calibration_for(calibration, machine), strict=strict))
@@ -69,6 +69,8 @@ def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:
 
     `measured` is a file of step times measured without a profiler; `measured.json` beside the recordings if there is one.
     """
+    from steptime._sim.recorded.replay import replay as replay_recorded
+
     played = replay_recorded(read(source))
     if measured is None and not isinstance(source, Workload) and not callable(source):
         paths = [source] if isinstance(source, str | Path) else source
@@ -78,6 +80,8 @@ def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:
 
 def find_measured(paths: Sequence[Path]) -> Path | None:
     """The file of unprofiled step times that lies beside the traces, if there is one."""
+    from steptime._sim.recorded.unprofiled import MEASURED_FILE
+
     folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
     return next((folder / MEASURED_FILE for folder in folders if (folder / MEASURED_FILE).is_file()), None)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steptime._api.predict import calibration_for
+from steptime._api.predict import calibration_for, platform_for
 from steptime._build.dlrm.config import Overrides
 from steptime._platforms.calibration import Calibration
-from steptime._platforms.platform import Platform, platform_parts
+from steptime._platforms.platform import Platform
 from steptime._report.answers import Sharding
 from steptime._shard.evaluator import Evaluator
 from steptime._shard.explain import explain
@@ -42,8 +42,7 @@ def shard(
 
 def machine_for(platform: str | Path | Platform, ranks: int | None) -> Platform:
     """Fewer ranks than a platform has leave the others idle; more are refused by whoever knows the task."""
-    parts = platform.parts if isinstance(platform, Platform) else platform_parts(str(platform))
-    return Platform.of(parts.swapped(ranks=ranks if ranks is not None and 1 < ranks < parts.ranks else None))
+    return platform_for(platform, None if ranks == 1 else ranks)
 
 
 def task_for(

@@ -16,8 +16,6 @@ from steptime._report.json import SCHEMA_VERSION, Document, prediction_document,
 from steptime._report.words import interval_words, signed_percent, span_words, time_ms
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import PredictedStep, explain
-from steptime._sim.recorded.replay import Replay, StepReplay
-from steptime._sim.recorded.unprofiled import PUBLISHED, Case, read_measured
 from steptime._units import ms
 from steptime.errors import InputError
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
     from steptime._shard.explain import Explained
     from steptime._shard.search import Searched
+    from steptime._sim.recorded.replay import Replay, StepReplay
 
 
 class Prediction(PredictedStep):
@@ -77,6 +76,8 @@ class Unprofiled:
     @classmethod
     def read(cls, file: Path, played: Replay) -> Unprofiled:
         """The unprofiled step times in a file, and how the recording compares."""
+        from steptime._sim.recorded.unprofiled import PUBLISHED, Case, read_measured
+
         case = Case(played.workload.name, played, read_measured(file))
         step_ms, recorded_ms, deflated_ms = case.measured_ms, case.period_ms(), case.period_ms(PUBLISHED)
         errors = recorded_ms / step_ms - 1, deflated_ms / step_ms - 1

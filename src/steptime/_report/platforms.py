@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from steptime._hardware.description import Quantity
-from steptime._hardware.device import DeviceLimits, TransferBasis, read_device
+from steptime._hardware.device import DeviceLimits, read_device
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.tier import CollectiveTimes
 from steptime._models.error import gmae
@@ -40,13 +40,13 @@ _EXAMPLES_BYTES = (1 << 20, 64 << 20)
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 _BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-_LIMITS = {
-    "sms": "multiprocessors",
-    "memory_bytes": "memory",
-    "bandwidth_bytes_per_s": "memory bandwidth",
-    "cache_bytes": "last-level cache",
-    "clock_hz": "clock",
-    "host_bandwidth_bytes_per_s": "link to the host",
+_LIMITS = {  # what a limit is called, and its unit
+    "sms": ("multiprocessors", ""),
+    "memory_bytes": ("memory", "B"),
+    "bandwidth_bytes_per_s": ("memory bandwidth", "B/s"),
+    "cache_bytes": ("last-level cache", "B"),
+    "clock_hz": ("clock", "Hz"),
+    "host_bandwidth_bytes_per_s": ("link to the host", "B/s"),
 }
 _ERROR_HEADS = ("", "tier", "ranks", "rows", "GMAE", "MAPE", "p90", "max")
 _RECIPE = ("device", "cpu", "driver", "torch", "cuda", "cudnn", "nccl", "triton")
@@ -167,10 +167,7 @@ def _print_device(console: Console, device: Device) -> None:
     if device.limits.transfer is not None:
         text = f"Analytic: the models of {device.limits.models}, scaled by limits; {device.limits.transfer.basis}."
         print_body(console, Paragraph(literal(text)))
-    rows = [
-        (_LIMITS.get(name) or _limit_words(name), _limit(name, item.value), item.source)
-        for name, item in _limits(device.limits)
-    ]
+    rows = [(*_limit_words(name, item.value), item.source) for name, item in _limits(device.limits)]
     rows += [(f"models of {name}", _row_words(recipe), _recipe_words(recipe)) for name, recipe in _recipes(device)]
     print_body(console, _table(("", "", "source"), rows, right=(1,)))
 
@@ -263,16 +260,13 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def _limits(limits: DeviceLimits) -> list[tuple[str, Quantity]]:
-    peaks = [(f"peak_flop_per_s.{precision}", item) for precision, item in limits.peak_flop_per_s.items()]
     named = [(name, result) for name in _LIMITS if isinstance(result := getattr(limits, name), Quantity)]
-    return [*named, *peaks, *_transfer_quantities(limits.transfer)]
-
-
-def _transfer_quantities(transfer: TransferBasis | None) -> list[tuple[str, Quantity]]:
-    if transfer is None:
-        return []
-    attention = [(f"attention_flop_per_s.{direction}", item) for direction, item in transfer.attention_flop_per_s.items()]
-    return [*attention, ("interval_factor", transfer.interval_factor)]
+    named += [(f"peak_flop_per_s.{precision}", item) for precision, item in limits.peak_flop_per_s.items()]
+    if limits.transfer is None:
+        return named
+    attention = limits.transfer.attention_flop_per_s.items()
+    named += [(f"attention_flop_per_s.{direction}", item) for direction, item in attention]
+    return [*named, ("interval_factor", limits.transfer.interval_factor)]
 
 
 def _kernels(parts: PlatformParts) -> str:
@@ -316,20 +310,13 @@ def _usually(origin_of: Mapping[str, str]) -> str:
     return ", ".join(dict.fromkeys(origin_of[kind] for kind in KINDS[:4] if kind in origin_of)) or "-"
 
 
-def _limit_words(name: str) -> str:
+def _limit_words(name: str, value: float) -> tuple[str, str]:
+    """What it is called, and how much it is."""
     kind, _, which = name.partition(".")
     if kind == "interval_factor":
-        return "interval, either way"
-    return f"attention {which}" if kind == "attention_flop_per_s" else f"peak of {which}"
-
-
-def _limit(name: str, value: float) -> str:
-    if name == "sms":
-        return f"{value:g}"
-    if name == "interval_factor":
-        return f"{value:g} x"
-    unit = {"memory_bytes": "B", "cache_bytes": "B", "clock_hz": "Hz"}.get(name)
-    return f"{_si(value)}{unit or ('B/s' if name.endswith('bytes_per_s') else 'FLOP/s')}"
+        return "interval, either way", f"{value:g} x"
+    label, unit = _LIMITS.get(kind) or (f"{'attention' if kind == 'attention_flop_per_s' else 'peak of'} {which}", "FLOP/s")
+    return label, f"{_si(value)}{unit}" if unit else f"{value:g}"
 
 
 def _si(value: float) -> str:

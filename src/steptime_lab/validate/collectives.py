@@ -19,7 +19,7 @@ from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime.errors import InputError
 from steptime_lab.baselines.collectives import RULES, as_published, fit_line, fit_published
 from steptime_lab.fit.fabrics import FittedFabric
-from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, repeat_errors, summary
+from steptime_lab.validate.engine import Compared, Group, MeasuredCase, Validation, grouped, repeat_errors, summary
 
 # Where tables of different sites begin to agree; below, latency differs by up to 6 times.
 LARGE_BYTES = 1 << 20
@@ -79,12 +79,12 @@ def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple
     ]
 
 
-def _cases(points: Points, model: TierModel, noise: Sequence[tuple[float, ...]] | None = None) -> list[Case]:
+def _cases(points: Points, model: TierModel, noise: Sequence[tuple[float, ...]] | None = None) -> list[MeasuredCase]:
     times = model.times(points.messages)
     known = bool(model.residuals)
     covered = (times.low_ns <= points.ns) & (points.ns <= times.high_ns)
     return [
-        Case(
+        MeasuredCase(
             _name(points, index),
             float(times.ns[index]),
             float(points.ns[index]),
@@ -100,7 +100,7 @@ def _name(points: Points, index: int) -> str:
     return f"{uneven}{points.kind[index]} of {points.ranks[index]} ranks, {points.bytes[index]:,.0f} bytes"
 
 
-def _others(cases: Sequence[Case], predicted: Floats) -> list[Case]:
+def _others(cases: Sequence[MeasuredCase], predicted: Floats) -> list[MeasuredCase]:
     return [case.by(time) for case, time in zip(cases, predicted.tolist(), strict=True)]
 
 
@@ -155,7 +155,7 @@ def _uneven(points: Points, model: TierModel) -> tuple[dict[str, Group], dict[st
     return by_rule, facts
 
 
-def _by_rule(points: Points, curves: TierModel, rule: str) -> list[Case]:
+def _by_rule(points: Points, curves: TierModel, rule: str) -> list[MeasuredCase]:
     sizes = np.array([RULES[rule](points.sent(index))[0] for index in range(len(points))])
     compared = Messages(points.messages.kind, points.messages.ranks, sizes, sizes, sizes)
     return _others(_cases(points, curves), curves.times(compared).ns)

@@ -13,7 +13,7 @@ from steptime._models.engine.splits import TEST
 from steptime.errors import InputError
 from steptime_lab.fit.overlap import CollectivePairs, KernelPairs, measured_pairs
 from steptime_lab.fit.waiting import Waited
-from steptime_lab.validate.engine import Case, Compared, Validation
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,7 +72,7 @@ def _ranks_of(item: Waited, rules: Mapping[str, Callable[[Waited], Floats]]) -> 
     name = f"{item.collective.case}, {item.kind} of {item.collective.message.bytes} bytes"
     chosen, *others = ((rule, predict(item).tolist()) for rule, predict in rules.items())
     for rank, (ran_ns, waited_ns) in enumerate(zip(item.collective.ran_ns.tolist(), item.waited_ns.tolist(), strict=True)):
-        case = Case(f"{name}, rank {rank}", chosen[1][rank], ran_ns)
+        case = MeasuredCase(f"{name}, rank {rank}", chosen[1][rank], ran_ns)
         waiter = f"ranks that waited {_WAITERS:.0%} of the time or more" if waited_ns / ran_ns >= _WAITERS else None
         yield Compared(case, (_kind_and_ranks(item), waiter), {rule: case.by(times[rank]) for rule, times in others})
 
@@ -101,5 +101,5 @@ def validate_overlap(overlap: Overlap, fabric: str, rows: Sequence[Mapping[str, 
 def _pairs(place: int, name: str, pairs: KernelPairs | CollectivePairs, overlap: Overlap) -> Iterator[Compared]:
     columns = (pairs.predicted_ns(overlap).tolist(), pairs.alone_ns.tolist(), pairs.beside_ns.tolist())
     for text, predicted, alone, measured in zip(pairs.text, *columns, strict=True):
-        case = Case(f"{name}: {text}", predicted, measured)
+        case = MeasuredCase(f"{name}: {text}", predicted, measured)
         yield Compared(case, (*(None,) * place, name), {_ALONE: case.by(alone)})

@@ -21,7 +21,7 @@ from steptime._models.kernels.question import Question
 from steptime._program.program import Program
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.measurements.shipped import CasePrograms, program_of
-from steptime_lab.validate.engine import Case, Compared, Validation, grouped
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, grouped
 from steptime_lab.validate.steps.cases import programs_of, rows_by_name
 
 Ask = Callable[[Sequence[Question]], Sequence[Answered]]
@@ -222,14 +222,14 @@ def validation_of(cases: Sequence[CaseTime]) -> Validation:
     )
 
 
-def _case(case: CaseTime) -> Case:
+def _case(case: CaseTime) -> MeasuredCase:
     spread = (max(case.repeats_ns) - min(case.repeats_ns)) / case.measured_ns if case.repeats_ns else None
-    return Case(case.name, case.predicted_ns, case.measured_ns, spread)
+    return MeasuredCase(case.name, case.predicted_ns, case.measured_ns, spread)
 
 
-def _clear(case: CaseTime) -> Case:
+def _clear(case: CaseTime) -> MeasuredCase:
     predicted = sum(op.clear_predicted_ns for op in case.ops.values())
-    return Case(case.name, predicted, sum(op.clear_measured_ns for op in case.ops.values()))
+    return MeasuredCase(case.name, predicted, sum(op.clear_measured_ns for op in case.ops.values()))
 
 
 def _groups(case: CaseTime) -> tuple[str, str]:

@@ -35,7 +35,7 @@ _COVERAGE = "coverage"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MeasuredCase:
     """One question with its measured answer, in any unit of time."""
 
     name: str
@@ -50,7 +50,7 @@ class Case:
         """Relative, signed."""
         return (self.predicted - self.measured) / self.measured
 
-    def by(self, predicted: float) -> Case:
+    def by(self, predicted: float) -> MeasuredCase:
         """The same case as somebody else predicts it, who says nothing of intervals or repeats."""
         return replace(self, predicted=predicted, covered=None, repeat_errors=())
 
@@ -85,9 +85,9 @@ class Compared:
     Groups are shown in the order of their places here, those of one place by name; None where it belongs to none of a place.
     """
 
-    case: Case
+    case: MeasuredCase
     groups: tuple[str | None, ...] = ()
-    baselines: Mapping[str, Case] = field(default_factory=dict)
+    baselines: Mapping[str, MeasuredCase] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Validation:
 
     name: str
     title: str
-    cases: Sequence[Case]
+    cases: Sequence[MeasuredCase]
     whole: Group
     groups: Mapping[str, Group]
     facts: Mapping[str, float] = field(default_factory=dict)  # named numbers that are no errors of cases
@@ -148,7 +148,7 @@ def _by_number(name: str) -> list[Any]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def summary(cases: Sequence[Case]) -> Summary:
+def summary(cases: Sequence[MeasuredCase]) -> Summary:
     """The errors of at least one case."""
     errors = np.abs([case.error for case in cases])
     repeats = [error for case in cases for error in case.repeat_errors]

@@ -22,7 +22,7 @@ import steptime_lab
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._sim.modelled.interval import interval_ns
 from steptime._sim.modelled.step import modelled
-from steptime_lab.validate.engine import Case, Compared, Validation, repeat_errors
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, repeat_errors
 from steptime_lab.validate.sharding.measured import MeasuredTask, shipped_tasks
 from steptime_lab.validate.sharding.scores import regrets
 from steptime_lab.validate.steps.cases import DLRM, StepCase, platform_of
@@ -70,7 +70,9 @@ def _steps(file: str, name: str) -> Iterator[Compared]:
         if step in measured:
             times, (low, high) = measured[step]["step_ms"], predicted["interval_ms"]
             took = median(times)
-            case = Case(step, predicted["step_time_ms"], took, covered=low <= took <= high, repeat_errors=repeat_errors(times))
+            case = MeasuredCase(
+                step, predicted["step_time_ms"], took, covered=low <= took <= high, repeat_errors=repeat_errors(times)
+            )
             yield Compared(case, _group(name))
 
 
@@ -80,7 +82,7 @@ def _plans(task: MeasuredTask, rules: dict[str, Any]) -> Iterator[Compared]:
     for rule, index in task.rules.items():
         if index not in seen:
             seen.add(index)
-            case = Case(f"{task.name} {rule}", rules[rule]["step_ms"], float(task.measured_ns[index]) / 1e6)
+            case = MeasuredCase(f"{task.name} {rule}", rules[rule]["step_ms"], float(task.measured_ns[index]) / 1e6)
             yield Compared(case, _group(FURTHER if task.further else FIRST))
 
 
@@ -115,7 +117,7 @@ def _visited(folder: Path) -> Iterator[Compared]:
         steady, _ = step.steady(calibration)
         low, high = interval_ns(step, steady, calibration)
         without, _ = step.steady(UNCALIBRATED)
-        whole = Case(
+        whole = MeasuredCase(
             name,
             float(steady.period_ns[0]),
             took_ns,

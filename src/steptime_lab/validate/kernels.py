@@ -18,7 +18,7 @@ from steptime._ops.catalogue import op_kind
 from steptime._ops.families import WorkFamily, op_family
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, rows_of
-from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, repeat_errors
+from steptime_lab.validate.engine import Compared, Group, MeasuredCase, Validation, grouped, repeat_errors
 
 # Families of which only the innermost op of a step is recorded, by another name than that which is measured.
 _BY_INNER_OPS = (WorkFamily.ATTENTION, WorkFamily.CONVOLUTION)
@@ -99,13 +99,13 @@ def _facts(groups: Mapping[str, Group], shares: Mapping[str, float]) -> dict[str
     }
 
 
-def _case(row: Row, answered: Answered, models: KernelModels) -> Case | None:
+def _case(row: Row, answered: Answered, models: KernelModels) -> MeasuredCase | None:
     if answered.answer is None:
         return None
     measured, predicted = row.time_ns, answered.answer.time_ns
     quantiles = models.residuals.of_answer(row.family, predicted, row.question.share)
     covered = bool(quantiles[0] <= math.log(measured / predicted) <= quantiles[-1])
-    return Case(_name(row), predicted, measured, row.spread, covered, repeat_errors(row.times_ns))
+    return MeasuredCase(_name(row), predicted, measured, row.spread, covered, repeat_errors(row.times_ns))
 
 
 def _name(row: Row) -> str:

@@ -20,7 +20,16 @@ from steptime._models.lookups.question import BACKWARD, DIRECTIONS, DTYPES, OPTI
 from steptime.errors import InputError
 from steptime_lab.fit.lookups import HELD_OUT, MOST_TABLES_FITTED, skew_of
 from steptime_lab.measurements.lookups import MeasuredLookups
-from steptime_lab.validate.engine import Case, Compared, Group, Validation, grouped, rank_correlation, repeat_errors, summary
+from steptime_lab.validate.engine import (
+    Compared,
+    Group,
+    MeasuredCase,
+    Validation,
+    grouped,
+    rank_correlation,
+    repeat_errors,
+    summary,
+)
 
 Flags = npt.NDArray[np.bool_]
 Forms = Mapping[Kind, LookupForm]
@@ -94,7 +103,9 @@ def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baseline
         quantiles = models.residuals.of_answer(group_of(kind), time_ns, round(float(measured.lookups.share[index])))
         covered = bool(quantiles[0] <= math.log(actual / time_ns) <= quantiles[-1])
         repeats = repeat_errors(measured.times_ns[index])
-        cases.append(Case(_name(kind, measured, index), time_ns, actual, float(measured.spread[index]), covered, repeats))
+        cases.append(
+            MeasuredCase(_name(kind, measured, index), time_ns, actual, float(measured.spread[index]), covered, repeats)
+        )
     beside = {name: form.times(measured.lookups).time_ns.tolist() for name, form in baselines.items()}
     return [
         Compared(case, labels, {name: case.by(times[index]) for name, times in beside.items()})
@@ -175,7 +186,7 @@ def _unseen(
     parts: dict[str, Group] = {}
     facts: dict[str, float] = {}
     for direction in DIRECTIONS:
-        cases: list[Case] = []
+        cases: list[MeasuredCase] = []
         ranks = Ranks()
         for kind, item in unseen.items():
             if kind[1] != direction:
@@ -185,7 +196,7 @@ def _unseen(
                 continue
             predicted = forms[kind].times(whole.lookups).time_ns
             cases += [
-                Case(_name(kind, whole, index), float(predicted[index]), float(whole.time_ns[index]))
+                MeasuredCase(_name(kind, whole, index), float(predicted[index]), float(whole.time_ns[index]))
                 for index in range(len(whole))
             ]
             if test == "series":

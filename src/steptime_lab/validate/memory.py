@@ -16,7 +16,7 @@ from typing import Any
 from steptime._build.dlrm.model import Dlrm
 from steptime._models.memory.peak import PeakMemory, peak_memory
 from steptime_lab.measurements.shipped import CasePrograms, program_of, shipped
-from steptime_lab.validate.engine import Case, Compared, Validation, grouped
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, grouped
 from steptime_lab.validate.steps.cases import programs_of, rows_by_name
 
 Row = Mapping[str, Any]  # of the set steps
@@ -54,23 +54,27 @@ class RankMemory:
         return f"{self.workload}, {self.ranks} rank{'s' * (self.ranks > 1)}"
 
     @property
-    def allocated_case(self) -> Case:
+    def allocated_case(self) -> MeasuredCase:
         """Allocated bytes; covered: between the steady step and the one that still holds its former buckets, to 2 %."""
         low, high = 0.98 * self.peak.steady_allocated, 1.02 * self.peak.allocated
-        return Case(self.name, self.peak.allocated, self.measured.allocated, covered=low <= self.measured.allocated <= high)
+        return MeasuredCase(
+            self.name, self.peak.allocated, self.measured.allocated, covered=low <= self.measured.allocated <= high
+        )
 
     @property
-    def steady_case(self) -> Case:
+    def steady_case(self) -> MeasuredCase:
         """Allocated bytes, if no former bucket were held."""
-        return Case(self.name, self.peak.steady_allocated, self.measured.allocated)
+        return MeasuredCase(self.name, self.peak.steady_allocated, self.measured.allocated)
 
     @property
-    def reserved_cases(self) -> tuple[Case, Case] | None:
+    def reserved_cases(self) -> tuple[MeasuredCase, MeasuredCase] | None:
         """Reserved bytes, and if no former bucket were held; None where they are not known."""
         if self.measured.reserved is None:
             return None
         predicted = (self.peak.reserved, self.peak.steady_reserved)
-        return Case(self.name, predicted[0], self.measured.reserved), Case(self.name, predicted[1], self.measured.reserved)
+        return MeasuredCase(self.name, predicted[0], self.measured.reserved), MeasuredCase(
+            self.name, predicted[1], self.measured.reserved
+        )
 
 
 def validate_memory(names: Iterable[str] | None = None) -> Validation:

@@ -6,8 +6,11 @@ backgrounds are not.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 from collections.abc import Sequence
+from importlib import resources
 
 from steptime.errors import printable
 
@@ -83,3 +86,13 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3f}%"
+
+
+def page_part(name: str) -> str:
+    """A file that pages are made of."""
+    return resources.files("steptime._report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def digest(text: str) -> str:
+    """How a content policy names an element's text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -6,17 +6,14 @@ nothing from outside: a name that got past the escaping could still do nothing.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 
 from steptime import __version__
 from steptime._report.html import sections
-from steptime._report.html.markup import Markup, escape, tag
+from steptime._report.html.markup import Markup, digest, escape, page_part, tag
 from steptime._report.html.sections import iterations_section, memory_section
 from steptime._report.html.timeline import Document, lanes_table, timeline_document
 from steptime._sim.explain.activity import RankSummary
@@ -115,10 +112,10 @@ def page(prediction: PredictedStep, *, facts: Mapping[str, str] | None = None) -
     chosen = drawn(prediction)
     path = critical_path(prediction.timeline)
     document = timeline_document(prediction.timeline, chosen.ranks, path)
-    style, script = _part("style.css"), "\n".join(_part(name) for name in SCRIPTS)
+    style, script = page_part("style.css"), "\n".join(page_part(name) for name in SCRIPTS)
     parts = {
         "title": escape(f"{workload.name or 'workload'} · steptime"),
-        "policy": Markup(f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"),
+        "policy": Markup(f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}"),
         "style": Markup(style),
         "name": escape(workload.name or "workload"),
         "summary": sections.summary(prediction, facts or {}),
@@ -134,16 +131,7 @@ def page(prediction: PredictedStep, *, facts: Mapping[str, str] | None = None) -
         "data": Markup(_embedded(document)),
         "script": Markup(script),
     }
-    return _PLACE.sub(lambda place: parts[place[1]], _part("page.html"))
-
-
-def _part(name: str) -> str:
-    return resources.files("steptime._report").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    """How a content policy names an element's text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return _PLACE.sub(lambda place: parts[place[1]], page_part("page.html"))
 
 
 def _embedded(document: Document) -> str:

@@ -36,22 +36,27 @@ RANKS_LISTED = 128
 
 def summary(prediction: PredictedStep, facts: Mapping[str, str]) -> Markup:
     """The step time with its interval, what bounds it, what it is the step of, and what to doubt."""
-    number = tag("p", tag("strong", time_ms(prediction.step_time_ms)), tag("span", "ms per step", class_="unit"), class_="step")
-    known = (*_facts(prediction), *facts.items())
-    text = [tag("div", tag("dt", name), tag("dd", value)) for name, value in known]
     return join(
         (
-            tag("div", number, _interval(prediction), class_="headline"),
-            tag("p", *_bound(prediction.bound_by), class_="bound"),
-            tag("dl", *text, class_="facts"),
-            warning_list(prediction.warnings),
+            tag("div", step_number(prediction.step_time_ms), _interval(prediction), class_="headline"),
+            *bound_and_facts(prediction.bound_by, {**dict(_facts(prediction)), **facts}, prediction.warnings),
         )
     )
 
 
-def _bound(sentence: str) -> tuple[Markup, str]:
-    regime, colon, evidence = sentence.partition(":")
-    return tag("strong", regime[:1].upper() + regime[1:]), colon + evidence
+def step_number(step_ms: float) -> Markup:
+    """The step time, large."""
+    return tag("p", tag("strong", time_ms(step_ms)), tag("span", "ms per step", class_="unit"), class_="step")
+
+
+def bound_and_facts(bound_by: str, facts: Mapping[str, str], warnings: Sequence[str]) -> list[Markup]:
+    """What bounds a step, what is known of it, and what to doubt."""
+    regime, colon, evidence = bound_by.partition(":")
+    return [
+        tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound"),
+        tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts"),
+        warning_list(warnings),
+    ]
 
 
 def _interval(prediction: PredictedStep) -> Markup:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
-from importlib import resources
 
 from steptime import __version__
-from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
-from steptime._report.html.sections import warning_list
+from steptime._report.html.markup import Markup, bar, digest, join, page_part, swatch, table, tag
+from steptime._report.html.sections import bound_and_facts, step_number
 from steptime._report.shard.text import gain_words
 from steptime._report.words import size_words, time_ms
 from steptime._shard.explain import Explained, RankLoad
@@ -27,9 +24,8 @@ _PARTS = (
 
 def shard_page(found: Searched, why: Explained, platform: str) -> str:
     """The page as text, the same for the same answer but for the seconds it took."""
-    style = resources.files("steptime._report").joinpath("page", "style.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"
+    style = page_part("style.css")
+    policy = f"default-src 'none'; img-src data:; style-src {digest(style)}"
     name = found.task.model.name
     head = join(
         (
@@ -77,14 +73,7 @@ def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
         "Searched": f"{found.searched_plans:,} plans",
         "Gain": gain_words(why),
     }
-    text = [*found.task.notes, *why.doubts, *why.warnings]
-    regime, colon, evidence = why.bound_by.partition(":")
-    return [
-        tag("p", tag("strong", time_ms(step)), tag("span", "ms per step", class_="unit"), class_="step"),
-        tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound"),
-        tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts"),
-        warning_list(text),
-    ]
+    return [step_number(step), *bound_and_facts(why.bound_by, facts, [*found.task.notes, *why.doubts, *why.warnings])]
 
 
 def _legend() -> Markup:

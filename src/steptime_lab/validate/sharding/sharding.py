@@ -20,7 +20,7 @@ from steptime._shard.evaluator import Evaluator
 from steptime._shard.rules import RULES
 from steptime._sim.composed import Evaluation
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Case, Compared, Validation, in_processes, repeat_errors
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes, repeat_errors
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, estimates, rule_picks
 from steptime_lab.validate.sharding.measured import MeasuredTask, levels, shipped_tasks
 from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, ratio_interval, score
@@ -177,11 +177,11 @@ def score_group(outcomes: Sequence[TaskOutcome]) -> ShardingGroup:
     return ShardingGroup(ours, {CHANCE: chance, **rules, **result}, ceiling([outcome.task for outcome in outcomes]))
 
 
-def _cases(one: TaskOutcome) -> list[Case]:
+def _cases(one: TaskOutcome) -> list[MeasuredCase]:
     task = one.task
     names = {index: rule for rule, index in reversed(list(task.rules.items()))}
     return [
-        Case(
+        MeasuredCase(
             name=f"{task.name} {names[index]}",
             predicted=float(one.found.step_ns[index]),
             measured=float(task.measured_ns[index]),

@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime._models.error import gmae
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Case, Compared, Validation, group, grouped, in_processes, repeat_errors
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, group, grouped, in_processes, repeat_errors
 from steptime_lab.validate.steps.cases import DLRM, GPU_BOUND, HOST_BOUND, MIXED, WIRE_BOUND, shipped_steps
 from steptime_lab.validate.steps.predict import CaseOutcome, RankOutcome, predict_case
 from steptime_lab.validate.steps.sources import CONFIG, RECORDED, SOURCES, TRACE, Build, builder
@@ -116,7 +116,7 @@ def _groups(outcome: CaseOutcome) -> tuple[str | None, ...]:
 
 def _by_case(outcome: CaseOutcome) -> Compared:
     low, high = (median(visit.interval_ns[end] for visit in outcome.visits) for end in (0, 1))
-    case = Case(
+    case = MeasuredCase(
         name=outcome.name,
         predicted=outcome.predicted_ns,
         measured=outcome.measured_ns,
@@ -132,7 +132,7 @@ def _by_case(outcome: CaseOutcome) -> Compared:
 def _by_visit(outcome: CaseOutcome) -> Iterator[Compared]:
     for visit in outcome.visits:
         seen, (low, high) = visit.visit, visit.interval_ns
-        case = Case(
+        case = MeasuredCase(
             name=f"{outcome.name} ({seen.process})",
             predicted=visit.predicted_ns,
             measured=seen.measured_ns,
