@@ -15,8 +15,16 @@ from steptime._platforms.platform import Platform
 from steptime.errors import InputError
 from steptime_lab.report.validation import sharding_document, sharding_lines
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, evenly_looked_up, planner_costs, rule_picks
-from steptime_lab.validate.sharding.measured import MeasuredTask, task_of
-from steptime_lab.validate.sharding.scores import Judged, ceiling, picked, score, spearman, tied_with_fastest
+from steptime_lab.validate.sharding.measured import (
+    Judged,
+    MeasuredTask,
+    ceiling,
+    picked,
+    score,
+    spearman,
+    task_of,
+    tied_with_fastest,
+)
 from steptime_lab.validate.sharding.sharding import ShardingValidation, given_plans, validate_sharding
 
 TASKS = ("shard00-heavy-unequal", "shard30-ordinary-unequal")

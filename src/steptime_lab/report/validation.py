@@ -15,7 +15,7 @@ from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import literal, print_heading, print_line, print_numbers, print_section, print_warnings
 from steptime_lab.validate.engine import Group, Summary, Validation
 from steptime_lab.validate.sharding.estimates import ABLATIONS
-from steptime_lab.validate.sharding.scores import Score, picked
+from steptime_lab.validate.sharding.measured import Score, picked
 from steptime_lab.validate.sharding.sharding import CHANCE, GivenPlan, ShardingGroup, ShardingValidation, TaskOutcome
 from steptime_lab.validate.steps.predict import CaseOutcome, Split, mean_splits
 

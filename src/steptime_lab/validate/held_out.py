@@ -23,8 +23,7 @@ from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._sim.modelled.interval import interval_ns
 from steptime._sim.modelled.step import modelled
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, repeat_errors
-from steptime_lab.validate.sharding.measured import MeasuredTask, shipped_tasks
-from steptime_lab.validate.sharding.scores import regrets
+from steptime_lab.validate.sharding.measured import MeasuredTask, regrets, shipped_tasks
 from steptime_lab.validate.steps.cases import DLRM, StepCase, platform_of
 from steptime_lab.validate.steps.sources import from_trace
 

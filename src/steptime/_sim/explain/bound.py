@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,21 @@ from steptime._units import ms
 
 # A rank that makes each of the others wait for less than this share of the step is no straggler.
 NOISE = 0.01
+# The regimes by which errors are reported: device busy at least this share of the step, below that share, and
+# communication that nothing hides above this share.
+GPU_BOUND = 0.95
+HOST_BOUND = 0.60
+WIRE_BOUND = 0.40
+
+_FAMILY_WORDS = {"softmax_loss": "softmax and loss", "indexing": "indexing and data movement"}
+
+# Where the reasons of a critical path lie, in the order in which a tie is decided.
+_PLACES: dict[str, tuple[Reason, ...]] = {
+    "on the host": ("host", "hand-over", "sync", "launch latency"),
+    "on the GPU": ("device", "stream order", "stream wait", "queue full", "queue order"),
+    "on the wire": ("collective", "collective wait"),
+    "waiting for absent ranks": ("absent peer",),
+}
 
 
 @dataclass(frozen=True)
@@ -89,21 +104,7 @@ def _arrivals(timeline: Timeline) -> _Arrivals:
     return _Arrivals(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
-# The regimes by which errors are reported: device busy at least this share of the step, below that share, and
-# communication that nothing hides above this share.
-GPU_BOUND = 0.95
-HOST_BOUND = 0.60
-WIRE_BOUND = 0.40
-
-_FAMILY_WORDS = {"softmax_loss": "softmax and loss", "indexing": "indexing and data movement"}
-
-# Where the reasons of a critical path lie, in the order in which a tie is decided.
-_PLACES: dict[str, tuple[Reason, ...]] = {
-    "on the host": ("host", "hand-over", "sync", "launch latency"),
-    "on the GPU": ("device", "stream order", "stream wait", "queue full", "queue order"),
-    "on the wire": ("collective", "collective wait"),
-    "waiting for absent ranks": ("absent peer",),
-}
+# --- the sentence ----------------------------------------------------------------------------------------------------------
 
 
 def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
@@ -111,17 +112,26 @@ def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
     exposed = _share(seen.ranks, lambda r: r.exposed_communication_ms)
     waiting = min(_share(seen.ranks, lambda r: r.waiting_ms), exposed)
     busy = _share(seen.ranks, lambda r: r.device_busy_ms)
-    result = _regime(exposed, busy)
-    if result == "wire-bound" and waiting > exposed / 2:
-        return _waiting(seen.ranks, waiting, waited) + _decided(path, "")
-    if result == "wire-bound":
-        return _wire(exposed, waiting) + _decided(path, "on the wire")
-    if result == "GPU-bound":
-        evidence = f"the device is busy {_percent(busy)} of the step, {_largest(seen.breakdown)}"
-        return f"GPU-bound: {evidence}" + _decided(path, "on the GPU")
-    if result == "host-bound":
-        return _host(seen.ranks, busy) + _decided(path, "on the host")
-    return _mixed(seen.ranks, busy, exposed) + _decided(path, "")
+    launches = _share(seen.ranks, lambda r: r.host_bound_fraction * r.step_ms)  # of the step, idle until the host launches
+    kind, expected = _regime(exposed, busy), ""
+    if kind == "wire-bound" and waiting > exposed / 2:
+        return _waiting(seen.ranks, waiting, waited) + _decided(path, expected)
+    if kind == "wire-bound":
+        evidence = f"{_percent(exposed)} of the step is communication that no computation hides "
+        evidence, expected = evidence + f"({_percent(waiting)} is waiting for peers)", "on the wire"
+    elif kind == "GPU-bound":
+        family = max(seen.breakdown, key=lambda f: seen.breakdown[f], default="other")
+        share = _percent(seen.breakdown.get(family, 0.0) / (sum(seen.breakdown.values()) or 1.0))
+        evidence = f"the device is busy {_percent(busy)} of the step, {share} of that with {family_words(family)}"
+        expected = "on the GPU"
+    elif kind == "host-bound":
+        until = _percent(launches / max(1 - busy, launches, 1e-9))
+        evidence = f"the device idles {_percent(1 - busy)} of the step, {until} of that until the host launches something"
+        expected = "on the host"
+    else:
+        evidence = f"the device is busy {_percent(busy)} of the step ({_percent(exposed)} exposed communication) "
+        evidence += f"and idles {_percent(1 - busy)} ({_percent(launches)} until the host launches something)"
+    return f"{kind}: {evidence}" + _decided(path, expected)
 
 
 def _regime(exposed: float, busy: float) -> str:
@@ -133,38 +143,19 @@ def _regime(exposed: float, busy: float) -> str:
     return "host-bound" if busy < HOST_BOUND else "mixed"
 
 
-def _decided(path: PathSummary, expected: str) -> str:
-    """Where most of the critical path lies, and that this matters more where it is not what the regime suggests."""
-    shares = {index: path.share(*reasons) for index, reasons in _PLACES.items()}
-    index = max(shares, key=lambda p: shares[p])
-    if not shares[index]:
-        return ""
-    text = f"{_percent(shares[index])} of the critical path is {index}"
-    return f"; {text}" if index == expected or not expected else f"; but {text}: start there"
-
-
-def regime(rank: RankSummary) -> str:
-    """The regime of one rank."""
+def _regime_of(rank: RankSummary) -> str:
     step = rank.step_ms or 1.0
     return _regime(rank.exposed_communication_ms / step, rank.device_busy_ms / step)
 
 
-def family_words(family: str) -> str:
-    """A family's name as people say it."""
-    return _FAMILY_WORDS.get(family, family)
-
-
-def _host(ranks: Sequence[RankSummary], busy: float) -> str:
-    launches = _share(ranks, lambda r: r.host_bound_fraction * r.step_ms)
-    until = _percent(launches / max(1 - busy, launches, 1e-9))
-    return f"host-bound: the device idles {_percent(1 - busy)} of the step, {until} of that until the host launches something"
-
-
-def _wire(exposed: float, waiting: float) -> str:
-    return (
-        f"wire-bound: {_percent(exposed)} of the step is communication that no computation hides "
-        f"({_percent(waiting)} is waiting for peers)"
-    )
+def _decided(path: PathSummary, expected: str) -> str:
+    """Where most of the critical path lies, and that this matters more where it is not what the regime suggests."""
+    shares = {where: path.share(*reasons) for where, reasons in _PLACES.items()}
+    where = max(shares, key=lambda p: shares[p])
+    if not shares[where]:
+        return ""
+    text = f"{_percent(shares[where])} of the critical path is {where}"
+    return f"; {text}" if where == expected or not expected else f"; but {text}: start there"
 
 
 def _waiting(ranks: Sequence[RankSummary], waiting: float, waited: Waiting) -> str:
@@ -175,22 +166,13 @@ def _waiting(ranks: Sequence[RankSummary], waiting: float, waited: Waiting) -> s
     if worst is None:
         return f"waiting for each other: {spent}"
     itself = next((r for r in ranks if r.rank == worst.rank), None)
-    because = f"; rank {worst.rank} itself is {regime(itself)}" if itself else ""
+    because = "" if itself is None else f"; rank {worst.rank} itself is {_regime_of(itself)}"
     return f"waiting for rank {worst.rank}: {spent}, and {_percent(worst.share)} of that is for rank {worst.rank}{because}"
 
 
-def _mixed(ranks: Sequence[RankSummary], busy: float, exposed: float) -> str:
-    launches = _share(ranks, lambda r: r.host_bound_fraction * r.step_ms)
-    return (
-        f"mixed: the device is busy {_percent(busy)} of the step ({_percent(exposed)} exposed communication) "
-        f"and idles {_percent(1 - busy)} ({_percent(launches)} until the host launches something)"
-    )
-
-
-def _largest(breakdown: Mapping[str, float]) -> str:
-    total = sum(breakdown.values()) or 1.0
-    family = max(breakdown, key=lambda f: breakdown[f], default="other")
-    return f"{_percent(breakdown.get(family, 0.0) / total)} of that with {family_words(family)}"
+def family_words(family: str) -> str:
+    """A family's name as people say it."""
+    return _FAMILY_WORDS.get(family, family)
 
 
 def _share(ranks: Sequence[RankSummary], value: Callable[[RankSummary], float]) -> float:

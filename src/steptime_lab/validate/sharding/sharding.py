@@ -22,8 +22,18 @@ from steptime._sim.composed import Evaluation
 from steptime.errors import InputError
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes, repeat_errors
 from steptime_lab.validate.sharding.estimates import OURS, chance_pick, estimates, rule_picks
-from steptime_lab.validate.sharding.measured import MeasuredTask, levels, shipped_tasks
-from steptime_lab.validate.sharding.scores import Ceiling, Judged, Score, ceiling, picked, ratio_interval, score
+from steptime_lab.validate.sharding.measured import (
+    Ceiling,
+    Judged,
+    MeasuredTask,
+    Score,
+    ceiling,
+    levels,
+    picked,
+    ratio_interval,
+    score,
+    shipped_tasks,
+)
 from steptime_lab.validate.steps.cases import platform_of
 
 Floats = npt.NDArray[np.float64]
