@@ -61,7 +61,7 @@ class PathSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _PathNode:
     """A row of a cohort's graph, on one of its ranks."""
 
     cohort: int
@@ -73,8 +73,8 @@ def critical_path(timeline: Timeline, *, scenario: int = 0) -> tuple[PathSegment
     """The critical path of one scenario, from the opening of the window to the end of everything."""
     if any(len(t.call_end_ns) != len(t.call_start_ns) for t in timeline.cohorts):
         raise ValueError('a critical path needs starts: simulate with keep="all"')
-    walk = _Walk(timeline, scenario)
-    node: _Node | None = walk.latest()
+    walk = _WalkBack(timeline, scenario)
+    node: _PathNode | None = walk.latest()
     segments: list[PathSegment] = []
     while node is not None:
         result, node = walk.back(node)
@@ -82,10 +82,10 @@ def critical_path(timeline: Timeline, *, scenario: int = 0) -> tuple[PathSegment
     return tuple(reversed(segments))
 
 
-_Back = tuple[list[PathSegment], _Node | None]
+_Back = tuple[list[PathSegment], _PathNode | None]
 
 
-class _Walk:
+class _WalkBack:
     """Walks back through one scenario of a timeline, always to what attained the maximum."""
 
     def __init__(self, timeline: Timeline, scenario: int) -> None:
@@ -99,9 +99,9 @@ class _Walk:
         }
         self.whole = [{half: row for row, half in graph.half.items()} for graph in self.graphs]
 
-    def latest(self) -> _Node | None:
+    def latest(self) -> _PathNode | None:
         """What ends last."""
-        best: tuple[int, _Node] | None = None
+        best: tuple[int, _PathNode] | None = None
         for cohort, (timeline, graph) in enumerate(zip(self.timelines, self.graphs, strict=True)):
             for ends, rows in ((timeline.work_end_ns, graph.work_row), (timeline.call_end_ns, graph.call_row)):
                 if not len(rows):
@@ -109,10 +109,10 @@ class _Walk:
                 row, rank = np.unravel_index(int(ends[:, :, self.scenario].argmax()), ends.shape[:2])
                 end = int(ends[row, rank, self.scenario])
                 if best is None or end > best[0]:
-                    best = (end, _Node(cohort, int(rank), int(rows[row])))
+                    best = (end, _PathNode(cohort, int(rank), int(rows[row])))
         return best[1] if best else None
 
-    def back(self, node: _Node) -> _Back:
+    def back(self, node: _PathNode) -> _Back:
         """The segments that end here, latest first, and where the path comes from."""
         graph = self.graphs[node.cohort]
         whole = self.whole[node.cohort].get(node.row)
@@ -132,7 +132,7 @@ class _Walk:
                 return [self._segment(node, self._end(synced[0]), end, "sync")], synced[0]
         return self._after_own(node, start, end, "host" if self._host(node) else "device")
 
-    def _after_own(self, node: _Node, start: int, end: int, reason: Reason) -> _Back:
+    def _after_own(self, node: _PathNode, start: int, end: int, reason: Reason) -> _Back:
         """The node's own time, and before it what let it begin."""
         before, source = self._begin(node, node.row, start)
         if before and before[0].end_ns < before[0].start_ns:
@@ -140,20 +140,20 @@ class _Walk:
         itself = [self._segment(node, start, end, reason)] if end != start else []
         return itself + before, source
 
-    def _copy(self, node: _Node) -> _Back:
+    def _copy(self, node: _PathNode) -> _Back:
         graph, end = self.graphs[node.cohort], self._end(node)
-        half = _Node(node.cohort, node.rank, graph.half[node.row])
+        half = _PathNode(node.cohort, node.rank, graph.half[node.row])
         begin = self._end(half)
         if begin + self._own(node) == end:
             return [self._segment(node, begin, end, "host")], half
-        copy = _Node(node.cohort, node.rank, graph.copied[node.row])
+        copy = _PathNode(node.cohort, node.rank, graph.copied[node.row])
         return [self._segment(node, self._end(copy), end, "sync")], copy
 
-    def _collective(self, node: _Node) -> _Back:
+    def _collective(self, node: _PathNode) -> _Back:
         end, half = self._end(node), self.graphs[node.cohort].half[node.row]
         moving = end - self._own(node)
         itself = self._segment(node, moving, end, "collective")
-        arrived = _Node(node.cohort, node.rank, half)
+        arrived = _PathNode(node.cohort, node.rank, half)
         if self._end(arrived) == moving:
             return [itself], arrived
         for other in self._peers(node):
@@ -162,7 +162,7 @@ class _Walk:
         # What the absent peer did before is not known: the path goes on with what led this rank here.
         return [itself, self._segment(node, self._end(arrived), moving, "absent peer")], arrived
 
-    def _peers(self, node: _Node) -> Iterator[_Node]:
+    def _peers(self, node: _PathNode) -> Iterator[_PathNode]:
         """Arrivals of the others at a collective, in order of cohort and rank."""
         work = int(self.graphs[node.cohort].table_row[node.row])
         meeting, mine = self.meeting_of[node.cohort, work]
@@ -172,12 +172,12 @@ class _Walk:
             half = graph.half[int(graph.work_row[party.work])]
             ranks = len(self.timelines[party.part].cohort.ranks)
             for rank in range(ranks) if party.group is None else np.flatnonzero(party.group == group).tolist():
-                yield _Node(party.part, rank, half)
+                yield _PathNode(party.part, rank, half)
 
-    def _begin(self, node: _Node, row: int, start: int) -> _Back:
+    def _begin(self, node: _PathNode, row: int, start: int) -> _Back:
         """What let the node at `row` begin at `start`: the node before it, or an edge."""
         graph, timing = self.graphs[node.cohort], self.timelines[node.cohort].cohort.timing
-        begun, previous = _Node(node.cohort, node.rank, row), _Node(node.cohort, node.rank, row - 1)
+        begun, previous = _PathNode(node.cohort, node.rank, row), _PathNode(node.cohort, node.rank, row - 1)
         before = self._at(timing.gap_ns if self._host(begun) else timing.spacing_ns, begun)
         lags = {before, 0} if not self._host(begun) and row - 1 in graph.opening else {before}
         at = self._end(previous)
@@ -194,7 +194,7 @@ class _Walk:
             return [self._segment(begun, start, start, reason), *further], source_before
         return [self._segment(begun, self._end(source), start, reason)], source
 
-    def _edge(self, node: _Node, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> tuple[_Node, EdgeKind] | None:
+    def _edge(self, node: _PathNode, row: int, reached: int, kinds: tuple[EdgeKind, ...]) -> tuple[_PathNode, EdgeKind] | None:
         """The first edge of these kinds that explains the time `reached`: its source and kind."""
         graph, timing = self.graphs[node.cohort], self.timelines[node.cohort].cohort.timing
         lags = {
@@ -205,13 +205,13 @@ class _Walk:
         }
         for edge in range(int(graph.edge_start[row]), int(graph.edge_start[row + 1])):
             kind = EdgeKind(int(graph.edge_kind[edge]))
-            source = _Node(node.cohort, node.rank, int(graph.edge_source[edge]))
+            source = _PathNode(node.cohort, node.rank, int(graph.edge_source[edge]))
             lag = -self._own(source) if kind in FROM_START else self._at(lags[kind], node) if kind in lags else 0
             if kind in kinds and self._end(source) + lag == reached:
                 return source, kind
         return None
 
-    def _end(self, node: _Node) -> int:
+    def _end(self, node: _PathNode) -> int:
         """When the node, half or opening at a row is over."""
         timeline, graph = self.timelines[node.cohort], self.graphs[node.cohort]
         whole = self.whole[node.cohort].get(node.row)
@@ -225,7 +225,7 @@ class _Walk:
         ends = timeline.call_end_ns if lane < graph.threads else timeline.work_end_ns
         return int(ends[graph.table_row[node.row], node.rank, self.scenario])
 
-    def _half_end(self, node: _Node, timeline: CohortTimeline, graph: LaneGraph, whole: int) -> int:
+    def _half_end(self, node: _PathNode, timeline: CohortTimeline, graph: LaneGraph, whole: int) -> int:
         row = int(graph.table_row[whole])
         if whole not in graph.copied:
             return int(timeline.work_start_ns[row, node.rank, self.scenario])
@@ -235,29 +235,29 @@ class _Walk:
         ]
         return max([int(timeline.call_start_ns[row, node.rank, self.scenario]), *freed])
 
-    def _freed(self, node: _Node, edge: int) -> int:
+    def _freed(self, node: _PathNode, edge: int) -> int:
         """When the place in the queue that an edge tells of became free."""
         graph = self.graphs[node.cohort]
-        source = _Node(node.cohort, node.rank, int(graph.edge_source[edge]))
+        source = _PathNode(node.cohort, node.rank, int(graph.edge_source[edge]))
         return self._end(source) - (self._own(source) if graph.edge_kind[edge] == EdgeKind.QUEUE else 0)
 
-    def _own(self, node: _Node) -> int:
+    def _own(self, node: _PathNode) -> int:
         timing = self.timelines[node.cohort].cohort.timing
         return self._at(timing.call_ns if self._host(node) else timing.duration_ns, node)
 
-    def _at(self, values: Nanoseconds, node: _Node) -> int:
+    def _at(self, values: Nanoseconds, node: _PathNode) -> int:
         rank, scenario = self._pick(values, node)
         return int(values[self.graphs[node.cohort].table_row[node.row], rank, scenario])
 
-    def _pick(self, values: Nanoseconds, node: _Node) -> tuple[int, int]:
+    def _pick(self, values: Nanoseconds, node: _PathNode) -> tuple[int, int]:
         return (node.rank if values.shape[1] > 1 else 0), (self.scenario if values.shape[2] > 1 else 0)
 
-    def _host(self, node: _Node) -> bool:
+    def _host(self, node: _PathNode) -> bool:
         graph = self.graphs[node.cohort]
         row = self.whole[node.cohort].get(node.row, node.row)
         return row < (graph.stop[graph.threads - 1] if graph.threads else 0)
 
-    def _segment(self, node: _Node, start: int, end: int, reason: Reason) -> PathSegment:
+    def _segment(self, node: _PathNode, start: int, end: int, reason: Reason) -> PathSegment:
         graph = self.graphs[node.cohort]
         row = int(graph.table_row[self.whole[node.cohort].get(node.row, node.row)])
         rank = self.timelines[node.cohort].cohort.ranks[node.rank]
