@@ -110,8 +110,8 @@ def _groups(points: Points, index: int) -> tuple[str | None, ...]:
     uneven = kind == _EXCHANGE and bool(points.uneven[index])
     label = f"{kind} {'uneven' if uneven else 'even'}" if kind == _EXCHANGE else kind
     size = "from 1 MiB" if points.bytes[index] >= LARGE_BYTES else "below 1 MiB"
-    index = 3 * (2 * KINDS.index(kind) + uneven)
-    return (None,) * index + (label, f"{label}, {points.ranks[index]} ranks", f"{label} {size}")
+    first = 3 * (2 * KINDS.index(kind) + uneven)
+    return (None,) * first + (label, f"{label}, {points.ranks[index]} ranks", f"{label} {size}")
 
 
 def _in_fifths(points: Points, fitted: FittedFabric) -> dict[str, Group]:
