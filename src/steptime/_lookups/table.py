@@ -54,19 +54,6 @@ _BLOCK = 1 << 16
 """Entries that are looked at at a time: a core's cache holds them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableSize:
-    """A table by name and size."""
-
-    name: str
-    rows: int
-    dim: int
-
-    def __post_init__(self) -> None:
-        if not self.dim >= 1:  # so said that NaN is refused too
-            raise InputError(f"Table {self.name}: its rows have {self.dim} elements; expected 1 or more.")
-
-
 @dataclass(frozen=True)
 class TableStatistics:
     """One table of so many rows and elements per row, looked up by a batch."""
@@ -197,43 +184,19 @@ def table_statistics(
     """Statistics of one table's lookups; sample i looks up `indices[offsets[i]:offsets[i + 1]]`."""
     check_vectors(indices, offsets, rows, table)
     check_range(indices, rows, table)
+    if not dim >= 1:  # so said that NaN is refused too
+        raise InputError(f"Table {table}: its rows have {dim} elements; expected 1 or more.")
     if len(offsets) < 2:
         raise InputError(f"Table {table}: the batch is empty (offsets end at position 0); expected at least one sample.")
     bags = tally_of_offsets(offsets, table)
-    tally, locality = tally_and_locality(indices, rows)
-    return of_tallies(TableSize(table, rows, dim), tally, bags, locality)
-
-
-def tally_and_locality(indices: npt.NDArray[np.integer[Any]], rows: int) -> tuple[Tally, Floats]:
-    """How many rows were looked up how often, and what the order of lookups does to windows on `grid`."""
-    windows = grid(len(indices))
-    if is_dense(indices, rows):
-        return tallied(blocks(np.bincount(indices))), locality_of(indices, windows)
-    narrow = narrowed(indices, rows)
-    locality = locality_of(narrow, windows)
-    narrow.sort()
-    return tally_of_runs(narrow), locality
-
-
-def is_dense(indices: npt.NDArray[np.integer[Any]], rows: int) -> bool:
-    """Whether an array of all rows' counts is quicker than sorting the lookups."""
-    return rows <= _DENSE_ROWS and rows <= 2 * len(indices)
-
-
-def narrowed(indices: npt.NDArray[np.integer[Any]], rows: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """A copy in words as narrow as the rows allow: half as wide ones sort twice as fast."""
-    return indices.astype(np.uint32 if rows <= 1 << 32 else np.uint64)
-
-
-def of_tallies(table: TableSize, tally: Tally, bags: Tally, locality: Floats) -> TableStatistics:
-    """Statistics from how many rows were looked up how often, how many bags are how long, and what order does to windows."""
+    tally, locality = _tally_and_locality(indices, rows)
     spectrum = of_tally(tally)
     lengths, numbers = (part.astype(object) for part in bags)  # Python's integers: squares of long bags leave int64
     lookups, squares = int((lengths * numbers).sum()), int((lengths * lengths * numbers).sum())
     return TableStatistics(
-        table=table.name,
-        dim=table.dim,
-        counted=from_totals(table.rows, int(numbers.sum()), lookups, squares, spectrum.reuse_bins()[0].astype(np.int64)),
+        table=table,
+        dim=dim,
+        counted=from_totals(rows, int(numbers.sum()), lookups, squares, spectrum.reuse_bins()[0].astype(np.int64)),
         lengths=Lengths.of(bags),
         hottest=hottest_of(tally),
         spectrum=spectrum,
@@ -241,9 +204,18 @@ def of_tallies(table: TableSize, tally: Tally, bags: Tally, locality: Floats) ->
     )
 
 
-def blocks(counts: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """A long vector in parts."""
-    yield from (counts[start : start + _BLOCK] for start in range(0, len(counts), _BLOCK))
+def _tally_and_locality(indices: npt.NDArray[np.integer[Any]], rows: int) -> tuple[Tally, Floats]:
+    """How many rows were looked up how often, and what the order of lookups does to windows on `grid`."""
+    windows = grid(len(indices))
+    if rows <= _DENSE_ROWS and rows <= 2 * len(indices):  # counting all rows is quicker than sorting the lookups
+        counts = np.bincount(indices)
+        parts = (counts[start : start + _BLOCK] for start in range(0, len(counts), _BLOCK))
+        return tallied(parts), locality_of(indices, windows)
+    # Half as wide words sort twice as fast.
+    narrow: npt.NDArray[np.unsignedinteger[Any]] = indices.astype(np.uint32 if rows <= 1 << 32 else np.uint64)
+    locality = locality_of(narrow, windows)
+    narrow.sort()
+    return tally_of_runs(narrow), locality
 
 
 def tally_of_runs(ordered: npt.NDArray[Any]) -> Tally:

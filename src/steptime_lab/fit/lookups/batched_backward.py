@@ -13,9 +13,9 @@ from steptime._models.lookups.caches import FORM, LookupConstants
 from steptime._models.lookups.forms.backward_sizes import sizes_of
 from steptime._models.lookups.forms.batched_backward import (
     STAGES,
+    BackwardStage,
     BatchedBackward,
     OnShares,
-    Stage,
     StageTerms,
     extent,
     features_of,
@@ -65,16 +65,16 @@ def fit(measured: MeasuredLookups, seed: int, limits: DeviceLimits) -> BatchedBa
     return BatchedBackward(stages, _on_shares(rows, stages, seed, device), seen.min(axis=0), seen.max(axis=0), device)
 
 
-def _stage(terms: StageTerms, features: Floats, times: Floats, seed: int, rounds: int) -> Stage:
+def _stage(terms: StageTerms, features: Floats, times: Floats, seed: int, rounds: int) -> BackwardStage:
     """From rows of the whole GPU; those without a kernel of this stage say nothing."""
     there = times > 0
     every = terms.whole[there]
     factors = fit_terms(every, times[there])
     physics = np.maximum(every @ factors, 1.0)
-    return Stage(factors, fit_correction(features[there], physics, times[there], seed, rounds=rounds, **_TREES))
+    return BackwardStage(factors, fit_correction(features[there], physics, times[there], seed, rounds=rounds, **_TREES))
 
 
-def _on_shares(rows: MeasuredLookups, stages: Mapping[str, Stage], seed: int, device: LookupConstants) -> OnShares:
+def _on_shares(rows: MeasuredLookups, stages: Mapping[str, BackwardStage], seed: int, device: LookupConstants) -> OnShares:
     """From rows of shares of GPUs and what the whole GPU would take."""
     shared = rows.take(rows.lookups.share > 1)
     if len(shared) < _FEWEST:

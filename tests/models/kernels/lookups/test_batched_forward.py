@@ -15,7 +15,14 @@ from steptime._lookups.table import TableColumns, TableStatistics, table_statist
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.lookups.caches import reference_lookups
 from steptime._models.lookups.forms.batched_forward import BatchedForward, Residual
-from steptime._models.lookups.forms.forward_physics import Constants, ForwardTables, Launch, Programs, SharePowers, launched
+from steptime._models.lookups.forms.forward_physics import (
+    Constants,
+    ForwardLaunch,
+    ForwardTables,
+    Programs,
+    SharePowers,
+    launched,
+)
 from steptime._models.lookups.question import Lookup, Lookups
 from steptime_lab.fit.lookups import batched_forward
 from steptime_lab.fit.lookups.batched_forward import START, START_POWERS
@@ -43,7 +50,7 @@ def lookup(*tables: TableStatistics, **more: Any) -> Lookup:
     return Lookup("table_batched", "forward", tables, **more)
 
 
-def by_physics(*questions: Lookup, constants: Constants | None = None) -> Launch:
+def by_physics(*questions: Lookup, constants: Constants | None = None) -> ForwardLaunch:
     lookups = Lookups.of(questions)
     tables = ForwardTables.of(lookups.pool, reference_lookups())
     return launched(constants or START, SharePowers.of(START_POWERS), tables, lookups)

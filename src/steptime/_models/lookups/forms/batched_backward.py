@@ -54,7 +54,7 @@ class StageTime:
 
 
 @dataclass(frozen=True)
-class Stage:
+class BackwardStage:
     """One stage on a whole GPU: factors of its terms, and trees on what they leave."""
 
     factors: Floats  # [terms]
@@ -105,7 +105,7 @@ def share_terms(shares: Shares, stage: StageTime) -> Floats:
 class BatchedBackward:
     """A fitted model."""
 
-    stages: Mapping[str, Stage] = field(metadata=stored(prefix="", names=STAGES))  # on a whole GPU
+    stages: Mapping[str, BackwardStage] = field(metadata=stored(prefix="", names=STAGES))  # on a whole GPU
     shares: OnShares = field(metadata=stored(prefix="beside."))
     low: Floats  # smallest and largest sizes of fitted rows (`extent`)
     high: Floats
@@ -127,7 +127,7 @@ class BatchedBackward:
         return LookupTimes(STAGES, numbers(sizes), times, inside)
 
 
-def stage_times(stages: Mapping[str, Stage], sizes: BackwardSizes, features: Floats, share: Floats) -> list[StageTime]:
+def stage_times(stages: Mapping[str, BackwardStage], sizes: BackwardSizes, features: Floats, share: Floats) -> list[StageTime]:
     """Of lookups that have one of so many equal shares of a GPU each."""
     return [stages[name].time(terms, features) for name, terms in zip(STAGES, terms_of(sizes, share), strict=True)]
 

@@ -16,7 +16,7 @@ from steptime._models.engine.stored import stored
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.caches import LookupConstants, reference_lookups
 from steptime._models.lookups.forms import LookupTimes, inside_of, total_only
-from steptime._models.lookups.forms.forward_physics import Constants, ForwardTables, Launch, SharePowers, launched
+from steptime._models.lookups.forms.forward_physics import Constants, ForwardLaunch, ForwardTables, SharePowers, launched
 from steptime._models.lookups.question import Lookups
 
 KERNEL = "table_batched_forward"
@@ -49,7 +49,7 @@ class BatchedForward:
         low, high = self.sizes
         return total_only(KERNEL, launch.time * np.exp(logs), 1.0, inside_of(low, high, sizes_of(tables, lookups)))
 
-    def launched(self, tables: ForwardTables, lookups: Lookups) -> Launch:
+    def launched(self, tables: ForwardTables, lookups: Lookups) -> ForwardLaunch:
         """By physics alone."""
         return launched(Constants.of(self.constants), SharePowers.of(self.powers), tables, lookups)
 
@@ -67,7 +67,7 @@ def sizes_of(tables: ForwardTables, lookups: Lookups) -> Floats:
     return np.stack([*sums, *high, lookups.counts, lookups.share], axis=1)
 
 
-def features_of(launch: Launch, tables: ForwardTables, lookups: Lookups) -> Floats:
+def features_of(launch: ForwardLaunch, tables: ForwardTables, lookups: Lookups) -> Floats:
     """[lookups, features] of the launch, of all tables together and of the table with the longest program."""
     columns = [*_of_launch(launch, lookups), *_of_tables(launch, tables, lookups), *_of_longest(launch, tables, lookups)]
     return np.stack(columns, axis=1)
@@ -78,7 +78,7 @@ def _log(values: Floats) -> Floats:
     return result
 
 
-def _of_launch(launch: Launch, lookups: Lookups) -> list[Floats]:
+def _of_launch(launch: ForwardLaunch, lookups: Lookups) -> list[Floats]:
     waves = launch.waves
     return [
         _log(launch.time),
@@ -95,7 +95,7 @@ def _of_launch(launch: Launch, lookups: Lookups) -> list[Floats]:
     ]
 
 
-def _of_tables(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list[Floats]:
+def _of_tables(launch: ForwardLaunch, tables: ForwardTables, lookups: Lookups) -> list[Floats]:
     rows = tables.lookups * tables.sector_bytes
     from_l2, missed = rows * tables.l1_missed, rows * tables.l2_missed
     values = (
@@ -126,7 +126,7 @@ def _of_tables(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list[
     ]
 
 
-def _of_longest(launch: Launch, tables: ForwardTables, lookups: Lookups) -> list[Floats]:
+def _of_longest(launch: ForwardLaunch, tables: ForwardTables, lookups: Lookups) -> list[Floats]:
     """Of the table with the longest program; of several with equally long ones their mean, so that order does not matter."""
     at = lookups.lookup
     result = np.flatnonzero(launch.member_longest >= launch.longest[at])

@@ -348,7 +348,7 @@ def _steps(
 
 
 @dataclass(frozen=True)
-class Launch:
+class ForwardLaunch:
     """A launch by physics. [lookups], but for those of members."""
 
     time: Floats
@@ -367,7 +367,7 @@ class Launch:
 
 def launched(
     constants: Constants, powers: SharePowers, tables: ForwardTables, lookups: Lookups, costs: Costs | None = None
-) -> Launch:
+) -> ForwardLaunch:
     """Launches of tables of the pool; `costs` are those of the tables, where they are known already."""
     costs = costs or Costs.of(constants, tables)
     member, at = lookups.member, lookups.lookup
@@ -397,7 +397,7 @@ def launched(
     waited = np.where(waves > 1, np.maximum(alone, partial), alone)
     soft = constants.softness * np.minimum(most, all_flow)
     time = constants.launch + all_flow + (waited + np.sqrt(waited * waited + soft * soft)) / 2
-    return Launch(time, most, long, all_work, all_flow, waited, partial, waves, uneven, cold, longest, flow)
+    return ForwardLaunch(time, most, long, all_work, all_flow, waited, partial, waves, uneven, cold, longest, flow)
 
 
 def _eighth(values: Floats) -> Floats:
