@@ -20,7 +20,7 @@ import numpy.typing as npt
 from steptime._program.collectives import launch_order, numbered_from
 from steptime._program.formats import Format, TraceReader, rank_in_name
 from steptime._program.formats.kineto.arguments import Sources, describe, least_world_size, mark_collectives, read_signatures
-from steptime._program.formats.kineto.events import KinetoEvents, read_events
+from steptime._program.formats.kineto.events import Args, KinetoEvents, read_events
 from steptime._program.inference import WaitHint, infer_dependencies, launch_the_unlaunched
 from steptime._program.nesting import ENGINE, innermost, nest, phases
 from steptime._program.program import (
@@ -118,7 +118,8 @@ class _KinetoTables:
         return infer_dependencies(program, self._hints())
 
     def _least_world_size(self) -> int:
-        least = least_world_size((*self.events.work_communication.values(), *self.events.communication.values()))
+        described = (self._comms(raw["comm"]).values() for raw in (self.raw_works, self.raw_ops))
+        least = least_world_size(args for each in described for args in each)
         if least > 1:
             self.warnings.append(f"{self.source}: does not say how many ranks there were; its process groups need {least}")
         return least
@@ -304,10 +305,9 @@ class _KinetoTables:
     def _with_collectives(self, program: Program) -> Program:
         works, calls, ops = program.works, program.calls, program.ops
         rows, _ = launch_order(program)
-        work_position, op_position = (np.argsort(order).tolist() for order in (self.work_order, self.op_order))
         sources = Sources(
-            by_work={work_position[r]: a for r, a in self.events.work_communication.items()},
-            by_op={op_position[r]: a for r, a in self.events.communication.items()},
+            by_work=self._comms(self.raw_works["comm"][self.work_order]),
+            by_op=self._comms(self.raw_ops["comm"][self.op_order]),
             parent=ops.parent,
             op_name=ops.name,
             names=self.names,
@@ -321,6 +321,9 @@ class _KinetoTables:
         collectives = describe(works, rows, launch_op, sources)
         described = replace(program, works=works.replace(collective=column), collectives=collectives)
         return numbered_from(described, program.steps[0])
+
+    def _comms(self, column: IntColumn) -> dict[int, Args]:
+        return {row: self.events.comms[column[row]] for row in np.flatnonzero(column >= 0).tolist()}
 
     def _hints(self) -> tuple[WaitHint, ...]:
         """What `cuda_sync` records say about waits, for the calls they belong to."""

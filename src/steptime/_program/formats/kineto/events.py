@@ -113,9 +113,9 @@ class ExactEvent(ChromeEvent, gc=False):
     ts: msgspec.Raw = _EMPTY
 
 
-_OP_COLUMNS = ("start", "dur", "tid", "name", "external_id", "record_function_id", "sequence", "signature")
+_OP_COLUMNS = ("start", "dur", "tid", "name", "external_id", "record_function_id", "sequence", "signature", "comm")
 _CALL_COLUMNS = ("start", "dur", "tid", "name", "correlation")
-_WORK_COLUMNS = ("start", "dur", "stream", "name", "correlation", "kind", "device", "bytes")
+_WORK_COLUMNS = ("start", "dur", "stream", "name", "correlation", "kind", "device", "bytes", "comm")
 
 RawSignature = tuple[bytes, bytes, bytes, bytes]
 
@@ -166,8 +166,7 @@ class KinetoEvents:
     signatures: dict[RawSignature, int] = field(default_factory=dict)
     steps: list[tuple[str, Any, int, int]] = field(default_factory=list)  # name, tid, start, duration
     syncs: list[SyncRecord] = field(default_factory=list)
-    communication: dict[int, Args] = field(default_factory=dict)  # op row -> its collective arguments
-    work_communication: dict[int, Args] = field(default_factory=dict)  # work row -> its collective arguments
+    comms: list[Args] = field(default_factory=list)  # arguments of collectives, to which the columns `comm` refer
     header: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     skipped: int = 0
@@ -193,6 +192,14 @@ class KinetoEvents:
         names = self.names
         return _integers([names.setdefault(e.name, len(names)) for e in events])
 
+    def _comm(self, args: list[Args], described: list[bool]) -> IntColumn:
+        """Per event the row of its arguments in `comms`, -1 where they describe no collective."""
+        column = np.full(len(args), -1, dtype=np.int64)
+        for index in np.flatnonzero(described).tolist():
+            column[index] = len(self.comms)
+            self.comms.append(_detached(args[index]))
+        return column
+
     def _ops(self, events: list[ChromeEvent]) -> None:
         start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
         tid = _integers([e.tid for e in events])
@@ -210,12 +217,9 @@ class KinetoEvents:
             for a in args
         ])  # fmt: skip
         names = self._names(events)
-        rows = np.delete(np.arange(len(events)), marks)
-        for index, row in enumerate(rows.tolist(), self.ops.length):
-            if events[row].name == "record_param_comms":
-                self.communication[index] = _detached(args[row])
-        columns = (start, duration, tid, names, external, function, sequence, signature)
-        self.ops.append(*(column[rows] for column in columns))
+        comm = self._comm(args, [e.name == "record_param_comms" for e in events])
+        columns = (start, duration, tid, names, external, function, sequence, signature, comm)
+        self.ops.append(*(np.delete(column, marks) for column in columns))
 
     def _calls(self, events: list[ChromeEvent]) -> None:
         start, duration = times_ns([e.ts for e in events], [e.dur for e in events])
@@ -231,10 +235,8 @@ class KinetoEvents:
         correlation = _integers([a.correlation for a in args])
         size = np.maximum(_integers([a.bytes for a in args]), 0)
         kind = np.full(len(events), _WORK_KINDS[events[0].cat], dtype=np.int64) if events else start
-        for index, arguments in enumerate(args, self.works.length):
-            if arguments.collective is not None:
-                self.work_communication[index] = _detached(arguments)
-        self.works.append(start, duration, stream, self._names(events), correlation, kind, device, size)
+        comm = self._comm(args, [a.collective is not None for a in args])
+        self.works.append(start, duration, stream, self._names(events), correlation, kind, device, size, comm)
 
     def _syncs(self, events: list[ChromeEvent]) -> None:
         records = []
@@ -328,7 +330,7 @@ def _leave_out_implausible(events: KinetoEvents) -> None:
     if not len(starts):
         return
     middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
-    negative = sum(_plausible(events, table, middle) for table in tables) + sum(s[3] < 0 for s in events.steps)
+    negative = sum(_plausible(table, middle) for table in tables) + sum(s[3] < 0 for s in events.steps)
     near = [
         (name, tid, start, max(duration, 0))
         for name, tid, start, duration in events.steps
@@ -337,7 +339,7 @@ def _leave_out_implausible(events: KinetoEvents) -> None:
     events.steps = list(dict.fromkeys(near))
     far = len(starts) - sum(t.length for t in tables) - len(near)
     # Only these have ids that tell a copy from the same thing done again; a step is marked once.
-    twins = sum(_single(events, table) for table in (events.calls, events.works)) + len(near) - len(events.steps)
+    twins = sum(_single(table) for table in (events.calls, events.works)) + len(near) - len(events.steps)
     for count, what in (
         (far, "lie a day away from the others or last a day, and were left out"),
         (negative, "end before they start; they count as taking no time"),
@@ -347,7 +349,7 @@ def _leave_out_implausible(events: KinetoEvents) -> None:
             events.warnings.append(f"{events.source}: {count} events {what}")
 
 
-def _plausible(events: KinetoEvents, table: Rows, middle: int) -> int:
+def _plausible(table: Rows, middle: int) -> int:
     """Keep the plausible rows of a table; how many of them had a negative duration."""
     columns = table.arrays()
     start, duration = columns["start"], columns["dur"]
@@ -358,11 +360,11 @@ def _plausible(events: KinetoEvents, table: Rows, middle: int) -> int:
     # The longest are left out where all of them together would not fit: no run is 18 years long.
     while float(columns["dur"][rows].sum(dtype=np.float64)) > TOTAL_AT_MOST_NS:
         rows = rows[columns["dur"][rows] < columns["dur"][rows].max()]
-    _keep(events, table, columns, rows)
+    _keep(table, columns, rows)
     return negative
 
 
-def _single(events: KinetoEvents, table: Rows) -> int:
+def _single(table: Rows) -> int:
     """Keep one of several equal rows of a table; how many were too many."""
     columns = table.arrays()
     correlation = columns["correlation"]
@@ -370,27 +372,18 @@ def _single(events: KinetoEvents, table: Rows) -> int:
     order = np.argsort(key, kind="stable")
     close = np.flatnonzero(np.diff(key[order]) == 0)
     item, other = order[close], order[close + 1]
-    twin = other[(correlation[other] >= 0) & np.all([c[item] == c[other] for c in columns.values()], axis=0)]
+    twin = other[
+        (correlation[other] >= 0) & np.all([c[item] == c[other] for name, c in columns.items() if name != "comm"], axis=0)
+    ]
     rows = np.delete(np.arange(table.length), twin)
     # The kernels of one graph launch share their id, and a coarse clock may not tell them apart.
     shared = np.sort(correlation[rows])
     alone = np.searchsorted(shared, correlation[twin], "right") - np.searchsorted(shared, correlation[twin], "left") == 1
     if not alone.any():
         return 0
-    _keep(events, table, columns, np.delete(np.arange(table.length), twin[alone]))
+    _keep(table, columns, np.delete(np.arange(table.length), twin[alone]))
     return int(alone.sum())
 
 
-def _keep(events: KinetoEvents, table: Rows, columns: dict[str, IntColumn], rows: IntColumn) -> None:
+def _keep(table: Rows, columns: dict[str, IntColumn], rows: IntColumn) -> None:
     table.chunks, table.length = [tuple(column[rows] for column in columns.values())], len(rows)
-    if table is events.ops:
-        events.communication = _moved(events.communication, rows)
-    elif table is events.works:
-        events.work_communication = _moved(events.work_communication, rows)
-
-
-def _moved(by_row: dict[int, Any], rows: IntColumn) -> dict[int, Any]:
-    """The entries of the kept rows under their new numbers."""
-    at = np.searchsorted(rows, list(by_row)) if len(rows) else np.zeros(len(by_row), dtype=np.int64)
-    places = zip(by_row.items(), at.tolist(), strict=True)
-    return {index: value for (row, value), index in places if index < len(rows) and rows[index] == row}
