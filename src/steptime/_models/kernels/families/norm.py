@@ -6,6 +6,7 @@ Batch norm goes to cuDNN for images in single precision and float16, to PyTorch'
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
@@ -180,78 +181,54 @@ def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, su
     return results
 
 
-def _groups(call: GpuCall, x: Operand, position: int) -> tuple[int, int, int, int]:
-    """Samples, channels, elements of a channel, groups."""
-    samples, channels, plane, groups = (call.integer(position + offset) for offset in range(4))
+def _group_norm(call: GpuCall) -> list[Launch]:
+    """Sums over groups or channels, scale and shift of every sample and channel, and these applied to every element."""
+    backward = call.name.endswith("_backward")
+    gradient, x = call.tensor(0), call.tensor(1 if backward else 0)
+    samples, channels, plane, groups = (call.integer((5 if backward else 3) + offset) for offset in range(4))
     if samples * channels * plane != x.numel or groups <= 0 or channels % groups:
         raise InputError(f"{call.op}: {samples} x {channels} x {plane} in {groups} groups is not the input {x.shape}")
-    return samples, channels, plane, groups
-
-
-def _group_facts(samples: int, channels: int, plane: int, groups: int, gpu: Gpu) -> dict[str, float]:
-    return {
-        "rows": samples * groups,
+    rows, in_group, shape = samples * groups, channels // groups, (samples, channels, plane)
+    facts = {
+        "rows": rows,
         "columns": channels * plane // groups,
         "samples": samples,
         "plane": plane,
         "channels": channels,
         "groups": groups,
-        "waves": samples * groups / gpu.sms,
+        "waves": rows / call.gpu.sms,
     }
-
-
-def _group_norm(call: GpuCall) -> list[Launch]:
-    x = call.tensor(0)
-    samples, channels, plane, groups = sizes = _groups(call, x, 3)
-    facts = _group_facts(*sizes, call.gpu)
-    rows, columns = samples * groups, channels * plane // groups
-    each = fresh((samples, channels, 1), x.dtype)
-    shape = (samples, channels, plane)
-    planes = pointwise((hot(shape, x.dtype, x.nbytes), each, each), fresh(shape, x.dtype), tag=x.dtype)
-    return [
-        _by_row("RowwiseMomentsCUDAKernel", (x,), (), rows, columns, _group_threads(columns), call.gpu),
-        _parameters("ComputeFusedParamsCUDAKernel", x, facts, samples, channels, groups),
-        planes,
-    ]
-
-
-def _group_threads(length: int) -> int:
-    """Threads that walk along one group or channel (ATen)."""
-    return _WARP if length < _MOMENT_THREADS else _MOMENT_THREADS
-
-
-def _parameters(kernel: str, x: Operand, facts: dict[str, float], samples: int, channels: int, groups: int) -> Launch:
-    """Scale and shift of every sample and channel."""
-    grids = ((samples * groups, channels / groups), (samples * channels / _THREADS, 1.0))
-    return Launch(kernel, samples * channels, (), (), facts, grids, "", x.dtype)
-
-
-def _group_norm_backward(call: GpuCall) -> list[Launch]:
-    gradient, x = call.tensor(0), call.tensor(1)
-    samples, channels, plane, groups = sizes = _groups(call, x, 5)
-    facts = _group_facts(*sizes, call.gpu)
-    in_group = channels // groups
-    small = pointwise(
-        (fresh((samples, groups, 1), x.dtype), fresh((1, groups, in_group), x.dtype)),
-        fresh((samples, groups, in_group), "float32"),
-        tag=x.dtype,
-        kernel=STRIDED,
-    )
-    shape, each = (samples, channels, plane), fresh((samples, channels, 1), "float32")
+    by_group = ((rows, channels / groups), (samples * channels / _THREADS, 1.0))
+    parameters = Launch("ComputeFusedParamsCUDAKernel", samples * channels, (), (), facts, by_group, "", x.dtype)
+    if not backward:
+        columns, each = in_group * plane, fresh((samples, channels, 1), x.dtype)
+        planes = pointwise((hot(shape, x.dtype, x.nbytes), each, each), fresh(shape, x.dtype), tag=x.dtype)
+        threads = _WARP if columns < _MOMENT_THREADS else _MOMENT_THREADS
+        return [_by_row("RowwiseMomentsCUDAKernel", (x,), (), rows, columns, threads, call.gpu), parameters, planes]
+    of_groups = (fresh((samples, groups, 1), x.dtype), fresh((1, groups, in_group), x.dtype))
+    small = pointwise(of_groups, fresh((samples, groups, in_group), "float32"), tag=x.dtype, kernel=STRIDED)
+    each = fresh((samples, channels, 1), "float32")
     again = tuple(hot(shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
     planes = pointwise((*again, each, each), fresh(shape, x.dtype), tag=x.dtype, kernel=STRIDED)
-    count, walked = samples * channels, math.ceil(plane / _group_threads(plane))
-    summed = ((count, plane), (count, 1.0), (count, walked))
-    path = "warp" if plane < _MOMENT_THREADS else "block"
-    weights = "GammaBetaBackwardCUDAKernel" + ("1" if samples <= _FEW_SAMPLES else "2")
-    by_channel = ((channels / _THREADS, samples), (channels / _WARP, samples))
     return [
-        Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, summed, path, x.dtype),
+        _plane_sums(gradient, x, facts, samples * channels, plane),
         small,
-        _parameters("ComputeBackwardFusedParamsCUDAKernel", x, facts, samples, channels, groups),
+        replace(parameters, kernel="ComputeBackwardFusedParamsCUDAKernel"),
         planes,
-        Launch(weights, samples * channels, (), (), facts, by_channel, "", x.dtype),
+        _group_weights(x, facts, samples, channels),
     ]
+
+
+def _plane_sums(gradient: Operand, x: Operand, facts: dict[str, float], planes: int, plane: int) -> Launch:
+    threads, path = (_WARP, "warp") if plane < _MOMENT_THREADS else (_MOMENT_THREADS, "block")
+    grids = ((planes, plane), (planes, 1.0), (planes, math.ceil(plane / threads)))
+    return Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, grids, path, x.dtype)
+
+
+def _group_weights(x: Operand, facts: dict[str, float], samples: int, channels: int) -> Launch:
+    kernel = "GammaBetaBackwardCUDAKernel" + ("1" if samples <= _FEW_SAMPLES else "2")
+    grids = ((channels / _THREADS, samples), (channels / _WARP, samples))
+    return Launch(kernel, samples * channels, (), (), facts, grids, "", x.dtype)
 
 
 # Launches of batch norms: cuDNN's, a block per channel or all channels side by side, and ATen's own with its grids.
@@ -334,22 +311,18 @@ def _cudnn_backward(call: GpuCall) -> list[Launch]:
     return [_cudnn_by_channel("bn_bw", "_1C11_kernel_new", (x, gradient), _images(call, x), _KEPT_BACKWARD)]
 
 
-def _staged(images: _NormImages) -> tuple[int, int, int]:
-    """ATen's grid of a channels-last kernel: blocks across channels and along rows, threads of a block along rows."""
+def _channels_last(
+    sums: str, applied: str, reads: tuple[Operand, ...], again: tuple[Operand, ...], images: _NormImages, tag: str
+) -> list[Launch]:
+    """Two kernels over rows of channels. Several blocks along rows meet at semaphores, which are zeroed first."""
+    # ATen's grid: threads of a block across channels and along rows, blocks along rows and across channels.
     width = min(floor_power(images.channels), _WARP)
     height = min(floor_power(math.ceil(images.rows / _ROWS_AT_ONCE)), _CHANNEL_THREADS // width)
     if width * height != _CHANNEL_THREADS:
         width = min(floor_power(images.channels), _CHANNEL_THREADS // height)
     along = min(math.ceil(images.rows / (height * _ROWS_AT_ONCE)), _MOST_STAGED)
-    return math.ceil(images.channels / width), along if along >= _LEAST_STAGED else 1, height
-
-
-def _channels_last(
-    sums: str, applied: str, reads: tuple[Operand, ...], again: tuple[Operand, ...], images: _NormImages, tag: str
-) -> list[Launch]:
-    """Two kernels over rows of channels. Several blocks along rows meet at semaphores, which are zeroed first."""
-    across, along, height = _staged(images)
-    blocks, path = across * along, "staged" if along > 1 else ""
+    along = along if along >= _LEAST_STAGED else 1
+    blocks, path = math.ceil(images.channels / width) * along, "staged" if along > 1 else ""
     facts = images.facts | {"blocks": blocks, "along": along, "height": height}
     grids = (
         (blocks, images.rows / (height * along)),
@@ -450,8 +423,7 @@ FAMILY = Family(
     rules={
         **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _layer_norm),
         **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
-        "native_group_norm": _group_norm,
-        "native_group_norm_backward": _group_norm_backward,
+        **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _group_norm),
         "cudnn_batch_norm": _cudnn,
         "cudnn_batch_norm_backward": _cudnn_backward,
         "native_batch_norm": _native,
