@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime._ops.waits import TensorWaits, needed_by_nobody, tensor_waits
+from steptime._ops.waits import TensorWaits, tensor_waits
 from steptime._program.load import load
 from steptime._program.program import CallKind, Phase, Program, WorkKind
 from steptime._program.queues import IssueOrder
@@ -189,7 +189,7 @@ def print_shipped() -> None:
         waits, hidden = tensor_waits(program), tensor_waits(program, recorded=False)
         found["programs"] += 1
         found["programs with collectives"] += bool(waits)
-        found["collectives nobody needs"] += len(needed_by_nobody(waits))
+        found["collectives nobody needs"] += sum(each.needed_by < 0 for each in waits)
         for each, other in zip(waits, hidden, strict=True):
             kind, phase = program.collectives[each.collective].kind, Phase(program.ops.phase[each.launched_by]).name.lower()
             sender = program.names[program.ops.name[each.sent_by]] if each.sent_by >= 0 else "nobody"

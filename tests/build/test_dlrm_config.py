@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from steptime._build.dlrm.config import dlrm_of, read_dlrm
+from steptime._build.config import read_dlrm_config
+from steptime._build.dlrm.config import Overrides, dlrm_of
 from steptime._build.dlrm.model import Dlrm
 from steptime._lookups import saved
 from steptime._lookups.estimated import expected_statistics
@@ -31,7 +32,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("dlrm*.toml")), ids=lambda path: path.stem)
 def test_shipped_examples_are_read_and_come_back_whole(path: Path) -> None:
-    found = read_dlrm(path)
+    found = read_dlrm_config(path, Overrides())
     again = Dlrm.from_dict(json.loads(found.model.to_json()))
     assert again == found.model
     assert again.to_json() == found.model.to_json()
@@ -151,7 +152,7 @@ def test_a_file_that_is_no_toml_is_one_line(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"broken\.toml: cannot be read as TOML"):
-        read_dlrm(path)
+        read_dlrm_config(path, Overrides())
 
 
 def test_statistics_of_another_table_are_refused(tmp_path: Path) -> None:

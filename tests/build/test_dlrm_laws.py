@@ -6,12 +6,13 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.waits import needed_by_nobody
 
 from steptime._build.dlrm.model import INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
 from steptime._build.dlrm.step import top_width
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
-from steptime._ops.waits import needed_by_nobody, tensor_waits
+from steptime._ops.waits import tensor_waits
 from steptime._program.program import Collective, Program
 from steptime._program.workload import Workload
 

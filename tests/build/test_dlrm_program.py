@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.same_ops import same_device_ops, same_ops
+from tests.support.waits import needed_by_nobody
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Plan
@@ -18,7 +19,7 @@ from steptime._build.dlrm.step import LocalTables, rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._lookups.generators import Generator
 from steptime._models.memory.peak import peak_memory
-from steptime._ops.waits import needed_by_nobody, tensor_waits
+from steptime._ops.waits import tensor_waits
 from steptime._program.program import Program, Signature, Tensor
 from steptime_lab.measurements.shipped import (
     FILE_NAME,

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.waits import needed_by_nobody
 
 from steptime._build.transformer.build import build, groups_of
 from steptime._build.transformer.config import Parallelism, Transformer
 from steptime._models.kernels.from_ops import questions_of
 from steptime._models.memory.lifetimes import MemoryKind
 from steptime._models.memory.peak import peak_memory
-from steptime._ops.waits import needed_by_nobody, tensor_waits
+from steptime._ops.waits import tensor_waits
 from steptime._program.program import Phase, Program, Tensor
 from steptime._units import MIB, dtype_bytes
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from tests.support.waits import needed_by_nobody
 
 from steptime._ops.waits import (
     DATA,
@@ -15,7 +16,6 @@ from steptime._ops.waits import (
     UNSEEN,
     WAIT,
     TensorWaits,
-    needed_by_nobody,
     tensor_waits,
 )
 from steptime._program.execution import Comm, ExecutionTrace, Node, to_program

@@ -55,11 +55,6 @@ def tensor_waits(program: Program, *, recorded: bool = True) -> tuple[TensorWait
     return waits
 
 
-def needed_by_nobody(waits: Sequence[TensorWaits]) -> tuple[int, ...]:
-    """The collectives that nothing in their step waits for."""
-    return tuple(each.collective for each in waits if each.needed_by < 0)
-
-
 def _storage(tensor: Tensor) -> int:
     # Where no storage is recorded, the tensor's own id, apart from storages.
     return tensor.storage if tensor.storage else -1 - (tensor.id or 0)

@@ -1,4 +1,4 @@
-"""`read_dlrm`: a DLRM from a `.toml` file, every value checked. docs/configs.md has all keys."""
+"""`DlrmConfig`: a DLRM as a config has it, every value checked. docs/configs.md has all keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steptime._build.config_values import MOST_WIDTH, Values, read_toml
+from steptime._build.config_values import MOST_WIDTH, Values
 from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, Dlrm, Table
 from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan, plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
@@ -117,11 +117,6 @@ class DlrmConfig:
     def workload(self, plan: Plan | Mapping[str, Any] | None = None) -> Workload:
         """The workload; a given plan goes before the config's own."""
         return dlrm_workload(self.model, self.ranks or 1, self.plan if plan is None else plan)
-
-
-def read_dlrm(path: Path) -> DlrmConfig:
-    """The config in a file; files it names are looked for beside it."""
-    return dlrm_of(read_toml(path), str(path), path.parent)
 
 
 def dlrm_of(
