@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,12 +22,21 @@ Touch = tuple[int | None, int]
 NO_SIGNATURE = Signature()  # of an op whose arguments are not recorded
 
 
+class Touches(NamedTuple):
+    """What the arguments of an op lie in: per input, those that are read on the device, and those that come out."""
+
+    by_input: tuple[tuple[Touch, ...], ...]
+    read: tuple[Touch, ...]
+    written: tuple[Touch, ...]
+
+
 class Arguments:
     """The tensors among the arguments of an op, those in lists included."""
 
-    __slots__ = ("inputs", "longest_list", "on_cpu", "on_device", "outputs", "sparse", "touched")
+    __slots__ = ("inputs", "longest_list", "on_cpu", "on_device", "outputs", "signature", "sparse", "touched")
 
     def __init__(self, signature: Signature) -> None:
+        self.signature = signature
         self.inputs: tuple[Tensor, ...] = tuple(tensors_in(signature.inputs))
         self.outputs: tuple[Tensor, ...] = tuple(tensors_in(signature.outputs))
         self.sparse = self.on_device = False
@@ -43,13 +53,16 @@ class Arguments:
             elif value.__class__ is tuple and len(value) > self.longest_list:
                 self.longest_list = len(value)
         self.on_cpu &= alone  # whether tensors that stand alone are all of the CPU
-        self.touched: tuple[tuple[Touch, ...], tuple[Touch, ...]] | None = None
+        self.touched: Touches | None = None
 
     def touch(self) -> None:
         """Finds what is read on the device and what is written, for ops of which that matters."""
         if self.touched is None:
+            by_input = tuple(
+                tuple((each.storage, memory_bytes(each)) for each in tensors_in((value,))) for value in self.signature.inputs
+            )
             read = tuple((each.storage, memory_bytes(each)) for each in self.inputs if on_device(each))
-            self.touched = read, tuple((each.storage, memory_bytes(each)) for each in self.outputs)
+            self.touched = Touches(by_input, read, tuple((each.storage, memory_bytes(each)) for each in self.outputs))
 
     def makes_something(self) -> bool:
         """Whether something on the device comes out that did not go in."""

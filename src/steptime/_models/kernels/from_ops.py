@@ -17,9 +17,9 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.family import families
 from steptime._models.kernels.question import Question
 from steptime._models.kernels.traced_call import TracedCall, traced_call
-from steptime._ops.catalogue import INDEX_ARGUMENT, Data, HostClass, Integers, Role, op_kind
-from steptime._ops.table import Touch, memory_bytes, op_table
-from steptime._program.program import Program, Signature, Tensor, Value, tensors_in
+from steptime._ops.catalogue import INDEX_ARGUMENT, Data, HostClass, Integers, OpKind, Role
+from steptime._ops.table import Touch, op_table
+from steptime._program.program import Program, Signature, Tensor, Value
 from steptime._units import MIB
 
 COMPUTE, LOOKUP, COLLECTIVE, UNKNOWN = "compute", "lookup", "collective", "unknown"
@@ -77,11 +77,10 @@ class Touched:
         self._written: dict[int, int] = {}  # storage -> bytes written when it was written last, in the order of the writes
         self._touched: dict[int, int] = {}  # storage -> bytes touched when it was read or written last
 
-    def since(self, value: Value) -> tuple[bool, int]:
+    def since(self, touches: Iterable[Touch]) -> tuple[bool, int]:
         """Whether an argument counts as just written, and the bytes touched since it was read or written (-1: it never was)."""
         recent, nearest = False, -1
-        for tensor in (value,) if isinstance(value, Tensor) else tensors_in((value,)):
-            storage = tensor.storage
+        for storage, _ in touches:
             if storage is None:
                 continue
             if storage in self._touched:
@@ -116,20 +115,19 @@ class Ordered:
     def __init__(self) -> None:
         self._storages: set[int] = set()
 
-    def write(self, name: str, tensors: Iterable[Tensor]) -> None:
+    def write(self, kind: OpKind, tensors: Iterable[Tensor]) -> None:
         """An op writes these: memory that held a count is given to other tensors once it is free."""
-        counts = op_kind(name).counts
         for tensor in tensors:
             if tensor.storage is None:
                 continue
-            if counts and tensor.dtype.startswith("int"):
+            if kind.counts and tensor.dtype.startswith("int"):
                 self._storages.add(tensor.storage)
             else:
                 self._storages.discard(tensor.storage)
 
-    def index_of(self, name: str, values: Sequence[Value]) -> bool:
+    def index_of(self, kind: OpKind, values: Sequence[Value]) -> bool:
         """Whether an op indexes along a dimension by such a tensor."""
-        if len(values) <= INDEX_ARGUMENT or op_kind(name).integers(INDEX_ARGUMENT) is not Integers.ALONG:
+        if len(values) <= INDEX_ARGUMENT or not self._storages or kind.integers(INDEX_ARGUMENT) is not Integers.ALONG:
             return False
         index = values[INDEX_ARGUMENT]
         # What is broadcast repeats itself, and what was made of several dimensions is in another order.
@@ -185,7 +183,7 @@ class _Walk:
                 closed[row] = 1
             elif role is Role.OPEN and not arguments.sparse:
                 open_ops.append(row)
-                self._ordered.write(kind.name, arguments.outputs)
+                self._ordered.write(kind, arguments.outputs)
             elif role is Role.LAUNCHES and not arguments.sparse:
                 closed[row] = self._launches(row, open_ops)
             elif role is not Role.COMPOSITE:
@@ -204,7 +202,7 @@ class _Walk:
             open_ops.append(row)
             return False
         name, signature = table.names[row], table.signatures[row]
-        call = traced_call(name, signature, ordered=self._ordered.index_of(name, signature.inputs))
+        call = traced_call(name, signature, ordered=self._ordered.index_of(table.kinds[row], signature.inputs))
         if call is None:
             open_ops.append(row)
             return False
@@ -216,20 +214,21 @@ class _Walk:
         return True
 
     def _issue(self, issue: _Issue) -> None:
-        arguments, inputs = self._table.arguments[issue.op], self._table.signatures[issue.op].inputs
-        if issue.call is not None:
-            ages = [self._touched.since(value) for value in inputs[: len(issue.call.args)]]
-            issue.written = tuple(index for index, (recent, _) in enumerate(ages) if recent)
-            issue.since = tuple(age for _, age in ages)
-            for value, parameter in zip(inputs, issue.call.overload.parameters, strict=False):
-                if parameter.written:
-                    self._touched.write((each.storage, memory_bytes(each)) for each in tensors_in((value,)))
+        arguments = self._table.arguments[issue.op]
         if arguments.touched is None:
             arguments.touch()  # of a sparse tensor
-        read, written = arguments.touched or ((), ())
-        self._touched.read(read)
-        self._touched.write(written)
-        self._ordered.write(self._table.names[issue.op], arguments.outputs)
+        assert arguments.touched is not None
+        touches = arguments.touched
+        if issue.call is not None:
+            ages = [self._touched.since(each) for each in touches.by_input[: len(issue.call.args)]]
+            issue.written = tuple(index for index, (recent, _) in enumerate(ages) if recent)
+            issue.since = tuple(age for _, age in ages)
+            for each, parameter in zip(touches.by_input, issue.call.overload.parameters, strict=False):
+                if parameter.written:
+                    self._touched.write(each)
+        self._touched.read(touches.read)
+        self._touched.write(touches.written)
+        self._ordered.write(self._table.kinds[issue.op], arguments.outputs)
         self._issued.append(issue)
 
     def _launching(self, open_ops: list[int]) -> list[int]:
