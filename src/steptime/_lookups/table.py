@@ -126,7 +126,7 @@ class TableColumns:
         """How many tables there are."""
         return len(self.rows)
 
-    @property
+    @cached_property
     def lookups(self) -> Floats:
         """Of the batch: whole numbers, so that no noise of their sum begins another chunk of them."""
         total: Floats = np.rint(self.bin_lookups.sum(axis=1))

@@ -174,10 +174,8 @@ _FRAME = re.compile(
 _FUNCTION = re.compile(r"CppNode|Backward$")
 
 
-@cache
-def aten(name: str) -> str:
-    """The whole name of an op of PyTorch's own library."""
-    return f"aten::{name}"
+ATEN = "aten::"
+"""What the names of ops of PyTorch's own library begin with."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -310,7 +308,7 @@ def _overloads() -> dict[str, tuple[Overload, ...]]:
         elif name and name != "#":
             for each, meaning in shared.items():
                 words = words.replace(each, meaning)
-            full = name if "::" in name else aten(name)
+            full = name if "::" in name else f"{ATEN}{name}"
             parameters = tuple(_parameter(word) for word in words.split() if word != "*")
             result.setdefault(full.partition(".")[0], []).append(Overload(full, parameters))
     return {name: tuple(sorted(each, key=lambda overload: len(overload.parameters))) for name, each in result.items()}

@@ -9,6 +9,9 @@ from functools import partial
 from itertools import combinations
 from typing import Protocol
 
+from steptime._ops.table import arguments_of
+from steptime._program.program import Signature
+
 
 class Shaped(Protocol):
     """A tensor of a call or of a recorded op."""
@@ -45,10 +48,10 @@ def is_product(name: str) -> bool:
     return name.partition(".")[0] in _COUNTS
 
 
-def product_operations(name: str, args: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
-    """Multiplications and additions of a product, a convolution or attention; None of anything else."""
-    count = _COUNTS.get(name.partition(".")[0])
-    return None if count is None else count(args, tensors)
+def products_of(calls: Sequence[tuple[str, Signature]]) -> list[float | None]:
+    """Multiplications and additions of products, convolutions and attention, by name and arguments; None of anything else."""
+    counts = [(_COUNTS.get(name.partition(".")[0]), signature) for name, signature in calls]
+    return [None if count is None else count(each.inputs, arguments_of(each).inputs) for count, each in counts]
 
 
 def _product(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
@@ -58,7 +61,7 @@ def _product(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
     left, right = tensors[-2:]
     if len(left.shape) < _AT_LEAST_A_MATRIX or len(right.shape) < _AT_LEAST_A_MATRIX:
         return None
-    return 2.0 * left.numel * right.shape[-1]
+    return 2.0 * math.prod(left.shape) * right.shape[-1]
 
 
 def _any_product(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from steptime._ops.catalogue import OpKind, Role, op_kind
-from steptime._program.program import Program, Signature, Tensor, WorkKind, tensors_in
+from steptime._program.program import Program, Signature, Tensor, Value, WorkKind, tensors_in
 from steptime._units import dtype_bytes
 
 # (storage, bytes of memory) of a tensor; without a storage where none is recorded.
@@ -33,12 +34,12 @@ class Touches(NamedTuple):
 class Arguments:
     """The tensors among the arguments of an op, those in lists included."""
 
-    __slots__ = ("inputs", "longest_list", "on_cpu", "on_device", "outputs", "signature", "sparse", "touched")
+    __slots__ = ("by_input", "inputs", "longest_list", "on_cpu", "on_device", "outputs", "sparse", "touched")
 
     def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self.inputs: tuple[Tensor, ...] = tuple(tensors_in(signature.inputs))
-        self.outputs: tuple[Tensor, ...] = tuple(tensors_in(signature.outputs))
+        self.by_input: tuple[Sequence[Tensor], ...] = tuple(map(_tensors, signature.inputs))
+        self.inputs: tuple[Tensor, ...] = tuple(chain.from_iterable(self.by_input))
+        self.outputs: tuple[Tensor, ...] = tuple(chain.from_iterable(map(_tensors, signature.outputs)))
         self.sparse = self.on_device = False
         for tensor in self.inputs + self.outputs:
             if is_sparse(tensor):
@@ -58,9 +59,7 @@ class Arguments:
     def touch(self) -> None:
         """Finds what is read on the device and what is written, for ops of which that matters."""
         if self.touched is None:
-            by_input = tuple(
-                tuple((each.storage, memory_bytes(each)) for each in tensors_in((value,))) for value in self.signature.inputs
-            )
+            by_input = tuple(tuple((each.storage, memory_bytes(each)) for each in tensors) for tensors in self.by_input)
             read = tuple((each.storage, memory_bytes(each)) for each in self.inputs if on_device(each))
             self.touched = Touches(by_input, read, tuple((each.storage, memory_bytes(each)) for each in self.outputs))
 
@@ -129,6 +128,15 @@ def arguments_of(signature: Signature) -> Arguments:
     if known is None:
         known = signature.derived[Arguments] = Arguments(signature)
     return known
+
+
+def _tensors(value: Value) -> Sequence[Tensor]:
+    """Of one argument: most are a tensor, a number or a list of numbers."""
+    if value.__class__ is Tensor:
+        return (value,)
+    if value.__class__ is tuple and any(each.__class__ is Tensor or each.__class__ is tuple for each in value):
+        return tensors_in(value)
+    return ()
 
 
 def on_device(tensor: Tensor) -> bool:

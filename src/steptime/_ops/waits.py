@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from steptime._ops.catalogue import Data
-from steptime._ops.table import NO_SIGNATURE, arguments_of, op_table
-from steptime._program.program import CallKind, Phase, Program, Signature, Tensor, tensors_in
+from steptime._ops.table import NO_SIGNATURE, Arguments, arguments_of, op_table
+from steptime._program.program import CallKind, Phase, Program, Signature, Tensor
 
 # Why an op has to wait.
 WAIT = "wait"  # the program waits here
@@ -281,18 +282,18 @@ def _new_effect(data: Data, signature: Signature) -> _Effect:
         return _Effect(mentions, born=born)
     if data is Data.OPAQUE:
         return _Effect(mentions, inputs, outputs, inputs, born)
-    written = _written_in_place(data, signature, outputs)
+    written = _written_in_place(data, arguments, outputs)
     if outputs and not born and not written:  # a view, or the same tensor handed back
         return _Effect(mentions)
     return _Effect(mentions, inputs, (*written, *born), born=born)
 
 
-def _written_in_place(data: Data, signature: Signature, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    first = tuple(_on_device(tensors_in(signature.inputs[:1])))
+def _written_in_place(data: Data, arguments: Arguments, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    first = tuple(_on_device(chain.from_iterable(arguments.by_input[:1])))
     if data is Data.IN_PLACE:
         return first
     # An `out` argument comes back as the output; the first argument comes back where there was nothing to do.
-    later = {tensor.id for tensor in _on_device(tensors_in(signature.inputs[1:]))} - {tensor.id for tensor in first}
+    later = {tensor.id for tensor in _on_device(chain.from_iterable(arguments.by_input[1:]))} - {tensor.id for tensor in first}
     return tuple(tensor for tensor in outputs if tensor.id is not None and tensor.id in later)
 
 

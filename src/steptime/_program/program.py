@@ -11,7 +11,7 @@ The tables are columns, not objects: a trace of a hundred thousand events must l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, ClassVar, Self
@@ -83,13 +83,15 @@ Scalar = str | int | float | bool | None
 Value = Tensor | Scalar | tuple["Value", ...]
 
 
-def tensors_in(values: Sequence[Value]) -> Iterator[Tensor]:
+def tensors_in(values: Sequence[Value]) -> list[Tensor]:
     """Every tensor among arguments, those in lists included."""
+    result: list[Tensor] = []
     for value in values:
         if value.__class__ is Tensor:
-            yield value
+            result.append(value)
         elif value.__class__ is tuple:
-            yield from tensors_in(value)
+            result += tensors_in(value)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _HELD = "\ue000"  # one column wide and no space: lines do not break here
 
 def literal(text: str, style: str = "") -> Text:
     """Text from a file as it is: brackets are no markup, and what would steer the terminal is shown as unknown."""
-    return Text(printable(text), style=style)
+    return Text(text if text.isprintable() else printable(text), style=style)
 
 
 @dataclass(frozen=True)

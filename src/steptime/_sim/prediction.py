@@ -11,8 +11,8 @@ import numpy as np
 
 from steptime._hardware.device import DeviceLimits, device_names, read_device
 from steptime._models.kernels.call import computed_in
-from steptime._ops.operations import is_product, product_operations
-from steptime._program.program import Phase, Program, Tensor, tensors_in
+from steptime._ops.operations import is_product, products_of
+from steptime._program.program import Phase, Program, Tensor
 from steptime._program.workload import Workload
 from steptime._sim.core.repeatable import repeatable
 from steptime._sim.core.steady import steady
@@ -73,14 +73,13 @@ def _products(program: Program) -> Iterator[tuple[int, str, float]]:
     again = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
     products = np.isin(ops.name, [row for row, name in enumerate(program.names) if is_product(name)])
     counted = products & (ops.signature >= 0) & ~again & ((ops.step >= 0) | (not program.steps))
-    calls = zip(ops.name[counted].tolist(), ops.signature[counted].tolist(), ops.phase[counted].tolist(), strict=True)
-    for (name, signature, phase), count in Counter(calls).items():
-        arguments = program.signatures[signature].inputs
-        flop = product_operations(program.names[name], arguments, tuple(tensors_in(arguments)))
+    calls = Counter(zip(ops.name[counted].tolist(), ops.signature[counted].tolist(), ops.phase[counted].tolist(), strict=True))
+    operations = products_of([(program.names[name], program.signatures[signature]) for name, signature, _ in calls])
+    for ((name, signature, phase), count), flop in zip(calls.items(), operations, strict=True):
         if flop is not None:
+            arguments = program.signatures[signature].inputs
             dtype = next((value.dtype for value in arguments if isinstance(value, Tensor)), "")
-            precision = computed_in(program.names[name], dtype)
-            yield phase, precision, flop * count / max(len(program.steps), 1)
+            yield phase, computed_in(program.names[name], dtype), flop * count / max(len(program.steps), 1)
 
 
 def peak_flop_per_s(limits: DeviceLimits, precision: str | None) -> float | None:

@@ -23,11 +23,12 @@ takes (`next_sequence`). `tape` has the engine and `layers` what uses both, so t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
-from steptime._ops.catalogue import aten
+from steptime._ops.catalogue import ATEN
 from steptime._program.collectives import WAIT
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup, to_program
 from steptime._program.program import Program, Signature, Tensor, Value
@@ -175,7 +176,7 @@ class Writer:
         self, name: str, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = (), *, node: bool = False
     ) -> AbstractContextManager[None]:
         """Writes an ATen op; `node` says that autograd records it."""
-        return self.write(aten(name), inputs, outputs, sequence=self.sequence if node else -1)
+        return self.write(f"{ATEN}{name}", inputs, outputs, sequence=self.sequence if node else -1)
 
     def open(self) -> None:
         """What is written next is inside what was written last."""
@@ -349,4 +350,4 @@ def _flat(values: tuple[Value, ...]) -> tuple[Tensor, ...]:
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors)
+    return sum(math.prod(tensor.shape) * dtype_bytes(tensor.dtype) for tensor in tensors)

@@ -55,7 +55,7 @@ def _locality(tables: TableColumns, windows: Floats) -> Floats:
     at = np.minimum(np.log2(np.maximum(windows, 1.0)), last)
     low = np.minimum(at, np.ceil(last) - 1).astype(np.intp)
     part = (at - low) / np.minimum(1.0, last - low)
-    each = np.arange(len(tables))
+    each = np.arange(len(windows))
     result: Floats = tables.locality[each, low] * (1 - part) + tables.locality[each, low + 1] * part
     return result
 
@@ -64,7 +64,7 @@ def misses(tables: TableColumns, capacity_rows: Floats, share: Floats | float = 
     """Lookups that miss, over all of 1 / share equal streams, each with an empty cache of its own of so many rows, [tables]."""
     lookups = tables.lookups
     stream = np.broadcast_to(np.asarray(share, dtype=np.float64), lookups.shape)
-    low, high = np.full(len(tables), -20.0), np.zeros(len(tables))
+    low, high = np.full(len(lookups), -20.0), np.zeros(len(lookups))
     for _ in range(_STEPS):  # ln of the share of lookups after which the cache is full
         middle = (low + high) / 2
         over = distinct(tables, np.exp(middle)) > capacity_rows
