@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._models.engine.archive import Archive, write_archive
-from steptime._models.engine.residuals import Residuals, size_of
-from steptime._models.engine.splits import FIT, TEST, VALIDATION, split_of
+from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, size_of, split_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg, flop_of, moved_bytes
 from steptime._models.kernels.fitted import KernelModels

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from steptime._hardware.device import read_device
 from steptime._lookups.table import TableStatistics, table_statistics
 from steptime._lookups.workload import StepLookups
-from steptime._models.engine.residuals import Residuals
+from steptime._models.engine.splits import Residuals
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.fitted import LookupModels

@@ -2,21 +2,23 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from steptime._hardware.fabric import fabric_names, fabric_toml, read_fabric
+from steptime._hardware.fabric import FabricLimits, fabric_names, fabric_toml, read_fabric
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
+from steptime._models.collectives.fitting import fit_curves
 from steptime._models.collectives.message import KINDS, Message, Messages
 from steptime._models.collectives.tier import TierModel
 from steptime._models.estimate import Source
 from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._platforms.own_fabric import described, network_points, tier_points
 from steptime.errors import InputError
-from steptime_lab.fit.fabrics import fit_measured, fit_tiers
+from steptime_lab.fit.fabrics import fit_measured
 
 MIB = 1 << 20
 
@@ -137,10 +139,14 @@ def points(nodes: int, per_node: int, byte_ns: float, kind: str = "all_to_all", 
     return [Point(kind, ranks, nodes, 1 << size, 1e4 + byte_ns * share * (1 << size)) for size in sizes]
 
 
+def curves(limits: FabricLimits, timed: Sequence[Point]) -> dict[str, TierModel]:
+    return {name: fit_curves(of_tier) for name, of_tier in tier_points(limits, timed).items()}
+
+
 def test_a_users_timings_make_a_fabric_that_predicts_other_layouts(tmp_path: Path) -> None:
     limits = replace(read_fabric("h100-2-nodes"), name="mine", models=tmp_path / "mine.json")
     measured = [*points(1, 8, 0.003), *points(1, 4, 0.003), *points(2, 1, 0.03), *points(2, 2, 0.02)]
-    models = fit_tiers(limits, measured)
+    models = curves(limits, measured)
     assert limits.models is not None
     write_models(limits.models, models)
     (tmp_path / "mine.toml").write_text(fabric_toml(limits))
@@ -247,7 +253,7 @@ def test_what_nccl_tests_printed_becomes_a_fabric_of_ones_own(tmp_path: Path) ->
     assert sum(one.skipped for one in read) == 3
     timed = [point for one in read for point in one.points]
     limits = described("mine", timed)
-    fabric = Fabric(limits, fit_tiers(limits, timed))
+    fabric = Fabric(limits, curves(limits, timed))
     (tmp_path / "mine.toml").write_text(fabric_toml(limits))
     assert read_fabric(str(tmp_path / "mine.toml")).tiers == limits.tiers
     assert (fabric.limits.gpus_per_node, fabric.limits.nodes, fabric.limits.rails) == (4, 2, 4)

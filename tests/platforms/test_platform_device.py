@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from steptime._hardware.device import FOLDER, read_device
-from steptime._models.engine.residuals import Residuals
+from steptime._models.engine.splits import Residuals
 from steptime._models.estimate import Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.fitted import KernelModels

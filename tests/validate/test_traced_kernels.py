@@ -13,7 +13,7 @@ import pytest
 from tests.support.traced_kernels import traced_calls, validation_of
 
 from steptime._hardware.device import read_device
-from steptime._models.engine.residuals import Residuals
+from steptime._models.engine.splits import Residuals
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._platforms.device import Device

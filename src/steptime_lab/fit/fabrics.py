@@ -1,4 +1,4 @@
-"""A fabric's models from what was measured on it: the set `collectives`, or what nccl-tests printed."""
+"""A fabric's models from what was measured on it: the rows of the set `collectives`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from steptime._hardware.fabric import FabricLimits
-from steptime._measurements.nccl_tests import Point
 from steptime._models.collectives.fitting import (
     Points,
     Reduction,
@@ -22,11 +21,9 @@ from steptime._models.collectives.fitting import (
     left_out,
     steadiest,
     swept,
-    unseen_logs,
 )
 from steptime._models.collectives.tier import TierModel
 from steptime._models.engine.splits import FIT, VALIDATION
-from steptime._platforms.own_fabric import tier_points
 from steptime.errors import InputError
 
 
@@ -63,19 +60,3 @@ def fit_measured(limits: FabricLimits, rows: Iterable[Mapping[str, Any]]) -> tup
         raise InputError(f"fabric {limits.name} has {len(limits.tiers)} tiers; measured rows do not say which one they used")
     result = fit_fabric(swept(rows, limits.name))
     return {limits.tiers[0].name: result.model}, result
-
-
-def fit_tiers(limits: FabricLimits, points: Sequence[Point], *, held_out: bool = False) -> dict[str, TierModel]:
-    """From timed collectives of its first ranks: those within a node by tier; those over nodes as `network_points` has them.
-
-    `held_out` keeps the rows of the split `test` from the curves within nodes. The network's curves see all they are given.
-    """
-    result: dict[str, TierModel] = {}
-    for name, entry in tier_points(limits, points).items():
-        network = limits.network is not None and name == limits.network.name
-        if held_out and not network:
-            result[name] = fit_points(entry)
-            continue
-        model = fit_curves(entry)
-        result[name] = replace(model, residuals=interval_ends(unseen_logs(model, entry)))
-    return result

@@ -27,7 +27,7 @@ from steptime.errors import InputError
 from steptime_lab.fit.attribution import launched_by
 from steptime_lab.fit.overlap import KernelPairs
 from steptime_lab.measurements.sets import STEP_KERNELS
-from steptime_lab.measurements.shipped import FILE_NAME, CasePrograms, program_of, read_programs
+from steptime_lab.measurements.shipped import FILE_NAME, program_of, read_programs
 
 Floats = npt.NDArray[np.float64]
 Row = Mapping[str, Any]  # of the set step_kernels
@@ -98,49 +98,35 @@ def profiled_steps(folder: Path, names: Iterable[str] | None = None) -> Iterator
     table = table.select(_COLUMNS)
     wanted = None if names is None else set(names)
     heads = zip(table["name"].to_pylist(), table["ranks"].to_pylist(), strict=True)
-    table = table.filter([ranks > 1 and (wanted is None or name in wanted) for name, ranks in heads])
     profiled: dict[str, list[int]] = defaultdict(list)
-    for index, name in enumerate(table["name"].to_pylist()):
-        profiled[name].append(index)
+    for index, (name, ranks) in enumerate(heads):
+        if ranks > 1 and (wanted is None or name in wanted):
+            profiled[name].append(index)
     every = sorted(profiled)
     for first in range(0, len(every), _LOT):
         for case in read_programs(folder / FILE_NAME, every[first : first + _LOT]):
             rows = {row["rank"]: row for row in table.take(profiled[case.name]).to_pylist()}
             if len(rows) == len(case.owners):
-                yield profiled_step(case, rows)
-
-
-def profiled_step(case: CasePrograms, rows: Mapping[int, Row]) -> ProfiledStep:
-    """One case, its traces read."""
-    programs = {owner: program_of(case, owner) for owner in set(case.owners)}
-    return ProfiledStep(case.name, rows[0]["workload"], programs, case.owners, rows)
+                programs = {owner: program_of(case, owner) for owner in set(case.owners)}
+                yield ProfiledStep(case.name, rows[0]["workload"], programs, case.owners, rows)
 
 
 def collectives_of(case: ProfiledStep) -> list[StepCollective]:
     """Its collectives in the order of their launches, which is that of the programs; none where the two do not agree."""
-    ranks = len(case.owners)
+    rows = [case.rows[rank] for rank in range(len(case.owners))]
     calls = [case.programs[owner].collectives for owner in case.owners]
-    seen = [_nccl(case.rows[rank]) for rank in range(ranks)]
-    if len({len(each) for each in (*calls, *seen)}) != 1:
+    times = [(start[nccl], ran[nccl]) for start, ran, nccl in map(_times, rows)]
+    if len({*map(len, calls), *(len(start) for start, _ in times)}) != 1:
         return []
-    covered = [covered_share(case.rows[rank]) for rank in range(ranks)]
+    begun, ran = (np.array(columns) for columns in zip(*times, strict=True))  # [ranks, collectives]
+    covered = [covered_share(row) for row in rows]
     return [
         StepCollective(
-            case.name,
-            case.workload,
-            message_of([item[index] for item in calls]),
-            np.array([seen[rank][index][0] for rank in range(ranks)]),
-            np.array([seen[rank][index][1] for rank in range(ranks)]),
-            float(np.mean([item[index] for item in covered])),
+            case.name, case.workload, message_of(each), begun[:, index], ran[:, index],
+            float(np.mean([shares[index] for shares in covered])),
         )
-        for index in range(len(calls[0]))
-    ]
-
-
-def _nccl(row: Row) -> list[tuple[float, float]]:
-    """Start and time of a row's collectives in its last step, of which starts are known."""
-    kernels = zip(row["kernel"], row["start_ns"], row["kernel_ns"], strict=True)
-    return [(float(start), float(times[-1])) for name, start, times in kernels if name.startswith(_COLLECTIVE_KERNELS)]
+        for index, each in enumerate(zip(*calls, strict=True))
+    ]  # fmt: skip
 
 
 def message_of(calls: Sequence[Collective]) -> Message:
@@ -218,11 +204,14 @@ def kernels_beside(cases: Iterable[ProfiledStep]) -> KernelPairs:
     shares: dict[str, int] = {}
     for case in cases:
         shares[case.name] = len(case.owners)
-        keys = {owner: _calls(program) for owner, program in case.programs.items()}
+        works = {owner: questions_of(program) for owner, program in case.programs.items()}
+        texts = {
+            owner: ["" if work.question is None else work.question.call.to_json() for work in item]
+            for owner, item in works.items()
+        }
         for rank, row in case.rows.items():
             owner = case.owners[rank]
-            program, (works, texts) = case.programs[owner], keys[owner]
-            _gather(row, launched_by(program, works, row["op"]), texts, times, case.name)
+            _gather(row, launched_by(case.programs[owner], works[owner], row["op"]), texts[owner], times, case.name)
     kept = {key: pair for key, pair in times.items() if min(map(len, pair)) >= _FEWEST}
     return KernelPairs(
         alone_ns=np.array([np.median(clear) for clear, _ in kept.values()]),
@@ -233,11 +222,6 @@ def kernels_beside(cases: Iterable[ProfiledStep]) -> KernelPairs:
         collective_ns=np.full(len(kept), _EVERY),
         kernel=np.array([" ".join(key) for key in kept], dtype=np.str_),
     )
-
-
-def _calls(program: Program) -> tuple[list[Any], list[str]]:
-    works = questions_of(program)
-    return works, ["" if work.question is None else work.question.call.to_json() for work in works]
 
 
 def _gather(
@@ -260,7 +244,8 @@ def _gather(
 
 def beside_share(row: Row) -> Floats:
     """Of each kernel's time in the last step, what collectives of the same rank ran as well."""
-    start, end, nccl = _times(row)
+    start, ran, nccl = _times(row)
+    end = start + ran
     common = np.minimum(end[:, None], end[nccl]) - np.maximum(start[:, None], start[nccl])
     result: Floats = np.maximum(common, 0.0).sum(axis=1) / np.maximum(end - start, 1.0)
     return result
@@ -268,7 +253,8 @@ def beside_share(row: Row) -> Floats:
 
 def covered_share(row: Row) -> Floats:
     """Of each collective's time in the last step, what other kernels of the same rank ran as well, each moment once."""
-    start, end, nccl = _times(row)
+    start, ran, nccl = _times(row)
+    end = start + ran
     order = np.argsort(start[~nccl])
     begin, until = start[~nccl][order], end[~nccl][order]
     results = []
@@ -280,8 +266,8 @@ def covered_share(row: Row) -> Floats:
 
 
 def _times(row: Row) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Start and end of each kernel in the last step, and which are collectives."""
+    """Start and time of each kernel in the last step, and which are collectives."""
     start = np.asarray(row["start_ns"], dtype=np.float64)
     ran = np.array([float(times[-1]) if len(times) else 0.0 for times in row["kernel_ns"]])
     nccl = np.array([name.startswith(_COLLECTIVE_KERNELS) for name in row["kernel"]], dtype=np.bool_)
-    return start, start + ran, nccl
+    return start, ran, nccl

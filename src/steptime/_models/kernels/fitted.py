@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime._models.engine.archive import Archive, StoredParts, write_archive
-from steptime._models.engine.residuals import Residuals
+from steptime._models.engine.splits import Residuals
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.family import families, family_of
 from steptime._models.kernels.forms import KernelForm, load_form

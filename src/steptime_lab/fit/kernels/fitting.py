@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from steptime import __version__
 from steptime._hardware.device import DeviceLimits
-from steptime._models.engine.residuals import Residuals, group_of
-from steptime._models.engine.splits import FIT, TEST, VALIDATION
+from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, group_of
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms import KernelForm

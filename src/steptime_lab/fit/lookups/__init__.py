@@ -21,9 +21,8 @@ from steptime._hardware.device import DeviceLimits
 from steptime._lookups.table import Floats
 from steptime._measurements.store import read
 from steptime._models.engine.archive import Archive, write_archive
-from steptime._models.engine.residuals import Residuals
-from steptime._models.engine.residuals import group_of as residual_group
-from steptime._models.engine.splits import FIT, TEST, VALIDATION
+from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals
+from steptime._models.engine.splits import group_of as residual_group
 from steptime._models.engine.stored import Arrays, pack, unpack
 from steptime._models.lookups.fitted import Kind, LookupModels, group_of, lookups_file
 from steptime._models.lookups.forms import FORMS, LookupForm, load_form

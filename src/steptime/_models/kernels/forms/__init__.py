@@ -57,3 +57,8 @@ def settings_of(questions: Sequence[Question]) -> SettingColumns:
         np.array([question.share for question in questions], dtype=np.int64),
         np.array([OTHERS.index(question.others) for question in questions], dtype=np.int64),
     )
+
+
+def shape_text(lengths: Sequence[int]) -> str:
+    """A shape in a message."""
+    return "x".join(map(str, lengths))

@@ -17,7 +17,7 @@ from steptime._models.engine.constants import reference_constants
 from steptime._models.engine.regression import Blend
 from steptime._models.engine.stored import Floats
 from steptime._models.kernels.call import Argument, Call, TensorArg
-from steptime._models.kernels.forms import settings_of
+from steptime._models.kernels.forms import settings_of, shape_text
 from steptime._models.kernels.forms.lists import Lists, inside_of
 from steptime._models.kernels.question import Answer, Question
 from steptime._units import dtype_bytes
@@ -76,11 +76,10 @@ def heads_of(call: Call) -> Heads:
     query, key, value = (_tensor(call, first + index) for index in range(3))
     shape = query.shape
     if key.shape[:2] != shape[:2] or value.shape[:3] != key.shape[:3] or key.shape[3] != shape[3]:
-        raise InputError(
-            f"{call.op} of queries {_sizes(query)}, keys {_sizes(key)}, values {_sizes(value)}: they do not fit together"
-        )
+        queries, keys, values = (shape_text(tensor.shape) for tensor in (query, key, value))
+        raise InputError(f"{call.op} of queries {queries}, keys {keys}, values {values}: they do not fit together")
     if backward and _tensor(call, 0).shape[:3] != shape[:3]:
-        raise InputError(f"{call.op} of a gradient {_sizes(_tensor(call, 0))} for queries {_sizes(query)}")
+        raise InputError(f"{call.op} of a gradient {shape_text(_tensor(call, 0).shape)} for queries {shape_text(query.shape)}")
     if query.dtype not in _DTYPES[kind] or {key.dtype, value.dtype} != {query.dtype}:
         raise InputError(
             f"{call.op} of {query.dtype}, {key.dtype}, {value.dtype}: one of {', '.join(_DTYPES[kind])} was expected"
@@ -116,13 +115,9 @@ def _plain(call: Call, place: int) -> Argument:
 def _tensor(call: Call, place: int) -> TensorArg:
     value = _plain(call, place)
     if not isinstance(value, TensorArg) or len(value.shape) != 4 or min(value.shape) < 1:
-        shape = _sizes(value) if isinstance(value, TensorArg) else repr(value)
+        shape = shape_text(value.shape) if isinstance(value, TensorArg) else repr(value)
         raise InputError(f"{call.op} has {shape} as argument {place}: a tensor of batch, heads, length and dim was expected")
     return value
-
-
-def _sizes(tensor: TensorArg) -> str:
-    return "x".join(str(length) for length in tensor.shape)
 
 
 _LAUNCH_NS = 2000.0  # seen in the smallest rows

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from steptime._models.engine.stored import Floats
 from steptime._models.kernels.call import Argument, Call, TensorArg
-from steptime._models.kernels.forms import settings_of
+from steptime._models.kernels.forms import settings_of, shape_text
 from steptime._models.kernels.question import Question
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -62,7 +62,7 @@ def layer_of(call: Call) -> ConvolutionLayer:
     first = 4 if backward else 3
     if len(call.args) < first + 6:
         raise InputError(f"{call.op} has {len(call.args)} arguments, {first + 6} were expected")
-    axes, shapes = len(image.shape) - 2, f"{call.op} of {_sizes(image)} with filters {_sizes(weight)}"
+    axes, shapes = len(image.shape) - 2, f"{call.op} of {shape_text(image.shape)} with filters {shape_text(weight.shape)}"
     if axes not in _SPATIAL or len(weight.shape) != axes + 2:
         raise InputError(f"{shapes}: batch, channels and 1 to 3 axes were expected")
     stride, padding, dilation = (_lengths(call, first + index, axes) for index in range(3))
@@ -76,12 +76,12 @@ def layer_of(call: Call) -> ConvolutionLayer:
     if not isinstance(groups, int) or groups < 1 or image.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         raise InputError(f"{shapes} in {groups} groups: channels do not divide")
     if min((*image.shape, *weight.shape, *result)) < 1:
-        raise InputError(f"{shapes} has no result: {_text(result)}")
+        raise InputError(f"{shapes} has no result: {shape_text(result)}")
     if image.dtype not in DTYPES or weight.dtype != image.dtype:
         raise InputError(f"{call.op} of {image.dtype} with {weight.dtype}: one of {', '.join(DTYPES)} for both was expected")
     expected = (image.shape[0], weight.shape[0], *result)
     if backward and _tensor(call, 0).shape != expected:
-        raise InputError(f"{call.op} of a gradient {_sizes(_tensor(call, 0))}: {_text(expected)} was expected")
+        raise InputError(f"{call.op} of a gradient {shape_text(_tensor(call, 0).shape)}: {shape_text(expected)} was expected")
     names = {places[0]: "image", places[1]: "weight", places[2]: "result"}
     return ConvolutionLayer(
         batch=image.shape[0],
@@ -135,14 +135,6 @@ def _two(lengths: tuple[int, ...]) -> tuple[int, ...]:
 def _channels_last(tensor: TensorArg) -> bool:
     """Channels next to each other in memory, as ATen suggests a layout: of single pixels or channels both hold."""
     return tensor.strides is not None and len(tensor.shape) > 3 and tensor.strides[1] == 1 and tensor.strides[-1] != 1
-
-
-def _sizes(tensor: TensorArg) -> str:
-    return _text(tensor.shape)
-
-
-def _text(lengths: tuple[int, ...]) -> str:
-    return "x".join(str(length) for length in lengths)
 
 
 # Seen in the smallest rows: a launch, a product's floor, a tile's start.
