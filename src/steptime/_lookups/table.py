@@ -132,13 +132,13 @@ class TableColumns:
         total: Floats = np.rint(self.bin_lookups.sum(axis=1))
         return total
 
-    @property
+    @cached_property
     def unique(self) -> Floats:
         """Distinct rows looked up."""
         total: Floats = self.bin_rows.sum(axis=1)
         return total
 
-    @property
+    @cached_property
     def pooling(self) -> Floats:
         """Mean lookups per sample."""
         return self.lookups / np.maximum(self.batch, 1.0)
