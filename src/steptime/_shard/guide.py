@@ -34,10 +34,8 @@ class Loads:
     of: Floats
 
     def totals(self, rank_of: Places, ranks: int) -> Floats:
-        """Per rank and part, [ranks, parts]."""
-        result = np.zeros((ranks, self.of.shape[1]))
-        np.add.at(result, rank_of, self.of)
-        return result
+        """Per part and rank, [parts, ranks]."""
+        return np.stack([np.bincount(rank_of, weights=part, minlength=ranks) for part in self.of.T])
 
     @property
     def size(self) -> Floats:
@@ -48,18 +46,21 @@ class Loads:
 
 def learn(search: Search) -> Loads:
     """Asks for as many plans as it takes, and learns the loads from all that were asked so far."""
-    shards, ranks = len(search.shards), search.ranks
-    wanted = math.ceil(_EQUATIONS * shards / ranks) + _MORE_PLANS
-    have = sum(len(plans) for plans, _ in search.log)
-    if have < wanted:
-        search.ask(samples(search, wanted - have))
+    plans = samples(search)
+    if len(plans):
+        search.ask(plans)
     return of_log(search)
 
 
-def samples(search: Search, count: int) -> Places:
-    """Plans that tell shards apart: half of them anyhow, half with lookups about balanced, as good plans are."""
+def samples(search: Search, others: int = 0) -> Places:
+    """Plans that tell shards apart, as many as it takes beside those asked for and others that will be.
+
+    Half of them anyhow, half with lookups about balanced, as good plans are.
+    """
     draws = np.random.default_rng(len(search.shards))
     shards, ranks = len(search.shards), search.ranks
+    wanted = math.ceil(_EQUATIONS * shards / ranks) + _MORE_PLANS
+    count = max(wanted - others - sum(len(plans) for plans, _ in search.log), 0)
     costs = _sizes(search.shards)[:, 1]
     result = draws.integers(0, ranks, (count, shards))
     for plan in result[count // 2 :]:
@@ -143,22 +144,22 @@ _TARGETS = 6
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Changes of one plan: shard `first` to rank `to`, and where `second` is a shard, that one back to where `first` was."""
+    """Changes of one plan: a shard to another rank, or two in each other's place; [changes]."""
 
-    first: Places
-    second: Places  # FREE: a move without return
-    to: Places
-    guide_ns: Floats
+    guide_ns: Floats  # infinite where a rank has no room
     unevenness: Floats  # of the loads afterwards: sum of squares less what it was
+    blocks: tuple[tuple[Places, Places, Places], ...]  # shards that go, each against all that come back (or FREE), and where to
 
     def applied(self, rank_of: Places, chosen: Places) -> Places:
         """The plans after some of the changes, each by itself."""
         plans = np.repeat(rank_of[None, :], len(chosen), axis=0)
-        rows = np.arange(len(chosen))
-        first, second, to = self.first[chosen], self.second[chosen], self.to[chosen]
-        swapped = second != FREE
-        plans[rows[swapped], second[swapped]] = rank_of[first[swapped]]
-        plans[rows, first] = to
+        ends = np.cumsum([len(shards) * len(back) for shards, back, _ in self.blocks])
+        for plan, change, block in zip(plans, chosen.tolist(), np.searchsorted(ends, chosen, "right").tolist(), strict=True):
+            shards, back, to = self.blocks[block]
+            goes, comes = divmod(change - (int(ends[block - 1]) if block else 0), len(back))
+            if back[comes] != FREE:
+                plan[back[comes]] = rank_of[shards[goes]]
+            plan[shards[goes]] = to[comes]
         return plans
 
 
@@ -167,60 +168,63 @@ class Neighbourhood:
 
     def __init__(self, search: Search, loads: Loads) -> None:
         self._search, self._loads = search, loads
+        self._of_part = np.ascontiguousarray(loads.of.T)  # [parts, shards]
         self._movable = search.pinned == FREE
         self._bytes = search.memory.shard_bytes
         self._room = search.memory.room
 
     def measured(self, rank_of: Places) -> Floats:
-        """What the ranks of a plan do as evaluated, not as loads add up, [ranks, parts]."""
+        """What the ranks of a plan do as evaluated, not as loads add up, [parts, ranks]."""
         result = self._loads.totals(rank_of, self._search.ranks)
         evaluated = self._search.result(rank_of)
-        result[:, FORWARD], result[:, BACKWARD] = evaluated.forward_ns[0], evaluated.backward_ns[0]
+        result[FORWARD], result[BACKWARD] = evaluated.forward_ns[0], evaluated.backward_ns[0]
         return result
 
     def moves(self, rank_of: Places, totals: Floats | None = None, *, every: bool = False) -> Moves:
         """From the slowest rank of every part, or from every rank; `totals` where more is known than loads."""
         totals = self._loads.totals(rank_of, self._search.ranks) if totals is None else totals
         used: Floats = np.bincount(rank_of, weights=self._bytes, minlength=self._search.ranks).astype(np.float64)
-        begins = range(len(totals)) if every else dict.fromkeys(np.argmax(totals, axis=0).tolist())
-        parts = [self._from(rank, rank_of, totals, used) for rank in begins]
-        return Moves(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        idle = np.argsort(np.concatenate([totals.sum(axis=0)[None], totals]), axis=1, kind="stable")[:, :_TARGETS].ravel()
+        begins = range(len(used)) if every else dict.fromkeys(np.argmax(totals, axis=1).tolist())
+        guides, uneven, blocks = zip(*(self._from(rank, idle, rank_of, totals, used) for rank in begins), strict=True)
+        return Moves(np.concatenate(guides), np.concatenate(uneven), blocks)
 
-    def _from(self, rank: int, rank_of: Places, totals: Floats, used: Floats) -> tuple[Places, Places, Places, Floats, Floats]:
-        loads, own = self._loads.of, np.flatnonzero((rank_of == rank) & self._movable)
-        targets = _idlest(totals, rank)
-        is_target = np.zeros(len(totals), dtype=np.bool_)
-        is_target[targets] = True
+    def _from(
+        self, rank: int, idle: Places, rank_of: Places, totals: Floats, used: Floats
+    ) -> tuple[Floats, Floats, tuple[Places, Places, Places]]:
+        """Every shard of a rank to each of the idle ranks, and against each shard of these."""
+        is_target = np.zeros(len(used), dtype=np.bool_)
+        is_target[idle] = True
+        is_target[rank] = False
+        shards, targets = np.flatnonzero((rank_of == rank) & self._movable), np.flatnonzero(is_target)
         others = np.flatnonzero(is_target[rank_of] & self._movable)
-        first = np.concatenate([np.repeat(own, len(targets)), np.repeat(own, len(others))])
-        second = np.concatenate([np.full(len(own) * len(targets), FREE), np.tile(others, len(own))])
-        to = np.concatenate([np.tile(targets, len(own)), rank_of[np.tile(others, len(own))]])
-        swapped = second != FREE
-        back = np.where(swapped[:, None], loads[second], 0.0)
-        back_bytes = np.where(swapped, self._bytes[second], 0)
-        difference, moved = loads[first] - back, self._bytes[first] - back_bytes
-        fits = (used[to] + moved <= self._room) & (used[rank] - moved <= self._room)
-        first, second, to, difference = first[fits], second[fits], to[fits], difference[fits]
-        after_own, after_other = totals[rank] - difference, totals[to] + difference
-        guide = np.maximum(_largest_without(totals, rank)[to], np.maximum(after_own, after_other)).sum(axis=1)
-        squares = after_own**2 + after_other**2 - totals[rank] ** 2 - totals[to] ** 2
-        return first, second, to, guide, squares.sum(axis=1)
+        # First as if a shard of no load came back. [parts, shards that go, shards that come back]
+        back, to = np.concatenate([np.full(len(targets), FREE), others]), np.concatenate([targets, rank_of[others]])
+        back_loads, back_bytes = self._of_part[:, back], self._bytes[back]
+        back_loads[:, : len(targets)], back_bytes[: len(targets)] = 0.0, 0
+        less = self._of_part[:, shards, None] - back_loads[:, None, :]
+        here, there = totals[:, rank, None, None], totals[:, None, to]
+        largest = np.maximum(_largest_without(totals, rank)[:, None, to], np.maximum(here - less, there + less))
+        guide = largest.sum(axis=0)
+        moved = self._bytes[shards, None] - back_bytes
+        if (moved.max(initial=0) > self._room - used.max()) or (-moved.min(initial=0) > self._room - used[rank]):
+            guide[(used[to] + moved > self._room) | (used[rank] - moved > self._room)] = np.inf
+        uneven = 2.0 * (less * (less - here + there)).sum(axis=0)
+        return guide.ravel(), uneven.ravel(), (shards, back, to)
 
 
 def descended(search: Search, loads: Loads, rank_of: Places, *, rounds: int) -> Places:
     """The plan after the best change by the guide, again and again, while that makes it shorter or as short and more even."""
     around = Neighbourhood(search, loads)
     here = rank_of.copy()
-    now = float(loads.totals(here, search.ranks).max(axis=0).sum())
+    now = float(loads.totals(here, search.ranks).max(axis=1).sum())
     enough = float(loads.of.sum()) / search.ranks * (1 + _EVEN)
     level = 0
     for _ in range(rounds):
         if now <= enough or level > _LEVEL_ROUNDS or search.budget.out_of_time():
             break
         moves = around.moves(here)
-        if not len(moves.first):
-            break
-        shortest = float(moves.guide_ns.min())
+        shortest = float(moves.guide_ns.min(initial=np.inf))
         if shortest > now:
             break
         best = int(np.argmin(np.where(moves.guide_ns <= shortest * (1 + _ROUNDING), moves.unevenness, np.inf)))
@@ -232,19 +236,12 @@ def descended(search: Search, loads: Loads, rank_of: Places, *, rounds: int) -> 
     return here
 
 
-def _idlest(totals: Floats, rank: int) -> Places:
-    """The ranks, other than this one, that have least to do, in all and in each part."""
-    columns = (totals.sum(axis=1), *totals.T)
-    results = {int(item) for column in columns for item in np.argsort(column, kind="stable")[:_TARGETS]}
-    return np.array(sorted(results - {rank}), dtype=np.intp)
-
-
 def _largest_without(totals: Floats, rank: int) -> Floats:
-    """Per other rank and part, the largest load of ranks that are neither, [ranks, parts]."""
-    left = totals.copy()
-    left[rank] = -np.inf
-    order = np.argsort(-left, axis=0, kind="stable")
-    parts = np.arange(totals.shape[1])
-    largest, second = left[order[0], parts], left[order[min(1, len(left) - 1)], parts]
-    result: Floats = np.where(order[0] == np.arange(len(left))[:, None], second, largest)
+    """Per part and other rank, the largest load of ranks that are neither, [parts, ranks]."""
+    left, parts = totals.copy(), np.arange(len(totals))
+    left[:, rank] = -np.inf
+    first = left.argmax(axis=1)
+    result = np.repeat(left[parts, first, None], left.shape[1], axis=1)
+    left[parts, first] = -np.inf
+    result[parts, first] = left.max(axis=1)
     return np.maximum(result, 0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,22 +22,23 @@ from steptime._shard.guide import of_log
 from steptime._shard.rules import RULES
 from steptime._shard.search_state import Evaluates, Floats, Search, SearchBudget
 from steptime._shard.shortage import shortage
-from steptime._shard.strategies import CHEAP, STRATEGIES, plan_of_rule
+from steptime._shard.strategies import CHEAP, MOST_PLANS, STRATEGIES, count_plans, plan_of_rule, plans_at_most, propose
 from steptime._shard.task import Task
 from steptime.errors import InputError
 
 RUNNERS_UP = 5
 # Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
 # Of those, only plans within this factor of the best of all divisions: curves are hardly further off.
-_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT, _NEAR_BEST = 50_000, 4, 32, 1.03
+_ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT, _NEAR_BEST = 200_000, 4, 32, 1.03
 # At most, and for every table and rank that it may be on: few tables have few plans worth a look.
 EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 100
 # With one lookup per table every plan is played, a few in a second.
 _PLAYED_EVALUATIONS = 120
 # Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
 _DIVISIONS = 400
-# Where copies or rows make a division this much longer than the best by cheap strategies, it gets no others.
-_PROMISING = 1.1
+# A division gets other strategies than cheap ones unless it would stay this much longer than the best of all if they gained as
+# much as among whole tables.
+_PROMISING = 1.02
 # A plan that divides tables further has to be this much faster: it is more to run and to keep.
 _WORTH_DIVIDING = 1.001
 # What the search over whole tables may spend of all evaluations; the divisions share the rest.
@@ -94,8 +94,12 @@ def search(
     first = divisions.search(base, int(budget.evaluations * (_WHOLE_SHARE if divisions.divisible else 1.0)))
     if first is None:
         raise shortage(task, base, divisions.memory(base), divisions.outside_bytes)
+    propose(first, only or CHEAP)
+    proposed = first.best.score
+    if plans_at_most(first) <= min(MOST_PLANS, budget.evaluations - first.asked):
+        first.budget = budget  # every plan is asked for, and the search among them ends
     _run_strategies(first, only or STRATEGIES)
-    searches = [first, *_further(divisions, first, only)]
+    searches = [first, *_further(divisions, first, first.best.score / proposed, only)]
     searched_plans = sum(item.asked for item in searches)
     near = _NEAR_BEST * min(item.best.score for item in searches)
     searches = [_exactly(item, near) for item in searches]
@@ -108,8 +112,11 @@ def search(
     )
 
 
-def _further(divisions: TaskDivisions, first: Search, only: Sequence[str] | None) -> list[Search]:
-    """Searches among further divisions: by cheap strategies all of them, by the others the promising ones."""
+def _further(divisions: TaskDivisions, first: Search, gained: float, only: Sequence[str] | None) -> list[Search]:
+    """Searches among further divisions: by cheap strategies all of them, by the others the promising ones.
+
+    `gained`: the best step among plans of whole tables over that of cheap strategies.
+    """
     task, budget = divisions.task, divisions.budget
     left = budget.evaluations - first.asked
     loads = table_loads(task, first)
@@ -118,41 +125,26 @@ def _further(divisions: TaskDivisions, first: Search, only: Sequence[str] | None
     for division in list(divisions.further(first, loads, table_shares(task, first, loads), most)):
         result = None if left <= 0 or budget.out_of_time() else divisions.search(division, left)
         if result is not None:
-            _run_strategies(result, [name for name in only or CHEAP if name in CHEAP])
+            propose(result, only or CHEAP)
             left -= result.asked
             searches.append(result)
-    promising = _promising(searches) if only is None else searches
+    best = min(item.best.score for item in (first, *searches))
+    promising = [item for item in searches if only is not None or gained * item.best.score <= _PROMISING * best]
     for number, result in enumerate(promising):
         before = result.asked
         result.budget = budget.with_evaluations(before + max(left, 0) // (len(promising) - number))
-        _run_strategies(result, [name for name in only or STRATEGIES if name not in CHEAP])
+        _run_strategies(result, only or STRATEGIES)
         left -= result.asked - before
     return searches
-
-
-def search_many(
-    tasks: Sequence[Task], platform: Platform, executor: Executor, budget: SearchBudget | None = None
-) -> list[Searched]:
-    """Many tasks at once, in the order given; any executor does: threads, processes, a cluster's."""
-    seconds = None if budget is None else budget.seconds
-    running = [
-        executor.submit(
-            _search_one, task, platform, budget.evaluations if budget else usual_evaluations(task.model, task.ranks), seconds
-        )
-        for task in tasks
-    ]
-    return [item.result() for item in running]
-
-
-def _search_one(task: Task, platform: Platform, evaluations: int, seconds: float | None) -> Searched:
-    return search(task, platform, SearchBudget(evaluations, seconds))  # the clock begins where the work does
 
 
 def usual_evaluations(model: Dlrm, ranks: int) -> int:
     """Plans that a search may ask for where nobody says: some seconds of them."""
     if model.lookup != TABLE_BATCHED:
         return _PLAYED_EVALUATIONS
-    return min(EVALUATIONS, _EVALUATIONS_OF_A_PLACE * len(model.tables) * ranks)
+    usual = min(EVALUATIONS, _EVALUATIONS_OF_A_PLACE * len(model.tables) * ranks)
+    every = count_plans(len(model.tables), ranks)
+    return usual if every > MOST_PLANS else every + int(usual * (1 - _WHOLE_SHARE))
 
 
 def check_ranks(task: Task, platform: Platform) -> None:
@@ -180,16 +172,11 @@ def table_shares(task: Task, search: Search, loads: Floats) -> Floats:
 
 
 def _run_strategies(search: Search, names: Collection[str]) -> None:
+    """All but the cheap ones, until every plan is known."""
     for name, strategy in STRATEGIES.items():
-        if name in names and search.left:
+        if name in names and name not in CHEAP and search.left and not search.complete:
             search.by = name
             strategy(search)
-
-
-def _promising(searches: Sequence[Search]) -> list[Search]:
-    """Those with tables that every rank has a part of only where they are not far behind, by what cheap strategies found."""
-    best = min((item.best.score for item in searches), default=0.0)
-    return [item for item in searches if not item.division.everywhere() or item.best.score <= _PROMISING * best]
 
 
 def _exactly(search: Search, near: float) -> Search:
@@ -200,10 +187,8 @@ def _exactly(search: Search, near: float) -> Search:
     most = min(max(_ASKED_EXACTLY // (len(search.shards) * search.ranks), _LEAST_EXACT), _MOST_EXACT)
     exact = replace(search, exact=True, ranked=[], best_by={}, log=[], _known={})
     best = [item for item in search.ranked[:most] if item.score <= near]
-    chosen = dict.fromkeys([*best, *search.best_by.values()])
-    for strategy in dict.fromkeys(item.by for item in chosen):
-        exact.by = strategy
-        exact.ask(np.array([item.rank_of for item in chosen if item.by == strategy]), beyond=True)
+    chosen = list(dict.fromkeys([*best, *search.best_by.values()]))
+    exact.ask(np.array([item.rank_of for item in chosen]), by=[item.by for item in chosen], beyond=True)
     return exact
 
 
@@ -222,13 +207,11 @@ def _options(task: Task, searches: Sequence[Search]) -> tuple[Option, ...]:
 
 def _rules(task: Task, search: Search) -> dict[str, Option | None]:
     """What each usual rule makes of whole tables, or of what they had to be cut into; None where it finds no room."""
-    options: dict[str, Option | None] = {}
-    search.by = "rules"
-    for name in RULES:
-        plan = plan_of_rule(search, name)
-        if plan is None or not np.isfinite(search.ask(plan, beyond=True)[0]):
-            options[name] = None
-        else:
+    plans = {name: plan for name in RULES if (plan := plan_of_rule(search, name)) is not None}
+    options: dict[str, Option | None] = dict.fromkeys(RULES)
+    scores = search.ask(np.stack(list(plans.values())), beyond=True) if plans else ()
+    for (name, plan), score in zip(plans.items(), scores, strict=True):
+        if np.isfinite(score):
             step_ns = float(search.result(plan).step_ns[0])
             options[name] = Option(search.division.plan(task.tables, plan.tolist(), task.ranks), step_ns, name)
     return options

@@ -73,6 +73,7 @@ class Search:
     exact: bool = False  # whether the evaluator is asked exactly
     by: str = ""  # the strategy at work
     asked: int = 0
+    complete: bool = False  # whether every plan was asked for
     ranked: list[RankedPlan] = field(default_factory=list)  # best first
     best_by: dict[str, RankedPlan] = field(default_factory=dict)  # the best that each strategy asked for first
     log: list[tuple[Places, Evaluation]] = field(default_factory=list)  # what was asked, for whoever learns from it
@@ -93,10 +94,11 @@ class Search:
         """Whether ranks may change their numbers: nothing is pinned."""
         return bool((self.pinned == FREE).all())
 
-    def ask(self, plans: Places, *, beyond: bool = False) -> Floats:
+    def ask(self, plans: Places, *, by: Sequence[str] | None = None, beyond: bool = False) -> Floats:
         """Scores of plans, [plans], little more than their steps; infinite where a plan is not possible or the budget is spent.
 
-        `beyond`: whatever the budget says, for the few plans that an answer needs.
+        `by`: whose plans they are, where that is not the strategy at work. `beyond`: whatever the budget says, for the few
+        plans that an answer needs.
         """
         plans = np.atleast_2d(np.asarray(plans, dtype=np.intp))
         keys = [plan.tobytes() for plan in plans]
@@ -107,7 +109,8 @@ class Search:
             if possible[index] and key not in self._known and key not in new and len(new) < room:
                 new[key] = index
         if new:
-            self._learn(plans[list(new.values())], list(new))
+            rows = list(new.values())
+            self._learn(plans[rows], list(new), [self.by if by is None else by[row] for row in rows])
         return np.array([self._known[key][0] if key in self._known else np.inf for key in keys])
 
     def result(self, rank_of: Places) -> Evaluation:
@@ -128,7 +131,7 @@ class Search:
     def _evaluate(self, plans: Places) -> Evaluation:
         return self.evaluator.evaluate(plans, self.division, exact=self.exact)
 
-    def _learn(self, plans: Places, keys: Sequence[bytes]) -> None:
+    def _learn(self, plans: Places, keys: Sequence[bytes], by: Sequence[str]) -> None:
         result = self._evaluate(plans)
         self.asked += len(plans)
         self.log.append((plans, result))
@@ -138,10 +141,10 @@ class Search:
         )
         worst = self.ranked[-1].score if len(self.ranked) >= KEPT else np.inf
         better = [index for index, score in enumerate(scores) if score < worst]
-        new = [RankedPlan(scores[index], steps[index], tuple(plans[index].tolist()), self.by) for index in better]
-        if new:
-            first = min(new, key=lambda item: (item.score, item.rank_of))
-            self.best_by[self.by] = min(first, self.best_by.get(self.by, first), key=lambda item: item.score)
+        new = [RankedPlan(scores[index], steps[index], tuple(plans[index].tolist()), by[index]) for index in better]
+        for item in sorted(new, key=lambda item: (item.score, item.rank_of)):
+            if item.by not in self.best_by or item.score < self.best_by[item.by].score:
+                self.best_by[item.by] = item
         self.ranked = self._distinct(sorted([*self.ranked, *new], key=lambda item: (item.score, item.rank_of)))[:KEPT]
 
     def _distinct(self, ranked: Sequence[RankedPlan]) -> list[RankedPlan]:

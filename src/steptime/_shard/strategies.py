@@ -9,13 +9,12 @@ plan there is, where there are few: the true optimum, for small tasks and for te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice, product
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._shard.guide import PARTS, Loads, Neighbourhood, descended, learn, of_log
+from steptime._shard.guide import PARTS, Loads, Neighbourhood, descended, learn, of_log, samples
 from steptime._shard.rules import RULES, Machine
 from steptime._shard.search_state import Floats, Search
 from steptime._shard.task import FREE, Places
@@ -44,8 +43,25 @@ _CYCLES_OF_FEW, _IDLE_CYCLES_OF_FEW, _ENDS_OF_FEW = 12, 3, 5
 # Restarts: about what all descents may evaluate, about how many changes one makes, and descents at least and at most.
 _RESTART_EVALUATIONS, _CHANGES, _FEWEST_RESTARTS, _MOST_RESTARTS = 60_000, 15, 2, 24
 
-# Every plan is evaluated where there are at most so many, in batches.
-_MOST_PLANS, _PLANS_AT_ONCE = 12_000, 1_000
+MOST_PLANS = 4_000
+"""Every plan is evaluated where there are at most so many."""
+
+
+def propose(search: Search, names: Collection[str]) -> None:
+    """Asks for what the cheap ones of some strategies propose: what is known from the start, then what loads say."""
+    rules = [plan for name in RULES if (plan := plan_of_rule(search, name)) is not None] if "rules" in names else []
+    learning = next((name for name in ("greedy", "beam") if name in names), None)
+    drawn = list(samples(search, len(rules))) if learning else []
+    if rules or drawn:
+        search.ask(np.stack([*rules, *drawn]), by=["rules"] * len(rules) + [learning or ""] * len(drawn))
+    if learning is None or not search.left:
+        return
+    loads = of_log(search)
+    grown = [plan for order in orders(search, loads) if (plan := placed(search, loads, order)) is not None]
+    greedy = list(np.unique(np.stack(grown), axis=0)) if grown and "greedy" in names else []
+    beam = list(survivors(search, loads, min(_WIDTH, search.left))) if "beam" in names else []
+    if greedy or beam:
+        search.ask(np.stack([*greedy, *beam]), by=["greedy"] * len(greedy) + ["beam"] * len(beam))
 
 
 def plan_of_rule(search: Search, name: str) -> Places | None:
@@ -55,19 +71,6 @@ def plan_of_rule(search: Search, name: str) -> Places | None:
     except InputError:
         return None
     return np.where(search.pinned == FREE, np.array(plan.rank_of), search.pinned)
-
-
-def _rules(search: Search) -> None:
-    plans = [plan for name in RULES if (plan := plan_of_rule(search, name)) is not None]
-    if plans:
-        search.ask(np.stack(plans))
-
-
-def _greedy(search: Search) -> None:
-    loads = learn(search)
-    plans = [plan for order in orders(search, loads) if (plan := placed(search, loads, order)) is not None]
-    if plans:
-        search.ask(np.unique(np.stack(plans), axis=0))
 
 
 def orders(search: Search, loads: Loads) -> list[Places]:
@@ -101,13 +104,6 @@ def _least(totals: Floats, load: Floats, over: npt.NDArray[np.bool_]) -> int:
     after = totals + load
     grown = np.maximum(after, totals.max(axis=0)).sum(axis=1)
     return int(np.lexsort((after.sum(axis=1), np.where(over, np.inf, grown)))[0])
-
-
-def _beam(search: Search) -> None:
-    loads = learn(search)
-    plans = survivors(search, loads, min(_WIDTH, max(search.left, 1)))
-    if len(plans):
-        search.ask(plans)
 
 
 def survivors(search: Search, loads: Loads, width: int) -> Places:
@@ -198,6 +194,7 @@ def _refined(search: Search, loads: Loads, here: Places, score: float, *, few: b
     while search.left:
         moves = around.moves(here, around.measured(here), every=few)
         order = np.lexsort((moves.unevenness, moves.guide_ns))[: max(_FEW if few else 0, _BATCH * _BATCHES)]
+        order = order[np.isfinite(moves.guide_ns[order])]
         for begin in range(0, len(order), size):
             plans = moves.applied(here, order[begin : begin + size])
             scores = search.ask(plans)
@@ -246,52 +243,61 @@ def _neighbours(search: Search, rank_of: Places) -> Places:
     return np.concatenate([moved, swapped])
 
 
-def _exact(search: Search) -> None:
-    if plans_at_most(search) > min(_MOST_PLANS, search.left):
+def every_plan(search: Search) -> None:
+    """Asks for all plans, where there are few."""
+    if plans_at_most(search) > min(MOST_PLANS, search.left):
         return
-    plans = every_plan(search)
-    while batch := list(islice(plans, _PLANS_AT_ONCE)):
-        search.ask(np.array(batch, dtype=np.intp))
+    search.ask(np.array(list(plans_of(search)), dtype=np.intp))
+    search.complete = True
 
 
 def plans_at_most(search: Search) -> int:
-    """How many plans there are; those that number ranks differently count once where nothing is pinned."""
-    free = int((search.pinned == FREE).sum())
-    if not search.symmetric:
-        return int(search.ranks**free)
-    # Into how many groups, at most as many as ranks: Stirling numbers of the second kind, row by row.
-    row = [1] + [0] * search.ranks
-    for _ in range(free):
-        row = [0, *(k * row[k] + row[k - 1] for k in range(1, search.ranks + 1))]
+    """How many plans there are; those that only number differently ranks to which nothing is pinned count once."""
+    return count_plans(int((search.pinned == FREE).sum()), search.ranks, len(_named(search)))
+
+
+def count_plans(shards: int, ranks: int, named: int = 0) -> int:
+    """Of shards on ranks, of which so many are told apart by what is pinned to them."""
+    # By how many of the others have a shard: Stirling numbers of the second kind, row by row, where none is named.
+    row = [1] + [0] * (ranks - named)
+    for _ in range(shards):
+        row = [(named + used) * count + (row[used - 1] if used else 0) for used, count in enumerate(row)]
     return sum(row)
 
 
-def every_plan(search: Search) -> Iterator[tuple[int, ...]]:
+def plans_of(search: Search) -> Iterator[tuple[int, ...]]:
     """All of them, each once."""
-    if search.symmetric:
-        yield from _grown((), len(search.shards), search.ranks)
-        return
-    yield from product(*(range(search.ranks) if rank == FREE else (int(rank),) for rank in search.pinned))
+    named = _named(search)
+    yield from _grown((), 0, search.pinned.tolist(), named, [rank for rank in range(search.ranks) if rank not in named])
 
 
-def _grown(begin: tuple[int, ...], shards: int, ranks: int) -> Iterator[tuple[int, ...]]:
-    """Ranks are numbered in the order in which they first come."""
-    if len(begin) == shards:
+def _named(search: Search) -> list[int]:
+    return sorted({int(rank) for rank in search.pinned if rank != FREE})
+
+
+def _grown(
+    begin: tuple[int, ...], used: int, pinned: list[int], named: list[int], others: list[int]
+) -> Iterator[tuple[int, ...]]:
+    """Plans that begin so and have shards on so many of the other ranks, which are taken in order."""
+    if len(begin) == len(pinned):
         yield begin
-        return
-    for rank in range(min(max(begin, default=-1) + 2, ranks)):
-        yield from _grown((*begin, rank), shards, ranks)
+    elif pinned[len(begin)] != FREE:
+        yield from _grown((*begin, pinned[len(begin)]), used, pinned, named, others)
+    else:
+        for rank in (*named, *others[: used + 1]):
+            new = used < len(others) and rank == others[used]
+            yield from _grown((*begin, rank), used + new, pinned, named, others)
 
 
 STRATEGIES: dict[str, Callable[[Search], None]] = {
-    "rules": _rules,
-    "greedy": _greedy,
-    "beam": _beam,
+    "rules": lambda search: propose(search, ("rules",)),
+    "greedy": lambda search: propose(search, ("greedy",)),
+    "beam": lambda search: propose(search, ("beam",)),
+    "exact": every_plan,
     "local": _local,
     "restarts": _restarts,
-    "exact": _exact,
 }
 """By name and in the order of their turns: those that start from others' plans come later."""
 
 CHEAP = ("rules", "greedy", "beam")
-"""Strategies that every division gets; the others only where that promises something."""
+"""Strategies that every division gets, together; the others only where that promises something."""

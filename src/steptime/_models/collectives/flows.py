@@ -73,8 +73,8 @@ def _moved_bytes(flows: Floats, moved: Floats) -> Floats:
 
 def _served(flows: Floats, moved: Floats) -> Floats:
     """Bytes that a rank has served when so many of one of its flows have moved: of every other as many, or all of it."""
-    result = np.zeros_like(moved)
+    result, least = np.zeros_like(moved), np.empty_like(moved)
     for other in range(len(flows)):
-        result += np.minimum(flows[:, other, None], moved)
-        result += np.minimum(flows[other, :, None], moved)
+        result += np.minimum(flows[:, other, None], moved, out=least)
+        result += np.minimum(flows[other, :, None], moved, out=least)
     return result

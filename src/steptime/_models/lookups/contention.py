@@ -94,18 +94,23 @@ class LookupsTogether:
 
 def _played(alone: Floats, slowed: Floats, taken: Floats) -> tuple[Floats, Floats]:
     """How long backward and forward take, [ranks, plans]: each slower by what others take of the memory meanwhile."""
-    phase = np.zeros(alone.shape[1:], dtype=np.intp)
-    back, ahead, left = np.zeros(phase.shape), np.zeros(phase.shape), alone[0].copy()
-    where: tuple[npt.NDArray[np.intp], ...] = tuple(np.indices(phase.shape, sparse=True))
+    phase = np.zeros(alone.shape[1:], dtype=np.int8)
+    back, ahead = np.zeros(phase.shape), np.zeros(phase.shape)
+    left, slowing, busy = alone[0].copy(), slowed[0].copy(), taken[0].copy()  # of the phase in which each rank is
+    alone, slowed, taken = (item.reshape(len(item), -1) for item in (alone, slowed, taken))
     for _ in range(_PHASES * len(phase)):  # each time some rank ends one
-        busy = taken[(phase, *where)]
-        slower = 1.0 + slowed[(phase, *where)] * (busy.sum(axis=0) - busy)
-        needed = np.where(phase < _PHASES, left * slower, np.inf)
+        slower = 1.0 + slowing * (busy.sum(axis=0) - busy)
+        needed = left * slower
         passed = needed.min(axis=0)
         passed[np.isinf(passed)] = 0.0
         back += passed * (phase == _BACK)
         ahead += passed * (phase == _AHEAD)
-        ended = needed <= passed * (1.0 + 1e-12)
-        phase += ended & (phase < _PHASES)
-        left = np.where(ended, alone[(np.minimum(phase, _PHASES - 1), *where)], np.maximum(left - passed / slower, 0.0))
+        ended = np.flatnonzero(needed <= passed * (1.0 + 1e-12))
+        if not len(ended):
+            break
+        np.maximum(left - passed / slower, 0.0, out=left)
+        now = phase.ravel()[ended] + 1
+        phase.ravel()[ended] = now
+        left.ravel()[ended] = np.where(now < _PHASES, alone[np.minimum(now, _PHASES - 1), ended], np.inf)
+        slowing.ravel()[ended], busy.ravel()[ended] = slowed[now, ended], taken[now, ended]
     return back, ahead
