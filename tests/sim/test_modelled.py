@@ -124,7 +124,7 @@ def test_a_collective_starts_after_the_compute_before_it() -> None:
 def test_a_slower_host_or_wire_never_makes_a_step_shorter() -> None:
     base = period_ns(step())
     assert period_ns(step(), Calibration(Speed.of_cpu(3.0))) >= base
-    assert period_ns(step(), Calibration(wire={"all_reduce": 9.0, "all_to_all": 9.0})) > base
+    assert period_ns(step(), Calibration(wire={"all_reduce": 60.0, "all_to_all": 60.0})) > base
 
 
 def test_coalescing_a_gradient_makes_the_host_wait() -> None:
