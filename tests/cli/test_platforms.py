@@ -112,7 +112,7 @@ def test_parts_can_be_swapped_to_look_at(capsys: Captured) -> None:
     [
         (["8xh200-nvlnk"], "did you mean 8xh200-nvlink?"),
         (["4xgb200-nvlink"], "no models of device gb200"),
-        (["1xh200", "--host", "nobody"], "no host is called 'nobody'"),
+        (["1xh200", "--host", "nobody"], "no host 'nobody'"),
         (["1xh200", "--device", "h900"], "no device 'h900'"),
         (["8xh200-nvlink", "--fabric", "rope"], "no fabric 'rope'"),
         (["--fabric", "loopback"], "give the platform's name too"),
