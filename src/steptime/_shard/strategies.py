@@ -32,7 +32,7 @@ _FEW = 3_000
 _DESCENTS, _FEWEST_DESCENTS, _MOST_DESCENTS, _ROUNDS = 1_600, 3, 24, 2_000
 # Neighbours evaluated in one call, and batches of them before the best plan counts as the best of its neighbours. Where
 # there are few in all, changes of ranks that nobody waits for are tried too.
-_BATCH, _BATCHES = 64, 2
+_BATCH, _BATCHES = 64, 4
 # The least share that a round of evaluated neighbours has to gain where there are many.
 _GAIN = 1e-4
 # Times that all of it is done, and without a gain before it ends: later rounds know the loads near the best plan better. Where
