@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from steptime._capture.tensors import is_pretended, tensors_in
+from steptime._ops.catalogue import op_kind
 from steptime.errors import InputError, SteptimeError
 
 _OWN = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _SCALER = str(Path(_TORCH) / "amp" / "grad_scaler.py")
 _VALUE_OF_SCALER = 0.0  # no gradient is infinite, as in nearly every step
-# They take indices from the CPU too (native/TensorAdvancedIndexing.cpp), or copy between devices.
-_MIXED = frozenset(("aten::copy_", "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"))
 _TRUTHS = (torch.bool, torch.uint8)
 
 
@@ -46,8 +45,8 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             f"{_at_line(name)}: the shape of its result depends on data, and a step is captured without; "
             "use an op with a fixed shape, as torch.where in place of indexing with truth values"
         )
-    away = next((each for each in tensors if each.dim() and not is_pretended(each) and name not in _MIXED), None)
-    if away is not None and not name.startswith("aten::_scaled_dot_product"):
+    away = next((each for each in tensors if each.dim() and not is_pretended(each)), None)
+    if away is not None and not op_kind(name).across_devices:
         raise InputError(
             f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
             "move model and inputs to the device that the function is given ('cuda')"

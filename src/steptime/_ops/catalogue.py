@@ -100,7 +100,9 @@ class OpKind:
     counts: bool  # makes whole numbers in order
     host_tensors: bool  # a tensor of the host without dimensions is one to it, not a number: copies, random states
     probabilities: bool  # takes numbers from 0 to 1
-    across_devices: bool  # takes tensors of the host beside those of a device: copies, and indices
+    across_devices: (
+        bool  # takes tensors of the host beside those of a device: copies, and indices (native/TensorAdvancedIndexing.cpp)
+    )
     row_lookup: bool  # `nn.Embedding`, whose ops other models than lookups answer too
 
     def integers(self, argument: int | str) -> Integers:
@@ -143,7 +145,7 @@ _FACTS = {
     "reads_back": re.compile(r"item|_local_scalar_dense|nonzero|is_nonzero"),
     "sparse_part": re.compile(_SPARSE_PARTS.replace(" ", "|")),
     "counts": re.compile(r"arange"),
-    "host_tensors": re.compile(r"copy_|_to_copy|_foreach_copy_|_scaled_dot_product\w*"),
+    "host_tensors": re.compile(r"copy_|_to_copy|_foreach_copy_|_scaled_dot_product\w*"),  # native/TensorAdvancedIndexing.cpp
     "probabilities": re.compile(r"(?:binary_cross_entropy|bernoulli|multinomial)\w*"),
     "across_devices": re.compile(r"copy_|index|index_put_?|_index_put_impl_|_scaled_dot_product\w*"),
     "row_lookup": re.compile(r"embedding(?:_dense)?(?:_backward)?"),
