@@ -20,7 +20,7 @@ INNOCENT = {
     ("steptime/_models/kernels/families/reduction.py", 40_000_000): "elements of a drawn table",
     ("steptime/_models/lookups/forms/bag_backward.py", 3e7): "where a piecewise line has a knot, one of three",
     ("steptime_lab/measure/lookups/groups.py", 30_000_000): "lookups of a drawn case, and bytes of rows that a sweep touches",
-    ("steptime_lab/measure/lookups/memory.py", 30_000_000): "lookups of a drawn case",
+    ("steptime_lab/measure/lookups/prepared.py", 30_000_000): "lookups of a drawn case",
     ("steptime_lab/workloads/published.py", 108): "rows of a table of Criteo Terabyte",
 }
 

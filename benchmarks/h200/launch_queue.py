@@ -23,7 +23,7 @@ from queue_costs import copies, latency, synchronisation
 from queue_freeing import freeing
 from results_file import recipe, store
 
-from steptime._calibrate.harness.mps import mps, share
+from steptime._calibrate.harness.ranks import mps, share
 
 JSON = dict[str, Any]
 

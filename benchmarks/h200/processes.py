@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from steptime._calibrate.harness.mps import cores_of
+from steptime._calibrate.harness.ranks import cores_of
 
 
 def together(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], limit_s: float) -> None:

@@ -38,8 +38,7 @@ JSON = dict[str, Any]
 
 def launch(out: Path, ranks: int) -> None:
     """Starts the ranks, and ends all where one fails."""
-    from steptime._calibrate.harness.mps import mps
-    from steptime._calibrate.harness.ranks import Layout
+    from steptime._calibrate.harness.ranks import Layout, mps
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ from typing import Any
 from processes import pin, together
 from results_file import recipe, store
 
-from steptime._calibrate.harness.mps import mps, share
+from steptime._calibrate.harness.ranks import mps, share
 
 WARM_UP_STEPS = 15
 ACTIVE_STEPS = 3

@@ -7,8 +7,7 @@ import torch
 
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._units import MIB
-from steptime_lab.measure.ops.arena import ALIGNMENT_BYTES, Arena, DoesNotFitError
-from steptime_lab.measure.ops.arguments import PreparedCall
+from steptime_lab.measure.op_calls import ALIGNMENT_BYTES, Arena, DoesNotFitError, PreparedCall
 
 
 @pytest.fixture

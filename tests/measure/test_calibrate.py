@@ -9,7 +9,7 @@ from tests.measure.test_host_runner import GROUP, a_session, rows_of
 from tests.measurements.test_store import a_recipe, a_row, a_store
 
 from steptime._calibrate import calibrate
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.ranks import RanksError
 from steptime._calibrate.host.representative import representative_probes
 from steptime._measurements.sets import HOST

@@ -11,9 +11,9 @@ import pytest
 from tests.measurements.test_store import a_recipe
 
 from steptime._calibrate.collectives.cases import CollectiveCase
-from steptime._calibrate.collectives.readings import LapReadings
+from steptime._calibrate.collectives.sweep import LapReadings
 from steptime._calibrate.collectives.timing import result_of
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.ranks import Layout, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.sets import COLLECTIVES
@@ -163,7 +163,7 @@ def test_every_repeat_keeps_what_the_sentinel_took_in_its_block() -> None:
 
 
 JOB = """
-from steptime._calibrate.collectives.sample import sample
+from steptime._calibrate.collectives.sweep import sample
 
 
 def work(group, session, plan):

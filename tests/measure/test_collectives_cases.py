@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from steptime._calibrate.collectives.cases import (
     BUCKET,
     CUT,
+    LOOPBACK,
     MAIN,
     OTHERS,
     CollectiveCase,
+    Place,
     blocks,
     calls_of,
     cost_ns,
@@ -23,14 +25,11 @@ from steptime._calibrate.collectives.cases import (
     repeats_of,
     rough_ns,
 )
-from steptime._calibrate.collectives.fabrics import LOOPBACK, Place
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.command import Options
 from steptime._units import MIB
 from steptime.errors import InputError
 from steptime_lab.measure.collectives import share_s
-from steptime_lab.measure.collectives.places import layout_of, places
-from steptime_lab.measure.collectives.splits import WANTED, largest_sent_bytes, uneven
-from steptime_lab.measure.collectives.tiers import few, tiers
+from steptime_lab.measure.collectives.cases import WANTED, few, largest_sent_bytes, layout_of, places, tiers, uneven
 
 RANKS = (2, 4, 8)
 FOUR = Place(4, "loopback", 4)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.collectives.cases import CollectiveCase
-from steptime._calibrate.collectives.fabrics import Place
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.collectives.cases import CollectiveCase, Place
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime_lab.measure import collectives

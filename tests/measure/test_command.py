@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.harness.command import _without_paths
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.command import Options, _without_paths
 from steptime._calibrate.harness.ranks import FAILED, RanksError
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.sets import HOST

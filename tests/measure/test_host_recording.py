@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from tests.measure.raw_events import RawEvent
 
-from steptime_lab.measure.host.recording import Recording, around_launches, gaps
-from steptime_lab.measure.host.scenes import read_scenes
-from steptime_lab.measure.ops.profile import MARKER
+from steptime_lab.measure.device_profile import MARKER
+from steptime_lab.measure.host.recording import Recording, around_launches, gaps, read_scenes
 
 
 def kernel(name: str, start: int, duration: int = 10, correlation: int = 0) -> RawEvent:

@@ -8,24 +8,20 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.harness.budget import Budget, Progress
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group, leave
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError
-from steptime._calibrate.harness.session import Session
-from steptime._calibrate.host.bench import HostBench
-from steptime._calibrate.host.probe import Probe, Times
+from steptime._calibrate.harness.session import Budget, Progress, Session
+from steptime._calibrate.host.bench import HostBench, Probe, Times
 from steptime._measurements.sets import HOST
 from steptime._measurements.store import read
 from steptime._models.kernels.call import Call, TensorArg
 from steptime_lab.measure import host, restarts
-from steptime_lab.measure.crash_marker import AvoidList
 from steptime_lab.measure.host.issued import SMALL_FILE, grouped
-from steptime_lab.measure.host.marked_bench import MarkedBench
-from steptime_lab.measure.host.order import BETWEEN_OPS, probes
-from steptime_lab.measure.host.profiled_runner import ProfiledRunner
-from steptime_lab.measure.host.recording import MODES
-from steptime_lab.measure.ops.calls import read_calls
+from steptime_lab.measure.host.probes import BETWEEN_OPS, probes
+from steptime_lab.measure.host.recording import MODES, MarkedBench, ProfiledRunner
+from steptime_lab.measure.kernels.cases import read_calls
+from steptime_lab.measure.restarts import AvoidList
 from steptime_lab.workloads.cases import small_cases
 
 GROUP = Group(0, 1, "cpu", 1)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime_lab.measure.host.shrink import KEPT, shrink
+from steptime_lab.measure.host.issued import KEPT, shrink
 
 SIZES = st.integers(1, 5000)
 

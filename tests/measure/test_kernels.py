@@ -8,26 +8,21 @@ import pytest
 import torch
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError
-from steptime._calibrate.harness.session import Session
-from steptime._calibrate.harness.setting import Setting
+from steptime._calibrate.harness.session import Budget, Session, Setting
 from steptime._measurements.store import read
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._units import MIB
 from steptime.errors import InputError
 from steptime_lab.measure import restarts
-from steptime_lab.measure.crash_marker import AvoidList
-from steptime_lab.measure.kernels import bench, cases, events, remaining, run, shares_of, sweep, work
-from steptime_lab.measure.kernels.bench import KernelBench
-from steptime_lab.measure.kernels.cases import KernelCase
-from steptime_lab.measure.kernels.events import Sample
-from steptime_lab.measure.kernels.sentinels import Sentinels
-from steptime_lab.measure.ops.arena import Arena
-from steptime_lab.measure.ops.calls import FILE_NAME, write_calls
-from steptime_lab.measure.ops.profile import HostProfile, MarkersError, Segment
+from steptime_lab.measure.device_profile import HostProfile, MarkersError, Segment
+from steptime_lab.measure.kernels import bench, cases, remaining, run, shares_of, sweep, work
+from steptime_lab.measure.kernels.bench import KernelBench, Sample, Sentinels
+from steptime_lab.measure.kernels.cases import FILE_NAME, KernelCase, write_calls
+from steptime_lab.measure.op_calls import Arena
+from steptime_lab.measure.restarts import AvoidList
 from steptime_lab.measurements.sets import KERNELS
 
 GROUP = Group(0, 1, "cpu", 1)
@@ -155,8 +150,8 @@ def test_sentinels_that_drift_are_noticed_once_there_is_something_to_compare_wit
 def test_a_sample_is_timed_a_second_way_after_everything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(events, "SAMPLE", 1.0)
-    monkeypatch.setattr(events, "_LONG_ENOUGH_NS", 0)
+    monkeypatch.setattr(bench, "SAMPLE", 1.0)
+    monkeypatch.setattr(bench, "_LONG_ENOUGH_NS", 0)
     session = a_session(tmp_path)
     sample = Sample()
     with torch.inference_mode():

@@ -6,8 +6,7 @@ import torch
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime._units import MIB
 from steptime.errors import InputError
-from steptime_lab.measure.ops.arena import Arena
-from steptime_lab.measure.ops.arguments import PreparedCall, operator
+from steptime_lab.measure.op_calls import Arena, PreparedCall, operator
 
 
 @pytest.fixture

@@ -8,8 +8,15 @@ import pytest
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import families
 from steptime_lab.measure.kernels import cases
-from steptime_lab.measure.kernels.cases import KernelCase, part_cases, shuffled, sweep_cases, whole_gpu_cases, workload_cases
-from steptime_lab.measure.ops.calls import write_calls
+from steptime_lab.measure.kernels.cases import (
+    KernelCase,
+    part_cases,
+    shuffled,
+    sweep_cases,
+    whole_gpu_cases,
+    workload_cases,
+    write_calls,
+)
 
 NO_FILE = Path("no_such_file.json")
 PRODUCT = Call("aten::mm.default", (TensorArg((3, 4)), TensorArg((4, 5))))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from steptime._models.kernels.call import Call, TensorArg
+from steptime_lab.measure.device_profile import DeviceProfile, DeviceWork, HostProfile, MarkersError, cut
+from steptime_lab.measure.kernels.bench import row_of
 from steptime_lab.measure.kernels.cases import KernelCase
-from steptime_lab.measure.kernels.rows import row_of
-from steptime_lab.measure.ops.profile import DeviceProfile, DeviceWork, HostProfile, MarkersError, cut
 
 SPIN = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 

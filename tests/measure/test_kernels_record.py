@@ -11,10 +11,9 @@ from torch import nn
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._units import MIB
 from steptime.errors import InputError
+from steptime_lab.measure.kernels.cases import read_calls, write_calls
 from steptime_lab.measure.kernels.record import OpRecorder, record_calls
-from steptime_lab.measure.ops.arena import Arena
-from steptime_lab.measure.ops.arguments import PreparedCall
-from steptime_lab.measure.ops.calls import read_calls, write_calls
+from steptime_lab.measure.op_calls import Arena, PreparedCall
 
 
 def training_step() -> tuple[Callable[[], None], nn.Module]:

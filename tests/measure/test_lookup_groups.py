@@ -13,17 +13,16 @@ import pytest
 import torch
 from tests.lookups.caches import misses
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.session import Session
 from steptime._lookups.estimated import expected_statistics
 from steptime._measurements.store import read
 from steptime_lab.measure.lookups import IMPLEMENTATIONS, names, work
 from steptime_lab.measure.lookups.cases import LookupCase, cases_of
 from steptime_lab.measure.lookups.groups import GROUPS, group_cases, small_group_cases
-from steptime_lab.measure.lookups.memory import Memory, limits_of
-from steptime_lab.measure.lookups.prepared import PreparedLookup
+from steptime_lab.measure.lookups.prepared import Memory, PreparedLookup, limits_of
 from steptime_lab.measurements.sets import LOOKUPS
 
 WHOLE = limits_of(141 * 10**9, 1)

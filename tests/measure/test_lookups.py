@@ -7,23 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
-from steptime._calibrate.harness.session import Session
-from steptime._calibrate.harness.setting import Setting
+from steptime._calibrate.harness.session import Budget, Session, Setting
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import table_statistics
 from steptime._measurements.store import read
+from steptime_lab.measure.device_profile import DeviceWork
 from steptime_lab.measure.lookups import run, work
-from steptime_lab.measure.lookups.bench import LookupBench
+from steptime_lab.measure.lookups.bench import LookupBench, row_of
 from steptime_lab.measure.lookups.cases import MOST_TABLES, LookupCase, LookupLimits, cases_of, shuffled, small_cases
-from steptime_lab.measure.lookups.memory import Memory, limits_of
-from steptime_lab.measure.lookups.prepared import PreparedLookup
-from steptime_lab.measure.lookups.proof import disagreement
-from steptime_lab.measure.lookups.rows import row_of
-from steptime_lab.measure.ops.profile import DeviceWork
+from steptime_lab.measure.lookups.prepared import Memory, PreparedLookup, disagreement, limits_of
 from steptime_lab.measurements.sets import LOOKUPS
 
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read
 from steptime_lab.measure.memory import RUNNING, WAITING, due, let_go, measured, names, work
-from steptime_lab.measure.steps.phases import cases_of
+from steptime_lab.measure.steps import cases_of
 from steptime_lab.measurements.sets import MEMORY
 from steptime_lab.workloads.case import Case, build
 from steptime_lab.workloads.networks.dlrm import DlrmStep

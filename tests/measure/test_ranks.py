@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.harness.budget import Budget, Progress
-from steptime._calibrate.harness.mps import cores_of, mps, share
-from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
-from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.ranks import Layout, RanksError, cores_of, mps, run_ranks, share
+from steptime._calibrate.harness.session import Budget, Progress, Session
 from steptime._measurements.sets import HOST
 from steptime._measurements.store import read
 from steptime.errors import InputError

@@ -10,16 +10,28 @@ from typing import Any
 
 import pytest
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read
 from steptime_lab.measure import sharding
-from steptime_lab.measure.crash_marker import CrashMarker
-from steptime_lab.measure.sharding import PlansPlace, due, order_of, plans_of, tasks_of, timed_at, work
-from steptime_lab.measure.sharding.differences import by_task, chance, paired_noise, slowest_over_fastest, summary
+from steptime_lab.measure.restarts import CrashMarker
+from steptime_lab.measure.sharding import (
+    PlansPlace,
+    by_task,
+    chance,
+    due,
+    order_of,
+    paired_noise,
+    plans_of,
+    slowest_over_fastest,
+    summary,
+    tasks_of,
+    timed_at,
+    work,
+)
 from steptime_lab.measurements.sets import SHARDING
 
 CPU = Options(ranks=(1,), device="cpu", small=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.command import Options
 from steptime.errors import InputError
 from steptime_lab.measure.sharding import given_plans, plans_of, tasks_of
 

@@ -17,24 +17,17 @@ import pytest
 from tests.measure.raw_events import RawEvent
 from tests.measure.test_steps_recorded import host_of_two_steps
 
-from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
-from steptime._calibrate.harness.session import Session
-from steptime._calibrate.harness.watchdog import GAVE_UP
+from steptime._calibrate.harness.session import GAVE_UP, Budget, Session
 from steptime._measurements.store import read
 from steptime.errors import InputError
-from steptime_lab.measure.attempts import Attempts, reason_of
-from steptime_lab.measure.crash_marker import CrashMarker
-from steptime_lab.measure.shared_mps import SharedMps
-from steptime_lab.measure.steps import _run_phase, full_traces, names, run, work
-from steptime_lab.measure.steps.kernel_rows import cut
-from steptime_lab.measure.steps.phases import Phase, cases_of, due, need_s, phases, share_s
-from steptime_lab.measure.steps.profiled import batches
-from steptime_lab.measure.steps.programs import parse, stripped
-from steptime_lab.measure.steps.rows import asked, key_of_case
-from steptime_lab.measure.steps.timing import SMALL
+from steptime_lab.measure.restarts import Attempts, CrashMarker, SharedMps, reason_of
+from steptime_lab.measure.steps import Phase, _run_phase, cases_of, due, full_traces, names, need_s, phases, run, share_s, work
+from steptime_lab.measure.steps.profiled import batches, cut
+from steptime_lab.measure.steps.timing import SMALL, asked, key_of_case
+from steptime_lab.measure.steps.traced import parse, stripped
 from steptime_lab.measurements.sets import STEP_KERNELS, STEPS
 from steptime_lab.workloads.case import Case
 
@@ -124,7 +117,7 @@ import time
 from pathlib import Path
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.session import Session
-from steptime._calibrate.harness.watchdog import watchdog
+from steptime._calibrate.harness.session import watchdog
 session = Session.start(Path({str(tmp_path)!r}), recipe(["x"], need_gpu=False), 1.0)
 with watchdog(0.2, "nothing", session):
     pass
@@ -306,7 +299,7 @@ def test_stripping_changes_nothing_that_the_reader_reads(tmp_path: Path) -> None
 
 
 def test_the_calls_of_each_kind_of_case_are_recorded_once(session: Session) -> None:
-    from steptime_lab.measure.ops.calls import FILE_NAME, read_calls
+    from steptime_lab.measure.kernels.cases import FILE_NAME, read_calls
     from steptime_lab.measure.steps.traced import recorded_kinds
 
     case = dlrm_cases()[1]
@@ -407,7 +400,7 @@ def test_groups_share_a_daemon_until_ranks_die_in_it(session: Session, monkeypat
         log.append("stop")
         raise subprocess.TimeoutExpired("quit", 30)
 
-    monkeypatch.setattr("steptime_lab.measure.shared_mps.mps", faked)
+    monkeypatch.setattr("steptime_lab.measure.restarts.mps", faked)
     with SharedMps(session, Options(ranks=(4, 1), share_gpu=True)) as daemon:
         first = daemon.environment(4)
         assert daemon.environment(1) is None
@@ -423,7 +416,7 @@ def test_the_marker_of_a_case_outlives_a_process_that_is_killed(tmp_path: Path) 
     script = f"""
 import time
 from pathlib import Path
-from steptime_lab.measure.crash_marker import CrashMarker
+from steptime_lab.measure.restarts import CrashMarker
 CrashMarker(Path({str(tmp_path)!r}), "timed4").begin("slow")
 print("begun", flush=True)
 time.sleep(60)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.measure.raw_events import RawEvent
 
-from steptime_lab.measure.steps.kernel_rows import StepKernels, comparable, cut, mark
-from steptime_lab.measure.steps.programs import digest, owners, parse, stripped, write_packed
+from steptime_lab.measure.steps.profiled import StepKernels, comparable, cut, mark
+from steptime_lab.measure.steps.traced import digest, owners, parse, stripped, write_packed
 
 
 def host_of_two_steps() -> list[RawEvent]:

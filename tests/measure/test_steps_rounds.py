@@ -10,9 +10,8 @@ from tests.measure.test_steps import Ranks, alone, dlrm_cases, plan_of
 from steptime._calibrate.harness.conditions import recipe
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import read
-from steptime_lab.measure.attempts import Attempts
-from steptime_lab.measure.steps import work
-from steptime_lab.measure.steps.phases import cases_of
+from steptime_lab.measure.restarts import Attempts
+from steptime_lab.measure.steps import cases_of, work
 from steptime_lab.measure.steps.timed import chunks, order_of
 from steptime_lab.measure.steps.timing import FULL, LONG_S, SMALL, Pace, flat, steps_for, time_once, warm_up
 from steptime_lab.measurements.sets import STEPS

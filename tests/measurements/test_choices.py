@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 from tests.measurements.test_store import a_recipe
 
-from steptime._calibrate.collectives.cases import CollectiveCase
-from steptime._calibrate.collectives.fabrics import Place
+from steptime._calibrate.collectives.cases import CollectiveCase, Place
 from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import Store, read
 from steptime.errors import InputError

@@ -9,14 +9,14 @@ import pytest
 from tests.slow import slow_unless
 
 from steptime._build.dlrm.model import Dlrm
-from steptime._calibrate.collectives.fabrics import fabric_of
+from steptime._calibrate.collectives.cases import fabric_of
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import table_statistics
 from steptime._measurements.recipe import spread_of
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import families, family_of
-from steptime_lab.measure.steps.rows import key_of_case
+from steptime_lab.measure.steps.timing import key_of_case
 from steptime_lab.measure.tables import noise_lines, noises
 from steptime_lab.measurements.sets import SETS, measured_set
 from steptime_lab.measurements.shipped import FOLDER, shipped

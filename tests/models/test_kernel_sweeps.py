@@ -134,8 +134,7 @@ def runs_on_cpu(call: Call) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_small_calls_really_run_with_the_values_they_ask_for(name: str) -> None:
-    from steptime_lab.measure.ops.arena import Arena
-    from steptime_lab.measure.ops.arguments import PreparedCall
+    from steptime_lab.measure.op_calls import Arena, PreparedCall
 
     torch.manual_seed(0)
     arena = Arena.on(torch.device("cpu"), 1)
@@ -231,7 +230,7 @@ def test_bags_share_all_their_indices_equally() -> None:
 
 
 def test_the_triangle_of_an_interaction_is_below_the_diagonal() -> None:
-    from steptime_lab.measure.ops.arguments import fixed
+    from steptime_lab.measure.op_calls import fixed
 
     cpu = torch.device("cpu")
     call = next(call for call in swept("indexing", 200) if call.op == "aten::index.Tensor" and len(call.args[1]) == 3)  # type: ignore[arg-type]

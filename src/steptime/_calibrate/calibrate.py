@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from steptime._calibrate.harness.budget import Progress
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import gpus
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
-from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.session import Progress, Session
 from steptime._files import write_whole
 from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import read
@@ -124,8 +123,8 @@ def _host(group: Group, session: Session, seconds: float, passes: int) -> None:
 
 
 def _collectives(group: Group, session: Session, seconds: float) -> None:
-    from steptime._calibrate.collectives.fabrics import fabric_of
-    from steptime._calibrate.collectives.sample import sample as collectives_sample
+    from steptime._calibrate.collectives.cases import fabric_of
+    from steptime._calibrate.collectives.sweep import sample as collectives_sample
 
     if group.ranks > 1:
         collectives_sample(group, session, fabric_of(group.ranks, group.share, group.device_name), seconds=seconds)

@@ -53,8 +53,7 @@ for _command in (predict, replay, inspect, capture, platforms, fabric, shard, sw
 
 def calibrate(context: typer.Context) -> None:
     """Measure this machine's host and fabric, in at most a minute and a half."""
-    from steptime._calibrate.harness.command import run_job
-    from steptime._calibrate.harness.job import CALIBRATE
+    from steptime._calibrate.harness.command import CALIBRATE, run_job
 
     run_measuring(lambda: run_job(CALIBRATE, context.args))
 

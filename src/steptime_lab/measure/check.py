@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._lookups.generators import Generator

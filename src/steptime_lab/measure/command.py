@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime._calibrate.harness.command import run_job
-from steptime._calibrate.harness.job import CALIBRATE, Job
+from steptime._calibrate.harness.command import CALIBRATE, Job, run_job
 from steptime.errors import InputError
 
 _MEASURE = "steptime_lab.measure"

@@ -9,20 +9,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from steptime._calibrate.collectives.fabrics import fabric_of
-from steptime._calibrate.harness.collector import no_collector
+from steptime._calibrate.collectives.cases import fabric_of
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import Smi, nvidia_smi
-from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.harness.group import Group, no_collector
 from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import key_of
 from steptime._units import MIB
-from steptime_lab.measure.attempts import CASE_S, Attempts, forget
-from steptime_lab.measure.crash_marker import CrashMarker
-from steptime_lab.measure.restarts import CaseGroup
-from steptime_lab.measure.shared_mps import SharedMps
-from steptime_lab.measure.steps.phases import cases_of
+from steptime_lab.measure.restarts import CASE_S, Attempts, CaseGroup, CrashMarker, SharedMps, forget
+from steptime_lab.measure.steps import cases_of
 from steptime_lab.measurements.sets import MEMORY
 
 if TYPE_CHECKING:

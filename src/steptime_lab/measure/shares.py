@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout
 from steptime._calibrate.harness.session import Session
 from steptime._units import MIB
-from steptime_lab.measure.crash_marker import AvoidList
 from steptime_lab.measure.kernels import ATTEMPTS, JOB, plan_of, remaining, sweep
-from steptime_lab.measure.ops.calls import FILE_NAME
-from steptime_lab.measure.restarts import run_avoiding
+from steptime_lab.measure.kernels.cases import FILE_NAME
+from steptime_lab.measure.restarts import AvoidList, run_avoiding
 
 if TYPE_CHECKING:
     from steptime_lab.measure.kernels.cases import KernelCase
@@ -51,10 +50,10 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """Every rank runs the same calls in the same order; then the first one alone, then beside streams of copies."""
     import torch
 
-    from steptime._calibrate.harness.setting import Setting
+    from steptime._calibrate.harness.session import Setting
     from steptime_lab.measure.kernels.bench import KernelBench
     from steptime_lab.measure.kernels.cases import part_cases
-    from steptime_lab.measure.ops.arena import Arena
+    from steptime_lab.measure.op_calls import Arena
 
     seed, small, only = int(plan["seed"]), bool(plan["small"]), tuple(plan["only"])
     if group.device.type == "cuda":

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from steptime._calibrate.harness.options import LineParser
+from steptime._calibrate.harness.command import LineParser
 from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read, write_part
 from steptime.errors import InputError

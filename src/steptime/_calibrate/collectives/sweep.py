@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from steptime._calibrate.collectives.calls import Buffers, call_of
 from steptime._calibrate.collectives.cases import (
+    MAIN,
     SENTINEL,
     CollectiveCase,
+    Place,
     blocks,
     calls_of,
     cost_ns,
@@ -23,14 +26,41 @@ from steptime._calibrate.collectives.cases import (
     once_ns,
     repeats_of,
 )
-from steptime._calibrate.collectives.fabrics import Place
-from steptime._calibrate.collectives.readings import LapReadings
-from steptime._calibrate.collectives.timing import CollectiveBench, Reading, result_of
-from steptime._calibrate.harness.budget import Progress
+from steptime._calibrate.collectives.timing import Buffers, CollectiveBench, Reading, call_of, result_of
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.session import Budget, Progress, Session
 from steptime._measurements.sets import COLLECTIVES
 from steptime._units import MIB
+
+
+class LapReadings:
+    """Readings of some cases; a pass adds one of each, with that of the sentinel in the same block."""
+
+    def __init__(self, cases: Sequence[CollectiveCase], ranks: int, passes: int) -> None:
+        self.cases = cases
+        # (ranks, cases, passes, own | sentinel, fields of a reading)
+        self._readings = np.full((ranks, len(cases), passes, 2, len(Reading())), math.nan)
+
+    def add(self, repeat: int, readings: np.ndarray) -> None:
+        """One pass, of shape (ranks, cases, 2, fields); NaN where it was not a case's turn."""
+        self._readings[:, :, repeat] = readings
+
+    def results(self) -> Iterator[tuple[CollectiveCase, dict[str, Any] | None]]:
+        """Every case with the measured columns of its row."""
+        for number, case in enumerate(self.cases):
+            own, beside = self._readings[:, number, :, 0], self._readings[:, number, :, 1]
+            # NaN where the sentinel is not timed; it begins at 0.
+            yield case, result_of(case, own, reference_ns=beside[:, :, 1].max(axis=0))
+
+    def sentinels(self) -> np.ndarray:
+        """What the sentinel took in each block, in order, of shape (ranks, blocks, fields)."""
+        flat = np.moveaxis(self._readings[:, :, :, 1], 2, 1).reshape(len(self._readings), -1, len(Reading()))
+        known = flat[:, ~np.isnan(flat[:, :, 1]).any(axis=0)]
+        # All cases of a block carry the same one.
+        _, first = np.unique(known[0, :, 1], return_index=True)
+        result: np.ndarray = known[:, np.sort(first)]
+        return result
+
 
 # Sizes that make NCCL connect what it uses: small, middling and large messages go different ways.
 _FIRST_SIZES = (4096, 256 * 1024, 4 * MIB, 32 * MIB)
@@ -148,3 +178,28 @@ class Sweep:
 
     def _sentinel_row(self, lap: LapReadings) -> dict[str, Any] | None:
         return self._row(SENTINEL, result_of(SENTINEL, lap.sentinels())) if self._guarded else None
+
+
+# The largest is DDP's bucket.
+SIZES = (1024, 64 * 1024, 512 * 1024, 2 * MIB, 8 * MIB, 25 * MIB)
+
+
+def sample(group: Group, session: Session, fabric: str, *, seconds: float = 3.0, largest_bytes: int = SIZES[-1]) -> int:
+    """Adds rows of all_reduce and all_to_all at a few sizes; how many. Every rank calls it; one rank alone adds none.
+
+    `fabric` names the settings the group was started with. Takes no longer than `seconds`, nor than the session has left.
+    """
+    if group.ranks == 1:
+        return 0
+    place = Place(group.ranks, fabric, group.share)
+    cases = [CollectiveCase(name, fitting(name, size, group.ranks)) for size in SIZES for name in MAIN if size <= largest_bytes]
+    budget = Budget(min(session.budget.ends_at, Budget.of_minutes(seconds / 60).ends_at + 1.0))
+    result = Sweep(group, replace(session, budget=budget), place, cases)
+    result.supported(cases)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return result.measure(cases, Progress("collectives, a sample", len(cases), budget, quiet=True), seed=0)
+    finally:
+        if collecting:
+            gc.enable()

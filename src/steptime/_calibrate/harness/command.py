@@ -1,4 +1,4 @@
-"""Runs a measuring job from a command line, in this machine's conditions.
+"""Jobs and their options: runs a measuring job from a command line, in this machine's conditions.
 
 It needs nothing but torch, numpy, pyarrow and the standard library, so that the lab's `python -m steptime_lab.measure JOB ...`
 works where nothing else is installed.
@@ -15,16 +15,65 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from steptime._calibrate.harness.conditions import NO_GPU, Clocks, disturbances, gpus, recipe, strangers
-from steptime._calibrate.harness.job import Job
-from steptime._calibrate.harness.options import LineParser, Options
 from steptime._calibrate.harness.ranks import FAILED, LATE
 from steptime._calibrate.harness.session import Session, clock_file
 from steptime._measurements.store import devices_of_rows
 from steptime.errors import InputError, printable
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Its module has `run(session, options)` for the command, `work(group, session, plan)` for every rank it starts, and
+    `names(options)` where `--only` may name something. It is imported when the job runs."""
+
+    name: str
+    about: str
+    module: str
+    ranks: tuple[int, ...] = (1,)  # by default
+    minutes: float = 5.0  # by default
+    command: str = "steptime measure"
+    takes_plans: bool = False  # whether it has --plans
+
+    @property
+    def words(self) -> str:
+        """The command line that runs it."""
+        return f"{self.command} {self.name}"
+
+    def load(self) -> ModuleType:
+        """The module."""
+        return import_module(self.module)
+
+
+CALIBRATE = Job("calibrate", "this machine's host and fabric", "steptime._calibrate.calibrate", minutes=1.5, command="steptime")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which ranks, on what, how much. A job ignores what does not concern it."""
+
+    ranks: tuple[int, ...] = (1,)
+    share_gpu: bool = False
+    device: str = "cuda"  # cuda | cpu (for trying things out)
+    small: bool = False  # a handful of cases of each kind
+    seed: int = 0
+    only: tuple[str, ...] = ()  # names of families, collectives or workloads; empty: all
+    plans: Path | None = None  # of sharding tasks, timed beside those of the rules; then no other tasks are
+
+
+class LineParser(argparse.ArgumentParser):
+    """Says what was wrong in the one line that every command says it in."""
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse calls when it does not understand."""
+        raise InputError(f"{message} (see {self.prog} --help)")
+
 
 SCHEMA_VERSION = 1
 

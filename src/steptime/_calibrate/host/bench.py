@@ -1,4 +1,8 @@
-"""`HostBench`: how host time is taken: bursts of calls from a drained device, too short to fill the launch queue."""
+"""How host time is taken: bursts of calls from a drained device, too short to fill the launch queue; and how fast the host was.
+
+A host has speeds between which it changes within seconds: what stays on the CPU takes up to twice as long in the slow one,
+a launch a fifth longer. A cost means little without them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from steptime._calibrate.harness.group import Group
@@ -122,3 +127,68 @@ class HostBench:
         taken = burst_ns(action, 1)
         self.synchronize()
         return taken
+
+
+# One list of times per kind of the probe.
+Times = Sequence[list[float]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is measured, and how. One measurement may answer for several kinds (a slope and its intercept).
+
+    `otherwise` is asked where this one cannot be run; `together`: all ranks have to run it at the same time.
+    """
+
+    kinds: tuple[str, ...]
+    op: str
+    measure: Callable[[HostBench], Times]
+    phase: str = "other"
+    call: str = ""
+    source: str = "sweep"
+    otherwise: Probe | None = None
+    together: bool = False
+
+    @property
+    def name(self) -> str:
+        """One line, for messages and for the list of probes that ended a process."""
+        return f"{self.kinds[0]} {self.op} {self.call}".rstrip()
+
+    def ways(self) -> list[Probe]:
+        """This probe, then what is asked where it cannot be run."""
+        return [self, *(self.otherwise.ways() if self.otherwise else ())]
+
+
+# A view takes about 1 us and a launch 5, so that both bursts together take about a millisecond.
+VIEWS_PER_LAUNCH = 3
+
+
+class HostSpeed(NamedTuple):
+    """What one call of each kind took, in ns."""
+
+    cpu_ns: float
+    launch_ns: float
+
+
+def between(before: HostSpeed, after: HostSpeed) -> HostSpeed:
+    """The speed meanwhile: half way, which lies at neither where the host changed."""
+    return HostSpeed((before.cpu_ns + after.cpu_ns) / 2, (before.launch_ns + after.launch_ns) / 2)
+
+
+class Reference:
+    """A view of a tensor, which stays on the CPU, and the smallest op that launches."""
+
+    def __init__(self, bench: HostBench) -> None:
+        self._bench = bench
+        square, row = (torch.randn(shape, device=bench.group.device) for shape in ((32, 32), (256,)))
+        self._view = partial(square.view, 1024)
+        self._launch = partial(torch.neg, row, out=torch.empty_like(row))
+        self.read()
+
+    def read(self) -> HostSpeed:
+        """Both bursts, from a drained device."""
+        self._bench.synchronize()
+        cpu_ns = burst_ns(self._view, VIEWS_PER_LAUNCH * self._bench.calls)
+        launch_ns = burst_ns(self._launch, self._bench.calls)
+        self._bench.synchronize()
+        return HostSpeed(cpu_ns, launch_ns)

@@ -14,9 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.optim import Optimizer
 
-from steptime._calibrate.harness.watchdog import watchdog
-from steptime._calibrate.host.bench import MOST_LAUNCHES, Action, HostBench, burst_ns, less
-from steptime._calibrate.host.probe import Probe, Times
+from steptime._calibrate.harness.session import watchdog
+from steptime._calibrate.host.bench import MOST_LAUNCHES, Action, HostBench, Probe, Times, burst_ns, less
 from steptime._models.kernels.call import Call, TensorArg
 
 Unary = Callable[[torch.Tensor], torch.Tensor]

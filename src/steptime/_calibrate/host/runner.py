@@ -14,13 +14,9 @@ from typing import Any
 
 import torch
 
-from steptime._calibrate.harness.budget import Progress
-from steptime._calibrate.harness.collector import no_collector
-from steptime._calibrate.harness.session import Session
-from steptime._calibrate.harness.setting import LostContextError
-from steptime._calibrate.host.bench import HostBench
-from steptime._calibrate.host.probe import Probe, Times
-from steptime._calibrate.host.reference import HostSpeed, Reference, between
+from steptime._calibrate.harness.group import no_collector
+from steptime._calibrate.harness.session import LostContextError, Progress, Session
+from steptime._calibrate.host.bench import HostBench, HostSpeed, Probe, Reference, Times, between
 from steptime._calibrate.host.representative import load
 from steptime._measurements.sets import HOST
 from steptime._measurements.store import key_of

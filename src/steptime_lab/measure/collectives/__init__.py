@@ -6,17 +6,14 @@ import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from steptime._calibrate.collectives.cases import MAIN, OTHERS, CollectiveCase, cost_ns
-from steptime._calibrate.collectives.fabrics import Place
-from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.collectives.cases import MAIN, OTHERS, CollectiveCase, Place, cost_ns
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import RanksError, run_ranks
-from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.session import Budget, Session
 from steptime._measurements.sets import COLLECTIVES
+from steptime_lab.measure.collectives.cases import few, layout_of, places, tiers
 from steptime_lab.measure.collectives.choices import learn
-from steptime_lab.measure.collectives.places import layout_of, places
-from steptime_lab.measure.collectives.tiers import few, tiers
 
 # Importing torch, joining the group, connecting.
 _STARTING_S = 8.0

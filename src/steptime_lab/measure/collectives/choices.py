@@ -14,14 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from steptime._calibrate.collectives.cases import CollectiveCase
-from steptime._calibrate.collectives.fabrics import Place
-from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.collectives.cases import CollectiveCase, Place
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.mps import mps
-from steptime._calibrate.harness.ranks import RanksError, run_ranks
-from steptime._calibrate.harness.session import Session
-from steptime_lab.measure.collectives.places import layout_of
+from steptime._calibrate.harness.ranks import RanksError, mps, run_ranks
+from steptime._calibrate.harness.session import Budget, Session
+from steptime_lab.measure.collectives.cases import layout_of
 from steptime_lab.measurements.collectives import FOLDER_NAME, Asked, Choice, choices_in, write_choices
 
 # For send and receive, and what is made of them, NCCL says nothing.
@@ -124,7 +121,7 @@ def _file(session: Session, place: Place) -> Path:
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """Calls every collective once, smallest first, and reads what NCCL has written about it."""
-    from steptime._calibrate.collectives.calls import Buffers, call_of
+    from steptime._calibrate.collectives.timing import Buffers, call_of
 
     cases = [CollectiveCase(str(collective), int(size)) for size, collective in plan["asked"]]
     buffers = Buffers(group, cases)

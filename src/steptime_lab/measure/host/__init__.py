@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.sets import HOST
 from steptime.errors import InputError
-from steptime_lab.measure.crash_marker import AvoidList
-from steptime_lab.measure.restarts import run_avoiding
+from steptime_lab.measure.restarts import AvoidList, run_avoiding
 
 if TYPE_CHECKING:
-    from steptime._calibrate.host.probe import Probe
+    from steptime._calibrate.host.bench import Probe
     from steptime_lab.measure.host.issued import Issued
 
 JOB = "host"
@@ -129,7 +128,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     if plan.get("record"):
         _record_small(group, session)
         return
-    from steptime_lab.measure.host.order import handful, probes
+    from steptime_lab.measure.host.probes import handful, probes
 
     issued = issued_by(session, group)
     for mode, seconds in plan["modes"]:
@@ -145,9 +144,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
 
 
 def _measure(group: Group, session: Session, mode: str, chosen: Sequence[Probe], seconds: float, *, small: bool) -> None:
-    from steptime_lab.measure.host.marked_bench import MarkedBench
-    from steptime_lab.measure.host.profiled_runner import ProfiledRunner
-    from steptime_lab.measure.host.scenes import scenes
+    from steptime_lab.measure.host.recording import MarkedBench, ProfiledRunner, scenes
 
     passes, calls = SMALL_PASSES if small else PASSES[mode]
     group.barrier()
@@ -181,8 +178,8 @@ def issued_by(session: Session, group: Group) -> list[Issued]:
 def _record_small(group: Group, session: Session) -> None:
     """The op calls of a small step of every workload, the ones included that leave the device alone."""
     from steptime_lab.measure.host.issued import SMALL_FILE
+    from steptime_lab.measure.kernels.cases import write_calls
     from steptime_lab.measure.kernels.record import record_calls
-    from steptime_lab.measure.ops.calls import write_calls
     from steptime_lab.workloads.case import build
     from steptime_lab.workloads.cases import small_cases
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
-from steptime._calibrate.host.bench import Action, HostBench, burst_ns, line
-from steptime._calibrate.host.probe import Probe, Times
+from steptime._calibrate.host.bench import Action, HostBench, Probe, Times, burst_ns, line
 from steptime._calibrate.host.representative import representative_probes
-from steptime_lab.measure.host.marked_bench import CUDA
 
+# Streams, events and the spinning kernel; torch gives them no types.
+CUDA: Any = torch.cuda
 # A gate of about 2 ms at 1.98 GHz, behind which kernels are queued so that the host does not limit them.
 GATE_CYCLES = 4_000_000
 # Kernels that spin for about 1 and 10 us.

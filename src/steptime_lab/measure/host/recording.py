@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,7 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from steptime_lab.measure.ops.profile import MARKER
+from steptime._calibrate.host.bench import MOST_LAUNCHES, Action, HostBench, Probe
+from steptime._calibrate.host.runner import Runner
+from steptime_lab.measure.device_profile import MARKER
+from steptime_lab.measure.host.launches import CUDA, GATE_CYCLES, QUEUED
+from steptime_lab.measure.restarts import CrashMarker
 
 MODES = ("off", "cuda", "cpu_cuda", "execution_trace", "after")
 
@@ -125,3 +129,90 @@ def _returns(device: Sequence[Event], waits: Sequence[Event]) -> list[float]:
 
 def _end(event: Event) -> int:
     return event.start_ns() + event.duration_ns()
+
+
+@dataclass
+class MarkedBench(HostBench):
+    """Where `marking`, a marking kernel goes before and after the calls of a loop; `loops` counts loops."""
+
+    marking: bool = False
+    loops: int = 0
+
+    def per_call(self, action: Action, most_calls: int = MOST_LAUNCHES) -> list[float]:
+        """As every bench, between two marks."""
+        self._mark()
+        self.loops += 1
+        try:
+            return super().per_call(action, most_calls)
+        finally:
+            self._mark()
+
+    def _mark(self) -> None:
+        if self.marking:
+            CUDA._sleep(1)
+
+
+@dataclass
+class ProfiledRunner(Runner):
+    """Its `mode` names the profiler; `marker` holds the probe that runs."""
+
+    bench: MarkedBench
+    marker: CrashMarker | None = None
+    _loops: dict[int, tuple[int, int]] = field(default_factory=dict)  # probe -> its loop in the recording, the calls of that
+
+    @contextmanager
+    def around(self, block: Mapping[int, Probe]) -> Iterator[None]:
+        """One recording of a block; how much each probe launched is known when it has ended."""
+        bench = self.bench
+        bench.marking = self.mode == "cuda" and bench.cuda and all(probe.kinds == ("op",) for probe in block.values())
+        bench.loops = 0
+        self._loops = {}
+        records = Recording()
+        try:
+            with recording(self.mode, read=bench.marking) as records:
+                yield
+        finally:
+            counts = records.launches()
+            if bench.marking and len(counts) == bench.loops:
+                for number, (loop, calls) in self._loops.items():
+                    self._results[number].launches = counts[loop - 1] / calls
+
+    def starts(self, probe: Probe) -> None:
+        """Notes the probe that comes next."""
+        if self.marker is not None:
+            self.marker.begin(probe.name)
+
+    def ran(self, number: int) -> None:
+        """Notes which loop of the recording the probe was."""
+        self._loops[number] = self.bench.loops, self.bench.calls_made
+
+
+REPEATS = 50
+
+
+def scenes(bench: HostBench, mode: str) -> dict[str, list[float]]:
+    """Kind -> times; empty where there is no device to look at."""
+    if not bench.cuda or mode not in ("cuda", "cpu_cuda"):
+        return {}
+    x = torch.randn(256, device=bench.group.device)
+    out = torch.empty_like(x)
+    with recording(mode, read=True) as idle:
+        for _ in range(REPEATS):
+            torch.neg(x, out=out)
+            bench.synchronize()
+    with recording(mode, read=True) as queued:
+        CUDA._sleep(GATE_CYCLES)
+        for _ in range(QUEUED):
+            torch.neg(x, out=out)
+        bench.synchronize()
+    return read_scenes(idle, queued)
+
+
+def read_scenes(idle: Recording, queued: Recording) -> dict[str, list[float]]:
+    """Times by kind from launches on an idle device and from kernels behind a gate; kinds without any are left out."""
+    result = {
+        **around_launches(idle),
+        "kernel_gap": gaps(queued),
+        "kernel_duration": [float(e.duration_ns()) for e in idle.device],
+    }
+    return {kind: times for kind, times in result.items() if times}

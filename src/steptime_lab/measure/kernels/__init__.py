@@ -6,19 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout
-from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.session import Session, Setting
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import families
-from steptime_lab.measure.crash_marker import AvoidList
-from steptime_lab.measure.ops.calls import FILE_NAME, read_calls
-from steptime_lab.measure.restarts import run_avoiding
+from steptime_lab.measure.kernels.cases import FILE_NAME, read_calls
+from steptime_lab.measure.restarts import AvoidList, run_avoiding
 from steptime_lab.measurements.sets import KERNELS
 
 if TYPE_CHECKING:
-    from steptime._calibrate.harness.setting import Setting
     from steptime_lab.measure.kernels.bench import KernelBench
     from steptime_lab.measure.kernels.cases import KernelCase
 
@@ -70,11 +68,9 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank with a GPU (or the CPU) of its own."""
     import torch
 
-    from steptime._calibrate.harness.setting import Setting
     from steptime_lab.measure.kernels import cases as asked
-    from steptime_lab.measure.kernels.bench import KernelBench
-    from steptime_lab.measure.kernels.events import Sample
-    from steptime_lab.measure.ops.arena import Arena
+    from steptime_lab.measure.kernels.bench import KernelBench, Sample
+    from steptime_lab.measure.op_calls import Arena
 
     seed, small, only = int(plan["seed"]), bool(plan["small"]), tuple(plan["only"])
     cuda = group.device.type == "cuda"

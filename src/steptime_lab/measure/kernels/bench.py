@@ -1,4 +1,8 @@
-"""Runs cases in batches: once unrecorded, then cold and producer-warm repeats in rounds under one profile per batch."""
+"""Runs cases in batches: once unrecorded, then cold and producer-warm repeats in rounds under one profile per batch.
+
+Two sentinels run in every batch: when they drift, the device is not what it was, and the batch is run again. A sample of the
+calls is timed with CUDA events too, queued back to back behind a kernel that waits.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,71 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from steptime._calibrate.harness.budget import Progress
+from steptime._calibrate.harness.clock import Clock, clock_of
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.session import Session
-from steptime._calibrate.harness.setting import LostContextError, Setting
+from steptime._calibrate.harness.session import LostContextError, Progress, Session, Setting
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._units import NS_PER_MS
 from steptime.errors import InputError
-from steptime_lab.measure.crash_marker import AvoidList
-from steptime_lab.measure.kernels.cases import KernelCase
-from steptime_lab.measure.kernels.rows import row_of
-from steptime_lab.measure.kernels.sentinels import CALLS, Sentinels
-from steptime_lab.measure.ops.arena import Arena, DoesNotFitError, torch_dtype
-from steptime_lab.measure.ops.arguments import PreparedCall
-from steptime_lab.measure.ops.profile import MarkersError, Segment, profile_on
+from steptime_lab.measure.device_profile import MarkersError, Segment, profile_on, told_by
+from steptime_lab.measure.kernels.cases import KernelCase, draw_of
+from steptime_lab.measure.op_calls import Arena, DoesNotFitError, PreparedCall, torch_dtype
+from steptime_lab.measure.restarts import AvoidList
+from steptime_lab.measurements.sets import KERNELS
+
+_SQUARE, _HALVES = (4096, 4096), "bfloat16"
+# One for the SM clock, one for memory; large enough that launching is no part of them.
+CALLS = (
+    Call("aten::mm.default", (TensorArg(_SQUARE, _HALVES), TensorArg(_SQUARE, _HALVES))),
+    Call("aten::copy_.default", (TensorArg((1 << 26,)), TensorArg((1 << 26,))), written=()),
+)
+# Drift beyond these gets a batch run again. The product follows the power that its neighbours draw; the copy does not.
+_LIMITS = (0.03, 0.01)
+# Batches before there is something to compare with.
+_FIRST = 3
+
+
+class Sentinels:
+    """Compares each batch's sentinels with the medians of all batches so far."""
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        self.worst = [0.0] * len(CALLS)
+        self._times: list[list[float]] = [[] for _ in CALLS]
+
+    def drifted(self, times_ns: list[list[float]]) -> bool:
+        """Whether a batch with these times of its sentinels (one list per call) was measured on a device that had changed."""
+        far = False
+        for index, (item, limit) in enumerate(zip(times_ns, _LIMITS, strict=True)):
+            if not item:
+                continue
+            known, now = self._times[index], median(item)
+            if len(known) >= _FIRST:
+                drift = now / median(known) - 1
+                self.worst[index] = max(self.worst[index], drift, key=abs)
+                far = far or abs(drift) > limit
+            known.append(now)
+        return far
+
+    def said(self) -> str:
+        """One line for the end of a run; empty where nothing was compared."""
+        if not any(self.worst):
+            return ""
+        product, copy = (f"{100 * worst:+.1f} %" for worst in self.worst)
+        return f"sentinels: product at most {product} off, copy {copy}; {self.repeated} batches run again"
+
+
+def row_of(case: KernelCase, cache: str, repeats: Sequence[Segment], *, share: int, others: str) -> dict[str, Any] | None:
+    """The row of a case in one cache state; nothing where the op launched nothing."""
+    told = told_by(repeats)
+    return None if told is None else {**case.asked(), "cache": cache, "share": share, "others": others, **told}
+
 
 COLD, WARM = "cold", "warm"
 
@@ -255,3 +307,72 @@ def _is_floating(name: str) -> bool:
         return torch_dtype(name).is_floating_point
     except TypeError:
         return False
+
+
+# Of the calls long enough that the gaps between launches do not matter.
+SAMPLE = 0.03
+_LONG_ENOUGH_NS = 20_000
+# What fits the launch queue (about 1,024) with room for launches nobody counted.
+_LAUNCHES = 600
+_MOST_RUNS = 30
+_LONGEST_WAIT_NS = 50 * NS_PER_MS
+
+
+@dataclass
+class Sample:
+    """Rows kept back until the process profiles no more; then their calls are timed with events too."""
+
+    enabled: bool = True
+    held: list[tuple[KernelCase, dict[str, Any]]] = field(default_factory=list)
+
+    def keeps(self, case: KernelCase, row: dict[str, Any]) -> bool:
+        """Takes the row where it belongs to the sample."""
+        if not self.enabled or row["cache"] != COLD or float(np.median(row["times_ns"])) < _LONG_ENOUGH_NS:
+            return False
+        # A copy that the host waits for cannot be queued.
+        on_device = all(tensor.device == "device" for tensor in case.call.tensors())
+        if not on_device or draw_of(case.text, "events") >= SAMPLE:
+            return False
+        self.held.append((case, row))
+        return True
+
+    def release(self, bench: KernelBench, session: Session, *, at_least_s: float = 1.0) -> None:
+        """Times what is held, stores it and says how far the two ways of timing lie apart."""
+        ratios, clock = [], clock_of(bench.group)
+        for case, row in self.held:
+            if session.budget.left_s() > at_least_s:
+                try:
+                    row["event_ns"] = event_ns(bench.prepare(case), len(row["kernel_ns"]), clock)
+                    ratios.append(row["event_ns"] / float(np.median(row["times_ns"])))
+                except RuntimeError as error:
+                    session.warn(f"{case.call.op} could not be timed with events: {str(error).splitlines()[0]}")
+            session.store.add(KERNELS, row)
+        self.held.clear()
+        session.store.flush()
+        if ratios and session.rank == 0:
+            print(said(ratios), file=sys.stderr, flush=True)
+
+
+def said(ratios: Sequence[float]) -> str:
+    """One line about how events compare with kernel records."""
+    low, middle, high = np.quantile(np.asarray(ratios), (0.1, 0.5, 0.9))
+    return f"CUDA events / kernel records: median {middle:.3f} (10-90 %: {low:.3f}-{high:.3f}) over {len(ratios)} calls"
+
+
+def event_ns(prepared: PreparedCall, kernels: int, clock: Clock) -> float:
+    """Time per run of several in a row, each on memory of its own, so cold."""
+    runs = max(3, min(_MOST_RUNS, _LAUNCHES // max(1, kernels)))
+    prepared.run()
+    clock.wait(clock.mark())
+    start_ns = time.perf_counter_ns()
+    prepared.run()
+    issue_ns = time.perf_counter_ns() - start_ns
+    clock.wait(clock.mark())
+    # The host is ahead before the first run starts: what is timed is the device alone.
+    clock.run_ahead(min(_LONGEST_WAIT_NS, NS_PER_MS + 2.0 * runs * issue_ns))
+    first = clock.mark()
+    for _ in range(runs):
+        prepared.run()
+    last = clock.mark()
+    clock.wait(last)
+    return clock.between_ns(first, last) / runs

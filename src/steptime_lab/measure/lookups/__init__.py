@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
-from steptime._calibrate.harness.session import Session
+from steptime._calibrate.harness.session import Session, Setting
+from steptime_lab.measure.lookups.cases import LookupCase, cases_of, shuffled, small_cases
+from steptime_lab.measure.lookups.groups import GROUPS, group_cases, small_group_cases
 from steptime_lab.measurements.sets import LOOKUPS
 
 if TYPE_CHECKING:
-    from steptime._calibrate.harness.setting import Setting
     from steptime_lab.measure.lookups.bench import LookupBench
-    from steptime_lab.measure.lookups.cases import LookupCase
-    from steptime_lab.measure.lookups.memory import Memory
+    from steptime_lab.measure.lookups.prepared import Memory
 
 IMPLEMENTATIONS = ("embedding_bag", "table_batched")
 
@@ -50,8 +50,6 @@ def run(session: Session, options: Options) -> None:
 
 def names(_: Options) -> tuple[str, ...]:
     """What `--only` may name: an implementation of the broad sweep, or a group of lookups that answers one question."""
-    from steptime_lab.measure.lookups.groups import GROUPS
-
     return (*IMPLEMENTATIONS, *GROUPS)
 
 
@@ -59,9 +57,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank: a GPU (or the CPU) of its own, or a part of one beside others that do the same."""
     import torch
 
-    from steptime._calibrate.harness.setting import Setting
     from steptime_lab.measure.lookups.bench import LookupBench
-    from steptime_lab.measure.lookups.memory import Memory
+    from steptime_lab.measure.lookups.prepared import Memory
 
     seed, small = int(plan["seed"]), bool(plan["small"])
     torch.manual_seed(seed)
@@ -91,8 +88,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
 
 def _proven(session: Session, memory: Memory, seed: int) -> bool:
     """Whether the table-batched kernels run here; whether they are right is said, too."""
-    from steptime_lab.measure.lookups.cases import small_cases
-    from steptime_lab.measure.lookups.proof import NoKernelsError, disagreement
+    from steptime_lab.measure.lookups.prepared import NoKernelsError, disagreement
 
     try:
         wrong = disagreement(small_cases(seed), memory)
@@ -106,17 +102,12 @@ def _proven(session: Session, memory: Memory, seed: int) -> bool:
 
 def _small_cases(group: Group, seed: int, only: Sequence[str]) -> list[LookupCase]:
     """A few lookups of every implementation and group asked for."""
-    from steptime_lab.measure.lookups.cases import small_cases
-    from steptime_lab.measure.lookups.groups import small_group_cases
-
     broad = [case for case in small_cases(seed) if not only or case.implementation in only]
     return [*broad, *(case for name in _groups(group, only) for case in small_group_cases(name, seed))]
 
 
 def _groups(group: Group, only: Sequence[str]) -> list[str]:
     """Those named; without a name all of them on a whole device, and none on a part of one."""
-    from steptime_lab.measure.lookups.groups import GROUPS
-
     return [name for name in GROUPS if name in only or (not only and group.share == 1)]
 
 
@@ -124,9 +115,7 @@ def _cases(group: Group, seed: int, only: Sequence[str]) -> list[LookupCase]:
     """The lookups of a whole GPU, the broad sweep before the groups; or those that fit a part of one (of groups: if named)."""
     import torch
 
-    from steptime_lab.measure.lookups.cases import cases_of, shuffled
-    from steptime_lab.measure.lookups.groups import group_cases
-    from steptime_lab.measure.lookups.memory import limits_of
+    from steptime_lab.measure.lookups.prepared import limits_of
 
     memory_bytes = torch.cuda.mem_get_info(group.device)[1] if group.device.type == "cuda" else 0
     whole, part = limits_of(memory_bytes, 1), limits_of(memory_bytes, group.share)
@@ -142,8 +131,6 @@ def _cases(group: Group, seed: int, only: Sequence[str]) -> list[LookupCase]:
 
 def _remaining(session: Session, cases: Sequence[LookupCase], setting: Setting, attempt: int) -> list[LookupCase]:
     """The cases that have no row yet under this setting; in another order at every further attempt."""
-    from steptime_lab.measure.lookups.cases import shuffled
-
     done = session.store.done(LOOKUPS)
     left = [case for case in cases if not done or not done[case.key(setting.share, setting.others)]]
     return left if attempt == 0 else shuffled(left, attempt)

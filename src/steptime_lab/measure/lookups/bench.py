@@ -10,17 +10,60 @@ from typing import Any
 import numpy as np
 import torch
 
-from steptime._calibrate.harness.budget import Progress
-from steptime._calibrate.harness.clock import clock_of
+from steptime._calibrate.harness.clock import Clock, clock_of
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.session import Session
-from steptime._calibrate.harness.setting import LostContextError, Setting
+from steptime._calibrate.harness.session import LostContextError, Progress, Session, Setting
+from steptime._units import NS_PER_MS
+from steptime_lab.measure.device_profile import MarkersError, Segment, profile_on, told_by
 from steptime_lab.measure.lookups.cases import LookupCase
-from steptime_lab.measure.lookups.events import event_times_ns
-from steptime_lab.measure.lookups.memory import Memory
-from steptime_lab.measure.lookups.prepared import PreparedLookup, held_bytes
-from steptime_lab.measure.lookups.rows import row_of
-from steptime_lab.measure.ops.profile import MarkersError, Segment, profile_on
+from steptime_lab.measure.lookups.prepared import Memory, PreparedLookup, held_bytes
+
+
+def row_of(
+    prepared: PreparedLookup, direction: str, cache: str, repeats: Sequence[Segment], *, share: int, others: str
+) -> dict[str, Any] | None:
+    """The row of a lookup in one direction and cache state; nothing where nothing was launched."""
+    told = told_by(repeats)
+    if told is None:
+        return None
+    case, every = prepared.case, prepared.statistics
+    return {
+        **case.asked(direction, cache, share, others),
+        "tables": len(case.dims),
+        "series": case.series,
+        "pooling": [item.pooling for item in every],
+        "pooling_spread": [item.pooling_spread for item in every],
+        "lookups": [item.lookups for item in every],
+        "unique": [item.unique for item in every],
+        "reuse": [list(item.reuse) for item in every],
+        **told,
+    }
+
+
+_RUNS = 3
+# Long enough for the host to issue all runs before the first one starts, so that what is timed is the device alone.
+_AHEAD_NS = 30 * NS_PER_MS
+
+
+def event_times_ns(prepared: PreparedLookup, flush: Callable[[], None], clock: Clock) -> tuple[float, float]:
+    """Median time of the forward and of the backward pass with cold caches, gaps between their kernels included."""
+    clock.wait(clock.mark())
+    clock.run_ahead(_AHEAD_NS)
+    runs = []
+    for _ in range(_RUNS):
+        flush()
+        begun = clock.mark()
+        out = prepared.forward()
+        looked_up = clock.mark()
+        flush()
+        turned = clock.mark()
+        prepared.backward(out)
+        runs.append((begun, looked_up, turned, clock.mark()))
+    clock.wait(runs[-1][-1])
+    times_ns = [(clock.between_ns(a, b), clock.between_ns(c, d)) for a, b, c, d in runs]
+    forward, backward = np.median(np.array(times_ns), axis=0)
+    return float(forward), float(backward)
+
 
 FORWARD, BACKWARD = "forward", "backward"
 COLD, WARM = "cold", "warm"

@@ -3,22 +3,116 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from steptime._calibrate.harness.budget import Budget
+from steptime._calibrate.collectives.cases import fabric_of
+from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
 from steptime._calibrate.harness.ranks import QUIET, Layout
-from steptime._calibrate.harness.session import Session
-from steptime_lab.measure.attempts import CASE_S, Attempts
-from steptime_lab.measure.crash_marker import CrashMarker
-from steptime_lab.measure.restarts import CaseGroup
-from steptime_lab.measure.shared_mps import SharedMps
+from steptime._calibrate.harness.session import Budget, Session
+from steptime_lab.measure.restarts import CASE_S, Attempts, CaseGroup, CrashMarker, SharedMps
+from steptime_lab.measure.steps import profiled, timed, traced
+from steptime_lab.measure.steps.profiled import key_of_kernels
+from steptime_lab.measure.steps.timing import key_of_case
+from steptime_lab.measure.steps.traced import programs_file, recorded_kinds
+from steptime_lab.measurements.sets import STEP_KERNELS, STEPS
 
 if TYPE_CHECKING:
-    from steptime_lab.measure.steps.phases import Phase
     from steptime_lab.workloads.case import Case
+
+KINDS = ("timed", "traced", "profiled")
+# Of every so many cases one is timed again, in `REPEATS` more groups of processes; `--only` calls that so.
+REPEATED = 5
+REPEATS = 2
+AGAIN = "repeats"
+# Seconds, an H200 with 4 ranks was the model. A group: its start, for timed ones also their calibrations.
+_GROUP_S = {"timed": 20.0, "traced": 14.0, "profiled": 14.0}
+# A DLRM; another model: building it, and for each of the ranks that share the GPU what its steps take longer.
+_TABLES_S = {"timed": 1.6, "traced": 0.3, "profiled": 0.3}
+_DENSE_S = {"timed": (2.0, 2.5), "traced": (0.5, 0.6), "profiled": (1.0, 1.2)}
+_SMALL_S = 0.5
+# On the CPU, to try things out, groups start faster.
+_CPU_GROUP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One kind of group on so many ranks. `turn` counts the groups that time the same cases again."""
+
+    kind: str
+    ranks: int
+    turn: int = 0
+
+    @property
+    def name(self) -> str:
+        """As a file and a person call it."""
+        return f"{self.kind}{self.ranks}" + (f"_{self.turn}" if self.turn else "")
+
+
+def phases(options: Options) -> Iterator[Phase]:
+    """In order of worth: step times, programs, kernel times, then step times of other processes. Many ranks first."""
+    ranks = sorted(set(options.ranks), reverse=True)
+    chosen = {name for name in options.only if name in (*KINDS, AGAIN)} or {*KINDS, AGAIN}
+    yield from (Phase(kind, count) for kind in KINDS if kind in chosen for count in ranks)
+    if AGAIN in chosen:
+        yield from (Phase("timed", count, turn) for turn in range(1, REPEATS + 1) for count in ranks)
+
+
+def cases_of(ranks: int, *, small: bool, only: Sequence[str]) -> list[Case]:
+    """The cases of that many ranks; `only` names workloads or cases, or phases, which choose no cases."""
+    from steptime_lab.workloads.cases import small_cases, step_cases
+
+    every = small_cases(ranks) if small else step_cases(ranks)
+    named = {name for name in only if name not in (*KINDS, AGAIN)}
+    return [case for case in every if not named or case.workload in named or case.name in named]
+
+
+def due(phase: Phase, cases: Sequence[Case], session: Session, options: Options) -> list[str]:
+    """Names of the cases whose rows or traces this phase has yet to make."""
+    share = phase.ranks if options.share_gpu else 1
+    fabric = fabric_of(phase.ranks, share, options.device)
+    if phase.kind == "traced":
+        return [case.name for case in cases if not programs_file(session.folder, case.name).exists()]
+    if phase.kind == "profiled":
+        done = session.store.done(STEP_KERNELS)
+        # Ranks flush each for itself: a group that was ended may have lost the rows of some.
+        return [
+            case.name
+            for case in cases
+            if not all(done[key_of_kernels(case.name, share, fabric, rank=rank)] for rank in range(phase.ranks))
+        ]
+    done = session.store.done(STEPS)
+    chosen = cases[::REPEATED] if phase.turn else cases
+    return [case.name for case in chosen if done[key_of_case(case, share, fabric)] <= phase.turn]
+
+
+def need_s(phase: Phase, cases: Sequence[Case], options: Options) -> float:
+    """About how long a phase takes with these cases; nothing without any."""
+    start_s = _GROUP_S[phase.kind] if options.device == "cuda" else _CPU_GROUP_S
+    return start_s + sum(_case_s(phase, case, options) for case in cases) if cases else 0.0
+
+
+def _case_s(phase: Phase, case: Case, options: Options) -> float:
+    if options.small:
+        return _SMALL_S
+    if case.plan is not None:
+        return _TABLES_S[phase.kind]
+    once_s, per_rank_s = _DENSE_S[phase.kind]
+    return once_s + per_rank_s * (phase.ranks if options.share_gpu else 1)
+
+
+def share_s(needs_s: Sequence[float], left_s: float) -> float:
+    """What the first of some phases gets of the time left: its proportion where there is enough for all, else what it needs.
+
+    So no phase starves while there is time for each; where there is not, those of less worth go without.
+    """
+    total_s = sum(needs_s)
+    if not total_s:
+        return 0.0
+    return left_s * needs_s[0] / total_s if left_s >= total_s else min(needs_s[0], left_s)
+
 
 # Small workloads of few ranks, smallest batch first, whose full traces are kept: (workload, ranks).
 _FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
@@ -26,8 +120,6 @@ _FULL_TRACES = (("dlrm", 2), ("bert", 1), ("resnet50", 1))
 
 def run(session: Session, options: Options) -> None:
     """Goes through the phases; each stops at its share of the time, and a group that dies is started again behind its case."""
-    from steptime_lab.measure.steps.phases import cases_of, due, need_s, phases, share_s
-
     planned = list(phases(options))
     cases = {ranks: cases_of(ranks, small=options.small, only=options.only) for ranks in set(options.ranks)}
 
@@ -52,7 +144,6 @@ def run(session: Session, options: Options) -> None:
 
 def names(options: Options) -> list[str]:
     """What `--only` may name: phases, workloads, and the cases of the ranks that are asked."""
-    from steptime_lab.measure.steps.phases import AGAIN, KINDS, cases_of
     from steptime_lab.workloads.case import workloads
 
     cases = [case.name for ranks in options.ranks for case in cases_of(ranks, small=options.small, only=())]
@@ -69,9 +160,6 @@ def _run_phase(
     daemon: SharedMps,
 ) -> None:
     """One phase: started again after a case that ended its group, which is then skipped for the rest of the run."""
-    from steptime_lab.measure.steps.phases import cases_of, due
-    from steptime_lab.measure.steps.traced import recorded_kinds
-
     cases = cases_of(phase.ranks, small=options.small, only=options.only)
 
     def waiting() -> list[str]:
@@ -106,9 +194,6 @@ def full_traces(cases: Sequence[Case]) -> list[str]:
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank of one phase."""
-    from steptime_lab.measure.steps import profiled, timed, traced
-    from steptime_lab.measure.steps.phases import cases_of
-
     wanted = set(plan["cases"])
     cases = [case for case in cases_of(group.ranks, small=plan["small"], only=plan["only"]) if case.name in wanted]
     progress = session.progress(f"steps, {plan['phase']}", len(cases))

@@ -1,12 +1,104 @@
-"""How long a step takes: many unsynchronised steps between barriers, divided by their number; the slowest rank counts."""
+"""How long a step takes: many unsynchronised steps between barriers, divided by their number; the slowest rank counts.
+
+Beside it the state of the machine: hosts have two speeds, up to a factor of two apart, and change between them within seconds,
+rank by rank.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from steptime._calibrate.harness.group import Group
+from steptime._measurements.store import key_of
+from steptime._units import MIB
+from steptime_lab.measurements.sets import measured_set
+
+if TYPE_CHECKING:
+    from steptime_lab.workloads.case import Case, Step
+
+
+def asked(case: Case, share: int, fabric: str) -> dict[str, Any]:
+    """The columns that say what is measured."""
+    return {
+        "workload": case.workload,
+        "name": case.name,
+        "config": json.dumps(case.config, separators=(",", ":"), sort_keys=True),
+        "precision": case.precision,
+        "batch": case.batch,
+        "ranks": case.ranks,
+        "share": share,
+        "fabric": fabric,
+        "plan": None if case.plan is None else json.dumps(case.plan, separators=(",", ":")),
+        "task": case.task or None,
+        "rule": case.rule or None,
+        "block": 0,
+    }
+
+
+def key_of_case(case: Case, share: int, fabric: str, *, name: str = "steps", block: int = 0) -> str:
+    """The key of the row that this case gives."""
+    return key_of(measured_set(name), {**asked(case, share, fabric), "block": block})
+
+
+def lookups_json(case: Case, step: Step, group: Group) -> str | None:
+    """Lookup statistics of every iteration and table, on every rank; None without tables.
+
+    A list with one object per iteration: table -> [lookups, distinct rows, [17 bins of reuse]].
+    """
+    names = [table["name"] for table in case.config.get("tables", ())]
+    plan = case.plan or {}
+    mine = [name for name in names if plan.get(name, 0) == group.rank]
+    iterations = [
+        {
+            name: [lookup.lookups, lookup.unique, [round(share, 4) or 0 for share in lookup.reuse]]
+            for name, lookup in zip(mine, step.lookups(iteration), strict=False)
+        }
+        for iteration in range(step.batches)
+    ]
+    parts = [json.loads(text) for text in group.gather_text(json.dumps(iterations))]
+    merged = [{name: lookup for part in parts for name, lookup in part[at].items()} for at in range(step.batches)]
+    return json.dumps(merged, separators=(",", ":"), sort_keys=True) if any(merged) else None
+
+
+# About a millisecond of calls that go through Python and the dispatcher and launch nothing.
+_VIEWS = 1000
+# The sentinel of the collectives: four of them take 2-4 ms on loopback.
+_WIRE_BYTES = MIB
+_WIRE_CALLS = 3
+
+
+def host_ns(group: Group) -> float:
+    """Nanoseconds of a fixed loop of `view` on the CPU, of the slowest rank; every rank calls it."""
+    import torch
+
+    vector = torch.zeros(8)
+    begun = time.perf_counter_ns()
+    for _ in range(_VIEWS):
+        vector.view(2, 4)
+    return max(group.gather(time.perf_counter_ns() - begun))
+
+
+def wire_ns(group: Group) -> float | None:
+    """Nanoseconds of an all_reduce of 1 MiB, mean of a few behind one another, of the slowest rank; None for one rank."""
+    if group.ranks == 1:
+        return None
+    import torch
+    import torch.distributed as dist
+
+    # Made anew each time: a buffer that stays would count in the memory of every case.
+    data = torch.randn(_WIRE_BYTES // 4, device=group.device)
+    dist.all_reduce(data)
+    group.barrier()
+    begun = time.perf_counter_ns()
+    for _ in range(_WIRE_CALLS):
+        dist.all_reduce(data)
+    group.synchronize()
+    return max(group.gather((time.perf_counter_ns() - begun) / _WIRE_CALLS))
+
 
 # A step time is flat when the last three steps agree to this; host-bound steps never do better (2-7 % within a run).
 _FLAT = 0.05

@@ -2,21 +2,86 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steptime._calibrate.harness.collector import no_collector
-from steptime._calibrate.harness.group import Group
-from steptime._files import write_whole
-from steptime_lab.measure.attempts import Attempts, free
-from steptime_lab.measure.steps.programs import digest, owners, parse, stripped, write_packed
+from steptime._calibrate.harness.group import Group, no_collector
+from steptime._files import whole, write_whole
+from steptime_lab.measure.kernels.cases import FILE_NAME, read_calls, write_calls
+from steptime_lab.measure.restarts import Attempts, free
 
 if TYPE_CHECKING:
     from steptime_lab.workloads.case import Case, Step
+
+# The observer's counter at record time is no part of a program, and schemas repeat what the name says.
+_KEPT_ATTRIBUTES = ("seq_id", "tid", "fw_tid")
+# What a reader takes for an attribute that is not there.
+_DEFAULTS = {"seq_id": -1, "fw_tid": 0}
+_COLLECTIVE = "record_param_comms"
+# PyTorch writes infinities bare, which is not JSON.
+_BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
+
+Document = dict[str, Any]
+
+
+def parse(text: str) -> Document:
+    """An execution trace as PyTorch wrote it."""
+    try:
+        document: Document = json.loads(text)
+    except ValueError:
+        document = json.loads(_BARE_NOT_A_NUMBER.sub(r'\1"\2"', text))
+    return document
+
+
+def stripped(document: Document) -> Document:
+    """The same trace with nodes in order of start, less attributes that repeat a default or say nothing of the program."""
+    nodes = [_stripped_node(node) for node in sorted(document["nodes"], key=lambda node: node["id"])]
+    # Process, date and clock of the recording are in the recipe; without them the same program gives the same file.
+    return {"schema": document["schema"], "pid": 0, "time": "", "start_ts": 0, "nodes": nodes, "finish_ts": 0}
+
+
+def _stripped_node(node: Document) -> Document:
+    attributes = node.get("attrs", ())
+    own = [entry for entry in attributes if entry["name"] in _KEPT_ATTRIBUTES or node["name"] == _COLLECTIVE]
+    telling = [entry for entry in own if entry["value"] not in ("", _DEFAULTS.get(entry["name"], ""))]
+    return {**node, "attrs": telling}
+
+
+def digest(document: Document) -> str:
+    """The same for two ranks whose ops have the same names, shapes and types in the same order; 16 hexadecimal digits."""
+    seen = hashlib.sha256()
+    for node in document["nodes"]:
+        inputs, outputs = node["inputs"], node["outputs"]
+        told = [node["name"], inputs["shapes"], inputs["types"], outputs["shapes"], outputs["types"]]
+        if node["name"] == _COLLECTIVE:
+            told.append(_splits(inputs))
+        seen.update(json.dumps(told, separators=(",", ":")).encode())
+    return seen.hexdigest()[:16]
+
+
+def _splits(inputs: Document) -> list[Any]:
+    """Lists of numbers among the arguments: how an uneven exchange is split."""
+    pairs = zip(inputs["values"], inputs["types"], strict=False)
+    return [value for value, kind in pairs if isinstance(value, list) and str(kind).startswith("GenericList[Int")]
+
+
+def owners(digests: Sequence[str]) -> list[int]:
+    """Per rank the first rank that runs the same program."""
+    return [digests.index(digest) for digest in digests]
+
+
+def write_packed(file: Path, document: Document) -> None:
+    """Compact and compressed, whole or not at all; the same content gives the same bytes."""
+    with whole(file) as unfinished, unfinished.open("wb") as target, gzip.GzipFile("", "wb", 9, target, mtime=0) as packed:
+        packed.write(json.dumps(document, separators=(",", ":")).encode())
+
 
 _WARM_UP = 2
 
@@ -104,7 +169,6 @@ def record_op_calls(kind: str, step: Step, attempts: Attempts) -> None:
     Every rank records, though rank 0 alone keeps its calls: what fails then fails on all of them, and none waits for another.
     """
     from steptime_lab.measure.kernels.record import record_calls
-    from steptime_lab.measure.ops.calls import FILE_NAME, write_calls
 
     calls = record_calls(step)
     attempts.group.synchronize()
@@ -114,6 +178,4 @@ def record_op_calls(kind: str, step: Step, attempts: Attempts) -> None:
 
 def recorded_kinds(folder: Path) -> list[str]:
     """The kinds of cases whose op calls are kept already."""
-    from steptime_lab.measure.ops.calls import FILE_NAME, read_calls
-
     return sorted(read_calls(folder / FILE_NAME)) if (folder / FILE_NAME).exists() else []

@@ -7,10 +7,12 @@ the runs themselves.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 # The kernel of `torch.cuda._sleep`; no op that is measured launches it.
@@ -134,3 +136,30 @@ def cut(work: Iterable[DeviceWork], marks: int) -> list[Segment]:
     if len(segments) != marks + 1:
         raise MarkersError(f"{len(segments)} markers in the profile, {marks + 1} were issued")
     return [tuple(segment) for segment in segments[:-1]]
+
+
+def told_by(repeats: Sequence[Segment]) -> dict[str, Any] | None:
+    """The measured columns; nothing where nothing was launched.
+
+    Which kernels are launched can change between repeats (libraries choose). Those of the commonest list are given one by
+    one; `times_ns` has all.
+    """
+    lists = Counter(tuple(work.name for work in segment) for segment in repeats if segment)
+    if not lists:
+        return None
+    names = lists.most_common(1)[0][0]
+    alike = [segment for segment in repeats if tuple(work.name for work in segment) == names]
+    durations = np.array([[work.duration_ns for work in segment] for segment in alike], dtype=np.float64)  # (repeat, kernel)
+    return {
+        "kernel_names": list(names),
+        "kernel_ns": np.median(durations, axis=0).tolist(),
+        "span_ns": float(np.median([span_ns(segment) for segment in repeats if segment])),
+        "event_ns": None,
+        "times_ns": [float(sum(work.duration_ns for work in segment)) for segment in repeats if segment],
+    }
+
+
+def span_ns(segment: Segment) -> int:
+    """From the first start to the last end; cuDNN runs the groups of a convolution side by side, so the last to start may not
+    be the last to end."""
+    return max(work.start_ns + work.duration_ns for work in segment) - min(work.start_ns for work in segment)

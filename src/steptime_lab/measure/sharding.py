@@ -3,36 +3,127 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime._calibrate.collectives.fabrics import FABRIC, fabric_of
-from steptime._calibrate.harness.collector import no_collector
-from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.options import Options
+from steptime._calibrate.collectives.cases import FABRIC, fabric_of
+from steptime._calibrate.harness.command import Options
+from steptime._calibrate.harness.group import Group, no_collector
 from steptime._calibrate.harness.ranks import Layout
 from steptime._calibrate.harness.session import Session
+from steptime._measurements.recipe import spread_of
 from steptime._measurements.store import read
-from steptime_lab.measure.attempts import Attempts, free
-from steptime_lab.measure.crash_marker import CrashMarker
-from steptime_lab.measure.restarts import CaseGroup
-from steptime_lab.measure.sharding.differences import summary
-from steptime_lab.measure.sharding.plans import Given, read_plans
-from steptime_lab.measure.shared_mps import SharedMps
-from steptime_lab.measure.steps.rows import asked, key_of_case, lookups_json
+from steptime.errors import InputError
+from steptime_lab.measure.restarts import Attempts, CaseGroup, CrashMarker, SharedMps, free
 from steptime_lab.measure.steps.timed import calibrate
-from steptime_lab.measure.steps.timing import steps_for, time_once
+from steptime_lab.measure.steps.timing import asked, key_of_case, lookups_json, steps_for, time_once
 from steptime_lab.measurements.sets import SHARDING
 
 if TYPE_CHECKING:
     from steptime._build.dlrm.model import Dlrm
     from steptime_lab.workloads.case import Case, Step
+
+# A pick is as good as the fastest when it is within this of it.
+CLOSE = 0.10
+
+Times = dict[str, dict[tuple[Any, ...], float]]  # plan -> (process, block) -> nanoseconds
+
+
+def by_task(rows: Iterable[Mapping[str, Any]]) -> dict[str, Times]:
+    """Per task and rule the time in every block; rules that make the same plan share its times."""
+    result: dict[str, Times] = {}
+    for row in rows:
+        block = (row["run"], row["process"], row["block"])
+        for rule in (row["rule"], *filter(None, (row["aliases"] or "").split(","))):
+            result.setdefault(row["task"], {}).setdefault(rule, {})[block] = row["time_ns"]
+    return result
+
+
+def chance(times: Times) -> float:
+    """How often a rule picked at random is within 10 % of the fastest."""
+    medians = [float(np.median(list(blocks.values()))) for blocks in times.values()]
+    return sum(median <= (1 + CLOSE) * min(medians) for median in medians) / len(medians)
+
+
+def slowest_over_fastest(times: Times) -> float:
+    """How far apart the rules are."""
+    medians = [float(np.median(list(blocks.values()))) for blocks in times.values()]
+    return max(medians) / min(medians)
+
+
+def paired_noise(times: Times) -> float:
+    """Median over the rules: how far a rule's time over its block's mean spreads from block to block; NaN where no block has
+    all rules."""
+    every = [set(blocks) for blocks in times.values()]
+    common = sorted(set.intersection(*every), key=str)
+    if not common:
+        return math.nan
+    means = {block: float(np.mean([blocks[block] for blocks in times.values()])) for block in common}
+    return float(np.median([spread_of([blocks[block] / means[block] for block in common]) for blocks in times.values()]))
+
+
+def summary(rows: Iterable[Mapping[str, Any]]) -> str:
+    """One line over all tasks."""
+    tasks = list(by_task(rows).values())
+    if not tasks:
+        return "sharding: nothing was timed"
+    spread = float(np.median([slowest_over_fastest(task) for task in tasks]))
+    noises = [noise for noise in map(paired_noise, tasks) if not math.isnan(noise)]
+    noise = float(np.median(noises)) if noises else math.nan
+    return (
+        f"sharding: {len(tasks)} tasks; a random pick is within {CLOSE:.0%} of the fastest in "
+        f"{np.mean([chance(task) for task in tasks]):.0%} of draws; slowest over fastest plan {spread:.2f} (median), "
+        f"noise of a paired time {noise:.1%} (median)"
+    )
+
+
+Given = Mapping[str, Mapping[str, Mapping[str, int]]]
+"""Task -> name -> table -> rank."""
+
+# Names become rules of rows, several of them with commas between.
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")
+
+
+def read_plans(file: Path, tasks: Sequence[Dlrm], ranks: int) -> Given:
+    """The plans in a file, each checked against its task: every table on a rank that there is."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{file}: no readable plans ({error}); expected JSON, task: name: table: rank") from error
+    if not isinstance(content, dict) or not content or not all(isinstance(item, dict) for item in content.values()):
+        raise InputError(f"{file}: expected a JSON object with a task or more, each an object of named plans")
+    known = {task.name: task for task in tasks}
+    for name, plans in content.items():
+        if name not in known:
+            raise InputError(f"{file}: no sharding task is called {name!r}; there are {', '.join(list(known)[:3])}, ...")
+        for plan, placed in plans.items():
+            _check(f"{file}, {name}, {plan}", plan, placed, known[name], ranks)
+    return content
+
+
+def _check(where: str, name: str, placed: Any, task: Dlrm, ranks: int) -> None:
+    from steptime._shard.rules import RULES
+
+    if not _NAME.fullmatch(name) or name in RULES:
+        raise InputError(f"{where}: a plan needs a short name of a-z, 0-9, _ and - that is no rule's")
+    if not isinstance(placed, dict):
+        raise InputError(f"{where}: expected an object of tables and their ranks")
+    odd = sorted({table.name for table in task.tables} ^ set(placed))
+    if odd:
+        raise InputError(f"{where}: table {odd[0]!r} is in the plan or in the task only; expected every table once")
+    for table, rank in placed.items():
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
+            raise InputError(f"{where}: table {table!r} is on {rank!r}; expected a rank from 0 to {ranks - 1}")
+
 
 BLOCKS = 8
 _SMALL_BLOCKS, _SMALL_TASKS, _SMALL_BATCH = 2, 2, 32

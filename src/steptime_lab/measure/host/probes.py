@@ -1,8 +1,8 @@
-"""What ranks do together: what DistributedDataParallel adds to forward and backward, and what calling a collective costs."""
+"""Which probes there are, and in which order: any pass may be cut off, so that what is worth most comes first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -10,16 +10,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from steptime._calibrate.harness.watchdog import watchdog
-from steptime._calibrate.host.bench import Action, HostBench, burst_ns, less, line
-from steptime._calibrate.host.probe import Probe, Times
+from steptime._calibrate.harness.session import watchdog
+from steptime._calibrate.host.bench import Action, HostBench, Probe, Times, burst_ns, less, line
 from steptime._calibrate.host.representative import WAIT_S, collective_probe, join
+from steptime_lab.measure.host.issued import Issued
+from steptime_lab.measure.host.launches import launch_probes
+from steptime_lab.measure.host.ops import op_probes, python_probes
+from steptime_lab.measure.host.training import autograd_probes, form_probes, lookup_probes, module_probes, optimizer_probes
 
 # Layers of one parameter each, 16 x 16. Every bucket is a collective, and they have to fit into the launch queue.
 FEW, MANY = 8, 64
 # Megabytes: all gradients in one bucket, or one for every parameter (256 floats are 0.001 MB).
 ONE_BUCKET, MANY_BUCKETS = 25.0, 0.0005
-KINDS = ("ddp_forward", "ddp_forward_fixed", "ddp_backward", "ddp_backward_fixed", "ddp_bucket")
+DDP_KINDS = ("ddp_forward", "ddp_forward_fixed", "ddp_backward", "ddp_backward_fixed", "ddp_bucket")
 
 COLLECTIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], Action]] = {
     "all_reduce": lambda whole, _part: partial(dist.all_reduce, whole),
@@ -33,7 +36,7 @@ COLLECTIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], Action]] = {
 def together_probes() -> list[Probe]:
     """All ranks take part; with a single one the group is of that one."""
     calls = [collective_probe(name, call) for name, call in COLLECTIVES.items()]
-    return [*calls, Probe(KINDS, "ddp", _measure, phase="backward", together=True)]
+    return [*calls, Probe(DDP_KINDS, "ddp", _measure, phase="backward", together=True)]
 
 
 def _measure(bench: HostBench) -> Times:
@@ -86,3 +89,48 @@ def _wrapped(count: int, device: torch.device, bucket_mb: float) -> nn.Module:
     module = _layers(count, device)
     where = [device] if device.type == "cuda" else None
     return DistributedDataParallel(module, device_ids=where, bucket_cap_mb=bucket_mb)
+
+
+# Forms and optimisers of the short lists.
+SHORT = ("neg", "relu", "add", "linear", "layer_norm", "softmax", "dropout", "conv2d", "embedding_bag", "take",
+         "sgd_foreach", "adam_foreach", "adamw_fused", "sgd_for_loop")  # fmt: skip
+THINNED = ("op_autograd", "op_no_grad", "backward_node", "accumulate_grad", "optimizer_step")
+
+
+def mechanisms(*, short: bool = False) -> list[Probe]:
+    """All that one rank does alone, or what of it is on the short lists."""
+    every = [*launch_probes(), *module_probes(), *optimizer_probes(), *form_probes(), *autograd_probes()]
+    return [probe for probe in every if not short or probe.kinds[0] not in THINNED or probe.op in SHORT]
+
+
+# What lies between ops is two fifths of the host's time in a step of DLRM and of BERT; launching comes next.
+BETWEEN_OPS = (
+    "between_backward", "accumulate_grad", "ddp_forward", "module_call", "between_forward", "launch", "optimizer_step",
+    "zero_grad", "backward_node",
+)  # fmt: skip
+# Ops that make up nearly all calls of a step.
+OFTEN = 150
+# Ops of the short lists: after a profiler, under an execution trace, on parts of a GPU.
+SHORT_OPS = 150
+
+
+def probes(issued: Sequence[Issued], *, short: bool = False, python: bool = True) -> list[Probe]:
+    """What lies between ops, the ops that workloads issue most, lookups and collectives, then the rest."""
+    asked = issued[:SHORT_OPS] if short else issued
+    around = [*mechanisms(short=short), *together_probes()]
+    first = [probe for kind in BETWEEN_OPS for probe in around if probe.kinds[0] == kind]
+    exchanges = [probe for probe in around if probe.kinds[0] == "collective_call"]
+    others = [probe for probe in around if probe.kinds[0] not in (*BETWEEN_OPS, "collective_call")]
+    return [
+        *first, *op_probes(asked[:OFTEN]), *exchanges, *lookup_probes(), *others,
+        *(python_probes(asked[:OFTEN]) if python else ()), *op_probes(asked[OFTEN:]),
+        *(python_probes(asked[OFTEN:]) if python else ()),
+    ]  # fmt: skip
+
+
+def handful(chosen: Sequence[Probe], each: int = 2) -> list[Probe]:
+    """The first few of every kind."""
+    kept: dict[tuple[str, ...], list[Probe]] = {}
+    for probe in chosen:
+        kept.setdefault(probe.kinds, []).append(probe)
+    return [probe for item in kept.values() for probe in item[:each]]

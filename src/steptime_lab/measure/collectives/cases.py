@@ -1,13 +1,103 @@
-"""The sweep: which cases, in the order of their worth. A run may end anywhere in it."""
+"""The sweep: at which places, which cases, in the order of their worth. A run may end anywhere in it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
 
-from steptime._calibrate.collectives.cases import BUCKET, MAIN, OTHERS, CollectiveCase, fitting
+import numpy as np
+
+from steptime._calibrate.collectives.cases import BUCKET, LOOPBACK, MAIN, OTHERS, CollectiveCase, Matrix, Place, fitting
+from steptime._calibrate.harness.command import Options
+from steptime._calibrate.harness.ranks import Layout
 from steptime._units import MIB, NS_PER_MS
-from steptime_lab.measure.collectives.splits import WANTED, largest_sent_bytes, uneven
+from steptime.errors import InputError
+
+# Sharded training on four ranks is measured first, so its wires are as well.
+_ORDER_OF_WORTH = (4, 2, 8)
+
+
+def places(options: Options, gpus: int) -> list[Place]:
+    """What there is to measure, most wanted first: every rank count on the first fabric, then on the next."""
+    ranks = rank_counts(options, gpus)
+    if options.device != "cuda":
+        return [Place(count, "gloo", 1) for count in ranks]
+    if not options.share_gpu:
+        return [Place(count, "default", 1) for count in ranks]
+    return [Place(count, fabric, count) for fabric in LOOPBACK for count in ranks]
+
+
+def rank_counts(options: Options, gpus: int) -> list[int]:
+    """The rank counts asked for that can exchange something, most wanted first."""
+    asked = [count for count in options.ranks if count > 1]
+    if options.device == "cuda" and not options.share_gpu:
+        fitting = [count for count in asked or (2, 4, 8) if count <= gpus]
+        if not fitting:
+            raise InputError(
+                f"collectives need two ranks or more and this machine has {gpus} GPU(s); "
+                "let the ranks share one (--share-gpu) or use a machine with more"
+            )
+        asked = fitting
+    elif not asked:
+        asked = [2, 4, 8] if options.device == "cuda" else [2]
+    return sorted(set(asked), key=lambda count: (_ORDER_OF_WORTH.index(count) if count in _ORDER_OF_WORTH else 9, count))
+
+
+def layout_of(place: Place, device: str) -> Layout:
+    """Where its ranks live."""
+    return Layout(place.ranks, share_gpu=device == "cuda" and place.share > 1, device=device)
+
+
+# How many cases per rank count: 510 in all, most where sharding is validated.
+WANTED = {2: 120, 4: 260, 8: 130}
+
+_SMALLEST_TOTAL, _LARGEST_TOTAL = 64 * 1024, 64 * MIB
+_ELEMENT_BYTES = 4  # fp32
+_DIMS = (16, 32, 64, 128)
+
+# Forward: every sender's batch shares are equal. Backward: the same matrix with the directions swapped.
+_KINDS = ("forward", "backward", "any")
+_CHANCES = (0.55, 0.15, 0.30)
+
+
+def uneven(ranks: int, count: int, seed: int) -> list[Matrix]:
+    """So many different matrices, the same for the same seed."""
+    draw = np.random.default_rng([seed, ranks, 3])
+    result: dict[Matrix, None] = {}
+    while len(result) < count:
+        total = float(np.exp(draw.uniform(np.log(_SMALLEST_TOTAL), np.log(_LARGEST_TOTAL))))
+        kind = str(draw.choice(_KINDS, p=_CHANCES))
+        elements = _any(draw, ranks, total) if kind == "any" else _sharded(draw, ranks, total)
+        matrix = elements.T if kind == "backward" else elements
+        if len(set(matrix.ravel().tolist())) > 1:
+            result[tuple(int(value) * _ELEMENT_BYTES for value in matrix.ravel())] = None
+    return list(result)
+
+
+def _sharded(draw: np.random.Generator, ranks: int, total_bytes: float) -> np.ndarray:
+    """Rank i owns tables of some dims and sends every rank its batch share of all of them: constant rows."""
+    tables = int(draw.integers(ranks, 8 * ranks + 1))
+    dims = draw.choice(_DIMS, size=tables)
+    # A rank without a table sends nothing; each has at least one here, the rest go anywhere.
+    owner = np.concatenate([np.arange(ranks), draw.integers(0, ranks, tables - ranks)])
+    owned = np.bincount(owner, weights=dims, minlength=ranks).astype(np.int64)
+    per_sample_bytes = int(owned.sum()) * ranks * _ELEMENT_BYTES
+    batch_share = max(1, round(total_bytes / per_sample_bytes))
+    return np.tile(owned[:, None] * batch_share, (1, ranks))
+
+
+def _any(draw: np.random.Generator, ranks: int, total_bytes: float) -> np.ndarray:
+    """Every entry for itself, over more than a decade; the diagonal (what stays) may be large as well."""
+    weights = np.exp(draw.normal(0.0, draw.uniform(0.3, 1.5), (ranks, ranks)))
+    elements = weights / weights.sum() * total_bytes / _ELEMENT_BYTES
+    whole: np.ndarray = np.maximum(1, np.round(elements)).astype(np.int64)
+    return whole
+
+
+def largest_sent_bytes(splits: Matrix, ranks: int) -> int:
+    """The largest send buffer of a rank."""
+    return int(np.asarray(splits).reshape(ranks, ranks).sum(axis=1).max())
+
 
 _KIB = 1024
 _DOUBLING = tuple(4 << power for power in range(27))  # 4 B to 256 MiB
