@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
 from tests.support.same_ops import same_device_ops  # noqa: E402
+from tests.support.scripts import script  # noqa: E402
 
 from steptime._capture.ranks import OP_STREAM, capture_ranks  # noqa: E402
 from steptime._capture.world import Partitions  # noqa: E402
@@ -27,17 +25,6 @@ ROOT = Path(__file__).parents[2]
 SMALL = {
     "layers": 3, "width": 256, "heads": 8, "kv_heads": 4, "feed_forward": 704, "vocabulary": 1024, "length": 128, "batch": 2,
 }  # fmt: skip
-
-
-@cache
-def script(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache

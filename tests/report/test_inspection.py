@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steptime._program.load import load
 from steptime._report.inspection import Inspection, inspect_workload
-from steptime._sim.core.steps import step_times_ns
+from steptime._sim.recorded.replay import step_times_ns
 from steptime._sim.recorded.timing import recorded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"

@@ -7,7 +7,7 @@ from tests.sim.worlds import Draft, constant_timing
 
 from steptime._program.program import CallKind, Collective, Program
 from steptime._sim import Cohort
-from steptime._sim.core.schedule import schedule
+from steptime._sim.core.schedule import find_schedule
 from steptime._sim.core.simulate import simulate
 from steptime.errors import DeadlockError, InputError
 
@@ -124,7 +124,7 @@ def test_copies_of_a_pipeline_advance_together() -> None:
         members = tuple(tuple(pair(stage + side, copy) for side in sides) for stage in of for copy in range(copies))
         program = draft.program(rank=ranks[0], world_size=stages * copies)
         cohorts.append(Cohort(program, ranks, constant_timing(program, duration_ns=10), members))
-    assert len(schedule(cohorts, queue_depth=None).parts) == stages
+    assert len(find_schedule(cohorts, queue_depth=None).blocks) == stages
     assert simulate(cohorts).cohorts[1].work_end_ns[2, :, 0].tolist() == [30] * 4 + [50] * 4 + [70] * 4
 
 

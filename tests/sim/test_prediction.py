@@ -17,11 +17,11 @@ from steptime._program.workload import Workload
 from steptime._sim import Cohort, Timing
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import steady
-from steptime._sim.core.steps import step_times_ns
 from steptime._sim.explain.activity import Activity, Window, activity
 from steptime._sim.explain.bound import waiting
 from steptime._sim.explain.critical_path import short_kernel_name
 from steptime._sim.prediction import PredictedStep, explain, predict
+from steptime._sim.recorded.replay import step_times_ns
 from steptime._sim.recorded.timing import recorded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"

@@ -15,8 +15,7 @@ from steptime._program.program import CallKind, Program
 from steptime._program.workload import Workload
 from steptime._sim import LONG_AGO
 from steptime._sim.core.simulate import simulate
-from steptime._sim.recorded.meetings import Key, clock_offsets, recorded_meetings
-from steptime._sim.recorded.timing import DEFAULT_RETURN_NS, recorded
+from steptime._sim.recorded.timing import DEFAULT_RETURN_NS, MeetingKey, clock_offsets, recorded, recorded_meetings
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
@@ -132,7 +131,7 @@ def test_a_clock_that_is_ahead_is_told_exactly_from_common_ends(ahead: int, rank
 
 def test_clocks_of_ranks_that_never_meet_are_tied_through_those_between_them() -> None:
     ahead = {0: 0, 1: 50_000_000, 2: -30_000_000, 3: 4_000_000}
-    spans: dict[Key, dict[int, tuple[int, int]]] = {}
+    spans: dict[MeetingKey, dict[int, tuple[int, int]]] = {}
     for pair in ((0, 1), (1, 2), (2, 3)):
         for i in range(5):
             end = 1_000_000 * (i + 1)

@@ -9,8 +9,7 @@ import pytest
 
 import steptime
 from steptime._platforms.platform import Platform
-from steptime._sim.core import stacks
-from steptime._sim.core.schedule import schedule
+from steptime._sim.core import schedule, simulate
 from steptime._sim.modelled.step import modelled
 
 CONFIG = Path(__file__).parents[2] / "examples" / "configs" / "dlrm_heavy4.toml"
@@ -18,15 +17,15 @@ CONFIG = Path(__file__).parents[2] / "examples" / "configs" / "dlrm_heavy4.toml"
 
 def test_ranks_played_together_end_as_those_played_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     step = modelled(steptime.read(CONFIG), Platform.load("4xh200-quarter-loopback"))
-    plan = schedule(step.cohorts(), queue_depth=1024, repeated=True)
-    assert stacks.stacks(plan) == ((0, 1, 2, 3),)
-    assert len(stacks.fused(plan)) < len(plan.steps)
+    found = schedule.find_schedule(step.cohorts(), queue_depth=1024, repeated=True)
+    assert schedule.stacks(found) == ((0, 1, 2, 3),)
+    assert len(schedule.fused(found)) < len(found.steps)
     together, _ = step.steady()
-    monkeypatch.setattr(stacks, "stacks", lambda plan: tuple((cohort,) for cohort in range(len(plan.parts))))
-    monkeypatch.setattr("steptime._sim.core.simulate.stacks", stacks.stacks)
-    stacks.fused.cache_clear()
+    for module in (schedule, simulate):
+        monkeypatch.setattr(module, "stacks", lambda given: tuple((cohort,) for cohort in range(len(given.blocks))))
+    schedule.fused.cache_clear()
     apart, _ = step.steady()
-    stacks.fused.cache_clear()
+    schedule.fused.cache_clear()
     assert together.period_ns == apart.period_ns
     for some, other in zip(together.timeline.cohorts, apart.timeline.cohorts, strict=True):
         for name in ("call_start_ns", "call_end_ns", "work_start_ns", "work_end_ns"):

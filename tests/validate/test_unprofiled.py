@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.scripts import script
 
 from steptime._program.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, Works
 from steptime._program.workload import Workload
-from steptime._sim.recorded.replay import replay
-from steptime._sim.recorded.unprofiled import (
-    NO_INFLATION,
-    PUBLISHED,
-    Case,
-    Inflation,
-    compare,
-    inflation,
-    read_case,
-    without_profiler,
-)
+from steptime._sim.recorded.replay import NO_INFLATION, PUBLISHED, Inflation, read_measured, replay, without_profiler
 from steptime.errors import InputError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+comparison = script(ROOT / "benchmarks" / "unprofiled_replay.py")
 LAUNCHES = 20
 BETWEEN_NS, LAUNCH_NS, KERNEL_NS = 10_000, 5_000, 1_000
 
@@ -64,8 +58,8 @@ def host_bound(steps: int = 3) -> Program:
     )  # fmt: skip
 
 
-def case(name: str, unprofiled_ms: float) -> Case:
-    return Case(name, replay(Workload((host_bound(),), 1)), (unprofiled_ms,))
+def case(name: str, unprofiled_ms: float) -> Any:
+    return comparison.Case(name, replay(Workload((host_bound(),), 1)), (unprofiled_ms,))
 
 
 PROFILED_MS = LAUNCHES * (BETWEEN_NS + LAUNCH_NS) / 1e6
@@ -102,9 +96,9 @@ def test_only_host_time_shrinks_and_never_below_zero(op: float, call: float, lau
 def test_a_stronger_inflation_never_predicts_a_longer_step(form: str) -> None:
     if not (EXAMPLES / "h200_mps4_dlrm").is_dir():
         pytest.skip("the example run is not there")
-    real = read_case(EXAMPLES / "h200_mps4_dlrm")
+    real = comparison.read_case(EXAMPLES / "h200_mps4_dlrm")
     strengths = (0.0, 0.2, 0.5, 1.0)
-    periods = [real.period_ms(inflation(form, strength)) for strength in strengths]
+    periods = [real.period_ms(comparison.inflation(form, strength)) for strength in strengths]
     assert periods == sorted(periods, reverse=True)
     assert real.measured_ms > 1
 
@@ -119,16 +113,16 @@ def test_a_case_that_the_profiler_does_not_slow_down_tells_nothing() -> None:
 
 
 def test_no_case_is_predicted_with_a_strength_estimated_on_itself() -> None:
-    (alone,) = compare([case("alone", PROFILED_MS / 2)])
+    (alone,) = comparison.compare([case("alone", PROFILED_MS / 2)])
     assert set(alone.predictions) == {"as_recorded", "published"}
-    half, third = compare([case("half", PROFILED_MS / 2), case("third", PROFILED_MS / 3)])
+    half, third = comparison.compare([case("half", PROFILED_MS / 2), case("third", PROFILED_MS / 3)])
     assert half.predictions["share"].predicted_ms == pytest.approx(PROFILED_MS / 3, rel=1e-2)
     assert third.predictions["share"].predicted_ms == pytest.approx(PROFILED_MS / 2, rel=1e-2)
     assert third.predictions["share"].error == pytest.approx(0.5, rel=2e-2)
 
 
 def test_the_published_constants_are_once_their_own_strength() -> None:
-    once = inflation("events", 1.0)
+    once = comparison.inflation("events", 1.0)
     assert (once.per_op_ns, once.per_call_ns, once.per_launch_ns) == (
         PUBLISHED.per_op_ns,
         PUBLISHED.per_call_ns,
@@ -143,5 +137,5 @@ def test_a_folder_without_unprofiled_times_is_refused_in_one_line(text: str | No
     if text is not None:
         (tmp_path / "measured.json").write_text(text)
     with pytest.raises(InputError, match="measured_step_ms_unprofiled") as refusal:
-        read_case(tmp_path)
+        read_measured(tmp_path / "measured.json")
     assert "\n" not in str(refusal.value)

@@ -80,7 +80,7 @@ def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:
 
 def find_measured(paths: Sequence[Path]) -> Path | None:
     """The file of unprofiled step times that lies beside the traces, if there is one."""
-    from steptime._sim.recorded.unprofiled import MEASURED_FILE
+    from steptime._sim.recorded.replay import MEASURED_FILE
 
     folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
     return next((folder / MEASURED_FILE for folder in folders if (folder / MEASURED_FILE).is_file()), None)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from steptime._files import write_output
@@ -76,13 +76,12 @@ class Unprofiled:
     @classmethod
     def read(cls, file: Path, played: Replay) -> Unprofiled:
         """The unprofiled step times in a file, and how the recording compares."""
-        from steptime._sim.recorded.unprofiled import PUBLISHED, Case, read_measured
+        from steptime._sim.recorded.replay import PUBLISHED, period_ms, read_measured
 
-        case = Case(played.workload.name, played, read_measured(file))
-        step_ms, recorded_ms, deflated_ms = case.measured_ms, case.period_ms(), case.period_ms(PUBLISHED)
+        times_ms = read_measured(file)
+        step_ms, recorded_ms, deflated_ms = median(times_ms), period_ms(played.recorded), period_ms(played.recorded, PUBLISHED)
         errors = recorded_ms / step_ms - 1, deflated_ms / step_ms - 1
-        low_ms, high_ms = min(case.unprofiled_ms), max(case.unprofiled_ms)
-        return cls(str(file), step_ms, low_ms, high_ms, recorded_ms, errors[0], deflated_ms, errors[1])
+        return cls(str(file), step_ms, min(times_ms), max(times_ms), recorded_ms, errors[0], deflated_ms, errors[1])
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from steptime._files import output
 from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import CallKind, Program, WorkKind
-from steptime._sim.core.timeline import CohortTimeline, Timeline
+from steptime._sim.core.timing import CohortTimeline, Timeline
 from steptime._sim.explain.critical_path import short_kernel_name
 from steptime._units import NS_PER_MS, NS_PER_US
 

@@ -18,7 +18,7 @@ from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import grid, literal, print_line, print_numbers, print_section, print_warnings
 from steptime._report.text import print_header
 from steptime._report.words import percent, time_ms
-from steptime._sim.core.steps import step_times_ns
+from steptime._sim.recorded.replay import step_times_ns
 from steptime._sim.recorded.timing import Recorded, recorded
 from steptime._units import MIB, ms
 

@@ -27,7 +27,7 @@ from steptime._platforms.platform import Platform
 from steptime._shard.lookup_times import ExactLookups, LookupCurves, Setting, SubsetTimes
 from steptime._sim import composed
 from steptime._sim.composed import BesideCollectives, ComposedStep, Ends, Evaluation
-from steptime._sim.core.timeline import CohortTimeline, Timeline
+from steptime._sim.core.timing import CohortTimeline, Timeline
 from steptime._sim.laws.departures import EXCHANGE, ExchangeDepartures
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.step import ModelledStep, modelled

@@ -3,8 +3,7 @@
 from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import Steady, steady
-from steptime._sim.core.timeline import CohortTimeline, Timeline
-from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
+from steptime._sim.core.timing import Cohort, CohortTimeline, Nanoseconds, Timeline, Timing
 from steptime._sim.explain.critical_path import PathSegment, critical_path
 from steptime._units import LONG_AGO
 

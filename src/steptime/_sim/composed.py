@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from steptime._models.collectives.overlap import Overlap
 from steptime._models.lookups.contention import LookupsTogether
-from steptime._sim.core import edges
-from steptime._sim.core.timeline import CohortTimeline, Timeline
+from steptime._sim.core.graph import Order, stream_waits
+from steptime._sim.core.timing import CohortTimeline, Timeline
 from steptime._sim.modelled.issue import Issued
 
 Floats = npt.NDArray[np.float64]
@@ -254,7 +254,7 @@ def _ways(issued: Issued, played: CohortTimeline, groups: Sequence[str], took: F
     streams = len(program.streams)
     spacing, release = timing.spacing_ns[:, 0, 0], timing.release_ns[:, 0, 0]
     awaited: dict[int, list[int]] = {}
-    for work, before, next_window in edges.stream_waits(program, edges.Order.of(program)):
+    for work, before, next_window in stream_waits(program, Order.of(program)):
         assert not next_window, "a DLRM's step awaits all its collectives"
         awaited.setdefault(int(work), []).append(int(before))
     front: list[dict[Way, float]] = [{(stream, 0, 0): 0.0} for stream in range(streams)]

@@ -14,13 +14,12 @@ from steptime._models.kernels.call import computed_in
 from steptime._ops.operations import is_product, products_of
 from steptime._program.program import Phase, Program, Tensor
 from steptime._program.workload import Workload
-from steptime._sim.core.repeatable import repeatable
 from steptime._sim.core.steady import steady
-from steptime._sim.core.steps import step_times_ns
-from steptime._sim.core.timeline import Timeline
+from steptime._sim.core.timing import Timeline
 from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
 from steptime._sim.explain.bound import Straggler, Waiting, bound_by, waiting
 from steptime._sim.explain.critical_path import PathSummary, critical_path, summarise_path
+from steptime._sim.recorded.replay import repeatable, step_times_ns
 from steptime._sim.recorded.timing import recorded
 from steptime._units import ms
 

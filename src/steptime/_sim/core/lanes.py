@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from steptime._sim.core.compile import FROM_START, EdgeKind, LaneGraph
+from steptime._sim.core.graph import FROM_START, EdgeKind, LaneGraph
 from steptime._sim.core.timing import Nanoseconds, Timing
 from steptime._units import LONG_AGO
 
@@ -57,7 +57,7 @@ class Stretch:
     layers: tuple[Layer, ...]
 
 
-def stretch(graph: LaneGraph, lane: int, first: int, stop: int, half: int) -> Stretch:
+def stretch_of(graph: LaneGraph, lane: int, first: int, stop: int, half: int) -> Stretch:
     """Cut the nodes `first` to `stop` out of a lane, once per graph."""
     key = (lane, first, stop, half)
     if key not in graph.stretches:
@@ -92,26 +92,26 @@ def _compact(rows: Rows) -> Rows | slice:
     return rows
 
 
-def play(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, sums: Sums, *, continued: bool) -> None:
+def play(stretch: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, sums: Sums, *, continued: bool) -> None:
     """Write the ends of a stretch into `ends` (row, rank, scenario). `continued`: the stream ran work before the window."""
     if ends[0].size >= WIDE:
-        _play_wide(part, graph, timing, ends, continued)
+        _play_wide(stretch, graph, timing, ends, continued)
     else:
-        key = (id(part), part.opens_lane and not part.host and not continued)
+        key = (id(stretch), stretch.opens_lane and not stretch.host and not continued)
         if key not in sums:
-            sums[key] = _sums(part, timing, opens=key[1])
-        _play_narrow(part, timing, ends, *sums[key])
-    if part.half >= 0:
-        ends[part.half] = ends[part.stop - 1]
+            sums[key] = _sums(stretch, timing, opens=key[1])
+        _play_narrow(stretch, timing, ends, *sums[key])
+    if stretch.half >= 0:
+        ends[stretch.half] = ends[stretch.stop - 1]
 
 
-def _sums(part: Stretch, timing: Timing, *, opens: bool) -> tuple[Nanoseconds, Nanoseconds]:
-    before = (timing.gap_ns if part.host else timing.spacing_ns)[part.table_row]
-    own = (timing.call_ns if part.host else timing.duration_ns)[part.table_row]
+def _sums(stretch: Stretch, timing: Timing, *, opens: bool) -> tuple[Nanoseconds, Nanoseconds]:
+    before = (timing.gap_ns if stretch.host else timing.spacing_ns)[stretch.table_row]
+    own = (timing.call_ns if stretch.host else timing.duration_ns)[stretch.table_row]
     if opens:
         before = before.copy()
         before[0] = 0
-    if part.half >= 0:
+    if stretch.half >= 0:
         own = own.copy()
         own[-1] = 0
     total = before + own
@@ -128,13 +128,13 @@ def _accumulate(ufunc: np.ufunc, values: Nanoseconds) -> None:
             ufunc(before, row, out=row)
 
 
-def _play_narrow(part: Stretch, timing: Timing, ends: Nanoseconds, total: Nanoseconds, rest: Nanoseconds) -> None:
-    front, out = ends[part.first - 1], ends[part.first : part.stop]
-    if not part.layers:
+def _play_narrow(stretch: Stretch, timing: Timing, ends: Nanoseconds, total: Nanoseconds, rest: Nanoseconds) -> None:
+    front, out = ends[stretch.first - 1], ends[stretch.first : stretch.stop]
+    if not stretch.layers:
         np.add(total, front, out=out)
         return
     waited = np.full(out.shape, LONG_AGO, dtype=np.int64)
-    for layer in part.layers:
+    for layer in stretch.layers:
         reached = ends[layer.source] + _lag(layer.kind, timing, layer.table_row)
         if layer.node is None:
             np.maximum(waited, reached, out=waited)
@@ -146,17 +146,17 @@ def _play_narrow(part: Stretch, timing: Timing, ends: Nanoseconds, total: Nanose
     np.add(waited, total, out=out)
 
 
-def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, continued: bool) -> None:
-    before = timing.gap_ns if part.host else timing.spacing_ns
-    own = timing.call_ns if part.host else timing.duration_ns
-    starts = graph.edge_start[part.first : part.stop + 1].tolist()
+def _play_wide(stretch: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, continued: bool) -> None:
+    before = timing.gap_ns if stretch.host else timing.spacing_ns
+    own = timing.call_ns if stretch.host else timing.duration_ns
+    starts = graph.edge_start[stretch.first : stretch.stop + 1].tolist()
     reached = np.empty_like(ends[0])
-    for i, row in enumerate(graph.table_row[part.first : part.stop].tolist()):
-        end = ends[part.first + i]
-        if i == 0 and part.opens_lane and not part.host and not continued:
-            end[...] = ends[part.first - 1]
+    for i, row in enumerate(graph.table_row[stretch.first : stretch.stop].tolist()):
+        end = ends[stretch.first + i]
+        if i == 0 and stretch.opens_lane and not stretch.host and not continued:
+            end[...] = ends[stretch.first - 1]
         else:
-            np.add(ends[part.first + i - 1], before[row], out=end)
+            np.add(ends[stretch.first + i - 1], before[row], out=end)
         for edge in range(starts[i], starts[i + 1]):
             kind = int(graph.edge_kind[edge])
             source = ends[int(graph.edge_source[edge])]
@@ -166,7 +166,7 @@ def _play_wide(part: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosecond
                 lagging = int(graph.table_row[graph.edge_source[edge]]) if kind in FROM_START else row
                 np.add(source, _lag(kind, timing, lagging), out=reached)
                 np.maximum(end, reached, out=end)
-        if part.half < 0 or part.first + i < part.stop - 1:
+        if stretch.half < 0 or stretch.first + i < stretch.stop - 1:
             np.add(end, own[row], out=end)
 
 

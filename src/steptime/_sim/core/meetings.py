@@ -1,39 +1,61 @@
-"""Which ranks meet at which collective: matched over all programs by group, members and sequence number."""
+"""Which ranks meet at which collective: matched over all programs by group, members and sequence number.
+
+Ranks that run one program advance together, as a block. Where they cannot, such as the equal stages of a pipeline, blocks are
+divided; where ranks can never meet, an error says who waits for whom.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._program.program import Collective, WorkKind
+from steptime._sim.core.graph import LaneGraph
 from steptime._sim.core.timing import Cohort
-from steptime.errors import InputError
+from steptime.errors import DeadlockError, InputError
 
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
+
+# More than this many ranks or collectives are counted, not listed.
+LISTED_RANKS = 8
+LISTED_COLLECTIVES = 3
+# Names of kernels run to hundreds of letters.
+NAME_LETTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Ranks `low` to `high` (places, not numbers) of one cohort, which advance together."""
+class RankBlock:
+    """Neighbouring ranks of one cohort, which advance together; `low` is the index of the first in its cohort."""
 
     cohort: int
     low: int
-    high: int
+    ranks: tuple[int, ...]
+
+    @property
+    def high(self) -> int:
+        """The index behind the last."""
+        return self.low + len(self.ranks)
+
+
+def whole_cohorts(cohorts: Sequence[Cohort]) -> list[RankBlock]:
+    """A block for every cohort."""
+    return [RankBlock(number, 0, cohort.ranks) for number, cohort in enumerate(cohorts)]
 
 
 @dataclass(frozen=True, eq=False)
 class Party:
-    """One part at one collective. `group` numbers, per rank, the concrete groups of the meeting; None: all in one."""
+    """One block at one collective. `group` numbers, per rank, the concrete groups of the meeting; None: all in one."""
 
-    part: int
+    block: int
     work: int
     collective: Collective
     waits: bool
-    group: Places | None = None
+    group: Indices | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +74,10 @@ class Meeting:
 
 @dataclass(frozen=True, eq=False)
 class _Column:
-    """The concrete groups of a part's ranks at one collective. `closed`: nobody outside the part takes part."""
+    """The concrete groups of a block's ranks at one collective. `closed`: nobody outside the block takes part."""
 
     groups: tuple[tuple[int, ...], ...]
-    place: Places  # per rank of the part: index into groups
+    group: Indices  # per rank of the block: index into groups
     closed: bool
 
 
@@ -63,21 +85,21 @@ class _Column:
 _Key = tuple[str, tuple[int, ...], int, int]
 
 
-def meetings(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> tuple[Meeting, ...]:
-    """All meetings of these parts."""
+def meetings(cohorts: Sequence[Cohort], blocks: Sequence[RankBlock]) -> tuple[Meeting, ...]:
+    """All meetings of these blocks."""
     present = frozenset(rank for cohort in cohorts for rank in cohort.ranks)
     results: list[Meeting] = []
-    matching = _Matching(cohorts, parts, present)
-    for number, part in enumerate(parts):
-        cohort = cohorts[part.cohort]
-        columns = _Columns(cohort, part, present)
+    matching = _Matching(blocks, present)
+    for number, block in enumerate(blocks):
+        cohort = cohorts[block.cohort]
+        columns = _Columns(cohort, block, present)
         for work in np.flatnonzero(cohort.program.works.kind == WorkKind.COLLECTIVE).tolist():
             index = int(cohort.program.works.collective[work])
             collective = cohort.program.collectives[index] if index >= 0 else Collective("unknown", "", (), 0)
             party = Party(number, work, collective, bool(cohort.timing.waits[work]))
             column = columns.at(index, collective)
             if column.closed:
-                group = None if len(column.groups) == 1 else column.place
+                group = None if len(column.groups) == 1 else column.group
                 results.append(Meeting((replace(party, group=group),), column.groups, ()))
             else:
                 matching.add(party, column)
@@ -85,11 +107,11 @@ def meetings(cohorts: Sequence[Cohort], parts: Sequence[Part]) -> tuple[Meeting,
 
 
 class _Columns:
-    """Finds the columns of one part, each once: the same groups usually meet again and again."""
+    """Finds the columns of one block, each once: the same groups usually meet again and again."""
 
-    def __init__(self, cohort: Cohort, part: Part, present: frozenset[int]) -> None:
-        self.ranks = cohort.ranks[part.low : part.high]
-        self.members = None if cohort.members is None else cohort.members[part.low : part.high]
+    def __init__(self, cohort: Cohort, block: RankBlock, present: frozenset[int]) -> None:
+        self.ranks = block.ranks
+        self.members = None if cohort.members is None else cohort.members[block.low : block.high]
         self.present = present
         self.known: dict[tuple[int, ...], _Column] = {}
 
@@ -105,10 +127,9 @@ class _Columns:
 
     def _column(self, members: Sequence[tuple[int, ...]], collective: Collective) -> _Column:
         number = {ranks: i for i, ranks in enumerate(dict.fromkeys(members))}
-        place = np.array([number[ranks] for ranks in members], dtype=np.int64)
-        place = np.broadcast_to(place, (len(self.ranks),))
+        groups = np.broadcast_to(np.array([number[ranks] for ranks in members], dtype=np.int64), (len(self.ranks),))
         here: list[set[int]] = [set() for _ in number]
-        for rank, group in zip(self.ranks, place.tolist(), strict=True):
+        for rank, group in zip(self.ranks, groups.tolist(), strict=True):
             here[group].add(rank)
         for ranks, item in zip(number, here, strict=True):
             stranger = item - set(ranks) if ranks else set()
@@ -118,7 +139,7 @@ class _Columns:
                     f" ranks are {_few(ranks)}: expected a member of the group; check the process groups of the traces"
                 )
         closed = all(bool(ranks) and item == self.present.intersection(ranks) for ranks, item in zip(number, here, strict=True))
-        return _Column(tuple(number), place, closed)
+        return _Column(tuple(number), groups, closed)
 
 
 def _few(ranks: Sequence[int]) -> str:
@@ -128,29 +149,24 @@ def _few(ranks: Sequence[int]) -> str:
 class _Matching:
     """Joins parties that share a concrete group, directly or through others, into meetings."""
 
-    def __init__(self, cohorts: Sequence[Cohort], parts: Sequence[Part], present: frozenset[int]) -> None:
-        self.cohorts = cohorts
-        self.parts = parts
-        self.present = present
+    def __init__(self, blocks: Sequence[RankBlock], present: frozenset[int]) -> None:
+        self.blocks, self.present = blocks, present
         self.parties: list[Party] = []
-        self.attending: dict[_Key, list[tuple[int, Places]]] = {}  # key -> (party, places of its ranks)
+        self.attending: dict[_Key, list[tuple[int, Indices]]] = {}  # key -> (party, which of its ranks)
         self.before: Counter[tuple[int, int, str, tuple[int, ...], int]] = Counter()
 
     def add(self, party: Party, column: _Column) -> None:
         """Note who of a party meets whom."""
         name, sequence = party.collective.group, party.collective.sequence
-        for ranks, places in self._by_group(column):
-            same = (party.part, int(places[0]), name, ranks, sequence)
-            self.attending.setdefault((name, ranks, sequence, self.before[same]), []).append((len(self.parties), places))
-            for index in places.tolist():
-                self.before[party.part, index, name, ranks, sequence] += 1
+        order = np.argsort(column.group, kind="stable")
+        bounds = np.searchsorted(column.group[order], np.arange(len(column.groups) + 1)).tolist()
+        for ranks, (low, high) in zip(column.groups, pairwise(bounds), strict=True):
+            indices = order[low:high]
+            same = (party.block, int(indices[0]), name, ranks, sequence)
+            self.attending.setdefault((name, ranks, sequence, self.before[same]), []).append((len(self.parties), indices))
+            for index in indices.tolist():
+                self.before[party.block, index, name, ranks, sequence] += 1
         self.parties.append(party)
-
-    def _by_group(self, column: _Column) -> Iterator[tuple[tuple[int, ...], Places]]:
-        order = np.argsort(column.place, kind="stable")
-        bounds = np.searchsorted(column.place[order], np.arange(len(column.groups) + 1)).tolist()
-        for group, ranks in enumerate(column.groups):
-            yield ranks, order[bounds[group] : bounds[group + 1]]
 
     def meetings(self) -> Iterator[Meeting]:
         """The meetings, in order of their first party."""
@@ -173,16 +189,143 @@ class _Matching:
             yield self._meeting(keys[lead])
 
     def _meeting(self, keys: list[_Key]) -> Meeting:
-        groups: dict[int, Places] = {}
+        groups: dict[int, Indices] = {}
         missing: set[int] = set()
         for number, key in enumerate(keys):
             here: set[int] = set()
-            for party, places in self.attending[key]:
-                part = self.parts[self.parties[party].part]
-                group = groups.setdefault(party, np.zeros(part.high - part.low, dtype=np.int64))
-                group[places] = number
-                ranks = self.cohorts[part.cohort].ranks
-                here.update(ranks[part.low + index] for index in places.tolist())
+            for party, indices in self.attending[key]:
+                ranks = self.blocks[self.parties[party].block].ranks
+                group = groups.setdefault(party, np.zeros(len(ranks), dtype=np.int64))
+                group[indices] = number
+                here.update(ranks[index] for index in indices.tolist())
             missing |= self.present.intersection(key[1]) - here
         parties = tuple(replace(self.parties[p], group=None if len(keys) == 1 else groups[p]) for p in sorted(groups))
         return Meeting(parties, tuple(key[1] for key in keys), tuple(sorted(missing)))
+
+
+def divide(cohorts: Sequence[Cohort], blocks: Sequence[RankBlock], stuck: set[int]) -> list[RankBlock]:
+    """Smaller blocks in place of those that are stuck: apart by whom they meet, or single ranks where that tells nothing.
+
+    Ranks are told apart by the kinds of ranks they meet, again and again: the second stage of a pipeline is the one that meets
+    the first, the third the one that meets the second. A thousand copies of a pipeline remain as many blocks as it has stages.
+    """
+    kind = _kinds(cohorts, blocks)
+    divided: list[RankBlock] = []
+    for by in (kind.__getitem__, int):
+        pieces = ((_split(block, by) if number in stuck else (block,)) for number, block in enumerate(blocks))
+        divided = [piece for of_block in pieces for piece in of_block]
+        if len(divided) > len(blocks):
+            break
+    return divided
+
+
+def _split(block: RankBlock, by: Callable[[int], int]) -> Iterator[RankBlock]:
+    """Neighbours that are alike; a block is a slice of its cohort."""
+    low = block.low
+    for _, alike in groupby(block.ranks, by):
+        ranks = tuple(alike)
+        yield RankBlock(block.cohort, low, ranks)
+        low += len(ranks)
+
+
+def _kinds(cohorts: Sequence[Cohort], blocks: Sequence[RankBlock]) -> dict[int, int]:
+    """A number per rank, equal for ranks of one block that meet equal kinds of ranks."""
+    groups = {rank: of_rank for cohort in cohorts for rank, of_rank in _groups(cohort)}
+    kind = {rank: number for number, block in enumerate(blocks) for rank in block.ranks}
+    known = -1
+    while known != len(set(kind.values())):
+        known = len(set(kind.values()))
+        company: dict[tuple[int, ...], int] = {}  # sorted kinds -> number
+        met: dict[tuple[int, ...], int] = {}  # concrete group -> number of its company
+        for group in dict.fromkeys(group for of_rank in groups.values() for group in of_rank):
+            kinds = tuple(sorted(kind[rank] for rank in group if rank in kind))
+            met[group] = company.setdefault(kinds, len(company))
+        numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        signatures = {rank: (was, tuple(met[group] for group in groups[rank])) for rank, was in kind.items()}
+        kind = {rank: numbers.setdefault(signature, len(numbers)) for rank, signature in signatures.items()}
+    return kind
+
+
+def _groups(cohort: Cohort) -> Iterator[tuple[int, tuple[tuple[int, ...], ...]]]:
+    """The concrete groups of each rank, in the order in which it first meets them."""
+    if cohort.members is None:
+        results = tuple(dict.fromkeys(collective.ranks for collective in cohort.program.collectives))
+        yield from ((rank, results) for rank in cohort.ranks)
+    else:
+        yield from ((rank, tuple(dict.fromkeys(member))) for rank, member in zip(cohort.ranks, cohort.members, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Stuck:
+    """A lane that cannot go on at `row`: `meeting` where it has arrived at one, else it waits for another lane of its rank."""
+
+    block: int
+    lane: int
+    graph: LaneGraph
+    row: int
+    meeting: Meeting | None
+    party: Party | None
+
+
+def deadlock(cohorts: Sequence[Cohort], blocks: Sequence[RankBlock], stuck: Sequence[Stuck]) -> DeadlockError:
+    """The error for a schedule in which these lanes are left over."""
+    block_of = {rank: number for number, block in enumerate(blocks) for rank in block.ranks}
+    left: dict[int, list[Stuck]] = {}
+    for lane in stuck:
+        left.setdefault(lane.block, []).append(lane)
+    doing = {number: _doing(cohorts[blocks[number].cohort], lanes) for number, lanes in left.items()}
+    clauses: dict[int, str] = {}
+    for lane in stuck:
+        if lane.meeting is None or lane.party is None or id(lane.meeting) in clauses:
+            continue
+        here, never = {other.block for other in stuck if other.meeting is lane.meeting}, set(lane.meeting.missing)
+        waiting = [rank for number in here for rank in blocks[number].ranks if rank not in never]
+        late = [party.block for party in lane.meeting.parties if party.block not in here and party.waits]
+        fates: dict[str, list[int]] = {}
+        for rank in sorted({rank for number in late for rank in blocks[number].ranks} | never):
+            suffix = " and never issues it" if rank in never else ""
+            fates.setdefault(doing.get(block_of[rank], "has finished") + suffix, []).append(rank)
+        reasons = " and ".join(f"{name_ranks(who)}, which {fate}" for fate, who in fates.items())
+        wait = "wait" if len(waiting) > 1 else "waits"
+        clauses[id(lane.meeting)] = f"{name_ranks(waiting)} {wait} at {name_collective(lane.party.collective)} for {reasons}"
+    if not clauses:
+        first = blocks[stuck[0].block]
+        source = cohorts[first.cohort].program.source
+        where = f"{source}: " if source else ""
+        return DeadlockError(
+            f"{where}{name_ranks(first.ranks)} {doing[stuck[0].block]}; what it waits for never happens, "
+            "as in a trace whose times or ids are damaged"
+        )
+    listed = list(clauses.values())
+    more = f"; and {len(listed) - LISTED_COLLECTIVES} more collectives" if len(listed) > LISTED_COLLECTIVES else ""
+    return DeadlockError("deadlock: " + "; ".join(listed[:LISTED_COLLECTIVES]) + more)
+
+
+def name_collective(collective: Collective) -> str:
+    """A collective as messages call it."""
+    return f"{collective.kind} {collective.sequence} of group {collective.group!r}"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as messages list them; many are summarised."""
+    results = sorted(ranks)
+    if len(results) == 1:
+        return f"rank {results[0]}"
+    if len(results) <= LISTED_RANKS:
+        return "ranks " + ", ".join(map(str, results))
+    return f"{len(results)} ranks ({', '.join(map(str, results[:3]))}, ..., {results[-1]})"
+
+
+def _doing(cohort: Cohort, stuck: Sequence[Stuck]) -> str:
+    """What a block whose lanes are stuck is at: the collectives it waits at, else the host call that blocks."""
+    at = [name_collective(s.party.collective) for s in stuck if s.party is not None]
+    if at:
+        return "waits at " + " and ".join(at[:2])
+    first = stuck[0]
+    row = int(first.graph.table_row[first.row])
+    program = cohort.program
+    if first.lane < first.graph.threads:
+        api = program.names[program.calls.api[row]] if len(program.names) else ""
+        return f"is blocked in call {row} {api}".rstrip()
+    name = f" ({program.names[program.works.name[row]][:NAME_LETTERS]})" if len(program.names) else ""
+    return f"has work {row}{name} that cannot start"

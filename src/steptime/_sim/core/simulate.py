@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from steptime._program.program import Collective
 from steptime._program.queues import QUEUE_DEPTH
-from steptime._sim.core.compile import LaneGraph
+from steptime._sim.core.graph import LaneGraph, Rows
 from steptime._sim.core.lanes import Sums, play
-from steptime._sim.core.meetings import Meeting, Part
-from steptime._sim.core.schedule import Depart, Play, Return, Schedule, schedule
-from steptime._sim.core.stacks import fused, stacked_timing, stacks
-from steptime._sim.core.timeline import CohortTimeline, Timeline
-from steptime._sim.core.timing import Cohort, Nanoseconds, Timing
+from steptime._sim.core.meetings import Meeting
+from steptime._sim.core.schedule import Depart, Play, Return, Schedule, find_schedule, fused, stacks
+from steptime._sim.core.timing import PER_CALL, PER_WORK, Cohort, CohortTimeline, Nanoseconds, Timeline, Timing
 from steptime._units import LONG_AGO
 from steptime.errors import InputError
-
-_PER_CALL = ("gap_ns", "call_ns", "return_ns")
-_PER_WORK = ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "absent_ns")
 
 Keep = Literal["all", "ends"]
 
@@ -41,73 +36,71 @@ class Departures(Protocol):
 
 def simulate(cohorts: Sequence[Cohort], *, queue_depth: int | None = QUEUE_DEPTH, keep: Keep = "all") -> Timeline:
     """Play one window. `keep="ends"` leaves the start and moving arrays empty (no rows), which saves their memory."""
-    stage = Stage(cohorts, schedule(cohorts, queue_depth=queue_depth))
-    for number, cohort in enumerate(stage.cohorts):
-        stage.open(number, cohort.timing.thread_start_ns, cohort.timing.stream_start_ns)
-    stage.play(continued=False)
-    return stage.timeline(queue_depth=queue_depth, keep=keep)
+    playback = Playback(cohorts, find_schedule(cohorts, queue_depth=queue_depth))
+    playback.play(continued=False)
+    return playback.timeline(queue_depth=queue_depth, keep=keep)
 
 
-class Stage:
-    """The ends of everything, per cohort as (row of its graph, rank, scenario), while a plan is played."""
+class Playback:
+    """The ends of everything, per cohort as (row of its graph, rank, scenario), while a schedule is played."""
 
-    def __init__(self, cohorts: Sequence[Cohort], plan: Schedule, departures: Departures | None = None) -> None:
-        self.cohorts = tuple(cohorts)
-        self.plan = plan
-        self.departures = departures
-        self.graphs: dict[int, LaneGraph] = {part.cohort: graph for part, graph in zip(plan.parts, plan.graphs, strict=True)}
-        self._graphs = [*plan.graphs, *(self.graphs[stack[0]] for stack in stacks(plan))]
+    def __init__(self, cohorts: Sequence[Cohort], schedule: Schedule, departures: Departures | None = None) -> None:
+        self.cohorts, self.schedule, self.departures = tuple(cohorts), schedule, departures
+        self.graphs: dict[int, LaneGraph] = {
+            block.cohort: graph for block, graph in zip(schedule.blocks, schedule.graphs, strict=True)
+        }
         self.scenarios = _scenarios(self.cohorts)
-        self._together = [_of_part(self.cohorts[part.cohort].timing, part).duration_ns for part in plan.parts]
+        self._together_ns = [timing.duration_ns for timing in self._block_timings()]
         if departures is not None:  # writes the durations that it finds
-            self.cohorts = tuple(_with_own_durations(cohort, self.scenarios) for cohort in self.cohorts)
+            self.cohorts = tuple(_with_writable_durations(cohort, self.scenarios) for cohort in self.cohorts)
         self.ends: list[Nanoseconds] = [np.empty(0, dtype=np.int64)] * len(self.cohorts)
         stacked = self._stacked()
-        # Of parts and, behind them, of stacks.
-        self._ends = [self.ends[part.cohort][:, part.low : part.high] for part in plan.parts]
+        # Of blocks and, behind them, of stacks.
+        self._graphs = [*schedule.graphs, *(self.graphs[stack[0]] for stack in stacks(schedule))]
+        self._ends = [self.ends[block.cohort][:, block.low : block.high] for block in schedule.blocks]
         self._ends += [ends for ends, _ in stacked]
-        self._timing = [_of_part(self.cohorts[part.cohort].timing, part) for part in plan.parts]
-        self._timing += [timing for _, timing in stacked]
+        self._timing = [*self._block_timings(), *(timing for _, timing in stacked)]
         self._sums: list[Sums] = [{} for _ in self._timing]
+        for number, cohort in enumerate(self.cohorts):
+            graph, ends, timing = self.graphs[number], self.ends[number], cohort.timing
+            ends[graph.opening[: graph.threads]] = timing.thread_start_ns
+            ends[graph.opening[graph.threads :]] = timing.stream_start_ns
+
+    def _block_timings(self) -> list[Timing]:
+        return [self.cohorts[block.cohort].timing.of_ranks(block.low, block.high) for block in self.schedule.blocks]
 
     def _stacked(self) -> list[tuple[Nanoseconds, Timing]]:
         """Lays the ends and durations of cohorts that are played together side by side."""
         cohorts, result = list(self.cohorts), []
-        for stack in stacks(self.plan):
-            graph, several = self.graphs[stack[0]], len(stack) > 1
+        for stack in stacks(self.schedule):
+            graph = self.graphs[stack[0]]
             bounds = np.cumsum([0, *(len(cohorts[number].ranks) for number in stack)]).tolist()
             ends = np.empty((graph.rows, bounds[-1], self.scenarios), dtype=np.int64)
             ends[graph.carried_row :] = LONG_AGO
-            timing = stacked_timing([cohorts[number] for number in stack])
+            timing = _stacked_timing([cohorts[number] for number in stack])
             for number, (low, high) in zip(stack, pairwise(bounds), strict=True):
                 self.ends[number] = ends[:, low:high]
-                if several and self.departures is not None:  # which writes to them
-                    own = replace(cohorts[number].timing, duration_ns=timing.duration_ns[:, low:high])
-                    cohorts[number] = replace(cohorts[number], timing=own)
+                if len(stack) > 1 and self.departures is not None:  # which writes to them
+                    duration_ns = timing.duration_ns[:, low:high]
+                    cohorts[number] = replace(cohorts[number], timing=replace(cohorts[number].timing, duration_ns=duration_ns))
             result.append((ends, timing))
         self.cohorts = tuple(cohorts)
         return result
 
-    def open(self, cohort: int, threads: Nanoseconds, streams: Nanoseconds) -> None:
-        """Set when each thread and stream of a cohort begins: (lane, rank or 1, scenario or 1)."""
-        graph = self.graphs[cohort]
-        self.ends[cohort][graph.opening[: graph.threads]] = threads
-        self.ends[cohort][graph.opening[graph.threads :]] = streams
-
     def play(self, *, continued: bool) -> None:
         """Play the window once from where its lanes begin."""
-        for step in fused(self.plan):
+        for step in fused(self.schedule):
             if isinstance(step, Play):
-                graph, timing, ends = self._graphs[step.part], self._timing[step.part], self._ends[step.part]
-                play(step.stretch, graph, timing, ends, self._sums[step.part], continued=continued)
+                graph, timing, ends = self._graphs[step.block], self._timing[step.block], self._ends[step.block]
+                play(step.stretch, graph, timing, ends, self._sums[step.block], continued=continued)
             elif isinstance(step, Return):
                 self._return(step)
             else:
                 self._depart(step)
 
     def _return(self, step: Return) -> None:
-        ends, timing = self._ends[step.part], self._timing[step.part]
-        call = int(self._graphs[step.part].table_row[step.call])
+        ends, timing = self._ends[step.block], self._timing[step.block]
+        call = int(self._graphs[step.block].table_row[step.call])
         ends[step.call] = np.maximum(ends[step.half] + timing.call_ns[call], ends[step.copy] + timing.return_ns[call])
 
     def _depart(self, step: Depart) -> None:
@@ -115,7 +108,7 @@ class Stage:
             self._leave_one_by_one(step.meeting, self.departures)
         last = None if step.alone else self._last_arrival(step.meeting)
         for party in step.leaving:
-            graph, timing, ends = self.plan.graphs[party.part], self._timing[party.part], self._ends[party.part]
+            graph, timing, ends = self.schedule.graphs[party.block], self._timing[party.block], self._ends[party.block]
             row = int(graph.work_row[party.work])
             out = ends[row]
             if last is None:
@@ -130,27 +123,20 @@ class Stage:
         if meeting.groups > 1:
             return
         arrivals = self._arrivals(meeting)
-        parts = [(party, self.plan.parts[party.part]) for party in meeting.parties]
-        calls = {
-            rank: party.collective
-            for party, part in parts
-            for rank in self.cohorts[part.cohort].ranks[part.low : part.high]
-        }  # fmt: skip
-        together = [
-            np.broadcast_to(self._together[party.part][party.work], item.shape)
-            for party, item in zip(meeting.parties, arrivals, strict=True)
+        calls = {rank: party.collective for party in meeting.parties for rank in self.schedule.blocks[party.block].ranks}
+        together_ns = [
+            np.broadcast_to(self._together_ns[party.block][party.work], arrival.shape)
+            for party, arrival in zip(meeting.parties, arrivals, strict=True)
         ]
-        result = departures.durations_ns(meeting, calls, np.concatenate(arrivals), np.concatenate(together))
+        result = departures.durations_ns(meeting, calls, np.concatenate(arrivals), np.concatenate(together_ns))
         if result is not None:
-            for party, item in zip(
-                meeting.parties, np.split(result, np.cumsum([len(arrival) for arrival in arrivals])[:-1]), strict=True
-            ):
-                self._timing[party.part].duration_ns[party.work] = item
+            bounds = np.cumsum([0, *map(len, arrivals)]).tolist()
+            for party, (low, high) in zip(meeting.parties, pairwise(bounds), strict=True):
+                self._timing[party.block].duration_ns[party.work] = result[low:high]
 
     def _arrivals(self, meeting: Meeting) -> list[Nanoseconds]:
         """Of every party, (rank, scenario)."""
-        graphs = self.plan.graphs
-        return [self._ends[p.part][graphs[p.part].half[int(graphs[p.part].work_row[p.work])]] for p in meeting.parties]
+        return [self._ends[p.block][self.schedule.graphs[p.block].arrival(p.work)] for p in meeting.parties]
 
     def _last_arrival(self, meeting: Meeting) -> Nanoseconds:
         """When the last member of each concrete group arrives: (group, scenario)."""
@@ -193,28 +179,35 @@ class Stage:
         return CohortTimeline(cohort, call_start, call_end, work_start, work_end, moving)
 
 
-def _take(ends: Nanoseconds, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Nanoseconds:
+def _take(ends: Nanoseconds, rows: Rows) -> Nanoseconds:
     """The given rows; a view where they are consecutive (one thread, one stream), because ends can be most of the memory."""
     if len(rows) and bool((np.diff(rows) == 1).all()):
         return ends[int(rows[0]) : int(rows[-1]) + 1]
     return ends[rows]
 
 
-def _with_own_durations(cohort: Cohort, scenarios: int) -> Cohort:
+def _with_writable_durations(cohort: Cohort, scenarios: int) -> Cohort:
     """With a duration for every rank and scenario, to be written to."""
-    own = cohort.timing.duration_ns
-    durations = np.broadcast_to(own, (len(own), len(cohort.ranks), scenarios)).copy()
+    duration_ns = cohort.timing.duration_ns
+    durations = np.broadcast_to(duration_ns, (len(duration_ns), len(cohort.ranks), scenarios)).copy()
     return replace(cohort, timing=replace(cohort.timing, duration_ns=durations))
 
 
-def _of_part(timing: Timing, part: Part) -> Timing:
-    """The timing of some ranks of a cohort."""
-    changes = {}
-    for field in fields(timing):
-        values = getattr(timing, field.name)
-        narrow = field.name == "waits" or values.shape[1] == 1
-        changes[field.name] = values if narrow else values[:, part.low : part.high]
-    return Timing(**changes)
+def _stacked_timing(cohorts: Sequence[Cohort]) -> Timing:
+    """The durations of all ranks of some cohorts, side by side."""
+    if len(cohorts) == 1:
+        return cohorts[0].timing
+    changes: dict[str, Any] = {}
+    for name in (*PER_CALL, *PER_WORK):
+        arrays = [getattr(cohort.timing, name) for cohort in cohorts]
+        same = arrays[0].shape[1] == 1 and all(np.array_equal(arrays[0], other) for other in arrays[1:])
+        if same and name != "duration_ns":  # which is written to where ranks leave one by one
+            changes[name] = arrays[0]
+        else:
+            scenarios = max(array.shape[2] for array in arrays)
+            shapes = [(len(array), len(cohort.ranks), scenarios) for array, cohort in zip(arrays, cohorts, strict=True)]
+            changes[name] = np.concatenate(list(map(np.broadcast_to, arrays, shapes)), axis=1)
+    return replace(cohorts[0].timing, **changes)
 
 
 def _scenarios(cohorts: Sequence[Cohort]) -> int:
@@ -224,7 +217,7 @@ def _scenarios(cohorts: Sequence[Cohort]) -> int:
     results = {1}
     for cohort in cohorts:
         program = cohort.program
-        sizes = {name: len(program.calls) for name in _PER_CALL} | {name: len(program.works) for name in _PER_WORK}
+        sizes = dict.fromkeys(PER_CALL, len(program.calls)) | dict.fromkeys(PER_WORK, len(program.works))
         sizes |= {"thread_start_ns": len(program.threads), "stream_start_ns": len(program.streams)}
         for name, rows in sizes.items():
             shape = getattr(cohort.timing, name).shape

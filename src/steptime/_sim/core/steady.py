@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._program.queues import QUEUE_DEPTH
-from steptime._sim.core.schedule import schedule
-from steptime._sim.core.simulate import Departures, Stage
-from steptime._sim.core.timeline import Timeline
-from steptime._sim.core.timing import Cohort, Nanoseconds
+from steptime._sim.core.schedule import find_schedule
+from steptime._sim.core.simulate import Departures, Playback
+from steptime._sim.core.timing import Cohort, Nanoseconds, Timeline
 from steptime._units import LONG_AGO
 
 # Longest cycle of increments looked for, in windows.
@@ -43,22 +42,20 @@ def steady(
 ) -> Steady:
     """Repeat the window, all ranks starting together with empty queues, until it repeats itself."""
     idle = [_idle(cohort) for cohort in cohorts]
-    stage = Stage(idle, schedule(idle, queue_depth=queue_depth, repeated=True), departures)
-    for number, cohort in enumerate(idle):
-        stage.open(number, cohort.timing.thread_start_ns, cohort.timing.stream_start_ns)
-    history = [_History(stage, number) for number in range(len(idle))]
-    stage.play(continued=False)
-    first = _first_step(stage)
-    fronts = [_fronts(stage)]
-    cycle = np.zeros(stage.scenarios, dtype=np.int64)
+    playback = Playback(idle, find_schedule(idle, queue_depth=queue_depth, repeated=True), departures)
+    history = [_History(playback, number) for number in range(len(idle))]
+    playback.play(continued=False)
+    first = _first_step(playback)
+    fronts = [_fronts(playback)]
+    cycle = np.zeros(playback.scenarios, dtype=np.int64)
     while not cycle.all() and len(fronts) < max(iterations_at_most, 1):
-        for each in history:
-            each.carry_over()
-        stage.play(continued=True)
-        fronts.append(_fronts(stage))
+        for of_cohort in history:
+            of_cohort.carry_over()
+        playback.play(continued=True)
+        fronts.append(_fronts(playback))
         cycle = _cycle(fronts)
     period = _period(fronts, cycle) / max(1, *(len(cohort.program.steps) for cohort in cohorts))
-    return Steady(period, first, _last_window(stage, history, queue_depth), len(fronts), bool(cycle.all()))
+    return Steady(period, first, _last_window(playback, history, queue_depth), len(fronts), bool(cycle.all()))
 
 
 def _idle(cohort: Cohort) -> Cohort:
@@ -84,9 +81,9 @@ def _idle(cohort: Cohort) -> Cohort:
 class _History:
     """Ends of one cohort in earlier windows, as far as later ones ask for them."""
 
-    def __init__(self, stage: Stage, cohort: int) -> None:
-        self.graph = stage.graphs[cohort]
-        self.ends = stage.ends[cohort]
+    def __init__(self, playback: Playback, cohort: int) -> None:
+        self.graph = playback.graphs[cohort]
+        self.ends = playback.ends[cohort]
         self.opened = self.ends[self.graph.opening]
         self.rows, self.place = np.unique(self.graph.carried_from, return_inverse=True)
         self.windows: deque[Nanoseconds] = deque(maxlen=int(self.graph.carried_back.max(initial=1)))
@@ -102,17 +99,19 @@ class _History:
         self.opened = self.ends[graph.opening]
 
 
-def _fronts(stage: Stage) -> Nanoseconds:
+def _fronts(playback: Playback) -> Nanoseconds:
     """How far every lane of every rank has come: (lane and rank, scenario)."""
-    fronts = [stage.ends[number][graph.stop - 1].reshape(-1, stage.scenarios) for number, graph in stage.graphs.items()]
+    fronts = [
+        playback.ends[number][graph.stop - 1].reshape(-1, playback.scenarios) for number, graph in playback.graphs.items()
+    ]
     return np.concatenate(fronts)
 
 
-def _first_step(stage: Stage) -> Nanoseconds:
+def _first_step(playback: Playback) -> Nanoseconds:
     """The end of the window's first step."""
-    latest = np.zeros(stage.scenarios, dtype=np.int64)
-    for number, cohort in enumerate(stage.cohorts):
-        graph, ends, program = stage.graphs[number], stage.ends[number], cohort.program
+    latest = np.zeros(playback.scenarios, dtype=np.int64)
+    for number, cohort in enumerate(playback.cohorts):
+        graph, ends, program = playback.graphs[number], playback.ends[number], cohort.program
         many = len(program.steps) > 1
         for rows, step in ((graph.call_row, program.calls.step), (graph.work_row, program.works.step)):
             chosen = rows[step == program.steps[0]] if many else rows
@@ -146,12 +145,12 @@ def _period(fronts: Sequence[Nanoseconds], cycle: npt.NDArray[np.int64]) -> npt.
     return period
 
 
-def _last_window(stage: Stage, history: Sequence[_History], queue_depth: int | None) -> Timeline:
+def _last_window(playback: Playback, history: Sequence[_History], queue_depth: int | None) -> Timeline:
     """The window played last, with timings that start where it did."""
     opened = []
-    for cohort, each in zip(stage.cohorts, history, strict=True):
+    for cohort, each in zip(playback.cohorts, history, strict=True):
         threads = each.graph.threads
         timing = replace(cohort.timing, thread_start_ns=each.opened[:threads], stream_start_ns=each.opened[threads:])
         opened.append(replace(cohort, timing=timing))
-    stage.cohorts = tuple(opened)
-    return stage.timeline(queue_depth=queue_depth, keep="all")
+    playback.cohorts = tuple(opened)
+    return playback.timeline(queue_depth=queue_depth, keep="all")

@@ -1,4 +1,4 @@
-"""What the simulator needs to know besides the program: how long each piece takes, on which ranks, in which scenarios.
+"""What the simulator takes and gives: how long each piece of a program takes, on which ranks, in which scenarios; and when.
 
 Every array is int64 nanoseconds with three axes: (row of the program's table, rank, scenario). The rank and scenario axes may
 have length 1, which means "the same for all". Integer arithmetic keeps the simulation exact: same input, same bytes, and laws
@@ -7,14 +7,19 @@ have length 1, which means "the same for all". Integer arithmetic keeps the simu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._program.program import Program
+from steptime._program.queues import QUEUE_DEPTH
 
 Nanoseconds = npt.NDArray[np.int64]
+
+PER_CALL = ("gap_ns", "call_ns", "return_ns")
+PER_WORK = ("latency_ns", "spacing_ns", "release_ns", "duration_ns", "absent_ns")
+"""Arrays of a `Timing` with a row per call and with a row per work."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +45,15 @@ class Timing:
             if name != "waits" and (values.ndim != 3 or values.dtype != np.int64):
                 raise ValueError(f"Timing.{name}: {values.dtype} {values.shape}, expected int64 with 3 axes")
 
+    def of_ranks(self, low: int, high: int) -> Timing:
+        """Of the ranks `low` to `high` of a cohort."""
+        changes = {}
+        for field in fields(self):
+            values = getattr(self, field.name)
+            narrow = field.name == "waits" or values.shape[1] == 1
+            changes[field.name] = values if narrow else values[:, low:high]
+        return Timing(**changes)
+
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
@@ -51,3 +65,24 @@ class Cohort:
     # Per rank of the cohort, the members of each collective: index into Program.collectives -> global ranks.
     # None: as in the program.
     members: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CohortTimeline:
+    """Start and end of every call and every work of one cohort, as (row, rank, scenario)."""
+
+    cohort: Cohort
+    call_start_ns: Nanoseconds  # the host enters the call
+    call_end_ns: Nanoseconds  # the host leaves it, blocking included
+    work_start_ns: Nanoseconds  # for a collective: this rank's arrival
+    work_end_ns: Nanoseconds
+    moving_ns: Nanoseconds  # per work: for a collective, the last arrival (waiting is moving - start); else its start
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The cohorts' timelines. `end_ns` is the end of everything, per scenario."""
+
+    cohorts: tuple[CohortTimeline, ...]
+    end_ns: Nanoseconds  # (scenario,)
+    queue_depth: int | None = QUEUE_DEPTH  # what it was played with

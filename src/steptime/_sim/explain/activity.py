@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import CallKind, WorkKind
-from steptime._sim.core.timeline import CohortTimeline, Timeline
-from steptime._sim.core.timing import Nanoseconds
+from steptime._sim.core.timing import CohortTimeline, Nanoseconds, Timeline
 from steptime._units import ms
 
 

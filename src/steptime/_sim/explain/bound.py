@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._sim.core.meetings import Part, meetings
-from steptime._sim.core.timeline import Timeline
-from steptime._sim.core.timing import Nanoseconds
+from steptime._sim.core.meetings import meetings, whole_cohorts
+from steptime._sim.core.timing import Nanoseconds, Timeline
 from steptime._sim.explain.activity import Activity, RankSummary
 from steptime._sim.explain.critical_path import PathSummary, Reason
 from steptime._units import ms
@@ -93,9 +92,9 @@ def _arrivals(timeline: Timeline) -> _Arrivals:
     cohorts = [t.cohort for t in timeline.cohorts]
     columns: list[tuple[Nanoseconds, ...]] = [(np.zeros(0, dtype=np.int64),) * 4]
     number = 0
-    for meeting in meetings(cohorts, [Part(n, 0, len(cohort.ranks)) for n, cohort in enumerate(cohorts)]):
+    for meeting in meetings(cohorts, whole_cohorts(cohorts)):
         for party in meeting.parties:
-            at = timeline.cohorts[party.part]
+            at = timeline.cohorts[party.block]
             ranks = np.array(at.cohort.ranks, dtype=np.int64)
             group = np.zeros(len(ranks), dtype=np.int64) if party.group is None else party.group
             start, moving = at.work_start_ns[party.work, :, 0], at.moving_ns[party.work, :, 0]

@@ -10,10 +10,9 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from steptime._program.program import Program, WorkKind
-from steptime._sim.core.compile import FROM_START, EdgeKind, LaneGraph, lane_graph
-from steptime._sim.core.meetings import Meeting, Part, Party, meetings
-from steptime._sim.core.timeline import CohortTimeline, Timeline
-from steptime._sim.core.timing import Nanoseconds
+from steptime._sim.core.graph import FROM_START, EdgeKind, LaneGraph, lane_graph
+from steptime._sim.core.meetings import Meeting, Party, meetings, whole_cohorts
+from steptime._sim.core.timing import CohortTimeline, Nanoseconds, Timeline
 from steptime._units import ms
 
 Reason = Literal[
@@ -93,9 +92,9 @@ class _WalkBack:
         self.timelines = timeline.cohorts
         self.scenario = scenario
         self.graphs = [lane_graph(cohort.program, queue_depth=timeline.queue_depth) for cohort in cohorts]
-        result = meetings(cohorts, [Part(number, 0, len(cohort.ranks)) for number, cohort in enumerate(cohorts)])
+        result = meetings(cohorts, whole_cohorts(cohorts))
         self.meeting_of: dict[tuple[int, int], tuple[Meeting, Party]] = {
-            (p.part, p.work): (m, p) for m in result for p in m.parties
+            (p.block, p.work): (m, p) for m in result for p in m.parties
         }
         self.whole = [{half: row for row, half in graph.half.items()} for graph in self.graphs]
 
@@ -168,11 +167,11 @@ class _WalkBack:
         meeting, mine = self.meeting_of[node.cohort, work]
         group = 0 if mine.group is None else int(mine.group[node.rank])
         for party in meeting.parties:
-            graph = self.graphs[party.part]
+            graph = self.graphs[party.block]
             half = graph.half[int(graph.work_row[party.work])]
-            ranks = len(self.timelines[party.part].cohort.ranks)
+            ranks = len(self.timelines[party.block].cohort.ranks)
             for rank in range(ranks) if party.group is None else np.flatnonzero(party.group == group).tolist():
-                yield _PathNode(party.part, rank, half)
+                yield _PathNode(party.block, rank, half)
 
     def _begin(self, node: _PathNode, row: int, start: int) -> _Back:
         """What let the node at `row` begin at `start`: the node before it, or an edge."""

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.lookups.contention import MemoryUse
-from steptime._sim.core.timeline import Timeline
-from steptime._sim.core.timing import Nanoseconds
+from steptime._sim.core.timing import Nanoseconds, Timeline
 from steptime._sim.laws.settling import Factors
 
 Rows = npt.NDArray[np.int64]

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from steptime._models.collectives.overlap import Overlap, is_persistent
 from steptime._program.program import Program, WorkKind
-from steptime._sim.core.timeline import CohortTimeline, Timeline
-from steptime._sim.core.timing import Cohort, Nanoseconds
+from steptime._sim.core.timing import Cohort, CohortTimeline, Nanoseconds, Timeline
 from steptime._sim.laws.settling import Factors
 
 Flags = npt.NDArray[np.bool_]

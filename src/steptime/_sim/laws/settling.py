@@ -18,8 +18,7 @@ import numpy.typing as npt
 from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.simulate import Departures
 from steptime._sim.core.steady import Steady, steady
-from steptime._sim.core.timeline import Timeline
-from steptime._sim.core.timing import Cohort, Nanoseconds
+from steptime._sim.core.timing import Cohort, Nanoseconds, Timeline
 
 Factors = npt.NDArray[np.float64]
 

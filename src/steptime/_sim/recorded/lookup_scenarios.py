@@ -21,10 +21,10 @@ from steptime._ops.catalogue import Role, op_kind
 from steptime._platforms.device import Device
 from steptime._program.program import Phase, Program, WorkKind
 from steptime._program.workload import Workload
-from steptime._sim.core.repeatable import repeatable
 from steptime._sim.core.steady import steady
 from steptime._sim.core.timing import Cohort
 from steptime._sim.prediction import Iterations, PredictedStep, predict
+from steptime._sim.recorded.replay import repeatable
 from steptime._sim.recorded.timing import Recorded, recorded
 from steptime._units import ms
 from steptime.errors import InputError

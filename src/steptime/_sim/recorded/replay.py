@@ -1,16 +1,35 @@
-"""Replay: a recorded run's own durations through the simulator, step by step against what was recorded."""
+"""Replay: a recorded run's own durations through the simulator, step by step against what was recorded.
+
+`repeatable` makes of a recorded window one that can follow itself. A profiler waits for the device when it stops, and a window
+opens with a backlog. Neither is part of a step; repeated, they would keep the host from running ahead.
+
+`without_profiler` takes out what a profiler adds: every op event and every runtime call costs the host time that an unprofiled
+run does not spend. Host costs measured without a profiler replace it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from steptime._program.program import CallKind, Program
 from steptime._program.workload import Workload
-from steptime._sim import Timeline
 from steptime._sim.core.simulate import simulate
-from steptime._sim.core.steps import step_times_ns
+from steptime._sim.core.steady import steady
+from steptime._sim.core.timing import PER_CALL, PER_WORK, Cohort, Nanoseconds, Timeline
 from steptime._sim.recorded.timing import Recorded, recorded
+from steptime._units import NS_PER_MS
 from steptime.errors import InputError
+
+Rows = npt.NDArray[np.int64]
+_Times = tuple[Program, Nanoseconds, Nanoseconds, Nanoseconds]  # starts of calls, ends of calls, ends of works
+
+MEASURED_FILE = "measured.json"
 
 
 @dataclass(frozen=True)
@@ -55,3 +74,167 @@ def _warned(workload: Workload, empty: Sequence[int], compared: int) -> Workload
     listed = ", ".join(map(str, empty))
     message = f"left out of the replay, because they end no later than the step before them: steps {listed}"
     return replace(workload, warnings=(*workload.warnings, message))
+
+
+def step_times_ns(inputs: Recorded, timeline: Timeline | None = None) -> dict[int, int]:
+    """Step number -> its time: from the end of the step before (the first: from its earliest start) to its own end.
+
+    A step ends with the latest, over ranks, of the host's end of the step and the end of the device work it launched. Steps
+    that not every rank has are left out. Without a timeline: as recorded.
+    """
+    times = list(_recorded(inputs) if timeline is None else _played(timeline))
+    steps = sorted(set.intersection(*(set(program.steps) for program, *_ in times)))
+    if not steps:
+        raise InputError("the traces share no step to compare; give traces of the same steps of every rank")
+    ends = np.array([[_end(program, calls, works, step) for step in steps] for program, _, calls, works in times])
+    begin = min(_begin(program, starts, steps[0]) for program, starts, _, _ in times)
+    # In a damaged recording a step may end before the one before it does; it then takes no time, never less.
+    reached = np.maximum.accumulate([begin, *ends.max(axis=0).tolist()])
+    return dict(zip(steps, np.diff(reached).tolist(), strict=True))
+
+
+def _recorded(inputs: Recorded) -> Iterator[_Times]:
+    for cohort, offset in zip(inputs.cohorts, inputs.offsets_ns, strict=True):
+        calls, works = cohort.program.calls, cohort.program.works
+        yield cohort.program, calls.start_ns + offset, calls.end_ns + offset, works.end_ns + offset
+
+
+def _played(timeline: Timeline) -> Iterator[_Times]:
+    for played in timeline.cohorts:
+        times = played.call_start_ns, played.call_end_ns, played.work_end_ns
+        starts, calls, works = (array[:, 0, 0] for array in times)
+        yield played.cohort.program, starts, calls, works
+
+
+def _begin(program: Program, starts: Nanoseconds, step: int) -> int:
+    marks = (program.calls.kind == CallKind.STEP_BEGIN) & (program.calls.step == step)
+    return int(starts[marks].min())
+
+
+def _end(program: Program, calls: Nanoseconds, works: Nanoseconds, step: int) -> int:
+    marks = (program.calls.kind == CallKind.STEP_END) & (program.calls.step == step)
+    return int(np.concatenate([calls[marks], works[program.works.step == step]]).max())
+
+
+def repeatable(recorded: Recorded) -> Recorded:
+    """The same timings without calls outside the steps and without backlog."""
+    return replace(recorded, cohorts=tuple(_cut(c) for c in recorded.cohorts))
+
+
+def _cut(cohort: Cohort) -> Cohort:
+    program = cohort.program
+    calls = np.flatnonzero(_inside(program))
+    kept_call = _positions(calls, len(program.calls))
+    works = np.flatnonzero((program.works.call >= 0) & (kept_call[program.works.call] >= 0)) if len(calls) else calls
+    kept_work = _positions(works, len(program.works))
+    of_calls, of_works = program.calls.take(calls), program.works.take(works)
+    cut = replace(
+        program,
+        calls=of_calls.replace(awaits=_moved(of_calls.awaits, kept_work), after=_moved(of_calls.after, kept_call)),
+        works=of_works.replace(call=_moved(of_works.call, kept_call)),
+    )
+    columns = {name: getattr(cohort.timing, name)[calls] for name in PER_CALL}
+    columns |= {name: getattr(cohort.timing, name)[works] for name in (*PER_WORK, "waits")}
+    columns["gap_ns"] = _first_gaps(columns["gap_ns"], cut)
+    return Cohort(cut, cohort.ranks, replace(cohort.timing, **columns), cohort.members)
+
+
+def _inside(program: Program) -> npt.NDArray[np.bool_]:
+    """Calls from the first step's begin to the last one's end, on every thread."""
+    calls = program.calls
+    begins = calls.start_ns[calls.kind == CallKind.STEP_BEGIN]
+    ends = calls.start_ns[calls.kind == CallKind.STEP_END]
+    if not len(begins) or not len(ends):
+        return np.ones(len(calls), dtype=bool)
+    return np.asarray((calls.start_ns >= begins.min()) & (calls.start_ns <= ends.max()))
+
+
+def _first_gaps(gap_ns: Nanoseconds, program: Program) -> Nanoseconds:
+    """The first step follows the last as the others follow each other: the recording does not say how."""
+    begins = np.flatnonzero(program.calls.kind == CallKind.STEP_BEGIN)
+    gap_ns = gap_ns.copy()
+    if len(begins):
+        gap_ns[begins[0]] = np.median(gap_ns[begins[1:]], axis=0).astype(np.int64) if len(begins) > 1 else 0
+    return gap_ns
+
+
+def _positions(kept: Rows, length: int) -> Rows:
+    """Per old row its new one, or -1; one more entry so that -1 maps to -1."""
+    positions = np.full(length + 1, -1, dtype=np.int64)
+    positions[kept] = np.arange(len(kept))
+    return positions
+
+
+def _moved(column: npt.NDArray[np.int32], positions: Rows) -> npt.NDArray[np.int32]:
+    return positions[column].astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Inflation:
+    """What a profiler adds to host time: so much per event, and a share of what remains."""
+
+    per_op_ns: float = 0.0  # per op that begins, before the next call
+    per_call_ns: float = 0.0  # per runtime call
+    per_launch_ns: float = 0.0  # on top, where the call launches work
+    share: float = 0.0
+
+
+NO_INFLATION = Inflation()
+# 2 us per CPU event (ops and calls alike) and 4 us per GPU event: the constants of the published overhead model for DLRM on
+# PyTorch. On H200 boxes they take out a third to two thirds of what the profiler adds (benchmarks/unprofiled_replay.py).
+PUBLISHED = Inflation(per_op_ns=2_000, per_call_ns=2_000, per_launch_ns=4_000)
+
+
+def period_ms(inputs: Recorded, inflated: Inflation = NO_INFLATION) -> float:
+    """The period of the recorded steps with an inflation taken out."""
+    result = steady(repeatable(without_profiler(inputs, inflated)).cohorts, queue_depth=inputs.queue_depth)
+    return float(result.period_ns[0]) / NS_PER_MS
+
+
+def without_profiler(inputs: Recorded, inflated: Inflation) -> Recorded:
+    """The same timings with the inflation taken out of host gaps and calls, none below zero. Device times stay as recorded."""
+    return replace(inputs, cohorts=tuple(_deflated(cohort, inflated) for cohort in inputs.cohorts))
+
+
+def _deflated(cohort: Cohort, inflated: Inflation) -> Cohort:
+    timing, calls = cohort.timing, cohort.program.calls
+    begun = _ops_begun(cohort.program, timing.gap_ns[:, 0, 0])[:, None, None]
+    real = ((calls.kind != CallKind.STEP_BEGIN) & (calls.kind != CallKind.STEP_END))[:, None, None]
+    launching = np.isin(calls.kind, (CallKind.LAUNCH, CallKind.BLOCKING_COPY))[:, None, None]
+    gap = (timing.gap_ns - begun * inflated.per_op_ns) * (1 - inflated.share)
+    call = (timing.call_ns - real * inflated.per_call_ns - launching * inflated.per_launch_ns) * (1 - inflated.share)
+    return replace(cohort, timing=replace(timing, gap_ns=_whole(gap), call_ns=_whole(call)))
+
+
+def _whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    return np.maximum(np.rint(values), 0).astype(np.int64)
+
+
+def _ops_begun(program: Program, gap_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Per call, how many ops began on its thread in the gap before it: a profiler does most of its work where an op begins."""
+    ops, calls = program.ops, program.calls
+    result = np.zeros(len(calls), dtype=np.int64)
+    for thread in range(len(program.threads)):
+        starts = np.sort(ops.start_ns[ops.thread == thread])
+        rows = np.flatnonzero(calls.thread == thread)
+        until = np.searchsorted(starts, calls.start_ns[rows], side="right")
+        result[rows] = until - np.searchsorted(starts, calls.start_ns[rows] - gap_ns[rows], side="left")
+    return np.maximum(result, 0)
+
+
+class _Measured(msgspec.Struct):
+    measured_step_ms_unprofiled: list[float]
+
+
+def read_measured(file: Path) -> tuple[float, ...]:
+    """The unprofiled step times in a file, one per repeat."""
+    expected = "expected measured_step_ms_unprofiled"
+    try:
+        times = msgspec.json.decode(file.read_bytes(), type=_Measured).measured_step_ms_unprofiled
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror or error}); {expected}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: no unprofiled step times ({error}); {expected}") from error
+    if not times or not min(times) > 0:
+        raise InputError(f"{file}: measured_step_ms_unprofiled is {times}; expected one or more positive step times")
+    return tuple(times)
