@@ -18,7 +18,7 @@ from steptime._shard.memory import memory_of, packed, rank_limit
 from steptime._shard.search import Searched, search
 from steptime._shard.search_state import SearchBudget
 from steptime._shard.task import FREE, Task
-from steptime._sim.modelled.memory import memory_of as replay
+from steptime._sim.modelled.prediction import memory_of as replay
 from steptime.errors import InputError
 from steptime_lab.workloads.drawn_tasks import sharding_tasks, step_tasks
 

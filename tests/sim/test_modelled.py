@@ -24,8 +24,7 @@ from steptime._program.workload import Workload
 from steptime._shard.configs import configured_in
 from steptime._sim.modelled import step as modelled_step
 from steptime._sim.modelled.device_work import device_work
-from steptime._sim.modelled.memory import memory_of
-from steptime._sim.modelled.prediction import predict_on
+from steptime._sim.modelled.prediction import memory_of, predict_on
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime.errors import InputError
 

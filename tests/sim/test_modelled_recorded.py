@@ -11,8 +11,7 @@ import pytest
 from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._shard.configs import configured_in
-from steptime._sim.modelled.memory import memory_of
-from steptime._sim.modelled.prediction import predict_on
+from steptime._sim.modelled.prediction import memory_of, predict_on
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -15,8 +15,7 @@ from steptime._program.program import Collective
 from steptime._sim import Cohort
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import steady
-from steptime._sim.laws.overlap import CollectivesBesideKernels, _share
-from steptime._sim.laws.settling import steady_settled
+from steptime._sim.laws.slowdowns import CollectivesBesideKernels, _share, steady_settled
 
 LAW = Overlap("made up", sms=132.0, held_sms=33.0, short_ns=1.0, moving=float(np.log(1.1)))
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 import steptime_lab
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
-from steptime._sim.modelled.interval import interval_ns
+from steptime._sim.modelled.prediction import interval_ns
 from steptime._sim.modelled.step import modelled
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, repeat_errors
 from steptime_lab.validate.sharding.measured import MeasuredTask, regrets, shipped_tasks

@@ -77,8 +77,8 @@ def sent_bytes(calls: Sequence[Collective | None]) -> Floats:
     for index, collective in known:
         sent[index] = _split(collective.in_splits, collective.bytes_in, ranks)
     for index, collective in known:
-        taken = _split(collective.out_splits, collective.bytes_out, ranks)
-        sent[:, index] = np.where(np.isnan(sent[:, index]), taken, sent[:, index])
+        received = _split(collective.out_splits, collective.bytes_out, ranks)
+        sent[:, index] = np.where(np.isnan(sent[:, index]), received, sent[:, index])
     return np.where(np.isnan(sent), np.nanmean(sent) if np.isfinite(sent).any() else 0.0, sent)
 
 

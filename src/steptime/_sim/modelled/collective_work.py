@@ -16,7 +16,7 @@ from steptime._models.estimate import Estimate, Source
 from steptime._platforms.fabric import Fabric
 from steptime._program.program import Collective, Program
 from steptime._program.workload import Workload
-from steptime._sim.laws.departures import sent_bytes
+from steptime._sim.laws.departures import EXCHANGE, sent_bytes
 
 # What takes about as long as another kind of as many bytes, where a fabric's tables lack it: a broadcast and a reduce move what
 # an all_gather and a reduce_scatter do, a barrier is an all_reduce of next to nothing, nothing moves more than an all_reduce.
@@ -33,7 +33,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 _BARRIER_BYTES = 4
 # A kind that stands for another: known to a factor.
 _STAND_IN_FACTOR = 2.0
-NOTHING = Estimate(0.0, 0.0, 0.0, Source.ANALYTIC, inside=True)
+_NOTHING = Estimate(0.0, 0.0, 0.0, Source.ANALYTIC, inside=True)
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,6 @@ class CollectiveWork:
 
     estimates: Mapping[int, tuple[Estimate, ...]]
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Met:
-    """What is known of a meeting: the call of one rank, who is there, and of an exchange what each of them calls."""
-
-    collective: Collective
-    members: tuple[int, ...]
-    calls: tuple[Collective | None, ...] = ()
 
 
 def collective_work(workload: Workload, fabric: Fabric | None) -> CollectiveWork:
@@ -66,41 +57,46 @@ class _Asker:
     def __init__(self, workload: Workload, fabric: Fabric | None) -> None:
         self._workload, self._fabric = workload, fabric
         self._calls = {
-            program.rank: {(each.group, each.sequence): each for each in program.collectives if each.kind == "all_to_all"}
+            program.rank: {(each.group, each.sequence): each for each in program.collectives if each.kind == EXCHANGE}
             for program in workload.programs
         }
         self._known: dict[tuple[str, tuple[int, ...], Message], Estimate] = {}
-        self.warnings: list[str] = []
+        self.warnings: dict[str, None] = {}  # in order, each once
 
     def estimates(self, program: Program) -> tuple[Estimate, ...]:
         """Of every collective of a program; one of a single rank takes nothing."""
-        result = [NOTHING] * len(program.collectives)
+        result = [_NOTHING] * len(program.collectives)
         lots: dict[tuple[str, tuple[int, ...]], list[tuple[int, Message, bool]]] = defaultdict(list)
         for index, collective in enumerate(program.collectives):
             members = self._workload.members(program.rank, collective)
             if len(members) > 1:
                 kind, stand_in = self._kind(collective.kind)
-                message = _message(self._met(collective, members), kind)
-                lots[collective.group, members].append((index, message, stand_in))
-        for (group, members), item in lots.items():
-            answers = self._answers(group, members, [message for _, message, _ in item])
+                lots[collective.group, members].append((index, self._message(collective, members, kind), stand_in))
+        for (group, members), lot in lots.items():
+            answers = self._answers(group, members, [message for _, message, _ in lot])
             self._say_beyond(members, answers)
-            for index, message, stand_in in item:
+            for index, message, stand_in in lot:
                 result[index] = _widened(answers[message]) if stand_in else answers[message]
         return tuple(result)
 
-    def _met(self, collective: Collective, members: tuple[int, ...]) -> _Met:
-        if collective.kind != "all_to_all":
-            return _Met(collective, members)
-        owners = self._workload.owners or tuple(range(self._workload.world_size))
-        key = (collective.group, collective.sequence)
-        return _Met(collective, members, tuple(self._calls.get(owners[member], {}).get(key) for member in members))
+    def _message(self, collective: Collective, members: tuple[int, ...], kind: str) -> Message:
+        """A collective asked for as one of this kind. What an exchange sends is known from what each of its ranks calls."""
+        ranks = len(members)
+        if kind == collective.kind == EXCHANGE:
+            owners = self._workload.owners or tuple(range(self._workload.world_size))
+            key = (collective.group, collective.sequence)
+            sent = sent_bytes([self._calls.get(owners[member], {}).get(key) for member in members])
+            if np.ptp(sent * (1.0 - np.eye(ranks)) + np.eye(ranks) * sent.mean()) > 0:
+                whole = tuple(tuple(round(size) for size in row) for row in sent.tolist())
+                return Message(kind, ranks, max(map(sum, whole)), whole)
+        nbytes = _BARRIER_BYTES if collective.kind == "barrier" else max(collective.bytes_in, collective.bytes_out)
+        return Message(kind, ranks, nbytes)
 
     def _answers(self, group: str, members: tuple[int, ...], messages: Sequence[Message]) -> dict[Message, Estimate]:
         assert self._fabric is not None, "ranks that meet have a fabric: `Platform` sees to it"
         new = [message for message in dict.fromkeys(messages) if (group, members, message) not in self._known]
         if new:
-            beside = [item for item in self._workload.groups.get(group, ()) if item != members and len(item) > 1]
+            beside = [other for other in self._workload.groups.get(group, ()) if other != members and len(other) > 1]
             for message, answer in zip(new, self._fabric.estimates(new, members, beside), strict=True):
                 self._known[group, members, message] = answer
         return {message: self._known[group, members, message] for message in messages}
@@ -115,34 +111,23 @@ class _Asker:
             text = f"fabric {name} is from a data sheet: its collectives are known to a factor"
         else:
             text = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
-        self.warnings += [text] if text not in self.warnings else []
+        self.warnings[text] = None
 
     def _kind(self, kind: str) -> tuple[str, bool]:
         """The kind to ask for, and whether it stands for another."""
         assert self._fabric is not None
         if kind in ("send", "recv") and self._fabric.knows("send_recv"):
             return "send_recv", False
-        for item in _ALIKE.get(kind, (kind, "all_reduce")):
-            if item in KINDS and self._fabric.knows(item):
-                if item != kind:
-                    text = f"fabric {self._fabric.limits.name} was never measured on {kind}; {item} stands for it"
-                    self.warnings += [text] if text not in self.warnings else []
-                return item, item != kind
+        for alike in _ALIKE.get(kind, (kind, "all_reduce")):
+            if alike in KINDS and self._fabric.knows(alike):
+                if alike != kind:
+                    text = f"fabric {self._fabric.limits.name} was never measured on {kind}; {alike} stands for it"
+                    self.warnings[text] = None
+                return alike, alike != kind
         return "all_reduce", True
 
 
-def _widened(given: Estimate) -> Estimate:
+def _widened(estimate: Estimate) -> Estimate:
     """Of a kind that stands for another."""
-    low_ns, high_ns = given.low_ns / _STAND_IN_FACTOR, given.high_ns * _STAND_IN_FACTOR
-    return replace(given, low_ns=low_ns, high_ns=high_ns, source=Source.FALLBACK, inside=False)
-
-
-def _message(met: _Met, kind: str) -> Message:
-    collective, ranks = met.collective, len(met.members)
-    if kind == "all_to_all" and collective.kind == "all_to_all":
-        sent = sent_bytes(met.calls)
-        if np.ptp(sent * (1.0 - np.eye(ranks)) + np.eye(ranks) * sent.mean()) > 0:
-            whole = tuple(tuple(round(size) for size in row) for row in sent.tolist())
-            return Message(kind, ranks, max(map(sum, whole)), whole)
-    nbytes = _BARRIER_BYTES if collective.kind == "barrier" else max(collective.bytes_in, collective.bytes_out)
-    return Message(kind, ranks, nbytes)
+    low_ns, high_ns = estimate.low_ns / _STAND_IN_FACTOR, estimate.high_ns * _STAND_IN_FACTOR
+    return replace(estimate, low_ns=low_ns, high_ns=high_ns, source=Source.FALLBACK, inside=False)

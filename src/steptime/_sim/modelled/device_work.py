@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,14 @@ from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
-from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import operations_of
 from steptime._ops.table import on_device, op_table
 from steptime._platforms.device import FACTOR, Device, KernelEstimate, guess
 from steptime._program.one_step import OneStep, RecordedKernel
 from steptime._program.program import Program
-from steptime._sim.modelled.lookup_work import LookupWork, lookup_answers, lookup_questions
+from steptime._sim.modelled.issue import DeviceWork, OpWork
+from steptime._sim.modelled.lookup_work import lookup_answers, lookup_questions, scaled
 from steptime._units import dtype_bytes
 from steptime.errors import UnsupportedError
 
@@ -36,34 +36,6 @@ _Call = tuple[tuple[LaunchTime, ...], Estimate, str, int]
 """Of `OpWork`, what does not depend on the op: launches, estimate, group and what is read back."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpWork:
-    """The launches of one op. `group` says which estimates err together: those of one model about one size."""
-
-    op: int
-    launches: tuple[LaunchTime, ...]
-    estimate: Estimate  # of all launches together
-    group: str
-    read_back: int = -1  # place of the launch of which the host waits for the end, to read a value
-    memory: MemoryUse | None = None  # of a lookup beside others
-
-
-@dataclass(frozen=True)
-class DeviceWork:
-    """All launches of a program but its collectives, in order of their ops."""
-
-    works: tuple[OpWork, ...]
-    warnings: tuple[str, ...] = ()
-
-    def launches(self, ops: int) -> list[float]:
-        """How many launches each op makes itself."""
-        counts = np.zeros(ops)
-        for work in self.works:
-            counts[work.op] += len(work.launches)
-        result: list[float] = counts.tolist()
-        return result
-
-
 def device_work(
     steps: Sequence[OneStep], device: Device, lookups: WorkloadLookups | None = None, *, strict: bool = False
 ) -> list[DeviceWork]:
@@ -71,35 +43,35 @@ def device_work(
 
     Kernels that were recorded of ops that no model knows (compiled ones, a user's own) keep their recorded time.
     """
-    programs = [each.program for each in steps]
     issued = [
         questions_of(step.program, cached_bytes=device.cached_bytes, launches_recorded=bool(step.kernels)) for step in steps
     ]
-    asked = [work.question for works in issued for work in works if work.question is not None]
-    answered = device.estimates(asked, strict=strict)
-    answers = iter(answered)
+    questions = [work.question for works in issued for work in works if work.question is not None]
+    answers = iter(device.estimates(questions, strict=strict))
     ranks = {} if lookups is None else lookups.ranks
     tables = [
-        lookup_questions(program, [work for work in works if work.kind == LOOKUP], ranks.get(program.rank))
-        for program, works in zip(programs, issued, strict=True)
+        lookup_questions(step.program, [work for work in works if work.kind == LOOKUP], ranks.get(step.program.rank))
+        for step, works in zip(steps, issued, strict=True)
     ]
-    every = [lookup for table in tables for lookup in table.asked]
-    looked_up = iter(lookup_answers(every, device, strict=strict) if every else ())
+    table_questions = [lookup for of_rank in tables for lookup in of_rank.questions]
+    table_answers = iter(lookup_answers(table_questions, device, strict=strict) if table_questions else ())
     results: list[DeviceWork] = []
     known_calls: dict[tuple[Any, ...], _Call] = {}
-    for step, works, rank_tables in zip(steps, issued, tables, strict=True):
+    for step, works, of_rank in zip(steps, issued, tables, strict=True):
         program = step.program
         compute = [_compute(work, next(answers), known_calls) for work in works if work.kind == COMPUTE]
-        kept = _kept(step, {work.op for work in works if work.kind != UNKNOWN}, device)
-        known = {work.op for work in kept}
+        recorded = _recorded(step, {work.op for work in works if work.kind != UNKNOWN}, device)
+        known = {work.op for work in recorded}
         unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN and work.op not in known]
         if strict and unknown:
             raise UnsupportedError(
                 f"{program.names[int(program.ops.name[unknown[0].op])]} has no model on {device.limits.name} (rank "
                 f"{program.rank}, {len(unknown)} such calls); drop --strict for a roofline of its arguments"
             )
-        tables_work = rank_tables.work([next(looked_up) for _ in rank_tables.asked], device)
-        results.append(_together(program, compute + kept, unknown, tables_work, _said(step, kept)))
+        looked_up = of_rank.work([next(table_answers) for _ in of_rank.questions], device)
+        every = sorted([*compute, *recorded, *unknown, *looked_up.works], key=lambda work: work.op)
+        warnings = (*looked_up.warnings, *_keeps_recorded(program, recorded), *_guesses(program, unknown, every))
+        results.append(DeviceWork(tuple(every), warnings))
     return results
 
 
@@ -109,7 +81,7 @@ _SAME_DEVICE = (0.9, 1.02)
 _OTHER_DEVICE = (1.0 / FACTOR, FACTOR)
 
 
-def _kept(step: OneStep, answered: set[int], device: Device) -> list[OpWork]:
+def _recorded(step: OneStep, answered: set[int], device: Device) -> list[OpWork]:
     """Recorded kernels of ops that nothing answers, nor anything around them: measured on this device, else a guess."""
     here = device.limits.whole.split("-", maxsplit=1)[0].upper() in step.program.device_name.upper()
     low, high = _SAME_DEVICE if here else _OTHER_DEVICE
@@ -132,26 +104,18 @@ def _kept(step: OneStep, answered: set[int], device: Device) -> list[OpWork]:
     return results
 
 
-def _said(step: OneStep, kept: Sequence[OpWork]) -> list[str]:
-    if not kept:
+def _keeps_recorded(program: Program, recorded: Sequence[OpWork]) -> list[str]:
+    if not recorded:
         return []
-    program = step.program
-    names = Counter(program.names[int(program.ops.name[work.op])] for work in kept)
-    most = ", ".join(f"{name} ({count})" for name, count in names.most_common(3))
     where = f" on {program.device_name}" if program.device_name else ""
-    return [f"kernels of ops without a model keep the time they were recorded with{where}: {most}"]
-
-
-def _together(
-    program: Program, compute: list[OpWork], unknown: list[OpWork], lookups: LookupWork, said: Sequence[str]
-) -> DeviceWork:
-    tables = [
-        OpWork(item.op, item.launches, item.estimate, f"lookup {item.direction}", item.read_back, item.memory)
-        for item in lookups.ops
-        if item.launches
+    return [
+        f"kernels of ops without a model keep the time they were recorded with{where}: {_most_common(program, recorded, 3)}"
     ]
-    works = sorted([*compute, *unknown, *tables], key=lambda work: work.op)
-    return DeviceWork(tuple(works), (*lookups.warnings, *said, *_guesses(program, unknown, works)))
+
+
+def _most_common(program: Program, works: Sequence[OpWork], count: int) -> str:
+    names = Counter(program.names[int(program.ops.name[work.op])] for work in works)
+    return ", ".join(f"{name} ({number})" for name, number in names.most_common(count))
 
 
 def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork]) -> list[str]:
@@ -162,15 +126,10 @@ def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork
     messages = []
     for guessed, what, how in (
         ([work for work in unknown if work not in blind], "no model knows", "a roofline of their arguments stands for them"),
-        (
-            blind,
-            "no usable arguments are recorded of",
-            "each is taken as the shortest kernel: record their shapes",
-        ),
+        (blind, "no usable arguments are recorded of", "each is taken as the shortest kernel: record their shapes"),
     ):
         if guessed:
-            names = Counter(program.names[int(program.ops.name[work.op])] for work in guessed)
-            most = ", ".join(f"{name} ({count})" for name, count in names.most_common(5))
+            most = _most_common(program, guessed, 5)
             share = sum(work.estimate.time_ns for work in guessed) / total_ns
             messages.append(f"rank {program.rank}: {what} {len(guessed)} ops, {share:.1%} of the kernels' time ({most}); {how}")
     return messages
@@ -188,24 +147,12 @@ def _call(work: IssuedWork, answer: KernelEstimate) -> _Call:
     question = work.question
     assert question is not None
     launches = tuple(LaunchTime(launch.kernel, launch.time_ns * work.moved) for launch in answer.launches)
-    if any(launch.kernel == _MATRIX_PRODUCT for launch in launches):
-        launches = _as_persistent(launches, precision_of(question.call, question.tf32))
-    given, moved = answer.estimate, work.moved
-    estimate = Estimate(given.time_ns * moved, given.low_ns * moved, given.high_ns * moved, given.source, given.inside)
+    products = any(launch.kernel == _MATRIX_PRODUCT for launch in launches)
+    if products and precision_of(question.call, question.tf32) in _PERSISTENT_PRECISIONS:
+        launches = tuple(replace(each, kernel=_PERSISTENT) if each.kernel == _MATRIX_PRODUCT else each for each in launches)
     read_back = len(launches) - 1 if op_kind(work.name).reads_back else -1
-    group = f"{answer.family} {_size_class(given.time_ns)} {question.call.op}"
-    return launches, estimate, group, read_back
-
-
-def _as_persistent(launches: tuple[LaunchTime, ...], precision: str) -> tuple[LaunchTime, ...]:
-    if precision not in _PERSISTENT_PRECISIONS:
-        return launches
-    return tuple(replace(each, kernel=_PERSISTENT) if each.kernel == _MATRIX_PRODUCT else each for each in launches)
-
-
-def _size_class(time_ns: float) -> int:
-    """Calls within a factor of two err alike."""
-    return int(np.log2(max(time_ns, 1.0)))
+    size_class = int(np.log2(max(answer.estimate.time_ns, 1.0)))  # calls within a factor of two err alike
+    return launches, scaled(answer.estimate, work.moved), f"{answer.family} {size_class} {question.call.op}", read_back
 
 
 def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:

@@ -22,11 +22,11 @@ from steptime._hardware.device import DeviceLimits
 from steptime._models.estimate import Estimate
 from steptime._models.host.columns import HostColumns, Piece
 from steptime._models.host.model import Speed
+from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.contention import MemoryUse
 from steptime._ops.waits import tensor_waits
 from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, WorkKind, Works
 from steptime._sim.core.timing import Timing
-from steptime._sim.modelled.device_work import DeviceWork, OpWork
 from steptime._units import LONG_AGO
 from steptime.errors import InputError
 
@@ -45,7 +45,37 @@ _LAUNCHING = frozenset((
 _GATHER = re.compile(r"FSDP::all_gather(?: .*)?")
 _COPY_OUT = "FSDP::all_gather_copy_out"
 _AHEAD = "ahead"  # the stream of copies in
-_COPIES, _MEMSETS = ("Memcpy", "copy"), ("Memset", "memset")
+_OTHER_KINDS = {
+    **dict.fromkeys(("Memcpy", "copy"), WorkKind.COPY),
+    **dict.fromkeys(("Memset", "memset"), WorkKind.MEMSET),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpWork:
+    """The launches of one op. `group` says which estimates err together: those of one model about one size."""
+
+    op: int
+    launches: tuple[LaunchTime, ...]
+    estimate: Estimate  # of all launches together
+    group: str
+    read_back: int = -1  # index of the launch of which the host waits for the end, to read a value
+    memory: MemoryUse | None = None  # of a lookup beside others
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """All launches of a program but its collectives, in order of their ops."""
+
+    works: tuple[OpWork, ...]
+    warnings: tuple[str, ...] = ()
+
+    def launches(self, ops: int) -> list[float]:
+        """How many launches each op makes itself."""
+        counts = [0.0] * ops
+        for work in self.works:
+            counts[work.op] += len(work.launches)
+        return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +86,7 @@ class Issued:
     gap_cpu_ns: Floats  # per call
     call_cpu_ns: Floats  # per call: of a piece measured with its launches as a whole, nothing
     call_launch_ns: Floats  # per call
-    estimate: tuple[int, ...]  # per work: place in `estimates`
+    estimate: tuple[int, ...]  # per work: index into `estimates`
     share: Floats  # per work: of its estimate, how much it is
     estimates: tuple[Estimate, ...]
     groups: tuple[str, ...]  # per estimate: which err together
@@ -65,12 +95,39 @@ class Issued:
 
     def timing(self, speed: Speed, device: DeviceLimits, factors: Floats | None = None) -> Timing:
         """With the host at this speed; `factors` (estimate, scenario) multiply durations."""
-        return _timing(self, speed, device, factors)
+        program, dispatch = self.program, device.dispatch
+        times = np.array([estimate.time_ns for estimate in self.estimates])[:, None]
+        each = times if factors is None else times * factors
+        call_ns = self.call_cpu_ns * speed.cpu + self.call_launch_ns * speed.launch
+
+        def call_name(call: int) -> str:
+            return f"the host's {program.names[program.calls.api[call]]}"
+
+        def same(rows: int, value: float) -> npt.NDArray[np.int64]:
+            return np.full((rows, 1, 1), round(value), dtype=np.int64)
+
+        works = len(program.works)
+        return Timing(
+            gap_ns=_whole_ns((self.gap_cpu_ns * speed.cpu)[:, None], call_name)[:, :, None],
+            call_ns=_whole_ns(call_ns[:, None], call_name)[:, :, None],
+            return_ns=same(len(program.calls), dispatch.return_ns.value),
+            latency_ns=same(works, dispatch.latency_ns.value),
+            spacing_ns=same(works, dispatch.spacing_of(device.share)),
+            release_ns=same(works, dispatch.release_ns.value),
+            duration_ns=_whole_ns(
+                each[np.array(self.estimate, dtype=np.int64)] * self.share[:, None],
+                lambda work: program.names[program.works.name[work]],
+            )[:, None, :],
+            waits=program.works.kind == WorkKind.COLLECTIVE,
+            absent_ns=same(works, LONG_AGO),
+            thread_start_ns=same(len(program.threads), 0),
+            stream_start_ns=same(len(program.streams), 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """One work to be enqueued; `collective` is its place in Program.collectives or -1."""
+    """One work to be enqueued; `collective` is its index in Program.collectives or -1."""
 
     op: int
     kernel: str
@@ -118,9 +175,8 @@ class _Issuer:
         if not marked:
             return {}
         result: dict[int, bool] = {}
-        for row, (name, parent) in enumerate(
-            zip(self._program.ops.name.tolist(), self._program.ops.parent.tolist(), strict=True)
-        ):
+        ops = self._program.ops
+        for row, (name, parent) in enumerate(zip(ops.name.tolist(), ops.parent.tolist(), strict=True)):
             if name in marked:
                 result[row] = marked[name]
             elif parent in result:
@@ -229,19 +285,17 @@ class _Issuer:
             stream = self._stream(f"{self._program.collectives[launch.collective].group} {launch.ahead}")
             before = self._ahead_work if launch.ahead and self._ahead_work >= 0 else self._compute_work
             self._order(thread, step, launch.op, stream, before)
-            kind, nbytes = WorkKind.COLLECTIVE, 0
+            kind = WorkKind.COLLECTIVE
         else:
-            stream, nbytes = _COMPUTE, 0
+            stream = _COMPUTE
             if launch.ahead:
                 stream = self._stream(_AHEAD)
                 self._order(thread, step, launch.op, stream, self._copied_out if self._copied_out >= 0 else self._compute_work)
-            kind = (
-                WorkKind.COPY if launch.kernel in _COPIES else WorkKind.MEMSET if launch.kernel in _MEMSETS else WorkKind.KERNEL
-            )
+            kind = _OTHER_KINDS.get(launch.kernel, WorkKind.KERNEL)
         blocks = CallKind.BLOCKING_COPY if launch.blocking else CallKind.LAUNCH
         call = self._call(blocks, _LAUNCH, thread, launch.op, step, launch_ns=launch_ns)
         row = len(self._works)
-        self._works.append((kind, self._name(launch.kernel), stream, call, step, NEVER, NEVER, nbytes, launch.collective))
+        self._works.append((kind, self._name(launch.kernel), stream, call, step, NEVER, NEVER, 0, launch.collective))
         self._estimate.append(launch.estimate)
         self._share.append(launch.share)
         if launch.collective >= 0:
@@ -262,17 +316,9 @@ class _Issuer:
             self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, step, stream=stream, awaits=before)
 
     def _call(
-        self,
-        kind: CallKind,
-        api: str,
-        thread: int,
-        op: int,
-        step: int,
-        *,
-        stream: int = -1,
-        awaits: int = -1,
-        launch_ns: float = 0.0,
-    ) -> int:
+        self, kind: CallKind, api: str, thread: int, op: int, step: int, *,
+        stream: int = -1, awaits: int = -1, launch_ns: float = 0.0,
+    ) -> int:  # fmt: skip
         previous = self._calls[self._last][2] if self._last >= 0 else thread
         handed = previous != thread and {previous, thread} <= self._turns
         self._calls.append(
@@ -310,43 +356,11 @@ class _Issuer:
         )
 
 
-def issued(program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> Issued:
+def issue(program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> Issued:
     """The calls and works of a program: `host` its pieces of host time, `device` its launches, `wire` its collectives."""
     issuer = _Issuer(program, host, device, wire)
     issuer.issue()
     return issuer.issued((*host.warnings, *device.warnings))
-
-
-def _timing(issued: Issued, speed: Speed, device: DeviceLimits, factors: Floats | None) -> Timing:
-    program, dispatch = issued.program, device.dispatch
-    calls, works = len(program.calls), len(program.works)
-    times = np.array([estimate.time_ns for estimate in issued.estimates])
-    each = times[:, None] * (np.ones((len(times), 1)) if factors is None else factors)
-    duration = each[np.array(issued.estimate, dtype=np.int64)] * issued.share[:, None]
-    collective = program.works.kind == WorkKind.COLLECTIVE
-
-    def call_name(call: int) -> str:
-        return f"the host's {program.names[program.calls.api[call]]}"
-
-    return Timing(
-        gap_ns=_whole_ns((issued.gap_cpu_ns * speed.cpu)[:, None], call_name)[:, :, None],
-        call_ns=_whole_ns((issued.call_cpu_ns * speed.cpu + issued.call_launch_ns * speed.launch)[:, None], call_name)[
-            :, :, None
-        ],
-        return_ns=_axes(np.full(calls, dispatch.return_ns.value)),
-        latency_ns=_axes(np.full(works, dispatch.latency_ns.value)),
-        spacing_ns=_axes(np.full(works, dispatch.spacing_of(device.share))),
-        release_ns=_axes(np.full(works, dispatch.release_ns.value)),
-        duration_ns=_whole_ns(duration, lambda work: program.names[program.works.name[work]])[:, None, :],
-        waits=collective.copy(),
-        absent_ns=_axes(np.full(works, LONG_AGO)),
-        thread_start_ns=np.zeros((len(program.threads), 1, 1), dtype=np.int64),
-        stream_start_ns=np.zeros((len(program.streams), 1, 1), dtype=np.int64),
-    )
-
-
-def _axes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-    return np.rint(values.astype(np.float64)).astype(np.int64).reshape(-1, 1, 1)
 
 
 def _whole_ns(times_ns: Floats, name: Callable[[int], str]) -> npt.NDArray[np.int64]:

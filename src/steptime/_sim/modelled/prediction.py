@@ -1,18 +1,38 @@
-"""`predict_on`: how long a step takes on a platform, how sure that is and why it is not faster, from models alone."""
+"""`predict_on`: how long a step takes on a platform, how sure that is and why it is not faster, from models alone.
+
+`interval_ns` plays the same step with durations drawn from what its models are known to be off by: one draw per group of
+estimates that err together (a model about calls of one op and size), one per kind of collective and one for the host, since a
+box is slow or fast as a whole. Draws depend on the group's name alone, so that the same input gives the same interval and two
+configurations of one model are compared under the same errors.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from steptime._lookups.workload import ITEM_BYTES, TABLE_BATCHED, RankLookups
+from steptime._models.estimate import Estimate
+from steptime._models.memory.peak import peak_memory
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
-from steptime._program.workload import Workload
+from steptime._program.one_step import one_step
+from steptime._program.workload import UnnamedMemory, Workload
+from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
-from steptime._sim.modelled.interval import interval_ns
-from steptime._sim.modelled.memory import does_not_fit, memory_of
+from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import PredictedStep, explain, peak_flop_per_s
-from steptime._units import ms
+from steptime._units import GIB, ms
+
+Floats = npt.NDArray[np.float64]
 
 _WORTH_SAYING = 0.001
 # Standard deviation of the logarithm of a host nobody measured: the A100 boxes of public steps are 1.5 to 1.75 times as slow as
@@ -20,14 +40,17 @@ _WORTH_SAYING = 0.001
 _UNKNOWN_HOST = 0.35
 # Above this share the caveat is worth a line of its own.
 _MUCH_OUT_OF_RANGE = 0.05
+SAMPLES = 64
+LEVELS = (0.05, 0.95)
+# Estimates' intervals hold nine of ten: so many standard deviations of a normal to either side.
+_NINE_OF_TEN = 1.645
+# Values of optimiser state per row of a table: row-wise Adagrad keeps one number for each, Adagrad one for each weight.
+_STATE_PER_ROW, _STATE_PER_WEIGHT = ("rowwise_adagrad",), ("adagrad",)
+_STATE_BYTES = 4
 
 
 def predict_on(
-    workload: Workload,
-    platform: Platform,
-    *,
-    calibration: Calibration = UNCALIBRATED,
-    strict: bool = False,
+    workload: Workload, platform: Platform, *, calibration: Calibration = UNCALIBRATED, strict: bool = False
 ) -> PredictedStep:
     """Predict the steady-state step of a workload on a platform; `strict`: an op without a model is an error, not a guess."""
     step = modelled(workload, platform, strict=strict)
@@ -48,7 +71,7 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
     if settling is not None and not settling.settled:
         warnings.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
-    text = explain(
+    predicted = explain(
         workload,
         result.timeline,
         Window(steps),
@@ -57,9 +80,9 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
         first_step_ms=ms(result.first_ns[0]),
         warnings=warnings,
     )
-    peak = peak_flop_per_s(step.platform.device.limits, text.operations.precision)
+    peak = peak_flop_per_s(step.platform.device.limits, predicted.operations.precision)
     return replace(
-        text,
+        predicted,
         platform=step.platform.name,
         coverage=step.coverage,
         peak_flop_per_s=None if peak is None else peak * workload.world_size,
@@ -86,3 +109,114 @@ def _caveats(step: ModelledStep) -> list[str]:
             f"{fallback:.1%} of the device time has no model and is a labelled guess; --strict names the first such op"
         )
     return results
+
+
+def interval_ns(step: ModelledStep, drawless: Steady, calibration: Calibration) -> tuple[float, float]:
+    """The interval that should hold nine of ten measured steps; `drawless` is the step without draws."""
+    played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
+    cohorts = [_drawn(issued, cohort, calibration) for issued, cohort in zip(step.programs, played, strict=True)]
+    low, high = np.quantile(steady(cohorts, iterations_at_most=24).period_ns, LEVELS)
+    period_ns = float(drawless.period_ns[0])
+    return min(float(low), period_ns), max(float(high), period_ns)
+
+
+def _drawn(issued: Issued, cohort: Cohort, calibration: Calibration) -> Cohort:
+    """The cohort with a scenario per draw, around durations that have settled already."""
+    factors = _factors(issued) if issued.groups else np.ones((1, SAMPLES))
+    collectives = issued.program.collectives
+    if collectives:
+        wire = np.stack([calibration.wire_error * _normal(f"wire {collective.kind}") for collective in collectives])
+        factors[-len(collectives) :] *= np.exp(wire)
+    host = np.exp(calibration.host_error * _normal("host"))
+    timing = cohort.timing
+    drawn = {
+        "duration_ns": timing.duration_ns[:, :, :1] * factors[np.array(issued.estimate, dtype=np.int64)][:, None, :],
+        "gap_ns": timing.gap_ns[:, :, :1] * host,
+        "call_ns": timing.call_ns[:, :, :1] * host,
+    }
+    return replace(cohort, timing=replace(timing, **{name: np.rint(times).astype(np.int64) for name, times in drawn.items()}))
+
+
+def _factors(issued: Issued) -> Floats:
+    """Per estimate a factor for each draw of its group."""
+    draws = np.stack([_normal(group) for group in issued.groups])
+    below, above = np.array([_log_errors(estimate) for estimate in issued.estimates]).T[:, :, None]
+    result: Floats = np.exp(np.where(draws < 0, below, above) * draws)
+    return result
+
+
+def _log_errors(estimate: Estimate) -> tuple[float, float]:
+    """Standard deviations of the logarithm below and above an estimate."""
+    if estimate.time_ns <= 0:
+        return 0.0, 0.0
+    below, above = max(estimate.low_ns, 1e-3) / estimate.time_ns, estimate.high_ns / estimate.time_ns
+    return -float(np.log(min(below, 1.0))) / _NINE_OF_TEN, float(np.log(max(above, 1.0))) / _NINE_OF_TEN
+
+
+@lru_cache(maxsize=1 << 14)
+def _normal(group: str) -> Floats:
+    return np.random.default_rng(zlib.crc32(group.encode())).standard_normal(SAMPLES)
+
+
+def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
+    """As `predict --json` has it: the largest of all ranks, the device's memory, and each distinct rank's share of it.
+
+    Nothing is said of recordings without identities of tensors. Tables that one kernel looks up are no argument of any op: the
+    workload has their sizes as `unnamed`, or statistics of them.
+    """
+    limits = platform.device.limits
+    # Parts of one GPU share its memory as well.
+    capacity = int(limits.memory_bytes.value / limits.share)
+    ranks: list[dict[str, Any]] = []
+    for program in workload.programs:
+        rank = program.rank
+        unnamed = workload.unnamed.get(rank) or _tables(None if workload.lookups is None else workload.lookups.ranks.get(rank))
+        result = peak_memory(
+            one_step(program).program,
+            outside_bytes=program.meta.get("outside_bytes", ()),  # of a captured step, what no op names
+            parameters=unnamed.parameters,
+            optimizer_state=unnamed.optimizer_state,
+            device=limits,
+        )
+        ranks.append({
+            "rank": rank,
+            "peak_bytes": result.device_bytes(workload.world_size, limits.share),
+            "allocated_bytes": result.allocated,
+            "reserved_bytes": result.reserved,
+            "parts": {kind.value: nbytes for kind, nbytes in result.parts.items() if nbytes},
+        })  # fmt: skip
+    if not all(of_rank["allocated_bytes"] for of_rank in ranks):
+        return {"peak_bytes": None}
+    most = max(ranks, key=lambda of_rank: int(of_rank["peak_bytes"]))
+    return {
+        **{key: most[key] for key in ("peak_bytes", "allocated_bytes", "reserved_bytes")},
+        "capacity_bytes": capacity,
+        "fits": most["peak_bytes"] <= capacity,
+        "ranks": ranks,
+    }
+
+
+def does_not_fit(memory: Mapping[str, Any]) -> list[str]:
+    """What to say where a rank needs more memory than its device has."""
+    if memory.get("fits", True):
+        return []
+    needed, there = memory["peak_bytes"] / GIB, memory["capacity_bytes"] / GIB
+    rank = max(memory["ranks"], key=lambda of_rank: int(of_rank["peak_bytes"]))
+    largest = max(rank["parts"], key=rank["parts"].__getitem__)
+    return [
+        f"does not fit: rank {rank['rank']} needs {needed:.1f} GiB, its device has {there:.1f}; most of it is {largest} "
+        f"({rank['parts'][largest] / GIB:.1f} GiB)"
+    ]
+
+
+def _tables(lookups: RankLookups | None) -> UnnamedMemory:
+    """Tables that one kernel looks up together are no argument of any op."""
+    if lookups is None or lookups.implementation != TABLE_BATCHED:
+        return UnnamedMemory()
+    tables = lookups.steps.steps[0]
+    weights = tuple(table.counted.rows * table.dim * ITEM_BYTES[lookups.dtype] for table in tables)
+    state: tuple[int, ...] = ()
+    if lookups.optimizer in (*_STATE_PER_ROW, *_STATE_PER_WEIGHT):
+        per_weight = lookups.optimizer in _STATE_PER_WEIGHT
+        state = tuple(table.counted.rows * (table.dim if per_weight else 1) * _STATE_BYTES for table in tables)
+    return UnnamedMemory(weights, state)

@@ -2,6 +2,9 @@
 
 `ModelledStep` holds what does not depend on how fast the host and the wire are today (`Calibration`), so that the same step
 under another calibration, and the samples of an interval, ask no model again.
+
+Recordings may lack what models need: made on a CPU, or without device events. Nothing is left out silently; tensors of a step
+that was recorded on a CPU are taken to lie on the device that is asked about.
 """
 
 from __future__ import annotations
@@ -17,26 +20,24 @@ from steptime._models.collectives.overlap import Overlap
 from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
+from steptime._ops.table import arguments_of, is_sparse
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
-from steptime._program.one_step import one_step
-from steptime._program.program import Collective
+from steptime._program.one_step import OneStep, one_step
+from steptime._program.program import Collective, Program, Signature, Tensor, Value
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, Timing
-from steptime._sim.laws.contention import LookupsBesideLookups
 from steptime._sim.laws.departures import ExchangeDepartures
-from steptime._sim.laws.overlap import CollectivesBesideKernels
-from steptime._sim.laws.settling import Law, Settling, steady_settled
+from steptime._sim.laws.slowdowns import CollectivesBesideKernels, Law, LookupsBesideLookups, Settling, steady_settled
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
-from steptime._sim.modelled.incomplete import on_a_device, refuse_lost_work
-from steptime._sim.modelled.issue import Issued, issued
+from steptime._sim.modelled.issue import Issued, issue
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-
+_CPU, _DEVICE = "cpu", "cuda:0"
 # Above so many ranks, those that do the same are played as one.
 MOST_PLAYED = 64
 
@@ -64,19 +65,19 @@ class ModelledStep:
             return calibration.speed
         return Speed.of_cpu(calibration.speed.cpu * fabric.limits.host_slowdown.value)
 
-    def _cohort(self, one: Issued, timing: Timing) -> Cohort:
-        ranks = self.played.get(one.program.rank, ())
-        present = frozenset(rank for item in self.played.values() for rank in item)
+    def _cohort(self, issued: Issued, timing: Timing) -> Cohort:
+        ranks = self.played.get(issued.program.rank, ())
+        present = frozenset(rank for ranks in self.played.values() for rank in ranks)
         if not self.workload.groups and len(present) == self.workload.world_size:
-            return Cohort(one.program, ranks, timing)
+            return Cohort(issued.program, ranks, timing)
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
         def met(rank: int, collective: Collective) -> tuple[int, ...]:
             members = self.workload.members(rank, collective)
             return known.setdefault(members, tuple(member for member in members if member in present))
 
-        members = tuple(tuple(met(rank, collective) for collective in one.program.collectives) for rank in ranks)
-        return Cohort(one.program, ranks, timing, members)
+        members = tuple(tuple(met(rank, collective) for collective in issued.program.collectives) for rank in ranks)
+        return Cohort(issued.program, ranks, timing, members)
 
     @cached_property
     def played(self) -> Mapping[int, tuple[int, ...]]:
@@ -87,9 +88,9 @@ class ModelledStep:
             return every
         return {owner: ranks[:1] for owner, ranks in every.items()}
 
-    def _wire(self, one: Issued, calibration: Calibration) -> Floats:
-        kinds = one.program.collectives
-        compute = len(one.estimates) - len(kinds)
+    def _wire(self, issued: Issued, calibration: Calibration) -> Floats:
+        kinds = issued.program.collectives
+        compute = len(issued.estimates) - len(kinds)
         factors = [calibration.wire.get(collective.kind, 1.0) for collective in kinds]
         return np.array([1.0] * compute + factors)[:, None]
 
@@ -99,7 +100,7 @@ class ModelledStep:
         departures, laws = ExchangeDepartures.of(self.platform.fabric), self._laws(cohorts)
         if not laws:
             return steady(cohorts, departures=departures), None
-        return steady_settled(cohorts, laws, departures=departures)
+        return steady_settled(cohorts, laws, departures)
 
     def slowdowns(self, settled: Steady, calibration: Calibration = UNCALIBRATED) -> list[Floats]:
         """Per program (work, rank, scenario): how many times as long as alone its works take in its steady state."""
@@ -135,8 +136,8 @@ class ModelledStep:
 def modelled(workload: Workload, platform: Platform, *, strict: bool = False) -> ModelledStep:
     """The workload on a platform. `strict`: an op without a model is an error."""
     if strict:
-        refuse_lost_work(workload.programs)
-    steps, moved = on_a_device([one_step(program) for program in workload.programs], strict=strict)
+        _refuse_lost_work(workload.programs)
+    steps, moved = _on_a_device([one_step(program) for program in workload.programs], strict=strict)
     workload = _everybody(replace(workload, programs=tuple(each.program for each in steps)))
     _check_ranks(workload, platform)
     wire = collective_work(workload, platform.fabric)
@@ -147,9 +148,8 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     workload = replace(workload, programs=tuple(each.on_device(device_name) for each in workload.programs))
     for program, device in zip(workload.programs, devices, strict=True):
         host = host_columns(program, platform.host, device.launches(len(program.ops)))
-        item = issued(program, host, device, wire.estimates[program.rank])
-        warnings += item.warnings
-        programs.append(item)
+        programs.append(issue(program, host, device, wire.estimates[program.rank]))
+        warnings += programs[-1].warnings
     return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
 
 
@@ -160,12 +160,8 @@ def alike(workload: Workload) -> bool:
         return False
     for program in workload.programs:
         for group in {collective.group for collective in program.collectives}:
-            some = workload.groups.get(group, ())
-            met = {
-                tuple(sorted(owners[member] for member in members))
-                for members in some
-                if program.rank in map(owners.__getitem__, members)
-            }
+            met = {tuple(sorted(map(owners.__getitem__, members))) for members in workload.groups.get(group, ())}
+            met = {met_owners for met_owners in met if program.rank in met_owners}
             if len(met) > 1:
                 return False
     return True
@@ -188,3 +184,56 @@ def _check_ranks(workload: Workload, platform: Platform) -> None:
             f"{workload.name or 'the workload'} has {workload.world_size} ranks, platform {platform.name} {platform.ranks}; "
             f"choose one with {workload.world_size} or more, as `steptime platforms` lists them, or fewer ranks of a config"
         )
+
+
+def _on_a_device(steps: Sequence[OneStep], *, strict: bool) -> tuple[list[OneStep], list[str]]:
+    """The steps with every tensor that a device would hold on one, and what to warn of; an error if `strict`."""
+    moved = [step for step in steps if _on_cpu(step.program)]
+    if not moved:
+        return list(steps), []
+    first = moved[0].program
+    where = (
+        f"{first.source or f'rank {first.rank}'}: recorded on a CPU: none of its {len(first.ops)} ops has a tensor of a device"
+    )
+    if strict:
+        raise InputError(f"{where}; record it on a GPU, or drop --strict to take its tensors as lying on one")
+    message = f"{where}; all of them ({len(moved)} of {len(steps)} programs) are taken to run on one"
+    return [replace(step, program=_moved(step.program)) if step in moved else step for step in steps], [message]
+
+
+def _refuse_lost_work(programs: Sequence[Program]) -> None:
+    """An error where ops were timed and nothing that they launched was recorded."""
+    for program in programs:
+        if not len(program.works) and bool((program.ops.start_ns >= 0).any()):
+            raise InputError(
+                f"{program.source or f'rank {program.rank}'}: {len(program.ops)} ops were recorded and no device event, so "
+                "that collectives are missing; record them (ProfilerActivity.CUDA), or drop --strict for what the ops say"
+            )
+
+
+def _on_cpu(program: Program) -> bool:
+    """Whether tensors are recorded and all of them lie on the CPU; numbers that became tensors do not count."""
+    tensors = 0
+    for signature in program.signatures:
+        arguments = arguments_of(signature)
+        for tensor in arguments.inputs + arguments.outputs:
+            if tensor.device != _CPU and not is_sparse(tensor):
+                return False
+            tensors += bool(tensor.shape)
+    return tensors > 0
+
+
+def _moved(program: Program) -> Program:
+    signatures = tuple(Signature(_values(each.inputs), _values(each.outputs)) for each in program.signatures)
+    return replace(program, signatures=signatures)
+
+
+def _values(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple(map(_value, values))
+
+
+def _value(value: Value) -> Value:
+    if isinstance(value, Tensor):
+        # What has no dimensions is mostly a number that PyTorch wrapped, and lies on the CPU in a step of a GPU as well.
+        return replace(value, device=_DEVICE) if value.shape and value.device == _CPU else value
+    return _values(value) if isinstance(value, tuple) else value

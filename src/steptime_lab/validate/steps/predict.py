@@ -17,7 +17,7 @@ import numpy.typing as npt
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window, activity
-from steptime._sim.modelled.interval import interval_ns
+from steptime._sim.modelled.prediction import interval_ns
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._units import NS_PER_MS
 from steptime_lab.validate.steps.cases import StepCase, Visit, platform_of

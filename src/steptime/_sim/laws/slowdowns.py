@@ -1,0 +1,232 @@
+"""Durations that depend on what runs beside: the laws, and a fixed point around the simulation.
+
+How long a work takes depends on what overlaps it, and what overlaps it on how long everything takes. So: play, see at every
+moment what runs beside what, give every work the duration that leaves it, play again. After the first round durations move half
+of the way. Rounds end when what is wanted and what was played agree, or after `ROUNDS`. Nothing is random, so the same input
+gives the same timeline.
+
+`CollectivesBesideKernels`: a rank's collectives and the kernels beside them slow each other, where a fabric's pairs were
+measured. A collective holds SMs from its own start, waiting included, so a kernel is slower for the part of its time that one
+is there; moving is slower for the part of it that kernels run beside. A host that trains issues work or waits for room to do
+so, and keeps one of its rank's cores busy either way.
+
+`LookupsBesideLookups`: lookups of ranks on shares of one GPU slow each other while they overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.collectives.overlap import Overlap, is_persistent
+from steptime._models.lookups.contention import MemoryUse
+from steptime._program.program import WorkKind
+from steptime._sim.core.simulate import Departures
+from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.timing import Cohort, CohortTimeline, Nanoseconds, Timeline
+
+Factors = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+# Wire-bound steps settle in 2; ranks that want 1.5 times what the memory gives need 10 to 17, but their end moves by less than
+# 0.1 % after 8. Four made-up ranks that want nearly everything and never meet still want 0.3 % after 20: `Settling` says so.
+ROUNDS = 12
+# How far durations move towards what is wanted, after the first round. At 0.7 and above crowded timelines oscillate.
+LATER_STEP = 0.5
+# Settled: what the works want to change, as a fraction of all their time.
+SETTLED = 1e-3
+
+
+class Law(Protocol):
+    """What runs beside a work makes it take longer."""
+
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """Per cohort (work, rank, scenario): how many times as long as alone a work takes in a timeline that repeats itself."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """How a fixed point was reached."""
+
+    rounds: int  # times the window was played
+    change: float  # what the works still want to change, as a fraction of all their time
+    settled: bool
+
+
+def steady_settled(
+    cohorts: Sequence[Cohort], laws: Sequence[Law], departures: Departures | None = None
+) -> tuple[Steady, Settling]:
+    """The steady state of cohorts whose durations are those of works alone; the slowdowns of several laws multiply."""
+    steps = max(1, *(len(cohort.program.steps) for cohort in cohorts))
+    alone = [cohort.timing.duration_ns for cohort in cohorts]
+    durations, rounds = alone, 0
+    while True:
+        slowed = [
+            replace(cohort, timing=replace(cohort.timing, duration_ns=duration))
+            for cohort, duration in zip(cohorts, durations, strict=True)
+        ]
+        played = steady(slowed, departures=departures)
+        rounds += 1
+        wanted = _wanted(alone, laws, played.timeline, np.rint(played.period_ns * steps).astype(np.int64))
+        change = _change(durations, wanted)
+        if change <= SETTLED or rounds >= ROUNDS:
+            return played, Settling(rounds, change, change <= SETTLED)
+        step = 1.0 if rounds == 1 else LATER_STEP
+        durations = [was + np.rint(step * (want - was)).astype(np.int64) for was, want in zip(durations, wanted, strict=True)]
+
+
+def _wanted(alone: Sequence[Nanoseconds], laws: Sequence[Law], timeline: Timeline, period_ns: Nanoseconds) -> list[Nanoseconds]:
+    results = [duration.astype(np.float64) for duration in alone]
+    for law in laws:
+        results = [duration * factor for duration, factor in zip(results, law.slowdowns(timeline, period_ns), strict=True)]
+    return [np.rint(duration).astype(np.int64) for duration in results]
+
+
+def _change(durations: Sequence[Nanoseconds], wanted: Sequence[Nanoseconds]) -> float:
+    moved = sum(float(np.abs(want - was).sum()) for was, want in zip(durations, wanted, strict=True))
+    total = sum(float(want.sum()) for want in wanted)
+    return moved / total if total else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Works:
+    """What the law wants to know of a cohort's works."""
+
+    alone_ns: Nanoseconds  # (work, rank or 1, scenario or 1)
+    collective: Flags  # (work,)
+    kernel: Flags  # (work,)
+    persistent: Flags  # (work,)
+    members: Nanoseconds  # (work,) ranks that take part; 1 for what is no collective
+
+    @classmethod
+    def of(cls, cohort: Cohort) -> _Works:
+        program = cohort.program
+        kinds = program.works.kind
+        sizes = [*(max(1, len(collective.ranks)) for collective in program.collectives), 1]  # the last where there is none
+        return cls(
+            cohort.timing.duration_ns,
+            kinds == WorkKind.COLLECTIVE,
+            kinds == WorkKind.KERNEL,
+            np.array([is_persistent(name) for name in program.names], dtype=np.bool_)[program.works.name],
+            np.array(sizes, dtype=np.int64)[program.works.collective],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CollectivesBesideKernels:
+    """A `Law`, for ranks on one of `share` shares of a GPU."""
+
+    law: Overlap
+    works: tuple[_Works, ...]  # of every cohort
+    share: int = 1
+
+    @classmethod
+    def of(cls, cohorts: Sequence[Cohort], law: Overlap, *, share: int = 1) -> CollectivesBesideKernels:
+        """Of cohorts whose durations are those of works alone."""
+        return cls(law, tuple(_Works.of(cohort) for cohort in cohorts), share)
+
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """As `Law` has it."""
+        results = []
+        for played, works in zip(timeline.cohorts, self.works, strict=True):
+            factors = np.ones(played.work_end_ns.shape)
+            if self.law.measured:
+                for rank, scenario in np.ndindex(factors.shape[1:]):
+                    factors[:, rank, scenario] = 1.0 / self._speeds(played, works, (rank, scenario), int(period_ns[scenario]))
+            results.append(factors)
+        return results
+
+    def _speeds(self, played: CohortTimeline, works: _Works, at: tuple[int, int], period_ns: int) -> Factors:
+        """How fast each work of a rank went on the average, beside what it met in this timeline; 1 for alone."""
+        begin, moving, end = (values[:, *at] for values in (played.work_start_ns, played.moving_ns, played.work_end_ns))
+        alone = works.alone_ns[:, at[0] % works.alone_ns.shape[1], at[1] % works.alone_ns.shape[2]]
+        ours, theirs = works.kernel, works.collective
+        speeds = np.ones(len(begin))
+        held = _share(begin[ours], end[ours], _repeated(begin[theirs], end[theirs], period_ns))
+        most = self.law.compute_factor(alone[ours], self.share, persistent=works.persistent[ours])
+        # Of the time that it took, not of the time alone: the mean of its speed then and of its speed else.
+        speeds[ours] = held / most + (1.0 - held)
+        covered = _share(moving[theirs], end[theirs], _repeated(begin[ours], end[ours], period_ns))
+        speeds[theirs] = 1.0 / self.law.moving_factor(works.members[theirs], beside=covered, busy=True)
+        return speeds
+
+
+def _repeated(begin: Nanoseconds, end: Nanoseconds, period_ns: int) -> tuple[Nanoseconds, Nanoseconds]:
+    """Spans with those of the windows before and after."""
+    shifts = (-period_ns, 0, period_ns)
+    return np.concatenate([begin + shift for shift in shifts]), np.concatenate([end + shift for shift in shifts])
+
+
+def _share(begin: Nanoseconds, end: Nanoseconds, spans: tuple[Nanoseconds, Nanoseconds]) -> Factors:
+    """Which part of each of some stretches of time lies within any of the spans."""
+    order = np.argsort(spans[0], kind="stable")
+    starts, ends = spans[0][order], np.maximum.accumulate(spans[1][order]) if len(order) else spans[1]
+    if not len(starts):
+        return np.zeros(len(begin))
+    first = np.append(True, starts[1:] > ends[:-1])
+    starts, ends = starts[first], ends[np.append(np.flatnonzero(first)[1:] - 1, len(ends) - 1)]
+    before = np.cumsum(ends - starts) - (ends - starts)
+
+    def until(moments: Nanoseconds) -> Nanoseconds:
+        index = np.searchsorted(starts, moments, side="right") - 1
+        inside = np.minimum(moments, ends[index]) - starts[index] + before[index]
+        return np.where(index >= 0, inside, 0)
+
+    result: Factors = (until(end) - until(begin)) / np.maximum(end - begin, 1)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class LookupsBesideLookups:
+    """A `Law`, for what every work of every cohort takes of the memory."""
+
+    works: tuple[tuple[MemoryUse | None, ...], ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether any work takes something of the memory."""
+        return any(use is not None for works in self.works for use in works)
+
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """As `Law` has it."""
+        factors = [np.ones(played.work_end_ns.shape) for played in timeline.cohorts]
+        ranks = [len(played.cohort.ranks) for played in timeline.cohorts]
+        first_rank = np.cumsum([0, *ranks]).tolist()
+        # A lookup of a rank each: its cohort, work and index there; its rank among all; and its use of the memory.
+        spans = [
+            ((cohort, work, index), first_rank[cohort] + index, use)
+            for cohort, uses in enumerate(self.works)
+            for work, use in enumerate(uses)
+            if use is not None
+            for index in range(ranks[cohort])
+        ]
+        rank = np.array([number for _, number, _ in spans], dtype=np.int64)
+        taken, slowed = (np.array([getattr(use, name) for _, _, use in spans]) for name in ("taken", "slowed"))
+        for scenario, period in enumerate(period_ns.tolist()):
+            begin, end = (
+                np.array([getattr(timeline.cohorts[at[0]], name)[*at[1:], scenario] for at, _, _ in spans], dtype=np.float64)
+                for name in ("work_start_ns", "work_end_ns")
+            )
+            slowdowns = _slowdowns(begin, end, float(period), rank, taken, slowed).tolist()
+            for ((cohort, work, index), _, _), factor in zip(spans, slowdowns, strict=True):
+                factors[cohort][work, index, scenario] = factor
+        return factors
+
+
+def _slowdowns(begin: Factors, end: Factors, period: float, rank: Nanoseconds, taken: Factors, slowed: Factors) -> Factors:
+    """How many times as long as alone each lookup takes, from what the other ranks take of the memory meanwhile."""
+    shifts = np.array([-period, 0.0, period])
+    starts, ends = ((column[:, None] + shifts).ravel() for column in (begin, end))
+    moments = np.unique(np.concatenate([starts, ends]))
+    middle = (moments[1:] + moments[:-1]) / 2
+    running = (starts[:, None] <= middle) & (middle < ends[:, None])
+    of_rank = np.arange(rank.max(initial=0) + 1)[:, None] == np.repeat(rank, len(shifts))
+    by_rank = (of_rank * np.repeat(taken, len(shifts))) @ running.astype(np.float64)
+    others = by_rank.sum(axis=0) - by_rank[rank]
+    common = np.clip(np.minimum(end[:, None], moments[1:]) - np.maximum(begin[:, None], moments[:-1]), 0.0, None)
+    alone = (common / (1.0 + slowed[:, None] * others)).sum(axis=1)
+    return np.where(alone > 0, (end - begin) / np.maximum(alone, 1e-9), 1.0)
