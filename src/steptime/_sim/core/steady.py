@@ -85,7 +85,7 @@ class _History:
         self.graph = playback.graphs[cohort]
         self.ends = playback.ends[cohort]
         self.opened = self.ends[self.graph.opening]
-        self.rows, self.place = np.unique(self.graph.carried_from, return_inverse=True)
+        self.rows, self.row_of = np.unique(self.graph.carried_from, return_inverse=True)
         self.windows: deque[Nanoseconds] = deque(maxlen=int(self.graph.carried_back.max(initial=1)))
 
     def carry_over(self) -> None:
@@ -94,7 +94,7 @@ class _History:
         self.windows.appendleft(self.ends[self.rows])
         for back in range(1, len(self.windows) + 1):
             chosen = np.flatnonzero(graph.carried_back == back)
-            self.ends[graph.carried_row + chosen] = self.windows[back - 1][self.place[chosen]]
+            self.ends[graph.carried_row + chosen] = self.windows[back - 1][self.row_of[chosen]]
         self.ends[graph.opening] = self.ends[graph.stop - 1]
         self.opened = self.ends[graph.opening]
 
@@ -148,9 +148,9 @@ def _period(fronts: Sequence[Nanoseconds], cycle: npt.NDArray[np.int64]) -> npt.
 def _last_window(playback: Playback, history: Sequence[_History], queue_depth: int | None) -> Timeline:
     """The window played last, with timings that start where it did."""
     opened = []
-    for cohort, each in zip(playback.cohorts, history, strict=True):
-        threads = each.graph.threads
-        timing = replace(cohort.timing, thread_start_ns=each.opened[:threads], stream_start_ns=each.opened[threads:])
+    for cohort, of_cohort in zip(playback.cohorts, history, strict=True):
+        starts = np.split(of_cohort.opened, [of_cohort.graph.threads])
+        timing = replace(cohort.timing, thread_start_ns=starts[0], stream_start_ns=starts[1])
         opened.append(replace(cohort, timing=timing))
     playback.cohorts = tuple(opened)
     return playback.timeline(queue_depth=queue_depth, keep="all")

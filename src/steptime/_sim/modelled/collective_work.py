@@ -61,6 +61,7 @@ class _Asker:
             for program in workload.programs
         }
         self._known: dict[tuple[str, tuple[int, ...], Message], Estimate] = {}
+        self._kinds: dict[str, tuple[str, bool]] = {}
         self.warnings: dict[str, None] = {}  # in order, each once
 
     def estimates(self, program: Program) -> tuple[Estimate, ...]:
@@ -70,7 +71,9 @@ class _Asker:
         for index, collective in enumerate(program.collectives):
             members = self._workload.members(program.rank, collective)
             if len(members) > 1:
-                kind, stand_in = self._kind(collective.kind)
+                if collective.kind not in self._kinds:
+                    self._kinds[collective.kind] = self._kind(collective.kind)
+                kind, stand_in = self._kinds[collective.kind]
                 lots[collective.group, members].append((index, self._message(collective, members, kind), stand_in))
         for (group, members), lot in lots.items():
             answers = self._answers(group, members, [message for _, message, _ in lot])

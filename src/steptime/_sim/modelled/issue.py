@@ -11,7 +11,7 @@ collective where `tensor_waits` finds that somebody needs it. FSDP gathers param
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -139,7 +139,9 @@ class _Launch:
 
 
 class _Issuer:
-    def __init__(self, program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> None:
+    """Goes through a program's pieces of host time and writes down what they call and enqueue."""
+
+    def __init__(self, program: Program, host: HostColumns, works: Sequence[OpWork]) -> None:
         self._program, self._host = program, host
         self._names: dict[str, int] = {name: row for row, name in enumerate(program.names)}
         self._calls: list[tuple[int, ...]] = []
@@ -158,12 +160,11 @@ class _Issuer:
         self._work_of: dict[int, int] = {}  # collective -> its work
         self._waited: set[int] = set()
         self._streams: dict[str, int] = {}
-        self._estimates: list[Estimate] = [work.estimate for work in device.works] + list(wire)
-        self._groups = [work.group for work in device.works]
-        self._groups += [f"collective {each.kind}" for each in program.collectives]
-        self._memory = [work.memory for work in device.works] + [None] * len(wire)
-        self._launches = self._by_piece(device.works)
-        self._needs = self._by_need()
+        self._launches = self._by_piece(works)
+        # (op, collective): from this op on compute waits for the collective.
+        waits = ((wait.needed_by, wait.collective) for wait in tensor_waits(program) if wait.needed_by >= 0)
+        self._needs = deque(sorted(waits))
+        self._step = -1
         roles = [thread.role for thread in program.threads]
         self._main = roles.index("main") if "main" in roles else 0
         self._turns = {row for row, role in enumerate(roles) if role in ("main", "backward")}
@@ -193,16 +194,16 @@ class _Issuer:
         for number, work in enumerate(works):
             total = sum(launch.time_ns for launch in work.launches)
             piece = self._covering(work.op, covering)
-            for index, launch in enumerate(work.launches):
-                share = launch.time_ns / total if total else 1.0 / len(work.launches)
+            for index, timed in enumerate(work.launches):
+                share = timed.time_ns / total if total else 1.0 / len(work.launches)
                 back, ahead = index == work.read_back, self._frames.get(work.op, False)
-                result[piece].append(_Launch(work.op, launch.kernel, number, share, blocking=back, ahead=ahead))
+                result[piece].append(_Launch(work.op, timed.kernel, number, share, blocking=back, ahead=ahead))
         program = self._program
         for row in np.flatnonzero(program.works.kind == WorkKind.COLLECTIVE).tolist():
             op, collective = int(program.calls.op[program.works.call[row]]), int(program.works.collective[row])
             name = program.names[int(program.works.name[row])]
-            item = _Launch(op, name, len(works) + collective, 1.0, collective, ahead=self._frames.get(op, False))
-            result[self._covering(op, covering)].append(item)
+            launch = _Launch(op, name, len(works) + collective, 1.0, collective, ahead=self._frames.get(op, False))
+            result[self._covering(op, covering)].append(launch)
         for launches in result.values():
             launches.sort(key=lambda launch: launch.op)
         return result
@@ -217,85 +218,77 @@ class _Issuer:
         before = np.flatnonzero(self._host.op <= op)
         return int(before[-1]) if len(before) else 0
 
-    def _by_need(self) -> list[tuple[int, int]]:
-        """(op, collective): from this op on compute waits for the collective, in order of ops."""
-        waits = tensor_waits(self._program)
-        return sorted((wait.needed_by, wait.collective) for wait in waits if wait.needed_by >= 0)
-
-    def issue(self) -> None:
+    def run(self) -> None:
         """Everything, in order."""
         host = self._host
-        step, needs = -1, 0
         columns = zip(
             host.op.tolist(), host.thread.tolist(), host.step.tolist(), host.before_ns.tolist(), host.between_ns.tolist(),
             host.after_ns.tolist(), host.launch_ns.tolist(), strict=True,
         )  # fmt: skip
-        for index, (op, thread, now, before, between, after, launch_ns) in enumerate(columns):
-            if now != step:
-                self._enter(now, step)
-                step = now
+        for index, (op, thread, step, before, between, after, launch_ns) in enumerate(columns):
+            if step != self._step:
+                self._enter(step)
             launches = self._launches.get(index, ())
-            needs = self._wait(thread, step, needs, op)
-            self._turn(thread, step)
+            self._wait(thread, op)
+            self._turn(thread)
             self._pending[thread] += before
             self._last_op[thread] = op
             each = launch_ns / len(launches) if launches else 0.0
             for number, launch in enumerate(launches):
                 if number:
                     self._pending[thread] += between / (len(launches) - 1)
-                needs = self._wait(thread, step, needs, launch.op)
-                self._enqueue(thread, step, launch, each)
+                self._wait(thread, launch.op)
+                self._enqueue(thread, launch, each)
             self._pending[thread] += after + (between if len(launches) < 2 else 0.0) + (0.0 if launches else launch_ns)
-        for op, collective in self._needs[needs:]:
-            self._await(self._main, step, op, collective)
-        self._enter(-1, step)
+        for op, collective in self._needs:
+            self._await(self._main, op, collective)
+        self._enter(-1)
 
-    def _enter(self, step: int, left: int) -> None:
+    def _enter(self, step: int) -> None:
         """The mark of a step's end and the next one's beginning, on the main thread."""
-        self._turn(self._main, left if left >= 0 else step)
+        left = self._step
+        self._step = left if left >= 0 else step
+        self._turn(self._main)
         if left >= 0:
-            self._call(CallKind.STEP_END, "ProfilerStep", self._main, -1, left)
+            self._call(CallKind.STEP_END, "ProfilerStep", self._main, -1)
+        self._step = step
         if step >= 0:
             self._copied_out = self._compute_work
-            self._call(CallKind.STEP_BEGIN, "ProfilerStep", self._main, -1, step)
+            self._call(CallKind.STEP_BEGIN, "ProfilerStep", self._main, -1)
 
-    def _turn(self, thread: int, step: int) -> None:
+    def _turn(self, thread: int) -> None:
         """Ends the turn of the thread before: what it still has to do comes before the other begins."""
         previous = self._calls[self._last][2] if self._last >= 0 else thread
         if previous == thread or not {previous, thread} <= self._turns:
             return
         if self._pending[previous]:
-            self._call(CallKind.HOST, _HOST, previous, self._last_op.get(previous, -1), step)
+            self._call(CallKind.HOST, _HOST, previous, self._last_op.get(previous, -1))
         # The other thread's next call names the last one of this thread.
 
-    def _wait(self, thread: int, step: int, needs: int, op: int) -> int:
-        """Makes compute wait for all collectives that ops up to this one need; how many of `_needs` are done."""
-        while needs < len(self._needs) and self._needs[needs][0] <= op:
-            self._await(thread, step, *self._needs[needs])
-            needs += 1
-        return needs
+    def _wait(self, thread: int, op: int) -> None:
+        """Makes compute wait for all collectives that ops up to this one need."""
+        while self._needs and self._needs[0][0] <= op:
+            self._await(thread, *self._needs.popleft())
 
-    def _await(self, thread: int, step: int, op: int, collective: int) -> None:
+    def _await(self, thread: int, op: int, collective: int) -> None:
         if collective in self._work_of and collective not in self._waited:
             self._waited.add(collective)
-            self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, step, stream=_COMPUTE, awaits=self._work_of[collective])
+            self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, stream=_COMPUTE, awaits=self._work_of[collective])
 
-    def _enqueue(self, thread: int, step: int, launch: _Launch, launch_ns: float) -> None:
+    def _enqueue(self, thread: int, launch: _Launch, launch_ns: float) -> None:
+        stream, kind = _COMPUTE, _OTHER_KINDS.get(launch.kernel, WorkKind.KERNEL)
         if launch.collective >= 0:
+            kind = WorkKind.COLLECTIVE
             stream = self._stream(f"{self._program.collectives[launch.collective].group} {launch.ahead}")
             before = self._ahead_work if launch.ahead and self._ahead_work >= 0 else self._compute_work
-            self._order(thread, step, launch.op, stream, before)
-            kind = WorkKind.COLLECTIVE
-        else:
-            stream = _COMPUTE
-            if launch.ahead:
-                stream = self._stream(_AHEAD)
-                self._order(thread, step, launch.op, stream, self._copied_out if self._copied_out >= 0 else self._compute_work)
-            kind = _OTHER_KINDS.get(launch.kernel, WorkKind.KERNEL)
+            self._order(thread, launch.op, stream, before)
+        elif launch.ahead:
+            stream = self._stream(_AHEAD)
+            self._order(thread, launch.op, stream, self._copied_out if self._copied_out >= 0 else self._compute_work)
         blocks = CallKind.BLOCKING_COPY if launch.blocking else CallKind.LAUNCH
-        call = self._call(blocks, _LAUNCH, thread, launch.op, step, launch_ns=launch_ns)
+        call = self._call(blocks, _LAUNCH, thread, launch.op, launch_ns=launch_ns)
         row = len(self._works)
-        self._works.append((kind, self._name(launch.kernel), stream, call, step, NEVER, NEVER, 0, launch.collective))
+        self._works.append((kind, self._name(launch.kernel), stream, call, self._step, NEVER, NEVER, 0, launch.collective))
         self._estimate.append(launch.estimate)
         self._share.append(launch.share)
         if launch.collective >= 0:
@@ -310,20 +303,18 @@ class _Issuer:
     def _stream(self, name: str) -> int:
         return self._streams.setdefault(name, 1 + len(self._streams))
 
-    def _order(self, thread: int, step: int, op: int, stream: int, before: int) -> None:
+    def _order(self, thread: int, op: int, stream: int, before: int) -> None:
         """Makes a stream wait for a work that was enqueued before."""
         if before >= 0:
-            self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, step, stream=stream, awaits=before)
+            self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, stream=stream, awaits=before)
 
     def _call(
-        self, kind: CallKind, api: str, thread: int, op: int, step: int, *,
-        stream: int = -1, awaits: int = -1, launch_ns: float = 0.0,
-    ) -> int:  # fmt: skip
+        self, kind: CallKind, api: str, thread: int, op: int, *, stream: int = -1, awaits: int = -1, launch_ns: float = 0.0
+    ) -> int:
         previous = self._calls[self._last][2] if self._last >= 0 else thread
         handed = previous != thread and {previous, thread} <= self._turns
-        self._calls.append(
-            (kind, self._name(api), thread, op, step, NEVER, NEVER, stream, awaits, self._last if handed else -1)
-        )
+        after = self._last if handed else -1
+        self._calls.append((kind, self._name(api), thread, op, self._step, NEVER, NEVER, stream, awaits, after))
         self._gap.append(self._pending[thread])
         self._pending[thread] = 0.0
         self._launch_ns.append(launch_ns)
@@ -333,7 +324,7 @@ class _Issuer:
     def _name(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
 
-    def issued(self, warnings: Sequence[str]) -> Issued:
+    def issued(self, device: DeviceWork, wire: Sequence[Estimate]) -> Issued:
         """What was issued, as tables."""
         program = replace(
             self._program,
@@ -342,6 +333,7 @@ class _Issuer:
             calls=Calls.from_rows(self._calls),
             works=Works.from_rows(self._works),
         )
+        kinds = [f"collective {collective.kind}" for collective in program.collectives]
         return Issued(
             program=program,
             gap_cpu_ns=np.array(self._gap),
@@ -349,18 +341,18 @@ class _Issuer:
             call_launch_ns=np.array(self._launch_ns),
             estimate=tuple(self._estimate),
             share=np.array(self._share),
-            estimates=tuple(self._estimates),
-            groups=tuple(self._groups),
-            memory=tuple(self._memory),
-            warnings=tuple(warnings),
+            estimates=(*(work.estimate for work in device.works), *wire),
+            groups=(*(work.group for work in device.works), *kinds),
+            memory=(*(work.memory for work in device.works), *[None] * len(wire)),
+            warnings=(*self._host.warnings, *device.warnings),
         )
 
 
 def issue(program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> Issued:
     """The calls and works of a program: `host` its pieces of host time, `device` its launches, `wire` its collectives."""
-    issuer = _Issuer(program, host, device, wire)
-    issuer.issue()
-    return issuer.issued((*host.warnings, *device.warnings))
+    issuer = _Issuer(program, host, device.works)
+    issuer.run()
+    return issuer.issued(device, wire)
 
 
 def _whole_ns(times_ns: Floats, name: Callable[[int], str]) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from steptime._lookups.workload import RankLookups, WorkloadLookups
+from steptime._lookups.workload import WorkloadLookups
 from steptime._models.kernels.from_ops import LOOKUP, questions_of
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, Lookup, rank_questions
 from steptime._ops.catalogue import Role, op_kind
@@ -47,18 +47,17 @@ def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Dev
     inputs = repeatable(recorded(workload))
     works, warnings = _works(workload, inputs, lookups)
     factors, unlike = _factors(lookups, sorted(works), device)
-    result = _Played(inputs, works)
-    step_ms = result.step_ms(factors, lookups.iterations)
+    step_ms, settled = _step_ms(inputs, works, factors, lookups.iterations)
     slowest = int(np.argmax(step_ms))
-    alone = result.step_ms(_one_by_one(factors, slowest), len(works))
-    more = {rank: float(item) - prediction.step_time_ms for rank, item in zip(sorted(works), alone, strict=True)}
+    alone_ms, alone_settled = _step_ms(inputs, works, _one_by_one(factors, slowest), len(works))
+    more = {rank: time_ms - prediction.step_time_ms for rank, time_ms in zip(sorted(works), alone_ms, strict=True)}
     if unlike:
         warnings.append(f"{unlike}; how much iterations differ is extrapolated")
-    if not result.settled:
+    if not (settled and alone_settled):
         warnings.append("with the lookups of some iterations the step had not settled; its time is a mean over windows")
     return replace(
         prediction,
-        iterations=Iterations(tuple(step_ms.tolist()), slowest, more),
+        iterations=Iterations(tuple(step_ms), slowest, more),
         warnings=tuple(dict.fromkeys((*prediction.warnings, *warnings))),
     )
 
@@ -90,15 +89,11 @@ def lookup_works(program: Program, implementation: str = "") -> LookupWorks:
         elif row in outermost:
             direction[row] = _direction(name, phase)
             forward += direction[row] == DIRECTIONS.index(FORWARD) and ops.step[row] in program.steps
-    of_call = np.append(_taken(direction, program.calls.op), np.int8(-1))  # one more, so that -1 is no call
+    # One more of each, so that -1 is no op and no call.
+    of_call = np.append(np.append(direction, np.int8(-1))[program.calls.op], np.int8(-1))
     of_work = np.where(works.kind == WorkKind.COLLECTIVE, -1, of_call[works.call])
     rows = {name: np.flatnonzero(of_work == index) for index, name in enumerate(DIRECTIONS)}
     return LookupWorks(rows, forward / max(len(program.steps), 1))
-
-
-def _taken(direction: npt.NDArray[np.int8], ops: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
-    """Per call the direction of its op; -1 where it has none."""
-    return np.append(direction, np.int8(-1))[ops]
 
 
 def _direction(name: str, phase: int) -> int:
@@ -117,20 +112,25 @@ def _works(workload: Workload, inputs: Recorded, lookups: WorkloadLookups) -> tu
     result, warnings = {}, []
     for cohort in inputs.cohorts:
         program = cohort.program
-        given = lookups.ranks.get(program.rank)
-        item = lookup_works(program, given.implementation if given else "")
-        some = any(len(rows) for rows in item.rows.values())
-        if given is None:
-            if some:
+        statistics = lookups.ranks.get(program.rank)
+        works = lookup_works(program, statistics.implementation if statistics else "")
+        looks_up = any(len(rows) for rows in works.rows.values())
+        if statistics is None:
+            if looks_up:
                 warnings.append(
                     f"rank {program.rank} has lookups in its trace and no statistics; they take their recorded time"
                 )
             continue
-        if not some:
+        if not looks_up:
             where = program.source or f"rank {program.rank}"
             raise InputError(f"{where}: no lookup op launches device work here, but rank {program.rank} has lookup statistics")
-        warnings += _differences(program.rank, item, given)
-        result[program.rank] = item
+        expected = len(rank_questions(statistics, FORWARD)[0])
+        if works.forward_per_step not in (0, expected):
+            warnings.append(
+                f"rank {program.rank} looks up {works.forward_per_step:g} times forward in a recorded step, its statistics say "
+                f"{expected}; all its lookups are scaled alike"
+            )
+        result[program.rank] = works
     if not result:
         raise InputError(f"lookups are given for ranks {sorted(lookups.ranks)}; none of them has a trace here")
     without = sorted(set(lookups.ranks) - set(result))
@@ -139,33 +139,22 @@ def _works(workload: Workload, inputs: Recorded, lookups: WorkloadLookups) -> tu
     return result, warnings
 
 
-def _differences(rank: int, works: LookupWorks, given: RankLookups) -> list[str]:
-    """A word where the trace and the statistics do not speak of the same number of lookups."""
-    expected = len(rank_questions(given, FORWARD)[0])
-    if works.forward_per_step in (0, expected):
-        return []
-    return [
-        f"rank {rank} looks up {works.forward_per_step:g} times forward in a recorded step, its statistics say {expected}; "
-        "all its lookups are scaled alike"
-    ]
-
-
 def _factors(lookups: WorkloadLookups, ranks: Sequence[int], device: Device) -> tuple[Factors, str]:
     """Estimates over their mean, and a word where some are beyond what was measured. All are asked at once."""
-    asked: list[Lookup] = []
+    questions: list[Lookup] = []
     starts: list[int] = []
     for rank in ranks:
         for direction in DIRECTIONS:
             for iteration in rank_questions(lookups.ranks[rank], direction):
-                starts.append(len(asked))
-                asked += iteration
-    answers = [answer.estimate for answer in device.lookup_estimates(asked)]
+                starts.append(len(questions))
+                questions += iteration
+    estimates = [answer.estimate for answer in device.lookup_estimates(questions)]
     # (rank, direction, iteration): what one iteration asks follows itself.
-    summed = np.add.reduceat(np.array([item.time_ns for item in answers]), starts)
+    summed = np.add.reduceat(np.array([estimate.time_ns for estimate in estimates]), starts)
     times = summed.reshape(len(ranks), len(DIRECTIONS), lookups.iterations)
     ratios = times / times.mean(axis=2, keepdims=True)
-    outside = sum(not item.inside for item in answers)
-    text = f"{outside} of {len(answers)} estimated lookups are beyond what was measured on {device.limits.name}"
+    outside = sum(not estimate.inside for estimate in estimates)
+    text = f"{outside} of {len(estimates)} estimated lookups are beyond what was measured on {device.limits.name}"
     result = {rank: dict(zip(DIRECTIONS, of_rank, strict=True)) for rank, of_rank in zip(ranks, ratios, strict=True)}
     return result, text if outside else ""
 
@@ -182,31 +171,26 @@ def _one_by_one(factors: Factors, iteration: int) -> Factors:
     }
 
 
-class _Played:
-    """Plays scenarios of a recorded run, many at a time; `settled` says whether all so far came to repeat themselves."""
+def _step_ms(inputs: Recorded, works: Mapping[int, LookupWorks], factors: Factors, scenarios: int) -> tuple[list[float], bool]:
+    """The step time of each scenario, many of them played at a time, and whether all came to repeat themselves."""
+    times_ms: list[float] = []
+    settled = True
+    for start in range(0, scenarios, SCENARIOS_AT_ONCE):
+        chosen = slice(start, min(start + SCENARIOS_AT_ONCE, scenarios))
+        cohorts = [_scaled(cohort, works, factors, chosen) for cohort in inputs.cohorts]
+        result = steady(cohorts, queue_depth=inputs.queue_depth)
+        settled &= result.converged
+        times_ms += map(ms, np.broadcast_to(result.period_ns, chosen.stop - chosen.start).tolist())
+    return times_ms, settled
 
-    def __init__(self, inputs: Recorded, works: Mapping[int, LookupWorks]) -> None:
-        self._inputs, self._works = inputs, works
-        self.settled = True
 
-    def step_ms(self, factors: Factors, scenarios: int) -> Floats:
-        """The step time of each scenario."""
-        periods = []
-        for start in range(0, scenarios, SCENARIOS_AT_ONCE):
-            some = slice(start, min(start + SCENARIOS_AT_ONCE, scenarios))
-            cohorts = [self._scaled(cohort, factors, some) for cohort in self._inputs.cohorts]
-            result = steady(cohorts, queue_depth=self._inputs.queue_depth)
-            self.settled &= result.converged
-            periods.append(np.broadcast_to(result.period_ns, some.stop - some.start))
-        return np.array([ms(period) for period in np.concatenate(periods).tolist()])
-
-    def _scaled(self, cohort: Cohort, factors: Factors, some: slice) -> Cohort:
-        rank = cohort.program.rank
-        if rank not in factors:
-            return cohort
-        recorded_ns = cohort.timing.duration_ns
-        duration = np.repeat(recorded_ns, some.stop - some.start, axis=2)
-        for direction, values in factors[rank].items():
-            rows = self._works[rank].rows[direction]
-            duration[rows] = np.rint(recorded_ns[rows] * values[some])
-        return replace(cohort, timing=replace(cohort.timing, duration_ns=duration))
+def _scaled(cohort: Cohort, works: Mapping[int, LookupWorks], factors: Factors, chosen: slice) -> Cohort:
+    rank = cohort.program.rank
+    if rank not in factors:
+        return cohort
+    recorded_ns = cohort.timing.duration_ns
+    duration = np.repeat(recorded_ns, chosen.stop - chosen.start, axis=2)
+    for direction, values in factors[rank].items():
+        rows = works[rank].rows[direction]
+        duration[rows] = np.rint(recorded_ns[rows] * values[chosen])
+    return replace(cohort, timing=replace(cohort.timing, duration_ns=duration))

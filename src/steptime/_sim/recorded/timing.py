@@ -92,16 +92,15 @@ def recorded(workload: Workload) -> Recorded:
     """The timings of every rank as recorded."""
     for program in workload.programs:
         _check(program)
-    origin = min(p.origin_ns for p in workload.programs)
     meetings = recorded_meetings(workload)
-    offsets = tuple(p.origin_ns - origin - meetings.clock_ns[p.rank] for p in workload.programs)
+    offsets = tuple(p.origin_ns - meetings.origin_ns - meetings.clock_ns[p.rank] for p in workload.programs)
     _check_clocks(workload, offsets)
     depth = max(queue_depth(p) for p in workload.programs)
     cohorts = tuple(
         Cohort(p, (p.rank,), _Extract(p, offset, meetings, depth).timing())
         for p, offset in zip(workload.programs, offsets, strict=True)
     )
-    return Recorded(cohorts, depth, origin, offsets)
+    return Recorded(cohorts, depth, meetings.origin_ns, offsets)
 
 
 class _Extract:
@@ -111,6 +110,7 @@ class _Extract:
         self.program, self.offset, self.meetings, self.depth = program, offset_ns, meetings, depth
         self.calls, self.works = program.calls, program.works
         self.order = Order.of(program)
+        self.thread_calls = [np.flatnonzero(program.calls.thread == thread) for thread in range(len(program.threads))]
         self.awaited_end = self._awaited_ends()
 
     def timing(self) -> Timing:
@@ -128,20 +128,12 @@ class _Extract:
             duration_ns=_axes(duration),
             waits=waits,
             absent_ns=_axes(absent),
-            thread_start_ns=_axes(self._thread_starts()),
-            stream_start_ns=_axes(self._stream_starts()),
+            thread_start_ns=_axes(self._openings(self.thread_calls, self.calls.after, self.calls.start_ns)),
+            stream_start_ns=_axes(self._openings(self.order.stream_works, self.works.call, self.works.start_ns)),
         )
 
-    def _previous(self) -> Column:
-        """Per call, the call before it on its thread, or -1."""
-        previous = np.full(len(self.calls), -1, dtype=np.int64)
-        for thread in range(len(self.program.threads)):
-            rows = np.flatnonzero(self.calls.thread == thread)
-            previous[rows[1:]] = rows[:-1]
-        return previous
-
     def _gaps(self) -> Column:
-        calls, previous = self.calls, self._previous()
+        calls, previous = self.calls, _before(self.thread_calls, len(self.calls))
         after = calls.after.astype(np.int64)
         since = np.where(previous >= 0, calls.end_ns[previous], calls.start_ns)
         handed = np.where(after >= 0, calls.end_ns[after], LONG_AGO)
@@ -149,23 +141,9 @@ class _Extract:
         since = np.where(first, handed, np.maximum(since, handed))
         return np.maximum(calls.start_ns - since, 0)
 
-    def _thread_starts(self) -> Column:
-        starts = np.zeros(len(self.program.threads), dtype=np.int64)
-        for thread in range(len(starts)):
-            rows = np.flatnonzero(self.calls.thread == thread)
-            if len(rows) and self.calls.after[rows[0]] < 0:
-                starts[thread] = self.calls.start_ns[rows[0]] + self.offset
-            else:
-                starts[thread] = LONG_AGO
-        return starts
-
-    def _stream_starts(self) -> Column:
-        starts = np.full(len(self.program.streams), LONG_AGO, dtype=np.int64)
-        for stream in range(len(starts)):
-            rows = self.order.stream_works[stream]
-            if len(rows) and self.works.call[rows[0]] < 0:
-                starts[stream] = self.works.start_ns[rows[0]] + self.offset
-        return starts
+    def _openings(self, lanes: Sequence[Column], cause: npt.NDArray[np.int32], start_ns: Column) -> list[int]:
+        """Per lane, when its first row started if nothing within the window caused it, else LONG_AGO."""
+        return [int(start_ns[rows[0]]) + self.offset if len(rows) and cause[rows[0]] < 0 else LONG_AGO for rows in lanes]
 
     def _awaited_ends(self) -> Column:
         """Per call, the recorded end of what a synchronisation waited for, or LONG_AGO."""
@@ -215,9 +193,8 @@ class _Extract:
         call = np.maximum(works.call, 0)
         copying = launched & (calls.kind[call] == CallKind.BLOCKING_COPY) if len(calls) else launched
         issued = np.where(copying, calls.start_ns[call] + cost[call], calls.end_ns[call]) if len(calls) else works.start_ns
-        previous = np.full(len(works), LONG_AGO, dtype=np.int64)
-        for rows in self.order.stream_works:
-            previous[rows[1:]] = works.end_ns[rows[:-1]]
+        before = _before(self.order.stream_works, len(works))
+        previous = np.where(before >= 0, works.end_ns[before], LONG_AGO)
         awaited = np.full(len(works), LONG_AGO, dtype=np.int64)
         for work, source, later in stream_waits(self.program, self.order):
             if not later:
@@ -251,11 +228,19 @@ class _Extract:
         return duration, waits, absent
 
 
+def _before(lanes: Sequence[Column], count: int) -> Column:
+    """Per row, the row before it on its lane, or -1."""
+    previous = np.full(count, -1, dtype=np.int64)
+    for rows in lanes:
+        previous[rows[1:]] = rows[:-1]
+    return previous
+
+
 def _by_kind(values: Column, usual: npt.NDArray[np.bool_], kind: npt.NDArray[np.int8], default: int) -> Column:
     """The mean of usual values per kind of work, for every row: means, because a step adds them up."""
     typical = np.full(len(values), _mean(values[usual], default), dtype=np.int64)
-    for item in np.unique(kind):
-        same = kind == item
+    for each_kind in np.unique(kind):
+        same = kind == each_kind
         if (same & usual).sum() >= 5:
             typical[same] = _mean(values[same & usual], default)
     return typical
@@ -354,8 +339,8 @@ def _ahead(spans: Spans) -> dict[int, float]:
         members = next((group for group in groups if known.keys() & group), groups[0])
         groups.remove(members)
         table = np.array(ends[members], dtype=np.float64)
-        own = dict(zip(members, np.median(table - np.median(table, axis=1, keepdims=True), axis=0).tolist(), strict=True))
-        shared = [known[rank] - own[rank] for rank in members if rank in known]
+        within = dict(zip(members, np.median(table - np.median(table, axis=1, keepdims=True), axis=0).tolist(), strict=True))
+        shared = [known[rank] - within[rank] for rank in members if rank in known]
         shift = float(np.median(shared)) if shared else 0.0
-        known = {**{rank: value + shift for rank, value in own.items()}, **known}
+        known = {**{rank: value + shift for rank, value in within.items()}, **known}
     return known
