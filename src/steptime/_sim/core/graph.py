@@ -31,8 +31,8 @@ WINDOWS_BACK = 64
 class Order:
     """The order in which the host issued things, over all threads: by recorded start, or by row where nothing was recorded."""
 
-    call: Rows  # per call: its place
-    work: Rows  # per work: the place of its launching call, or -1
+    call: Rows  # per call: its position
+    work: Rows  # per work: the position of its launching call, or -1
     stream_works: tuple[Rows, ...]  # per stream: its works, in execution order
     enqueued: tuple[Rows, ...]  # per stream: the latest launch among the first i + 1 of its works
 
@@ -54,14 +54,14 @@ class Order:
         enqueued = tuple(np.maximum.accumulate(work[rows]) for rows in stream_works)
         return cls(call, work, stream_works, enqueued)
 
-    def last_before(self, stream: int, place: int) -> int:
-        """The last work enqueued on a stream before a place in the order, or -1."""
-        at = int(np.searchsorted(self.enqueued[stream], place)) - 1
+    def last_before(self, stream: int, position: int) -> int:
+        """The last work enqueued on a stream before a position in the order, or -1."""
+        at = int(np.searchsorted(self.enqueued[stream], position)) - 1
         return int(self.stream_works[stream][at]) if at >= 0 else -1
 
-    def first_after(self, stream: int, place: int) -> int:
-        """The first work enqueued on a stream after a place in the order, or -1."""
-        at = int(np.searchsorted(self.enqueued[stream], place, side="right"))
+    def first_after(self, stream: int, position: int) -> int:
+        """The first work enqueued on a stream after a position in the order, or -1."""
+        at = int(np.searchsorted(self.enqueued[stream], position, side="right"))
         return int(self.stream_works[stream][at]) if at < len(self.stream_works[stream]) else -1
 
 
@@ -151,11 +151,11 @@ class EdgeKind(IntEnum):
     LAUNCH = 0  # a work for its launching call: latency_ns
     HAND_OVER = 1  # a call for the call on another thread that hands over: gap_ns
     SYNC = 2  # a synchronising call for a work: return_ns, whatever the call itself costs
-    QUEUE = 3  # a launch for the start of the work that frees its place in the queue: minus that work's duration
+    QUEUE = 3  # a launch for the start of the work that frees its slot in the queue: minus that work's duration
     WAIT = 4  # a work for the work its stream waits for: release_ns
     START = 5  # a work for the start of the work before it in a shared hardware queue: minus that work's duration
     ARRIVAL = 6  # the same where the work before it is a collective: its arrival, 0
-    QUEUE_ARRIVAL = 7  # a launch for the arrival of the collective that frees its place in the queue: 0
+    QUEUE_ARRIVAL = 7  # a launch for the arrival of the collective that frees its slot in the queue: 0
 
 
 # Edges that let a node go when their source starts, not when it ends.
@@ -317,8 +317,8 @@ class _Edges:
     def add_queues(self, depth: int | None, repeated: bool) -> None:
         """What the hardware queues hold up: works behind others, and launches without a slot."""
         works, before, back = queue_order(self.program, self.order)
-        kept = (back == 0) | repeated
-        self._from_starts(self.work_row[works[kept]], before[kept], back[kept], EdgeKind.START, EdgeKind.ARRIVAL)
+        holds = (back == 0) | repeated
+        self._from_starts(self.work_row[works[holds]], before[holds], back[holds], EdgeKind.START, EdgeKind.ARRIVAL)
         if depth is not None:
             calls, works, back = queue_slots(self.program, self.order, depth, repeated)
             self._from_starts(self.call_row[calls], works, back, EdgeKind.QUEUE, EdgeKind.QUEUE_ARRIVAL)

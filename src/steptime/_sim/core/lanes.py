@@ -1,10 +1,10 @@
 """Plays a stretch of one lane for all ranks and scenarios at once: the max-plus recurrence of the simulator.
 
-Along a lane, with `before` the least distance to the node before and `own` the node's own time,
+Along a lane, with `before` the least distance to the node before and `cost` the time that the node itself takes,
 
-    end[i] = max(end[i - 1] + before[i], waited[i]) + own[i],    waited[i] = max over edges of (end[source] + lag).
+    end[i] = max(end[i - 1] + before[i], waited[i]) + cost[i],    waited[i] = max over edges of (end[source] + lag).
 
-With P the running sum of before + own this is end[i] = P[i] + max(end[-1], max over j <= i of (waited[j] + own[j] - P[j])):
+With P the running sum of before + cost this is end[i] = P[i] + max(end[-1], max over j <= i of (waited[j] + cost[j] - P[j])):
 sums and running maxima only, so a stretch needs a handful of array operations whatever its length.
 """
 
@@ -31,7 +31,7 @@ _LAGS: dict[int, str] = {EdgeKind.LAUNCH: "latency_ns", EdgeKind.WAIT: "release_
 _SYNC = EdgeKind.SYNC
 
 Sums = MutableMapping[tuple[int, bool], tuple[Nanoseconds, Nanoseconds]]
-"""Of stretches played before, and whether they opened a stream: P, and own - P. They stay while a window is repeated."""
+"""Of stretches played before, and whether they opened a stream: P, and cost - P. They stay while a window is repeated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Layer:
     """Edges of one kind into a stretch, at most one per node."""
 
     kind: EdgeKind
-    node: Rows | None  # place in the stretch; None: every node has one
+    node: Rows | None  # index in the stretch; None: every node has one
     source: Rows | slice
     table_row: Rows | slice  # whose timing gives the lag
 
@@ -107,16 +107,16 @@ def play(stretch: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, 
 
 def _sums(stretch: Stretch, timing: Timing, *, opens: bool) -> tuple[Nanoseconds, Nanoseconds]:
     before = (timing.gap_ns if stretch.host else timing.spacing_ns)[stretch.table_row]
-    own = (timing.call_ns if stretch.host else timing.duration_ns)[stretch.table_row]
+    cost = (timing.call_ns if stretch.host else timing.duration_ns)[stretch.table_row]
     if opens:
         before = before.copy()
         before[0] = 0
     if stretch.half >= 0:
-        own = own.copy()
-        own[-1] = 0
-    total = before + own
+        cost = cost.copy()
+        cost[-1] = 0
+    total = before + cost
     _accumulate(np.add, total)
-    return total, own - total
+    return total, cost - total
 
 
 def _accumulate(ufunc: np.ufunc, values: Nanoseconds) -> None:
@@ -148,7 +148,7 @@ def _play_narrow(stretch: Stretch, timing: Timing, ends: Nanoseconds, total: Nan
 
 def _play_wide(stretch: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, continued: bool) -> None:
     before = timing.gap_ns if stretch.host else timing.spacing_ns
-    own = timing.call_ns if stretch.host else timing.duration_ns
+    cost = timing.call_ns if stretch.host else timing.duration_ns
     starts = graph.edge_start[stretch.first : stretch.stop + 1].tolist()
     reached = np.empty_like(ends[0])
     for i, row in enumerate(graph.table_row[stretch.first : stretch.stop].tolist()):
@@ -167,7 +167,7 @@ def _play_wide(stretch: Stretch, graph: LaneGraph, timing: Timing, ends: Nanosec
                 np.add(source, _lag(kind, timing, lagging), out=reached)
                 np.maximum(end, reached, out=end)
         if stretch.half < 0 or stretch.first + i < stretch.stop - 1:
-            np.add(end, own[row], out=end)
+            np.add(end, cost[row], out=end)
 
 
 def _lag(kind: int, timing: Timing, row: int | Rows | slice) -> Nanoseconds | int:

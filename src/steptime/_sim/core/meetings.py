@@ -131,14 +131,16 @@ class _Columns:
         here: list[set[int]] = [set() for _ in number]
         for rank, group in zip(self.ranks, groups.tolist(), strict=True):
             here[group].add(rank)
-        for ranks, item in zip(number, here, strict=True):
-            stranger = item - set(ranks) if ranks else set()
+        for ranks, arriving in zip(number, here, strict=True):
+            stranger = arriving - set(ranks) if ranks else set()
             if stranger:
                 raise InputError(
                     f"rank {min(stranger)} issues {collective.kind} {collective.sequence} of group {collective.group!r}, whose"
                     f" ranks are {_few(ranks)}: expected a member of the group; check the process groups of the traces"
                 )
-        closed = all(bool(ranks) and item == self.present.intersection(ranks) for ranks, item in zip(number, here, strict=True))
+        closed = all(
+            ranks and arriving == self.present.intersection(ranks) for ranks, arriving in zip(number, here, strict=True)
+        )
         return _Column(tuple(number), groups, closed)
 
 
@@ -180,8 +182,8 @@ class _Matching:
 
         for who in self.attending.values():
             for party, _ in who[1:]:
-                item, other = sorted((find(who[0][0]), find(party)))
-                leader[other] = item
+                first, other = sorted((find(who[0][0]), find(party)))
+                leader[other] = first
         keys: dict[int, list[_Key]] = {}
         for key, who in self.attending.items():
             keys.setdefault(find(who[0][0]), []).append(key)
