@@ -74,7 +74,8 @@ def function_of(target: str) -> Callable[..., Any]:
     module = _from_file(Path(where)) if where.endswith(".py") else _imported(where)
     result = getattr(module, name, None)
     if result is None:
-        others = ", ".join(sorted(key for key, value in vars(module).items() if inspect.isfunction(value))[:5])
+        functions = (key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_"))
+        others = ", ".join(sorted(functions)[:5])
         raise InputError(f"{target}: {where} has no {name}; there are {others or 'no functions in it'}")
     if not callable(result):
         raise InputError(f"{target}: is a {type(result).__name__}, not a function; name one that makes or is a training step")

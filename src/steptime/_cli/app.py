@@ -42,7 +42,7 @@ def steptime(
     context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """How long a training step takes on a multi-GPU machine, and why: from the traces of its ranks, without a GPU."""
+    """How long a training step takes on a multi-GPU machine, and why: from a config, a script or traces, without a GPU."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

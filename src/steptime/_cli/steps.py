@@ -189,6 +189,7 @@ def capture(
     from steptime._capture.script import captured
     from steptime._program.formats import saved
     from steptime._report.json import dumps
+    from steptime._report.words import size_words
 
     if not output.name.endswith((".json", ".json.gz")):
         raise InputError(f"{output}: a workload is saved as one file; give a name that ends in .json or .json.gz")
@@ -198,8 +199,8 @@ def capture(
     if json:
         print(dumps(result), end="")
         return
-    print(f"{function}: {ranks} rank{'s' * (ranks > 1)}, {result['ops']} ops, {result['collectives']} collectives")
-    print(f"peak memory of a rank: {result['peak_bytes'] / 1e9:.2f} GB")
+    print(f"{function}: {ranks} rank{'s' * (ranks > 1)}, {result['ops']:,} ops, {result['collectives']:,} collectives")
+    print(f"peak memory of a rank: {size_words(result['peak_bytes'])}")
     for warning in workload.warnings:
         print(f"note: {warning}")
     print(f"saved in {output}; predict it with steptime predict {output} --platform NAME")

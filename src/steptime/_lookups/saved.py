@@ -133,4 +133,5 @@ def read_json(path: Path) -> Any:
         raw = path.read_bytes()
         return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error}); expected lookup statistics saved by steptime.") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"{path}: cannot be read as JSON ({why}); expected lookup statistics saved by steptime") from None

@@ -132,14 +132,14 @@ def from_data_sheet(name: str, sheet: DataSheet, *, links: str | None = None) ->
                 f"{nodes} nodes of {per_node}: give --network-bandwidth (GB/s of a card) and --network-latency (us)"
             )
         tiers.append(_on_paper(NETWORK, NETWORK, sheet.ranks, sheet.network_gb_per_s, sheet.network_us, "network-"))
-    title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, as on paper; nothing was measured"
+    title = f"{nodes} node{'s' * (nodes > 1)} of {per_node}, from a data sheet; nothing was measured"
     rails = per_node if nodes > 1 else 0
     return OwnFabric(FabricLimits(name, title, per_node, nodes, rails, 1.0, tuple(tiers), None))
 
 
 def _on_paper(name: str, kind: str, ranks: int, gb_per_s: float, us: float, prefix: str = "") -> LinkTier:
     """`prefix` is what the options of its numbers begin with."""
-    text = f"given to `steptime fabric` as on paper, {date.today().isoformat()}"
+    text = f"data sheet, as given to `steptime fabric`, {date.today().isoformat()}"
     bandwidth, latency = _GB.check(f"--{prefix}bandwidth", gb_per_s), _MICROSECONDS.check(f"--{prefix}latency", us)
     return LinkTier(name, kind, ranks, Quantity(bandwidth * _GB_PER_S, text), Quantity(latency * _US, text))
 

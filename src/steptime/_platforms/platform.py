@@ -43,6 +43,8 @@ class PlatformParts:
         self, *, ranks: int | None = None, device: str | None = None, host: str | None = None, fabric: str | None = None
     ) -> PlatformParts:
         """The same with other parts; its name follows what it is made of."""
+        if fabric:
+            read_fabric(fabric)  # a mistyped name is an error, also for one rank, which uses none
         chosen = (self.ranks if ranks is None else ranks, device or self.device, fabric or self.fabric)
         if chosen == (self.ranks, self.device, self.fabric):
             return replace(self, host=host or self.host)
@@ -130,6 +132,8 @@ def platform_parts(name: str) -> PlatformParts:
     if result is None:
         raise _unknown(name, "names read <ranks>x<device>-<fabric>")
     ranks, rest = int(result[1]), result[2]
+    if ranks < 1:
+        raise _unknown(name, f"{ranks} ranks, expected 1 or more")
     devices = [device for device in device_names() if f"{rest}-".startswith(f"{device}-")]
     if not devices:
         raise _unknown(name, _without_models(rest))
@@ -221,5 +225,5 @@ def _unknown(name: str, why: str) -> InputError:
     there = [parts.name for parts in shipped_platforms()]
     alike = [item for item in there if item.split("x")[0] == name.split("x", maxsplit=1)[0]]
     meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
-    hint = f"; did you mean {meant[0]}?" if meant else ";"
+    hint = f"; did you mean {meant[0]}?" if meant else "."
     return InputError(f"no platform {name!r}: {why}{hint} There are {', '.join(there)}, or give the path of a .toml file")

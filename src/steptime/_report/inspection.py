@@ -193,7 +193,7 @@ def _findings(workload: Workload, ranks: tuple[RankInspection, ...], steps: tupl
     yield from _counted(
         ranks, "unlaunched", "device events have no launch in the trace", "they start when they were seen to start"
     )
-    backlog = "replay takes it as given, predict starts from empty queues"
+    backlog = "replay takes them as recorded, predict starts from empty queues"
     yield from _counted(ranks, "backlog", "device events were enqueued before the window", backlog)
     unresolved = "stream waits have nothing in the trace to wait for"
     yield from _counted(ranks, "stream_waits_unresolved", unresolved, "they are ignored")

@@ -192,8 +192,14 @@ def _print_fabric(console: Console, fabric: Fabric, ranks: int) -> None:
     limits = fabric.limits
     print_section(console, "Fabric", f"{limits.name}: {limits.title}")
     nodes = f"{limits.nodes} node{'s' * (limits.nodes > 1)} of {limits.gpus_per_node} ranks"
-    network = f", {limits.rails} network cards each, oversubscription {limits.oversubscription:g}" if limits.nodes > 1 else ""
-    analytic = "" if limits.models is not None else "; analytic: nothing was measured, intervals are a factor of 2 either way"
+    network = (
+        f", {limits.rails} network card{'s' * (limits.rails > 1)} each, oversubscription {limits.oversubscription:g}"
+        if limits.nodes > 1
+        else ""
+    )
+    analytic = (
+        "" if limits.models is not None else "; analytic: nothing was measured, intervals are a factor of 2 or more either way"
+    )
     print_body(console, Paragraph(literal(f"{nodes}{network}{analytic}")))
     rows = []
     for tier in limits.tiers:
@@ -307,7 +313,8 @@ def _listed(value: Any) -> str:
 
 def _usually(origin_of: Mapping[str, str]) -> str:
     """Where the four usual kinds come from."""
-    return ", ".join(dict.fromkeys(origin_of[kind] for kind in KINDS[:4] if kind in origin_of)) or "-"
+    words = ", ".join(dict.fromkeys(origin_of[kind] for kind in KINDS[:4] if kind in origin_of))
+    return words.replace(f", {Origin.NONE.value}", "; some kinds unknown") or "-"
 
 
 def _limit_words(name: str, value: float) -> tuple[str, str]:
@@ -369,7 +376,9 @@ def print_own_fabric(console: Console, fabric: OwnFabric, file: Path) -> None:
     limits = fabric.limits
     print_heading(console, "fabric", limits.name, limits.title)
     if limits.models is None:
-        print_line(console, "Analytic", "from a data sheet: nothing was measured, intervals are a factor of 2 either way")
+        print_line(
+            console, "Analytic", "from a data sheet: nothing was measured, intervals are a factor of 2 or more either way"
+        )
     elif fabric.left_out:
         print_section(console, "Errors", "of rows left out in turn, a fifth at a time; GMAE is a geometric mean")
         print_numbers(

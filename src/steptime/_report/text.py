@@ -253,12 +253,21 @@ def print_sweep(console: Console, answer: Predictions) -> None:
     """The report of `steptime sweep`: every variant with what people compare, most samples per second first."""
     first = answer.variants[0].prediction
     fixed = [fact.words for fact in asked_facts(first) if fact.name in ("Sequence", "Precision", "Parameters")]
-    print_heading(console, "sweep", first.workload.name, *fixed, f"{len(answer)} variants")
+    print_heading(console, "sweep", first.workload.name, *fixed, f"{len(answer)} variant{'s' * (len(answer) > 1)}")
     print_section(console, "Variants", "most samples per second first")
     rows = [_sweep_row(variant) for variant in answer.ranked]
     shown = [index for index in range(len(_SWEEP_HEADS)) if any(row[index] for row in rows)]
     print_numbers(console, [_SWEEP_HEADS[index] for index in shown], [[row[index] for index in shown] for row in rows])
-    print_warnings(console, answer.warnings)
+    print_warnings(console, [*answer.warnings, *_shared_warnings(answer)])
+
+
+def _shared_warnings(answer: Predictions) -> list[str]:
+    """What holds for all variants on a platform; what differs between them is in the JSON of each."""
+    shared: dict[str, list[str]] = {}
+    for prediction in answer:
+        known = shared.setdefault(str(prediction.platform), list(prediction.warnings))
+        known[:] = [warning for warning in known if warning in prediction.warnings]
+    return list(dict.fromkeys(warning for warnings in shared.values() for warning in warnings))
 
 
 def _sweep_row(variant: SweepVariant) -> tuple[str, ...]:

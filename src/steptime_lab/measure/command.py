@@ -41,5 +41,5 @@ def main(arguments: Sequence[str]) -> int:
         print("  noise        how far repeats lie apart, in these measurements or in the shipped ones")
         print("  merge        the measurements of several folders in one")
         return 0
-    known = ", ".join(name for name in JOBS if name != CALIBRATE.name)
+    known = ", ".join((*(name for name in JOBS if name != CALIBRATE.name), *AFTERWARDS))
     raise InputError(f"unknown job {name!r}; choose one of {known}" if name else f"no job given; choose one of {known}")

@@ -124,7 +124,7 @@ def host_columns(program: Program, model: HostModel, launches: Sequence[float] |
     `launches`: how many kernels, copies and memsets each op launches itself; without them, as many as it usually does.
     """
     if not len(program.ops):
-        raise InputError(f"{program.source or f'rank {program.rank}'}: holds no ops, so that nothing can be said of its host")
+        raise InputError(f"{program.source or f'rank {program.rank}'}: contains no ops, so its host costs cannot be predicted")
     known: tuple[HostModel, Sequence[float] | None, HostColumns] | None = program.derived.get(HostColumns)
     if known is None or known[0] is not model or known[1] != launches:
         walk = _HostWalk(program, model, launches)

@@ -1,6 +1,6 @@
 // Reading what the page carries. Times are nanoseconds; a double holds them exactly for 104 days.
 
-/** A column of integers: LEB128 with the sign in the lowest bit, as base64 (see html_columns.py). */
+/** A column of integers: LEB128 with the sign in the lowest bit, as base64 (see _report/html/timeline.py). */
 function column(text) {
   const bytes = atob(text);
   let count = 0;

@@ -62,7 +62,7 @@ def print_shard(
     print_line(console, "Bound by", why.bound_by, style="bold")
     for title, file in (("Page", page), ("TorchRec", torchrec)):
         if file is not None:
-            print_line(console, title, str(file), spaced=False)
+            print_line(console, title, f"{file}{'  (open it in a browser)' * (title == 'Page')}", spaced=False)
 
 
 def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence[GivenPlan]) -> None:
