@@ -189,14 +189,10 @@ def _doubted(searched: Searched, evaluator: Evaluator, doubt: Doubt) -> str:
     budget = SearchBudget(min(_DOUBT_EVALUATIONS, max(searched.searched_plans, 1)), searched.seconds)
     best = search(task, platform, budget, evaluator=otherwise).best.step_ns
     lost = max(step / best - 1, 0.0)
-    outcome = (
-        f"{lost:.1%} longer than the best plan's: measured statistics could save that much"
-        if lost >= _WORTH_SAVING
-        else "still as short as the best plan's"
-    )
+    saving = ": measured statistics could save that much" * (lost >= _WORTH_SAVING)
     return (
         f"{doubt.assumption}; were they {doubt.otherwise}, this plan's step would be {step / 1e6:.3f} ms instead of "
-        f"{searched.best.step_ns / 1e6:.3f}, {outcome}"
+        f"{searched.best.step_ns / 1e6:.3f}, {lost:.1%} longer than the best plan's{saving}"
     )
 
 
