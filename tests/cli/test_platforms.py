@@ -115,6 +115,7 @@ def test_parts_can_be_swapped_to_look_at(capsys: Captured) -> None:
         (["1xh200", "--host", "nobody"], "no host 'nobody'"),
         (["1xh200", "--device", "h900"], "no device 'h900'"),
         (["8xh200-nvlink", "--fabric", "rope"], "no fabric 'rope'"),
+        (["1xh200", "--fabric", "rope"], "no fabric 'rope'"),
         (["--fabric", "loopback"], "give the platform's name too"),
         (["loopback", "--ranks", "2"], "give the platform's name too"),
         (["nowhere.toml"], "cannot be read"),

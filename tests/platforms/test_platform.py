@@ -83,7 +83,7 @@ def test_rank_counts_that_are_not_listed_are_named_alike() -> None:
         ("8xb900-nvlink", "no device is called b900"),
         ("16xh200-nvlink", "16 ranks, fabric h200-nvlink joins 8"),
         ("8xh200-quarter-loopback", "h200-quarter is one of 4 shares of a GPU"),
-        ("0xh200", "0 ranks"),
+        ("0xh200", "0 ranks, expected 1 or more"),
         ("9" * 5000 + "xh200-nvlink", "names read"),
         ("", "There are 1xh200"),
         ("nowhere.toml", "cannot be read"),

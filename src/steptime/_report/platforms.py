@@ -192,14 +192,9 @@ def _print_fabric(console: Console, fabric: Fabric, ranks: int) -> None:
     limits = fabric.limits
     print_section(console, "Fabric", f"{limits.name}: {limits.title}")
     nodes = f"{limits.nodes} node{'s' * (limits.nodes > 1)} of {limits.gpus_per_node} ranks"
-    network = (
-        f", {limits.rails} network card{'s' * (limits.rails > 1)} each, oversubscription {limits.oversubscription:g}"
-        if limits.nodes > 1
-        else ""
-    )
-    analytic = (
-        "" if limits.models is not None else "; analytic: nothing was measured, intervals are a factor of 2 or more either way"
-    )
+    cards = f"{limits.rails} network card{'s' * (limits.rails > 1)}"
+    network = f", {cards} each, oversubscription {limits.oversubscription:g}" if limits.nodes > 1 else ""
+    analytic = "" if limits.models is not None else "; analytic: nothing was measured, intervals are a factor of 2 or more"
     print_body(console, Paragraph(literal(f"{nodes}{network}{analytic}")))
     rows = []
     for tier in limits.tiers:
@@ -376,9 +371,7 @@ def print_own_fabric(console: Console, fabric: OwnFabric, file: Path) -> None:
     limits = fabric.limits
     print_heading(console, "fabric", limits.name, limits.title)
     if limits.models is None:
-        print_line(
-            console, "Analytic", "from a data sheet: nothing was measured, intervals are a factor of 2 or more either way"
-        )
+        print_line(console, "Analytic", "from a data sheet: nothing was measured, intervals are a factor of 2 or more")
     elif fabric.left_out:
         print_section(console, "Errors", "of rows left out in turn, a fifth at a time; GMAE is a geometric mean")
         print_numbers(
