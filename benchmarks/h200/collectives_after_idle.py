@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,21 +74,19 @@ def timed_us(call: Callable[[], object], mode: str, pause_us: int, repeats: int)
 
 
 def main() -> None:
-    from steptime._calibrate.harness.conditions import recipe
-    from steptime._calibrate.harness.ranks import Layout, run_ranks
-    from steptime._calibrate.harness.session import Session
+    from processes import on_ranks
+
+    from steptime._calibrate.harness.ranks import Layout
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     folder: Path = parser.parse_args().out
     for ranks in (4, 2):
-        session = Session.start(folder, recipe(["collectives_after_idle"], need_gpu=True), 4.0)
         file = folder.absolute() / f"collectives_after_idle_{ranks}.json"
-        run_ranks("collectives_after_idle", Layout(ranks, share_gpu=True), session.to_plan(out=str(file)), limit_s=240)
+        on_ranks(__file__, folder, Layout(ranks, share_gpu=True), limit_s=240, out=str(file))
         for row in json.loads(file.read_text(encoding="utf-8")):
             print(ranks, row["kind"], row["bytes"], row["mode"], row["gap_us"], min(row["median_us"]), max(row["median_us"]))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

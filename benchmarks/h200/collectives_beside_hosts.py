@@ -1,6 +1,6 @@
 """How much longer collectives take while the host that issued them sleeps, spins or issues work: ranks on shares of one GPU.
 
-    PYTHONPATH=src:benchmarks/h200 python benchmarks/h200/collectives_beside_hosts.py --out DIR
+    PYTHONPATH=src python benchmarks/h200/collectives_beside_hosts.py --out DIR
 
 Needs torch, numpy, pyarrow and an NVIDIA GPU. Results of 2026-11-16 (H200, torch 2.11, CUDA 13.0, 16 cores, loopback sockets)
 are in results/: where a rank has four cores or more its host hardly matters; with two, a host that trains makes collectives
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -114,9 +113,9 @@ def timed_us(kind: str, size: int, side: Any, company: Callable[[], object]) -> 
 
 
 def main() -> None:
-    from steptime._calibrate.harness.conditions import recipe
-    from steptime._calibrate.harness.ranks import Layout, run_ranks
-    from steptime._calibrate.harness.session import Session
+    from processes import on_ranks
+
+    from steptime._calibrate.harness.ranks import Layout
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -124,10 +123,8 @@ def main() -> None:
     arguments = parser.parse_args()
     folder: Path = arguments.out
     for ranks in RANKS:
-        session = Session.start(folder, recipe(["collectives_beside_hosts"], need_gpu=True), 4.0)
-        file = folder.absolute() / f"collectives_beside_hosts_{ranks}.json"
-        plan = session.to_plan(out=str(file), seconds=arguments.seconds)
-        run_ranks("collectives_beside_hosts", Layout(ranks, share_gpu=True), plan, limit_s=arguments.seconds + 60)
+        file, seconds = folder.absolute() / f"collectives_beside_hosts_{ranks}.json", arguments.seconds
+        on_ranks(__file__, folder, Layout(ranks, share_gpu=True), limit_s=seconds + 60, out=str(file), seconds=seconds)
         rows = json.loads(file.read_text(encoding="utf-8"))
         asleep = {(row["kind"], row["bytes"]): max(row["median_us"]) for row in rows if row["host"] == "sleeps"}
         for (kind, size), asleep_us in asleep.items():
@@ -137,5 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -4,7 +4,7 @@ Each rank is pinned to its share of the cores, and NCCL's proxy and socket threa
 host `alone` (the other ranks sleep), with all ranks `together`, and together with `all_reduce`s or `all_to_all`s in flight from
 before the burst until after it. `busy_gpu`: a kernel that only waits is in flight instead.
 
-    PYTHONPATH=src:benchmarks/h200 python benchmarks/h200/hosts_beside_collectives.py --out DIR
+    PYTHONPATH=src python benchmarks/h200/hosts_beside_collectives.py --out DIR
 
 Needs torch, numpy, pyarrow and an NVIDIA GPU. Results of 2026-11-16 (H200, torch 2.11, CUDA 13.0, 16 cores, loopback sockets)
 are in results/. One core of that box has two speeds, a factor of two apart for work without launches: medians of single ranks
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -136,18 +135,16 @@ def timed_us(burst: Callable[[], object], before: Callable[[], object] | None) -
 
 
 def main() -> None:
-    from steptime._calibrate.harness.conditions import recipe
-    from steptime._calibrate.harness.ranks import Layout, run_ranks
-    from steptime._calibrate.harness.session import Session
+    from processes import on_ranks
+
+    from steptime._calibrate.harness.ranks import Layout
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     folder: Path = parser.parse_args().out
     for ranks in RANKS:
-        session = Session.start(folder, recipe(["hosts_beside_collectives"], need_gpu=True), 4.0)
         file = folder.absolute() / f"hosts_beside_collectives_{ranks}.json"
-        plan = session.to_plan(out=str(file), ranks=ranks)
-        run_ranks("hosts_beside_collectives", Layout(ranks, share_gpu=ranks > 1), plan, limit_s=100)
+        on_ranks(__file__, folder, Layout(ranks, share_gpu=ranks > 1), limit_s=100, out=str(file), ranks=ranks)
         rows = json.loads(file.read_text(encoding="utf-8"))
         alone = {row["burst"]: row["us"][0] for row in rows if row["mode"] == "alone"}
         for row in rows:
@@ -155,5 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

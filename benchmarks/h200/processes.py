@@ -1,13 +1,26 @@
-"""Processes that run at once, each on its own cores."""
+"""Processes that run at once, each on its own cores: ranks of a script through the measuring harness, or plain commands."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from steptime._calibrate.harness.ranks import cores_of
+from steptime._calibrate.harness.conditions import recipe
+from steptime._calibrate.harness.ranks import Layout, cores_of, run_ranks
+from steptime._calibrate.harness.session import Session
+
+
+def on_ranks(script: str, folder: Path, layout: Layout, *, limit_s: float, **plan: Any) -> None:
+    """Runs `work(group, session, plan)` of a script (its `__file__`) on every rank; their module path has its folder."""
+    file, cuda = Path(script).absolute(), layout.device == "cuda"
+    session = Session.start(folder, recipe([file.stem], need_gpu=cuda), limit_s / 60)
+    paths = {"PYTHONPATH": os.pathsep.join([str(file.parent), *filter(None, sys.path)])}
+    run_ranks(file.stem, layout, session.to_plan(**plan), limit_s=limit_s, environment=paths)
 
 
 def together(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], limit_s: float) -> None:

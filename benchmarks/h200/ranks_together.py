@@ -14,12 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,42 +31,16 @@ LIMIT_S = 420.0
 JSON = dict[str, Any]
 
 
-def launch(out: Path, ranks: int) -> None:
-    """Starts the ranks, and ends all where one fails."""
-    from steptime._calibrate.harness.ranks import Layout, mps
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    layout = Layout(ranks, share_gpu=True)
-    with mps() as places:
-        command = [sys.executable, __file__, "--out", str(out), "--ranks", str(ranks), "--rank"]
-        started = [
-            subprocess.Popen(
-                [*command, str(rank)], env={**os.environ, **places, "MASTER_PORT": port, **layout.environment(rank)}
-            )
-            for rank in range(ranks)
-        ]
-        ends = time.monotonic() + LIMIT_S
-        while any(rank.poll() is None for rank in started):
-            if any(rank.returncode for rank in started) or time.monotonic() > ends:
-                time.sleep(2.0)
-                for rank in started:
-                    rank.kill()
-            time.sleep(0.05)
-
-
 class Bench:
     """One rank: marks on its stream, counted from a moment that all ranks share."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Any) -> None:
         import torch
         import torch.distributed as dist
 
         from steptime._calibrate.harness.clock import DeviceClock
-        from steptime._calibrate.harness.group import join
 
-        self.group, self.dist = join(), dist
+        self.group, self.dist = group, dist
         self.token = torch.zeros(1, device=self.group.device)
         dist.all_reduce(self.token)
         self.clock = DeviceClock()
@@ -228,29 +197,28 @@ def _prepared(bench: Bench, task: Any, plan: Sequence[int]) -> Any:
     return run
 
 
-def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--out", type=Path, required=True)
-    given.add_argument("--ranks", type=int, default=4)
-    given.add_argument("--rank", type=int)
-    chosen = given.parse_args()
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    if chosen.rank is None:
-        launch(chosen.out, chosen.ranks)
-        return
-    cores = {int(core) for core in os.environ.get("STEPTIME_CORES", "").split(",") if core}
-    if cores:
-        os.sched_setaffinity(0, cores)
-    from steptime._calibrate.harness.group import leave
-
-    bench = Bench()
+def work(group: Any, _session: Any, plan: Mapping[str, Any]) -> None:
+    """One rank: exchanges, then lookups."""
+    bench, out = Bench(group), Path(plan["out"])
     gc.disable()
-    found = exchanges(bench)
-    if bench.group.rank == 0:
-        (chosen.out / "exchanges.json").write_text(json.dumps({"cases": found}), encoding="utf-8")
+    measured = exchanges(bench)
+    if group.rank == 0:
+        (out / "exchanges.json").write_text(json.dumps({"cases": measured}), encoding="utf-8")
         print("exchanges", flush=True)
-    lookups(bench, chosen.out / "lookups.json")
-    leave()
+    lookups(bench, out / "lookups.json")
+
+
+def main() -> None:
+    from processes import on_ranks
+
+    from steptime._calibrate.harness.ranks import Layout
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=4)
+    arguments = parser.parse_args()
+    out: Path = arguments.out.absolute()
+    on_ranks(__file__, out, Layout(arguments.ranks, share_gpu=True), limit_s=LIMIT_S, out=str(out))
 
 
 if __name__ == "__main__":

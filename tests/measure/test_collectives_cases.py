@@ -226,4 +226,3 @@ def test_the_settings_of_a_fabric_are_in_the_rows_and_in_the_key() -> None:
     assert plain.columns()["settings"] == "{}"
     assert '"NCCL_SOCKET_NTHREADS": "2"' in wide.columns()["settings"]
     assert case.key(plain) != case.key(wide)
-    assert Place.from_dict(wide.to_dict()) == wide

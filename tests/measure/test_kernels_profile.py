@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from steptime._calibrate.harness.session import Setting
 from steptime._models.kernels.call import Call, TensorArg
 from steptime_lab.measure.device_profile import DeviceProfile, DeviceWork, HostProfile, MarkersError, cut
 from steptime_lab.measure.kernels.bench import row_of
@@ -103,7 +104,7 @@ CASE = KernelCase(CALL, CALL.to_json(), "activation", "sweep")
 
 def test_a_row_has_the_median_of_every_kernel_and_of_the_span() -> None:
     repeats = [tuple(work("a", "b", every_ns=20, lasting_ns=lasting)) for lasting in (4, 6, 100)]
-    row = row_of(CASE, "cold", repeats, share=1, others="none")
+    row = row_of(CASE, "cold", repeats, Setting())
     assert row is not None
     assert (row["kernel_names"], row["kernel_ns"], row["times_ns"]) == (["a", "b"], [6.0, 6.0], [8.0, 12.0, 200.0])
     assert row["span_ns"] == 26.0
@@ -111,17 +112,17 @@ def test_a_row_has_the_median_of_every_kernel_and_of_the_span() -> None:
 
 def test_repeats_with_other_kernels_count_in_the_times_but_not_kernel_by_kernel() -> None:
     repeats = [tuple(work("a")), tuple(work("a", "b")), tuple(work("a"))]
-    row = row_of(CASE, "cold", repeats, share=1, others="none")
+    row = row_of(CASE, "cold", repeats, Setting())
     assert row is not None
     assert (row["kernel_names"], row["times_ns"]) == (["a"], [5.0, 10.0, 5.0])
 
 
 def test_an_op_that_launches_nothing_has_no_row() -> None:
-    assert row_of(CASE, "cold", [(), ()], share=1, others="none") is None
+    assert row_of(CASE, "cold", [(), ()], Setting()) is None
 
 
 def test_the_span_ends_with_the_last_kernel_to_end_which_need_not_be_the_last_to_start() -> None:
     side_by_side = (DeviceWork("a", 100, 50), DeviceWork("b", 110, 5))
-    row = row_of(CASE, "cold", [side_by_side], share=1, others="none")
+    row = row_of(CASE, "cold", [side_by_side], Setting())
     assert row is not None
     assert (row["span_ns"], row["times_ns"]) == (50.0, [55.0])

@@ -110,11 +110,11 @@ def test_both_implementations_look_up_and_update_the_same() -> None:
 def test_a_row_has_the_median_of_every_kernel_and_the_sum_of_each_repeat() -> None:
     prepared = PreparedLookup(small("embedding_bag"), Memory(CPU, 1))
     repeats = [(DeviceWork("sort", start, 10 + start), DeviceWork("update", start + 40, 5)) for start in (0, 100, 200)]
-    row = row_of(prepared, "backward", "cold", repeats, share=1, others="none")
+    row = row_of(prepared, "backward", "cold", repeats, Setting())
     assert row is not None
     assert row["kernel_names"] == ["sort", "update"] and row["kernel_ns"] == [110, 5]
     assert row["times_ns"] == [15, 115, 215] and row["span_ns"] == 110
-    assert row_of(prepared, "forward", "cold", [(), ()], share=1, others="none") is None
+    assert row_of(prepared, "forward", "cold", [(), ()], Setting()) is None
 
 
 def test_what_was_measured_is_not_asked_again(tmp_path: Path) -> None:

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+
+from steptime._calibrate.harness.group import Group
+from steptime._calibrate.harness.session import LostContextError, Progress
+
+Case = TypeVar("Case")
 
 # The kernel of `torch.cuda._sleep`; no op that is measured launches it.
 MARKER = "spin_kernel"
@@ -24,6 +31,37 @@ _NOT_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")
 
 # The profiler drops records outside its window, and the device's clock is only translated into the host's.
 _MARGIN_S = 0.002
+
+
+COLD, WARM = "cold", "warm"
+
+
+class RawEvent(Protocol):
+    """What is read of an event of `kineto_results.events()`."""
+
+    def name(self) -> str:
+        """Kernel, runtime call, op or range."""
+
+    def device_type(self) -> Any:
+        """Where it ran."""
+
+    def start_ns(self) -> int:
+        """Since the epoch."""
+
+    def duration_ns(self) -> int:
+        """How long it took."""
+
+    def correlation_id(self) -> int:
+        """Of device work and runtime calls: what pairs them; of ops: their own number."""
+
+    def linked_correlation_id(self) -> int:
+        """Of device work and runtime calls: the number of the innermost op around the call; 0 where none was."""
+
+    def device_resource_id(self) -> int:
+        """Of device work: its stream."""
+
+    def is_user_annotation(self) -> bool:
+        """Whether it is a range that a program named, on the host or mirrored on the device."""
 
 
 class MarkersError(RuntimeError):
@@ -40,25 +78,6 @@ class DeviceWork:
 
 
 Segment = tuple[DeviceWork, ...]
-
-
-class Profile(Protocol):
-    """Cuts what a device does into segments."""
-
-    def __enter__(self) -> Profile: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def mark(self, what: str) -> None:
-        """What is issued from now on belongs to a new segment."""
-
-    def segments(self) -> list[Segment]:
-        """One per mark, in order; complete after the `with` block."""
-
-
-def profile_on(device: torch.device) -> Profile:
-    """The way to profile that a device has."""
-    return DeviceProfile() if device.type == "cuda" else HostProfile()
 
 
 class DeviceProfile:
@@ -121,6 +140,14 @@ class HostProfile:
         ]
 
 
+Profile = DeviceProfile | HostProfile
+
+
+def profile_on(device: torch.device) -> Profile:
+    """The way to profile that a device has."""
+    return DeviceProfile() if device.type == "cuda" else HostProfile()
+
+
 def _marker() -> None:
     torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
 
@@ -163,3 +190,50 @@ def span_ns(segment: Segment) -> int:
     """From the first start to the last end; cuDNN runs the groups of a convolution side by side, so the last to start may not
     be the last to end."""
     return max(work.start_ns + work.duration_ns for work in segment) - min(work.start_ns for work in segment)
+
+
+@contextmanager
+def execution_trace(file: Path) -> Iterator[None]:
+    """Records the execution trace of a block into a file."""
+    observer = torch.profiler.ExecutionTraceObserver()
+    observer.register_callback(str(file))
+    try:
+        observer.start()
+        yield
+    finally:
+        observer.stop()
+        observer.unregister_callback()
+
+
+def batches_of(cases: Sequence[Case], bytes_of: Callable[[Case], int], most: int, limit_bytes: float) -> Iterator[list[Case]]:
+    """Cut by count and by the bytes that prepared cases hold: the same on every rank."""
+    batch: list[Case] = []
+    held = 0
+    for case in cases:
+        needed = bytes_of(case)
+        if batch and (len(batch) >= most or held + needed > limit_bytes):
+            yield batch
+            batch, held = [], 0
+        batch.append(case)
+        held += needed
+    if batch:
+        yield batch
+
+
+def skip_failed(group: Group, progress: Progress, error: Exception, what: str) -> str:
+    """Counts a failed case as skipped; why, in a line, or nothing where it lacked memory. Raises where the context is lost."""
+    try:
+        group.synchronize()
+    except RuntimeError as lost:
+        raise LostContextError(f"the CUDA context was lost in {what}: {error}") from lost
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        progress.skip("out of memory")
+        return ""
+    progress.skip("failed")
+    return reason_of(error)
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of what an error says, else its kind."""
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -17,8 +17,9 @@ from steptime._calibrate.harness.ranks import QUIET, Layout
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import key_of
 from steptime._units import MIB
-from steptime_lab.measure.restarts import CASE_S, Attempts, CaseGroup, CrashMarker, SharedMps, forget
+from steptime_lab.measure.restarts import CASE_S, Attempts, CaseGroup, CrashMarker, SharedMps, forget, free
 from steptime_lab.measure.steps import cases_of
+from steptime_lab.measure.steps.timed import reset_peaks
 from steptime_lab.measurements.sets import MEMORY
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def measured(case: Case, group: Group, smi: Smi = nvidia_smi) -> dict[str, Any]:
     try:
         _settle(step, group)
         group.barrier()
-        built, reserved = _held(group)
+        built, reserved = _allocator_bytes(group)
         peaks = _peaks(step, group)
         outside = _outside(group, smi)
         group.barrier()
@@ -148,12 +149,7 @@ def _settle(step: Step, group: Group) -> None:
     if isinstance(step, DlrmStep):
         shared_buffers(group.device).drop_bags()
         step.tables.renew_inputs()
-    gc.collect()
-    if _counted(group):
-        import torch
-
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    free(group)
 
 
 def _peaks(step: Step, group: Group) -> Sequence[tuple[int, int]]:
@@ -162,11 +158,11 @@ def _peaks(step: Step, group: Group) -> Sequence[tuple[int, int]]:
     for count in (*(1 for _ in range(WAITING)), RUNNING):
         if count == RUNNING and _counted(group):
             time.sleep(_WATCHDOG_S)
-        _forget_peaks(group)
+        reset_peaks(group)
         for _ in range(count):
             step()
         group.barrier()
-        results.append(_most(group))
+        results.append(_allocator_bytes(group, "max_memory"))
     return results
 
 
@@ -175,27 +171,13 @@ def _counted(group: Group) -> bool:
     return group.device_name.startswith("cuda")
 
 
-def _forget_peaks(group: Group) -> None:
-    if _counted(group):
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _held(group: Group) -> tuple[int, int]:
+def _allocator_bytes(group: Group, what: str = "memory") -> tuple[int, int]:
+    """Allocated and reserved, now or (`max_memory`) at most since the peaks were reset; 0 where no allocator counts."""
     if not _counted(group):
         return 0, 0
     import torch
 
-    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-
-
-def _most(group: Group) -> tuple[int, int]:
-    if not _counted(group):
-        return 0, 0
-    import torch
-
-    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return getattr(torch.cuda, f"{what}_allocated")(), getattr(torch.cuda, f"{what}_reserved")()
 
 
 def _outside(group: Group, smi: Smi) -> int | None:
@@ -205,5 +187,5 @@ def _outside(group: Group, smi: Smi) -> int | None:
     for line in smi(["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]).splitlines():
         pid, _, used = line.partition(",")
         if pid.strip() == str(os.getpid()) and used.strip().isdigit():
-            return int(used) * MIB - _held(group)[1]
+            return int(used) * MIB - _allocator_bytes(group)[1]
     return None

@@ -196,10 +196,14 @@ class PreparedCall:
         writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema]
         mutable = {argument.name: written for argument, written in zip(schema, writes, strict=True)}
         self._args = [self._slot(value, index < len(writes) and writes[index]) for index, value in enumerate(call.args)]
-        self._kwargs = {name: self._keyword(name, value, mutable.get(name, False)) for name, value in call.kwargs}
+        self._kwargs = {
+            name: named(name, value, arena.device) if isinstance(value, str) else self._slot(value, mutable.get(name, False))
+            for name, value in call.kwargs
+        }
         self._moving = [(i, slot) for i, slot in enumerate(self._args) if isinstance(slot, _View | _List)]
         self._moving_kwargs = [(name, slot) for name, slot in self._kwargs.items() if isinstance(slot, _View | _List)]
-        self._check_fit()
+        if any(needed > self._regions[key].size for key, needed in self._needs.items()):
+            raise DoesNotFitError("does not fit the arena")
         self._written = [index for index in call.written if index < len(call.args) and _on_device(call.args[index])]
 
     @property
@@ -236,18 +240,6 @@ class PreparedCall:
         args, kwargs = self.fresh()
         self.op(*args, **kwargs)
 
-    def _check_fit(self) -> None:
-        for key, needed in self._needs.items():
-            if needed > self._regions[key].size:
-                raise DoesNotFitError("does not fit the arena")
-
-    def _keyword(self, name: str, value: Argument, mutable: bool) -> Any:
-        if not isinstance(value, str):
-            return self._slot(value, mutable)
-        if name == "device":
-            return self._arena.device if value == "device" else torch.device("cpu")
-        return getattr(torch, value) if name in ("memory_format", "layout") else value
-
     def _slot(self, value: Argument, mutable: bool) -> Any:
         if isinstance(value, DtypeArg):
             return torch_dtype(value.name)
@@ -262,6 +254,13 @@ class PreparedCall:
         self._regions[id(region)] = region
         self._needs[id(region)] += step_of(value)
         return _View(value, region)
+
+
+def named(name: str, value: str, device: torch.device) -> Any:
+    """What a word means as the argument of that name: a device, a layout or a memory format, else the word."""
+    if name == "device":
+        return device if value == "device" else torch.device("cpu")
+    return getattr(torch, value) if name in ("memory_format", "layout") else value
 
 
 def fixed(tensor: TensorArg, device: torch.device) -> torch.Tensor:

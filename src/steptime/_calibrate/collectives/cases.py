@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,15 +61,6 @@ class Place:
         """What a row says about it."""
         settings = json.dumps(self.settings, sort_keys=True)
         return {"ranks": self.ranks, "fabric": self.fabric, "settings": settings, "share": self.share}
-
-    def to_dict(self) -> dict[str, Any]:
-        """For a plan."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Place:
-        """The place that `to_dict` gave."""
-        return cls(int(values["ranks"]), str(values["fabric"]), int(values["share"]))
 
 
 Matrix = tuple[int, ...]  # sent bytes, row by row: entry (i, j) goes from rank i to rank j

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -12,25 +12,6 @@ from steptime._units import NS_PER_MS, NS_PER_US
 
 # By then every rank has heard from all others and is back in Python.
 _LEAD_NS = 200 * NS_PER_US
-
-
-class Clock(Protocol):
-    """What timing needs of a device."""
-
-    def mark(self) -> Any:
-        """A moment on the current stream."""
-
-    def between_ns(self, first: Any, second: Any) -> float:
-        """From one mark to another; both have passed."""
-
-    def wait(self, mark: Any) -> None:
-        """Until a mark has passed."""
-
-    def pause(self, duration_ns: float) -> None:
-        """The current stream does nothing for so long."""
-
-    def run_ahead(self, duration_ns: float) -> None:
-        """Holds the device back for so long, so that the host has queued its work before it begins."""
 
 
 class DeviceClock:
@@ -46,18 +27,18 @@ class DeviceClock:
             self.wait(last)
             self._cycles_per_ns = 2_000_000 / self.between_ns(first, last)
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
         """A moment on the current stream."""
         # Blocking: a host that waits sleeps and leaves its core to the threads that move the data.
         event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def between_ns(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+    def between_ns(self, first: Any, second: Any) -> float:
         """From one mark to another; both have passed."""
         return float(first.elapsed_time(second)) * NS_PER_MS
 
-    def wait(self, mark: torch.cuda.Event) -> None:
+    def wait(self, mark: Any) -> None:
         """Until a mark has passed."""
         mark.synchronize()
 
@@ -73,15 +54,15 @@ class DeviceClock:
 class HostClock:
     """The CPU as a device: work is done when the call returns."""
 
-    def mark(self) -> int:
+    def mark(self) -> Any:
         """A moment on the current stream."""
         return time.perf_counter_ns()
 
-    def between_ns(self, first: int, second: int) -> float:
+    def between_ns(self, first: Any, second: Any) -> float:
         """From one mark to another; both have passed."""
         return float(second - first)
 
-    def wait(self, mark: int) -> None:
+    def wait(self, mark: Any) -> None:
         """Until a mark has passed."""
 
     def pause(self, duration_ns: float) -> None:
@@ -90,6 +71,9 @@ class HostClock:
 
     def run_ahead(self, duration_ns: float) -> None:
         """Holds the device back for so long, so that the host has queued its work before it begins."""
+
+
+Clock = DeviceClock | HostClock
 
 
 def clock_of(group: Group) -> Clock:

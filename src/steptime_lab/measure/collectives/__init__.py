@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from steptime._calibrate.collectives.cases import MAIN, OTHERS, CollectiveCase, Place, cost_ns
@@ -29,8 +30,12 @@ def run(session: Session, options: Options) -> None:
 
     NCCL's choices come first where there is time for everything, or where nothing else is asked for.
     """
-    every = {place: _tiers(place, options) for place in places(options, session.recipe.gpus)}
-    wanted = {place: left for place, cases in every.items() if any(left := _left(session, place, cases))}
+    only, done = [name for name in options.only if name != CHOICES], session.store.done(COLLECTIVES)
+    every = {
+        place: cases_of(place, seed=options.seed, small=options.small, only=only)
+        for place in places(options, session.recipe.gpus)
+    }
+    wanted = {place: left for place, cases in every.items() if any(left := _left(done, place, cases))}
     alone = options.only == (CHOICES,)
     if alone and options.device != "cuda":
         session.warn(f"--only {CHOICES} asks NCCL, which needs GPUs; nothing is asked on {options.device}")
@@ -39,7 +44,8 @@ def run(session: Session, options: Options) -> None:
         learn(session, {place: [case for tier in cases for case in tier] for place, cases in every.items()}, options.device)
     for number, place in enumerate({} if alone else wanted):
         if session.budget.left_s() < _STARTING_S:
-            session.warn(f"no time left for collectives on {', '.join(map(_said, list(wanted)[number:]))}")
+            without = ", ".join(f"{later.ranks} ranks, {later.fabric}" for later in list(wanted)[number:])
+            session.warn(f"no time left for collectives on {without}")
             return
         needs = [_needs_s(other, cases) for other, cases in list(wanted.items())[number:]]
         _measure(session, options, place, share_s(needs, session.budget.left_s()))
@@ -65,7 +71,7 @@ def share_s(needs_s: Sequence[tuple[float, float]], left_s: float) -> float:
 def _measure(session: Session, options: Options, place: Place, seconds: float) -> None:
     part = Budget.of_minutes(seconds / 60)
     plan = session.to_plan(
-        ends_at=part.ends_at, place=place.to_dict(), done=sorted(session.store.done(COLLECTIVES)),
+        ends_at=part.ends_at, place=asdict(place), done=sorted(session.store.done(COLLECTIVES)),
         seed=options.seed, small=options.small, only=list(options.only),
     )  # fmt: skip
     try:
@@ -78,19 +84,13 @@ def _measure(session: Session, options: Options, place: Place, seconds: float) -
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
-    """One rank's part: the same cases in the same order on every rank."""
-    wanted = cases_of(Place.from_dict(plan["place"]), seed=int(plan["seed"]), small=bool(plan["small"]), only=plan["only"])
-    _sweep(group, session, plan, wanted)
-
-
-def _sweep(group: Group, session: Session, plan: Mapping[str, Any], wanted: Sequence[Sequence[CollectiveCase]]) -> None:
-    """Measures what is wanted at the plan's place and not yet there."""
+    """One rank's part: the same cases in the same order on every rank; those at the plan's place that are not yet there."""
     from steptime._calibrate.collectives.sweep import Sweep
     from steptime_lab.measure.collectives.circumstances import CircumstancesBench
 
-    place = Place.from_dict(plan["place"])
-    done = set(plan["done"])
-    left = [[case for case in tier if case.key(place) not in done] for tier in wanted]
+    place = Place(**plan["place"])
+    wanted = cases_of(place, seed=int(plan["seed"]), small=bool(plan["small"]), only=plan["only"])
+    left = _left(set(plan["done"]), place, wanted)
     every = [case for tier in left for case in tier]
     if not every:
         return
@@ -114,14 +114,8 @@ def cases_of(place: Place, *, seed: int, small: bool, only: Sequence[str]) -> li
     return tiers(place.ranks, dense=place.dense, seed=seed, only=only)
 
 
-def _tiers(place: Place, options: Options) -> list[list[CollectiveCase]]:
-    only = [name for name in options.only if name != CHOICES]
-    return cases_of(place, seed=options.seed, small=options.small, only=only)
-
-
-def _left(session: Session, place: Place, tiered: Sequence[Sequence[CollectiveCase]]) -> list[list[CollectiveCase]]:
+def _left(done: Container[str], place: Place, tiered: Sequence[Sequence[CollectiveCase]]) -> list[list[CollectiveCase]]:
     """The tiers without what is measured."""
-    done = session.store.done(COLLECTIVES)
     return [[case for case in tier if case.key(place) not in done] for tier in tiered]
 
 
@@ -129,7 +123,3 @@ def _needs_s(place: Place, tiered: Sequence[Sequence[CollectiveCase]]) -> tuple[
     """With the start: the first tier, and all of them."""
     costs = [sum(cost_ns(case, place) for case in tier) / 1e9 for tier in tiered]
     return _STARTING_S + costs[0], _STARTING_S + sum(costs)
-
-
-def _said(place: Place) -> str:
-    return f"{place.ranks} ranks, {place.fabric}"

@@ -13,7 +13,7 @@ from steptime._calibrate.host.bench import Probe
 from steptime._calibrate.host.representative import op_probe
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
 from steptime_lab.measure.host.issued import Issued
-from steptime_lab.measure.op_calls import operator, torch_dtype
+from steptime_lab.measure.op_calls import draw, named, operator, torch_dtype
 
 _NAME = re.compile(r"aten::([A-Za-z_]\w*)(?:\.(\w+))?")
 
@@ -38,16 +38,8 @@ def arguments(call: Call, device: torch.device) -> tuple[list[Any], dict[str, An
     """Positional and keyword arguments."""
     return (
         [_value(arg, device) for arg in call.args],
-        {name: _keyword(name, arg, device) for name, arg in call.kwargs},
+        {name: named(name, arg, device) if isinstance(arg, str) else _value(arg, device) for name, arg in call.kwargs},
     )
-
-
-def _keyword(name: str, argument: Argument, device: torch.device) -> Any:
-    if not isinstance(argument, str):
-        return _value(argument, device)
-    if name == "device":
-        return device if argument == "device" else torch.device("cpu")
-    return getattr(torch, argument) if name in ("memory_format", "layout") else argument
 
 
 def _value(argument: Argument, device: torch.device) -> Any:
@@ -70,17 +62,10 @@ def tensor(given: TensorArg, device: torch.device) -> torch.Tensor:
     if dtype is torch.bool:
         storage.bernoulli_(0.5)
     elif dtype.is_floating_point:
-        storage.copy_(_floats(given.values, storage))
+        draw(storage, given.values)
     if given.strides is None:
         return storage[: given.numel].view(given.shape)
     return storage.as_strided(given.shape, given.strides)
-
-
-def _floats(values: str, like: torch.Tensor) -> torch.Tensor:
-    if values == "unit":
-        return torch.rand(like.shape, device=like.device)
-    normal = torch.randn(like.shape, device=like.device)
-    return normal.abs() + 0.1 if values == "positive" else normal
 
 
 Lookup = Callable[[str], Callable[..., Any] | None]

@@ -8,46 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
 from steptime._calibrate.host.bench import MOST_LAUNCHES, Action, HostBench, Probe
 from steptime._calibrate.host.runner import Runner
-from steptime_lab.measure.device_profile import MARKER
+from steptime_lab.measure.device_profile import MARKER, RawEvent, execution_trace
 from steptime_lab.measure.host.launches import CUDA, GATE_CYCLES, QUEUED
 from steptime_lab.measure.restarts import CrashMarker
 
 MODES = ("off", "cuda", "cpu_cuda", "execution_trace", "after")
 
 
-class Event(Protocol):
-    """A raw record of the profiler."""
-
-    def name(self) -> str:
-        """Of the kernel, the runtime call or the op."""
-
-    def device_type(self) -> Any:
-        """Where it ran."""
-
-    def start_ns(self) -> int:
-        """When it began."""
-
-    def duration_ns(self) -> int:
-        """How long it took."""
-
-    def correlation_id(self) -> int:
-        """The same for a runtime call and the work it launched."""
-
-
 @dataclass
 class Recording:
     """What was recorded; complete when the `with` block has ended. Empty where nothing was."""
 
-    device: list[Event] = field(default_factory=list)  # kernels, copies, memsets, by start
-    runtime: list[Event] = field(default_factory=list)  # calls of the CUDA runtime and driver, by start
+    device: list[RawEvent] = field(default_factory=list)  # kernels, copies, memsets, by start
+    runtime: list[RawEvent] = field(default_factory=list)  # calls of the CUDA runtime and driver, by start
 
-    def read(self, events: Sequence[Event]) -> None:
+    def read(self, events: Sequence[RawEvent]) -> None:
         """Sorts raw events into those two."""
         ordered = sorted(events, key=lambda event: event.start_ns())
         cuda = torch._C._autograd.DeviceType.CUDA
@@ -73,7 +53,7 @@ def recording(mode: str, *, read: bool = False) -> Iterator[Recording]:
     if mode in ("off", "after"):
         yield result
     elif mode == "execution_trace":
-        with _execution_trace():
+        with tempfile.TemporaryDirectory(prefix="steptime") as folder, execution_trace(Path(folder) / "trace.json"):
             yield result
     else:
         activities = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
@@ -85,19 +65,6 @@ def recording(mode: str, *, read: bool = False) -> Iterator[Recording]:
                 torch.cuda.synchronize()
         if read:
             result.read(profiler.profiler.kineto_results.events())
-
-
-@contextmanager
-def _execution_trace() -> Iterator[None]:
-    with tempfile.TemporaryDirectory(prefix="steptime") as folder:
-        observer = torch.profiler.ExecutionTraceObserver()
-        observer.register_callback(str(Path(folder) / "trace.json"))
-        observer.start()
-        try:
-            yield
-        finally:
-            observer.stop()
-            observer.unregister_callback()
 
 
 def around_launches(found: Recording) -> dict[str, list[float]]:
@@ -117,7 +84,7 @@ def gaps(found: Recording) -> list[float]:
     return [float(after.start_ns() - _end(before)) for before, after in pairwise(found.device) if MARKER not in before.name()]
 
 
-def _returns(device: Sequence[Event], waits: Sequence[Event]) -> list[float]:
+def _returns(device: Sequence[RawEvent], waits: Sequence[RawEvent]) -> list[float]:
     """From the end of the last work that a synchronisation waited for to its return."""
     results = []
     for wait in waits:
@@ -127,7 +94,7 @@ def _returns(device: Sequence[Event], waits: Sequence[Event]) -> list[float]:
     return results
 
 
-def _end(event: Event) -> int:
+def _end(event: RawEvent) -> int:
     return event.start_ns() + event.duration_ns()
 
 

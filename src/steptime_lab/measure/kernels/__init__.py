@@ -113,7 +113,7 @@ def sweep(
 
 def remaining(session: Session, cases: Sequence[KernelCase], setting: Setting) -> list[KernelCase]:
     """The cases that have no row yet under this setting and did not cost a context before."""
-    from steptime_lab.measure.kernels.bench import COLD
+    from steptime_lab.measure.device_profile import COLD
 
     done, avoid = session.store.done(KERNELS), AvoidList(session.folder, JOB).cases()
     ended = Counter(Call.from_json(text).op for text in avoid)

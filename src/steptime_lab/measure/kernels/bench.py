@@ -20,11 +20,11 @@ import torch
 
 from steptime._calibrate.harness.clock import Clock, clock_of
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.session import LostContextError, Progress, Session, Setting
+from steptime._calibrate.harness.session import Progress, Session, Setting
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._units import NS_PER_MS
 from steptime.errors import InputError
-from steptime_lab.measure.device_profile import MarkersError, Segment, profile_on, told_by
+from steptime_lab.measure.device_profile import COLD, WARM, MarkersError, Segment, batches_of, profile_on, skip_failed, told_by
 from steptime_lab.measure.kernels.cases import KernelCase, draw_of
 from steptime_lab.measure.op_calls import Arena, DoesNotFitError, PreparedCall, torch_dtype
 from steptime_lab.measure.restarts import AvoidList
@@ -72,13 +72,11 @@ class Sentinels:
         return f"sentinels: product at most {product} off, copy {copy}; {self.repeated} batches run again"
 
 
-def row_of(case: KernelCase, cache: str, repeats: Sequence[Segment], *, share: int, others: str) -> dict[str, Any] | None:
+def row_of(case: KernelCase, cache: str, repeats: Sequence[Segment], setting: Setting) -> dict[str, Any] | None:
     """The row of a case in one cache state; nothing where the op launched nothing."""
     told = told_by(repeats)
-    return None if told is None else {**case.asked(), "cache": cache, "share": share, "others": others, **told}
+    return None if told is None else {**case.asked(), "cache": cache, "share": setting.share, "others": setting.others, **told}
 
-
-COLD, WARM = "cold", "warm"
 
 # Calls per profile; times six runs. More make parsing wait, fewer make starting and stopping the profiler cost.
 BATCH = 400
@@ -125,18 +123,7 @@ class KernelBench:
         if ops:
             # Where few ops are asked, there is nobody whose time they could take.
             self._first_runs_limit_s = max(self._first_runs_limit_s, _OF_FEW * self._session.budget.left_s() / len(ops))
-        limit = _FIXED_SHARE * self._arena.nbytes
-        batch: list[KernelCase] = []
-        held = 0
-        for case in cases:
-            own = _fixed_bytes(case)
-            if batch and (len(batch) >= BATCH or held + own > limit):
-                yield batch
-                batch, held = [], 0
-            batch.append(case)
-            held += own
-        if batch:
-            yield batch
+        return batches_of(cases, _fixed_bytes, BATCH, _FIXED_SHARE * self._arena.nbytes)
 
     def measure(self, batch: Sequence[KernelCase], setting: Setting) -> list[tuple[KernelCase, dict[str, Any]]]:
         """The rows of a batch: up to two for every case that runs."""
@@ -147,9 +134,7 @@ class KernelBench:
             return []
         rows = []
         for item in ready:
-            results = [
-                row_of(item.case, c, s, share=setting.share, others=setting.others) for c, s in item.segments.items() if s
-            ]
+            results = [row_of(item.case, cache, runs, setting) for cache, runs in item.segments.items() if runs]
             rows += [(item.case, row) for row in results if row is not None]
             if any(results):
                 self._progress.step()
@@ -201,18 +186,9 @@ class KernelBench:
         if isinstance(error, DoesNotFitError):
             self._progress.skip(str(error))
             return
-        try:
-            self.group.synchronize()
-        except RuntimeError as lost:
-            raise LostContextError(f"the CUDA context was lost in {case.text[:200]}: {error}") from lost
-        if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
-            self._progress.skip("out of memory")
-            return
-        self._progress.skip("failed")
-        if case.call.op not in self._warned:
+        reason = skip_failed(self.group, self._progress, error, case.text[:200])
+        if reason and case.call.op not in self._warned:
             self._warned.add(case.call.op)
-            reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             self._session.warn(f"{case.call.op} failed: {reason}")
 
     def _profiled(self, ready: Sequence[_ReadyCall], setting: Setting) -> bool:

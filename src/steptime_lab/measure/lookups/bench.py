@@ -12,15 +12,15 @@ import torch
 
 from steptime._calibrate.harness.clock import Clock, clock_of
 from steptime._calibrate.harness.group import Group
-from steptime._calibrate.harness.session import LostContextError, Progress, Session, Setting
+from steptime._calibrate.harness.session import Progress, Session, Setting
 from steptime._units import NS_PER_MS
-from steptime_lab.measure.device_profile import MarkersError, Segment, profile_on, told_by
+from steptime_lab.measure.device_profile import COLD, WARM, MarkersError, Segment, batches_of, profile_on, skip_failed, told_by
 from steptime_lab.measure.lookups.cases import LookupCase
 from steptime_lab.measure.lookups.prepared import Memory, PreparedLookup, held_bytes
 
 
 def row_of(
-    prepared: PreparedLookup, direction: str, cache: str, repeats: Sequence[Segment], *, share: int, others: str
+    prepared: PreparedLookup, direction: str, cache: str, repeats: Sequence[Segment], setting: Setting
 ) -> dict[str, Any] | None:
     """The row of a lookup in one direction and cache state; nothing where nothing was launched."""
     told = told_by(repeats)
@@ -28,7 +28,7 @@ def row_of(
         return None
     case, every = prepared.case, prepared.statistics
     return {
-        **case.asked(direction, cache, share, others),
+        **case.asked(direction, cache, setting.share, setting.others),
         "tables": len(case.dims),
         "series": case.series,
         "pooling": [item.pooling for item in every],
@@ -66,7 +66,6 @@ def event_times_ns(prepared: PreparedLookup, flush: Callable[[], None], clock: C
 
 
 FORWARD, BACKWARD = "forward", "backward"
-COLD, WARM = "cold", "warm"
 
 # Cases per profile: about a second, so that little is lost with a process.
 _BATCH = 60
@@ -111,17 +110,7 @@ class LookupBench:
     def batches(self, cases: Sequence[LookupCase]) -> Iterator[list[LookupCase]]:
         """Cut by count and by the bytes that prepared cases hold: the same on every rank."""
         limit = _HELD_SHARE * self._total_bytes / self.group.share if self._cuda else _CPU_HELD_BYTES
-        batch: list[LookupCase] = []
-        held = 0
-        for case in cases:
-            own = held_bytes(case)
-            if batch and (len(batch) >= _BATCH or held + own > limit):
-                yield batch
-                batch, held = [], 0
-            batch.append(case)
-            held += own
-        if batch:
-            yield batch
+        return batches_of(cases, held_bytes, _BATCH, limit)
 
     def measure(self, batch: Sequence[LookupCase], setting: Setting) -> list[dict[str, Any]]:
         """The rows of a batch: two or four for every case that runs."""
@@ -205,8 +194,7 @@ class LookupBench:
     def _rows(self, one: _ReadyLookup, setting: Setting) -> list[dict[str, Any]]:
         case = one.prepared.case
         results = [
-            row_of(one.prepared, direction, cache, segments, share=setting.share, others=setting.others)
-            for (direction, cache), segments in one.segments.items()
+            row_of(one.prepared, direction, cache, segments, setting) for (direction, cache), segments in one.segments.items()
         ]
         rows = [row for row in results if row is not None]
         if one.failed or not rows:
@@ -229,17 +217,8 @@ class LookupBench:
                 row["event_ns"] = result[row["direction"] == BACKWARD]
 
     def _say(self, case: LookupCase, error: Exception) -> None:
-        try:
-            self.group.synchronize()
-        except RuntimeError as lost:
-            raise LostContextError(f"the CUDA context was lost in {case}: {error}") from lost
-        if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
-            self._progress.skip("out of memory")
-            return
-        self._progress.skip("failed")
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        if reason not in self._warned:
+        reason = skip_failed(self.group, self._progress, error, str(case))
+        if reason and reason not in self._warned:
             self._warned.add(reason)
             self._session.warn(f"a lookup of {len(case.dims)} tables ({case.implementation}) failed: {reason}")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from steptime._lookups.statistics import Statistics
 from steptime._units import MIB
+from steptime_lab.measure.device_profile import reason_of
 from steptime_lab.measure.lookups.cases import LookupCase, LookupLimits
 from steptime_lab.workloads.table_batched import plain
 from steptime_lab.workloads.table_batched.layout import Layout
@@ -72,80 +73,57 @@ def limits_of(memory_bytes: int, share: int) -> LookupLimits:
 _LEARNING_RATE = 1e-3
 
 
-class _Implementation(Protocol):
-    def forward(self) -> torch.Tensor: ...
-
-    def backward(self, out: torch.Tensor) -> None: ...
-
-
 class PreparedLookup:
-    """Runs one case, forward and backward with update, as a training step would."""
+    """One case, forward and backward with update, as a training step runs it."""
 
     def __init__(self, case: LookupCase, memory: Memory) -> None:
         self.case = case
         indices, offsets = drawn(case, memory.device)
         self.statistics: tuple[Statistics, ...] = statistics_of_launch(indices, offsets, case.rows, case.batch)
         scales = torch.rand(indices.numel(), device=memory.device) + 0.5 if case.weighted else None
-        kind = _TableBatched if case.implementation == "table_batched" else _Module
-        self._run: _Implementation = kind(case, memory, indices, offsets, scales)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._module: torch.nn.Module
+        self._arguments: tuple[torch.Tensor | None, ...]
+        if case.implementation == "table_batched":
+            self._batch_tables(memory, indices, offsets, scales)
+        else:
+            self._use_module(memory, indices, offsets, scales)
 
-    def forward(self) -> torch.Tensor:
-        """The sums of looked-up rows, part of a graph."""
-        return self._run.forward()
-
-    def backward(self, out: torch.Tensor) -> None:
-        """From the gradient of the sums to updated rows."""
-        self._run.backward(out)
-
-
-class _TableBatched:
-    def __init__(
-        self, case: LookupCase, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
-    ) -> None:
-        elements = Layout.elements_of(case.rows, case.dims)
-        rows = memory.rows(elements, getattr(torch, case.dtype))
-        self._module = TableBatchedLookup(
-            case.rows, case.dims, optimizer=case.optimizer, learning_rate=_LEARNING_RATE, weights=rows
-        )
-        self._module.prepare(case.batch)
-        self._arguments = (indices, offsets, scales)
+    def _batch_tables(self, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None) -> None:
+        """All tables in one launch; the backward pass updates them."""
+        case = self.case
+        rows = memory.rows(Layout.elements_of(case.rows, case.dims), getattr(torch, case.dtype))
+        lookup = TableBatchedLookup(case.rows, case.dims, optimizer=case.optimizer, learning_rate=_LEARNING_RATE, weights=rows)
+        lookup.prepare(case.batch)
+        self._module, self._arguments = lookup, (indices, offsets, scales)
         self._gradient = memory.gradient(case.batch, sum(case.dims), torch.float32)
 
-    def forward(self) -> torch.Tensor:
-        out: torch.Tensor = self._module(*self._arguments)
-        return out
-
-    def backward(self, out: torch.Tensor) -> None:
-        out.backward(self._gradient)  # type: ignore[no-untyped-call]
-
-
-class _Module:
-    """A module of PyTorch and its optimiser: `embedding_bag` sums a bag's rows, `embedding` gives every row it looks up."""
-
-    def __init__(
-        self, case: LookupCase, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None
-    ) -> None:
+    def _use_module(self, memory: Memory, indices: torch.Tensor, offsets: torch.Tensor, scales: torch.Tensor | None) -> None:
+        """A module of PyTorch and its optimiser: `embedding_bag` sums a bag's rows, `embedding` gives every row it looks up."""
+        case = self.case
         rows, dim, dtype = case.rows[0], case.dims[0], getattr(torch, case.dtype)
         weight = memory.rows(rows * dim, dtype).view(rows, dim)
         pooled = case.implementation in ("embedding_bag", "embedding_bag_dense")
-        self._module: torch.nn.Module
         if pooled:
             self._module = torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=not case.dense, _weight=weight)
         else:
             self._module = torch.nn.Embedding(rows, dim, sparse=not case.dense, _weight=weight)
         kind: Any = torch.optim.SGD if case.optimizer == "sgd" else torch.optim.Adagrad
-        self._optimizer: torch.optim.Optimizer = kind(self._module.parameters(), lr=_LEARNING_RATE)
+        self._optimizer = kind(self._module.parameters(), lr=_LEARNING_RATE)
         self._arguments = (indices, offsets[:-1], None if scales is None else scales.to(dtype)) if pooled else (indices,)
         self._gradient = memory.gradient(case.batch if pooled else indices.numel(), dim, dtype)
 
     def forward(self) -> torch.Tensor:
+        """The sums of looked-up rows, part of a graph."""
         out: torch.Tensor = self._module(*self._arguments)
         return out
 
     def backward(self, out: torch.Tensor) -> None:
+        """From the gradient of the sums to updated rows."""
         out.backward(self._gradient)  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        if self._optimizer is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
 
 
 def held_bytes(case: LookupCase) -> int:
@@ -176,7 +154,7 @@ def disagreement(cases: Sequence[LookupCase], memory: Memory) -> str:
             try:
                 wrong = _difference(case, memory)
             except Exception as error:
-                raise NoKernelsError(str(error).splitlines()[0][:200] if str(error) else type(error).__name__) from error
+                raise NoKernelsError(reason_of(error)) from error
             if wrong:
                 return f"{wrong} of {len(case.dims)} tables, {case.dtype}, {case.optimizer}"
     return ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,35 +23,11 @@ from steptime_lab.measure.steps.traced import write_packed
 from steptime_lab.measurements.sets import STEP_KERNELS
 
 if TYPE_CHECKING:
+    from steptime_lab.measure.device_profile import RawEvent
     from steptime_lab.workloads.case import Case, Step
 
 # Begins the name of the host range around one profiled step; then case and step follow.
 MARK = "steptime_step#"
-
-
-class RawEvent(Protocol):
-    """What is read of an event of `kineto_results.events()`."""
-
-    def name(self) -> str:
-        """Kernel, runtime call, op or range."""
-
-    def start_ns(self) -> int:
-        """Since the epoch."""
-
-    def duration_ns(self) -> int:
-        """How long it took."""
-
-    def correlation_id(self) -> int:
-        """Of device work and runtime calls: what pairs them; of ops: their own number."""
-
-    def linked_correlation_id(self) -> int:
-        """Of device work and runtime calls: the number of the innermost op around the call; 0 where none was."""
-
-    def device_resource_id(self) -> int:
-        """Of device work: its stream."""
-
-    def is_user_annotation(self) -> bool:
-        """Whether it is a range that a program named, on the host or mirrored on the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
             record_op_calls(calls_of, step, attempts)
         # Only after every file is in its place: this one says that the case is done.
         if group.all_agree(True) and group.rank == 0:
-            _write_programs(programs_file(folder, case.name), {"ranks": case.ranks, "programs": owner})
+            write_whole(programs_file(folder, case.name), json.dumps({"ranks": case.ranks, "programs": owner}))
     finally:
         step.close()
         del step
@@ -140,26 +140,15 @@ def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
     return True
 
 
-def _write_programs(file: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all: a file that is there says that the case is done."""
-    write_whole(file, json.dumps(content))
-
-
 def observed(step: Step, group: Group) -> dict[str, Any]:
     """The execution trace of one step."""
-    from torch.profiler import ExecutionTraceObserver
+    from steptime_lab.measure.device_profile import execution_trace
 
     with tempfile.TemporaryDirectory(prefix="steptime") as folder:
         file = Path(folder) / "et.json"
-        observer = ExecutionTraceObserver()
-        observer.register_callback(str(file))
-        try:
-            observer.start()
+        with execution_trace(file):
             step()
             group.synchronize()
-        finally:
-            observer.stop()
-            observer.unregister_callback()
         return parse(file.read_text(encoding="utf-8", errors="replace"))
 
 
