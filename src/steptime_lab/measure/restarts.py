@@ -258,14 +258,11 @@ class Attempts:
                     self.progress.skip(reason)
                 forget()
                 free(self.group)
-        self._flush_now_and_then()
-        return result
-
-    def _flush_now_and_then(self) -> None:
         # A flush asks for the clock since the one before, and rows want that of their own time.
         if self.session.store.waiting() and time.monotonic() - self.flushed_at > _FLUSH_S:
             self.session.store.flush()
             self.flushed_at = time.monotonic()
+        return result
 
     def close(self) -> None:
         """Everything went as it should: nothing is in flight, every row is stored."""

@@ -48,15 +48,20 @@ def by_task(rows: Iterable[Mapping[str, Any]]) -> dict[str, Times]:
     return result
 
 
+def medians_of(times: Times) -> list[float]:
+    """Of every rule over its blocks."""
+    return [float(np.median(list(blocks.values()))) for blocks in times.values()]
+
+
 def chance(times: Times) -> float:
     """How often a rule picked at random is within 10 % of the fastest."""
-    medians = [float(np.median(list(blocks.values()))) for blocks in times.values()]
+    medians = medians_of(times)
     return sum(median <= (1 + CLOSE) * min(medians) for median in medians) / len(medians)
 
 
 def slowest_over_fastest(times: Times) -> float:
     """How far apart the rules are."""
-    medians = [float(np.median(list(blocks.values()))) for blocks in times.values()]
+    medians = medians_of(times)
     return max(medians) / min(medians)
 
 
@@ -319,7 +324,7 @@ def blocks_of(
     seconds = 0.0 if plan["small"] else _TIMED_S
     counts = [steps_for(seconds, time_once(step, group, _WARM_UP), _LEAST_STEPS) for _, _, step in built]
     # What tables look up does not depend on the plan: one row of a task has it for all.
-    lookups = _lookups(built, group)
+    lookups = lookups_json(built[0][0], built[0][2], group)
     rows = []
     for block in range(_SMALL_BLOCKS if plan["small"] else BLOCKS):
         for turn, at in enumerate(order_of(task, block, len(built), plan["seed"], plan["turn"])):
@@ -339,8 +344,3 @@ def blocks_of(
                 "times_ns": [time_ns],
             })  # fmt: skip
     return rows
-
-
-def _lookups(built: Sequence[tuple[Case, str, Step]], group: Group) -> str | None:
-    case, _, step = built[0]
-    return lookups_json(case, step, group)

@@ -141,7 +141,8 @@ class Sweep:
                 self._pace = 0.5 * self._pace + 0.5 * (time.monotonic() - began) / planned_s
         finally:
             rows = [self._row(*item) for item in result.results()]
-            for row in filter(None, [*rows, self._sentinel_row(result)]) if self.group.rank == 0 else ():
+            sentinel = self._row(SENTINEL, result_of(SENTINEL, result.sentinels())) if self._guarded else None
+            for row in filter(None, [*rows, sentinel]) if self.group.rank == 0 else ():
                 self.session.store.add(COLLECTIVES, row)
             self.session.store.flush()
         return sum(row is None for row in rows)
@@ -175,9 +176,6 @@ class Sweep:
             "algorithm": "", "protocol": "", "channels": None,
             "rank": case.late_rank or 0,
         }  # fmt: skip
-
-    def _sentinel_row(self, lap: LapReadings) -> dict[str, Any] | None:
-        return self._row(SENTINEL, result_of(SENTINEL, lap.sentinels())) if self._guarded else None
 
 
 # The largest is DDP's bucket.

@@ -103,13 +103,9 @@ def grouped(calls: Iterable[tuple[Call, int, str]]) -> list[Issued]:
         total[key] = total.get(key, 0) + count
         if key not in most or count > most[key][2]:
             most[key] = (small, call, count, source)
-    order = sorted(most, key=lambda key: (-total[key], _place(most[key][0])))
+    ranked = {name: place for place, name in enumerate(FREQUENT)}
+    order = sorted(most, key=lambda key: (-total[key], ranked.get(op_kind(most[key][0].op).plain, len(FREQUENT))))
     return [Issued(most[key][0], most[key][1], total[key], most[key][3]) for key in order]
-
-
-def _place(call: Call) -> int:
-    name = op_kind(call.op).plain
-    return FREQUENT.index(name) if name in FREQUENT else len(FREQUENT)
 
 
 def recorded(folder: Path) -> list[tuple[Call, int, str]]:

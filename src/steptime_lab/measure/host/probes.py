@@ -33,13 +33,7 @@ COLLECTIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], Action]] = {
 }
 
 
-def together_probes() -> list[Probe]:
-    """All ranks take part; with a single one the group is of that one."""
-    calls = [collective_probe(name, call) for name, call in COLLECTIVES.items()]
-    return [*calls, Probe(DDP_KINDS, "ddp", _measure, phase="backward", together=True)]
-
-
-def _measure(bench: HostBench) -> Times:
+def _data_parallel(bench: HostBench) -> Times:
     """Forward and backward, each against the bare module; slopes are per parameter."""
     join(bench)
     device = bench.group.device
@@ -97,12 +91,6 @@ SHORT = ("neg", "relu", "add", "linear", "layer_norm", "softmax", "dropout", "co
 THINNED = ("op_autograd", "op_no_grad", "backward_node", "accumulate_grad", "optimizer_step")
 
 
-def mechanisms(*, short: bool = False) -> list[Probe]:
-    """All that one rank does alone, or what of it is on the short lists."""
-    every = [*launch_probes(), *module_probes(), *optimizer_probes(), *form_probes(), *autograd_probes()]
-    return [probe for probe in every if not short or probe.kinds[0] not in THINNED or probe.op in SHORT]
-
-
 # What lies between ops is two fifths of the host's time in a step of DLRM and of BERT; launching comes next.
 BETWEEN_OPS = (
     "between_backward", "accumulate_grad", "ddp_forward", "module_call", "between_forward", "launch", "optimizer_step",
@@ -117,7 +105,13 @@ SHORT_OPS = 150
 def probes(issued: Sequence[Issued], *, short: bool = False, python: bool = True) -> list[Probe]:
     """What lies between ops, the ops that workloads issue most, lookups and collectives, then the rest."""
     asked = issued[:SHORT_OPS] if short else issued
-    around = [*mechanisms(short=short), *together_probes()]
+    alone = [*launch_probes(), *module_probes(), *optimizer_probes(), *form_probes(), *autograd_probes()]
+    around = [
+        *(probe for probe in alone if not short or probe.kinds[0] not in THINNED or probe.op in SHORT),
+        # All ranks take part; with a single one the group is of that one.
+        *(collective_probe(name, call) for name, call in COLLECTIVES.items()),
+        Probe(DDP_KINDS, "ddp", _data_parallel, phase="backward", together=True),
+    ]
     first = [probe for kind in BETWEEN_OPS for probe in around if probe.kinds[0] == kind]
     exchanges = [probe for probe in around if probe.kinds[0] == "collective_call"]
     others = [probe for probe in around if probe.kinds[0] not in (*BETWEEN_OPS, "collective_call")]

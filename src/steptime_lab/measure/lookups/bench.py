@@ -128,7 +128,8 @@ class LookupBench:
             gc.enable()
         rows = [row for item in ready for row in self._rows(item, setting)]
         ready.clear()
-        self._tidy()
+        if self._cuda and torch.cuda.memory_reserved() > _KEPT_SHARE * self._total_bytes / self.group.share:
+            torch.cuda.empty_cache()
         return rows
 
     def try_out(self, cases: Sequence[LookupCase]) -> None:
@@ -221,7 +222,3 @@ class LookupBench:
         if reason and reason not in self._warned:
             self._warned.add(reason)
             self._session.warn(f"a lookup of {len(case.dims)} tables ({case.implementation}) failed: {reason}")
-
-    def _tidy(self) -> None:
-        if self._cuda and torch.cuda.memory_reserved() > _KEPT_SHARE * self._total_bytes / self.group.share:
-            torch.cuda.empty_cache()

@@ -71,7 +71,8 @@ def cut(host: Iterable[RawEvent], device: Iterable[RawEvent]) -> dict[tuple[int,
         if name.startswith(MARK):
             case, _, step = name[len(MARK) :].partition("#")
             marks.append((event.start_ns(), event.start_ns() + event.duration_ns(), (int(case), int(step))))
-        elif _is_runtime(name):
+        # A call of CUDA's runtime or driver; ops have a namespace.
+        elif name.startswith("cu") and "::" not in name:
             launches[event.correlation_id()] = event.start_ns()
         elif not event.is_user_annotation():
             ops[event.correlation_id()] = (name, event.start_ns())
@@ -92,11 +93,6 @@ def cut(host: Iterable[RawEvent], device: Iterable[RawEvent]) -> dict[tuple[int,
         key: StepKernels(begin, end - begin, tuple(sorted(result[key], key=lambda each: (each.launched_ns, each.start_ns))))
         for begin, end, key in marks
     }
-
-
-def _is_runtime(name: str) -> bool:
-    """Whether it is a call of CUDA's runtime or driver; ops have a namespace."""
-    return name.startswith("cu") and "::" not in name
 
 
 def comparable(steps: Sequence[StepKernels]) -> list[StepKernels]:

@@ -91,11 +91,6 @@ def programs_file(folder: Path, case: str) -> Path:
     return folder / "traces" / f"{case}.programs.json"
 
 
-def trace_file(folder: Path, case: str, rank: int) -> Path:
-    """The execution trace of a rank."""
-    return folder / "traces" / f"{case}.rank{rank}.et.json.gz"
-
-
 def work(attempts: Attempts, cases: list[Case], plan: Mapping[str, Any]) -> None:
     """Records every case; of the first of each kind also the op calls it makes."""
     called = set(plan["called"])
@@ -127,7 +122,7 @@ def _record(case: Case, attempts: Attempts, *, calls_of: str) -> bool:
         document = stripped(observed(step, group))
         owner = owners(group.gather_text(digest(document)))
         if owner[group.rank] == group.rank:
-            write_packed(trace_file(folder, case.name, group.rank), document)
+            write_packed(folder / "traces" / f"{case.name}.rank{group.rank}.et.json.gz", document)
         if calls_of:
             record_op_calls(calls_of, step, attempts)
         # Only after every file is in its place: this one says that the case is done.
