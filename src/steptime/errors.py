@@ -9,6 +9,9 @@ SteptimeError
 
 from __future__ import annotations
 
+# Of a message: what a file says may be of any length, and the end says what to do.
+_LONGEST, _KEPT = 1600, 700
+
 
 def printable(text: str) -> str:
     """Text from a file as a terminal or a page may show it: what would steer them is replaced."""
@@ -21,7 +24,8 @@ class SteptimeError(Exception):
     """Base of every error a user can cause; whatever its message quotes from a file, it is one line."""
 
     def __str__(self) -> str:
-        return printable(" ".join(super().__str__().split()))
+        text = printable(" ".join(super().__str__().split()))
+        return text if len(text) <= _LONGEST else f"{text[:_KEPT]} ... {text[-_KEPT:]}"
 
 
 class InputError(SteptimeError):

@@ -8,11 +8,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.mutated import mutated_text, mutated_tree
 
 from steptime._hardware.device import FOLDER as DEVICES
 from steptime._hardware.device import read_device
@@ -30,37 +30,6 @@ from steptime.errors import InputError
 from steptime_lab.measurements.shipped import shipped
 
 CASES = 50  # of each kind of file
-WORDS = (
-    "0", "-1", "1e-9", "1e18", "1e400", "inf", "nan", "true", "'text'", '"h200"', "[]", "[1]", "{}", "3.35", "9" * 5000,
-    "99999999999999999999", "[" * 3000, "\0", "",
-)  # fmt: skip
-VALUES: tuple[Any, ...] = (
-    0, -1, 1e-9, 1e18, float("inf"), float("nan"), True, None, "text", "\0", [], [1], {}, {"value": 1}, 10**30, 10**400, 3,
-)  # fmt: skip
-_TOKEN = re.compile(r"\d[\d_.e]*|\"[^\"\n]*\"|true|\[|\]|\{|\}")
-
-
-def mutated_text(text: str, draw: random.Random) -> str:
-    """One number, word or bracket replaced by another, or a line lost."""
-    if draw.random() < 0.15:
-        lines = text.splitlines()
-        del lines[draw.randrange(len(lines))]
-        return "\n".join(lines)
-    token = draw.choice(list(_TOKEN.finditer(text)))
-    return text[: token.start()] + draw.choice(WORDS) + text[token.end() :]
-
-
-def mutated_tree(tree: Any, draw: random.Random) -> Any:
-    """One value somewhere in a JSON document replaced by another, or lost."""
-    if isinstance(tree, dict) and tree and draw.random() < 0.9:
-        key = draw.choice(sorted(tree))
-        if draw.random() < 0.1:
-            return {name: value for name, value in tree.items() if name != key}
-        return {**tree, key: mutated_tree(tree[key], draw)}
-    if isinstance(tree, list) and tree and draw.random() < 0.9:
-        place = draw.randrange(len(tree))
-        return [*tree[:place], mutated_tree(tree[place], draw), *tree[place + 1 :]]
-    return draw.choice(VALUES)
 
 
 def refused_or(read: Callable[[], object]) -> bool:

@@ -15,7 +15,7 @@ from steptime.errors import InputError
 MOST_WIDTH = 1 << 20
 """Of a layer: what claims to be wider comes from a slip of the keyboard."""
 
-_MOST = 2**63 - 1
+MOST_WHOLE = 2**63 - 1
 """Of whole numbers where no key says less: they end in arrays of 64 bits."""
 
 
@@ -26,7 +26,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path, expected: str) -> Any:
     """The values of a JSON file that may be anything; `expected` is what an error says should be in it."""
-    return _read(path, expected, json.loads, "JSON")
+    return _read(path, expected, lambda text: json.loads(text, object_pairs_hook=_once), "JSON")
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The values by key; a key that is there twice would lose one of them."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"key {_short(twice)} is there twice in one object")
+    return values
 
 
 def read_text(path: Path, expected: str) -> str:
@@ -67,19 +76,19 @@ class Values:
         if missing is not None:
             raise InputError(f"{self.where}: {missing!r} is missing; expected {', '.join(required)}")
 
-    def whole(self, key: str, least: int, most: int = _MOST) -> int:
+    def whole(self, key: str, least: int, most: int = MOST_WHOLE) -> int:
         """A whole number in a range."""
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            upper = "" if most == _MOST else f", at most {most}"
+            upper = "" if most == MOST_WHOLE else f", at most {most}"
             raise self.wrong(key, f"a whole number of {least} or more{upper}")
         return value
 
-    def number(self, key: str, least: float, most: float = _MOST) -> float:
+    def number(self, key: str, least: float, most: float = MOST_WHOLE) -> float:
         """A number in a range; neither NaN nor infinite."""
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            upper = "" if most == _MOST else f", at most {most:g}"
+            upper = "" if most == MOST_WHOLE else f", at most {most:g}"
             raise self.wrong(key, f"a number of {least:g} or more{upper}")
         return float(value)
 

@@ -30,6 +30,8 @@ _HOST_WEIGHT, _WIRE_WEIGHT, _ONE_BY_ONE = 0.6, 0.75, 1.03
 # differ by 6 % on the average and by 11 % (standard deviation of the logarithm of their ratio; DLRM of 2 and 4 ranks on one
 # machine, two visits each): host-bound ones by more than wire-bound ones.
 _HOST_ERROR, _WIRE_ERROR = 0.11, 0.08
+# No machine of a platform is so many times faster or slower than another: what is, is of another platform or in other units.
+_FAR_OFF = 50
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,14 @@ class Calibration:
             raise InputError(
                 f"{file}: none of its host costs is known to the host of platform {platform.name}; calibrate again"
             )
-        return cls.of(costs, platform)
+        result = cls.of(costs, platform)
+        for what, factor in (("host", result.speed.cpu / STEP.cpu), *result.wire.items()):
+            if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
+                raise InputError(
+                    f"{file}: {what} costs {factor:.2g} times what it does on platform {platform.name}, expected "
+                    f"{1 / _FAR_OFF:g} to {_FAR_OFF:g}; check the platform and the unit (ns), or calibrate again"
+                )
+        return result
 
 
 UNCALIBRATED = Calibration()

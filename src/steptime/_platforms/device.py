@@ -57,6 +57,9 @@ class KernelEstimate:
     why: str = ""
 
 
+_TOO_LARGE = "its size is beyond what the model can compute"
+
+
 @dataclass(frozen=True)
 class Device:
     """Answers how long a call takes on this device."""
@@ -130,7 +133,7 @@ class Device:
 
     def _estimate(self, question: Question, answered: Answered) -> KernelEstimate:
         answer = answered.answer
-        if answer is None:
+        if answer is None or not math.isfinite(answer.time_ns):
             return self._fallback(question, answered)
         time_ns = answer.time_ns
         quantiles = self.models.residuals.of_answer(answered.family, time_ns, self.limits.share)
@@ -145,7 +148,9 @@ class Device:
     def _fallback(self, question: Question, answered: Answered) -> KernelEstimate:
         call = question.call
         estimate = guess(self.limits, flop_of(call), moved_bytes(call), precision_of(call, question.tf32))
-        return KernelEstimate(estimate, (LaunchTime("roofline", estimate.time_ns),), answered.family, answered.why)
+        return KernelEstimate(
+            estimate, (LaunchTime("roofline", estimate.time_ns),), answered.family, answered.why or _TOO_LARGE
+        )
 
     def _refuse(self, questions: Sequence[Question], estimates: Sequence[KernelEstimate]) -> None:
         total_ns = sum(item.estimate.time_ns for item in estimates)

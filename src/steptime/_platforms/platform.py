@@ -15,9 +15,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from steptime._hardware.description import count, read_toml
-from steptime._hardware.device import DeviceLimits, device_names, read_device
-from steptime._hardware.fabric import FabricLimits, fabric_names, read_fabric
+from steptime._hardware.description import Catalogue, count, read_toml
+from steptime._hardware.device import DEVICES, DeviceLimits, device_names, read_device
+from steptime._hardware.fabric import FABRICS, FabricLimits, fabric_names, read_fabric
 from steptime._models.host.model import HOSTS, HostModel, read_host
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric
@@ -165,17 +165,23 @@ def is_fabric(name: str) -> bool:
 def _read(file: Path) -> PlatformParts:
     content = read_toml(file, "platform", SCHEMA_VERSION)
     ranks = count(file, content, "ranks")
-    device, fabric = _part(file, content, "device"), None if "fabric" not in content else _part(file, content, "fabric")
-    host = _part(file, content, "host") if "host" in content else _usual_host(device)
+    device = _part(file, content, "device", DEVICES)
+    fabric = _part(file, content, "fabric", FABRICS) if "fabric" in content else None
+    host = _part(file, content, "host", HOSTS) if "host" in content else _usual_host(device)
     return PlatformParts(str(content.get("name", file.stem)), ranks, device, host, fabric)
 
 
-def _part(file: Path, content: Mapping[str, Any], key: str) -> str:
+def _part(file: Path, content: Mapping[str, Any], key: str, catalogue: Catalogue) -> str:
     """A shipped name as it is, a path from where the platform's file lies."""
     result = content.get(key)
     if not isinstance(result, str) or not result:
         raise InputError(f"{file}: {key} is {result!r}, expected a shipped name or the path of a file")
-    return str(file.parent / result) if result.endswith((".toml", ".json")) else result
+    name = str(file.parent / result) if result.endswith((".toml", ".json")) else result
+    try:
+        catalogue.file(name)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    return name
 
 
 def _parts(ranks: int, device: str, fabric: str | None) -> PlatformParts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steptime._build.config_values import MOST_WIDTH, Values
+from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Values
 from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, Dlrm, Table
 from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan, plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
@@ -254,7 +254,8 @@ def _generator(section: Values, rows: int, pooling: float, index: int) -> Genera
     values: dict[str, Any] = {"seed": index}
     for key, value in section.values.items():
         kinds, expected = _SKEW_TYPES[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        huge = isinstance(value, int) and abs(value) > MOST_WHOLE
+        if huge or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise section.wrong(key, expected)
         values[key] = float(section.values[key]) if float in kinds else value
     return generator_of(section.where, rows=rows, pooling=pooling, **values)
@@ -282,9 +283,11 @@ def _statistics(section: Values, rows: int, dim: int, pooling: float, batch: int
     good = isinstance(reuse, list) and len(reuse) == REUSE_BINS and all(type(b) in (int, float) and 0 <= b <= 1 for b in reuse)
     if not good or not 0.98 <= sum(reuse) <= 1.02:  # people round shares
         raise histogram.wrong("reuse", f"{REUSE_BINS} shares of distinct rows that add up to 1")
-    counted_over = histogram.whole("batch", 1) if "batch" in result else batch
+    counted_over = histogram.whole("batch", 1, MOST_BATCH) if "batch" in result else batch
     unique = histogram.whole("unique", 1, rows) if "unique" in result else None
-    return of_reuse(Generator(rows=rows, pooling=pooling), dim, counted_over, tuple(map(float, reuse)), unique)
+    return of_reuse(
+        generator_of(section.where, rows=rows, pooling=pooling), dim, counted_over, tuple(map(float, reuse)), unique
+    )
 
 
 def _from_file(section: Values, path: Path, rows: int, dim: int, pooling: float) -> TableStatistics:

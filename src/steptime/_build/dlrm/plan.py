@@ -164,7 +164,10 @@ class Plan:
         placed = {name: _read(values[name], ranks, f"{where}, table {name!r}") for name in names}
         for table in tables:
             _check_slices(table, placed[table.name], where)
-        return cls(ranks, placed)
+        try:
+            return cls(ranks, placed)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
 
     @property
     def rank_of(self) -> tuple[int, ...]:
@@ -251,7 +254,13 @@ def _read(value: Any, ranks: int, where: str) -> Placement:
             return Placement(str(kind), tuple(range(ranks)))
         if kind not in KINDS or set(value) - {"kind", "ranks"}:
             raise InputError(f"{where}: {dict(value)!r}; expected kind ({', '.join(KINDS)}) and ranks")
-        return Placement(str(kind), _read(value.get("ranks"), ranks, where).ranks)
+        owners = value.get("ranks")
+        if isinstance(owners, Mapping):
+            raise InputError(f"{where}: ranks is {str(dict(owners))[:_SHORT]}; expected a rank or a list of ranks")
+        placed_on = _read(owners, ranks, where).ranks
+        if kind == TABLE_WISE and len(placed_on) != 1:
+            raise InputError(f"{where}: a whole table on ranks {list(placed_on)}; expected one rank")
+        return Placement(str(kind), placed_on)
     owners = value if isinstance(value, list) else [value]
     if not owners or any(type(rank) is not int for rank in owners):
         raise InputError(f"{where}: {value!r}; expected a rank, a list of ranks or a table with kind and ranks")
@@ -280,13 +289,25 @@ def plans_of(values: Any, where: str) -> dict[str, dict[str, Any]]:
         others = values["alternatives"] if isinstance(values["alternatives"], list) else []
         return result | {f"alternative {number}": _plan(plan, where) for number, plan in enumerate(others, 1)}
     if isinstance(values.get("plans"), list):  # of `shard --evaluate --json`
-        return {str(value.get("name", number)): _plan(value, where) for number, value in enumerate(values["plans"])}
+        return _by_name(values["plans"], where)
     if _is_plan(values):
         return {"plan": _plan(values, where)}
     odd = next((name for name, plan in values.items() if not isinstance(plan, Mapping)), None)
     if odd is not None:
         raise InputError(f"{where}: plan {odd!r} is {str(values[odd])[:_SHORT]!r}; expected a table of table and ranks")
     return {name: _plan(plan, f"{where}, plan {name!r}") for name, plan in values.items()}
+
+
+def _by_name(listed: Sequence[Any], where: str) -> dict[str, dict[str, Any]]:
+    """Evaluated plans; those without a name, or with one that is no text, are called by their number."""
+    result: dict[str, dict[str, Any]] = {}
+    for number, value in enumerate(listed):
+        name = value.get("name") if isinstance(value, Mapping) else None
+        name = name if isinstance(name, str) else f"plan {number}"
+        if name in result:
+            raise InputError(f"{where}: two plans are called {name[:_SHORT]!r}; expected every name once")
+        result[name] = _plan(value, f"{where}, plan {number}")
+    return result
 
 
 def _is_plan(values: Mapping[str, Any]) -> bool:
@@ -328,7 +349,7 @@ def _of_torchrec(parameter: Mapping[str, Any], name: str, where: str) -> dict[st
         raise InputError(f"{where}: table {name!r} has sharding_type {kind!r}; expected {', '.join(KINDS)}")
     if kind == COLUMN_WISE:
         _check_columns(parameter.get("sharding_spec"), f"{where}, table {name!r}")
-    return {"kind": kind} if kind in EVERYWHERE else {"kind": kind, "ranks": ranks}
+    return {"kind": kind} if kind in EVERYWHERE and ranks is None else {"kind": kind, "ranks": ranks}
 
 
 def _check_columns(spec: Any, where: str) -> None:

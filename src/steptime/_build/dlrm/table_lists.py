@@ -51,7 +51,10 @@ class _Listed:
 
 def listed_tables(text: str, where: str, overrides: Overrides) -> DlrmConfig:
     """The model of a CSV with a head: name, rows, dim, and perhaps pooling_factor, kind, alpha, shift, lengths, locality."""
-    rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+    except csv.Error as error:  # a cell of more than 128 kB
+        raise InputError(f"{where}: not readable as CSV ({error}); expected a line for every table") from None
     if len(rows) < 2:
         raise InputError(f"{where}: {len(rows)} lines; expected a head ({', '.join(_COLUMNS)}) and a line for every table")
     head = [name.strip() for name in rows[0]]

@@ -23,7 +23,8 @@ LAUNCH_PER_CPU = 0.27
 SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
 _CALIBRATED = "calibrated "
-_COST = ValueRange(0, 1e12, "nanoseconds or calls")
+_COST = ValueRange(0, 1e9, "nanoseconds or calls")
+_FIRST_CALL = ValueRange(0.1, 100, "times as long as later calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,9 @@ class HostModel:
         missing = [name.value for name in HostClass if name not in self.classes]
         if missing:
             raise InputError(f"{where}: no cost of ops of the class {missing[0]!r}; fit it again")
-        for key in ("reference_cpu_ns", "reference_launch_ns", "launch_ns", "binding_ns", "first_call"):
+        for key in ("reference_cpu_ns", "reference_launch_ns", "launch_ns", "binding_ns"):
             _COST.check(f"{where}: {key}", getattr(self, key))
+        _FIRST_CALL.check(f"{where}: first_call", self.first_call)
         for costs in (self.ops, self.classes, self.around, self.bursts):
             for name, cost in costs.items():
                 for key in cost.__slots__:

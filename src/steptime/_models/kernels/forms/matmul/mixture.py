@@ -278,8 +278,12 @@ class KernelMixture:
 
     def ask(self, inputs: ProductInputs) -> Mixed:
         """ln(ns) of every product and the scores of what is launched with it."""
+        # Fourth powers of more than an hour leave single precision; who asks sees that the time is no number.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._mixed(inputs, self._times(inputs))
+
+    def _mixed(self, inputs: ProductInputs, logs: Floats) -> Mixed:
         network = self.network
-        logs = self._times(inputs)
         np.log(logs, out=logs)
         logs -= np.log(_US)
         choice = np.clip(inputs.choice, network["choice_low"][:, None], network["choice_high"][:, None])

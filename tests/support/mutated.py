@@ -1,0 +1,56 @@
+"""Files with one thing in them changed to something that nobody expects, the same way for the same draws."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import Any
+
+WORDS = (
+    "0", "-1", "1e-9", "1e18", "1e400", "inf", "nan", "true", "'text'", '"h200"', "[]", "[1]", "{}", "3.35", "9" * 5000,
+    "99999999999999999999", "[" * 3000, "\0", "", "7", "2147483648", "1e300", "-0.0", '"' + "x" * 140_000 + '"',
+)  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    0, -1, 1e-9, 1e18, float("inf"), float("nan"), True, None, "text", "\0", [], [1], {}, {"value": 1}, 10**30, 10**400, 3,
+    1 << 31, 1e300, "1", [[]], "\x1b[2J", [0, 0], [None], {"kind": "row_wise"}, {"kind": [], "ranks": [0]},
+)  # fmt: skip
+FACTORS = (-1, 1e-9, 1e-6, 1e-3, 0.1, 2, 10, 1e3, 1e6, 1e9, 1e12, 1e200)
+_TOKEN = re.compile(r"\d[\d_.e]*|\"[^\"\n]*\"|true|\[|\]|\{|\}")
+
+
+def mutated_text(text: str, draw: random.Random) -> str:
+    """One number, word or bracket replaced by another, or a line lost."""
+    if draw.random() < 0.15:
+        lines = text.splitlines()
+        del lines[draw.randrange(len(lines))]
+        return "\n".join(lines)
+    tokens = list(_TOKEN.finditer(text))
+    numbers = [token for token in tokens if token[0][0].isdigit()]
+    token = draw.choice(numbers if numbers and draw.random() < 0.6 else tokens)
+    word = _scaled(token[0], draw) if token[0][0].isdigit() and draw.random() < 0.6 else draw.choice(WORDS)
+    return text[: token.start()] + word + text[token.end() :]
+
+
+def _scaled(number: str, draw: random.Random) -> str:
+    """A number as a slip of unit or of the keyboard leaves it."""
+    try:
+        value = float(number) * draw.choice(FACTORS)
+    except ValueError:
+        return number
+    return str(int(value)) if number.replace("_", "").isdecimal() and math.isfinite(value) else repr(value)
+
+
+def mutated_tree(tree: Any, draw: random.Random) -> Any:
+    """One value somewhere in a JSON document replaced by another, or lost."""
+    if isinstance(tree, dict) and tree and draw.random() < 0.9:
+        key = draw.choice(sorted(tree))
+        if draw.random() < 0.1:
+            return {name: value for name, value in tree.items() if name != key}
+        return {**tree, key: mutated_tree(tree[key], draw)}
+    if isinstance(tree, list) and tree and draw.random() < 0.9:
+        index = draw.randrange(len(tree))
+        return [*tree[:index], mutated_tree(tree[index], draw), *tree[index + 1 :]]
+    if type(tree) in (int, float) and abs(tree) < 1e300 and draw.random() < 0.6:
+        return type(tree)(tree * draw.choice(FACTORS[:-1]))
+    return draw.choice(VALUES)
