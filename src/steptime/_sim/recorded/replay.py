@@ -124,14 +124,14 @@ def repeatable(recorded: Recorded) -> Recorded:
 def _cut(cohort: Cohort) -> Cohort:
     program = cohort.program
     calls = np.flatnonzero(_inside(program))
-    kept_call = _positions(calls, len(program.calls))
-    works = np.flatnonzero((program.works.call >= 0) & (kept_call[program.works.call] >= 0)) if len(calls) else calls
-    kept_work = _positions(works, len(program.works))
+    new_call = _positions(calls, len(program.calls))
+    works = np.flatnonzero((program.works.call >= 0) & (new_call[program.works.call] >= 0)) if len(calls) else calls
+    new_work = _positions(works, len(program.works))
     of_calls, of_works = program.calls.take(calls), program.works.take(works)
     cut = replace(
         program,
-        calls=of_calls.replace(awaits=_moved(of_calls.awaits, kept_work), after=_moved(of_calls.after, kept_call)),
-        works=of_works.replace(call=_moved(of_works.call, kept_call)),
+        calls=of_calls.replace(awaits=_moved(of_calls.awaits, new_work), after=_moved(of_calls.after, new_call)),
+        works=of_works.replace(call=_moved(of_works.call, new_call)),
     )
     columns = {name: getattr(cohort.timing, name)[calls] for name in PER_CALL}
     columns |= {name: getattr(cohort.timing, name)[works] for name in (*PER_WORK, "waits")}
@@ -158,10 +158,10 @@ def _first_gaps(gap_ns: Nanoseconds, program: Program) -> Nanoseconds:
     return gap_ns
 
 
-def _positions(kept: Rows, length: int) -> Rows:
-    """Per old row its new one, or -1; one more entry so that -1 maps to -1."""
+def _positions(rows: Rows, length: int) -> Rows:
+    """Per old row its index among these, or -1; one more entry so that -1 maps to -1."""
     positions = np.full(length + 1, -1, dtype=np.int64)
-    positions[kept] = np.arange(len(kept))
+    positions[rows] = np.arange(len(rows))
     return positions
 
 
