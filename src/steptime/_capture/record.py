@@ -1,7 +1,7 @@
 """What one step of a training function does, on a machine without a GPU: `observed` under a `Recorder`.
 
 PyTorch's own observer writes the trace: names, nesting, autograd's nodes, optimiser ranges are those it records anywhere. Two
-modes lie over the run. `steptime._capture.pretended` lets the code believe in a GPU; the dispatch mode here answers every op
+modes lie over the run. `steptime._capture.device` lets the code believe in a GPU; the dispatch mode here answers every op
 below autograd with the shapes of PyTorch's meta functions, runs what PyTorch makes of several ops (CompositeExplicitAutograd
 kernels) as PyTorch does, and notes which storages each op takes and makes, since tensors without memory have no addresses.
 
