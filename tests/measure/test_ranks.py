@@ -21,6 +21,8 @@ from steptime.errors import InputError
 JOB = """
 import time
 
+from steptime._measurements.sets import HOST
+
 def work(group, session, plan):
     if plan.get("fails_on") == group.rank:
         raise RuntimeError("planted")
