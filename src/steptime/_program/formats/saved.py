@@ -91,13 +91,15 @@ def _plain_value(value: Value) -> Any:
     return _plain(value, "argument")
 
 
+_TENSOR_FIELDS = frozenset(get_type_hints(Tensor))
+
+
 def _value(plain: Any) -> Value:
     if isinstance(plain, list):
         return tuple(_value(each) for each in plain)
     if isinstance(plain, dict) and _FLOAT not in plain:
-        unknown = plain.keys() - get_type_hints(Tensor).keys()
-        if unknown:
-            raise ValueError(f"a tensor with {min(unknown)}")
+        if not plain.keys() <= _TENSOR_FIELDS:
+            raise ValueError(f"a tensor with {min(plain.keys() - _TENSOR_FIELDS)}")
         return msgspec.convert(plain, Tensor)
     scalar: Value = _restored(plain)
     return scalar
