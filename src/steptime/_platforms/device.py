@@ -136,9 +136,8 @@ class Device:
         if answer is None or not math.isfinite(answer.time_ns):
             return self._fallback(question, answered)
         time_ns = answer.time_ns
-        quantiles = self.models.residuals.of_answer(answered.family, time_ns, self.limits.share)
-        low, high = (time_ns * math.exp(float(quantiles[index])) for index in (0, -1))
-        estimate = Estimate(time_ns, min(low, time_ns), max(high, time_ns), Source.FITTED, answer.inside)
+        low, high = self.models.residuals.interval_ns(answered.family, time_ns, self.limits.share)
+        estimate = Estimate(time_ns, low, high, Source.FITTED, answer.inside)
         if self.transfer is None:
             return KernelEstimate(estimate, answer.launches, answered.family)
         launches = self.transfer.launches(question, answered.family, answer.launches)

@@ -18,6 +18,7 @@ from typing import Any
 from steptime._hardware.description import Catalogue, count, read_toml
 from steptime._hardware.device import DEVICES, DeviceLimits, device_names, read_device
 from steptime._hardware.fabric import FABRICS, FabricLimits, fabric_names, read_fabric
+from steptime._models.collectives.overlap import Overlap
 from steptime._models.host.model import HOSTS, HostModel, read_host
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric
@@ -73,6 +74,11 @@ class Platform:
     device: Device
     host: HostModel
     fabric: Fabric | None
+
+    @property
+    def overlap(self) -> Overlap:
+        """How much collectives and what runs beside them slow each other here; not at all where nobody measured it."""
+        return Overlap() if self.fabric is None else Overlap.load(self.fabric.limits.name)
 
     @property
     def name(self) -> str:

@@ -18,7 +18,6 @@ from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Division
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.collectives.message import KINDS, Messages
-from steptime._models.collectives.overlap import Overlap
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
@@ -269,8 +268,7 @@ def composed_step(
     issued = step.programs[index]
     slowdowns = step.slowdowns(settled, calibration)[index][:, 0, 0]
     exchanges = [work for work, number in enumerate(issued.estimate) if issued.groups[number] == composed.EXCHANGE]
-    overlap = Overlap() if platform.fabric is None else Overlap.load(platform.fabric.limits.name)
-    beside = BesideCollectives(overlap, platform.device.limits.share, ())
+    beside = BesideCollectives(platform.overlap, platform.device.limits.share, ())
     return ComposedStep.of(issued, settled.timeline, index, slowdowns[exchanges].tolist(), beside)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -103,9 +102,8 @@ def _case(row: Row, answered: Answered, models: KernelModels) -> MeasuredCase | 
     if answered.answer is None:
         return None
     measured, predicted = row.time_ns, answered.answer.time_ns
-    quantiles = models.residuals.of_answer(row.family, predicted, row.question.share)
-    covered = bool(quantiles[0] <= math.log(measured / predicted) <= quantiles[-1])
-    return MeasuredCase(_name(row), predicted, measured, row.spread, covered, repeat_errors(row.times_ns))
+    low, high = models.residuals.interval_ns(row.family, predicted, row.question.share)
+    return MeasuredCase(_name(row), predicted, measured, row.spread, low <= measured <= high, repeat_errors(row.times_ns))
 
 
 def _name(row: Row) -> str:

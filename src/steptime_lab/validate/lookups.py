@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_left
 from collections import defaultdict
@@ -96,12 +95,13 @@ def validate_lookups(
 
 def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baselines: Mapping[str, LookupForm]) -> list[Compared]:
     """Every lookup, with the names of the groups that it belongs to."""
-    predicted = models.form(*kind).times(measured.lookups).time_ns.tolist()
+    predicted = models.form(*kind).times(measured.lookups)
     cases = []
-    for index, time_ns in enumerate(predicted):
+    for index, time_ns in enumerate(predicted.time_ns.tolist()):
         actual = float(measured.time_ns[index])
-        quantiles = models.residuals.of_answer(group_of(kind), time_ns, round(float(measured.lookups.share[index])))
-        covered = bool(quantiles[0] <= math.log(actual / time_ns) <= quantiles[-1])
+        share, inside = round(float(measured.lookups.share[index])), bool(predicted.inside[index])
+        interval = models.estimate(kind, time_ns, inside, share)
+        covered = interval.low_ns <= actual <= interval.high_ns
         repeats = repeat_errors(measured.times_ns[index])
         cases.append(
             MeasuredCase(_name(kind, measured, index), time_ns, actual, float(measured.spread[index]), covered, repeats)

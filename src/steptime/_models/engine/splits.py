@@ -6,6 +6,7 @@ A row's side goes by the text of its question alone, so that the same question i
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,12 @@ class Residuals:
         used = [rows[key] if len(rows[key]) >= _LEAST else rows[key[0], _EVERY_SIZE] for key in keys]
         quantiles = np.asarray([np.quantile(logs[members], LEVELS) for members in used]).reshape(len(keys), len(LEVELS))
         return cls(tuple(family for family, _ in keys), tuple(size for _, size in keys), quantiles, np.quantile(logs, LEVELS))
+
+    def interval_ns(self, family: str, time_ns: float, share: int = 1) -> tuple[float, float]:
+        """Between the outermost quantiles of a prediction, which lies within."""
+        quantiles = self.of_answer(family, time_ns, share)
+        low, high = (time_ns * math.exp(float(quantiles[index])) for index in (0, -1))
+        return min(low, time_ns), max(high, time_ns)
 
     def of_answer(self, family: str, time_ns: float, share: int = 1) -> Floats:
         """The quantiles that belong to a prediction."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,16 +84,15 @@ class LookupModels:
                 ]
                 total = float(times.ns[row].sum())
                 result[index] = LookupEstimate(
-                    self._estimate(kind, total, bool(times.inside[row]), lookups[index].share), tuple(launches)
+                    self.estimate(kind, total, bool(times.inside[row]), lookups[index].share), tuple(launches)
                 )
         return [result[index] for index in range(len(lookups))]
 
-    def _estimate(self, kind: Kind, time_ns: float, inside: bool, share: int) -> Estimate:
-        quantiles = self.residuals.of_answer(group_of(kind), time_ns, share)
-        low, high = (time_ns * math.exp(float(quantiles[index])) for index in (0, -1))
-        if not inside:
-            low, high = low / _OUTSIDE, high * _OUTSIDE
-        return Estimate(time_ns, min(low, time_ns), max(high, time_ns), Source.FITTED, inside)
+    def estimate(self, kind: Kind, time_ns: float, inside: bool, share: int) -> Estimate:
+        """A predicted time with its interval, wider where the lookup lies outside what was measured."""
+        low, high = self.residuals.interval_ns(group_of(kind), time_ns, share)
+        wider = 1.0 if inside else _OUTSIDE
+        return Estimate(time_ns, low / wider, high * wider, Source.FITTED, inside)
 
     def save(self, file: Path) -> None:
         """One compressed file of plain arrays."""

@@ -16,7 +16,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.overlap import Overlap
 from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
@@ -112,8 +111,7 @@ class ModelledStep:
 
     def _laws(self, cohorts: Sequence[Cohort]) -> list[Law]:
         """What slows what on this platform."""
-        fabric, share = self.platform.fabric, self.platform.device.limits.share
-        overlap = Overlap() if fabric is None else Overlap.load(fabric.limits.name)
+        overlap, share = self.platform.overlap, self.platform.device.limits.share
         lookups = LookupsBesideLookups(tuple(tuple(program.memory[at] for at in program.estimate) for program in self.programs))
         result: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.measured else []
         return [*result, lookups] if lookups.holds else result

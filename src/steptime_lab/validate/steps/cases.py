@@ -19,6 +19,7 @@ import numpy.typing as npt
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.machine_costs import MachineCosts
 from steptime._platforms.platform import Platform
+from steptime._sim.explain import bound
 from steptime_lab.fit.host import CALIBRATION
 from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, read_programs, shipped
 
@@ -127,8 +128,6 @@ def _computed(row: Row, took: npt.NDArray[np.float64], wire: npt.NDArray[np.bool
 Row = Mapping[str, Any]
 
 GPU_BOUND, HOST_BOUND, WIRE_BOUND, MIXED = "GPU-bound", "host-bound", "wire-bound", "mixed"
-# Of the unprofiled step: what the device computes, and what of its collectives nothing covers.
-_BUSY, _IDLE, _EXPOSED = 0.95, 0.60, 0.40
 # On more ranks, steps in which the device idles are as often those of ranks that wait for each other.
 _TELLING_RANKS, _TELLING_BUSY = 2, 0.75
 DLRM = "dlrm"
@@ -192,11 +191,11 @@ class StepCase:
     @property
     def regime(self) -> str:
         """What mostly determines the step time."""
-        if self.device.compute_ns >= _BUSY * self.measured_ns:
+        if self.device.compute_ns >= bound.GPU_BOUND * self.measured_ns:
             return GPU_BOUND
-        if self.exposed_ns > _EXPOSED * self.measured_ns:
+        if self.exposed_ns > bound.WIRE_BOUND * self.measured_ns:
             return WIRE_BOUND
-        return HOST_BOUND if self.device.compute_ns < _IDLE * self.measured_ns else MIXED
+        return HOST_BOUND if self.device.compute_ns < bound.HOST_BOUND * self.measured_ns else MIXED
 
     @property
     def telling(self) -> bool:
