@@ -35,6 +35,14 @@ def test_a_part_takes_its_share_longer_than_the_whole() -> None:
     assert quarter.roofline_ns(1e12, 0, "float32") == pytest.approx(4 * whole.roofline_ns(1e12, 0, "float32"))
 
 
+def test_parts_share_the_memory_and_the_power_cap_of_the_whole() -> None:
+    whole, half = read_device("h200"), read_device("h200-half")
+    assert 2 * half.rank_memory_bytes == whole.rank_memory_bytes == 150_109_880_320
+    assert whole.power_w is not None
+    assert half.power_w == whole.power_w
+    assert all(read_device(name).power_w is not None for name in device_names())
+
+
 def test_the_roofline_is_the_longer_of_computing_and_moving(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(WHOLE)

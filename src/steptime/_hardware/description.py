@@ -52,6 +52,7 @@ RANGES: Mapping[str, ValueRange] = {
     "memory_bytes": ValueRange(1e8, 1e14, "bytes (80 GB are 80e9)"),
     "cache_bytes": ValueRange(1e4, 1e11, "bytes (50 MB are 50e6)"),
     "clock_hz": ValueRange(1e7, 1e11, "hertz (1.98 GHz are 1.98e9)"),
+    "power_w": ValueRange(1, 1e5, "watts"),
     "bandwidth_bytes_per_s": _BANDWIDTH,
     "host_bandwidth_bytes_per_s": _BANDWIDTH,
     "cache_bandwidth_bytes_per_s": _BANDWIDTH,

@@ -26,7 +26,7 @@ DIRECTIONS = ("forward", "backward")
 _REFERENCE = "h200"
 _MOST_SHARES = 64
 _LIMITS = ("sms", "memory_bytes", "bandwidth_bytes_per_s", "cache_bytes", "clock_hz")
-_OPTIONAL_LIMITS = ("threads_per_sm", "compute_capability", "host_bandwidth_bytes_per_s")
+_OPTIONAL_LIMITS = ("threads_per_sm", "compute_capability", "host_bandwidth_bytes_per_s", "power_w")
 _REACHED = ("start_ns", "peak", "bandwidth", "host_bandwidth", "cache_bandwidth_bytes_per_s")
 DEVICES = Catalogue("device", FOLDER)
 device_names = DEVICES.names
@@ -88,7 +88,7 @@ class DeviceLimits:
     share: int
     models: str  # the fitted kernel models that answer for it, by the name of the whole device
     sms: Quantity
-    memory_bytes: Quantity
+    memory_bytes: Quantity  # as the driver counts it
     bandwidth_bytes_per_s: Quantity
     cache_bytes: Quantity  # of the last level
     clock_hz: Quantity
@@ -97,6 +97,7 @@ class DeviceLimits:
     peak_flop_per_s: Mapping[str, Quantity]  # by precision, dense
     compute_capability: Quantity | None = None
     host_bandwidth_bytes_per_s: Quantity | None = None  # to or from the host, one way
+    power_w: Quantity | None = None  # that the whole device may draw; its shares draw it together
     reached: Reached | None = None  # where kernels were measured
     transfer: TransferBasis | None = None  # where `models` are another device's
     # By form of model, what its features take for granted of the device beside its limits.
@@ -114,6 +115,11 @@ class DeviceLimits:
     def analytic(self) -> bool:
         """Whether its times are another device's, scaled by what is on paper of both."""
         return self.transfer is not None
+
+    @property
+    def rank_memory_bytes(self) -> int:
+        """What one rank has: parts of a device share its memory."""
+        return int(self.memory_bytes.value) // self.share
 
     def roofline_ns(self, flop: float, nbytes: float, precision: str) -> float:
         """The longer of computing and moving at the limits of this part."""

@@ -47,6 +47,7 @@ _LIMITS = {  # what a limit is called, and its unit
     "cache_bytes": ("last-level cache", "B"),
     "clock_hz": ("clock", "Hz"),
     "host_bandwidth_bytes_per_s": ("link to the host", "B/s"),
+    "power_w": ("power cap", "W"),
 }
 _ERROR_HEADS = ("", "tier", "ranks", "rows", "GMAE", "MAPE", "p90", "max")
 _RECIPE = ("device", "cpu", "driver", "torch", "cuda", "cudnn", "nccl", "triton")

@@ -98,7 +98,7 @@ def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
 
 def rank_limit(limits: DeviceLimits, ranks: int, given: int | None = None) -> tuple[int, int]:
     """What a rank has of its device, and what its process holds outside the allocator (0 where a limit is given)."""
-    has = int(limits.memory_bytes.value) // limits.share
+    has = limits.rank_memory_bytes
     return (has, process_bytes(ranks, limits.share)) if given is None else (min(has, given), 0)
 
 

@@ -165,8 +165,7 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
     workload has their sizes as `unnamed`, or statistics of them.
     """
     limits = platform.device.limits
-    # Parts of one GPU share its memory as well.
-    capacity = int(limits.memory_bytes.value / limits.share)
+    capacity = limits.rank_memory_bytes
     ranks: list[dict[str, Any]] = []
     for program in workload.programs:
         rank = program.rank
