@@ -114,10 +114,20 @@ class Arena:
 
 def draw(flat: torch.Tensor, values: str) -> None:
     """Fills a floating tensor with random values of a kind."""
+    if values == "zeros":
+        flat.zero_()
+        return
     if values == "unit":
         flat.uniform_(0.0, 1.0)
         return
+    if flat.dtype.itemsize == 1:
+        # No kernel draws these.
+        flat.copy_(torch.empty(flat.shape, dtype=torch.bfloat16, device=flat.device).normal_())
+        return
     flat.normal_()
+    if values == "half_zeros":
+        # As after a rectifier.
+        flat.clamp_(min=0.0)
     if values == "positive":
         # Away from 0: what is divided by a variance or put under a root stays finite.
         flat.abs_().add_(0.01)

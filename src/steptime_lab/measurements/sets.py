@@ -67,6 +67,34 @@ LOOKUPS = MeasuredSet(
 )  # fmt: skip
 
 
+# Power and clock of loops of kernels, and times of kernels at other clocks.
+# A row: one block of `measure power`; `times_ns`: a round of its loop, or a call of its one piece (load, light, burst).
+POWER = MeasuredSet(
+    name="power",
+    columns=(
+        pa.field("block", NAME),
+        # duty, steady, mix, anchor: loops. rest: nothing runs (block closed: not even a context is open). load, light: a kernel
+        # between stretches of large products, which hold the clock down, or of rest. burst: products from rest on.
+        pa.field("kind", NAME),
+        pa.field("pieces", pa.string()),  # JSON: calls and probes with how often each runs in a round
+        pa.field("duty", pa.float32()),  # share of the time that the device was to work
+        pa.field("pause_cycles", pa.int64()),  # of the SM clock, that a round pauses
+        pa.field("power_w", pa.float32()),  # mean, by the card's energy counter; null where it was not read
+        pa.field("reading_w", pa.float32()),  # mean of power readings
+        pa.field("clock_mhz", pa.float32()),  # mean SM clock, by cycles that SMs counted
+        pa.field("clock_reading_mhz", pa.float32()),  # mean of clock readings
+        pa.field("temperature_c", pa.float32()),
+        pa.field("capped", pa.float32()),  # share of readings in which the power cap held the clock
+        pa.field("heated", pa.float32()),  # share of readings in which heat did
+        pa.field("limit_w", pa.float32()),  # the cap in force
+        pa.field("uuid", NAME),  # of the card
+        pa.field("clocks_mhz", pa.list_(pa.float32())),  # burst: every eighth round's; else null
+    ),
+    case=("block", "kind", "pieces", "duty"),
+    timed=False,
+)
+
+
 # Peak memory of training steps: a row per case and rank.
 # A row: peak memory of one rank of one step case that has the process to itself; `times_ns`: how long measuring it took.
 MEMORY = MeasuredSet(
@@ -168,7 +196,7 @@ SHARDING = MeasuredSet(
     repeats=("block",),
 )
 
-SETS = {each.name: each for each in (COLLECTIVES, HOST, KERNELS, LOOKUPS, MEMORY, SHARDING, STEP_KERNELS, STEPS)}
+SETS = {each.name: each for each in (COLLECTIVES, HOST, KERNELS, LOOKUPS, MEMORY, POWER, SHARDING, STEP_KERNELS, STEPS)}
 
 
 def measured_set(name: str) -> MeasuredSet:
