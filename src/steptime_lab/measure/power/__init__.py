@@ -10,24 +10,26 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import steptime_lab
 from steptime._calibrate.device.meter import Meter
 from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import gpus
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.ranks import Layout, run_ranks
 from steptime._calibrate.harness.session import Session
-from steptime._measurements.store import key_of
+from steptime._measurements.store import key_of, read
 from steptime._models.kernels.call import Call, precision_of
 from steptime_lab.measure.power.blocks import Block, Piece, anchor, blocks, product
-from steptime_lab.measurements.sets import POWER
-from steptime_lab.measurements.shipped import shipped
+from steptime_lab.measurements.sets import KERNELS, POWER
 
 if TYPE_CHECKING:
     from steptime_lab.measure.power.bench import PowerBench
 
 JOB = "power"
+_SHIPPED = Path(steptime_lab.__file__).parent / "data" / "measurements"
 PARTS = ("loops", "kernels", "products", "bursts")
 # An anchor after so many blocks: about a minute.
 _ANCHOR_EVERY = 7
@@ -159,7 +161,7 @@ def _products() -> list[Piece]:
 
 def _timed_rows(least_ns: float, most_ns: float) -> list[dict[str, Any]]:
     """Shipped rows of a whole GPU with times between the two."""
-    table = shipped("kernels").select(["family", "op", "call", "cache", "tf32", "benchmark", "share", "time_ns"])
+    table = read(_SHIPPED, KERNELS).select(["family", "op", "call", "cache", "tf32", "benchmark", "share", "time_ns"])
     return [
         row
         for row in table.to_pylist()
