@@ -1,10 +1,11 @@
 """Fits the shipped fabrics to published tables of NCCL timings, and says how far they lie off on rows they did not see.
 
-    python scripts/public_fabrics.py [--data TABLES] [--write FOLDER]
+    python scripts/public_fabrics.py [--data TABLES] [--rows CSV] [--write FOLDER] [--only NAMES]
 
-TABLES holds nccl_single_node.csv.gz, nccl_tests_multi_node.csv.gz and vidur_network/. They are not part of the project; the
-fitted curves are, each with the source of its rows. Of several NCCL versions the newest is fitted; the same message in two
-dtypes is fitted together and lies on one side of the split. Without --write nothing is written.
+TABLES holds nccl_single_node.csv.gz, nccl_tests_multi_node.csv.gz and vidur_network/; CSV is a table as `steptime validate
+collectives --rows` takes it, with H200 and B200 nodes and ten nodes of H100. They are not part of the project; the fitted
+curves are, each with the source of its rows. Of several NCCL versions the newest is fitted; the same message in two dtypes is
+fitted together and lies on one side of the split. Without --write nothing is written.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from published_tables import read_multi_node_table, read_profiled_table, read_si
 from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published, fabric_toml, first_ranks
 from steptime._measurements.nccl_tests import Point
-from steptime._models.collectives.fitting import Points, fit_curves, interval_ends, unseen_logs
+from steptime._models.collectives.fitting import Points, by_kind, fit_curves, interval_ends, left_out, unseen_logs
 from steptime._models.collectives.message import Messages
 from steptime._models.collectives.tier import TierModel
+from steptime._models.collectives.unmeasured import Curves
 from steptime._models.engine.splits import FIT, TEST, VALIDATION
 from steptime._models.error import gmae
-from steptime._platforms.fabric import Fabric, write_models
+from steptime._platforms.fabric import Fabric, like_curves, write_models
 from steptime._platforms.own_fabric import tier_points
 from steptime_lab.fit.fabrics import fit_points
+from steptime_lab.measurements.timed_collectives import read_timed_collectives
 
 SHARED = Path(os.environ.get("STEPTIME_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
 SMALL = 1 << 20  # below, sites differ by several times
@@ -41,6 +44,15 @@ RANKS_BAR = 0.12
 FOLDS = 7
 
 SINGLE = Published("ai-dynamo/aiconfigurator, NCCL {nccl}, {gpu}", "Apache-2.0", "tables as of 2026-11")
+COMMITTED = Published(
+    "",
+    "Apache-2.0",
+    "2026-11",
+    "ai-dynamo/aiconfigurator",
+    "095f58a51c4ca8e61b66ec108d86f223f8d559ce",
+    "aic-core/src/aiconfigurator_core/systems/data/{gpu}/comm/nccl/*/nccl_perf.parquet",
+)
+OLDEST = (2, 26)  # of NCCL: small messages of older ones take up to a fifth longer
 PROFILED = Published("microsoft/vidur, data/profiling/network/{gpu}", "MIT", "tables as of 2026-11")
 BENCHED = Published(
     "microsoft/superbenchmark, tests/data: A100-SXM4-40GB, NCCL version not said", "MIT", "tables as of 2026-11"
@@ -48,6 +60,7 @@ BENCHED = Published(
 NVLINK3 = Quantity(300e9, "NVIDIA A100 data sheet: NVLink 600 GB/s, both directions")
 NVLINK4 = Quantity(450e9, "NVIDIA H100 and H200 data sheets: NVLink 900 GB/s, both directions")
 NVLINK5 = Quantity(900e9, "NVIDIA GB200 NVL72 data sheet: NVLink 1.8 TB/s per GPU, both directions")
+NVLINK5_B200 = Quantity(900e9, "NVIDIA DGX B200 data sheet: NVLink 1.8 TB/s per GPU, both directions")
 BRIDGE = Quantity(300e9, "NVIDIA A100 80GB PCIe and H100 PCIe data sheets: NVLink bridge 600 GB/s, both directions")
 PCIE4 = Quantity(31.5e9, "PCI Express 4.0, 16 lanes")
 PCIE5 = Quantity(63e9, "PCI Express 5.0, 16 lanes")
@@ -60,14 +73,15 @@ class Tables:
     folder: Path
     single: Sequence[Point]
     multi: Sequence[Point]
+    rows: Sequence[Point]  # of nodes and clusters that the other tables do not have
 
     @classmethod
-    def read(cls, folder: Path) -> Tables:
+    def read(cls, folder: Path, rows: Path) -> Tables:
         single = read_single_node_table(folder / "nccl_single_node.csv.gz")
         multi = read_multi_node_table(folder / "nccl_tests_multi_node.csv.gz")
         skipped = single.skipped + multi.skipped
         print(f"{len(single.points)} and {len(multi.points)} points; {skipped} rows of no kind that is modelled")
-        return cls(folder, single.points, multi.points)
+        return cls(folder, single.points, multi.points, read_timed_collectives(rows).points)
 
     def profiled(self, box: str, kind: str) -> list[Point]:
         return list(read_profiled_table(self.folder / "vidur_network" / box / f"{kind}.csv.gz").points)
@@ -90,10 +104,11 @@ class Tables:
 
 @dataclass(frozen=True)
 class Described:
-    """A fabric and the rows it is fitted to."""
+    """A fabric and the rows it is fitted to; all of them where half of a table is all there is, or without those for tests."""
 
     limits: FabricLimits
     points: Sequence[Point]
+    every: bool = False
 
 
 def latency(points: Sequence[Point], *, nodes: int = 1) -> Quantity:
@@ -121,6 +136,33 @@ def dgx(tables: Tables, gpu: str, name: str, title: str, ranks: int, bandwidth: 
     nccl, points = tables.newest(gpu)
     published = replace(SINGLE, source=SINGLE.source.format(nccl=nccl, gpu=gpu))
     return one_node(name, title, ranks, bandwidth, (published, points))
+
+
+def whole_node(tables: Tables, gpu: str, name: str, title: str, bandwidth: Quantity, like: str) -> Described:
+    """A node of 8 from both tables, each message in its newest NCCL version from `OLDEST` on."""
+    _, few = tables.newest(gpu) if any(one.device == gpu for one in tables.single) else ("", [])
+    rows = [one for one in tables.rows if one.device == gpu and one.nodes == 1 and version(one) >= OLDEST]
+    newest: dict[tuple[str, int, int], tuple[int, ...]] = {}
+    for one in rows:
+        asked = one.kind, one.ranks, one.bytes
+        newest[asked] = max(version(one), newest.get(asked, ()))
+    chosen = [one for one in rows if version(one) == newest[one.kind, one.ranks, one.bytes]]
+    versions = " and ".join(sorted({one.nccl for one in chosen}))
+    found = one_node(
+        name,
+        title,
+        8,
+        bandwidth,
+        (replace(COMMITTED, source=f"ai-dynamo/aiconfigurator, NCCL {versions}, {gpu}"), [*few, *chosen]),
+    )
+    published = tuple(replace(one, path=one.path.format(gpu=gpu)) for one in found.limits.published)
+    if few:
+        published += (replace(SINGLE, source=SINGLE.source.format(nccl=few[0].nccl, gpu=gpu) + ": 2 and 4 ranks"),)
+    return Described(replace(found.limits, published=published, like=like), found.points, every=True)
+
+
+def version(point: Point) -> tuple[int, ...]:
+    return tuple(int(part) for part in point.nccl.split("."))
 
 
 def with_pairs(tables: Tables, found: Described, box: str) -> Described:
@@ -236,14 +278,19 @@ def two_nodes(tables: Tables, site: Site) -> Described:
     return Described(limits, [*inner, *across])
 
 
+def alike(found: Described, like: str) -> Described:
+    return Described(replace(found.limits, like=like), found.points)
+
+
 def described(tables: Tables) -> list[Described]:
     a100 = dgx(tables, "a100_sxm", "a100-nvlink", "node of 8 NVIDIA A100 SXM", 8, NVLINK3)
     h100 = dgx(tables, "h100_sxm", "h100-nvlink", "node of 8 NVIDIA H100 SXM", 8, NVLINK4)
     return [
         with_broadcasts(tables, with_pairs(tables, a100, "a100_dgx")),
         with_pairs(tables, h100, "h100_dgx"),
-        dgx(tables, "h200_sxm", "h200-nvlink", "node of 8 NVIDIA H200 SXM; 2 and 4 ranks measured", 8, NVLINK4),
-        dgx(tables, "gb200", "gb200-nvlink", "NVIDIA GB200 NVL72; 2 and 4 ranks measured", 72, NVLINK5),
+        whole_node(tables, "h200_sxm", "h200-nvlink", "node of 8 NVIDIA H200 SXM", NVLINK4, "h100-nvlink"),
+        whole_node(tables, "b200_sxm", "b200-nvlink", "node of 8 NVIDIA B200", NVLINK5_B200, "gb200-nvlink"),
+        alike(dgx(tables, "gb200", "gb200-nvlink", "NVIDIA GB200 NVL72; 2 and 4 ranks measured", 72, NVLINK5), "b200-nvlink"),
         pairwise(tables, "a100", "two boxes of 4 NVIDIA A100 80GB PCIe, NVLink between pairs", PCIE4, network=True),
         pairwise(tables, "h100", "box of 4 NVIDIA H100 NVL, NVLink between pairs", PCIE5, network=False),
         a40(tables),
@@ -362,11 +409,15 @@ def report_spanning(tables: Tables, fabrics: Mapping[str, Fabric]) -> None:
     print(f"  all of them, median pair {shown(every)}: {'reached' if gmae(every) <= SPANNING_BAR else 'MISSED'}")
 
 
-def fit_tiers(limits: FabricLimits, points: Sequence[Point]) -> dict[str, TierModel]:
+def fit_tiers(described_fabric: Described) -> dict[str, TierModel]:
     """Curves within nodes see no rows of the split `test`; those of the network see all they are given."""
     models: dict[str, TierModel] = {}
-    for name, of_tier in tier_points(limits, points).items():
-        if limits.network is None or name != limits.network.name:
+    limits = described_fabric.limits
+    like = like_curves(limits.like) if described_fabric.every else {}
+    for name, of_tier in tier_points(limits, described_fabric.points).items():
+        if described_fabric.every:
+            models[name] = fit_all(of_tier, like.get(name, {}))
+        elif limits.network is None or name != limits.network.name:
             models[name] = fit_points(of_tier)
         else:
             model = fit_curves(of_tier)
@@ -374,27 +425,41 @@ def fit_tiers(limits: FabricLimits, points: Sequence[Point]) -> dict[str, TierMo
     return models
 
 
+def fit_all(points: Points, like: Curves) -> TierModel:
+    """Curves through all rows; the residuals are of curves that did not see a row's fifth of the messages."""
+    model = fit_curves(points, like=like)
+    errors: dict[str, list[float]] = defaultdict(list)
+    for tested, times in left_out(points, model):
+        for kind, logs in by_kind(tested, np.log(tested.ns / times.ns)).items():
+            errors[kind] += logs.tolist()
+    return replace(model, residuals=interval_ends(errors))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "collectives", help="folder of the published tables")
+    parser.add_argument("--rows", type=Path, default=SHARED / "data" / "public" / "collectives.csv", help="the other table")
+    parser.add_argument("--only", help="names of fabrics, with commas; all unless given")
     parser.add_argument("--write", type=Path, help="where to write the fabrics, such as src/steptime/data/fabrics")
     options = parser.parse_args()
     if not options.data.is_dir():
         print(f"skipped: the published tables are not at {options.data}")
         return
-    tables = Tables.read(options.data)
+    tables = Tables.read(options.data, options.rows)
     fabrics = {}
     print("GMAE on test rows (rows)")
-    every = described(tables)
+    every = [one for one in described(tables) if options.only is None or one.limits.name in options.only.split(",")]
     for one in every:
-        models = fit_tiers(one.limits, one.points)
+        models = fit_tiers(one)
         fabrics[one.limits.name] = Fabric(one.limits, models)
         for tier, points in tier_points(one.limits, one.points).items():
-            if tier != NETWORK:
+            if tier != NETWORK and not one.every:
                 report_tier(f"{one.limits.name} {tier}", models[tier], points)
         if options.write:
             write_models(options.write / f"{one.limits.name}.json", models)
             (options.write / f"{one.limits.name}.toml").write_text(fabric_toml(one.limits), encoding="utf-8")
+    if options.only:
+        return
     print(f"rank counts left out, rows of 1 MiB or more (bar {RANKS_BAR:.0%})")
     for one in every:
         if one.limits.name in ("a100-nvlink", "h100-nvlink"):

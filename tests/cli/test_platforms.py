@@ -21,7 +21,7 @@ def test_all_are_listed_with_the_fabrics_that_have_no_device(capsys: Captured, m
         assert any(line.split()[:2] == [parts.name, parts.device] for line in lines)
     assert "h100-2-nodes" in out
     eight = next(line for line in lines if line.split()[:1] == ["8xh200-nvlink"])
-    assert eight.endswith("extrapolated")
+    assert eight.endswith("fitted")
 
 
 def test_the_list_says_the_same_to_programs(capsys: Captured) -> None:
@@ -31,7 +31,7 @@ def test_the_list_says_the_same_to_programs(capsys: Captured) -> None:
     assert [one["name"] for one in found["platforms"]] == [parts.name for parts in shipped_platforms()]
     by_name = {one["name"]: one for one in found["platforms"]}
     assert by_name["2xh200-nvlink"]["collectives"]["all_reduce"] == "fitted"
-    assert by_name["8xh200-nvlink"]["collectives"]["all_reduce"] == "extrapolated"
+    assert by_name["8xh200-nvlink"]["collectives"]["all_reduce"] == "fitted"
     assert by_name["1xh200"]["fabric"] is None
     assert by_name["1xh200"]["kernels"] == "fitted"
     assert by_name["8xa100-nvlink"]["kernels"] == by_name["8xh100-nvlink"]["kernels"] == "analytic"
@@ -69,8 +69,8 @@ def test_the_details_say_the_same_to_programs(capsys: Captured) -> None:
     assert "aten::mm" in found["host"]["ops"]
     fabric = found["fabric"]
     assert all(tier["bandwidth_bytes_per_s"]["source"] and tier["latency_ns"]["source"] for tier in fabric["tiers"])
-    assert {one["kind"]: one["ranks"] for one in fabric["fitted"]}["all_reduce"] == [2, 4]
-    assert fabric["collectives"]["all_reduce"] == "extrapolated"
+    assert {one["kind"]: one["ranks"] for one in fabric["fitted"]}["all_reduce"] == [2, 4, 8]
+    assert fabric["collectives"]["all_reduce"] == "fitted"
     assert fabric["collectives"]["send_recv"] == "not known"
     assert set(fabric["estimates_us"]) == {kind for kind, origin in fabric["collectives"].items() if origin != "not known"}
     assert all(one["license"] and one["date"] for one in fabric["published"])

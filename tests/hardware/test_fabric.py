@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,27 @@ def test_a_bad_fabric_is_refused_with_one_line_that_names_the_fault(tmp_path: Pa
 def test_an_unknown_fabric_is_answered_with_those_that_are_there() -> None:
     with pytest.raises(InputError, match="h100-2-nodes"):
         read_fabric("infiniband")
+
+
+def test_a_notice_lists_whose_measurements_the_shipped_fabrics_are_fitted_to() -> None:
+    notice = (Path(__file__).parents[2] / "NOTICE").read_text(encoding="utf-8")
+    entries = [entry for entry in notice.split("\n\n") if "fabrics" in entry]
+    for name in fabric_names():
+        for item in read_fabric(name).published:
+            if item.license == "as steptime":
+                continue
+            repository = item.source.split(",", 1)[0]
+            entry = next(entry for entry in entries if entry.startswith(f"{repository} ({item.license}"))
+            assert re.search(rf"[ ,]{re.escape(name)}(,|\n|$)", entry), (name, repository)
+            assert item.commit in entry
+
+
+def test_a_fabric_is_like_a_shipped_one_or_none(tmp_path: Path) -> None:
+    text = fabric_toml(replace(read_fabric("h200-nvlink"), like="h300-nvlink"))
+    file = tmp_path / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="like is 'h300-nvlink'"):
+        read_fabric(file)
+    file.write_text(text.replace("h300", "h100"), encoding="utf-8")
+    assert read_fabric(file).like == "h100-nvlink"
+    assert read_fabric(file).published == read_fabric("h200-nvlink").published

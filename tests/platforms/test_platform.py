@@ -154,9 +154,11 @@ def test_where_answers_come_from_is_said_of_every_kind() -> None:
     nvlink = Fabric.load("h200-nvlink")
     assert origin(nvlink, "all_reduce", 2) is Origin.FITTED
     assert origin(nvlink, "all_reduce", 3) is Origin.INTERPOLATED
-    assert origin(nvlink, "all_reduce", 8) is Origin.EXTRAPOLATED
+    assert origin(nvlink, "all_reduce", 8) is Origin.FITTED
     assert origin(nvlink, "barrier", 2) is Origin.STAND_IN
-    assert origin(nvlink, "send_recv", 2) is Origin.NONE
+    assert origin(nvlink, "send_recv", 2) is Origin.CARRIED
+    assert origin(nvlink, "broadcast", 2) is Origin.NONE
+    assert origin(Fabric.load("gb200-nvlink"), "all_reduce", 16) is Origin.EXTRAPOLATED
     nodes = Fabric.load("h100-2-nodes")
     assert origin(nodes, "all_to_all", 16) is Origin.TIERS
     assert origin(nodes, "all_to_all", 8) is Origin.FITTED

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._models.collectives.curve import moved_share
 from steptime._models.collectives.fitting import Points, Reduction, Swept, swept
 from steptime._models.collectives.message import Message, Messages
-from steptime._models.collectives.tier import moved_share
 from steptime._models.engine.splits import TEST
 from steptime.errors import InputError
 from steptime_lab.fit.fabrics import FittedFabric, fit_fabric, fit_points

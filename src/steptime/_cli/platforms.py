@@ -74,6 +74,10 @@ def fabric(
     links: Annotated[
         str | None, Option("--links", metavar="KIND", help="Within a node: nvswitch, nvlink, pcie or loopback.")
     ] = None,
+    like: Annotated[
+        str | None,
+        Option("--like", metavar="FABRIC", help="A shipped fabric with such links: helps where few kinds or ranks were timed."),
+    ] = None,
     of: Annotated[str | None, Option("--of", metavar="NAME", help="Which of the folder's fabrics.")] = None,
     bandwidth: Annotated[
         float | None, Option("--bandwidth", metavar="GB/S", help="From a data sheet: of one rank in one direction.")
@@ -109,15 +113,15 @@ def fabric(
     if files:
         if options:
             raise InputError(f"{options[0]}: is for a fabric from a data sheet; leave it out, or leave the files out")
-        result = _measured(name, files, of, links, gpus_per_node)
+        result = _measured(name, files, of, links, gpus_per_node, like)
     else:
         if not options:
             raise InputError("nothing to make a fabric from: give files of nccl-tests, or --bandwidth, --latency and --ranks")
         if bandwidth is None or latency is None or ranks is None:
             missing = next(option for option in ("--bandwidth", "--latency", "--ranks") if sheet[option] is None)
             raise InputError(f"{missing} is missing: a data sheet needs --bandwidth (GB/s), --latency (us) and --ranks")
-        if of is not None:
-            raise InputError("--of: is for a folder of measured collectives")
+        if of is not None or like is not None:
+            raise InputError(f"{'--like' if of is None else '--of'}: is for timed collectives; a data sheet needs none")
         result = from_data_sheet(
             name, DataSheet(ranks, bandwidth, latency, gpus_per_node, network_bandwidth, network_latency), links=links
         )
@@ -126,22 +130,27 @@ def fabric(
     show(json, lambda: own_fabric_document(result, file), lambda console: print_own_fabric(console, result, file))
 
 
-def _measured(name: str, files: list[Path], of: str | None, links: str | None, gpus_per_node: int | None) -> OwnFabric:
+def _measured(
+    name: str, files: list[Path], of: str | None, links: str | None, gpus_per_node: int | None, like: str | None
+) -> OwnFabric:
+    from steptime._hardware.fabric import FABRICS
     from steptime._platforms.own_fabric import from_measured, from_nccl_tests
 
     absent = [file for file in files if not file.exists()]
     if absent:
         raise InputError(f"{absent[0]}: no such file or folder")
+    if like is not None:
+        FABRICS.file(like)  # an unknown name is an error before anything is fitted
     folders = [file for file in files if file.is_dir()]
     if folders and len(files) > 1:
         raise InputError(
             f"{folders[0]}: is a folder; give one folder of `steptime measure collectives`, or files of nccl-tests"
         )
     if folders:
-        return from_measured(name, folders[0], of=of, links=links, gpus_per_node=gpus_per_node)
+        return from_measured(name, folders[0], of=of, links=links, gpus_per_node=gpus_per_node, like=like)
     if of is not None:
         raise InputError("--of: is for a folder of measured collectives")
-    return from_nccl_tests(name, files, links=links, gpus_per_node=gpus_per_node)
+    return from_nccl_tests(name, files, links=links, gpus_per_node=gpus_per_node, like=like)
 
 
 def _check_links(links: str | None) -> None:

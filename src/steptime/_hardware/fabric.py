@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 _OVERSUBSCRIPTION = ValueRange(1, 1e4, "times (1: none)")
 _BUFFERED, _HOST_SLOWDOWN = "buffered_bytes", "host_slowdown"
 _TIER_QUANTITIES = ("bandwidth_bytes_per_s", "latency_ns")
-_PUBLISHED = ("source", "license", "date")
+_PUBLISHED, _WHERE = ("source", "license", "date"), ("repository", "commit", "path")
 FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
 
 NETWORK = "network"
@@ -44,11 +44,14 @@ class LinkTier:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where the rows lie that the models were fitted to."""
+    """Where the rows lie that the models were fitted to, as exactly as is known."""
 
     source: str
     license: str
     date: str
+    repository: str = ""
+    commit: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class FabricLimits:
     buffered_bytes: Quantity | None = None
     # How many times as long a rank's host takes in steps with collectives: where the wire is CPU time of the same cores.
     host_slowdown: Quantity | None = None
+    # A shipped fabric with such links, which has kinds or rank counts that were not measured on this one.
+    like: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -105,6 +110,7 @@ def _read(file: Path) -> FabricLimits:
         published=_published(file, content),
         buffered_bytes=quantity(file, content, _BUFFERED) if _BUFFERED in content else None,
         host_slowdown=quantity(file, content, _HOST_SLOWDOWN) if _HOST_SLOWDOWN in content else None,
+        like=_like(file, content),
     )
     _check_shape(file, limits)
     return limits
@@ -120,10 +126,12 @@ def fabric_toml(limits: FabricLimits) -> str:
     if limits.nodes > 1:
         lines += [f"rails = {limits.rails}", f"oversubscription = {limits.oversubscription:g}"]
     lines.append("analytic = true" if limits.models is None else f"models = {_text(limits.models.name)}")
+    lines += [] if limits.like is None else [f"like = {_text(limits.like)}"]
     measured = {_BUFFERED: limits.buffered_bytes, _HOST_SLOWDOWN: limits.host_slowdown}
     lines += [_quantity_line(name, value) for name, value in measured.items() if value is not None]
     for item in limits.published:
         lines += ["", "[[published]]", *(f"{name} = {_text(getattr(item, name))}" for name in _PUBLISHED)]
+        lines += [f"{name} = {_text(value)}" for name in _WHERE if (value := getattr(item, name))]
     for tier in limits.tiers:
         lines += ["", "[[tiers]]", f"name = {_text(tier.name)}", f"kind = {_text(tier.kind)}", f"ranks = {tier.ranks}"]
         lines += [_quantity_line(name, getattr(tier, name)) for name in _TIER_QUANTITIES]
@@ -149,11 +157,18 @@ def _models(file: Path, content: Mapping[str, Any]) -> Path | None:
     raise InputError(f"{file}: expected models = 'FILE.json' (fitted), or analytic = true where only a data sheet is known")
 
 
+def _like(file: Path, content: Mapping[str, Any]) -> str | None:
+    result = content.get("like")
+    if result is not None and result not in fabric_names():
+        raise InputError(f"{file}: like is {str(result)[:60]!r}, expected one of {', '.join(fabric_names())}")
+    return result
+
+
 def _published(file: Path, content: Mapping[str, Any]) -> tuple[Published, ...]:
     result = content.get("published", [])
     if not isinstance(result, list) or not all(isinstance(item, dict) and all(map(item.get, _PUBLISHED)) for item in result):
         raise InputError(f"{file}: each [[published]] needs {', '.join(_PUBLISHED)}")
-    return tuple(Published(*(str(item[name]) for name in _PUBLISHED)) for item in result)
+    return tuple(Published(*(str(item.get(name, "")) for name in (*_PUBLISHED, *_WHERE))) for item in result)
 
 
 def _tiers(file: Path, content: Mapping[str, Any]) -> tuple[LinkTier, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from steptime._hardware.fabric import FabricLimits, GroupPlacement, first_ranks,
 from steptime._models.collectives.message import KINDS, Message, Messages
 from steptime._models.collectives.spanning import Spanning, Tier
 from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel
+from steptime._models.collectives.unmeasured import Curves
 from steptime._models.estimate import Estimate, Source
 from steptime.errors import InputError
 
@@ -39,7 +40,10 @@ class Fabric:
             # A network that carries less than its cards is crowded by the groups on it (`place_together`), not slower for each.
             on_paper = ((tier.name, tier.bandwidth_bytes_per_s.value, tier.latency_ns.value) for tier in limits.tiers)
             return cls(limits, {name: AnalyticTier(bandwidth, latency) for name, bandwidth, latency in on_paper})
-        return cls(limits, read_models(limits.models))
+        like = like_curves(limits.like)
+        return cls(
+            limits, {name: replace(model, like=like.get(name, {})) for name, model in read_models(limits.models).items()}
+        )
 
     @property
     def source(self) -> Source:
@@ -120,6 +124,12 @@ def read_models(file: Path) -> Mapping[str, TierModel]:
     return {str(name): TierModel.from_dict(values, f"{file}, tier {name}") for name, values in content["tiers"].items()}
 
 
+def like_curves(name: str | None) -> Mapping[str, Curves]:
+    """The curves of a fabric that another one is like, by tier; none of one that is known from a data sheet."""
+    file = None if name is None else read_fabric(name).models
+    return {} if file is None else {tier: model.curves for tier, model in read_models(file).items()}
+
+
 class Origin(Enum):
     """Of what a fabric says about one kind and rank count, best first."""
 
@@ -127,6 +137,7 @@ class Origin(Enum):
     INTERPOLATED = "interpolated"  # between rank counts that were fitted
     EXTRAPOLATED = "extrapolated"  # beyond them
     TIERS = "from its tiers"  # a group over several nodes
+    CARRIED = "from a fabric like it"
     STAND_IN = "from another kind"
     ANALYTIC = "analytic"
     NONE = "not known"
@@ -150,7 +161,7 @@ def fitted(fabric: Fabric) -> list[Fitted]:
         model = fabric.tiers.get(tier.name)
         if not isinstance(model, TierModel):
             continue
-        for kind in filter(model.knows, KINDS):
+        for kind in filter(model.measured_ranks, KINDS):
             ranks, ends = model.measured_ranks(kind), model.residuals.get(kind)
             curves = [model.curves[kind, count] for count in ranks]
             sizes = max(curve.smallest_bytes for curve in curves), min(curve.largest_bytes for curve in curves)
@@ -172,10 +183,12 @@ def origin(fabric: Fabric, kind: str, ranks: int) -> Origin:
     if placed.spans_nodes and placed.per_node > 1:
         return Origin.TIERS
     counts = model.measured_ranks(kind)
-    if not counts:
-        return Origin.STAND_IN
     if ranks in counts:
         return Origin.FITTED
+    if (kind, ranks) in model.like or (not counts and model.knows(kind)):
+        return Origin.CARRIED
+    if not counts:
+        return Origin.STAND_IN
     return Origin.INTERPOLATED if counts[0] < ranks < counts[-1] else Origin.EXTRAPOLATED
 
 

@@ -17,10 +17,11 @@ from steptime._hardware.fabric import NETWORK, FabricLimits, LinkTier, Published
 from steptime._measurements.nccl_tests import Point, read_nccl_tests
 from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read
+from steptime._models.collectives.curve import moved_share
 from steptime._models.collectives.fitting import Points, best_points, fit_curves, interval_ends, left_out, swept
 from steptime._models.collectives.message import Floats, Message
-from steptime._models.collectives.tier import TierModel, moved_share
-from steptime._platforms.fabric import write_models
+from steptime._models.collectives.tier import TierModel
+from steptime._platforms.fabric import like_curves, write_models
 from steptime.errors import InputError
 
 # Rows of ranks that share a GPU went over sockets of one box, and so did those without any GPU (gloo).
@@ -77,20 +78,29 @@ class DataSheet:
 
 
 def from_nccl_tests(
-    name: str, files: Sequence[Path], *, links: str | None = None, gpus_per_node: int | None = None
+    name: str, files: Sequence[Path], *, links: str | None = None, gpus_per_node: int | None = None, like: str | None = None
 ) -> OwnFabric:
-    """From text or JSON. `gpus_per_node`: where the output names too few hosts, or ran on fewer GPUs than there are."""
+    """From text or JSON. `gpus_per_node`: where the output names too few hosts, or ran on fewer GPUs than there are.
+
+    `like` is a shipped fabric with such links, which helps where few sizes, kinds or rank counts were timed.
+    """
     check_file_name("--name", name)
     results = [read_nccl_tests(file) for file in files]
     points = [_on_nodes(point, gpus_per_node) for item in results for point in item.points]
-    limits = _grown(described(name, points, links or _SWITCH), gpus_per_node)
+    limits = replace(_grown(described(name, points, links or _SWITCH), gpus_per_node), like=like)
     damaged = sum(item.skipped for item in results)
     warnings = [f"{damaged} rows were damaged or of no collective that is modelled, and left out"] if damaged else []
     return _fitted(limits, tier_points(limits, points), warnings)
 
 
 def from_measured(
-    name: str, folder: Path, *, of: str | None = None, links: str | None = None, gpus_per_node: int | None = None
+    name: str,
+    folder: Path,
+    *,
+    of: str | None = None,
+    links: str | None = None,
+    gpus_per_node: int | None = None,
+    like: str | None = None,
 ) -> OwnFabric:
     """From the rows of one of the fabrics in a folder; `of` says which where there are several."""
     check_file_name("--name", name)
@@ -106,7 +116,7 @@ def from_measured(
     points, _ = best_points(swept(chosen, of or there[0]))
     usual = _SOCKETS if any(row["share"] > 1 or not row["device"] for row in chosen) else _SWITCH
     limits = _grown(described(name, _as_timed(points, chosen), links or usual), gpus_per_node)
-    limits = replace(limits, published=(_recipe(chosen),))
+    limits = replace(limits, published=(_recipe(chosen),), like=like)
     return _fitted(limits, {limits.tiers[0].name: points}, [])
 
 
@@ -188,8 +198,9 @@ def _recipe(rows: Sequence[Mapping[str, Any]]) -> Published:
 def _fitted(limits: FabricLimits, points: Mapping[str, Points], warnings: Sequence[str]) -> OwnFabric:
     """Curves through all rows; intervals and errors from curves that did not see a row's fifth of the messages."""
     models, tested, text = {}, [], list(warnings)
+    like = like_curves(limits.like)
     for tier, of_tier in points.items():
-        model = fit_curves(of_tier)
+        model = fit_curves(of_tier, like=like.get(tier))
         errors = _tested(tier, of_tier, model)
         models[tier] = replace(model, residuals=interval_ends({item.kind: -np.log1p(item.errors) for item in errors}))
         tested += errors

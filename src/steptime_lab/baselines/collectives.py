@@ -14,9 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from steptime._models.collectives.curve import moved_share
 from steptime._models.collectives.fitting import Points
 from steptime._models.collectives.message import KINDS, Floats, Messages, load_bytes, moved_by_ranks
-from steptime._models.collectives.tier import CollectiveTimes, groups, moved_share
+from steptime._models.collectives.tier import CollectiveTimes, groups
 from steptime.errors import InputError
 from steptime_lab.fit.engine import fitting_library
 

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from steptime._cli.output import Json, run_measuring, show, stdout
 from steptime.errors import InputError
+
+if TYPE_CHECKING:
+    from steptime_lab.validate.engine import Validation
 
 SHIPPED = "shipped"
 BARS_LEFT = 1
@@ -84,6 +87,13 @@ def validate(
         str | None,
         Option("--bars", metavar="FILE", help="steps: fail if errors exceed these bounds; `shipped` for the shipped ones."),
     ] = None,
+    rows: Annotated[
+        Path | None,
+        Option("--rows", metavar="FILE", help="collectives: timed by others (CSV: gpu, nodes, ranks, op, bytes, us, nccl)."),
+    ] = None,
+    leave_out: Annotated[
+        bool, Option("--leave-out", help="collectives: each row of --rows by a fit without its kind and rank count.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Predicted against measured on the shipped sets: errors, interval coverage, the noise floor, baselines beside."""
@@ -111,8 +121,21 @@ def validate(
         sharding = validate_sharding()
         print(dumps(sharding_document(sharding)).rstrip() if json else "\n".join(sharding_lines(sharding, full=full)))
         return
-    result = validated(what, Models(device, models, fabric))
+    if rows is None and leave_out:
+        raise InputError("--leave-out: is for rows of your own; give --rows FILE")
+    result = validated(what, Models(device, models, fabric)) if rows is None else _timed(what, rows, fabric, models, leave_out)
     show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
+
+
+def _timed(what: str, rows: Path, fabric: str, models: Path | None, leave_out: bool) -> Validation:
+    """A fabric on collectives that others timed."""
+    from steptime._platforms.fabric import Fabric
+    from steptime_lab.measurements.timed_collectives import read_timed_collectives
+    from steptime_lab.validate.timed_collectives import validate_timed
+
+    if what != "collectives" or models is not None:
+        raise InputError("--rows FILE is for validate collectives, with --fabric and without --models")
+    return validate_timed(Fabric.load(fabric), read_timed_collectives(rows), leave_out=leave_out)
 
 
 def _validate_steps(source: str, *, explain: bool, bars: str | None, full: bool, json: bool) -> None:

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from steptime._models.collectives.curve import Curve
 from steptime._models.collectives.fitting import fit_curve
-from steptime._models.collectives.tier import Curve
 from steptime.errors import InputError
 
 SIZES = 2.0 ** np.arange(6, 27)

@@ -8,9 +8,10 @@ import pytest
 
 from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import FabricLimits, LinkTier, first_ranks, place, place_together
+from steptime._models.collectives.curve import Curve, moved_share
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.spanning import Spanning
-from steptime._models.collectives.tier import AnalyticTier, Curve, TierModel, moved_share
+from steptime._models.collectives.tier import AnalyticTier, TierModel
 from steptime.errors import InputError
 
 QUANTITY = Quantity(1.0, "a test")

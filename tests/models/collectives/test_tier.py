@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from steptime._models.collectives.curve import moved_share
 from steptime._models.collectives.fitting import fit_curve
 from steptime._models.collectives.message import KINDS, Message, Messages
-from steptime._models.collectives.tier import TierModel, moved_share
+from steptime._models.collectives.tier import TierModel
 from steptime.errors import InputError
 
 SIZES = 2.0 ** np.arange(6, 27)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._models.collectives.curve import Curve
 from steptime._models.collectives.message import KINDS, Floats, Message, Messages, Places
-from steptime._models.collectives.tier import CollectiveTimes, Curve, TierModel, groups, ragged_parts, saved
+from steptime._models.collectives.tier import CollectiveTimes, TierModel, groups, ragged_parts, saved
+from steptime._models.collectives.unmeasured import MIRRORED, Curves, ratio_along, scaled_curve
 from steptime._models.engine.splits import FIT, VALIDATION, split_of
 from steptime._models.error import gmae
 from steptime.errors import InputError
@@ -38,10 +40,9 @@ _ROUNDS = 4
 # A row off by so many times the usual distance counts less, and one off by less than a percent does not count as off.
 _USUAL, _CLOSE = 1.5, 0.01
 _FOLDS = 5
-# Kinds that move the same bytes by the same steps the other way round. Where rows are few and noisy, each serves the other's
-# curve as well: on loopback rows left out in turn, all_gather is off by 3.7, 4.0 and 4.4 % for 2, 4 and 8 ranks instead of 4.6,
-# 4.2 and 5.7, reduce_scatter by 3.1, 3.3 and 5.2 instead of 3.5, 5.2 and 5.4. Broadcast and reduce gain nothing.
-_MIRRORED = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
+# Where rows of all_gather or reduce_scatter are few and noisy, each serves the other's curve as well (`MIRRORED`): on loopback
+# rows left out in turn, all_gather is off by 3.7, 4.0 and 4.4 % for 2, 4 and 8 ranks instead of 4.6, 4.2 and 5.7,
+# reduce_scatter by 3.1, 3.3 and 5.2 instead of 3.5, 5.2 and 5.4. Broadcast and reduce gain nothing.
 _TURNS = 4
 # A run that has fewer than this of another's messages says less than that one, however steady it is.
 _ENOUGH = 0.5
@@ -265,7 +266,7 @@ def left_out(points: Points, model: TierModel) -> Iterator[tuple[Points, Collect
     """Each fifth of the messages, with what curves through the others say of those that they have a curve for."""
     for fold in points.folds():
         try:
-            without = fit_curves(points.take(~fold), idle_power=model.idle_power, ragged=model.ragged)
+            without = fit_curves(points.take(~fold), idle_power=model.idle_power, ragged=model.ragged, like=model.like)
         except InputError:  # too few rows to leave any out
             continue
         tested = points.take(fold).with_curves(without)
@@ -277,13 +278,19 @@ def interval_ends(errors: Mapping[str, Sequence[float] | Floats]) -> dict[str, t
     return {kind: (float(np.quantile(logs, 0.05)), float(np.quantile(logs, 0.95))) for kind, logs in errors.items()}
 
 
-def fit_curves(points: Points, *, idle_power: float | None = None, ragged: float | None = None) -> TierModel:
-    """One curve per kind and rank count with enough sizes, all rows seen; what exchanges differ by is tried unless given."""
+def fit_curves(
+    points: Points, *, idle_power: float | None = None, ragged: float | None = None, like: Curves | None = None
+) -> TierModel:
+    """One curve per kind and rank count with enough sizes, all rows seen; what exchanges differ by is tried unless given.
+
+    `like` has the curves of a fabric with such links: sparse rows take their shape from there where that meets rows left out
+    more closely, and what was not measured is carried from there.
+    """
     if idle_power is None:
         idle_power = _idle_power(points)
     if ragged is None:
         ragged = _ragged(points, idle_power)
-    columns: dict[tuple[str, int], tuple[Floats, Floats]] = {}
+    columns: dict[tuple[str, int], _Rows] = {}
     messages = points.messages
     for kind, ranks, places in groups(messages):
         alike = messages.take(places)
@@ -294,35 +301,54 @@ def fit_curves(points: Points, *, idle_power: float | None = None, ragged: float
         sized = sizes >= 1
         if ranks > 1 and len(np.unique(sizes[sized])) >= _LEAST_SIZES:
             columns[kind, ranks] = sizes[sized], times[sized]
-    curves = {pair: fit_curve(*rows) for pair, rows in columns.items()}
-    for (kind, ranks), rows in columns.items():
-        other = columns.get((_MIRRORED.get(kind, ""), ranks))
-        if other is not None and _gains(rows, other):
-            curves[kind, ranks] = _with_mirrored(rows, other)
-    if not curves:
+    if not columns:
         raise InputError(f"no kind and rank count with {_LEAST_SIZES} sizes or more among {len(points)} measured collectives")
-    return TierModel(curves, idle_power, {}, ragged)
+    curves = {pair: _best_curve(rows, _other_ways(pair, columns, like or {})) for pair, rows in columns.items()}
+    return TierModel(curves, idle_power, {}, ragged, like or {})
 
 
-def _with_mirrored(rows: tuple[Floats, Floats], mirrored: tuple[Floats, Floats]) -> Curve:
+_Rows = tuple[Floats, Floats]  # bytes and nanoseconds
+_Way = Callable[[_Rows], Curve]
+
+
+def _other_ways(
+    pair: tuple[str, int], columns: Mapping[tuple[str, int], _Rows], like: Curves
+) -> list[Callable[[_Rows], Curve]]:
+    """How rows may become a curve with the help of others."""
+    mirrored, base = columns.get((MIRRORED.get(pair[0], ""), pair[1])), like.get(pair)
+    results: list[_Way] = []
+    if mirrored is not None:
+        results.append(lambda rows: _with_mirrored(rows, mirrored))
+    if base is not None:
+        results.append(lambda rows: _with_shape(rows, base))
+    return results
+
+
+def _with_mirrored(rows: _Rows, mirrored: _Rows) -> Curve:
     """A curve through a kind's rows and those of its mirror image, at the distance that lies between them."""
     apart = np.exp(np.median(np.log(mirrored[1] / fit_curve(*rows).ns(mirrored[0]))))
     return fit_curve(np.append(rows[0], mirrored[0]), np.append(rows[1], mirrored[1] / apart))
 
 
-def _gains(rows: tuple[Floats, Floats], mirrored: tuple[Floats, Floats]) -> bool:
-    """Whether rows left out in turns are met more closely with the mirror image's rows than without."""
+def _with_shape(rows: _Rows, base: Curve) -> Curve:
+    """Another fabric's curve at the distance that the rows have from it."""
+    return scaled_curve(base, ratio_along(base.knots, np.log2(rows[0]), np.log(rows[1] / base.ns(rows[0]))))
+
+
+def _best_curve(rows: _Rows, others: Sequence[_Way]) -> Curve:
+    """Through the rows alone, or that of the other ways which meets rows left out in turns more closely."""
+    ways: list[_Way] = [lambda seen: fit_curve(*seen), *others]
     turns = np.empty(len(rows[0]), dtype=np.intp)
     turns[np.argsort(rows[0], kind="stable")] = np.arange(len(turns)) % _TURNS
-    off = [0.0, 0.0]
-    for turn in range(_TURNS):
-        tested, others = turns == turn, turns != turn
-        seen = rows[0][others], rows[1][others]
+    off = [0.0] * len(ways)
+    for turn in range(_TURNS) if others else ():
+        tested, left = turns == turn, turns != turn
+        seen = rows[0][left], rows[1][left]
         if len(np.unique(seen[0])) < _LEAST_SIZES:
-            return False
-        for number, curve in enumerate((fit_curve(*seen), _with_mirrored(seen, mirrored))):
-            off[number] += float(np.abs(np.log(rows[1][tested] / curve.ns(rows[0][tested]))).sum())
-    return off[1] < off[0]
+            return ways[0](rows)
+        for number, way in enumerate(ways):
+            off[number] += float(np.abs(np.log(rows[1][tested] / way(seen).ns(rows[0][tested]))).sum())
+    return ways[int(np.argmin(off))](rows)
 
 
 def _exchanges(points: Points) -> Points:

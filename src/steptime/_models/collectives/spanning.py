@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptime._hardware.fabric import GroupPlacement
+from steptime._models.collectives.curve import moved_share
 from steptime._models.collectives.message import KINDS, Floats, Messages
-from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel, moved_share
+from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel
 
 # ln of how far a group over two nodes, put together from its tiers, may lie off beyond what the tiers say of themselves: the
 # bar that all_to_all of 8 and 16 ranks is held to on published two-node tables. Each doubling of nodes adds as much again.

@@ -1,14 +1,14 @@
 """`TierModel`: collectives within one tier of links (NVLink of a node, a network, loopback sockets), per kind and rank count.
 
-Rank counts that were not measured lie between or beyond those that were: what the smallest message takes is latency and goes
-with a power of the ranks, the rest moves bytes and goes with the ranks as (N-1)/N does; the interval grows with the distance.
+Kinds and rank counts that were not measured are answered from those that were, with wider intervals (`unmeasured`).
 Of links of which only a data sheet is known, an `AnalyticTier` answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import log2
 from typing import Any
 
@@ -16,27 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._hardware.description import MOST_RANKS
+from steptime._models.collectives.curve import Curve, moved_share
 from steptime._models.collectives.message import KINDS, Floats, Messages, Places
+from steptime._models.collectives.unmeasured import Curves, unmeasured
 from steptime.errors import InputError
 
-# Beyond the largest size, the part of its time that grows with the bytes: all of it at most, and at least this, whatever noise
-# makes of the last octave. Of 51 curves (loopback, public A100 and H100 tables) fitted without their last 4 octaves, the time
-# at the largest size is then off by 3 % in the middle; a time in proportion to the bytes is 31 % too long.
-_LEAST_GROWING = 0.5
-# What a file may hold: an exabyte, and a month.
-_MOST_LOG2_BYTES, _MOST_LOG_NS = 60.0, 35.0
 SCHEMA_VERSION = 1
-# Over which power of the ranks the part that moves bytes is interpolated: 0: their logarithm, 1: (N-1)/N. Fit and validation
-# rows of 1 MiB or more, GMAE over all kinds, at most of one kind: 4 ranks of loopback from 2 and 8 are off by 4.9 (9.7) % with
-# 0.5, 4.7 (11.0) with 0.6, 5.6 (12.7) with 0.75, 5.5 (16.5) with 1; 8 of loopback from 2 and 4 by 8.0 (15.9), 7.7 (17.4),
-# 7.0 (19.3), 7.5 (22.1); 8 of public A100 and H100 tables by 3.8 to 6.6, 3.5 to 6.0, 3.6 to 5.2, 3.2 to 4.4.
-_MOVING_POWER = 0.6
-# The part that moves bytes is nowhere less than this of the latency, so that its logarithm says something.
-_LEAST_MOVING = 0.01
-# What an octave of ranks or bytes away from what was measured adds to either end of the interval, in ln of time. From the same
-# fits: 90 % of the errors lie in -.15 to .23 for 4 ranks between 2 and 8, in -.23 to .30 for 8 beyond 4, against about .1 for
-# measured counts; without the last four octaves of bytes in -.20 to .24, without the first four in -.25 to .08.
-_BETWEEN_RANKS, _BEYOND_RANKS, _BEYOND_BYTES = 0.12, 0.20, 0.05
+# What an octave of bytes away from what was measured adds to either end of the interval, in ln of time: without the last four
+# octaves of public and loopback curves 90 % of the errors lie in -.20 to .24, without the first four in -.25 to .08.
+_BEYOND_BYTES = 0.05
 # Of kinds without rows to tell, the ends of the interval: the widest seen for 2 and 4 ranks of loopback.
 _UNKNOWN = (-0.3, 0.3)
 _BARRIER_BYTES = 4.0
@@ -65,62 +53,6 @@ all_reduce (-.9 to .4 against a reduce_scatter and an all_gather), an all_to_all
 _PAPER_REACHED, _PAPER_TRANSITION = 0.75, 1.0
 _PAPER_STEP = 0.3
 _PAPER_FACTOR = 2.0
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Time over bytes of one collective, continuous and never falling: latency, transition, bandwidth, and switches.
-
-    The logarithm of the time is piecewise linear over that of the bytes: knots in log2 of bytes, and ln of nanoseconds at them.
-    Below the smallest size it is flat; beyond the largest, every further byte costs what it did over the last octave.
-    """
-
-    knots: Floats
-    log_ns: Floats
-
-    @property
-    def moving(self) -> float:
-        """Of the time at the largest size, the part that grows with the bytes beyond it."""
-        slope = (self.log_ns[-1] - self.log_ns[-2]) / (self.knots[-1] - self.knots[-2]) / np.log(2.0)
-        return float(np.clip(slope, _LEAST_GROWING, 1.0))
-
-    @property
-    def smallest_bytes(self) -> float:
-        """Below, nothing was measured."""
-        return float(2.0 ** self.knots[0])
-
-    @property
-    def largest_bytes(self) -> float:
-        """Beyond, nothing was measured."""
-        return float(2.0 ** self.knots[-1])
-
-    def ns(self, size_bytes: npt.ArrayLike) -> Floats:
-        """Of messages of so many bytes."""
-        places = np.log2(np.maximum(np.asarray(size_bytes, dtype=np.float64), 1.0))
-        times = np.exp(np.interp(places, self.knots, self.log_ns))
-        if places.size and places.max() > self.knots[-1]:
-            times *= 1.0 + self.moving * (np.exp2(np.maximum(places - self.knots[-1], 0.0)) - 1.0)
-        result: Floats = times
-        return result
-
-    def to_dict(self) -> dict[str, list[float]]:
-        """Plain values, to the microsecond's last digit."""
-        return {
-            "log2_bytes": [round(float(knot), 4) for knot in self.knots],
-            "log_ns": [round(float(value), 5) for value in self.log_ns],
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Curve:
-        """The curve that `to_dict` gave; what cannot be one is said by the caller, who knows where it stands."""
-        knots, log_ns = (np.array(values[name], dtype=np.float64) for name in ("log2_bytes", "log_ns"))
-        if knots.ndim != 1 or knots.shape != log_ns.shape or len(knots) < 2 or not np.all(np.isfinite(knots + log_ns)):
-            raise ValueError("a curve needs as many log2_bytes as log_ns, two or more, all finite")
-        if knots.min() < 0 or knots.max() > _MOST_LOG2_BYTES or log_ns.min() < 0 or log_ns.max() > _MOST_LOG_NS:
-            raise ValueError(f"a curve's log2_bytes lie in 0 to {_MOST_LOG2_BYTES:g}, its log_ns in 0 to {_MOST_LOG_NS:g}")
-        if (np.diff(knots) <= 0).any() or (np.diff(log_ns) < 0).any():
-            raise ValueError("a curve's log2_bytes ascend and its log_ns do not fall")
-        return cls(knots, log_ns)
 
 
 @dataclass(frozen=True)
@@ -165,6 +97,7 @@ class TierModel:
     idle_power: float  # an uneven exchange takes (pairs / load) ** this of an even one of its load
     residuals: Mapping[str, tuple[float, float]]  # kind -> 5th and 95th percentile of ln(measured / fitted)
     ragged: float = 0.0  # ln of what an even exchange takes more whose parts are no multiples of `PART_BYTES`
+    like: Curves = field(default_factory=dict)  # of another fabric's tier with such links, for what was not measured here
 
     def times(self, messages: Messages) -> CollectiveTimes:
         """How long each takes by itself; a group of one rank takes no time."""
@@ -196,24 +129,32 @@ class TierModel:
         return tuple(sorted(ranks for item, ranks in self.curves if item == kind))
 
     def knows(self, kind: str) -> bool:
-        """Whether a kind was measured at any rank count."""
-        return bool(self.measured_ranks(kind))
+        """Whether a kind was measured at any rank count, here or on links like these."""
+        return bool(self.measured_ranks(kind)) or any(kind == item for item, _ in self.like)
+
+    @cached_property
+    def _laws(self) -> dict[tuple[str, int], _Law]:
+        """Those asked for so far."""
+        return {}
 
     def _law(self, kind: str, ranks: int) -> _Law:
-        counts = self.measured_ranks(kind)
-        if not counts and kind in _STAND_INS and self.knows(_STAND_INS[kind][0]):
+        if (kind, ranks) not in self._laws:
+            self._laws[kind, ranks] = self._new_law(kind, ranks)
+        return self._laws[kind, ranks]
+
+    def _new_law(self, kind: str, ranks: int) -> _Law:
+        if (kind, ranks) in self.curves:
+            return _Law(self.curves[kind, ranks], kind, True, 0.0)
+        made = unmeasured(kind, ranks, self.curves, self.like)
+        if made is not None:
+            return _Law(made[0], kind, False, made[1])
+        if kind in _STAND_INS and self.knows(_STAND_INS[kind][0]):
             other, wider = _STAND_INS[kind]
             law = self._law(other, ranks)
             return _Law(law.curve, other, False, law.wider + wider)
-        if not counts:
-            ranks_of = {item: ", ".join(map(str, self.measured_ranks(item))) for item in KINDS if self.knows(item)}
-            there = ", ".join(f"{item} ({counts_of} ranks)" for item, counts_of in ranks_of.items()) or "none"
-            raise InputError(f"no {kind} was measured on these links; there are {there}")
-        if ranks in counts:
-            return _Law(self.curves[kind, ranks], kind, True, 0.0)
-        away = min(abs(log2(ranks / count)) for count in counts)
-        wider = away * (_BETWEEN_RANKS if counts[0] < ranks < counts[-1] else _BEYOND_RANKS)
-        return _Law(_other_ranks(kind, ranks, {count: self.curves[kind, count] for count in counts}), kind, False, wider)
+        ranks_of = {item: ", ".join(map(str, self.measured_ranks(item))) for item in KINDS if self.knows(item)}
+        there = ", ".join(f"{item} ({counts_of} ranks)" for item, counts_of in ranks_of.items()) or "none"
+        raise InputError(f"no {kind} was measured on these links; there are {there}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -295,55 +236,6 @@ def _octaves_outside(curve: Curve, sizes: Floats) -> Floats:
         return np.zeros(len(sizes))
     result: Floats = np.abs(np.log2(np.maximum(sizes, 1.0) / np.clip(sizes, low, high)))
     return result
-
-
-def _other_ranks(kind: str, ranks: int, measured: Mapping[int, Curve]) -> Curve:
-    """The curve of a rank count that was not measured."""
-    counts = sorted(measured)
-    if len(counts) == 1:
-        return _scaled(kind, ranks, counts[0], measured[counts[0]])
-    index = int(np.clip(np.searchsorted(counts, ranks), 1, len(counts) - 1))
-    few, many = counts[index - 1], counts[index]
-    return _mixed(ranks, (few, many), (measured[few], measured[many]))
-
-
-def _mixed(ranks: int, counts: tuple[int, int], curves: tuple[Curve, Curve]) -> Curve:
-    few, many = counts
-    knots = np.union1d(curves[0].knots, curves[1].knots)
-    # Where the two begin at other sizes, or stored knots differ in the last digit, knots lie close together.
-    knots = knots[np.diff(knots, prepend=-1.0) > 0.01]
-    times = [curve.ns(np.exp2(knots)) for curve in curves]
-    start = [float(curve.ns(1.0)) for curve in curves]
-    steps = np.log(ranks / few) / np.log(many / few)
-    latency = start[0] * max(start[1] / start[0], 1.0) ** steps
-    share = (_moving_scale(few) - _moving_scale(ranks)) / (_moving_scale(few) - _moving_scale(many))
-    moved = [np.maximum(time - item, _LEAST_MOVING * item) for time, item in zip(times, start, strict=True)]
-    ratio = moved[1] / moved[0]
-    if not few < ranks < many:
-        # With twice the ranks, the same bytes take at most twice as long and at least half; beyond is noise to some power.
-        ratio = np.clip(ratio, few / many, many / few)
-    nearer, further = (moved[1], share - 1.0) if ranks > many else (moved[0], share)
-    log_ns = np.log(latency + nearer * ratio**further)
-    return Curve(knots, np.maximum.accumulate(log_ns))
-
-
-def _moving_scale(ranks: int) -> float:
-    return float(np.power(float(ranks), -_MOVING_POWER))
-
-
-def _scaled(kind: str, ranks: int, count: int, curve: Curve) -> Curve:
-    """From one rank count: steps like those of a tree, and the bytes that a rank moves."""
-    start = float(curve.ns(1.0))
-    steps = 1.0 if kind == "send_recv" else log2(ranks) / log2(count)
-    moved = np.exp(curve.log_ns) - start
-    return Curve(curve.knots, np.log(start * steps + moved * moved_share(kind, ranks) / moved_share(kind, count)))
-
-
-def moved_share(kind: str, ranks: int) -> float:
-    """Bytes that a rank sends over those of its buffer, as nccl-tests has it for bus bandwidths."""
-    if kind in ("all_to_all", "all_gather", "reduce_scatter"):
-        return (ranks - 1) / ranks
-    return 2 * (ranks - 1) / ranks if kind == "all_reduce" else 1.0
 
 
 @dataclass(frozen=True)
