@@ -21,16 +21,18 @@ INNOCENT = {
     ("steptime/_models/lookups/forms/bag_backward.py", 3e7): "where a piecewise line has a knot, one of three",
     ("steptime_lab/measure/lookups/groups.py", 30_000_000): "lookups of a drawn case, and bytes of rows that a sweep touches",
     ("steptime_lab/measure/lookups/prepared.py", 30_000_000): "lookups of a drawn case",
-    ("steptime_lab/workloads/published.py", 108): "rows of a table of Criteo Terabyte",
+    ("steptime/_models/kernels/families/attention.py", 6e11): "operations of the largest drawn call",
+    ("steptime/_models/kernels/families/convolution.py", 6e11): "operations of the largest drawn call",
+    ("steptime/_models/kernels/families/matmul.py", 2e12): "operations of the largest drawn call",
 }
 
 
 def numbers_of(device: DeviceLimits) -> Iterator[float]:
-    """What would give a device away: its SMs, sizes in bytes, rates per second and, of bandwidths, per nanosecond."""
-    yield device.sms.value
-    yield from (device.memory_bytes.value, device.cache_bytes.value, device.clock_hz.value, device.bandwidth_bytes_per_s.value)
+    """What would give a device away: memory and rates per second; of one that models were fitted on, SMs and caches too."""
+    if not device.analytic:  # the SM counts and caches of twenty GPUs are numbers that code has for a hundred reasons
+        yield from (device.sms.value, device.cache_bytes.value, device.bandwidth_bytes_per_s.value / 1e9)
+    yield from (device.memory_bytes.value, device.clock_hz.value, device.bandwidth_bytes_per_s.value)
     yield from (peak.value for peak in device.peak_flop_per_s.values())
-    yield device.bandwidth_bytes_per_s.value / 1e9
     for table in device.features.values():
         sizes = (constant.value for name, constant in table.items() if name.endswith(("_bytes", "_flop_per_s")))
         yield from (size for size in sizes if size >= LEAST)

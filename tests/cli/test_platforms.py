@@ -35,7 +35,7 @@ def test_the_list_says_the_same_to_programs(capsys: Captured) -> None:
     assert by_name["1xh200"]["fabric"] is None
     assert by_name["1xh200"]["kernels"] == "fitted"
     assert by_name["8xa100-nvlink"]["kernels"] == by_name["8xh100-nvlink"]["kernels"] == "analytic"
-    assert "gb200-nvlink" in found["fabrics_without_device"]
+    assert "a40-pairwise-nvlink" in found["fabrics_without_device"]
 
 
 def test_one_is_shown_with_every_number_and_its_source(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_parts_can_be_swapped_to_look_at(capsys: Captured) -> None:
     ("words", "said"),
     [
         (["8xh200-nvlnk"], "did you mean 8xh200-nvlink?"),
-        (["4xgb200-nvlink"], "no models of device gb200"),
+        (["4xa40-pairwise-nvlink"], "no models of device a40"),
         (["1xh200", "--host", "nobody"], "no host 'nobody'"),
         (["1xh200", "--device", "h900"], "no device 'h900'"),
         (["8xh200-nvlink", "--fabric", "rope"], "no fabric 'rope'"),

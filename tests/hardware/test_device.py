@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime._hardware.device import device_names, read_device
+from steptime._hardware.device import device_named, device_names, read_device
 from steptime.errors import InputError
 
 WHOLE = """
@@ -71,9 +71,50 @@ def test_a_device_file_that_is_wrong_says_what_and_where(tmp_path: Path, text: s
     assert str(file) in str(caught.value)
 
 
-def test_an_unknown_device_names_the_known_ones() -> None:
-    with pytest.raises(InputError, match="h200-half"):
-        read_device("h900")
+@pytest.mark.parametrize(
+    ("asked", "near"), [("h900", "h200"), ("l40", "l40s"), ("4090", "rtx-4090"), ("A100-80GB", "a100"), ("MI300", "mi300x")]
+)
+def test_an_unknown_device_names_the_nearest_known_ones(asked: str, near: str) -> None:
+    with pytest.raises(InputError, match=f"no device '{asked}'; the nearest known are .*{near}") as error:
+        read_device(asked)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("", None),
+    ],
+)
+def test_a_device_is_known_by_what_its_driver_calls_it(called: str, name: str | None) -> None:
+    found = device_named(called)
+    assert (None if found is None else found.name) == name
+
+
+def test_a_precision_that_a_device_has_not_runs_at_the_rate_of_what_libraries_go_by() -> None:
+    v100, a100 = read_device("v100"), read_device("a100")
+    assert [v100.rated(one) for one in ("bfloat16", "tf32", "float16", "float8")] == [
+        "float32",
+        "float32",
+        "float16",
+        "float16",
+    ]
+    assert [a100.rated(one) for one in ("bfloat16", "float8", "int64")] == ["bfloat16", "bfloat16", "float32"]
 
 
 TRANSFERRED = f"""
@@ -95,7 +136,12 @@ def test_a_device_says_whose_models_it_takes(tmp_path: Path) -> None:
     assert limits.transfer is not None
     assert limits.transfer.interval_factor.value == 1.5
     assert not read_device("h200").analytic
-    assert {name for name in device_names() if read_device(name).analytic} == {"a100", "a100-40gb", "h100"}
+    assert {name for name in device_names() if not read_device(name).analytic} == {
+        "h200",
+        "h200-half",
+        "h200-quarter",
+        "h200-eighth",
+    }
 
 
 @pytest.mark.parametrize(

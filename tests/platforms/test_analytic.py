@@ -9,9 +9,9 @@ import pytest
 from tests.platforms.counting_lookups import counting_device, looked_up
 
 from steptime._hardware.description import Quantity
-from steptime._hardware.device import FOLDER, read_device
+from steptime._hardware.device import FOLDER, device_names, read_device
 from steptime._models.estimate import Source
-from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.call import Call, TensorArg, flop_of
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.question import Lookup
 from steptime._platforms.device import Device, KernelEstimate
@@ -49,7 +49,7 @@ def slower(name: str, question: Question) -> float:
     return estimate(name, question).estimate.time_ns / estimate("h200", question).estimate.time_ns
 
 
-@pytest.mark.parametrize("name", ANALYTIC)
+@pytest.mark.parametrize("name", [name for name in device_names() if read_device(name).analytic])
 @pytest.mark.parametrize("question", [PRODUCT, SUM, TINY, ATTENTION])
 def test_a_carried_time_says_that_it_is_analytic_and_is_less_sure(name: str, question: Question) -> None:
     there, here = estimate(name, question), estimate("h200", question)
@@ -80,6 +80,17 @@ def test_an_older_chip_is_slower_by_the_limit_that_binds() -> None:
 def test_attention_goes_by_what_it_reaches_not_by_peaks() -> None:
     assert 1.3 < slower("a100", ATTENTION) < 1.8
     assert slower("h100", ATTENTION) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name in device_names() if read_device(name).analytic])
+def test_attention_never_beats_the_peak(name: str) -> None:
+    for kind in ("flash", "cudnn", "efficient"):
+        operands = (half(4, 32, 8192, 128),) * 3
+        question = Question(Call(f"aten::_scaled_dot_product_{kind}_attention.default", (*operands, 0.0, False), written=()))
+        found = estimate(name, question)
+        if found.estimate.source is Source.ANALYTIC:
+            limits = read_device(name)
+            assert flop_of(question.call) / found.estimate.time_ns * 1e9 < limits.peak_flop_per_s["float16"].value
 
 
 def test_a_device_carried_to_itself_keeps_its_times() -> None:

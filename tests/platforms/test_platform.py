@@ -76,7 +76,7 @@ def test_rank_counts_that_are_not_listed_are_named_alike() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("4xgb200-nvlink", "no models of device gb200 come with the package yet, only its fabrics gb200-nvlink"),
+        ("4xa40-pairwise-nvlink", "no models of device a40 come with the package yet, only its fabrics a40-pairwise-nvlink"),
         ("8xh200-nvlnk", "did you mean 8xh200-nvlink?"),
         ("4xh200", "4 ranks need a fabric, as in 4xh200-FABRIC; did you mean 4xh200-nvlink?"),
         ("h200", "names read <ranks>x<device>-<fabric>; did you mean 1xh200?"),

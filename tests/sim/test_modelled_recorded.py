@@ -53,12 +53,22 @@ def test_memory_says_whether_a_step_fits() -> None:
     assert "does not fit" in crowded.warnings[0]
 
 
-def test_kernels_recorded_on_another_device_are_a_guess() -> None:
+def test_kernels_recorded_on_another_device_are_carried_by_the_limits_of_both() -> None:
     here, there = (predict_on(load([EXAMPLES / "gpt_graph"]), Platform.load(name)) for name in ("1xh200", "1xa100"))
     assert here.coverage["measured"] > 0.9
-    assert there.coverage["fallback"] > 0.9
-    assert there.interval_ms[1] / there.interval_ms[0] > 3 > here.interval_ms[1] / here.interval_ms[0]
+    assert there.coverage["analytic"] > 0.9
+    assert 1.5 < there.step_time_ms / here.step_time_ms < 3.5
+    assert there.interval_ms[1] / there.interval_ms[0] > 2 > here.interval_ms[1] / here.interval_ms[0]
+    assert any("carried to a100 by the limits of both" in warning for warning in there.warnings)
     assert any("a100 has not been measured" in warning for warning in there.warnings)
+
+
+def test_a_precision_that_the_device_has_not_is_said() -> None:
+    step = configured_in(EXAMPLES / "configs" / "gpt2.toml")
+    there, here = (predict_on(step, Platform.load(name)) for name in ("1xv100", "1xa100"))
+    assert any("v100 has no bfloat16" in warning and "at the rate of float32" in warning for warning in there.warnings)
+    assert not any("has no bfloat16" in warning for warning in here.warnings)
+    assert there.step_time_ms > 2 * here.step_time_ms
 
 
 def test_nothing_is_said_of_memory_without_identities_of_tensors() -> None:

@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +41,7 @@ class ValueRange:
         return float(value)
 
 
+_NEAREST = 6  # known names that an unknown one is answered with
 MOST_RANKS = 1 << 17  # more than any machine has; what is counted rank by rank stays small
 _BANDWIDTH = ValueRange(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)")
 _PEAK = ValueRange(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)")
@@ -160,8 +162,9 @@ class Catalogue:
         name = str(name)
         file = Path(name) if name.endswith(self.suffix) else self.folder / f"{name}{self.suffix}"
         if not is_file(file):
-            there = ", ".join(self.names()) or "none"
-            raise InputError(f"no {self.kind} {name!r}; there are {there}, or give the path of a {self.suffix} file")
+            near = get_close_matches(name.lower(), self.names(), _NEAREST, cutoff=0.0)
+            known = f"the nearest known are {', '.join(near)}" if near else f"no {self.kind} is known by name"
+            raise InputError(f"no {self.kind} {_shown(name)}; {known}; or give the path of a {self.suffix} file")
         return file
 
 

@@ -6,6 +6,7 @@ own (`transferred_from`), and what is known of going from one to the other (`[tr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,9 +22,11 @@ FOLDER = Path(steptime.__file__).parent / "data" / "devices"
 
 # The precision a product of some dtype runs in.
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
+_HALVES = ("bfloat16", "float16")
 # Of attention.
 DIRECTIONS = ("forward", "backward")
 _REFERENCE = "h200"
+_WORD = re.compile("[A-Z0-9]+")
 _MOST_SHARES = 64
 _LIMITS = ("sms", "memory_bytes", "bandwidth_bytes_per_s", "cache_bytes", "clock_hz")
 _OPTIONAL_LIMITS = ("threads_per_sm", "compute_capability", "host_bandwidth_bytes_per_s", "power_w")
@@ -121,9 +124,14 @@ class DeviceLimits:
         """What one rank has: parts of a device share its memory."""
         return int(self.memory_bytes.value) // self.share
 
+    def rated(self, precision: str) -> str:
+        """At whose rate products in this precision run: its own or, where the device has none, what libraries go by instead."""
+        instead = _HALVES if precision == "float8" else ()
+        return next((one for one in (precision, *instead) if one in self.peak_flop_per_s), "float32")
+
     def roofline_ns(self, flop: float, nbytes: float, precision: str) -> float:
         """The longer of computing and moving at the limits of this part."""
-        peak = self.peak_flop_per_s.get(precision, self.peak_flop_per_s["float32"]).value
+        peak = self.peak_flop_per_s[self.rated(precision)].value
         return 1e9 * self.share * max(flop / peak, nbytes / self.bandwidth_bytes_per_s.value)
 
 
@@ -131,6 +139,14 @@ def read_device(name: str | Path) -> DeviceLimits:
     """A shipped device by its name, or one of the user's by the path of its TOML file."""
     file = DEVICES.file(name)
     return _shipped(file) if file.parent == FOLDER else _read(file)
+
+
+@cache
+def device_named(text: str) -> DeviceLimits | None:
+    """The whole shipped device that a driver calls so (`NVIDIA A100-SXM4-40GB`), by the words of its name; the most decide."""
+    words = set(_WORD.findall(text.upper()))
+    named = [name for name in device_names() if set(_WORD.findall(name.upper())) <= words]
+    return read_device(max(named, key=len)) if named else None
 
 
 def _read(file: Path) -> DeviceLimits:

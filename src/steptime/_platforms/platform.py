@@ -28,6 +28,8 @@ SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
 _LOOPBACK = "loopback"
+_NEAREST = 8  # platforms that an unknown one is answered with
+_LONGEST_NAME = 100  # in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,4 +240,8 @@ def _unknown(name: str, why: str) -> InputError:
     alike = [item for item in there if item.split("x")[0] == name.split("x", maxsplit=1)[0]]
     meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
     hint = f"; did you mean {meant[0]}?" if meant else "."
-    return InputError(f"no platform {name!r}: {why}{hint} There are {', '.join(there)}, or give the path of a .toml file")
+    near = list(dict.fromkeys((*get_close_matches(name, there, _NEAREST), *there)))[:_NEAREST]
+    more = (
+        f"There are {', '.join(near)} and {len(there) - len(near)} more (steptime platforms), or give the path of a .toml file"
+    )
+    return InputError(f"no platform {name[:_LONGEST_NAME]!r}: {why}{hint} {more}")

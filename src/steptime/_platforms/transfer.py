@@ -37,6 +37,7 @@ from steptime.errors import InputError
 
 _SIZES_ONLY = LaunchColumns(())
 _ATTENTION = ("flash", "cudnn", "efficient")
+_AS_PUBLISHED = ("flash", "cudnn")
 _INDEX_BYTES = 8
 # Of a cache, what rows have beside indices and results: as bytes of measured steps stay in 30 of an H200's 50 MB.
 _KEPT = 0.6
@@ -228,7 +229,7 @@ class Transfer:
     @cached_property
     def _slower(self) -> float:
         """How many times as long what is bound by instructions takes there."""
-        return _rate(self.here) / _rate(self.there)
+        return instruction_rate(self.here) / instruction_rate(self.there)
 
     @cached_property
     def cache(self) -> float:
@@ -240,19 +241,27 @@ class Transfer:
         here, there = (works_of(question, family, launches, self.here, cache) for cache in (1.0, self.cache))
         reached = self._attention_flop_per_s(question)
         return tuple(
-            replace(launch, time_ns=self._time_ns(launch.time_ns, work, replace(other, flop_per_s=reached or work.flop_per_s)))
+            replace(launch, time_ns=self._time_ns(launch.time_ns, work, replace(other, flop_per_s=reached)))
             for launch, work, other in zip(launches, here, there, strict=True)
         )
 
     def _attention_flop_per_s(self, question: Question) -> float:
-        """What attention reaches there, if that is known: between its products is a softmax, which no peak counts."""
+        """What attention reaches there: between its products is a softmax, which no peak counts.
+
+        As published, or as here: cuDNN's kernels by the peak of tensor cores, the others, whose instructions are those of
+        Ampere, by SMs and clock.
+        """
         kind, direction = attention_of(question.call)
-        result = self.basis.attention_flop_per_s.get(direction)
-        if result is None or question.call.dtype == "float32":
+        if not kind or question.call.dtype == "float32":
             return 0.0
-        if kind in ("flash", "cudnn"):
-            return result.value
-        return self.here.reach.attention_flop_per_s[kind][direction].value / self._slower
+        published = self.basis.attention_flop_per_s.get(direction)
+        if published is not None and kind in _AS_PUBLISHED:
+            return published.value
+        here = self.here.reach.attention_flop_per_s[kind][direction].value
+        if kind != "cudnn":
+            return min(here / self._slower, math.inf if published is None else published.value)
+        there, where = (limits.peak_flop_per_s[limits.rated(question.call.dtype)].value for limits in (self.there, self.here))
+        return here * there / where
 
     def lookups(self, lookups: Sequence[Lookup], known: Sequence[LookupEstimate]) -> list[LookupEstimate]:
         """How long each lookup takes there; its launches keep their proportions."""
@@ -284,10 +293,10 @@ class Transfer:
     def book_ns(self, limits: DeviceLimits, work: Work, *, whole_waves: bool = False) -> float:
         """What a launch takes at the limits of a device, reached as far as kernels reach them here."""
         reached = self.here.reach
-        peak = limits.peak_flop_per_s.get(work.precision, limits.peak_flop_per_s["float32"]).value
+        peak = limits.peak_flop_per_s[limits.rated(work.precision)].value
         flop_per_s = work.flop_per_s or reached.peak.value * peak
         # L2 is reached through the SMs, so elsewhere it goes with their number and clock.
-        cache = reached.cache_bandwidth_bytes_per_s.value * _rate(limits) / _rate(self.here)
+        cache = reached.cache_bandwidth_bytes_per_s.value * instruction_rate(limits) / instruction_rate(self.here)
         computing = 1e9 * work.flop / flop_per_s
         if work.product is not None:
             computing = product_ns(limits, work.product, flop_per_s, cache, whole_waves=whole_waves)
@@ -299,5 +308,6 @@ class Transfer:
         return start + max(computing, 1e9 * moving, 1e9 * crossing)
 
 
-def _rate(limits: DeviceLimits) -> float:
+def instruction_rate(limits: DeviceLimits) -> float:
+    """What is bound by instructions goes with: SMs and clock."""
     return limits.sms.value * limits.clock_hz.value

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime._hardware.device import DeviceLimits, device_names, read_device
+from steptime._hardware.device import DeviceLimits, device_named
 from steptime._models.kernels.call import computed_in
 from steptime._ops.operations import is_product, products_of
 from steptime._program.program import Phase, Program, Tensor
@@ -94,9 +94,7 @@ def recorded_peak_flop_per_s(workload: Workload, precision: str | None) -> float
 
 
 def _recorded_peak(program: Program, precision: str | None) -> float | None:
-    named = program.device_name.upper()
-    known = (read_device(name) for name in device_names())
-    limits = next((item for item in known if item.share == 1 and item.whole.split("-")[0].upper() in named), None)
+    limits = device_named(program.device_name)
     peak = None if limits is None else peak_flop_per_s(limits, precision)
     if limits is None or peak is None:
         return None

@@ -19,9 +19,10 @@ from steptime._models.kernels.call import precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
 from steptime._ops.catalogue import op_kind
-from steptime._ops.operations import operations_of
+from steptime._ops.operations import PRODUCTS, operations_of
 from steptime._ops.table import on_device, op_table
-from steptime._platforms.device import FACTOR, Device, KernelEstimate, guess
+from steptime._platforms.device import Device, KernelEstimate, guess
+from steptime._platforms.recorded_kernels import CarriedKernels
 from steptime._program.one_step import OneStep, RecordedKernel
 from steptime._program.program import Program
 from steptime._sim.modelled.issue import DeviceWork, OpWork
@@ -32,6 +33,7 @@ from steptime.errors import UnsupportedError
 # Matrix products of these are cuBLAS's persistent kernels on Hopper, which the overlap model slows most.
 _PERSISTENT_PRECISIONS = ("bfloat16", "float16")
 _MATRIX_PRODUCT, _PERSISTENT = "gemm", "nvjet gemm"
+_MULTIPLYING = (*PRODUCTS, "aten::convolution", "aten::_scaled_dot_product")
 _Call = tuple[tuple[LaunchTime, ...], Estimate, str, int]
 """Of `OpWork`, what does not depend on the op: launches, estimate, group and what is read back."""
 
@@ -41,7 +43,8 @@ def device_work(
 ) -> list[DeviceWork]:
     """The launches of each program on a device; `lookups` say what ranks look up. All programs ask together.
 
-    Kernels that were recorded of ops that no model knows (compiled ones, a user's own) keep their recorded time.
+    Kernels that were recorded of ops that no model knows (compiled ones, a user's own) keep their recorded time, or are carried
+    from the device of the recording to this one (`CarriedKernels`).
     """
     issued = [
         questions_of(step.program, cached_bytes=device.cached_bytes, launches_recorded=bool(step.kernels)) for step in steps
@@ -70,22 +73,32 @@ def device_work(
             )
         looked_up = of_rank.work([next(table_answers) for _ in of_rank.questions], device)
         every = sorted([*compute, *recorded, *unknown, *looked_up.works], key=lambda work: work.op)
-        warnings = (*looked_up.warnings, *_keeps_recorded(program, recorded), *_guesses(program, unknown, every))
+        warnings = (
+            *looked_up.warnings,
+            *_other_precisions(works, device),
+            *_keeps_recorded(program, recorded, device),
+            *_guesses(program, unknown, every),
+        )
         results.append(DeviceWork(tuple(every), warnings))
     return results
 
 
-# A profiler makes kernels a few percent longer than they are, seldom shorter.
-_SAME_DEVICE = (0.9, 1.02)
-# Of kernels recorded on another device nothing more is known than how long they took there.
-_OTHER_DEVICE = (1.0 / FACTOR, FACTOR)
+def _other_precisions(works: Sequence[IssuedWork], device: Device) -> list[str]:
+    """What to say of products in a precision that the device has not."""
+    limits = device.limits
+    asked = [work.question for work in works if work.question is not None and work.question.call.op.startswith(_MULTIPLYING)]
+    missing = Counter(
+        precision for each in asked if (precision := precision_of(each.call, each.tf32)) not in limits.peak_flop_per_s
+    )
+    return [
+        f"{limits.name} has no {precision}: {count} products and the like are taken at the rate of {limits.rated(precision)}"
+        for precision, count in sorted(missing.items())
+    ]
 
 
 def _recorded(step: OneStep, answered: set[int], device: Device) -> list[OpWork]:
-    """Recorded kernels of ops that nothing answers, nor anything around them: measured on this device, else a guess."""
-    here = device.limits.whole.split("-", maxsplit=1)[0].upper() in step.program.device_name.upper()
-    low, high = _SAME_DEVICE if here else _OTHER_DEVICE
-    source = Source.MEASURED if here else Source.FALLBACK
+    """Recorded kernels of ops that nothing answers, nor anything around them: measured on this device, or carried to it."""
+    carried = CarriedKernels.of(step.program.device_name, device.limits)
     parents = step.program.ops.parent
     by_op: dict[int, list[RecordedKernel]] = defaultdict(list)
     for kernel in step.kernels:
@@ -96,21 +109,28 @@ def _recorded(step: OneStep, answered: set[int], device: Device) -> list[OpWork]
             by_op[kernel.op].append(kernel)
     results = []
     for op, kernels in sorted(by_op.items()):
-        time_ns = float(sum(kernel.time_ns for kernel in kernels))
-        launches = tuple(LaunchTime(kernel.name, float(kernel.time_ns)) for kernel in kernels)
-        estimate = Estimate(time_ns, low * time_ns, high * time_ns, source, inside=here)
-        # One recording, one profiler: they err together.
+        each = [carried.estimate(kernel.name, float(kernel.time_ns)) for kernel in kernels]
+        launches = tuple(LaunchTime(kernel.name, one.time_ns) for kernel, one in zip(kernels, each, strict=True))
+        # One recording, one profiler, two devices: they err together.
+        time_ns, low_ns, high_ns = (
+            sum(values) for values in zip(*((one.time_ns, one.low_ns, one.high_ns) for one in each), strict=True)
+        )
+        estimate = Estimate(time_ns, low_ns, high_ns, each[0].source, inside=each[0].inside)
         results.append(OpWork(op, launches, estimate, "recorded"))
     return results
 
 
-def _keeps_recorded(program: Program, recorded: Sequence[OpWork]) -> list[str]:
+def _keeps_recorded(program: Program, recorded: Sequence[OpWork], device: Device) -> list[str]:
     if not recorded:
         return []
     where = f" on {program.device_name}" if program.device_name else ""
-    return [
-        f"kernels of ops without a model keep the time they were recorded with{where}: {_most_common(program, recorded, 3)}"
-    ]
+    most = _most_common(program, recorded, 3)
+    if recorded[0].estimate.source is Source.ANALYTIC:
+        name = device.limits.name
+        return [
+            f"kernels of ops without a model, recorded{where}, are carried to {name} by the limits of both, a guess: {most}"
+        ]
+    return [f"kernels of ops without a model keep the time they were recorded with{where}: {most}"]
 
 
 def _most_common(program: Program, works: Sequence[OpWork], count: int) -> str:
