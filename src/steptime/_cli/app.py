@@ -20,7 +20,7 @@ from steptime.errors import InputError, SteptimeError, printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-LAB_COMMANDS = ("measure", "fit", "validate")
+LAB_COMMANDS = ("adopt", "measure", "fit", "validate")
 LAB_INSTALLED = find_spec("steptime_lab") is not None
 
 app = typer.Typer(
@@ -75,10 +75,11 @@ def _absent(name: str) -> Callable[..., None]:
 
 
 # Their options are parsed where they also work without this command line: in the measuring harness.
+_OWN_OPTIONS = ("adopt", "measure")
 _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 app.command(context_settings=_AS_GIVEN, add_help_option=False)(calibrate)
 for _name, _command in lab_commands().items():
-    if _name == "measure" or not LAB_INSTALLED:
+    if _name in _OWN_OPTIONS or not LAB_INSTALLED:
         app.command(_name, context_settings=_AS_GIVEN, add_help_option=False)(_command)
     else:
         app.command(_name)(_command)

@@ -2,7 +2,8 @@
 
 The names that come with the package follow from its devices and fabrics: a fabric named after a device joins such devices
 (`8xh200-nvlink` has the fabric `h200-nvlink`), and loopback joins the parts of one (`4xh200-quarter-loopback`). A user's
-platform is a TOML file with `ranks`, `device`, `host` and `fabric`, each a shipped name or the path of a file.
+platform is a TOML file with `ranks`, `device`, `host` and `fabric`, each a shipped name or the path of a file, or the folder
+of `steptime adopt`, in which such a file lies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from steptime._hardware.description import Catalogue, count, read_toml
+from steptime._hardware.description import Catalogue, count, is_file, read_toml
 from steptime._hardware.device import DEVICES, DeviceLimits, device_names, read_device
 from steptime._hardware.fabric import FABRICS, FabricLimits, fabric_names, read_fabric
 from steptime._models.collectives.overlap import Overlap
@@ -25,6 +26,8 @@ from steptime._platforms.fabric import Fabric
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
+# What describes the platform in a folder of `steptime adopt`.
+ADOPTED = "platform.toml"
 
 _NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
 _LOOPBACK = "loopback"
@@ -102,7 +105,7 @@ class Platform:
         host: str | None = None,
         fabric: str | None = None,
     ) -> Platform:
-        """A platform by its name or the path of its TOML file; parts that are given replace its own."""
+        """A platform by its name, its TOML file or its folder; parts that are given replace its own."""
         return cls.of(platform_parts(name).swapped(ranks=ranks, device=device, host=host, fabric=fabric))
 
     @classmethod
@@ -133,9 +136,11 @@ def fabrics_without_device() -> list[str]:
 
 
 def platform_parts(name: str) -> PlatformParts:
-    """What a platform of this name, or in this TOML file, is made of."""
+    """What a platform of this name, in this TOML file or in this folder of `steptime adopt`, is made of."""
     if name.endswith(".toml"):
         return _read(Path(name))
+    if is_file(Path(name) / ADOPTED):
+        return _read(Path(name) / ADOPTED)
     result = _NAME.fullmatch(name)
     if result is None:
         raise _unknown(name, "names read <ranks>x<device>-<fabric>")
@@ -242,6 +247,6 @@ def _unknown(name: str, why: str) -> InputError:
     hint = f"; did you mean {meant[0]}?" if meant else "."
     near = list(dict.fromkeys((*get_close_matches(name, there, _NEAREST), *there)))[:_NEAREST]
     more = (
-        f"There are {', '.join(near)} and {len(there) - len(near)} more (steptime platforms), or give the path of a .toml file"
+        f"There are {', '.join(near)} and {len(there) - len(near)} more (steptime platforms), or give a .toml file or a folder of `steptime adopt`"
     )
     return InputError(f"no platform {name[:_LONGEST_NAME]!r}: {why}{hint} {more}")

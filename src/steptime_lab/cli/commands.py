@@ -1,4 +1,4 @@
-"""`steptime measure`, `fit` and `validate`."""
+"""`steptime measure`, `adopt`, `fit` and `validate`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def measure(context: typer.Context) -> None:
 
     # Help, noise and merge do without.
     run_measuring(lambda: main(context.args), needs_torch=context.args[:1] != [] and context.args[0] in JOBS)
+
+
+def adopt(context: typer.Context) -> None:
+    """Make a platform of the GPUs of this machine: measure for ten minutes, fit, and score it on rows held out."""
+    from steptime_lab.adopt.command import main
+
+    run_measuring(lambda: main(context.args), needs_torch=not {"--fit", "-h", "--help"} & set(context.args))
 
 
 def fit(
@@ -67,12 +74,18 @@ def fit(
 
 def validate(
     what: Annotated[
-        str,
+        str | None,
         Argument(
             metavar="SET",
-            help="kernels, lookups, collectives, waiting, overlap, device-time, memory, steps, sharding, committed or visit.",
+            help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, sharding, "
+            "committed or visit.",
+            show_default=False,
         ),
-    ] = "kernels",
+    ] = None,
+    platform: Annotated[
+        Path | None,
+        Option("--platform", metavar="DIR", help="A platform of `steptime adopt`, scored on its own rows; all sets, or SET."),
+    ] = None,
     device: Annotated[str, Option("--device", help="Device whose models to validate.")] = "h200",
     fabric: Annotated[str, Option("--fabric", help="Fabric to validate.")] = "loopback",
     models: Annotated[
@@ -100,6 +113,15 @@ def validate(
     from steptime_lab.report.validation import print_validation, validation_document
     from steptime_lab.validate.sets import SETS, Models, validated
 
+    if platform is not None:
+        from steptime_lab.adopt.scores import WHAT, scored
+
+        if what is not None and what not in WHAT:
+            raise InputError(f"{what}: an adopted platform has rows of {', '.join(WHAT)}")
+        own = scored(platform, WHAT if what is None else (what,))
+        show(json, lambda: validation_document(own), lambda console: print_validation(console, own, full=full))
+        return
+    what = what or "kernels"
     if what == "host":
         raise InputError("host-bound steps are a group of `steptime validate steps`, with --explain to see whose error it is")
     if what not in SETS:

@@ -55,6 +55,14 @@ def validate_kernels(
     )
 
 
+def compared_kernels(table: pa.Table, models: KernelModels, *, split: str = TEST) -> list[Compared]:
+    """Rows of the split on a whole GPU that the models answer, each in its family's group alone."""
+    rows = [row for row in rows_of(table, families=families(), shares=(1,)) if row.split == split]
+    answered = models.ask([row.question for row in rows])
+    cases = ((row, _case(row, item, models)) for row, item in zip(rows, answered, strict=True))
+    return [Compared(case, (row.family,)) for row, case in cases if case is not None]
+
+
 def family_shares(step_kernels: pa.Table) -> dict[str, float]:
     """Of the compute time of all measured steps, what each family takes."""
     of_base = {base_of(op): family.name for family in families().values() for op in family.ops}

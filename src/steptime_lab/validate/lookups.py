@@ -93,6 +93,13 @@ def validate_lookups(
     )
 
 
+def compared_lookups(measured: Mapping[Kind, MeasuredLookups], models: LookupModels, *, split: str = TEST) -> list[Compared]:
+    """Rows of the split that the models answer, each in the group of its implementation and direction alone."""
+    kinds = {kind: item.of(split) for kind, item in measured.items() if kind in models.forms and (item.split == split).any()}
+    compared = ((group_of(kind), each) for kind, item in kinds.items() for each in _asked(kind, item, models, {}))
+    return [Compared(each.case, (name,)) for name, each in compared]
+
+
 def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baselines: Mapping[str, LookupForm]) -> list[Compared]:
     """Every lookup, with the names of the groups that it belongs to."""
     predicted = models.form(*kind).times(measured.lookups)

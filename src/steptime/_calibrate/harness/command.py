@@ -122,8 +122,27 @@ def run_job(job: Job, arguments: Sequence[str]) -> int:
     return measure(job, given.out, given.minutes, options, [*job.words.split(), *arguments], as_json=given.json)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run added to a folder: rows by set, what was not as it should be, and how long it took."""
+
+    added: dict[str, int]
+    warnings: list[str]
+    seconds: float
+
+
 def measure(job: Job, folder: Path, minutes: float, options: Options, command: Sequence[str], *, as_json: bool = False) -> int:
     """Runs a job in this machine's conditions and says what it added."""
+    run = measured(job, folder, minutes, options, command)
+    _say(job.name, folder, run.added, run.warnings, run.seconds, as_json)
+    failures = [warning for warning in run.warnings if FAILED in warning or LATE in warning]
+    if failures and not run.added:
+        raise InputError(f"{job.name}: nothing was measured, its ranks failed: {failures[-1]}")
+    return 0
+
+
+def measured(job: Job, folder: Path, minutes: float, options: Options, command: Sequence[str]) -> Measured:
+    """Runs a job in this machine's conditions."""
     check(options)
     if not minutes > 0:
         raise InputError(f"--minutes {minutes:g}; expected more than 0")
@@ -145,12 +164,7 @@ def measure(job: Job, folder: Path, minutes: float, options: Options, command: S
         session.warn(f"interrupted; what was measured is in {folder}, and the same command goes on from there")
         raise
     counts = {name: len(rows) - before.get(name, 0) for name, rows in devices_of_rows(folder).items()}
-    added = {name: count for name, count in counts.items() if count}
-    _say(job.name, folder, added, session.warnings, time.monotonic() - begun, as_json)
-    failures = [warning for warning in session.warnings if FAILED in warning or LATE in warning]
-    if failures and not added:
-        raise InputError(f"{job.name}: nothing was measured, its ranks failed: {failures[-1]}")
-    return 0
+    return Measured({name: count for name, count in counts.items() if count}, session.warnings, time.monotonic() - begun)
 
 
 def _rows_of(folder: Path, device: str) -> dict[str, int]:

@@ -144,6 +144,15 @@ class Training:
     dropout: float = 0.05
     knee: float = 0.05  # of the loss: quadratic below, absolute above
     batch: int | None = None  # rows that a step sees; all of them where there is none
+    epochs: int | None = None  # that few rows are seen at most, so that fitting them takes less; as many as it takes: none
+    least: int = 700  # steps that even the fewest rows get
+
+    def steps_for(self, rows: int) -> int:
+        """How many there are for so many rows."""
+        steps = _STEPS if self.steps is None else self.steps
+        if self.epochs is None or self.batch is None:
+            return steps
+        return min(steps, max(self.least, self.epochs * rows // self.batch))
 
 
 def train_networks(features: Floats, target: Floats, seed: int, count: int, training: Training | None = None) -> Networks:
@@ -157,7 +166,7 @@ def train_networks(features: Floats, target: Floats, seed: int, count: int, trai
 
 def _network(scaled: Floats, target: Floats, seed: int, training: Training) -> list[Floats]:
     """Weights and offsets of one network, layer by layer."""
-    width, knee, steps = training.width, training.knee, _STEPS if training.steps is None else training.steps
+    width, knee, steps = training.width, training.knee, training.steps_for(len(target))
     with seeded_torch(seed) as torch:
         nn = torch.nn
         layers = (nn.Linear(scaled.shape[1], width), nn.Linear(width, width), nn.Linear(width, 1))

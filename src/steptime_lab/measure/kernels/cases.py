@@ -1,17 +1,21 @@
-"""Which calls are measured, in which order: the shapes of the workloads first, then the families' sweeps, shuffled."""
+"""Which calls are measured, in which order: the shapes of the workloads first, then the families' sweeps by importance."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+import steptime_lab
 from steptime._files import write_whole
+from steptime._hardware.description import read_toml
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import Family, families, family_of
@@ -54,6 +58,10 @@ SMALL_PART = 16
 _PART_OF_WORKLOADS = 0.3
 
 SWEEP = "sweep"
+# Of every family, calls that come before more of any other; and what is added to a seed for the second sweep, which draws by
+# how much families matter.
+_FIRST, _FURTHER = 40, 1_000
+_SHARES, _SHARES_VERSION = Path(steptime_lab.__file__).parent / "data" / "share_of_steps.toml", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +97,15 @@ def draw_of(text: str, what: str) -> float:
     return int.from_bytes(hashlib.sha256(f"{what}:{text}".encode()).digest()[:6], "big") / 2**48
 
 
-def sweep_cases(chosen: Iterable[Family], count: int, seed: int) -> list[KernelCase]:
-    """So many calls over the families by their weights, none twice, in the families' order."""
+def sweep_cases(
+    chosen: Iterable[Family], count: int, seed: int, weights: Mapping[str, float] | None = None
+) -> list[KernelCase]:
+    """So many calls over the families by their weights or by others, none twice, in the families' order."""
     every = list(chosen)
-    total = sum(family.weight for family in every)
+    weigh = {family.name: family.weight if weights is None else weights[family.name] for family in every}
     result: dict[str, KernelCase] = {}
     for family in every:
-        each = max(1, round(count * family.weight / total))
+        each = max(1, round(count * weigh[family.name] / sum(weigh.values())))
         random = np.random.default_rng([seed, zlib.crc32(family.name.encode())])
         for call in family.sweep(random, each):
             text = call.to_json()
@@ -125,12 +135,32 @@ def shuffled(cases: Sequence[KernelCase], seed: int) -> list[KernelCase]:
     return sorted(cases, key=lambda case: draw_of(case.text, f"order {seed}"))
 
 
+def by_importance(cases: Sequence[KernelCase], seed: int) -> list[KernelCase]:
+    """Some of every family first, then more of those that matter most: a run cut short anywhere knows what it can."""
+    matters, counts = importance(), Counter[str]()
+    order = []
+    for case in shuffled(cases, seed):
+        order.append((max(0, counts[case.family] - _FIRST) / matters[case.family], case))
+        counts[case.family] += 1
+    return [case for _, case in sorted(order, key=lambda item: item[0])]
+
+
+@cache
+def importance() -> dict[str, float]:
+    """How much a family matters to the error of steps: half by its share of measured steps, half by how much there is to it."""
+    content = read_toml(_SHARES, "families' shares of steps", _SHARES_VERSION)
+    of_steps: dict[str, float] = content["share_of_steps"]
+    total = sum(family.weight for family in families().values())
+    return {name: (family.weight / total + of_steps.get(name, 0.0)) / 2 for name, family in families().items()}
+
+
 def whole_gpu_cases(file: Path, only: Sequence[str], seed: int, *, small: bool, smallest: bool = False) -> list[KernelCase]:
     """Everything a whole GPU is asked. `smallest`: single precision and few bytes, for a CPU."""
     every = _families(only)
     if not small:
         workloads = shuffled(workload_cases(file, only or None), seed)
-        return _unique([*workloads, *shuffled(sweep_cases(every, FULL, seed), seed)])
+        first, further = sweep_cases(every, FULL, seed), sweep_cases(every, FULL, seed + _FURTHER, importance())
+        return _unique([*workloads, *by_importance(_unique([*first, *further]), seed)])
     results = [*workload_cases(file, only or None)[:6]]
     each = max(2, -(-SMALL // max(1, len(every))))
     for family in every:

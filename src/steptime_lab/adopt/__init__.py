@@ -1,0 +1,1 @@
+"""`steptime adopt`: a box with GPUs becomes a platform; measured, fitted and scored in one command."""

@@ -1,0 +1,113 @@
+"""`steptime adopt NAME -o DIR`: measures, fits and scores, each once; what is done already is not done again.
+
+It needs nothing but torch, numpy and pyarrow to measure. Where what fits is not installed it ends with the rows saved and the
+command that fits them elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from steptime._calibrate.harness.command import LineParser, Measured, Options, measured
+from steptime._files import check_file_name, write_whole
+from steptime._measurements.store import devices_of_rows
+from steptime.errors import InputError
+from steptime_lab.adopt.job import ADOPT, MEASUREMENTS
+from steptime_lab.adopt.machine import FILE as DRIVER
+from steptime_lab.adopt.machine import GpuFacts, facts
+
+SCHEMA_VERSION = 1
+REPORT = "report.json"
+# What fitting needs beside what measuring does.
+_FITTING = ("lightgbm", "scipy", "torch")
+_RANKS = (2, 4, 8)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Adopts the GPUs of this machine, or fits what was measured on another."""
+    # Whoever ends a run in time (timeout, a batch system) gets what Ctrl-C gets: rows kept, nothing left running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parser = LineParser(prog="steptime adopt", allow_abbrev=False, description=__doc__.partition("\n")[0])
+    parser.add_argument("name", metavar="NAME", help="what the platform and its files are called")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the platform and of its rows")
+    parser.add_argument("--minutes", type=float, default=ADOPT.minutes, help=f"of measuring ({ADOPT.minutes:g}); 2 will do")
+    parser.add_argument("--fit", action="store_true", help="measure nothing; fit the rows that are in DIR, without a GPU")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the cases and of the fit (0)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    given = parser.parse_args(list(arguments))
+    check_file_name("NAME", given.name)
+    begun = time.monotonic()
+    run = None if given.fit else _measure(given.name, given.out, given.minutes, given.seed)
+    missing = [library for library in _FITTING if find_spec(library) is None]
+    if missing:
+        return _unfitted(given.name, given.out, missing, fit_only=given.fit)
+    document = _fit(given.name, given.out, given.seed, run, begun)
+    print(json.dumps(document, indent=2) if given.json else "\n".join(_lines(document, given.out)))
+    return 0
+
+
+def _measure(name: str, folder: Path, minutes: float, seed: int) -> Measured:
+    found = facts()
+    known = folder / DRIVER
+    if known.exists() and (other := GpuFacts.read(known)).name != found.name:
+        raise InputError(f"{folder}: was measured on {other.name}, this is {found.name}; give every device a folder (-o)")
+    folder.mkdir(parents=True, exist_ok=True)
+    found.write(known)
+    ranks = (1, *(count for count in _RANKS if count <= found.gpus))
+    words = ["steptime", "adopt", name, "--minutes", f"{minutes:g}", "-o", "DIR"]
+    say(f"{found.name}: measuring for {minutes:g} minutes; interrupted, the same command goes on where it was")
+    return measured(ADOPT, folder / MEASUREMENTS, minutes, Options(ranks=ranks, seed=seed), words)
+
+
+def _unfitted(name: str, folder: Path, missing: Sequence[str], *, fit_only: bool) -> int:
+    """The rows are there; whoever has the fitting libraries makes a platform of them."""
+    where = f"steptime adopt {name} -o DIR --fit"
+    if fit_only:
+        raise InputError(f"fitting needs {', '.join(missing)}; pip install './lab[torch]' in a clone")
+    count = sum(len(devices) for devices in devices_of_rows(folder / MEASUREMENTS).values())
+    say(f"{count:,} rows are in {folder}; {', '.join(missing)} is not installed here, so fit them elsewhere: copy the folder "
+        f"to a machine with steptime's lab and run `{where}` there (no GPU needed)")  # fmt: skip
+    return 0
+
+
+def _fit(name: str, folder: Path, seed: int, run: Measured | None, begun: float) -> dict[str, Any]:
+    from steptime_lab.adopt.fitting import fit
+    from steptime_lab.adopt.scores import errors, scored
+
+    fitted = fit(folder, name, say, seed)
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "platform": name,
+        "rows": fitted.rows,
+        "errors": errors(scored(folder)),
+        "seconds": {
+            "measuring": round(run.seconds, 1) if run else 0.0,
+            "fitting": round(fitted.seconds, 1),
+            "all": round(time.monotonic() - begun, 1),
+        },
+        "warnings": [*(run.warnings if run else ()), *fitted.warnings],
+    }
+    write_whole(folder / REPORT, json.dumps(document, indent=1) + "\n")
+    return document
+
+
+def _lines(document: dict[str, Any], folder: Path) -> list[str]:
+    rows = ", ".join(f"{count:,} {name}" for name, count in document["rows"].items())
+    lines = [f"{document['platform']}: {rows} measured; {document['seconds']['fitting']:.0f} s to fit"]
+    lines += ["on rows that no fit saw:", "", f"  {'':32s}{'rows':>7s}{'GMAE':>8s}{'p90':>8s}{'inside 90 %':>13s}"]
+    for name, error in document["errors"].items():
+        inside = "" if error["interval_coverage"] is None else f"{error['interval_coverage']:.0%}"
+        lines.append(f"  {name:32s}{error['rows']:7,d}{error['gmae']:8.1%}{error['p90']:8.1%}{inside:>13s}")
+    return [*lines, "", f"predict with it: steptime predict WORKLOAD --platform {folder}"]
+
+
+def say(line: str) -> None:
+    """Progress, on stderr."""
+    print(line, file=sys.stderr, flush=True)

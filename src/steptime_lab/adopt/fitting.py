@@ -1,0 +1,94 @@
+"""From the rows of an adoption to its platform: a device, a host and a fabric in one folder, and how far off they are.
+
+DIR/platform.toml                      ranks, device, host and fabric: what `predict --platform DIR` reads
+    NAME.toml, NAME.npz, NAME-lookups.npz   the device: limits with their sources, models of kernels and of lookups
+    NAME-host.json                     the host
+    NAME-fabric.toml, .json            the fabric, of a machine with several GPUs
+    driver.json                        what the driver said
+    measurements/                      rows, as Parquet; how much of its time each sweep has had
+    report.json                        rows, errors on rows held out, what was carried over
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from steptime._files import write_whole
+from steptime._measurements.sets import COLLECTIVES, HOST
+from steptime._measurements.store import devices_of_rows, read
+from steptime._platforms.own_fabric import OwnFabric, from_measured
+from steptime._platforms.platform import ADOPTED
+from steptime._platforms.platform import SCHEMA_VERSION as PLATFORM_VERSION
+from steptime.errors import InputError
+from steptime_lab.adopt import description
+from steptime_lab.adopt.job import MEASUREMENTS
+from steptime_lab.adopt.machine import FILE as DRIVER
+from steptime_lab.adopt.machine import GpuFacts
+from steptime_lab.fit.models import FitRun, fit_and_write
+from steptime_lab.measurements.kernels import rows_of
+from steptime_lab.measurements.sets import KERNELS, LOOKUPS
+
+# The fabric of GPUs of their own, as `steptime measure collectives` calls it.
+MEASURED_FABRIC = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What was fitted: rows by set, what could not be, and how long it took."""
+
+    rows: dict[str, int]
+    fabric: OwnFabric | None
+    warnings: list[str]
+    seconds: float
+
+
+def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0) -> Adopted:
+    """Fits what was measured and writes the platform; what is missing is left to the nearest known device and host."""
+    begun, measurements = time.monotonic(), folder / MEASUREMENTS
+    if not (folder / DRIVER).is_file():
+        raise InputError(f"{folder}: no {DRIVER} in it; `steptime adopt {name} -o DIR` on the machine itself writes it")
+    facts = GpuFacts.read(folder / DRIVER)
+    _describe(folder, name, facts)
+    what = {"kernels": KERNELS, "lookups": LOOKUPS, "host": HOST}
+    there = {item: read(measurements, of).num_rows for item, of in what.items()}
+    if not there["kernels"]:
+        raise InputError(f"{measurements}: no kernels were measured; adopt for longer (--minutes)")
+    missing = [item for item, count in there.items() if not count]
+    fit_and_write(
+        FitRun(measurements, folder, name, f"{name}-host", seed, said), [item for item in what if item not in missing]
+    )
+    fabric = _fabric(folder, name)
+    write_whole(folder / ADOPTED, platform_toml(name, facts.gpus if fabric is not None else 1, host=bool(there["host"])))
+    rows = {item: len(devices) for item, devices in sorted(devices_of_rows(measurements).items())}
+    return Adopted(rows, fabric, [f"no {item} were measured" for item in missing], time.monotonic() - begun)
+
+
+def _describe(folder: Path, name: str, facts: GpuFacts) -> None:
+    """The device's file, which the fit reads its limits from."""
+    rows = rows_of(read(folder / MEASUREMENTS, KERNELS), families=(description.PRODUCTS, description.MAPS))
+    like = description.nearest(facts)
+    limits, peak = description.device_limits(facts, like, rows), description.peaks(facts, like, rows)
+    assumed = description.features(like, limits, peak)
+    title = f"{facts.name}, {facts.memory_bytes / 1e9:.0f} GB, adopted"
+    write_whole(folder / f"{name}.toml", description.device_toml(name, title, limits, peak, assumed, [f'models = "{name}"']))
+
+
+def _fabric(folder: Path, name: str) -> OwnFabric | None:
+    """Of a machine with several GPUs whose collectives were measured."""
+    fabrics = set(read(folder / MEASUREMENTS, COLLECTIVES)["fabric"].to_pylist())
+    if MEASURED_FABRIC not in fabrics:
+        return None
+    result = from_measured(f"{name}-fabric", folder / MEASUREMENTS, of=MEASURED_FABRIC)
+    result.write(folder)
+    return result
+
+
+def platform_toml(name: str, ranks: int, *, host: bool) -> str:
+    """The text of the platform's file: its parts lie beside it."""
+    lines = [f"schema_version = {PLATFORM_VERSION}", f'name = "{name}"', f"ranks = {ranks}", f'device = "{name}.toml"']
+    lines += [f'host = "{name}-host.json"'] if host else []
+    lines += [f'fabric = "{name}-fabric.toml"'] if ranks > 1 else []
+    return "\n".join(lines) + "\n"
