@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.adopt.test_machine import driver, smi
@@ -14,7 +15,7 @@ from steptime_lab.adopt.description import Nearest, device_limits, device_toml, 
 from steptime_lab.adopt.machine import GpuFacts, facts
 from steptime_lab.measurements.kernels import Row
 
-SMALL = {"name": "NVIDIA Thing 16", "sms": 40.0, "memory_bytes": 16e9, "memory_bus_bits": 256.0, "cache_bytes": 4e6}
+SMALL: dict[str, Any] = {"name": "NVIDIA Thing 16", "sms": 40.0, "memory_bytes": 16e9, "memory_bus_bits": 256.0, "cache_bytes": 4e6}
 
 
 @pytest.fixture
@@ -90,17 +91,18 @@ def test_assumptions_go_by_the_limits_they_belong_to(h200: GpuFacts) -> None:
     )
 
 
-def test_the_file_is_read_as_a_device(h200: GpuFacts, tmp_path: Path) -> None:
-    card = replace(h200, **SMALL)
-    like = nearest(card)
-    limits = device_limits(card, like, ())
-    peak = peaks(card, like, ())
+def test_the_file_is_read_as_a_device_whose_gaps_another_one_fills(h200: GpuFacts, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text(device_toml("mine", 'A "card"', limits, peak, features(like, limits, peak), ['models = "mine"']))
+    file.write_text(device_toml(replace(h200, **{**SMALL, "name": 'A "card"'}), "mine", ()), encoding="utf-8")
     found = read_device(file)
-    assert (found.name, found.models, found.sms.value, found.title) == ("mine", "mine", 40, 'A "card"')
+    assert (found.name, found.models, found.sms.value, found.title) == ("mine", "mine", 40, 'A "card", 16 GB, adopted')
     assert found.memory_bytes.source.startswith("what the driver says")
+    assert found.power_w is not None
+    assert found.power_w.value == 700
     assert not found.analytic
+    assert found.carried_from == "h200"
+    assert found.carried is not None
+    assert found.carried.interval_factor.value > 1
 
 
 def test_a_driver_that_does_not_say_its_memory_clock_is_measured(h200: GpuFacts) -> None:

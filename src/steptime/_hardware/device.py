@@ -1,7 +1,8 @@
 """The limits of a GPU, or of a part of one, from its data sheet: a TOML file each, every number with its source.
 
-A measured device names its fitted models (`models`). One that was not measured names the device whose models stand in for its
-own (`transferred_from`), and what is known of going from one to the other (`[transfer]`).
+A measured device names its fitted models (`models`), and may name the device whose models answer what those do not know
+(`carried_from`). One that was not measured names the device whose models stand in for its own (`transferred_from`). Of both,
+`[transfer]` says what is known of going from one to the other.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class DeviceLimits:
     power_w: Quantity | None = None  # that the whole device may draw; its shares draw it together
     reached: Reached | None = None  # where kernels were measured
     transfer: TransferBasis | None = None  # where `models` are another device's
+    carried_from: str = ""  # where it has models of its own: whose answer what those do not know,
+    carried: TransferBasis | None = None  # and what is known of going from that device to this one
     # By form of model, what its features take for granted of the device beside its limits.
     features: Mapping[str, Mapping[str, Quantity]] = field(default_factory=dict)
     contention: LookupContention | None = None  # where lookups on several shares were timed together
@@ -195,7 +198,9 @@ def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
         whole=name,
         share=1,
         models=str(content.get("transferred_from", content.get("models", file.stem))),
-        transfer=_transfer(file, content),
+        transfer=_transfer(file, content, "transferred_from"),
+        carried_from=str(content.get("carried_from", "")),
+        carried=_transfer(file, content, "carried_from"),
         peak_flop_per_s=peaks,
         reached=_reached(file, content),
         dispatch=_dispatch(file, content),
@@ -211,13 +216,14 @@ def _rates(file: Path, table: Mapping[str, Any], key: str, names: Sequence[str])
     return quantities(file, rates, [name for name in names if name in rates])
 
 
-def _transfer(file: Path, content: Mapping[str, Any]) -> TransferBasis | None:
-    if "transferred_from" not in content:
+def _transfer(file: Path, content: Mapping[str, Any], key: str) -> TransferBasis | None:
+    """What is known of going from the device that a key names to this one; nothing where it names none."""
+    if key not in content:
         return None
-    other, basis = content["transferred_from"], content.get("transfer")
+    other, basis = content[key], content.get("transfer")
     if not isinstance(other, str):
-        raise InputError(f"{file}: transferred_from is {other!r}, expected the name of a device with models")
-    if "models" in content:
+        raise InputError(f"{file}: {key} is {other!r}, expected the name of a device with models")
+    if "transferred_from" in content and {"models", "carried_from"} & set(content):
         raise InputError(f"{file}: models and transferred_from; a device has models of its own or another one's, not both")
     if not isinstance(basis, Mapping) or not basis.get("basis"):
         raise InputError(f"{file}: transfer.basis is missing: what {other} and this device have in common")

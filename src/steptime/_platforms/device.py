@@ -63,6 +63,7 @@ class Device:
     models: KernelModels
     lookups: LookupModels | Path | None = None  # or where they lie: few ask, and then they are read
     transfer: Transfer | None = None  # where the models are another device's
+    stand_in: Device | None = None  # who answers what the models do not know, another one's scaled to it
 
     @classmethod
     def load(cls, name: str | Path) -> Device:
@@ -73,7 +74,18 @@ class Device:
         transfer = None if limits.transfer is None else Transfer(_fitted_on(folder, limits), limits, limits.transfer)
         if transfer is not None and not (folder / f"{limits.models}.npz").is_file():
             folder = FOLDER
-        return cls(limits, _models(folder / f"{limits.models}.npz"), lookups_file(folder, limits.models), transfer)
+        own = _models(folder / f"{limits.models}.npz")
+        return cls(limits, own, lookups_file(folder, limits.models), transfer, cls._carried(limits))
+
+    @classmethod
+    def _carried(cls, limits: DeviceLimits) -> Device | None:
+        """The shipped device that answers for a user's what that one's models do not know."""
+        if limits.carried is None:
+            return None
+        there = replace(limits, models=limits.carried_from, transfer=limits.carried)
+        here = _fitted_on(FOLDER, there)
+        own = _models(FOLDER / f"{here.models}.npz")
+        return cls(there, own, lookups_file(FOLDER, here.models), Transfer(here, there, limits.carried))
 
     @property
     def cached_bytes(self) -> int:
@@ -97,12 +109,25 @@ class Device:
     def lookup_estimates(self, lookups: Sequence[Lookup], *, strict: bool = False) -> list[LookupEstimate]:
         """What each lookup takes here. One beyond what was measured has a wide interval, or raises if `strict`."""
         placed = [self._placed(lookup) for lookup in lookups]
-        result = self._lookup_models().estimates(placed)
+        result = self._lookup_estimates(placed)
         if self.transfer is not None:
             result = self.transfer.lookups(placed, result)
         if strict:
             self._refuse_lookups(lookups, result)
         return result
+
+    def _lookup_estimates(self, placed: Sequence[Lookup]) -> list[LookupEstimate]:
+        """By its own models, and what those do not know by whoever stands in."""
+        if self.stand_in is None:
+            return self._lookup_models().estimates(placed)
+        there = isinstance(self.lookups, LookupModels) or (self.lookups is not None and self.lookups.is_file())
+        models = self._lookup_models() if there else None
+        known = [models is not None and (lookup.implementation, lookup.direction) in models.forms for lookup in placed]
+        others = [lookup for lookup, own in zip(placed, known, strict=True) if not own]
+        carried = iter(self.stand_in.lookup_estimates(others) if others else ())
+        mine = [lookup for lookup, own in zip(placed, known, strict=True) if own]
+        fitted = iter(models.estimates(mine) if models is not None and mine else ())
+        return [next(fitted if own else carried) for own in known]
 
     def _lookup_models(self) -> LookupModels:
         if isinstance(self.lookups, LookupModels):
@@ -128,6 +153,8 @@ class Device:
 
     def _estimate(self, question: Question, answered: Answered) -> KernelEstimate:
         answer = answered.answer
+        if answer is None and self.stand_in is not None:
+            return self.stand_in.estimates([question])[0]
         if answer is None or not math.isfinite(answer.time_ns):
             return self._fallback(question, answered)
         time_ns = answer.time_ns

@@ -246,7 +246,6 @@ def _unknown(name: str, why: str) -> InputError:
     meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
     hint = f"; did you mean {meant[0]}?" if meant else "."
     near = list(dict.fromkeys((*get_close_matches(name, there, _NEAREST), *there)))[:_NEAREST]
-    more = (
-        f"There are {', '.join(near)} and {len(there) - len(near)} more (steptime platforms), or give a .toml file or a folder of `steptime adopt`"
-    )
+    others = f"{', '.join(near)} and {len(there) - len(near)} more (steptime platforms)"
+    more = f"There are {others}, or give a .toml file or a folder of `steptime adopt`"
     return InputError(f"no platform {name[:_LONGEST_NAME]!r}: {why}{hint} {more}")

@@ -90,6 +90,7 @@ def device_limits(facts: GpuFacts, like: Nearest, rows: Sequence[Row]) -> dict[s
         "threads_per_sm": Quantity(facts.threads_per_sm, _SAYS),
         "compute_capability": Quantity(facts.capability_major + facts.capability_minor / 10, _SAYS),
         "host_bandwidth_bytes_per_s": Quantity(link, "PCIe generation and lanes by nvidia-smi, one way"),
+        "power_w": Quantity(facts.power_limit_w, "the limit that nvidia-smi shows"),
     }
     stand_ins = {key: getattr(known, key) for key, value in found.items() if not value.value > 0}
     return {**found, **{key: _taken(value, known) for key, value in stand_ins.items() if value is not None}}
@@ -186,21 +187,24 @@ def _ratio(name: str, ratios: Mapping[str, float]) -> tuple[float, str]:
     return (whole / ratios["sms"], "peak of an SM") if kind != name else (ratios["clock_hz"], "clock")
 
 
-def device_toml(
-    name: str,
-    title: str,
-    limits: Mapping[str, Quantity],
-    peak: Mapping[str, Quantity],
-    assumed: Mapping[str, Mapping[str, Quantity]],
-    head: Sequence[str] = (),
-) -> str:
-    """The text of a device's file; `read_device` reads it back. `head` are further lines before its tables."""
-    lines = [f"schema_version = {SCHEMA_VERSION}", f"name = {_text(name)}", f"title = {_text(title)}", *head]
-    tables = {
-        "limits": limits,
-        "limits.peak_flop_per_s": peak,
-        **{f"features.{form}": table for form, table in assumed.items()},
-    }
+def interval_factor(like: Nearest) -> Quantity:
+    """How far off what is carried over from another device may be: as far as the shipped devices on paper."""
+    known = (read_device(name).transfer for name in device_names())
+    widest = max((basis.interval_factor for basis in known if basis is not None), key=lambda factor: factor.value)
+    return Quantity(widest.value, f"as of the shipped devices on paper; {like.limits.name} is nearest to this one")
+
+
+def device_toml(facts: GpuFacts, name: str, rows: Sequence[Row]) -> str:
+    """The text of the file of a measured device, its models beside it; `read_device` reads it back."""
+    like = nearest(facts)
+    limits, peak = device_limits(facts, like, rows), peaks(facts, like, rows)
+    title = f"{facts.name}, {facts.memory_bytes / 1e9:.0f} GB, adopted"
+    lines = [f"schema_version = {SCHEMA_VERSION}", f"name = {_text(name)}", f"title = {_text(title)}"]
+    lines += [f"models = {_text(name)}", f"carried_from = {_text(like.limits.models)}"]
+    basis = f"what was not measured here is that of {like.limits.models}, scaled by the limits of both"
+    lines += ["", "[transfer]", f"basis = {_text(basis)}", _line("interval_factor", interval_factor(like))]
+    assumed = {f"features.{form}": table for form, table in features(like, limits, peak).items()}
+    tables = {"limits": limits, "limits.peak_flop_per_s": peak, **assumed}
     for table, values in tables.items():
         lines += ["", f"[{table}]", *(_line(key, value) for key, value in values.items())]
     return "\n".join(lines) + "\n"

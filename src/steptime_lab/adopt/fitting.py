@@ -19,6 +19,8 @@ from pathlib import Path
 from steptime._files import write_whole
 from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import devices_of_rows, read
+from steptime._models.kernels.family import families
+from steptime._models.kernels.fitted import TOO_FEW, KernelModels
 from steptime._platforms.own_fabric import OwnFabric, from_measured
 from steptime._platforms.platform import ADOPTED
 from steptime._platforms.platform import SCHEMA_VERSION as PLATFORM_VERSION
@@ -51,7 +53,9 @@ def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0) -> 
     if not (folder / DRIVER).is_file():
         raise InputError(f"{folder}: no {DRIVER} in it; `steptime adopt {name} -o DIR` on the machine itself writes it")
     facts = GpuFacts.read(folder / DRIVER)
-    _describe(folder, name, facts)
+    # The fit reads the device's limits from its file.
+    products = rows_of(read(measurements, KERNELS), families=(description.PRODUCTS, description.MAPS))
+    write_whole(folder / f"{name}.toml", description.device_toml(facts, name, products))
     what = {"kernels": KERNELS, "lookups": LOOKUPS, "host": HOST}
     there = {item: read(measurements, of).num_rows for item, of in what.items()}
     if not there["kernels"]:
@@ -63,17 +67,16 @@ def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0) -> 
     fabric = _fabric(folder, name)
     write_whole(folder / ADOPTED, platform_toml(name, facts.gpus if fabric is not None else 1, host=bool(there["host"])))
     rows = {item: len(devices) for item, devices in sorted(devices_of_rows(measurements).items())}
-    return Adopted(rows, fabric, [f"no {item} were measured" for item in missing], time.monotonic() - begun)
+    return Adopted(rows, fabric, _carried(folder / f"{name}.npz", missing), time.monotonic() - begun)
 
 
-def _describe(folder: Path, name: str, facts: GpuFacts) -> None:
-    """The device's file, which the fit reads its limits from."""
-    rows = rows_of(read(folder / MEASUREMENTS, KERNELS), families=(description.PRODUCTS, description.MAPS))
-    like = description.nearest(facts)
-    limits, peak = description.device_limits(facts, like, rows), description.peaks(facts, like, rows)
-    assumed = description.features(like, limits, peak)
-    title = f"{facts.name}, {facts.memory_bytes / 1e9:.0f} GB, adopted"
-    write_whole(folder / f"{name}.toml", description.device_toml(name, title, limits, peak, assumed, [f'models = "{name}"']))
+def _carried(models: Path, missing: list[str]) -> list[str]:
+    """What is not of this machine, in words: it has the interval of a device that nobody measured."""
+    recipe, forms = KernelModels.load(models).recipe, KernelModels.load(models).forms
+    few = [name for name, family in families().items() if name in recipe[TOO_FEW] or family.form not in forms]
+    lines = [f"no {item} were measured; those of the nearest known machine stand in" for item in missing]
+    text = f"too few calls of {', '.join(few)} were measured; times of the nearest known device, scaled, stand in for them"
+    return [*lines, text] if few else lines
 
 
 def _fabric(folder: Path, name: str) -> OwnFabric | None:

@@ -17,6 +17,8 @@ from steptime._models.kernels.question import Answer, Question
 from steptime.errors import InputError
 
 _RESIDUALS = "residuals"
+# In a recipe: families of which too few rows were measured, though the form that they share was fitted.
+TOO_FEW = "too_few"
 # Answers that are kept; a step asks some hundreds of distinct questions.
 _KEPT = 1 << 16
 
@@ -52,9 +54,10 @@ class KernelModels:
         names = [family_of(question.call.op) for question in questions]
         answers: dict[int, Answered] = {}
         by_form: dict[str, list[int]] = defaultdict(list)
+        unknown = self.recipe.get(TOO_FEW, ())
         for number, family in enumerate(names):
             form = families()[family].form if family else ""
-            if form in self.forms:
+            if form in self.forms and family not in unknown:
                 by_form[form].append(number)
             else:
                 why = f"no family has {questions[number].call.op}" if not family else f"{family} is not fitted"

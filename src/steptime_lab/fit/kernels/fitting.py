@@ -16,11 +16,13 @@ from steptime import __version__
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, group_of
 from steptime._models.kernels.family import families
-from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.fitted import TOO_FEW, KernelModels
 from steptime._models.kernels.forms import KernelForm
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, of, rows_of
 
+# Fewer rows of a family than these say nothing about it, nor about a form.
+_LEAST = 20
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "cudnn", "triton")
 
@@ -62,23 +64,39 @@ def fit_kernels(
         report(f"{form}: {len(by_form[form]):,} rows")
     each = map if executor is None else executor.map
     count = len(names)
-    fitted = list(each(_fit, names, [by_form[form] for form in names], [seed] * count, [limits] * count))
-    groups, predicted, measured = (list(chain.from_iterable(part)) for part in zip(*(rows for _, rows in fitted), strict=True))
+    tried = list(each(_fit, names, [by_form[form] for form in names], [seed] * count, [limits] * count))
+    for form, result in zip(names, tried, strict=True):
+        if isinstance(result, str):
+            report(f"{form} is not fitted: {result}")
+    fitted = {form: result for form, result in zip(names, tried, strict=True) if not isinstance(result, str)}
+    if not fitted:
+        raise InputError(f"no kernels could be fitted: {tried[0]}")
+    validated = (rows for _, rows in fitted.values())
+    groups, predicted, measured = (list(chain.from_iterable(part)) for part in zip(*validated, strict=True))
+    if not groups:
+        raise InputError("no kernel row is of the split validation, which intervals come from; measure more of them")
     residuals = Residuals.of(groups, np.asarray(predicted), np.asarray(measured))
-    models = {name: form for name, (form, _) in zip(names, fitted, strict=True)}
-    return KernelModels(models, residuals, _recipe(table, seen, seed))
+    return KernelModels({form: result for form, (result, _) in fitted.items()}, residuals, _recipe(table, seen, seed))
 
 
 # Of validation rows: the group of each, what a model that was not fitted to it predicts, what was measured.
 _Validated = tuple[list[str], list[float], list[float]]
 
 
-def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tuple[KernelForm, _Validated]:
-    """The form, and how it does on validation rows; one that learns from those as well is fitted without them for that."""
+def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tuple[KernelForm, _Validated] | str:
+    """The form, and how it does on validation rows; one that learns from those as well is fitted without them for that.
+
+    Where the rows are too few, why they are.
+    """
     module = fitter(form)
-    fitted = module.fit(rows, seed, limits)
     learns = getattr(module, "LEARNS_FROM_VALIDATION", False)
-    apart = module.fit(of(rows, FIT), seed, limits) if learns else fitted
+    if len(of(rows, FIT)) < _LEAST:
+        return f"{len(of(rows, FIT))} measured calls are too few"
+    try:
+        fitted = module.fit(rows, seed, limits)
+        apart = module.fit(of(rows, FIT), seed, limits) if learns else fitted
+    except InputError as error:
+        return str(error)
     validated = of(rows, VALIDATION)
     answers = apart.answers([row.question for row in validated])
     groups = [group_of(row.family, row.question.share) for row in validated]
@@ -87,11 +105,13 @@ def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tup
 
 def _recipe(table: pa.Table, rows: Sequence[Row], seed: int) -> dict[str, Any]:
     text = {name: sorted({str(value) for value in table[name].unique().to_pylist()}) for name in _RECIPE}
+    counts = Counter(row.family for row in rows)
     dates = sorted(str(date) for date in table["date"].unique().to_pylist())
     return {
         **text,
         "measured": [dates[0], dates[-1]],
         "rows": dict(Counter(row.split for row in rows)),
+        TOO_FEW: sorted(family for family in families() if counts[family] < _LEAST),
         "seed": seed,
         "steptime": __version__,
         "command": "steptime fit",
