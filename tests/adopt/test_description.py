@@ -15,7 +15,13 @@ from steptime_lab.adopt.description import Nearest, device_limits, device_toml, 
 from steptime_lab.adopt.machine import GpuFacts, facts
 from steptime_lab.measurements.kernels import Row
 
-SMALL: dict[str, Any] = {"name": "NVIDIA Thing 16", "sms": 40.0, "memory_bytes": 16e9, "memory_bus_bits": 256.0, "cache_bytes": 4e6}
+SMALL: dict[str, Any] = {
+    "name": "NVIDIA Thing 16",
+    "sms": 40.0,
+    "memory_bytes": 16e9,
+    "memory_bus_bits": 256.0,
+    "cache_bytes": 4e6,
+}
 
 
 @pytest.fixture
