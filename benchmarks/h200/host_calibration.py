@@ -1,8 +1,8 @@
 """Which short measurement tells how fast a host issues training steps, and what its two speeds are.
 
-Cores are timed without a GPU first: each alone, over time, beside a busy one, after sleeping, and by two threads in turns. Then,
-in processes of their own (free to move, and pinned to four cores), what `steptime calibrate` measures of a host, and host-bound
-training steps (`host_bound_scripts`) in rounds of a fraction of a second, with the core of the thread that issues and of the one
+Cores are timed without a GPU first: alone, over time, beside a busy one, after sleeping, and by two threads in turns. Then, in
+processes of their own (free to move, and pinned to four cores), what `steptime calibrate` measures of a host, and host-bound
+training steps (`host_bound_scripts`) in rounds of a fraction of a second, with the core of the thread that issues, of the one
 that goes backward, and a burst of views beside every block of steps.
 
     PYTHONPATH=src:benchmarks/h200 python benchmarks/h200/host_calibration.py --out DIR

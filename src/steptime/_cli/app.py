@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from steptime import __version__
-from steptime._cli.output import run_measuring
+from steptime._cli.calibrate import calibrate
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
 from steptime._cli.steps import capture, inspect, predict, replay, sweep
@@ -49,13 +49,6 @@ def steptime(
 
 for _command in (predict, replay, inspect, capture, platforms, fabric, shard, sweep):
     app.command()(_command)
-
-
-def calibrate(context: typer.Context) -> None:
-    """Measure this machine's host and fabric, in at most a minute and a half."""
-    from steptime._calibrate.harness.command import CALIBRATE, run_job
-
-    run_measuring(lambda: run_job(CALIBRATE, context.args))
 
 
 def lab_commands() -> dict[str, Callable[..., None]]:

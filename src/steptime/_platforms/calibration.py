@@ -1,67 +1,106 @@
-"""`Calibration`: how fast the host and the wire of one machine are, from the minute that `steptime calibrate` measures.
+"""`Calibration`: how fast the host, the device and the wire of one machine are, from what was measured or recorded on it.
 
 There is one way from measured costs to speeds, `Calibration.of`. `steptime calibrate` writes the costs to a file, `predict` and
-`shard` read them back, and `validate` takes them from the rows that a run measured before its steps.
+`shard` read them back, and `validate` takes them from the rows that a run measured before its steps. What costs show is
+believed as far as it was right before: speeds are shrunk towards the usual machine's, by the variance of machines over that of
+machines and of what was shown together.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from steptime._hardware.device import device_names
 from steptime._models.collectives.message import KINDS, Message
 from steptime._models.host.model import LAUNCH_PER_CPU, STEP, Burst, Speed
-from steptime._platforms.machine_costs import HostBurst, MachineCosts, WireCost
+from steptime._platforms.machine_costs import HostBurst, MachineCosts, RecordedSpeed, WireCost
 from steptime._platforms.platform import Platform
 from steptime.errors import InputError
 
 # Smaller messages are latency, which calibrations of a few calls repeat badly.
 _LEAST_BYTES = 64 << 10
 _STREAMED = "stream"
-# How much of what a calibration shows is taken, in logarithms; the rest is the usual machine's: bursts and collectives of one
-# machine, minutes apart, differ nearly as much as those of several. Collectives of a step begin one by one where those of a
-# calibration run back to back. The three were chosen on the shipped steps (2026-11-16).
-_HOST_WEIGHT, _WIRE_WEIGHT, _ONE_BY_ONE = 0.6, 0.75, 1.03
-# What is left unknown once a machine is calibrated: between processes that time the same step minutes apart, measured steps
-# differ by 6 % on the average and by 11 % (standard deviation of the logarithm of their ratio; DLRM of 2 and 4 ranks on one
-# machine, two visits each): host-bound ones by more than wire-bound ones.
-_HOST_ERROR, _WIRE_ERROR = 0.11, 0.08
+# Collectives of a step begin one by one, those of a calibration run back to back (chosen on the shipped steps, 2026-11-16).
+_ONE_BY_ONE = 1.03
+# Standard deviations of logarithms. Machines: between the boxes that steps were measured on, hosts differ by 10 % and wires by
+# 9 % (0.93 to 1.29 of the models); A100 boxes of public steps are 1.5 to 1.75 times as slow as the one host that was measured
+# (docs/devices.md), and cards of one model differ by 2 %.
+HOSTS, UNKNOWN_HOSTS, WIRES, CARDS = 0.10, 0.35, 0.10, 0.02
+# What is shown: bursts and collectives of one machine, minutes apart, differ nearly as much as those of several; a recording
+# shows a profiled host (docs/models.md has the eight shipped ones), collectives that waited, and kernels of its own workload; a
+# step without a profiler is predicted to 9 % at the host's true speed.
+_BURSTS, _STREAMS, _UNPROFILED_STEP = 0.082, 0.058, 0.09
+_RECORDED_HOST, _RECORDED_WIRE, _RECORDED_DEVICE = 0.27, 0.16, 0.06
+# What is left unknown of a step on a machine whose speed is known: between processes that time the same step minutes apart,
+# measured steps differ by 6 % on the average and by 11 % (DLRM of 2 and 4 ranks on one machine, two visits each): host-bound
+# ones by more than wire-bound ones.
+_HOST_OF_A_STEP, _WIRE_OF_A_STEP = 0.09, 0.063
+# Nine of ten normal values lie within so many standard deviations to either side.
+_NINE_OF_TEN = 1.645
 # No machine of a platform is so many times faster or slower than another: what is, is of another platform or in other units.
 _FAR_OFF = 50
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How many times as long something takes as the models say, as a logarithm, and the standard deviation of that."""
+
+    log_factor: float
+    error: float
+
+    @classmethod
+    def of_run(cls, speed: RecordedSpeed, error: float) -> Shown:
+        """What one recording shows: off by what recordings are, and by what its own steps differ by."""
+        return cls(math.log(speed.factor), math.hypot(error / speed.share, speed.spread / math.sqrt(speed.repeats)))
+
+    def shrunk(self, between: float) -> Shown:
+        """What is to be believed where machines differ by so much."""
+        weight = between**2 / (between**2 + self.error**2)
+        return Shown(weight * self.log_factor, between * math.sqrt(1.0 - weight))
+
+    @property
+    def factor(self) -> float:
+        """As a plain number."""
+        return math.exp(self.log_factor)
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """How fast a machine's host is in training steps, and its wire, per kind of collective."""
+    """How fast a machine's host is in training steps, its device, and its wire, per kind of collective."""
 
     speed: Speed = STEP
     wire: Mapping[str, float] = field(default_factory=dict)  # kind -> how many times as long as the fabric's models say
-    # Standard deviations of the logarithm of what is left unknown. Uncalibrated: between the boxes that steps were measured on,
-    # hosts differ by 10 % (1.8 to 2.9 times a burst's time, 2.2 taken) and wires by 9 % (0.93 to 1.29 of the models).
+    # Standard deviations of the logarithm of what is left unknown.
     host_error: float = 0.15
     wire_error: float = 0.10
+    device: float = 1.0  # how many times as long kernels take as the device's models say
 
     @classmethod
     def of(cls, costs: MachineCosts, platform: Platform) -> Calibration:
         """The speeds that these costs show beside the models of a platform; as uncalibrated where they show none."""
-        factors = host_factors(costs.host, platform.host.usual_bursts)
-        wire = _wire(costs.fabric, platform)
+        host, device, wire = shown_host(costs, platform), shown_device(costs, platform), shown_wire(costs, platform)
         return cls(
-            _speed(factors) if factors else UNCALIBRATED.speed,
-            wire,
-            _HOST_ERROR if factors else UNCALIBRATED.host_error,
-            _WIRE_ERROR if wire else UNCALIBRATED.wire_error,
+            Speed.of_cpu(STEP.cpu * host.factor) if host else UNCALIBRATED.speed,
+            {kind: item.factor for kind, item in wire.items()},
+            math.hypot(host.error, _HOST_OF_A_STEP) if host else UNCALIBRATED.host_error,
+            max(math.hypot(item.error, _WIRE_OF_A_STEP) for item in wire.values()) if wire else UNCALIBRATED.wire_error,
+            device.factor if device else UNCALIBRATED.device,
         )
 
     @classmethod
     def read(cls, file: Path, platform: Platform) -> Calibration:
         """From the file that `steptime calibrate` wrote, for predictions on a platform."""
         costs = MachineCosts.read(file)
-        if not host_factors(costs.host, platform.host.usual_bursts):
+        check_device(str(file), costs.device, platform)
+        if costs.recorded is None and not host_factors(costs.host, platform.host.usual_bursts):
             raise InputError(
                 f"{file}: none of its host costs is known to the host of platform {platform.name}; calibrate again"
             )
@@ -76,6 +115,48 @@ class Calibration:
 
 
 UNCALIBRATED = Calibration()
+
+
+def hosts_differ(platform: Platform) -> float:
+    """By how much hosts of such machines differ: those of devices that nobody measured here by more."""
+    return UNKNOWN_HOSTS if platform.device.limits.analytic else HOSTS
+
+
+def shown_host(costs: MachineCosts, platform: Platform) -> Shown | None:
+    """What is to be believed of the host; None where the costs do not tell."""
+    factors = host_factors(costs.host, platform.host.usual_bursts)
+    if factors:
+        return Shown(float(np.mean(np.log(list(factors.values())))), _BURSTS).shrunk(hosts_differ(platform))
+    run = costs.recorded
+    if run is not None and run.unprofiled is not None:
+        return Shown.of_run(run.unprofiled, _UNPROFILED_STEP).shrunk(hosts_differ(platform))
+    if run is not None and run.host is not None:
+        return Shown.of_run(run.host, _RECORDED_HOST).shrunk(hosts_differ(platform))
+    return None
+
+
+def shown_device(costs: MachineCosts, platform: Platform) -> Shown | None:
+    """What is to be believed of the device: cards of a measured model differ little, one from a data sheet by its transfer."""
+    if costs.recorded is None or costs.recorded.device is None:
+        return None
+    transfer = platform.device.limits.transfer
+    between = CARDS if transfer is None else math.log(transfer.interval_factor.value) / _NINE_OF_TEN
+    return Shown.of_run(costs.recorded.device, _RECORDED_DEVICE).shrunk(between)
+
+
+def shown_wire(costs: MachineCosts, platform: Platform) -> dict[str, Shown]:
+    """What is to be believed of the wire, per kind of collective that the costs tell of."""
+    measured = _streamed(costs.fabric, platform)
+    if measured:
+        shrunk = {kind: Shown(log, _STREAMS).shrunk(WIRES) for kind, log in measured.items()}
+        return {kind: Shown(item.log_factor + math.log(_ONE_BY_ONE), item.error) for kind, item in shrunk.items()}
+    if costs.recorded is None or platform.fabric is None:
+        return {}
+    return {
+        kind: Shown.of_run(speed, _RECORDED_WIRE).shrunk(WIRES)
+        for kind, speed in sorted(costs.recorded.wire.items())
+        if kind in KINDS and platform.fabric.knows(kind)
+    }
 
 
 def host_factors(bursts: Iterable[HostBurst], usual: Mapping[str, Burst]) -> dict[tuple[str, str], float]:
@@ -97,17 +178,30 @@ def _on_cpu(burst: HostBurst | Burst, usual: Burst) -> float:
     return burst.time_ns - (1.0 - LAUNCH_PER_CPU) * usual.launch_ns
 
 
-def _speed(factors: Mapping[tuple[str, str], float]) -> Speed:
-    shown = float(np.mean(np.log(list(factors.values()))))
-    return Speed.of_cpu(STEP.cpu * float(np.exp(_HOST_WEIGHT * shown)))
-
-
-def _wire(costs: Iterable[WireCost], platform: Platform) -> dict[str, float]:
-    """Per kind, how many times as long it takes as the platform's fabric says; of as many ranks as the platform has."""
+def _streamed(costs: Iterable[WireCost], platform: Platform) -> dict[str, float]:
+    """Per kind, the logarithm of how many times as long collectives take as the platform's fabric says; of its ranks."""
     logs: dict[str, list[float]] = defaultdict(list)
     for cost in costs:
         usual = cost.mode == _STREAMED and cost.bytes >= _LEAST_BYTES and cost.ranks == platform.ranks
         if usual and cost.collective in KINDS and platform.fabric is not None and platform.fabric.knows(cost.collective):
             (expected,) = platform.fabric.estimates([Message(cost.collective, platform.ranks, cost.bytes)])
-            logs[cost.collective].append(float(np.log(max(cost.time_ns, 1.0) / expected.time_ns)))
-    return {kind: _ONE_BY_ONE * float(np.exp(_WIRE_WEIGHT * np.mean(item))) for kind, item in sorted(logs.items())}
+            logs[cost.collective].append(math.log(max(cost.time_ns, 1.0) / expected.time_ns))
+    return {kind: float(np.mean(item)) for kind, item in sorted(logs.items())}
+
+
+def chips_in(name: str) -> set[str]:
+    """Shipped models of GPUs that a driver's name of one holds: `h100` of "NVIDIA H100 80GB HBM3"."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    joined = {*words, *(first + second for first, second in pairwise(words))}
+    return joined & {device.partition("-")[0] for device in device_names()}
+
+
+def check_device(where: str, device: str | None, platform: Platform) -> None:
+    """Raises where speeds are another machine's: of a CPU, or of a GPU (as its driver names it) that is not the platform's."""
+    if device is None:
+        return
+    if not device:
+        raise InputError(f"{where}: was made without a GPU; run `steptime calibrate` on a machine like {platform.name}")
+    measured, asked = chips_in(device), chips_in(platform.device.limits.name)
+    if measured and asked and not measured & asked:
+        raise InputError(f"{where}: was made on {device}, which platform {platform.name} is not; name one with that GPU")

@@ -1,10 +1,12 @@
 """`MachineCosts`: what host calls and collectives cost on one machine, as `steptime calibrate` writes them to a file.
 
 schema_version   1
-recipe           machine, versions, date, command of the run
+recipe           machine, device, versions, date, command of the run
 ranks, share     of the group that was measured; share: how many ranks were on one GPU
 host             per kind, op, call and phase: time_ns (median over ranks and bursts), spread, repeats
 fabric           per collective, bytes, dtype, mode, fabric, ranks and share: the same
+recorded         of a recorded run (`calibrate --from-run`) instead of host and fabric: how many times as long its host, its
+                 device and each kind of collective took as the models of the named platform say, spread and number of values
 factors          host: per kind the geometric mean of its costs here over those of the shipped host, `all` over kinds;
                  null where the host's model knows none of them
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,9 +29,11 @@ Row = Mapping[str, Any]
 SCHEMA_VERSION = 1
 # Nothing that a calibration times takes a quarter of an hour, and no message has a pebibyte: what is beyond is damaged.
 _LONGEST_NS, _MOST_BYTES, _MOST_RANKS = 1e12, 1 << 50, 1 << 20
+# No machine of a platform is so many times faster or slower than another, and no recording has so many ranks and steps.
+_FAR_OFF, _MOST_VALUES = 50, 1 << 40
 
 
-def _check(entry: HostBurst | WireCost, **ranges: tuple[float, float]) -> None:
+def _check(entry: HostBurst | WireCost | RecordedSpeed, **ranges: tuple[float, float]) -> None:
     for name, (least, most) in ranges.items():
         if not least <= getattr(entry, name) <= most:
             raise ValueError(f"{name} is {getattr(entry, name)}; expected {least:g} to {most:g}")
@@ -73,6 +77,37 @@ class WireCost:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedSpeed:
+    """How many times as long a part of a recorded run took as the models say; `spread` of the logarithms behind it."""
+
+    factor: float
+    spread: float = 0.0
+    repeats: int = 1
+    share: float = 1.0  # by how much the value it was taken from gets longer with the part, both as logarithms
+
+    def __post_init__(self) -> None:
+        _check(self, factor=(1 / _FAR_OFF, _FAR_OFF), spread=(0, _FAR_OFF), repeats=(1, _MOST_VALUES), share=(0.01, 1.5))
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What one run shows beside the models of a platform; None and absent kinds: it does not tell."""
+
+    platform: str
+    host: RecordedSpeed | None = None
+    unprofiled: RecordedSpeed | None = None  # the host, by step times measured without a profiler
+    device: RecordedSpeed | None = None
+    wire: Mapping[str, RecordedSpeed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Of how costs were measured, what predictions have to know."""
+
+    device: str | None = None
+
+
 _Cost = TypeVar("_Cost", HostBurst, WireCost)
 
 
@@ -82,7 +117,14 @@ class MachineCosts:
 
     host: tuple[HostBurst, ...]
     fabric: tuple[WireCost, ...]
+    recorded: RecordedRun | None = None
+    recipe: Recipe | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def device(self) -> str | None:
+        """The GPU that was measured, as its driver names it; empty: none was there; None: not known."""
+        return None if self.recipe is None else self.recipe.device
 
     @classmethod
     def of_rows(cls, host: Iterable[Row], fabric: Iterable[Row]) -> MachineCosts:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from steptime._lookups.workload import ITEM_BYTES, TABLE_BATCHED, RankLookups
 from steptime._models.estimate import Estimate
 from steptime._models.memory.peak import peak_memory
-from steptime._platforms.calibration import UNCALIBRATED, Calibration
+from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import one_step
 from steptime._program.workload import UnnamedMemory, Workload
@@ -35,9 +35,6 @@ from steptime._units import GIB, ms
 Floats = npt.NDArray[np.float64]
 
 _WORTH_SAYING = 0.001
-# Standard deviation of the logarithm of a host nobody measured: the A100 boxes of public steps are 1.5 to 1.75 times as slow as
-# the one that was (docs/devices.md).
-_UNKNOWN_HOST = 0.35
 # Above this share the caveat is worth a line of its own.
 _MUCH_OUT_OF_RANGE = 0.05
 SAMPLES = 64
@@ -62,7 +59,7 @@ def predict_on(
 def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED) -> PredictedStep:
     """The prediction of a step whose models were asked."""
     if step.platform.device.limits.analytic and calibration is UNCALIBRATED:
-        calibration = replace(calibration, host_error=_UNKNOWN_HOST)
+        calibration = replace(calibration, host_error=UNKNOWN_HOSTS)
     result, settling = step.steady(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
     low, high = interval_ns(step, result, calibration)

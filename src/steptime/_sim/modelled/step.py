@@ -52,12 +52,12 @@ class ModelledStep:
 
     def cohorts(self, calibration: Calibration = UNCALIBRATED) -> list[Cohort]:
         """With all durations as the models say, one scenario."""
-        speed, limits = self._speed(calibration), self.platform.device.limits
+        speed, limits = self.speed(calibration), self.platform.device.limits
         return [
-            self._cohort(program, program.timing(speed, limits, self._wire(program, calibration))) for program in self.programs
+            self._cohort(program, program.timing(speed, limits, _factors(program, calibration))) for program in self.programs
         ]
 
-    def _speed(self, calibration: Calibration) -> Speed:
+    def speed(self, calibration: Calibration) -> Speed:
         """The host's, slower where it shares its cores with what moves the collectives."""
         fabric = self.platform.fabric
         if self.workload.world_size == 1 or fabric is None or fabric.limits.host_slowdown is None:
@@ -86,12 +86,6 @@ class ModelledStep:
         if workload.world_size <= MOST_PLAYED or not alike(workload):
             return every
         return {owner: ranks[:1] for owner, ranks in every.items()}
-
-    def _wire(self, issued: Issued, calibration: Calibration) -> Floats:
-        kinds = issued.program.collectives
-        compute = len(issued.estimates) - len(kinds)
-        factors = [calibration.wire.get(collective.kind, 1.0) for collective in kinds]
-        return np.array([1.0] * compute + factors)[:, None]
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
         """The steady state, with what ranks and streams do to each other where that was measured."""
@@ -149,6 +143,13 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
         programs.append(issue(program, host, device, wire.estimates[program.rank]))
         warnings += programs[-1].warnings
     return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
+
+
+def _factors(issued: Issued, calibration: Calibration) -> Floats:
+    """Per estimate, how many times as long it takes on the machine of a calibration; those of collectives come last."""
+    kinds = issued.program.collectives
+    compute = len(issued.estimates) - len(kinds)
+    return np.array([calibration.device] * compute + [calibration.wire.get(each.kind, 1.0) for each in kinds])[:, None]
 
 
 def alike(workload: Workload) -> bool:
