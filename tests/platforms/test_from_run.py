@@ -45,7 +45,9 @@ def slower(workload: Workload, times: float) -> Workload:
 
     def stretched(table: Table) -> Table:
         columns = {"start_ns": table.columns()["start_ns"], "end_ns": table.columns()["end_ns"]}
-        return table.replace(**{name: np.where(each < 0, each, each * times).astype(np.int64) for name, each in columns.items()})
+        return table.replace(
+            **{name: np.where(each < 0, each, each * times).astype(np.int64) for name, each in columns.items()}
+        )
 
     programs = tuple(
         replace(each, ops=stretched(each.ops), calls=stretched(each.calls), works=stretched(each.works))
@@ -136,7 +138,9 @@ def test_what_is_no_recording_of_such_a_machine_is_one_line(
         ("NVIDIA A100-SXM4-80GB", "1xh200", "was made on NVIDIA A100-SXM4-80GB, which platform 1xh200 is not"),
         ("NVIDIA H200", "8xh100-nvlink", "was made on NVIDIA H200, which platform 8xh100-nvlink is not"),
         ("", "1xh200", "was made without a GPU"),
+        ("NVIDIA GB200", "1xb200", "was made on NVIDIA GB200, which platform 1xb200 is not"),
         ("NVIDIA H100 80GB HBM3", "1xh100", ""),
+        ("NVIDIA GeForce RTX 4090", "1xrtx-4090", ""),
         ("NVIDIA H200", "4xh200-quarter-loopback", ""),
         ("A GPU of next year", "1xh200", ""),
     ],

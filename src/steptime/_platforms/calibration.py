@@ -193,7 +193,9 @@ def chips_in(name: str) -> set[str]:
     """Shipped models of GPUs that a driver's name of one holds: `h100` of "NVIDIA H100 80GB HBM3"."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     joined = {*words, *(first + second for first, second in pairwise(words))}
-    return joined & {device.partition("-")[0] for device in device_names()}
+    # A name begins with the model, which has a number: `h100-pcie`, `rtx-4090`.
+    models = (re.match(r"[a-z]+-?[0-9]+[a-z]*", device) for device in device_names())
+    return joined & {model[0].replace("-", "") for model in models if model is not None}
 
 
 def check_device(where: str, device: str | None, platform: Platform) -> None:

@@ -102,7 +102,7 @@ class RecordedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class MeasuredOn:
     """Of how costs were measured, what predictions have to know."""
 
     device: str | None = None
@@ -118,7 +118,7 @@ class MachineCosts:
     host: tuple[HostBurst, ...]
     fabric: tuple[WireCost, ...]
     recorded: RecordedRun | None = None
-    recipe: Recipe | None = None
+    recipe: MeasuredOn | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
