@@ -71,7 +71,8 @@ def test_the_details_say_the_same_to_programs(capsys: Captured) -> None:
     assert all(tier["bandwidth_bytes_per_s"]["source"] and tier["latency_ns"]["source"] for tier in fabric["tiers"])
     assert {one["kind"]: one["ranks"] for one in fabric["fitted"]}["all_reduce"] == [2, 4, 8]
     assert fabric["collectives"]["all_reduce"] == "fitted"
-    assert fabric["collectives"]["send_recv"] == "not known"
+    assert fabric["collectives"]["send_recv"] == "from a fabric like it"
+    assert fabric["collectives"]["broadcast"] == "not known"
     assert set(fabric["estimates_us"]) == {kind for kind, origin in fabric["collectives"].items() if origin != "not known"}
     assert all(one["license"] and one["date"] for one in fabric["published"])
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from steptime._files import write_whole
 from steptime._hardware.description import is_file, read_json
-from steptime._hardware.fabric import FabricLimits, GroupPlacement, first_ranks, place, place_together, read_fabric
+from steptime._hardware.fabric import FabricLimits, GroupPlacement, LinkTier, first_ranks, place, place_together, read_fabric
 from steptime._models.collectives.message import KINDS, Message, Messages
+from steptime._models.collectives.paper import AnalyticTier
 from steptime._models.collectives.spanning import Spanning, Tier
-from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel
+from steptime._models.collectives.tier import CollectiveTimes, TierModel
 from steptime._models.collectives.unmeasured import Curves
 from steptime._models.estimate import Estimate, Source
 from steptime.errors import InputError
@@ -38,8 +39,7 @@ class Fabric:
         limits = read_fabric(name)
         if limits.models is None:
             # A network that carries less than its cards is crowded by the groups on it (`place_together`), not slower for each.
-            on_paper = ((tier.name, tier.bandwidth_bytes_per_s.value, tier.latency_ns.value) for tier in limits.tiers)
-            return cls(limits, {name: AnalyticTier(bandwidth, latency) for name, bandwidth, latency in on_paper})
+            return cls(limits, {tier.name: on_paper(tier) for tier in limits.tiers})
         like = like_curves(limits.like)
         return cls(
             limits, {name: replace(model, like=like.get(name, {})) for name, model in read_models(limits.models).items()}
@@ -99,6 +99,11 @@ class Fabric:
             return self.tier(placed.tier.name).times(slowed)
         inner = None if placed.inside is None else self.tier(placed.inside.name)
         return Spanning(placed, inner, self.tier(placed.tier.name)).times(messages)
+
+
+def on_paper(tier: LinkTier) -> AnalyticTier:
+    """What its data sheet says of it."""
+    return AnalyticTier(tier.bandwidth_bytes_per_s.value, tier.latency_ns.value, tier.kind)
 
 
 def _check_count(messages: Messages, ranks: int) -> None:

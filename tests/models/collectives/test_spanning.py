@@ -8,10 +8,12 @@ import pytest
 
 from steptime._hardware.description import Quantity
 from steptime._hardware.fabric import FabricLimits, LinkTier, first_ranks, place, place_together
+from steptime._hardware.nccl import read_nccl
 from steptime._models.collectives.curve import Curve, moved_share
 from steptime._models.collectives.message import KINDS, Messages
+from steptime._models.collectives.paper import AnalyticTier
 from steptime._models.collectives.spanning import Spanning
-from steptime._models.collectives.tier import AnalyticTier, TierModel
+from steptime._models.collectives.tier import TierModel
 from steptime.errors import InputError
 
 QUANTITY = Quantity(1.0, "a test")
@@ -79,8 +81,36 @@ def test_what_stays_in_a_node_counts_where_its_links_are_slower() -> None:
 def test_an_all_reduce_is_scattered_within_reduced_across_and_gathered_again() -> None:
     within, across = INNER * LARGE * 3 / 4, CARD * LARGE / 4
     assert ns(spanning(2, 4), "all_reduce") == pytest.approx(2 * within + across, rel=1e-3)
-    assert ns(spanning(2, 4), "all_gather") == pytest.approx(within + across / 2, rel=1e-3)
-    assert ns(spanning(2, 4), "reduce_scatter") == pytest.approx(within + across / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_what_is_gathered_or_scattered_goes_round_rings_as_long_as_the_group(kind: str) -> None:
+    # Each card's ring carries its part of all bytes but the own, however few nodes there are.
+    assert ns(spanning(2, 4), kind) == pytest.approx(CARD * LARGE / 4 * 7 / 8, rel=1e-3)
+    assert ns(spanning(8, 4), kind) == pytest.approx(CARD * LARGE / 4 * 31 / 32, rel=1e-2)
+    # Small messages pay a step for every rank that they pass within the nodes.
+    small = {nodes: ns(spanning(nodes, 4), kind, 1.0) for nodes in (2, 4, 8)}
+    step_ns = read_nccl().rings[0].step_ns("nvswitch")
+    assert small[8] - small[2] == pytest.approx(6 * 3 * step_ns, rel=0.05)
+    assert small[2] < small[4] < small[8]
+
+
+def test_on_paper_every_peer_of_an_exchange_through_cards_takes_its_time_and_pairs_have_fewer_connections_with_scale() -> None:
+    paper, use = AnalyticTier(50e9, 17e3, "network"), read_nccl().network
+    fabrics = {
+        nodes: replace(CLUSTER, nodes=nodes, tiers=(CLUSTER.tiers[0], replace(CLUSTER.tiers[1], ranks=4 * nodes)))
+        for nodes in (4, 16)
+    }
+    models = {nodes: Spanning(place(limits, range(4 * nodes)), INNER_TIER, paper) for nodes, limits in fabrics.items()}
+    small = [ns(models[nodes], "all_to_all", 64.0) for nodes in (4, 16)]
+    assert small[1] - small[0] == pytest.approx(48 * use.peer_ns, rel=0.01)
+    rates = [LARGE / ns(models[nodes], "send_recv") * 1e9 for nodes in (4, 16)]
+    assert rates[0] > 1.5 * rates[1]
+    assert rates[1] == pytest.approx(use.connection_bytes_per_s, rel=0.01)
+    slow = AnalyticTier(12.5e9, 17e3, "network")  # a card that one connection fills
+    assert [float(slow.times(Messages.even("send_recv", nodes, [LARGE])).ns[0]) for nodes in (4, 16)] == pytest.approx(
+        [LARGE / 12.5 / use.exchange_fraction] * 2, rel=0.01
+    )
 
 
 def test_a_ring_is_taken_where_it_is_faster() -> None:
@@ -154,6 +184,22 @@ def test_a_kind_not_measured_within_nodes_is_refused_with_what_is_there() -> Non
 def test_an_all_reduce_within_nodes_answers_for_its_halves() -> None:
     bare = Spanning(place(CLUSTER, range(8)), straight({"all_reduce": (4,)}, 10.0, INNER), NETWORK)
     assert ns(bare, "all_reduce") == pytest.approx(ns(spanning(2, 4), "all_reduce"), rel=1e-2)
+
+
+def test_rings_on_paper_grow_with_their_ranks_and_an_all_reduce_turns_to_trees() -> None:
+    for link in ("nvswitch", "network"):
+        tier = AnalyticTier(5e10, 1.7e4, link)
+        for kind in ("all_reduce", "all_gather", "all_to_all", "broadcast", "barrier"):
+            small = [float(tier.times(Messages.even(kind, ranks, [1024.0])).ns[0]) for ranks in (2, 4, 8, 64, 128)]
+            assert small == sorted(small), (link, kind)
+    network = AnalyticTier(5e10, 1.7e4, "network")
+    ring, trees = (float(network.times(Messages.even(kind, 128, [64.0])).ns[0]) for kind in ("all_gather", "all_reduce"))
+    assert trees < 0.5 * ring
+
+
+def test_numbers_of_nccl_have_their_sources() -> None:
+    assert all(one.source for one in read_nccl().sources)
+    assert {one.name for one in read_nccl().rings} == {"LL", "LL128", "Simple"}
 
 
 def test_a_data_sheet_orders_fabrics_and_kinds_as_it_should() -> None:

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steptime._hardware.fabric import GroupPlacement
+from steptime._hardware.nccl import read_nccl
 from steptime._models.collectives.curve import moved_share
 from steptime._models.collectives.message import KINDS, Floats, Messages
-from steptime._models.collectives.tier import AnalyticTier, CollectiveTimes, TierModel
+from steptime._models.collectives.paper import AnalyticTier
+from steptime._models.collectives.steps import TURNS, passed_ns, ring_steps
+from steptime._models.collectives.tier import CollectiveTimes, TierModel
 
 # ln of how far a group over two nodes, put together from its tiers, may lie off beyond what the tiers say of themselves: the
 # bar that all_to_all of 8 and 16 ranks is held to on published two-node tables. Each doubling of nodes adds as much again.
@@ -67,13 +70,14 @@ class Spanning:
     def _of_kind(self, kind: str, messages: Messages) -> CollectiveTimes:
         if kind == "all_to_all":
             return self._all_to_all(messages)
-        if kind in ("all_reduce", "all_gather", "reduce_scatter"):
+        if kind == "all_reduce":
             return _merged(np.minimum, self._hierarchical(kind, messages), self._ring(kind, messages))
+        if kind in _BOTH_WAYS:
+            return self._ring(kind, messages)
         if kind == "barrier":
             return _merged(np.add, self._inside(kind, messages), self._across(kind, messages))
         if kind == "send_recv":
-            # Of a ring, the steps between nodes; those within one are over before.
-            return self._across(kind, messages, ranks=2)
+            return self._pairs(messages)
         return self._passed_on(kind, messages, 1.0, 1 / self.placed.cards)
 
     def _all_to_all(self, messages: Messages) -> CollectiveTimes:
@@ -81,14 +85,26 @@ class Spanning:
         placed = self.placed
         leaving = (placed.ranks - placed.per_node) / placed.ranks * placed.per_node / placed.cards
         of_all = (placed.nodes - 1) / placed.nodes  # of a buffer, in the network's own exchanges
-        return _merged(
-            np.maximum,
-            self._inside("all_to_all", messages, placed.per_node / placed.ranks),
-            self._across("all_to_all", messages, leaving / of_all),
-        )
+        across = self._across("all_to_all", messages, leaving / of_all)
+        if isinstance(self.network, AnalyticTier):
+            # On paper an exchange has a peer on each other node; one that was timed had those of its layout.
+            peers = placed.ranks - placed.per_node - (placed.nodes - 1)
+            across = across.plus(np.full(len(messages), read_nccl().network.peer_ns * peers))
+        return _merged(np.maximum, self._inside("all_to_all", messages, placed.per_node / placed.ranks), across)
+
+    def _pairs(self, messages: Messages) -> CollectiveTimes:
+        """Of a ring of send and receive, the steps between nodes; those within one are over before.
+
+        A network on paper knows how many connections a pair has among so many nodes; of a measured one, two ranks were timed.
+        """
+        if isinstance(self.network, AnalyticTier):
+            return self._across("send_recv", messages)
+        result = self._across("send_recv", messages, ranks=2)
+        least_ns = messages.bytes * (1e9 * self.placed.sharing / read_nccl().network.pair_bytes_per_s(self.placed.nodes))
+        return result.plus(np.maximum(least_ns - result.ns, 0.0))
 
     def _hierarchical(self, kind: str, messages: Messages) -> CollectiveTimes:
-        """Within nodes, then across them over each card, then within nodes again."""
+        """Within nodes, then across them over each card, then within nodes again, as trees do."""
         within = {"all_reduce": ("reduce_scatter", "all_gather")}.get(kind, (kind,))
         if self.inner is not None and not any(map(self.inner.knows, _BOTH_WAYS)):
             within = ("all_reduce",)  # it moves at least as much as either
@@ -96,11 +112,16 @@ class Spanning:
         return _merged(np.add, across, *(self._inside(item, messages) for item in within))
 
     def _ring(self, kind: str, messages: Messages) -> CollectiveTimes:
-        """Rings through all ranks, one per card."""
+        """Rings through all ranks, one per card: they pass through the ranks of every node, one node after the other."""
         placed = self.placed
         passed = (placed.ranks - 1) / placed.ranks  # of the bytes of a ring, over each of its links
         inner = passed / max(1 - 1 / placed.per_node, 0.5)
-        return self._passed_on(kind, messages, inner, passed / (1 - 1 / placed.nodes) / placed.cards)
+        result = self._passed_on(kind, messages, inner, passed / (1 - 1 / placed.nodes) / placed.cards)
+        if placed.inside is None:
+            return result
+        across = {placed.tier.kind: float(ring_steps(kind, placed.nodes))}
+        further = {placed.inside.kind: float(TURNS.get(kind, 1) * (placed.nodes - 1) * (placed.per_node - 1))}
+        return result.plus(passed_ns({**across, **further}, result.ns) - passed_ns(across, result.ns))
 
     def _passed_on(self, kind: str, messages: Messages, inner: float, outer: float) -> CollectiveTimes:
         """A chain: as slow as its slower tier, for ranks pass on what they have meanwhile; the other adds its latency."""

@@ -1,7 +1,7 @@
 """`TierModel`: collectives within one tier of links (NVLink of a node, a network, loopback sockets), per kind and rank count.
 
 Kinds and rank counts that were not measured are answered from those that were, with wider intervals (`unmeasured`).
-Of links of which only a data sheet is known, an `AnalyticTier` answers.
+Of links of which only a data sheet is known, a `paper.AnalyticTier` answers.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import log2
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._hardware.description import MOST_RANKS
-from steptime._models.collectives.curve import Curve, moved_share
+from steptime._models.collectives.curve import Curve
 from steptime._models.collectives.message import KINDS, Floats, Messages, Places
 from steptime._models.collectives.unmeasured import Curves, unmeasured
 from steptime.errors import InputError
@@ -46,13 +45,6 @@ A barrier is an all_reduce of four bytes. The others move the same bytes the oth
 take -.14 to .16 (in ln) more than reduce_scatters, and of reduces -.13 to .55 more than broadcasts. Nothing stands in for an
 all_reduce (-.9 to .4 against a reduce_scatter and an all_gather), an all_to_all, or send and receive.
 """
-# From the fitted curves of A100, H100, H200 and GB200 nodes (no test rows), 1 KiB to 512 MiB: of a link's bandwidth on paper,
-# what the largest messages come to; between latency and bandwidth the two add up to more than their sum, by their geometric
-# mean; an all_reduce takes a latency per doubling of the ranks, the others less. The curves are then .85 to 1.45 times this for
-# nine of ten messages, 1.08 in the middle. Links of other kinds were not tried, and the interval is wider for it.
-_PAPER_REACHED, _PAPER_TRANSITION = 0.75, 1.0
-_PAPER_STEP = 0.3
-_PAPER_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +64,11 @@ class CollectiveTimes:
             result.ns[places], result.low_ns[places], result.high_ns[places] = part.ns, part.low_ns, part.high_ns
             result.inside[places] = part.inside
         return result
+
+    def plus(self, ns: Floats) -> CollectiveTimes:
+        """So much later, and the interval with it."""
+        later = 1.0 + np.divide(ns, self.ns, out=np.zeros(len(self.ns)), where=self.ns > 0)
+        return CollectiveTimes(self.ns + ns, self.low_ns * later, self.high_ns * later, self.inside)
 
     def widened(self, by: float, inside: npt.NDArray[np.bool_]) -> CollectiveTimes:
         """With an interval that is wider at either end, in ln of time."""
@@ -236,33 +233,3 @@ def _octaves_outside(curve: Curve, sizes: Floats) -> Floats:
         return np.zeros(len(sizes))
     result: Floats = np.abs(np.log2(np.maximum(sizes, 1.0) / np.clip(sizes, low, high)))
     return result
-
-
-@dataclass(frozen=True)
-class AnalyticTier:
-    """Latency by steps, and every rank's bytes over its own links."""
-
-    bandwidth_bytes_per_s: float
-    latency_ns: float
-
-    def times(self, messages: Messages) -> CollectiveTimes:
-        """How long each takes by itself; nothing was measured, and the interval says so."""
-        ns = np.zeros(len(messages))
-        for kind, ranks, places in groups(messages):
-            if ranks > 1:
-                moved = 0.0 if kind == "barrier" else moved_share(kind, ranks)
-                moving_ns = messages.load[places] * (1e9 * moved / (_PAPER_REACHED * self.bandwidth_bytes_per_s))
-                latency_ns = self.latency_ns * _steps(kind, ranks)
-                ns[places] = latency_ns + moving_ns + _PAPER_TRANSITION * np.sqrt(latency_ns * moving_ns)
-        return CollectiveTimes(ns, ns / _PAPER_FACTOR, ns * _PAPER_FACTOR, messages.ranks <= 1)
-
-    def knows(self, kind: str) -> bool:
-        """A data sheet answers for all kinds."""
-        return kind in KINDS
-
-
-def _steps(kind: str, ranks: int) -> float:
-    """Latencies of two ranks that a collective of many takes."""
-    if kind == "send_recv":
-        return 1.0
-    return log2(ranks) if kind in ("all_reduce", "barrier") else 1.0 + _PAPER_STEP * log2(ranks / 2)
