@@ -109,7 +109,7 @@ def test_a_bad_fabric_is_refused_with_one_line_that_names_the_fault(tmp_path: Pa
 
 
 def test_an_unknown_fabric_is_answered_with_those_that_are_there() -> None:
-    with pytest.raises(InputError, match="nearest known are .*nvlink"):
+    with pytest.raises(InputError, match=r"nearest known are .*nvlink"):
         read_fabric("infiniband")
 
 

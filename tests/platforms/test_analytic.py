@@ -9,13 +9,13 @@ import pytest
 from tests.platforms.counting_lookups import counting_device, looked_up
 
 from steptime._hardware.description import Quantity
-from steptime._hardware.device import FOLDER, device_names, read_device
-from steptime._models.estimate import Source
+from steptime._hardware.device import CARRIED_KINDS, FOLDER, device_names, read_device
+from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import Call, TensorArg, flop_of
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.question import Lookup
 from steptime._platforms.device import Device, KernelEstimate
-from steptime._platforms.transfer import Product, Transfer, Work, product_ns, works_of
+from steptime._platforms.transfer import Product, Transfer, Work, carried_kind, product_ns, sustained_flop_per_s, works_of
 from steptime.errors import InputError
 
 ANALYTIC = ("a100", "a100-40gb", "h100")
@@ -99,6 +99,27 @@ def test_a_device_carried_to_itself_keeps_its_times() -> None:
         here = estimate("h200", question)
         found = same.launches(question, here.family, here.launches)
         assert [one.time_ns for one in found] == pytest.approx([one.time_ns for one in here.launches])
+
+
+def test_products_go_by_what_is_published_and_others_by_the_fraction_of_their_peak() -> None:
+    l4, h100 = read_device("l4"), read_device("h100")
+    assert l4.transfer is not None
+    assert sustained_flop_per_s(l4, "float32") == l4.transfer.product_flop_per_s["float32"].value
+    fraction = l4.transfer.product_flop_per_s["bfloat16"].value / l4.peak_flop_per_s["bfloat16"].value
+    assert sustained_flop_per_s(l4, "tf32") == pytest.approx(fraction * l4.peak_flop_per_s["tf32"].value)
+    assert sustained_flop_per_s(h100, "bfloat16") == h100.reach.peak.value * h100.peak_flop_per_s["bfloat16"].value
+
+
+def test_every_kind_of_kernel_has_its_own_interval() -> None:
+    short, longer = Estimate(1e3, 1e3, 1e3, Source.FITTED, True), Estimate(1e6, 1e6, 1e6, Source.FITTED, True)
+    way = transfer("a100")
+    widths = {kind: way.estimate(longer, 1e6, kind).high_ns / 1e6 for kind in CARRIED_KINDS}
+    assert widths == pytest.approx({kind: way.basis.interval_factor[kind].value for kind in CARRIED_KINDS})
+    assert way.estimate(short, 1e3, "short").low_ns == pytest.approx(1e3 / widths["short"])
+    questions = {"product": PRODUCT, "memory": SUM, "short": TINY, "attention": ATTENTION}
+    assert {kind: carried_kind(one, estimate("a100", one).estimate.time_ns) for kind, one in questions.items()} == {
+        kind: kind for kind in questions
+    }
 
 
 def test_a_device_with_better_memory_is_never_slower() -> None:

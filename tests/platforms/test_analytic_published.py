@@ -38,6 +38,62 @@ PUBLISHED = {
         (1, 4): (0.019, 0.016, 0.081, 0.043, 0.002),
     },
 }
+# Layers in float32, ms -> rows, inner width, columns, from NeuSight (Lee et al., ASPLOS 2025; MIT), a part of
+# scripts/asplos/data/dataset/test/linear.csv: PyTorch 2.1. The A100 is the PCIe card, which computes alike.
+LAYERS = {
+    "h100": {
+        0.159883: (512, 4096, 1024),
+        0.29568: (2048, 3072, 1024),
+        2.28902: (32768, 2304, 768),
+        10.8055: (4096, 16384, 4096),
+        325.202: (65536, 4096, 30522),
+        0.770251: (2048, 2560, 2560),
+        6.24403: (32768, 3840, 1280),
+        10.8122: (16384, 4096, 4096),
+        64.3859: (2048, 16384, 50272),
+        2.73652: (960, 2048, 30522),
+        19.7187: (4096, 4096, 30522),
+        2.73842: (8192, 4096, 2048),
+    },
+    "a100": {
+        1.56927: (1600, 4096, 1600),
+        22.9292: (16384, 2048, 6144),
+        1.10647: (2048, 1024, 4096),
+        0.395872: (1024, 3072, 768),
+        0.244352: (512, 1024, 3072),
+        365.111: (65536, 4096, 12288),
+        3.063: (16384, 1280, 1280),
+        278.543: (32768, 1536, 50272),
+        3.28988: (2560, 4096, 2560),
+        22.4626: (4096, 4096, 12288),
+        7.62395: (2048, 4096, 8192),
+        0.477867: (2048, 1280, 1280),
+    },
+    "l4": {
+        1.13383: (1024, 2560, 2560),
+        26.541: (32768, 4096, 1024),
+        1679.37: (2048, 65536, 50272),
+        3.54704: (4096, 2048, 2048),
+        2.2809: (3072, 4096, 768),
+        61.5938: (8192, 1024, 30522),
+        1.67003: (960, 2048, 3840),
+        98.6777: (16384, 10240, 2560),
+        3.72879: (1024, 4096, 4096),
+        57.6353: (16384, 8192, 2048),
+        14.0639: (1024, 4096, 16384),
+        46.2888: (2048, 2048, 50272),
+    },
+}
+# TFLOP/s of products of 10,240 a side from zzc0721/torch-performance-test-data, database.md, 2025, medians where several ran;
+# what devices sustain (`product_flop_per_s`) is taken from there: this checks what follows from it.
+SUSTAINED = {
+    "a100": {"float32": 19.18, "float16": 258.7, "bfloat16": 264.5},
+    "a100-40gb": {"float32": 18.11, "float16": 247.6, "bfloat16": 246.3},
+    "h100": {"float32": 52.11, "float16": 760.0, "bfloat16": 786.5},
+    "l40s": {"float32": 46.88, "float16": 264.0, "bfloat16": 269.2},
+    "rtx-4090": {"float32": 54.67, "float16": 167.3, "bfloat16": 163.1},
+    "b200": {"float32": 66.24, "float16": 1627.6, "bfloat16": 1696.0},
+}
 WIDTH, INNER, HEAD, HEADS, KV_HEADS = 8192, 28672, 128, 64, 8
 # Times are whole microseconds, mostly.
 LEAST_MS = 0.015
@@ -68,12 +124,35 @@ def test_published_layers_are_met_and_nine_of_ten_lie_inside(name: str, most_off
     assert np.mean(inside) >= 0.9
 
 
+def product(m: int, k: int, n: int, dtype: str) -> Question:
+    return Question(Call("aten::mm.default", (TensorArg((m, k), dtype), TensorArg((k, n), dtype, (1, k)))))
+
+
+@pytest.mark.parametrize(("name", "most_off", "most_biased"), [("a100", 0.08, 0.05), ("h100", 0.14, 0.14), ("l4", 0.25, 0.2)])
+def test_published_layers_in_single_precision_are_met(name: str, most_off: float, most_biased: float) -> None:
+    asked = [product(*shape, "float32") for shape in LAYERS[name].values()]
+    found = [one.estimate for one in Device.load(name).estimates(asked)]
+    off = [one.time_ns / 1e6 / measured_ms - 1 for one, measured_ms in zip(found, LAYERS[name], strict=True)]
+    assert np.mean(np.abs(off)) < most_off
+    assert abs(np.mean(off)) < most_biased
+    assert np.mean([one.low_ns <= 1e6 * ms <= one.high_ns for one, ms in zip(found, LAYERS[name], strict=True)]) >= 0.8
+
+
+@pytest.mark.parametrize("name", SUSTAINED)
+def test_large_products_take_what_they_are_published_to_sustain(name: str) -> None:
+    device, side = Device.load(name), 10_240
+    for dtype, tflop_per_s in SUSTAINED[name].items():
+        (found,) = device.estimates([product(side, side, side, dtype)])
+        assert 2.0 * side**3 / found.estimate.time_ns / 1e3 == pytest.approx(tflop_per_s, rel=0.08), dtype
+
+
 @pytest.mark.skipif(not TRACES.is_dir(), reason="public traces are not here")
 @pytest.mark.parametrize(
     ("name", "files", "most_off", "products_off"),
     [
         ("a100", "megatron_tp8_8xA100/megatron_kineto_*.json.gz", 0.08, 0.08),
         ("h100", "variety/h100_Qwen*.json.gz", 0.05, 0.13),
+        ("v100", "meta_ranking_2xV100/*", 0.25, 0.2),
     ],
 )
 def test_the_kernels_of_a_trace_take_about_as_long_as_carried_over(

@@ -26,6 +26,8 @@ PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
 _HALVES = ("bfloat16", "float16")
 # Of attention.
 DIRECTIONS = ("forward", "backward")
+# Kernels whose times are carried to other devices with errors of their own size; `other`: convolutions and lookups.
+CARRIED_KINDS = ("product", "attention", "memory", "short", "other")
 _REFERENCE = "h200"
 _WORD = re.compile("[A-Z0-9]+")
 _MOST_SHARES = 64
@@ -41,9 +43,12 @@ class TransferBasis:
     """What is known of a device that answers with another one's models."""
 
     basis: str  # what the two have in common and what not
-    interval_factor: Quantity  # how far off, either way, nine of ten transferred times are, the other's own errors apart
+    # By kind of kernel, how far off, either way, nine of ten transferred times are, the other's own errors apart.
+    interval_factor: Mapping[str, Quantity]
     attention_flop_per_s: Mapping[str, Quantity]  # by direction, what fused attention reaches; none where it is the other's
+    product_flop_per_s: Mapping[str, Quantity]  # by precision, what the largest products sustain, at the power cap
     whole_waves: bool = False  # whether products run in whole rounds of tiles over the SMs
+    start_ns: Quantity | None = None  # of the shortest kernels, where that is known and not by the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +235,19 @@ def _transfer(file: Path, content: Mapping[str, Any], key: str) -> TransferBasis
     return TransferBasis(
         basis=str(basis["basis"]),
         whole_waves=bool(basis.get("whole_waves", False)),
-        interval_factor=quantity(file, basis, "interval_factor"),
+        interval_factor=_interval_factor(file, basis),
         attention_flop_per_s=_rates(file, basis, "attention_flop_per_s", DIRECTIONS),
+        product_flop_per_s=_rates(file, basis, "product_flop_per_s", PRECISIONS),
+        start_ns=quantity(file, basis, "start_ns") if "start_ns" in basis else None,
     )
+
+
+def _interval_factor(file: Path, basis: Mapping[str, Any]) -> dict[str, Quantity]:
+    """One for all kinds of kernels, or a table of one for each."""
+    table = basis.get("interval_factor")
+    if not isinstance(table, Mapping) or "value" in table:
+        return dict.fromkeys(CARRIED_KINDS, quantity(file, basis, "interval_factor"))
+    return quantities(file, table, CARRIED_KINDS, "interval_factor")
 
 
 def _reached(file: Path, content: Mapping[str, Any]) -> Reached | None:

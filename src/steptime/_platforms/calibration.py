@@ -140,7 +140,7 @@ def shown_device(costs: MachineCosts, platform: Platform) -> Shown | None:
     if costs.recorded is None or costs.recorded.device is None:
         return None
     transfer = platform.device.limits.transfer
-    between = CARDS if transfer is None else math.log(transfer.interval_factor.value) / _NINE_OF_TEN
+    between = CARDS if transfer is None else math.log(transfer.interval_factor["product"].value) / _NINE_OF_TEN
     return Shown.of_run(costs.recorded.device, _RECORDED_DEVICE).shrunk(between)
 
 

@@ -17,7 +17,7 @@ from steptime._models.kernels.from_ops import warm_within_bytes
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
 from steptime._models.lookups.question import Lookup
-from steptime._platforms.transfer import Transfer
+from steptime._platforms.transfer import Transfer, carried_kind
 from steptime._units import dtype_bytes, dtype_name
 from steptime.errors import InputError, UnsupportedError
 
@@ -163,7 +163,8 @@ class Device:
         if self.transfer is None:
             return KernelEstimate(estimate, answer.launches, answered.family)
         launches = self.transfer.launches(question, answered.family, answer.launches)
-        there = self.transfer.estimate(estimate, sum(launch.time_ns for launch in launches))
+        time_ns = sum(launch.time_ns for launch in launches)
+        there = self.transfer.estimate(estimate, time_ns, carried_kind(question, time_ns))
         return KernelEstimate(there, launches, answered.family, f"carried over from {self.limits.models}")
 
     def _fallback(self, question: Question, answered: Answered) -> KernelEstimate:

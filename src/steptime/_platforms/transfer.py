@@ -7,7 +7,8 @@ for memory, chains of instructions, tails. Both go on at once in part, so square
     book          = start / clock + the longest of  operations / peak,  bytes / bandwidth,  bytes to the host / link
 
 A launch that is faster than its book is scaled as its book is. Peaks and bandwidths are those of the data sheets times the
-fraction of them that the largest measured kernels reach; products run in tiles (`product_ns`).
+fraction of them that the largest measured kernels reach, or products are published to sustain (`sustained_flop_per_s`);
+products run in tiles (`product_ns`).
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ from steptime._models.lookups.caches import misses
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import EMBEDDING_BAG, FORWARD, ITEM_BYTES, TABLE_BATCHED, Lookup
 from steptime._ops.operations import PRODUCTS
+from steptime._ops.operations import TF32_BY_DEFAULT as CONVOLUTIONS
 from steptime.errors import InputError
 
 _SIZES_ONLY = LaunchColumns(())
 _ATTENTION = ("flash", "cudnn", "efficient")
 _AS_PUBLISHED = ("flash", "cudnn")
+_ON_TENSOR_CORES = ("tf32", "float16", "bfloat16", "float8")
 _INDEX_BYTES = 8
+_SHORT_NS = 10_000.0  # below, kernels take what starting takes
 # Of a cache, what rows have beside indices and results: as bytes of measured steps stay in 30 of an H200's 50 MB.
 _KEPT = 0.6
 # Of a row of an optimiser's state, in rows; a rowwise one is a number.
@@ -160,6 +164,18 @@ def attention_of(call: Call) -> tuple[str, str]:
     return kind, ("" if not kind else "backward" if base.endswith("backward") else "forward")
 
 
+def carried_kind(question: Question, time_ns: float) -> str:
+    """Which errors of carrying over a call has that takes so long."""
+    base = base_of(question.call.op)
+    if attention_of(question.call)[0]:
+        return "attention"
+    if base in PRODUCTS:
+        return "product"
+    if base in CONVOLUTIONS:
+        return "other"
+    return "short" if time_ns < _SHORT_NS else "memory"
+
+
 def lookup_works(lookups: Sequence[Lookup], cache_bytes: float) -> list[Work]:
     """Bytes from memory and from the cache, of each; the tables of a lookup have equal shares of the cache."""
     places: dict[tuple[int, str, int], int] = {}
@@ -271,14 +287,14 @@ class Transfer:
             time_ns = self._time_ns(item.estimate.time_ns, work, other)
             scale = time_ns / item.estimate.time_ns if item.estimate.time_ns else 1.0
             launches = tuple(replace(launch, time_ns=launch.time_ns * scale) for launch in item.launches)
-            results.append(LookupEstimate(self.estimate(item.estimate, time_ns), launches))
+            results.append(LookupEstimate(self.estimate(item.estimate, time_ns, "other"), launches))
         return results
 
-    def estimate(self, known: Estimate, time_ns: float) -> Estimate:
-        """A time there; its interval holds what the models are off by and what carrying them over is."""
+    def estimate(self, known: Estimate, time_ns: float, kind: str) -> Estimate:
+        """A time there; its interval holds what the models are off by and what carrying kernels of this kind over is."""
         if known.time_ns <= 0:  # nothing is launched
             return replace(known, source=Source.ANALYTIC)
-        carried = math.log(self.basis.interval_factor.value)
+        carried = math.log(self.basis.interval_factor[kind].value)
         # The two are off independently of each other.
         low, high = (math.hypot(carried, math.log(bound / known.time_ns)) for bound in (known.low_ns, known.high_ns))
         return Estimate(time_ns, time_ns * math.exp(-low), time_ns * math.exp(high), Source.ANALYTIC, known.inside)
@@ -293,19 +309,34 @@ class Transfer:
     def book_ns(self, limits: DeviceLimits, work: Work, *, whole_waves: bool = False) -> float:
         """What a launch takes at the limits of a device, reached as far as kernels reach them here."""
         reached = self.here.reach
-        peak = limits.peak_flop_per_s[limits.rated(work.precision)].value
-        flop_per_s = work.flop_per_s or reached.peak.value * peak
+        flop_per_s = work.flop_per_s or sustained_flop_per_s(limits, work.precision)
         # L2 is reached through the SMs, so elsewhere it goes with their number and clock.
         cache = reached.cache_bandwidth_bytes_per_s.value * instruction_rate(limits) / instruction_rate(self.here)
         computing = 1e9 * work.flop / flop_per_s
         if work.product is not None:
-            computing = product_ns(limits, work.product, flop_per_s, cache, whole_waves=whole_waves)
+            # What the power cap allows is a matter of operations, not of which SMs do them: idle ones lend others their power.
+            uncapped = max(flop_per_s, reached.peak.value * limits.peak_flop_per_s[limits.rated(work.precision)].value)
+            computing = max(computing, product_ns(limits, work.product, uncapped, cache, whole_waves=whole_waves))
         bandwidth = reached.bandwidth.value * limits.bandwidth_bytes_per_s.value
         moving = work.memory_bytes / bandwidth + work.cache_bytes / cache
         link = limits.host_bandwidth_bytes_per_s
         crossing = 0.0 if link is None else work.host_bytes / (reached.host_bandwidth.value * link.value)
         start = reached.start_ns.value * self.here.clock_hz.value / limits.clock_hz.value
+        if limits.transfer is not None and limits.transfer.start_ns is not None:
+            start = limits.transfer.start_ns.value
         return start + max(computing, 1e9 * moving, 1e9 * crossing)
+
+
+def sustained_flop_per_s(limits: DeviceLimits, precision: str) -> float:
+    """What the largest products reach: as published or, of another precision, the published fraction of its peak."""
+    rated = limits.rated(precision)
+    published = {} if limits.transfer is None else limits.transfer.product_flop_per_s
+    peaks = limits.peak_flop_per_s
+    if rated in published:
+        return published[rated].value
+    alike = [one for one in published if one in peaks and (one in _ON_TENSOR_CORES) == (rated in _ON_TENSOR_CORES)]
+    fractions = [published[one].value / peaks[one].value for one in alike]
+    return peaks[rated].value * (sum(fractions) / len(fractions) if fractions else limits.reach.peak.value)
 
 
 def instruction_rate(limits: DeviceLimits) -> float:

@@ -49,6 +49,7 @@ _LIMITS = {  # what a limit is called, and its unit
     "host_bandwidth_bytes_per_s": ("link to the host", "B/s"),
     "power_w": ("power cap", "W"),
 }
+_RATES = {"attention_flop_per_s": "attention", "product_flop_per_s": "largest products of"}
 _ERROR_HEADS = ("", "tier", "ranks", "rows", "GMAE", "MAPE", "p90", "max")
 _RECIPE = ("device", "cpu", "driver", "torch", "cuda", "cudnn", "nccl", "triton")
 
@@ -268,7 +269,8 @@ def _limits(limits: DeviceLimits) -> list[tuple[str, Quantity]]:
         return named
     attention = limits.transfer.attention_flop_per_s.items()
     named += [(f"attention_flop_per_s.{direction}", item) for direction, item in attention]
-    return [*named, ("interval_factor", limits.transfer.interval_factor)]
+    named += [(f"product_flop_per_s.{precision}", item) for precision, item in limits.transfer.product_flop_per_s.items()]
+    return [*named, *((f"interval_factor.{kind}", item) for kind, item in limits.transfer.interval_factor.items())]
 
 
 def _kernels(parts: PlatformParts) -> str:
@@ -317,8 +319,8 @@ def _limit_words(name: str, value: float) -> tuple[str, str]:
     """What it is called, and how much it is."""
     kind, _, which = name.partition(".")
     if kind == "interval_factor":
-        return "interval, either way", f"{value:g} x"
-    label, unit = _LIMITS.get(kind) or (f"{'attention' if kind == 'attention_flop_per_s' else 'peak of'} {which}", "FLOP/s")
+        return f"interval of {which}", f"{value:g} x"
+    label, unit = _LIMITS.get(kind) or (f"{_RATES.get(kind, 'peak of')} {which}", "FLOP/s")
     return label, f"{_si(value)}{unit}" if unit else f"{value:g}"
 
 

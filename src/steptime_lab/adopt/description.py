@@ -188,10 +188,11 @@ def _ratio(name: str, ratios: Mapping[str, float]) -> tuple[float, str]:
 
 
 def interval_factor(like: Nearest) -> Quantity:
-    """How far off what is carried over from another device may be: as far as the shipped devices on paper."""
-    known = (read_device(name).transfer for name in device_names())
-    widest = max((basis.interval_factor for basis in known if basis is not None), key=lambda factor: factor.value)
-    return Quantity(widest.value, f"as of the shipped devices on paper; {like.limits.name} is nearest to this one")
+    """How far off what is carried over from another device may be: as far as onto the nearest device on paper, or any."""
+    known = [basis for name in device_names() if (basis := read_device(name).transfer) is not None]
+    bases = known if like.limits.transfer is None else [like.limits.transfer]
+    widest = [max(factor.value for factor in basis.interval_factor.values()) for basis in bases]
+    return Quantity(sorted(widest)[len(widest) // 2], f"as onto devices on paper; {like.limits.name} is nearest to this one")
 
 
 def device_toml(facts: GpuFacts, name: str, rows: Sequence[Row]) -> str:
