@@ -48,17 +48,19 @@ def test_every_shipped_fabric_is_readable_and_every_number_names_its_source() ->
         limits = read_fabric(name)
         assert limits.name == name
         assert limits.title
-        assert limits.models is not None
-        assert limits.models.is_file()
+        if limits.models is None:
+            assert limits.tiers[0].fitted
+        else:
+            assert limits.models.is_file()
+            assert limits.published
         assert all(one.source and one.license and one.date for one in limits.published)
-        assert limits.published
         for tier in limits.tiers:
             assert tier.bandwidth_bytes_per_s.source
             assert tier.latency_ns.source
 
 
 def test_a_fabric_survives_being_written_and_read_back(tmp_path: Path) -> None:
-    for name in ("h100-2-nodes", "a100-pairwise-nvlink"):
+    for name in ("h100-2-nodes", "a100-pairwise-nvlink", "h100-ib400"):
         limits = read_fabric(name)
         file = tmp_path / f"{name}.toml"
         file.write_text(fabric_toml(limits), encoding="utf-8")
@@ -66,7 +68,7 @@ def test_a_fabric_survives_being_written_and_read_back(tmp_path: Path) -> None:
         assert again.tiers == limits.tiers
         assert (again.gpus_per_node, again.nodes, again.rails) == (limits.gpus_per_node, limits.nodes, limits.rails)
         assert again.published == limits.published
-        assert again.models == tmp_path / f"{name}.json"
+        assert again.models == (None if limits.models is None else tmp_path / f"{name}.json")
 
 
 def test_neighbours_share_a_card_where_there_are_fewer(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from steptime._hardware.fabric import FabricLimits, first_ranks, place, place_together, read_fabric
+from steptime._hardware.fabric import FabricLimits, fabric_toml, first_ranks, place, place_together, read_fabric
+from steptime._models.collectives.message import Messages
+from steptime._platforms.fabric import Fabric
 from steptime.errors import InputError
 
 
@@ -89,3 +92,69 @@ def test_more_ranks_than_there_are_is_an_error(cluster: FabricLimits) -> None:
         first_ranks(cluster, 17)
     with pytest.raises(InputError, match="8 GPUs per node; 9"):
         first_ranks(cluster, 2, 9)
+
+
+TWO_NETWORKS = """
+schema_version = 1
+gpus_per_node = 8
+nodes = 64
+rails = 8
+analytic = true
+[[tiers]]
+name = "node"
+kind = "nvswitch"
+ranks = 8
+bandwidth_bytes_per_s = { value = 4.5e11, source = "a test" }
+latency_ns = { value = 5e3, source = "a test" }
+[[tiers]]
+name = "leaf"
+kind = "network"
+ranks = 256
+bandwidth_bytes_per_s = { value = 5e10, source = "a test" }
+latency_ns = { value = 17e3, source = "a test" }
+[[tiers]]
+name = "spine"
+kind = "network"
+ranks = 512
+oversubscription = 2
+bandwidth_bytes_per_s = { value = 5e10, source = "a test" }
+latency_ns = { value = 18e3, source = "a test" }
+"""
+
+
+def test_a_network_has_leaves_and_a_spine_that_only_exchanges_crowd(tmp_path: Path) -> None:
+    file = tmp_path / "pod.toml"
+    file.write_text(TWO_NETWORKS, encoding="utf-8")
+    pod = read_fabric(file)
+    assert [tier.name for tier in pod.networks] == ["leaf", "spine"]
+    inside, over = place(pod, range(256)), place(pod, range(512))
+    assert (inside.tier.name, over.tier.name) == ("leaf", "spine")
+    assert (inside.sharing, inside.sharing_rings) == (1.0, 1.0)
+    assert (over.sharing, over.sharing_rings) == (2.0, 1.0)
+    # One card of each node in use leaves room.
+    assert place(pod, range(0, 512, 8)).sharing == 1.0
+    file.write_text(fabric_toml(pod), encoding="utf-8")
+    assert read_fabric(file) == pod
+    exchange, ring = (
+        [float(Fabric.load(file).times(Messages.even(kind, ranks, [float(1 << 34)])).ns[0]) for ranks in (256, 512)]
+        for kind in ("all_to_all", "all_gather")
+    )
+    assert exchange[1] == pytest.approx(2 * exchange[0], rel=0.05)
+    assert ring[1] == pytest.approx(ring[0], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ('kind = "network"\nranks = 512', 'kind = "nvswitch"\nranks = 512', "network tiers"),
+        ("oversubscription = 2", "oversubscription = 0.5", "oversubscription"),
+        ("ranks = 256", "ranks = 200", "multiple"),
+        ("ranks = 256", 'ranks = 256\nfitted = "nothing"', "fitted is 'nothing'"),
+    ],
+)
+def test_networks_that_cannot_be_are_one_line(was: str, now: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "pod.toml"
+    file.write_text(TWO_NETWORKS.replace(was, now), encoding="utf-8")
+    with pytest.raises(InputError, match=said) as caught:
+        read_fabric(file)
+    assert "\n" not in str(caught.value)

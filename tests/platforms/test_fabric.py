@@ -29,7 +29,10 @@ def test_every_shipped_fabric_answers_for_what_it_was_measured_with(name: str) -
     assert set(fabric.tiers) == {tier.name for tier in fabric.limits.tiers}
     for tier in fabric.limits.tiers:
         model = fabric.tier(tier.name)
-        assert isinstance(model, TierModel)
+        if not isinstance(model, TierModel):
+            assert tier.kind == "network"
+            assert fabric.limits.tiers[0].fitted
+            continue
         for kind, ranks in model.curves:
             found = model.times(Messages.even(kind, ranks, np.exp2(np.arange(12, 36))))
             assert np.all(np.diff(found.ns) >= 0)

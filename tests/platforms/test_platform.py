@@ -11,6 +11,9 @@ import pytest
 from steptime._hardware.device import device_names, read_device
 from steptime._hardware.fabric import fabric_names
 from steptime._models.collectives.message import KINDS, Message
+from steptime._models.collectives.paper import AnalyticTier
+from steptime._models.collectives.tier import TierModel
+from steptime._models.estimate import Source
 from steptime._platforms import platform as platforms
 from steptime._platforms.fabric import Fabric, Origin, fitted, origin, origins
 from steptime._platforms.own_fabric import DataSheet, from_data_sheet
@@ -174,3 +177,21 @@ def test_what_was_fitted_lies_within_what_is_said() -> None:
             assert max(one.ranks) <= tier.ranks
             assert 0 < one.bytes[0] < one.bytes[1]
             assert one.off is None or np.all(np.abs(one.off) < 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["8xh100-nvlink", "64xh100-ib400", "256xh100-ib400", "64xa100-ib200", "16xb200-ib400", "1024xh200-ib400"]
+)
+def test_clusters_have_names_a_fitted_node_and_a_network_on_paper(name: str) -> None:
+    platform = Platform.load(name)
+    assert platform.ranks == int(name.split("x", maxsplit=1)[0])
+    assert platform.fabric is not None
+    node, *networks = (platform.fabric.tiers[tier.name] for tier in platform.fabric.limits.tiers)
+    assert isinstance(node, TierModel)
+    assert all(isinstance(tier, AnalyticTier) for tier in networks)
+    inside, over = platform.fabric.estimates(
+        [Message("all_reduce", 8, 1 << 26), Message("all_reduce", platform.ranks, 1 << 26)]
+    )
+    assert inside.source is Source.FITTED
+    assert over.source is (Source.ANALYTIC if networks else Source.FITTED)
+    assert over.low_ns < over.time_ns < over.high_ns

@@ -18,6 +18,7 @@ from steptime.errors import InputError
 SCHEMA_VERSION = 1
 _OVERSUBSCRIPTION = ValueRange(1, 1e4, "times (1: none)")
 _BUFFERED, _HOST_SLOWDOWN = "buffered_bytes", "host_slowdown"
+_INTERVAL_FACTOR = "interval_factor"
 _TIER_QUANTITIES = ("bandwidth_bytes_per_s", "latency_ns")
 _PUBLISHED, _WHERE = ("source", "license", "date"), ("repository", "commit", "path")
 FOLDER = Path(steptime.__file__).parent / "data" / "fabrics"
@@ -40,6 +41,9 @@ class LinkTier:
     ranks: int  # of a block: a pair, a node, the cluster
     bandwidth_bytes_per_s: Quantity
     latency_ns: Quantity  # of the smallest message between two ranks
+    fitted: str | None = None  # a shipped fabric whose tier of this name has the curves of these links
+    oversubscription: float = 1.0  # of a network: all cards below one of its blocks over what it carries for them
+    interval_factor: Quantity | None = None  # on paper: how many times as long or short collectives may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,18 @@ class FabricLimits:
 
     @property
     def network(self) -> LinkTier | None:
-        """What joins its nodes."""
+        """What joins all of its nodes."""
         return self.tiers[-1] if self.tiers[-1].kind == NETWORK else None
+
+    @property
+    def networks(self) -> tuple[LinkTier, ...]:
+        """What joins nodes, from the leaves of a network to its spine."""
+        return tuple(tier for tier in self.tiers if tier.kind == NETWORK)
+
+    @property
+    def analytic(self) -> bool:
+        """Whether no tier has curves."""
+        return self.models is None and not any(tier.fitted for tier in self.tiers)
 
     def card_of(self, rank: int) -> tuple[int, int]:
         """The node and the card of it that a rank's messages leave by: neighbours share one where there are fewer cards."""
@@ -110,7 +124,7 @@ def _read(file: Path) -> FabricLimits:
         published=_published(file, content),
         buffered_bytes=quantity(file, content, _BUFFERED) if _BUFFERED in content else None,
         host_slowdown=quantity(file, content, _HOST_SLOWDOWN) if _HOST_SLOWDOWN in content else None,
-        like=_like(file, content),
+        like=_shipped_name(file, content, "like"),
     )
     _check_shape(file, limits)
     return limits
@@ -135,6 +149,9 @@ def fabric_toml(limits: FabricLimits) -> str:
     for tier in limits.tiers:
         lines += ["", "[[tiers]]", f"name = {_text(tier.name)}", f"kind = {_text(tier.kind)}", f"ranks = {tier.ranks}"]
         lines += [_quantity_line(name, getattr(tier, name)) for name in _TIER_QUANTITIES]
+        lines += [] if tier.fitted is None else [f"fitted = {_text(tier.fitted)}"]
+        lines += [f"oversubscription = {tier.oversubscription:g}"] if tier.oversubscription > 1 else []
+        lines += [] if tier.interval_factor is None else [_quantity_line(_INTERVAL_FACTOR, tier.interval_factor)]
     return "\n".join(lines) + "\n"
 
 
@@ -157,10 +174,10 @@ def _models(file: Path, content: Mapping[str, Any]) -> Path | None:
     raise InputError(f"{file}: expected models = 'FILE.json' (fitted), or analytic = true where only a data sheet is known")
 
 
-def _like(file: Path, content: Mapping[str, Any]) -> str | None:
-    result = content.get("like")
+def _shipped_name(file: Path, content: Mapping[str, Any], key: str) -> str | None:
+    result = content.get(key)
     if result is not None and result not in fabric_names():
-        raise InputError(f"{file}: like is {str(result)[:60]!r}, expected one of {', '.join(fabric_names())}")
+        raise InputError(f"{file}: {key} is {str(result)[:60]!r}, expected one of {', '.join(fabric_names())}")
     return result
 
 
@@ -184,6 +201,9 @@ def _tiers(file: Path, content: Mapping[str, Any]) -> tuple[LinkTier, ...]:
             kind=item["kind"],
             ranks=count(file, item, "ranks", least=2),
             **quantities(file, item, _TIER_QUANTITIES),
+            fitted=_shipped_name(file, item, "fitted"),
+            oversubscription=_OVERSUBSCRIPTION.check(f"{file}: oversubscription", item.get("oversubscription", 1.0)),
+            interval_factor=quantity(file, item, _INTERVAL_FACTOR) if _INTERVAL_FACTOR in item else None,
         )
         for item in result
     )
@@ -192,7 +212,7 @@ def _tiers(file: Path, content: Mapping[str, Any]) -> tuple[LinkTier, ...]:
 def _check_shape(file: Path, limits: FabricLimits) -> None:
     """Tiers nest, the innermost to the outermost, and the last joins all ranks."""
     tiers, per_node, nodes = limits.tiers, limits.gpus_per_node, limits.nodes
-    networks = [tier for tier in tiers if tier.kind == NETWORK]
+    networks = limits.networks
     inner_ranks = [tier.ranks for tier in tiers if tier.kind != NETWORK]
     checks = [
         (len({tier.name for tier in tiers}) == len(tiers), f"two tiers have one name ({', '.join(t.name for t in tiers)})")
@@ -205,8 +225,8 @@ def _check_shape(file: Path, limits: FabricLimits) -> None:
     checks += [
         (tiers[-1].ranks == limits.ranks, f"its outermost tier {tiers[-1].name} joins {tiers[-1].ranks} ranks, {expected}"),
         (
-            networks == [tiers[-1]] * (nodes > 1),
-            f"{nodes} nodes and {len(networks)} network tiers; expected one, outermost, where nodes are many",
+            (len(networks) > 0) is (nodes > 1) and tiers[len(tiers) - len(networks) :] == networks,
+            f"{nodes} nodes and {len(networks)} network tiers; expected one or more, outermost, where nodes are many",
         ),
         (
             nodes == 1 or 1 <= limits.rails <= per_node,
@@ -235,6 +255,8 @@ class GroupPlacement:
     even: bool  # as many on every node
     sharing: float = 1.0
     sharing_inside: float = 1.0
+    # The same of rings through cards: they leave a block of a network once, and do not crowd what joins blocks.
+    sharing_rings: float = 1.0
 
     @property
     def spans_nodes(self) -> bool:
@@ -264,12 +286,16 @@ def place_together(limits: FabricLimits, groups: Sequence[Sequence[int]]) -> lis
     alone = [_alone(limits, group) for group in groups]
     links = [_links(limits, group, item) for group, item in zip(groups, alone, strict=True)]
     users = Counter(link for used in links for link in used)
-    crowd = _crowd(limits, links)
+    busy = _busy_cards(limits, links)
     results = []
     for item, used in zip(alone, links, strict=True):
         inside = max((users[link] for link in used if link[0] != NETWORK), default=1)
-        across = max((users[link] for link in used if link[0] == NETWORK), default=1) * crowd
-        results.append(replace(item, sharing=across if item.spans_nodes else inside, sharing_inside=inside))
+        if not item.spans_nodes:
+            results.append(replace(item, sharing=inside, sharing_inside=inside, sharing_rings=inside))
+            continue
+        cards = max((users[link] for link in used if link[0] == NETWORK), default=1)
+        across, rings = (cards * max(1.0, _oversubscribed(limits, tier) * busy) for tier in (item.tier, limits.networks[0]))
+        results.append(replace(item, sharing=across, sharing_inside=inside, sharing_rings=rings))
     return results
 
 
@@ -315,8 +341,13 @@ def _links(limits: FabricLimits, group: Sequence[int], placed: GroupPlacement) -
     return results
 
 
-def _crowd(limits: FabricLimits, links: Sequence[set[tuple[str, int, int]]]) -> float:
-    """What a network that carries less than all cards adds: nothing while few of a node's cards are busy."""
+def _busy_cards(limits: FabricLimits, links: Sequence[set[tuple[str, int, int]]]) -> float:
+    """Of a node's cards, the part that is busy on the busiest: a network that carries less than all is not crowded by few."""
     cards = {link for used in links for link in used if link[0] == NETWORK}
-    busiest = max(Counter(node for _, node, _ in cards).values(), default=0)
-    return max(1.0, limits.oversubscription * busiest / max(limits.rails, 1))
+    return max(Counter(node for _, node, _ in cards).values(), default=0) / max(limits.rails, 1)
+
+
+def _oversubscribed(limits: FabricLimits, tier: LinkTier) -> float:
+    """What a network tier lacks, and all those within it."""
+    inner = [item.oversubscription for item in limits.networks if item.ranks <= tier.ranks]
+    return max(inner) * (limits.oversubscription if tier is limits.networks[-1] else 1.0)

@@ -13,9 +13,17 @@ import numpy as np
 
 from steptime._files import write_whole
 from steptime._hardware.description import is_file, read_json
-from steptime._hardware.fabric import FabricLimits, GroupPlacement, LinkTier, first_ranks, place, place_together, read_fabric
+from steptime._hardware.fabric import (
+    FabricLimits,
+    GroupPlacement,
+    LinkTier,
+    first_ranks,
+    place,
+    place_together,
+    read_fabric,
+)
 from steptime._models.collectives.message import KINDS, Message, Messages
-from steptime._models.collectives.paper import AnalyticTier
+from steptime._models.collectives.paper import FACTOR, AnalyticTier
 from steptime._models.collectives.spanning import Spanning, Tier
 from steptime._models.collectives.tier import CollectiveTimes, TierModel
 from steptime._models.collectives.unmeasured import Curves
@@ -37,18 +45,28 @@ class Fabric:
     def load(cls, name: str | Path) -> Fabric:
         """A shipped fabric by its name, or one of the user's by the path of its TOML file."""
         limits = read_fabric(name)
-        if limits.models is None:
-            # A network that carries less than its cards is crowded by the groups on it (`place_together`), not slower for each.
-            return cls(limits, {tier.name: on_paper(tier) for tier in limits.tiers})
+        own = {} if limits.models is None else read_models(limits.models)
         like = like_curves(limits.like)
-        return cls(
-            limits, {name: replace(model, like=like.get(name, {})) for name, model in read_models(limits.models).items()}
-        )
+        tiers: dict[str, Tier] = {}
+        for tier in limits.tiers:
+            if tier.fitted is not None:
+                tiers[tier.name] = cls.load(tier.fitted).tier(tier.name)
+            elif limits.models is None:
+                # A network that carries less than its cards is crowded by the groups on it (`place_together`), not slower.
+                tiers[tier.name] = on_paper(tier)
+            elif tier.name in own:
+                tiers[tier.name] = replace(own[tier.name], like=like.get(tier.name, {}))
+        return cls(limits, tiers)
 
     @property
     def source(self) -> Source:
-        """Of its estimates."""
-        return Source.ANALYTIC if self.limits.models is None else Source.FITTED
+        """Of its estimates: fitted where all its tiers are."""
+        return Source.FITTED if all(isinstance(tier, TierModel) for tier in self.tiers.values()) else Source.ANALYTIC
+
+    def _source(self, placed: GroupPlacement) -> Source:
+        """Of what is said of one group: by the tiers that it uses."""
+        used = [self.tiers.get(tier.name) for tier in (placed.tier, placed.inside) if tier is not None]
+        return Source.ANALYTIC if any(isinstance(tier, AnalyticTier) for tier in used) else Source.FITTED
 
     def tier(self, name: str) -> Tier:
         """What answers for one of its tiers."""
@@ -65,9 +83,15 @@ class Fabric:
         self, messages: Sequence[Message], ranks: Sequence[int] | None = None, beside: Sequence[Sequence[int]] = ()
     ) -> list[Estimate]:
         """What each takes, among these ranks of the fabric, or among its first ones; `beside` as in `times`."""
-        result, source = self.times(Messages.of(messages), ranks, beside), self.source
+        result = self.times(Messages.of(messages), ranks, beside)
+        counts = {message.ranks for message in messages}
+        placed = {count: place(self.limits, ranks or first_ranks(self.limits, count)) for count in counts}
+        sources = {count: self._source(item) for count, item in placed.items()}
         columns = (result.ns.tolist(), result.low_ns.tolist(), result.high_ns.tolist(), result.inside.tolist())
-        return [Estimate(ns, low, high, source, inside) for ns, low, high, inside in zip(*columns, strict=True)]
+        return [
+            Estimate(ns, low, high, sources[message.ranks], inside)
+            for message, ns, low, high, inside in zip(messages, *columns, strict=True)
+        ]
 
     def times(
         self, messages: Messages, ranks: Sequence[int] | None = None, beside: Sequence[Sequence[int]] = ()
@@ -103,7 +127,8 @@ class Fabric:
 
 def on_paper(tier: LinkTier) -> AnalyticTier:
     """What its data sheet says of it."""
-    return AnalyticTier(tier.bandwidth_bytes_per_s.value, tier.latency_ns.value, tier.kind)
+    factor = FACTOR if tier.interval_factor is None else tier.interval_factor.value
+    return AnalyticTier(tier.bandwidth_bytes_per_s.value, tier.latency_ns.value, tier.kind, factor)
 
 
 def _check_count(messages: Messages, ranks: int) -> None:

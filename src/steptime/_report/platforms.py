@@ -196,7 +196,7 @@ def _print_fabric(console: Console, fabric: Fabric, ranks: int) -> None:
     nodes = f"{limits.nodes} node{'s' * (limits.nodes > 1)} of {limits.gpus_per_node} ranks"
     cards = f"{limits.rails} network card{'s' * (limits.rails > 1)}"
     network = f", {cards} each, oversubscription {limits.oversubscription:g}" if limits.nodes > 1 else ""
-    analytic = "" if limits.models is not None else "; analytic: nothing was measured, intervals are a factor of 2 or more"
+    analytic = "; analytic: nothing was measured, intervals are a factor of 2 or more" if limits.analytic else ""
     print_body(console, Paragraph(literal(f"{nodes}{network}{analytic}")))
     rows = []
     for tier in limits.tiers:
@@ -204,6 +204,10 @@ def _print_fabric(console: Console, fabric: Fabric, ranks: int) -> None:
         bandwidth, latency = tier.bandwidth_bytes_per_s, tier.latency_ns
         rows.append((text, f"{_si(bandwidth.value)}B/s", bandwidth.source))
         rows.append(("", _ns(latency.value), latency.source))
+        if tier.fitted is not None:
+            rows.append(("", "curves", f"those of fabric {tier.fitted}"))
+        if tier.oversubscription > 1:
+            rows.append(("", f"1 : {tier.oversubscription:g}", "of its cards' bandwidth, as its file says"))
     print_body(console, _table(("tier, of one rank one way", "", "source"), rows, right=(1,)))
     _print_fitted(console, fitted(fabric))
     _print_collectives(console, fabric, ranks)

@@ -19,8 +19,8 @@ from steptime._models.collectives.tier import CollectiveTimes, groups
 # curves are then .89 to 1.5 times this for nine of ten messages, 1.08 in the middle.
 _REACHED, _TRANSITION = 0.75, 1.0
 _STEP = 0.14
-# Nobody measured these links, so that times may be this much longer or shorter.
-_FACTOR = 2.0
+FACTOR = 2.0
+"""Nobody measured these links, so that times may be this much longer or shorter."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class AnalyticTier:
     bandwidth_bytes_per_s: float
     latency_ns: float
     link: str = "nvswitch"
+    factor: float = FACTOR  # of either end of the interval
 
     def times(self, messages: Messages) -> CollectiveTimes:
         """How long each takes by itself; nothing was measured, and the interval says so."""
@@ -39,7 +40,7 @@ class AnalyticTier:
                 moved = 0.0 if kind == "barrier" else moved_share(kind, ranks)
                 moving_ns = messages.load[places] * (1e9 * moved / self.bandwidth_bytes_per_s)
                 ns[places] = (self._across if self.link == NETWORK else self._inside)(kind, ranks, moving_ns)
-        return CollectiveTimes(ns, ns / _FACTOR, ns * _FACTOR, messages.ranks <= 1)
+        return CollectiveTimes(ns, ns / self.factor, ns * self.factor, messages.ranks <= 1)
 
     def knows(self, kind: str) -> bool:
         """A data sheet answers for all kinds."""

@@ -110,8 +110,9 @@ class _Asker:
         beyond = sorted({message.kind for message, answer in answers.items() if not answer.inside})
         if not beyond:
             return
-        if self._fabric.source is Source.ANALYTIC:
-            text = f"fabric {name} is from a data sheet: its collectives are known to a factor"
+        if any(answer.source is Source.ANALYTIC for answer in answers.values()):
+            part = "" if self._fabric.limits.analytic else "the network of "
+            text = f"{part}fabric {name} is from a data sheet: its collectives are known to a factor"
         else:
             text = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
         self.warnings[text] = None
