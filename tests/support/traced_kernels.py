@@ -38,8 +38,7 @@ class TracedCall:
         """Its median against the answer."""
         measured, estimate = float(np.median(self.times_ns)), self.said.estimate
         spread = float(np.quantile(self.times_ns, 0.9) - np.quantile(self.times_ns, 0.1)) / measured
-        covered = estimate.low_ns <= measured <= estimate.high_ns
-        return MeasuredCase(_said(self.question), estimate.time_ns, measured, spread, covered)
+        return MeasuredCase(_said(self.question), estimate.time_ns, measured, spread, (estimate.low_ns, estimate.high_ns))
 
 
 def traced_calls(workload: Workload, device: Device) -> list[TracedCall]:

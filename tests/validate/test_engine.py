@@ -32,7 +32,11 @@ def test_the_worst_case_is_named_and_nothing_exceeds_it(predictions: list[float]
 
 
 def test_coverage_counts_only_cases_with_an_interval() -> None:
-    cases = [MeasuredCase("a", 1.0, 1.0, covered=True), MeasuredCase("b", 1.0, 1.0, covered=False), MeasuredCase("c", 1.0, 1.0)]
+    cases = [
+        MeasuredCase("a", 1.0, 1.0, interval=(0.9, 1.1)),
+        MeasuredCase("b", 1.0, 1.0, interval=(1.1, 1.7)),
+        MeasuredCase("c", 1.0, 1.0),
+    ]
     assert summary(cases).interval_coverage == 0.5
     assert summary(cases[2:]).interval_coverage is None
 

@@ -34,7 +34,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
-        raise ValueError(f"key {_short(twice)} is there twice in one object")
+        raise ValueError(f"key {shortened(twice)} is there twice in one object")
     return values
 
 
@@ -63,7 +63,7 @@ class Values:
 
     def wrong(self, key: str, expected: str) -> InputError:
         """That the value of a key is not what was expected."""
-        return InputError(f"{self.where}: {key} is {_short(self.values.get(key))}; expected {expected}")
+        return InputError(f"{self.where}: {key} is {shortened(self.values.get(key))}; expected {expected}")
 
     def expect(self, known: Collection[str], required: Sequence[str] = ()) -> None:
         """Refuses keys that nobody knows, and a table without one of those it needs."""
@@ -122,6 +122,7 @@ class Values:
         return Values(value, f"{self.where}, {key}")
 
 
-def _short(value: Any) -> str:
+def shortened(value: object) -> str:
+    """What a message shows of a value."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

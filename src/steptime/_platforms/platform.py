@@ -180,7 +180,7 @@ def _read(file: Path) -> PlatformParts:
     ranks = count(file, content, "ranks")
     device = _part(file, content, "device", DEVICES)
     fabric = _part(file, content, "fabric", FABRICS) if "fabric" in content else None
-    host = _part(file, content, "host", HOSTS) if "host" in content else _usual_host(device)
+    host = _part(file, content, "host", HOSTS) if "host" in content else usual_host(device)
     return PlatformParts(str(content.get("name", file.stem)), ranks, device, host, fabric)
 
 
@@ -198,7 +198,7 @@ def _part(file: Path, content: Mapping[str, Any], key: str, catalogue: Catalogue
 
 
 def _parts(ranks: int, device: str, fabric: str | None) -> PlatformParts:
-    return PlatformParts(_named(ranks, device, fabric), ranks, device, _usual_host(device), fabric if ranks > 1 else None)
+    return PlatformParts(_named(ranks, device, fabric), ranks, device, usual_host(device), fabric if ranks > 1 else None)
 
 
 def _named(ranks: int, device: str, fabric: str | None) -> str:
@@ -209,7 +209,7 @@ def _named(ranks: int, device: str, fabric: str | None) -> str:
     return f"{ranks}x{device}-{Path(fabric).name.removesuffix('.toml').removeprefix(f'{whole}-')}"
 
 
-def _usual_host(device: str) -> str:
+def usual_host(device: str) -> str:
     """The host such devices were measured in, or else any; its speed is what `calibrate` is for."""
     names = HOSTS.names()
     if not names:

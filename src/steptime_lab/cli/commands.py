@@ -77,8 +77,8 @@ def validate(
         str | None,
         Argument(
             metavar="SET",
-            help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, sharding, "
-            "committed or visit.",
+            help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
+            "sharding, committed or visit.",
             show_default=False,
         ),
     ] = None,
@@ -102,10 +102,17 @@ def validate(
     ] = None,
     rows: Annotated[
         Path | None,
-        Option("--rows", metavar="FILE", help="collectives: timed by others (CSV: gpu, nodes, ranks, op, bytes, us, nccl)."),
+        Option(
+            "--rows",
+            metavar="FILE",
+            help="Timed by others; collectives: CSV (gpu, nodes, ranks, op, bytes, us, nccl), intervals: JSON.",
+        ),
     ] = None,
     leave_out: Annotated[
         bool, Option("--leave-out", help="collectives: each row of --rows by a fit without its kind and rank count.")
+    ] = False,
+    per_box: Annotated[
+        bool, Option("--per-box", help="intervals: one number per source and device, from a few of its rows in --rows.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -143,8 +150,15 @@ def validate(
         sharding = validate_sharding()
         print(dumps(sharding_document(sharding)).rstrip() if json else "\n".join(sharding_lines(sharding, full=full)))
         return
-    if rows is None and leave_out:
-        raise InputError("--leave-out: is for rows of your own; give --rows FILE")
+    if rows is None and (leave_out or per_box):
+        raise InputError(f"--{'leave-out' if leave_out else 'per-box'}: is for rows of your own; give --rows FILE")
+    if what == "intervals" and rows is not None:
+        from steptime_lab.validate.intervals.intervals import validate_rows
+
+        with _progress() as progress:
+            result = validate_rows(rows, per_box=per_box, progress=progress)
+        show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
+        return
     result = validated(what, Models(device, models, fabric)) if rows is None else _timed(what, rows, fabric, models, leave_out)
     show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
 
@@ -156,7 +170,7 @@ def _timed(what: str, rows: Path, fabric: str, models: Path | None, leave_out: b
     from steptime_lab.validate.timed_collectives import validate_timed
 
     if what != "collectives" or models is not None:
-        raise InputError("--rows FILE is for validate collectives, with --fabric and without --models")
+        raise InputError("--rows FILE is for validate collectives, with --fabric and without --models, and for intervals")
     return validate_timed(Fabric.load(fabric), read_timed_collectives(rows), leave_out=leave_out)
 
 

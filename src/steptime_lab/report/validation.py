@@ -19,7 +19,8 @@ from steptime_lab.validate.sharding.measured import Score, picked
 from steptime_lab.validate.sharding.sharding import CHANCE, GivenPlan, ShardingGroup, ShardingValidation, TaskOutcome
 from steptime_lab.validate.steps.predict import CaseOutcome, Split, mean_splits
 
-_HEADS = ("", "rows", "GMAE", "MAPE", "p90", "max", "inside\n90 %", "noise\nfloor")
+_HEADS = ("", "rows", "GMAE", "median\nerror", "MAPE", "p90", "max", "inside\n90 %", "half\nwidth", "noise\nfloor")
+_ERRORS = 7  # of them, without intervals and noise
 _WORST = 8  # cases that are named
 # A fact that is larger counts something.
 _COUNTS = 2.0
@@ -71,7 +72,7 @@ def print_validation(console: Console, validation: Validation, *, full: bool = F
     if not beside and baselines:
         print_section(console, "Instead", "other forms on the same cases")
         others = [(name, Group(item)) for name, item in validation.whole.baselines.items()]
-        print_numbers(console, _HEADS[:6], [_row(name, group, [])[:6] for name, group in others])
+        print_numbers(console, _HEADS[:_ERRORS], [_row(name, group, [])[:_ERRORS] for name, group in others])
         _print_instead(console, shown, baselines)
     _print_worst(console, validation.groups)
     for name, value in validation.facts.items():
@@ -100,9 +101,10 @@ def _summary(one: Summary) -> Document:
 
 def _row(name: str, group: Group, baselines: Sequence[str]) -> list[str]:
     item = group.summary
-    figures = (item.gmae, item.mape, item.p90, item.max, item.interval_coverage, item.noise_floor)
+    figures = (item.mape, item.p90, item.max, item.interval_coverage, item.sharpness, item.noise_floor)
     beside = (group.baselines[other].gmae if other in group.baselines else None for other in baselines)
-    return [name, f"{item.rows:,}", *(_percent(value) for value in (*figures, *beside))]
+    median = f"{100 * item.median_error:+.1f} %" if item.median_error < _COUNTS else _percent(item.median_error)
+    return [name, f"{item.rows:,}", _percent(item.gmae), median, *(_percent(value) for value in (*figures, *beside))]
 
 
 def _fact(name: str, value: float) -> str:

@@ -82,13 +82,12 @@ def _asked(points: Points, model: TierModel, seen: Points, noise: Sequence[tuple
 def _cases(points: Points, model: TierModel, noise: Sequence[tuple[float, ...]] | None = None) -> list[MeasuredCase]:
     times = model.times(points.messages)
     known = bool(model.residuals)
-    covered = (times.low_ns <= points.ns) & (points.ns <= times.high_ns)
     return [
         MeasuredCase(
             _name(points, index),
             float(times.ns[index]),
             float(points.ns[index]),
-            covered=bool(covered[index]) if known else None,
+            interval=(float(times.low_ns[index]), float(times.high_ns[index])) if known else None,
             repeat_errors=noise[index] if noise else (),
         )
         for index in range(len(points))

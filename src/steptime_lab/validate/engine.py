@@ -42,7 +42,7 @@ class MeasuredCase:
     predicted: float
     measured: float
     spread: float | None = None  # of the repeats, (90th - 10th percentile) / median
-    covered: bool | None = None  # whether the predicted interval holds the measured time; None without an interval
+    interval: tuple[float, float] | None = None  # that should hold nine of ten measured times, where one is predicted
     repeat_errors: tuple[float, ...] = ()  # of each repeat against the mean of the others
 
     @property
@@ -50,9 +50,19 @@ class MeasuredCase:
         """Relative, signed."""
         return (self.predicted - self.measured) / self.measured
 
+    @property
+    def covered(self) -> bool | None:
+        """Whether the predicted interval holds the measured time; None without an interval."""
+        return None if self.interval is None else self.interval[0] <= self.measured <= self.interval[1]
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the interval, relative to the prediction."""
+        return None if self.interval is None else (self.interval[1] - self.interval[0]) / (2.0 * self.predicted)
+
     def by(self, predicted: float) -> MeasuredCase:
         """The same case as somebody else predicts it, who says nothing of intervals or repeats."""
-        return replace(self, predicted=predicted, covered=None, repeat_errors=())
+        return replace(self, predicted=predicted, interval=None, repeat_errors=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,9 @@ class Summary:
     max: float
     worst: str  # the case with the largest error
     bias: float  # of the sum: predicted / measured - 1
+    median_error: float  # signed
     interval_coverage: float | None
+    sharpness: float | None  # median half-width of the intervals, relative to the prediction
     noise_floor: float | None  # the same geometric mean, of one repeat against the mean of the others
 
 
@@ -153,6 +165,7 @@ def summary(cases: Sequence[MeasuredCase]) -> Summary:
     errors = np.abs([case.error for case in cases])
     repeats = [error for case in cases for error in case.repeat_errors]
     covered = [case.covered for case in cases if case.covered is not None]
+    widths = [case.half_width for case in cases if case.half_width is not None]
     worst = cases[int(np.argmax(errors))]
     return Summary(
         rows=len(cases),
@@ -162,7 +175,9 @@ def summary(cases: Sequence[MeasuredCase]) -> Summary:
         max=float(errors.max()),
         worst=f"{worst.name}: {worst.error:+.0%}",
         bias=sum(case.predicted for case in cases) / sum(case.measured for case in cases) - 1,
+        median_error=float(np.median([case.error for case in cases])),
         interval_coverage=float(np.mean(covered)) if covered else None,
+        sharpness=float(np.median(widths)) if widths else None,
         noise_floor=gmae(repeats) if repeats else None,
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +42,7 @@ def validate_committed() -> Validation:
     """The whole is what nobody had measured; what was predicted afterwards stands in groups of its own."""
     tasks, _ = shipped_tasks()
     rules = {task["task"]: task["rules"] for task in _read(_SHARDING)["tasks"]}
-    compared = [*_steps(_UNSEEN, STEPS), *_steps(_UNSEEN_AGAIN, AGAIN)]
+    compared = committed_steps()
     compared += [item for task in tasks for item in _plans(task, rules[task.name])]
     regret = np.array([_regret(task, rules[task.name]) for task in tasks if task.further])
     return Validation.of(
@@ -52,6 +53,11 @@ def validate_committed() -> Validation:
         facts={"mean_regret_of_the_picked_plans": float(regret.mean()), "largest_regret": float(regret.max())},
         notes=("regret: the plan of the usual rules that was predicted fastest, over the fastest as measured",),
     )
+
+
+def committed_steps() -> list[Compared]:
+    """Training steps as they were predicted before anybody measured them, and again."""
+    return [*_steps(_UNSEEN, STEPS), *_steps(_UNSEEN_AGAIN, AGAIN)]
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -68,9 +74,8 @@ def _steps(file: str, name: str) -> Iterator[Compared]:
     for step, predicted in _read(file).items():
         if step in measured:
             times, (low, high) = measured[step]["step_ms"], predicted["interval_ms"]
-            took = median(times)
             case = MeasuredCase(
-                step, predicted["step_time_ms"], took, covered=low <= took <= high, repeat_errors=repeat_errors(times)
+                step, predicted["step_time_ms"], median(times), interval=(low, high), repeat_errors=repeat_errors(times)
             )
             yield Compared(case, _group(name))
 
@@ -95,12 +100,13 @@ def validate_visit(folder: Path = VISIT) -> Validation:
     return Validation.of(
         "visit",
         "steps of a held-out visit, calibrated by `steptime calibrate` on the same machine",
-        list(_visited(folder)),
+        list(visited(folder)),
         notes=("the calibration was measured minutes after the steps",),
     )
 
 
-def _visited(folder: Path) -> Iterator[Compared]:
+def visited(folder: Path = VISIT) -> Iterator[Compared]:
+    """Its steps with its calibration, and as a baseline without."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in pq.read_table(folder / "steps.parquet", columns=list(_COLUMNS)).to_pylist():
         rows[row["name"]].append(row)
@@ -114,16 +120,16 @@ def _visited(folder: Path) -> Iterator[Compared]:
         step = modelled(from_trace(case), platform_of(row["ranks"]))
         calibration = calibrations[row["ranks"]]
         steady, _ = step.steady(calibration)
-        low, high = interval_ns(step, steady, calibration)
         without, _ = step.steady(UNCALIBRATED)
         whole = MeasuredCase(
             name,
             float(steady.period_ns[0]),
             took_ns,
             spread=median(row["spread"] for row in repeats),
-            covered=low <= took_ns <= high,
+            interval=interval_ns(step, steady, calibration),
             repeat_errors=repeat_errors(row["times_ns"]),
         )
         several = "DLRM 2 and 4 ranks" if row["workload"] == DLRM and row["ranks"] > 1 else None
         names = (several, f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}")
-        yield Compared(whole, names, {UNCALIBRATED_NAME: whole.by(float(without.period_ns[0]))})
+        beside = replace(whole.by(float(without.period_ns[0])), interval=interval_ns(step, without, UNCALIBRATED))
+        yield Compared(whole, names, {UNCALIBRATED_NAME: beside})

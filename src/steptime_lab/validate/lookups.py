@@ -107,11 +107,10 @@ def _asked(kind: Kind, measured: MeasuredLookups, models: LookupModels, baseline
     for index, time_ns in enumerate(predicted.time_ns.tolist()):
         actual = float(measured.time_ns[index])
         share, inside = round(float(measured.lookups.share[index])), bool(predicted.inside[index])
-        interval = models.estimate(kind, time_ns, inside, share)
-        covered = interval.low_ns <= actual <= interval.high_ns
-        repeats = repeat_errors(measured.times_ns[index])
+        estimate = models.estimate(kind, time_ns, inside, share)
+        interval, repeats = (estimate.low_ns, estimate.high_ns), repeat_errors(measured.times_ns[index])
         cases.append(
-            MeasuredCase(_name(kind, measured, index), time_ns, actual, float(measured.spread[index]), covered, repeats)
+            MeasuredCase(_name(kind, measured, index), time_ns, actual, float(measured.spread[index]), interval, repeats)
         )
     beside = {name: form.times(measured.lookups).time_ns.tolist() for name, form in baselines.items()}
     return [

@@ -55,11 +55,9 @@ class RankMemory:
 
     @property
     def allocated_case(self) -> MeasuredCase:
-        """Allocated bytes; covered: between the steady step and the one that still holds its former buckets, to 2 %."""
-        low, high = 0.98 * self.peak.steady_allocated, 1.02 * self.peak.allocated
-        return MeasuredCase(
-            self.name, self.peak.allocated, self.measured.allocated, covered=low <= self.measured.allocated <= high
-        )
+        """Allocated bytes; the interval: between the steady step and the one that still holds its former buckets, to 2 %."""
+        interval = 0.98 * self.peak.steady_allocated, 1.02 * self.peak.allocated
+        return MeasuredCase(self.name, self.peak.allocated, self.measured.allocated, interval=interval)
 
     @property
     def steady_case(self) -> MeasuredCase:

@@ -29,6 +29,7 @@ from steptime_lab.validate.collectives_in_steps import validate_overlap, validat
 from steptime_lab.validate.device_time import device_times, validation_of
 from steptime_lab.validate.engine import Validation
 from steptime_lab.validate.held_out import validate_committed, validate_visit
+from steptime_lab.validate.intervals.home import validate_home
 from steptime_lab.validate.kernels import validate_kernels
 from steptime_lab.validate.lookups import validate_lookups
 from steptime_lab.validate.memory import validate_memory
@@ -147,5 +148,6 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "steps": _shipped_alone("steps", lambda: validate_steps().validation),
     "sharding": _shipped_alone("sharding", lambda: validate_sharding().steps),
     "committed": _shipped_alone("committed", validate_committed),
+    "intervals": _shipped_alone("intervals", validate_home),
     "visit": _shipped_alone("visit", validate_visit),
 }

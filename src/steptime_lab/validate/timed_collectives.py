@@ -86,12 +86,10 @@ def _times(fabric: Fabric, group: _Group, sizes: Sequence[int]) -> CollectiveTim
 
 def _compared(rows: Sequence[Point], times: CollectiveTimes) -> list[Compared]:
     results = []
-    covered = [
-        low <= row.ns <= high for row, low, high in zip(rows, times.low_ns.tolist(), times.high_ns.tolist(), strict=True)
-    ]
-    for row, ns, holds in zip(rows, times.ns.tolist(), covered, strict=True):
+    intervals = zip(times.low_ns.tolist(), times.high_ns.tolist(), strict=True)
+    for row, ns, interval in zip(rows, times.ns.tolist(), intervals, strict=True):
         size = "from 1 MiB" if row.bytes >= LARGE_BYTES else "below 1 MiB"
         name = f"{row.kind} of {row.ranks} ranks, {row.bytes:,} bytes, NCCL {row.nccl or 'unknown'}"
         groups = (size, f"{row.ranks} ranks", f"{row.kind}, {row.ranks} ranks", f"{row.kind}, {row.ranks} ranks, {size}")
-        results.append(Compared(MeasuredCase(name, ns, row.ns, covered=holds), groups))
+        results.append(Compared(MeasuredCase(name, ns, row.ns, interval=interval), groups))
     return results

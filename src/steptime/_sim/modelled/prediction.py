@@ -58,8 +58,7 @@ def predict_on(
 
 def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED) -> PredictedStep:
     """The prediction of a step whose models were asked."""
-    if step.platform.device.limits.analytic and calibration is UNCALIBRATED:
-        calibration = replace(calibration, host_error=UNKNOWN_HOSTS)
+    calibration = known_of(step.platform, calibration)
     result, settling = step.steady(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
     low, high = interval_ns(step, result, calibration)
@@ -86,6 +85,13 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
     )
 
 
+def known_of(platform: Platform, calibration: Calibration) -> Calibration:
+    """What is known of the machine: nothing of the host of a device that nobody measured, unless it was calibrated."""
+    if platform.device.limits.analytic and calibration is UNCALIBRATED:
+        return replace(calibration, host_error=UNKNOWN_HOSTS)
+    return calibration
+
+
 def _caveats(step: ModelledStep) -> list[str]:
     """What a reader should know before trusting the number."""
     results = []
@@ -110,11 +116,20 @@ def _caveats(step: ModelledStep) -> list[str]:
 
 def interval_ns(step: ModelledStep, drawless: Steady, calibration: Calibration) -> tuple[float, float]:
     """The interval that should hold nine of ten measured steps; `drawless` is the step without draws."""
+    return interval_of(float(drawless.period_ns[0]), draws_ns(step, drawless, calibration))
+
+
+def interval_of(period_ns: float, draws: Floats) -> tuple[float, float]:
+    """Nine of ten draws, and the step without draws."""
+    low, high = np.quantile(draws, LEVELS)
+    return min(float(low), period_ns), max(float(high), period_ns)
+
+
+def draws_ns(step: ModelledStep, drawless: Steady, calibration: Calibration) -> Floats:
+    """The step once per draw of what its models may be off by."""
     played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
     cohorts = [_drawn(issued, cohort, calibration) for issued, cohort in zip(step.programs, played, strict=True)]
-    low, high = np.quantile(steady(cohorts, iterations_at_most=24).period_ns, LEVELS)
-    period_ns = float(drawless.period_ns[0])
-    return min(float(low), period_ns), max(float(high), period_ns)
+    return np.asarray(steady(cohorts, iterations_at_most=24).period_ns, dtype=np.float64)
 
 
 def _drawn(issued: Issued, cohort: Cohort, calibration: Calibration) -> Cohort:

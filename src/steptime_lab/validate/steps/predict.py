@@ -109,6 +109,7 @@ class CaseOutcome:
     visits: tuple[VisitOutcome, ...]
     by_rank: tuple[RankOutcome, ...]
     fallback: float  # share of the predicted device time that no model knows
+    outside: float = 0.0  # and that is beyond what the models were fitted on
     warnings: tuple[str, ...] = ()
 
     @property
@@ -147,6 +148,7 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
         visits=tuple(visits),
         by_rank=_by_rank(step, case),
         fallback=step.coverage.get("fallback", 0.0),
+        outside=step.coverage["out_of_range"],
         warnings=step.warnings,
     )
 

@@ -82,13 +82,13 @@ def validate_steps(
 
 def validation_of(outcomes: Sequence[CaseOutcome], source: str = TRACE, warnings: Sequence[str] = ()) -> Validation:
     """All cases, every group of them, baselines beside, and what else was compared."""
-    cases, visits = [_by_case(item) for item in outcomes], [each for item in outcomes for each in _by_visit(item)]
-    by_visit = {BY_VISIT: group(visits)} | grouped(visits, f", {BY_VISIT}")
+    cases, visits = [_by_case(item) for item in outcomes], [each for item in outcomes for each in by_visit(item)]
+    together = {BY_VISIT: group(visits)} | grouped(visits, f", {BY_VISIT}")
     return Validation.of(
         "steps",
         f"training steps {_TITLES[source]}, after same-machine calibration",
         cases,
-        groups=grouped(cases) | by_visit,
+        groups=grouped(cases) | together,
         facts=_facts(outcomes),
         notes=(
             "a case is the median of its visits: processes that timed the same step, each predicted with its own calibration",
@@ -121,7 +121,7 @@ def _by_case(outcome: CaseOutcome) -> Compared:
         predicted=outcome.predicted_ns,
         measured=outcome.measured_ns,
         spread=outcome.spread,
-        covered=low <= outcome.measured_ns <= high,
+        interval=(low, high),
         repeat_errors=tuple(error for visit in outcome.visits for error in repeat_errors(visit.visit.times_ns)),
     )
     names = outcome.visits[0].baselines_ns
@@ -129,15 +129,16 @@ def _by_case(outcome: CaseOutcome) -> Compared:
     return Compared(case, _groups(outcome), beside)
 
 
-def _by_visit(outcome: CaseOutcome) -> Iterator[Compared]:
+def by_visit(outcome: CaseOutcome) -> Iterator[Compared]:
+    """Every visit of a case, with its own calibration."""
     for visit in outcome.visits:
-        seen, (low, high) = visit.visit, visit.interval_ns
+        seen = visit.visit
         case = MeasuredCase(
             name=f"{outcome.name} ({seen.process})",
             predicted=visit.predicted_ns,
             measured=seen.measured_ns,
             spread=seen.spread,
-            covered=low <= seen.measured_ns <= high,
+            interval=visit.interval_ns,
             repeat_errors=repeat_errors(seen.times_ns),
         )
         yield Compared(case, _groups(outcome), {name: case.by(time_ns) for name, time_ns in visit.baselines_ns.items()})

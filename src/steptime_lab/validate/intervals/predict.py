@@ -1,0 +1,118 @@
+"""Rows predicted, each in a few seconds: what repeats in a step is played a few times, and the rest follows.
+
+Accumulated parts of a batch are alike, and so are layers. A step of many is therefore asked with one and two parts, of four and
+six layers, draw by draw: `tests/validate/test_intervals.py` holds it to the whole step within 0.5 %. Where the device waits for
+the host, the layers of a step can hide what later ones do not, so all of them are played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Transformer
+from steptime._platforms.calibration import UNCALIBRATED
+from steptime._platforms.platform import Platform, PlatformParts
+from steptime._sim.explain.activity import Window, activity
+from steptime._sim.modelled.prediction import draws_ns, interval_of, known_of
+from steptime._sim.modelled.step import modelled
+from steptime._units import ms
+from steptime.errors import SteptimeError
+from steptime_lab.validate.intervals.rows import MeasuredStep
+
+Floats = npt.NDArray[np.float64]
+
+FEW_LAYERS = (4, 6)
+FEW_PARTS = (1, 2)
+_MOST_LAYERS = 8  # of a step that is played whole
+# Share of a step that the device waits for the host, above which layers are not taken to be alike.
+_MOST_IDLE = 0.03
+EXPOSED, IDLE = "exposed communication", "idle"
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step without draws, with them, and what its device does; milliseconds, all linear in what repeats."""
+
+    step_ms: float
+    draws_ms: Floats
+    parts_ms: Mapping[str, float]  # families of kernels, exposed communication, idle
+
+    def further(self, fewer: Played, times: float) -> Played:
+        """This and `times` what it is longer than one with fewer repeats."""
+        names = {**self.parts_ms, **fewer.parts_ms}
+        here, there = ({name: each.parts_ms.get(name, 0.0) for name in names} for each in (self, fewer))
+        return Played(
+            self.step_ms + times * (self.step_ms - fewer.step_ms),
+            self.draws_ms + times * (self.draws_ms - fewer.draws_ms),
+            {name: here[name] + times * (here[name] - there[name]) for name in names},
+        )
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """A row and what was predicted of it."""
+
+    step: MeasuredStep
+    played: Played
+    outside: float  # share of the device time that is beyond what the models were fitted on
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """That should hold nine of ten."""
+        return interval_of(self.played.step_ms, self.played.draws_ms)
+
+
+def predicted(step: MeasuredStep) -> PredictedRow | str:
+    """A row as it is predicted with defaults alone, or a line that says why it cannot be."""
+    try:
+        platform = _platform(step.platform)
+        outside: list[float] = []
+        return PredictedRow(step, _of_parts(step.config, platform, outside), outside[-1])
+    except SteptimeError as error:
+        return f"{step.source}: {step.name[:80]}: {error}"
+
+
+@lru_cache(maxsize=16)
+def _platform(parts: PlatformParts) -> Platform:
+    return Platform.of(parts)
+
+
+def _of_parts(config: Transformer, platform: Platform, outside: list[float]) -> Played:
+    parts = config.gradient_accumulation
+    if parts <= FEW_PARTS[1]:
+        return _of_layers(config, platform, outside)
+    fewer, more = (_of_layers(_with_parts(config, few), platform, outside) for few in FEW_PARTS)
+    return more.further(fewer, (parts - FEW_PARTS[1]) / (FEW_PARTS[1] - FEW_PARTS[0]))
+
+
+def _of_layers(config: Transformer, platform: Platform, outside: list[float]) -> Played:
+    if config.layers <= _MOST_LAYERS:
+        return _played(config, platform, outside)
+    fewer, more = (_played(replace(config, layers=few), platform, outside) for few in FEW_LAYERS)
+    result = more.further(fewer, (config.layers - FEW_LAYERS[1]) / (FEW_LAYERS[1] - FEW_LAYERS[0]))
+    if result.parts_ms[IDLE] > _MOST_IDLE * result.step_ms:
+        return _played(config, platform, outside)
+    return result
+
+
+def _with_parts(config: Transformer, parts: int) -> Transformer:
+    """The same micro-batches, so many of them."""
+    return replace(config, batch=config.batch // config.gradient_accumulation * parts, gradient_accumulation=parts)
+
+
+def _played(config: Transformer, platform: Platform, outside: list[float]) -> Played:
+    step = modelled(build(config), platform)
+    calibration = known_of(platform, UNCALIBRATED)
+    result, _ = step.steady(calibration)
+    outside.append(step.coverage["out_of_range"])
+    seen = activity(result.timeline, Window(1))
+    rank = seen.ranks[0]
+    parts = {**seen.breakdown, EXPOSED: rank.exposed_communication_ms, IDLE: rank.idle_ms}
+    draws = draws_ns(step, result, calibration)
+    return Played(ms(float(result.period_ns[0])), np.array([ms(each) for each in draws.tolist()]), parts)
