@@ -109,9 +109,9 @@ def _facts(groups: Mapping[str, Group], shares: Mapping[str, float]) -> dict[str
 def _case(row: Row, answered: Answered, models: KernelModels) -> MeasuredCase | None:
     if answered.answer is None:
         return None
-    measured, predicted = row.time_ns, answered.answer.time_ns
-    low, high = models.residuals.interval_ns(row.family, predicted, row.question.share)
-    return MeasuredCase(_name(row), predicted, measured, row.spread, low <= measured <= high, repeat_errors(row.times_ns))
+    predicted = answered.answer.time_ns
+    interval = models.residuals.interval_ns(row.family, predicted, row.question.share)
+    return MeasuredCase(_name(row), predicted, row.time_ns, row.spread, interval, repeat_errors(row.times_ns))
 
 
 def _name(row: Row) -> str:

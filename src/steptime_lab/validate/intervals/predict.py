@@ -2,7 +2,7 @@
 
 Accumulated parts of a batch are alike, and so are layers. A step of many is therefore asked with one and two parts, of four and
 six layers, draw by draw: `tests/validate/test_intervals.py` holds it to the whole step within 0.5 %. Where the device waits for
-the host, the layers of a step can hide what later ones do not, so all of them are played.
+the host, few layers can hide what many do not, so more of them are played.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from steptime_lab.validate.intervals.rows import MeasuredStep
 
 Floats = npt.NDArray[np.float64]
 
-FEW_LAYERS = (4, 6)
+# How many are played: of steps in which the device waits for the host, more.
+FEW_LAYERS, MORE_LAYERS = (4, 6), (24, 32)
 FEW_PARTS = (1, 2)
-_MOST_LAYERS = 8  # of a step that is played whole
 # Share of a step that the device waits for the host, above which layers are not taken to be alike.
 _MOST_IDLE = 0.03
 EXPOSED, IDLE = "exposed communication", "idle"
@@ -92,13 +92,18 @@ def _of_parts(config: Transformer, platform: Platform, outside: list[float]) -> 
 
 
 def _of_layers(config: Transformer, platform: Platform, outside: list[float]) -> Played:
-    if config.layers <= _MOST_LAYERS:
-        return _played(config, platform, outside)
-    fewer, more = (_played(replace(config, layers=few), platform, outside) for few in FEW_LAYERS)
-    result = more.further(fewer, (config.layers - FEW_LAYERS[1]) / (FEW_LAYERS[1] - FEW_LAYERS[0]))
+    result = _by_layers(config, platform, outside, FEW_LAYERS)
     if result.parts_ms[IDLE] > _MOST_IDLE * result.step_ms:
-        return _played(config, platform, outside)
+        return _by_layers(config, platform, outside, MORE_LAYERS)
     return result
+
+
+def _by_layers(config: Transformer, platform: Platform, outside: list[float], layers: tuple[int, int]) -> Played:
+    few, many = layers
+    if config.layers <= many:
+        return _played(config, platform, outside)
+    fewer, more = (_played(replace(config, layers=count), platform, outside) for count in layers)
+    return more.further(fewer, (config.layers - many) / (many - few))
 
 
 def _with_parts(config: Transformer, parts: int) -> Transformer:
