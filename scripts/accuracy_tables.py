@@ -36,8 +36,8 @@ TITLES = {
     "recorded": "From execution traces, host times as profiled",
 }
 FIGURES = {
-    "geomean": "geomean", "mape": "MAPE", "p90": "p90", "max": "max", "interval_coverage": "inside 90 %", "sharpness": "half-width",
-    "noise_floor": "repeats' own noise",
+    "geomean": "geomean", "mape": "MAPE", "p90": "p90", "max": "max", "interval_coverage": "inside 90 %",
+    "sharpness": "half-width", "noise_floor": "repeats' own noise",
 }  # fmt: skip
 # More baselines than this have lines of their own.
 MOST_BESIDE = 3
