@@ -52,9 +52,11 @@ def test_a_known_name_has_its_data_sheet_and_what_the_driver_says(h200: GpuFacts
         ("NVIDIA A100-SXM4-40GB", 42.3e9, "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", 85.1e9, "a100"),
         ("NVIDIA H100 80GB HBM3", 85e9, "h100"),
+        ("NVIDIA H100 PCIe", 85e9, "h100-pcie"),
+        ("NVIDIA GeForce RTX 4090", 25.4e9, "rtx-4090"),
     ],
 )
-def test_cards_of_one_name_are_told_apart_by_memory(h200: GpuFacts, name: str, memory: float, expected: str) -> None:
+def test_cards_of_one_name_are_told_apart_by_the_rest_of_it(h200: GpuFacts, name: str, memory: float, expected: str) -> None:
     like = nearest(replace(h200, name=name, memory_bytes=memory))
     assert (like.limits.name, like.named) == (expected, True)
 

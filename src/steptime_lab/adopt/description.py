@@ -52,10 +52,11 @@ def nearest(facts: GpuFacts) -> Nearest:
     """By name and memory; else by SMs, clock, bandwidth, cache and architecture."""
     known = [limits for name in device_names() if (limits := read_device(name)).share == 1]
     words = set(re.split(r"[^a-z0-9]+", facts.name.lower()))
-    named = [] if facts.slice else [limits for limits in known if limits.name.split("-")[0] in words]
+    named = [] if facts.slice else [limits for limits in known if set(limits.name.split("-")) <= words]
     if not named:
         return Nearest(min(known, key=lambda limits: _distance(facts, limits)), named=False)
-    closest = min(named, key=lambda limits: _other_memory(facts, limits))
+    # The most of the name that is known: of an H100 PCIe not the H100.
+    closest = min(named, key=lambda limits: (-limits.name.count("-"), _other_memory(facts, limits)))
     # A card of the same name with other memory is another product.
     return Nearest(closest, named=_other_memory(facts, closest) < _SAME_MEMORY)
 

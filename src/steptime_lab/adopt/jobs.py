@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steptime._calibrate.harness.command import Options
+from steptime._calibrate.harness.ranks import RanksError
 from steptime._calibrate.harness.session import Budget, Session
 from steptime._files import write_whole
 from steptime._hardware.description import read_json
@@ -75,6 +77,11 @@ def measure(session: Session, options: Options, asked: Sequence[Share], spent: S
         left_s = share.seconds - spent.seconds.get(share.job, 0.0)
         if left_s < min(LEAST_S, share.seconds):
             continue
+        print(f"adopt: {share.job}, {left_s:.0f} s", file=sys.stderr, flush=True)
         within = replace(session, budget=Budget.of_minutes(left_s / 60))
         with spent.on(share.job):
-            JOBS[share.job].load().run(within, options)
+            try:
+                JOBS[share.job].load().run(within, options)
+            except (RanksError, InputError) as error:
+                # What it had flushed is kept, and the others are not to suffer from it.
+                session.warn(f"{share.job}: {error}")

@@ -1,0 +1,104 @@
+"""Device time of training steps on an adopted platform: predicted from its folder, then profiled on the GPU it was adopted on.
+
+`python benchmarks/h200/adopted_steps.py predict DIR FILE` captures twelve steps without a GPU and predicts each on the platform
+in DIR (`steptime adopt NAME -o DIR`); `... measure FILE` profiles them on a GPU; `... compare PREDICTED MEASURED` puts the two
+side by side. An adoption measures no call of theirs on purpose. Their batches are large, so that the device decides.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import host_bound_scripts as scripts
+import unseen_steps as unseen
+
+WARM_UP, PROFILED = 12, 6
+STEPS: dict[str, Callable[[], Callable[[], None]]] = {
+    "encoder_decoder": partial(unseen.encoder_decoder, 64),
+    "decoder_bf16": partial(unseen.decoder_bf16, 8),
+    "gated_decoder_fp32": partial(unseen.gated_decoder_fp32, 8),
+    "vision_transformer": partial(unseen.vision_transformer, 128),
+    "wide_network": partial(unseen.wide_network, 8192),
+    "deep_mlp": partial(scripts.deep_mlp, 65_536),
+    "residual_net": partial(scripts.residual_net, 512),
+    "small_decoder": partial(scripts.small_decoder, 512),
+    "autocast_decoder": partial(scripts.autocast_decoder, 2048),
+    "separable_net": partial(scripts.separable_net, 2048),
+    "adapters": partial(scripts.adapters, 16_384),
+    "denoiser": partial(scripts.denoiser, 1024),
+}
+
+
+def predict(platform: str, file: str) -> None:
+    from steptime._capture.capture import capture
+    from steptime._platforms.platform import Platform
+    from steptime._program.workload import Workload
+    from steptime._sim.modelled.prediction import predict_on
+
+    machine, found = Platform.load(platform, ranks=1), {}
+    for name, function in STEPS.items():
+        said = predict_on(Workload((capture(function, name=name),), 1, name), machine)
+        busy = said.ranks[0].device_busy_ms
+        found[name] = {
+            "device_ms": round(busy, 4),
+            # Of the step, which the device bounds.
+            "interval_ms": [round(busy * end / said.step_time_ms, 4) for end in said.interval_ms],
+            "device_bound": round(busy / said.step_time_ms, 3),
+            "fitted": round(said.coverage.get("fitted", 0.0), 4),
+        }
+        print(name, found[name], flush=True)
+    Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(file: str) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    found: dict[str, Any] = {"recipe": {"torch": torch.__version__, "device": torch.cuda.get_device_name()}}
+    for name, function in STEPS.items():
+        torch.cuda.empty_cache()
+        step, times = function(), []
+        for _ in range(WARM_UP):
+            step()
+        for _ in range(PROFILED):
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+                step()
+                torch.cuda.synchronize()
+            times.append(sum(event.device_time_total for event in recorded.events() if _on_device(event)) / 1e3)
+        found[name] = {"device_ms": times}
+        print(name, statistics.median(times), flush=True)
+        Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        del step
+
+
+def _on_device(event: Any) -> bool:
+    import torch
+
+    return bool(event.device_type == torch.autograd.DeviceType.CUDA)
+
+
+def compare(predicted: str, measured: str) -> None:
+    import numpy as np
+
+    said, seen = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (predicted, measured))
+    errors, inside = [], 0
+    for name in STEPS:
+        actual, (low, high) = statistics.median(seen[name]["device_ms"]), said[name]["interval_ms"]
+        errors.append(said[name]["device_ms"] / actual - 1)
+        inside += low <= actual <= high
+        spoken = f"{said[name]['device_ms']:9.3f} ({low:.3f} to {high:.3f})"
+        print(f"{name:20s} {actual:9.3f} ms, predicted {spoken} {errors[-1]:+7.1%}")
+    off = np.abs(errors)
+    gmae = np.exp(np.mean(np.log(off + 4e-4)))
+    print(f"GMAE {gmae:.2%}, mean {off.mean():.2%}, worst {off.max():.1%}, inside {inside} of {len(off)}")
+
+
+if __name__ == "__main__":
+    {"predict": predict, "measure": measure, "compare": compare}[sys.argv[1]](*sys.argv[2:])
