@@ -14,6 +14,7 @@ import pytest
 
 from steptime._calibrate.harness.command import parser
 from steptime._cli.app import run
+from steptime_lab.adopt.command import parser as adopt_parser
 from steptime_lab.measure.command import JOBS
 
 ROOT = Path(__file__).parents[2]
@@ -51,12 +52,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job_of(words: list[str]) -> str:
     """The measuring job of a command; empty where it is none or needs no GPU."""
     asked = words[2] if words[1] == "measure" else words[1]
-    return asked if asked in JOBS else ""
+    return asked if asked in JOBS or asked == "adopt" else ""
 
 
 @pytest.mark.parametrize("words", [words for words in commands("steptime") if job_of(words)], ids=" ".join)
 def test_every_command_that_needs_a_gpu_is_understood(words: list[str]) -> None:
-    given = parser(JOBS[job_of(words)]).parse_args(words[words.index(job_of(words)) + 1 :])
+    job = job_of(words)
+    given = (adopt_parser() if job == "adopt" else parser(JOBS[job])).parse_args(words[words.index(job) + 1 :])
     assert given.out.name.startswith("my_")
 
 

@@ -6,6 +6,7 @@ command that fits them elsewhere.
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import sys
@@ -30,18 +31,23 @@ _FITTING = ("lightgbm", "scipy", "torch")
 _RANKS = (2, 4, 8)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    made = LineParser(prog="steptime adopt", allow_abbrev=False, description=__doc__.partition("\n")[0])
+    made.add_argument("name", metavar="NAME", help="what the platform and its files are called")
+    made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the platform and of its rows")
+    made.add_argument("--minutes", type=float, default=ADOPT.minutes, help=f"of measuring ({ADOPT.minutes:g}); 2 will do")
+    made.add_argument("--fit", action="store_true", help="measure nothing; fit the rows that are in DIR, without a GPU")
+    made.add_argument("--seed", type=int, default=0, help="random seed of the cases and of the fit (0)")
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    return made
+
+
 def main(arguments: Sequence[str]) -> int:
     """Adopts the GPUs of this machine, or fits what was measured on another."""
     # Whoever ends a run in time (timeout, a batch system) gets what Ctrl-C gets: rows kept, nothing left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    parser = LineParser(prog="steptime adopt", allow_abbrev=False, description=__doc__.partition("\n")[0])
-    parser.add_argument("name", metavar="NAME", help="what the platform and its files are called")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the platform and of its rows")
-    parser.add_argument("--minutes", type=float, default=ADOPT.minutes, help=f"of measuring ({ADOPT.minutes:g}); 2 will do")
-    parser.add_argument("--fit", action="store_true", help="measure nothing; fit the rows that are in DIR, without a GPU")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the cases and of the fit (0)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    given = parser.parse_args(list(arguments))
+    given = parser().parse_args(list(arguments))
     check_file_name("NAME", given.name)
     begun = time.monotonic()
     run = None if given.fit else _measure(given.name, given.out, given.minutes, given.seed)

@@ -21,6 +21,7 @@ from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import devices_of_rows, read
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import TOO_FEW, KernelModels
+from steptime._models.kernels.forms.matmul import GROUPS, MatmulForm
 from steptime._platforms.own_fabric import OwnFabric, from_measured
 from steptime._platforms.platform import ADOPTED
 from steptime._platforms.platform import SCHEMA_VERSION as PLATFORM_VERSION
@@ -72,8 +73,10 @@ def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0) -> 
 
 def _carried(models: Path, missing: list[str]) -> list[str]:
     """What is not of this machine, in words: it has the interval of a device that nobody measured."""
-    recipe, forms = KernelModels.load(models).recipe, KernelModels.load(models).forms
-    few = [name for name, family in families().items() if name in recipe[TOO_FEW] or family.form not in forms]
+    fitted = KernelModels.load(models)
+    few = [name for name, family in families().items() if name in fitted.recipe[TOO_FEW] or family.form not in fitted.forms]
+    if isinstance(products := fitted.forms.get("matmul"), MatmulForm):
+        few += [f"matmul ({group})" for group in GROUPS if group not in products.groups]
     lines = [f"no {item} were measured; those of the nearest known machine stand in" for item in missing]
     text = f"too few calls of {', '.join(few)} were measured; times of the nearest known device, scaled, stand in for them"
     return [*lines, text] if few else lines

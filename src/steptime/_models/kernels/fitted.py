@@ -63,7 +63,7 @@ class KernelModels:
                 why = f"no family has {questions[number].call.op}" if not family else f"{family} is not fitted"
                 answers[number] = Answered(family, None, why)
         for form, numbers in by_form.items():
-            by_number = zip(numbers, _answers(self.forms[form], [questions[number] for number in numbers]), strict=True)
+            by_number = zip(numbers, answers_of(self.forms[form], [questions[number] for number in numbers]), strict=True)
             answers |= {number: Answered(names[number], answer, why) for number, (answer, why) in by_number}
         return [answers[number] for number in range(len(questions))]
 
@@ -84,11 +84,11 @@ class KernelModels:
         return cls(StoredParts(archive, names, load_form), residuals, archive.recipe)
 
 
-def _answers(form: KernelForm, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:
+def answers_of(form: KernelForm, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:
     """All at once; where one cannot be answered, one by one."""
     try:
         return [(answer, "") for answer in form.answers(questions)]
     except InputError as error:
         if len(questions) == 1:
             return [(None, str(error))]
-    return [_answers(form, [question])[0] for question in questions]
+    return [answers_of(form, [question])[0] for question in questions]

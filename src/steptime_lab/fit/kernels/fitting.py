@@ -16,7 +16,7 @@ from steptime import __version__
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, group_of
 from steptime._models.kernels.family import families
-from steptime._models.kernels.fitted import TOO_FEW, KernelModels
+from steptime._models.kernels.fitted import TOO_FEW, KernelModels, answers_of
 from steptime._models.kernels.forms import KernelForm
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, of, rows_of
@@ -97,10 +97,11 @@ def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tup
         apart = module.fit(of(rows, FIT), seed, limits) if learns else fitted
     except InputError as error:
         return str(error)
-    validated = of(rows, VALIDATION)
-    answers = apart.answers([row.question for row in validated])
-    groups = [group_of(row.family, row.question.share) for row in validated]
-    return fitted, (groups, [answer.time_ns for answer in answers], [row.time_ns for row in validated])
+    asked = of(rows, VALIDATION)
+    answers = [answer for answer, _ in answers_of(apart, [row.question for row in asked])]
+    answered = [(row, answer) for row, answer in zip(asked, answers, strict=True) if answer is not None]
+    groups = [group_of(row.family, row.question.share) for row, _ in answered]
+    return fitted, (groups, [answer.time_ns for _, answer in answered], [row.time_ns for row, _ in answered])
 
 
 def _recipe(table: pa.Table, rows: Sequence[Row], seed: int) -> dict[str, Any]:

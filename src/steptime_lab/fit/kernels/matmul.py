@@ -32,6 +32,8 @@ from steptime_lab.fit.engine.regression import grow_trees
 from steptime_lab.fit.kernels.matmul_training import Schedule, Targets, UsualRates, train
 from steptime_lab.measurements.kernels import Row
 
+# A group of fewer products is not fitted: whoever asks for one has to look elsewhere.
+_LEAST_OF_GROUP = 40
 # Chosen on validation rows.
 _TREES: dict[str, Any] = {"learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 10, "feature_fraction": 0.4}
 
@@ -48,8 +50,12 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
     for group, name in enumerate(GROUPS):
         places = np.flatnonzero(groups == group)
         members = [whole[index] for index in places]
+        if len(set(_folds(members))) < mixture.FOLDS or len(members) < _LEAST_OF_GROUP:
+            continue
         inputs = inputs_of(products.take(places), group, mixture.NO_SHARES, device)
         fitted[name] = _fit_group(group, members, inputs, seed, schedule or Schedule(), usual)
+    if not fitted:
+        raise InputError(f"{len(whole)} measured products are too few to be fitted on")
     form = MatmulForm(beside, mixture.NO_SHARES, fitted, device)
     return _with_shares(form, [row for row in rows if row.question.share > 1])
 
@@ -77,8 +83,6 @@ def _fit_group(
 ) -> mixture.FittedGroup:
     """One group's networks and the trees that correct what networks predict of rows they have not seen."""
     folds = _folds(rows)
-    if len(set(folds)) < mixture.FOLDS:
-        raise InputError(f"{len(rows)} measured products of the group {GROUPS[group]} are too few to be fitted on")
     names = [row.kernel_names for row in rows]
     candidates, patterns = ([candidate(item, group) for item in names], [pattern_of(item) for item in names])
     targets = Targets(_main_log_ns(rows), np.array(candidates), np.array(patterns))
@@ -100,6 +104,8 @@ def _fit_group(
 
 def _with_shares(form: MatmulForm, rows: Sequence[Row]) -> MatmulForm:
     """The form with what shares of a GPU have, as rows on them tell."""
+    groups = groups_of(of_questions([row.question for row in rows])) if rows else np.zeros(0, dtype=np.int8)
+    rows = [row for row, group in zip(rows, groups.tolist(), strict=True) if group in form.ensembles]
     if not rows:
         return form
     products = of_questions([row.question for row in rows])

@@ -24,6 +24,7 @@ from steptime._models.kernels.forms.matmul.mixture import (
 )
 from steptime._models.kernels.forms.matmul.products import GROUPS, Column, Products, groups_of, of_questions
 from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime.errors import InputError
 
 COPY, MEMSET, REDUCE, SCALE, EPILOGUE, MAIN = "copy", "memset", "split_k_reduce", "scale", "epilogue", "gemm"
 # What is launched beside copies of operands and bias: nothing, a clearing of counters, a sum over the parts of k, and single
@@ -102,9 +103,10 @@ class MatmulForm:
     device: MatmulConstants = field(default_factory=partial(reference_constants, "matmul", MatmulConstants))
 
     @cached_property
-    def ensembles(self) -> list[Ensemble]:
-        """The mixtures of each group."""
-        return [Ensemble(group, self.groups[name], self.device.sms) for group, name in enumerate(GROUPS)]
+    def ensembles(self) -> dict[int, Ensemble]:
+        """The mixtures of each group that was fitted, by its place."""
+        places = {group: name for group, name in enumerate(GROUPS) if name in self.groups}
+        return {group: Ensemble(group, self.groups[name], self.device.sms) for group, name in places.items()}
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """What each product launches and how long that takes."""
@@ -123,6 +125,8 @@ class MatmulForm:
         main_ns, inside = np.empty(len(products)), np.empty(len(products), dtype=bool)
         scores = np.empty((len(PATTERNS), len(products)))
         for group, places in _chunks(groups_of(products)):
+            if group not in self.ensembles:
+                raise InputError(f"products of the group {GROUPS[group]} are not fitted")
             inputs = inputs_of(products.take(places), group, self.shares, self.device)
             mixed = self.ensembles[group].ask(inputs)
             main_ns[places], scores[:, places] = np.exp(mixed.log_ns), mixed.launched
