@@ -17,7 +17,15 @@ from pathlib import Path
 
 import steptime_lab
 from steptime._hardware.description import Quantity, read_toml
-from steptime._hardware.device import PRECISIONS, SCHEMA_VERSION, DeviceLimits, device_names, read_device
+from steptime._hardware.device import (
+    CARRIED_KINDS,
+    PRECISIONS,
+    SCHEMA_VERSION,
+    DeviceLimits,
+    device_named,
+    device_names,
+    read_device,
+)
 from steptime._models.kernels.call import flop_of, precision_of
 from steptime_lab.adopt.machine import GpuFacts
 from steptime_lab.measurements.kernels import Row
@@ -50,19 +58,12 @@ class Nearest:
 
 def nearest(facts: GpuFacts) -> Nearest:
     """By name and memory; else by SMs, clock, bandwidth, cache and architecture."""
-    known = [limits for name in device_names() if (limits := read_device(name)).share == 1]
-    words = set(re.split(r"[^a-z0-9]+", facts.name.lower()))
-    named = [] if facts.slice else [limits for limits in known if set(limits.name.split("-")) <= words]
-    if not named:
-        return Nearest(min(known, key=lambda limits: _distance(facts, limits)), named=False)
-    # The most of the name that is known: of an H100 PCIe not the H100.
-    closest = min(named, key=lambda limits: (-limits.name.count("-"), _other_memory(facts, limits)))
+    named = None if facts.slice else device_named(facts.name)
     # A card of the same name with other memory is another product.
-    return Nearest(closest, named=_other_memory(facts, closest) < _SAME_MEMORY)
-
-
-def _other_memory(facts: GpuFacts, limits: DeviceLimits) -> float:
-    return abs(math.log(facts.memory_bytes / limits.memory_bytes.value))
+    if named is not None and abs(math.log(facts.memory_bytes / named.memory_bytes.value)) < _SAME_MEMORY:
+        return Nearest(named, named=True)
+    known = [limits for name in device_names() if (limits := read_device(name)).share == 1]
+    return Nearest(named or min(known, key=lambda limits: _distance(facts, limits)), named=False)
 
 
 def _distance(facts: GpuFacts, limits: DeviceLimits) -> float:
@@ -188,12 +189,11 @@ def _ratio(name: str, ratios: Mapping[str, float]) -> tuple[float, str]:
     return (whole / ratios["sms"], "peak of an SM") if kind != name else (ratios["clock_hz"], "clock")
 
 
-def interval_factor(like: Nearest) -> Quantity:
-    """How far off what is carried over from another device may be: as far as onto the nearest device on paper, or any."""
-    known = [basis for name in device_names() if (basis := read_device(name).transfer) is not None]
-    bases = known if like.limits.transfer is None else [like.limits.transfer]
-    widest = [max(factor.value for factor in basis.interval_factor.values()) for basis in bases]
-    return Quantity(sorted(widest)[len(widest) // 2], f"as onto devices on paper; {like.limits.name} is nearest to this one")
+def interval_factors(like: Nearest) -> dict[str, Quantity]:
+    """By kind of kernel, how far off what is carried over may be: as for the nearest device, or as far as for any on paper."""
+    known = [like.limits.transfer] if like.limits.analytic else [read_device(name).transfer for name in device_names()]
+    factors = [basis.interval_factor for basis in known if basis is not None]
+    return {kind: max((factor[kind] for factor in factors), key=lambda each: each.value) for kind in CARRIED_KINDS}
 
 
 def device_toml(facts: GpuFacts, name: str, rows: Sequence[Row]) -> str:
@@ -204,9 +204,10 @@ def device_toml(facts: GpuFacts, name: str, rows: Sequence[Row]) -> str:
     lines = [f"schema_version = {SCHEMA_VERSION}", f"name = {_text(name)}", f"title = {_text(title)}"]
     lines += [f"models = {_text(name)}", f"carried_from = {_text(like.limits.models)}"]
     basis = f"what was not measured here is that of {like.limits.models}, scaled by the limits of both"
-    lines += ["", "[transfer]", f"basis = {_text(basis)}", _line("interval_factor", interval_factor(like))]
+    lines += ["", "[transfer]", f"basis = {_text(basis)}"]
     assumed = {f"features.{form}": table for form, table in features(like, limits, peak).items()}
-    tables = {"limits": limits, "limits.peak_flop_per_s": peak, **assumed}
+    carried = {"transfer.interval_factor": interval_factors(like)}
+    tables = {**carried, "limits": limits, "limits.peak_flop_per_s": peak, **assumed}
     for table, values in tables.items():
         lines += ["", f"[{table}]", *(_line(key, value) for key, value in values.items())]
     return "\n".join(lines) + "\n"

@@ -21,7 +21,8 @@ from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import devices_of_rows, read
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import TOO_FEW, KernelModels
-from steptime._models.kernels.forms.matmul import GROUPS, MatmulForm
+from steptime._models.kernels.forms.matmul import MatmulForm
+from steptime._models.kernels.forms.matmul.products import GROUPS
 from steptime._platforms.own_fabric import OwnFabric, from_measured
 from steptime._platforms.platform import ADOPTED
 from steptime._platforms.platform import SCHEMA_VERSION as PLATFORM_VERSION
