@@ -1,9 +1,9 @@
 """Which short measurement tells how fast a host issues training steps, and what its two speeds are.
 
 Cores are timed without a GPU first: alone, over time, beside a busy one, after sleeping, and by two threads in turns. Then, in
-processes of their own (free to move, and pinned to four cores), what `steptime calibrate` measures of a host, and host-bound
-training steps (`host_bound_scripts`) in rounds of a fraction of a second, with the core of the thread that issues, of the one
-that goes backward, and a burst of views beside every block of steps.
+processes of their own (free to move, and pinned to four cores), bursts of single calls, as calibrations measured them until
+then, and host-bound training steps (`host_bound_scripts`) in rounds of a fraction of a second, with the core of the thread that
+issues, of the one that goes backward, and a burst of views beside every block of steps.
 
     PYTHONPATH=src:benchmarks/h200 python benchmarks/h200/host_calibration.py --out DIR
 
@@ -157,19 +157,16 @@ def work(group: Any, session: Any, plan: Mapping[str, Any]) -> None:
     if plan["cores"]:
         os.sched_setaffinity(0, set(plan["cores"]))
     import torch
-    from host_bound_scripts import SCRIPTS
-
-    from steptime._calibrate import calibrate
+    from host_bound_scripts import EXPLORED
 
     device = "cuda" if group.device_name.startswith("cuda") else "cpu"
     watch = Watch(Path(plan["out"]) / "steps.jsonl", process=plan["process"], cores=len(os.sched_getaffinity(0)))
     watch.note(what="start", seconds=round(time.monotonic() - begun, 2))
-    calibrate._host(group, session, CALIBRATION_S, CALIBRATION_PASSES)
-    session.store.flush()
+    bursts(group, session)
     watch.note(what="calibrated", seconds=round(time.monotonic() - begun, 2))
     square = torch.randn(32, 32, device=group.device)
     steps = {}
-    for name, make in SCRIPTS.items():
+    for name, make in EXPLORED.items():
         steps[name] = make(device=device)
         for _ in range(WARM_UP if device == "cuda" else 1):
             steps[name]()
@@ -180,6 +177,20 @@ def work(group: Any, session: Any, plan: Mapping[str, Any]) -> None:
             gc.collect()
             watch.note(what=name, round=number, blocks=blocks(step, square, watch, group))
     watch.note(what="end", seconds=round(time.monotonic() - begun, 2))
+
+
+def bursts(group: Any, session: Any) -> None:
+    """What calibrations measured of a host before they timed steps."""
+    from steptime._calibrate.harness.session import Progress
+    from steptime._calibrate.host.bench import HostBench
+    from steptime._calibrate.host.representative import representative_probes
+    from steptime._calibrate.host.runner import Runner
+
+    chosen = [probe for probe in representative_probes() if not probe.together]
+    bench = HostBench(group, session, bursts=1, calls=100)
+    runner = Runner(bench, session, CALIBRATION_S, passes=CALIBRATION_PASSES, source="calibration")
+    runner.run(chosen, Progress("bursts", CALIBRATION_PASSES * len(chosen), session.budget, quiet=True))
+    session.store.flush()
 
 
 def blocks(step: Callable[[], None], square: Any, watch: Watch, group: Any) -> list[list[float | None]]:

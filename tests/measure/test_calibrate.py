@@ -11,12 +11,14 @@ from tests.measurements.test_store import a_recipe, a_row, a_store
 from steptime._calibrate import calibrate
 from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.ranks import RanksError
-from steptime._calibrate.host.representative import representative_probes
+from steptime._calibrate.host import steps
+from steptime._calibrate.host.steps import REFERENCE_STEPS
 from steptime._measurements.sets import HOST
 from steptime._models.host.model import read_host
 from steptime.errors import InputError
+from steptime_lab.fit.reference_steps import reference_bursts
 
-KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "factors"}
+KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "recorded", "factors"}
 
 
 def row(op: str, *times_ns: float, **more: Any) -> dict[str, Any]:
@@ -35,18 +37,35 @@ def content(folder: Path) -> dict[str, Any]:
     return calibrate.calibration(folder, a_recipe().to_dict(), 1, 1)
 
 
-@pytest.mark.slow
-def test_every_sample_asks_every_representative_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "SAMPLE_HOST_S", 60.0)
+def test_every_sample_times_every_reference_step_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "SAMPLE_HOST_S", 0.2)
     session = a_session(tmp_path)
     calibrate.sample(GROUP, session)
     rows = rows_of(tmp_path)
-    found = {(one["kind"], one["op"]) for one in rows}
-    asked = {(kind, probe.op) for probe in representative_probes() for kind in probe.kinds if not probe.together}
-    assert found == asked
+    assert {(one["kind"], one["op"]) for one in rows} == {("step", name) for name in REFERENCE_STEPS}
     assert {(one["source"], one["profiler"]) for one in rows} == {("calibration", "off")}
+    assert all(len(one["times_ns"]) >= 2 for one in rows)
     calibrate.sample(GROUP, session)
     assert len(rows_of(tmp_path)) == 2 * len(rows)
+
+
+def test_a_reference_step_that_cannot_be_run_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: str) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(steps, "REFERENCE_STEPS", {**steps.REFERENCE_STEPS, "towers": fails})
+    steps.time_reference_steps(GROUP, a_session(tmp_path), 0.1, calibrate.SOURCE)
+    assert {one["op"] for one in rows_of(tmp_path)} == {"perceptron", "transformer", "convolutions"}
+    assert "reference step towers cannot be run" in capsys.readouterr().err
+
+
+def test_the_shipped_host_knows_what_reference_steps_take_by_its_own_costs() -> None:
+    host = read_host("xeon-h200")
+    for name, burst in reference_bursts(host).items():
+        assert host.bursts[name].time_ns == pytest.approx(burst.time_ns, rel=0.01)
+        assert host.bursts[name].launch_ns == pytest.approx(burst.launch_ns, rel=0.01)
 
 
 def test_the_file_holds_medians_over_ranks_with_their_spread(tmp_path: Path) -> None:

@@ -253,17 +253,21 @@ def test_first_calls_are_compared_with_later_ones_of_the_same_op_in_the_same_ste
 
 
 @pytest.mark.parametrize("slow", [1.0, 2.3])
-def test_python_between_ops_is_found_in_a_trace_at_whatever_speed_it_ran(model: HostModel, slow: float) -> None:
+@pytest.mark.parametrize(("op", "before"), [("aten::view", "view"), ("aten::empty", "forward")])
+def test_python_between_ops_is_found_in_a_trace_at_whatever_speed_it_ran(
+    model: HostModel, slow: float, op: str, before: str
+) -> None:
     profiler, between_ns, count = ProfilerCost(2000.0, 0.0), 7000.0, 20
-    plain = program([("aten::view", -1)] * count)
-    own_ns = host_time(plain, model).costs[Phase.FORWARD, Part.OPS].cpu_ns / count
+    plain = program([(op, -1)] * count)
+    cost = host_time(plain, model).costs[Phase.FORWARD, Part.OPS]
+    own_ns = (cost.cpu_ns + cost.launch_ns) / count
     bare = replace(model, around={**model.around, "between forward": HostCost(), "record graph": HostCost()})
     took = round(slow * (own_ns + profiler.per_op_ns))
     # Half of what the profiler adds lies outside the op's record.
     start = np.arange(count) * (took + round(slow * (between_ns + profiler.per_op_ns / 2)))
     timed = replace(plain, ops=plain.ops.replace(start_ns=start, end_ns=start + took))
-    assert between_forward_ns([timed], bare, profiler) == pytest.approx(between_ns, rel=0.01)
-    assert between_forward_ns([], bare, profiler) is None
+    assert between_forward_ns([timed], bare, profiler) == {before: pytest.approx(between_ns, rel=0.01)}
+    assert between_forward_ns([], bare, profiler) == {}
 
 
 def test_the_shipped_host_knows_every_profiler_and_says_where_it_is_from() -> None:

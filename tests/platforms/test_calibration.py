@@ -56,6 +56,21 @@ def test_a_slower_machine_is_slower_but_by_less_than_its_bursts_show(name: str) 
     assert 1.0 < speeds[2].launch < speeds[2].cpu
 
 
+def test_reference_steps_tell_more_than_bursts_and_repeats_more_than_one() -> None:
+    platform = Platform.load(ONE)
+    every = [replace(burst, spread=0.3, repeats=2) for burst in bursts(1.3, platform.host)]
+    steps = tuple(burst for burst in every if burst.kind == "step")
+    others = tuple(burst for burst in every if burst.kind != "step")
+    by_steps, by_bursts, repeated = (
+        Calibration.of(MachineCosts(costs, ()), platform)
+        for costs in (steps, others, tuple(replace(step, repeats=200) for step in steps))
+    )
+    assert STEP.cpu < by_bursts.speed.cpu < by_steps.speed.cpu < repeated.speed.cpu < 1.3 * STEP.cpu
+    assert repeated.host_error < by_steps.host_error < by_bursts.host_error < UNCALIBRATED.host_error
+    mixed = Calibration.of(MachineCosts(steps + tuple(replace(burst, time_ns=1.0) for burst in others), ()), platform)
+    assert mixed.speed == by_steps.speed
+
+
 def test_every_kind_of_collective_has_the_factor_of_its_own_rows() -> None:
     platform = Platform.load(TWO)
     found = Calibration.of(MachineCosts((), (wire(platform, 1.4), wire(platform, 0.9, "all_to_all"))), platform)

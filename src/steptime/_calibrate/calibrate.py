@@ -20,7 +20,7 @@ from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.conditions import gpus
 from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.ranks import Layout, RanksError, run_ranks
-from steptime._calibrate.harness.session import Progress, Session
+from steptime._calibrate.harness.session import Session
 from steptime._files import write_whole
 from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import read
@@ -34,16 +34,15 @@ SOURCE = "calibration"
 # The host that ships, whose usual bursts a new machine is compared with.
 _REFERENCE_HOST = "xeon-h200"
 
-# Seconds: of a sample, and of a whole calibration, which with its start has to stay below 90.
-SAMPLE_HOST_S, SAMPLE_FABRIC_S = 2.0, 2.0
-HOST_S, FABRIC_S, LIMIT_S = 12.0, 25.0, 85.0
-# Bursts of every host cost: a host changes its speed within seconds, so that they are spread over several.
-SAMPLE_PASSES, PASSES = 5, 20
+# Seconds: of a sample, and of a whole calibration, which with its start has to stay below 90. A host changes its speed within
+# seconds, so that it is watched for many.
+SAMPLE_HOST_S, SAMPLE_FABRIC_S = 4.0, 2.0
+HOST_S, FABRIC_S, LIMIT_S = 24.0, 25.0, 85.0
 
 
 def sample(group: Group, session: Session) -> None:
     """A few seconds of host and fabric by the processes that are about to be timed, or just were; they have not profiled."""
-    _host(group, session, SAMPLE_HOST_S, SAMPLE_PASSES)
+    _host(group, session, SAMPLE_HOST_S)
     _collectives(group, session, SAMPLE_FABRIC_S)
 
 
@@ -66,7 +65,7 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     if plan.get("small"):
         sample(group, session)
         return
-    _host(group, session, HOST_S, PASSES)
+    _host(group, session, HOST_S)
     _collectives(group, session, FABRIC_S)
 
 
@@ -112,14 +111,10 @@ def _ranks(options: Options) -> int:
     return max(1, len(gpus()))
 
 
-def _host(group: Group, session: Session, seconds: float, passes: int) -> None:
-    from steptime._calibrate.host.bench import HostBench
-    from steptime._calibrate.host.representative import representative_probes
-    from steptime._calibrate.host.runner import Runner
+def _host(group: Group, session: Session, seconds: float) -> None:
+    from steptime._calibrate.host.steps import time_reference_steps
 
-    chosen = [probe for probe in representative_probes() if group.ranks > 1 or not probe.together]
-    runner = Runner(HostBench(group, session, bursts=1, calls=100), session, seconds, passes=passes, source=SOURCE)
-    runner.run(chosen, Progress("calibration, host", passes * len(chosen), session.budget, quiet=True))
+    time_reference_steps(group, session, seconds, SOURCE)
 
 
 def _collectives(group: Group, session: Session, seconds: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime._hardware.device import device_names
 from steptime._models.collectives.message import KINDS, Message
-from steptime._models.host.model import LAUNCH_PER_CPU, STEP, Burst, Speed
+from steptime._models.host.model import LAUNCH_PER_CPU, REFERENCE_STEP, STEP, Burst, Speed
 from steptime._platforms.machine_costs import HostBurst, MachineCosts, RecordedSpeed, WireCost
 from steptime._platforms.platform import Platform
 from steptime.errors import InputError
@@ -37,7 +37,7 @@ HOSTS, UNKNOWN_HOSTS, WIRES, CARDS = 0.10, 0.35, 0.10, 0.02
 # What is shown: bursts and collectives of one machine, minutes apart, differ nearly as much as those of several; a recording
 # shows a profiled host (docs/models.md has the eight shipped ones), collectives that waited, and kernels of its own workload; a
 # step without a profiler is predicted to 9 % at the host's true speed.
-_BURSTS, _STREAMS, _UNPROFILED_STEP = 0.082, 0.058, 0.09
+_STEPS, _BURSTS, _STREAMS, _UNPROFILED_STEP = 0.06, 0.082, 0.058, 0.09
 _RECORDED_HOST, _RECORDED_WIRE, _RECORDED_DEVICE = 0.27, 0.16, 0.06
 # What is left unknown of a step on a machine whose speed is known: between processes that time the same step minutes apart,
 # measured steps differ by 6 % on the average and by 11 % (DLRM of 2 and 4 ranks on one machine, two visits each): host-bound
@@ -124,15 +124,29 @@ def hosts_differ(platform: Platform) -> float:
 
 def shown_host(costs: MachineCosts, platform: Platform) -> Shown | None:
     """What is to be believed of the host; None where the costs do not tell."""
-    factors = host_factors(costs.host, platform.host.usual_bursts)
-    if factors:
-        return Shown(float(np.mean(np.log(list(factors.values())))), _BURSTS).shrunk(hosts_differ(platform))
+    shown = _shown_by_costs(costs.host, platform.host.usual_bursts)
+    if shown is not None:
+        return shown.shrunk(hosts_differ(platform))
     run = costs.recorded
     if run is not None and run.unprofiled is not None:
         return Shown.of_run(run.unprofiled, _UNPROFILED_STEP).shrunk(hosts_differ(platform))
     if run is not None and run.host is not None:
         return Shown.of_run(run.host, _RECORDED_HOST).shrunk(hosts_differ(platform))
     return None
+
+
+def _shown_by_costs(bursts: Sequence[HostBurst], usual: Mapping[str, Burst]) -> Shown | None:
+    """Reference steps, off by what they differ by between slots and by more between processes; of older files, bursts."""
+    steps = [burst for burst in bursts if burst.kind == REFERENCE_STEP]
+    factors = host_factors(steps or bursts, usual)
+    if not factors:
+        return None
+    shown = float(np.mean(np.log(list(factors.values()))))
+    if not steps:
+        return Shown(shown, _BURSTS)
+    # Nine of ten normal values less one of ten lie 2.56 standard deviations apart.
+    variances = [(burst.spread / 2.56) ** 2 / burst.repeats for burst in steps]
+    return Shown(shown, math.hypot(_STEPS, math.sqrt(sum(variances)) / len(variances)))
 
 
 def shown_device(costs: MachineCosts, platform: Platform) -> Shown | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,11 +115,9 @@ def _with_traces(model: HostModel, traces: Sequence[Program]) -> HostModel:
         return model
     model = replace(model, first_call=first_call(traces))
     # Nothing between ops, so that their own cost is what the trace's ops are compared with.
-    bare = replace(model, around={**model.around, "between forward": HostCost()})
+    bare = replace(model, around={**model.around, "between forward": HostCost(), "between view": HostCost()})
     between = between_forward_ns(traces, bare, model.profilers[TRACED_WITH])
-    if between is None:
-        return model
-    return replace(model, around={**model.around, "between forward": HostCost(between)})
+    return replace(model, around={**model.around, **{f"between {before}": HostCost(time) for before, time in between.items()}})
 
 
 @dataclass(frozen=True)
@@ -326,22 +324,26 @@ def first_call(programs: Iterable[Program]) -> float:
     return float(np.median(ratios)) if ratios else 1.0
 
 
-def between_forward_ns(programs: Iterable[Program], model: HostModel, profiler: ProfilerCost) -> float | None:
-    """Python between two ops of the forward pass at speed 1: the mean over all gaps; None where there are none."""
-    results = [_between(program, model, profiler) for program in programs]
-    gaps = sum(count for count, _ in results)
-    return max(0.0, sum(time_ns for _, time_ns in results) / gaps) if gaps else None
+def between_forward_ns(programs: Iterable[Program], model: HostModel, profiler: ProfilerCost) -> dict[str, float]:
+    """Python before an op of the forward pass at speed 1, a mean over ops: before a `view`, and before others (`forward`)."""
+    counts: dict[str, int] = defaultdict(int)
+    sums: dict[str, float] = defaultdict(float)
+    for program in programs:
+        for before, count, time_ns in _between(program, model, profiler):
+            counts[before] += count
+            sums[before] += time_ns
+    return {before: max(0.0, sums[before] / count) for before, count in counts.items() if count}
 
 
-def _between(program: Program, model: HostModel, profiler: ProfilerCost) -> tuple[int, float]:
-    """How many gaps a program has, and what they sum up to at speed 1."""
+def _between(program: Program, model: HostModel, profiler: ProfilerCost) -> Iterator[tuple[str, int, float]]:
+    """How many gaps a program has before each kind of op, and what they sum up to at speed 1."""
     rows = _outermost(program)
     ops = program.ops
     begins, ends = ops.start_ns[rows], ops.end_ns[rows]
     gaps = begins[1:] - ends[:-1]
     kept = (gaps > 0) & (gaps < _LONGEST_GAP_NS) & (ops.step[rows[1:]] == ops.step[rows[:-1]])
     if not kept.any():
-        return 0, 0.0
+        return
     columns = host_columns(program, model)
     forward = columns.phase == Phase.FORWARD
     inside = _inside(program, rows)
@@ -349,8 +351,14 @@ def _between(program: Program, model: HostModel, profiler: ProfilerCost) -> tupl
     known = float((columns.cpu_ns + columns.launch_ns)[forward].sum())
     known += inside[0] * profiler.per_op_ns + inside[1] * profiler.per_launch_ns
     slow = float((ends - begins).sum()) / known
-    count = int(kept.sum())
-    return count, float(gaps[kept].sum()) / slow - count * _OUTSIDE * profiler.per_op_ns
+    names = ops.name[rows[1:]][kept]
+    for name in np.unique(names).tolist():
+        same = gaps[kept][names == name]
+        if len(same) < _ENOUGH:
+            continue
+        before = "view" if op_kind(program.names[name]).host_class is HostClass.VIEW else "forward"
+        # The middle of an op's gaps, and ops that come often: the few long ones are a model's own code, or a pause.
+        yield before, len(same), len(same) * (float(np.median(same)) / slow - _OUTSIDE * profiler.per_op_ns)
 
 
 def _outermost(program: Program) -> Rows:

@@ -27,6 +27,7 @@ from steptime_lab.fit.host import fit as fit_host
 from steptime_lab.fit.kernels.fitting import fit_kernels
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
 from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
+from steptime_lab.fit.reference_steps import reference_bursts
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
 from steptime_lab.measurements.kernels import rows_of
 from steptime_lab.measurements.sets import KERNELS, LOOKUPS
@@ -111,7 +112,8 @@ def _host(run: FitRun) -> list[Path]:
     run.report(f"host: {table.num_rows:,} rows, {len(traces)} traces")
     programs = [program for trace in traces for program in load([trace]).programs]
     file = run.out / f"{run.host}.json"
-    fit_host(table.to_pylist(), programs).save(file)
+    model = fit_host(table.to_pylist(), programs)
+    replace(model, bursts={**model.bursts, **reference_bursts(model)}).save(file)
     return [file]
 
 

@@ -209,9 +209,14 @@ class _HostWalk:
             self._python(row)
         else:
             if self.phases[row] == Phase.FORWARD:
-                self.add(Piece.PYTHON, row, self.model.mechanism("between", "forward"))
+                self.add(Piece.PYTHON, row, self._before(row))
                 self.add(Piece.RECORD, row, self.model.mechanism("record", "graph"))
             self._op(row, outermost=self.phases[row] != Phase.BACKWARD)
+
+    def _before(self, row: int) -> HostCost:
+        """Python before an op: next to none before a method of a tensor, the call of a module before most others."""
+        view = self.table.kinds[row].host_class is HostClass.VIEW and "between view" in self.model.around
+        return self.model.mechanism("between", "view" if view else "forward")
 
     def _optimizer(self, row: int) -> None:
         """An optimiser's step or its clearing of gradients; other labels of it are functions in Python."""

@@ -23,6 +23,7 @@ LAUNCH_PER_CPU = 0.27
 SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
 _CALIBRATED = "calibrated "
+REFERENCE_STEP = "step"  # the kind of the training steps that a calibration times
 _COST = ValueRange(0, 1e9, "nanoseconds or calls")
 _FIRST_CALL = ValueRange(0.1, 100, "times as long as later calls")
 
