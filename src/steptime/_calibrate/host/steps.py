@@ -35,7 +35,7 @@ WARM_UP = 10
 def _step(loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> Step:
     def step() -> None:
         optimizer.zero_grad()
-        loss().backward()
+        torch.autograd.backward(loss())
         optimizer.step()
 
     return step
