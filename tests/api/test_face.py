@@ -100,7 +100,7 @@ def test_answers_are_tables_pages_and_timelines(tmp_path: Path) -> None:
     assert steptime.replay(RECORDED).to_table().column_names == ["step", "predicted_ms", "measured_ms", "error"]
     small().html(tmp_path / "a.html")
     small().trace(str(tmp_path / "a.json"))
-    assert "432," in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "2xh200-nvlink" in (tmp_path / "a.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["traceEvents"]
 
 

@@ -37,6 +37,8 @@ Floats = npt.NDArray[np.float64]
 _WORTH_SAYING = 0.001
 # Above this share the caveat is worth a line of its own.
 _MUCH_OUT_OF_RANGE = 0.05
+# From here on (13 separate GPUs) it is said what waiting for the slowest costs.
+_MUCH_SLOWER = 0.025
 SAMPLES = 64
 LEVELS = (0.05, 0.95)
 # Estimates' intervals hold nine of ten: so many standard deviations of a normal to either side.
@@ -105,6 +107,11 @@ def _caveats(step: ModelledStep) -> list[str]:
     if outside > _MUCH_OUT_OF_RANGE:
         results.append(
             f"{outside:.0%} of the device time is beyond what the models were fitted on; the interval is wider for it"
+        )
+    slowest = step.stragglers
+    if slowest.card >= 1.0 + _MUCH_SLOWER:
+        results.append(
+            f"{slowest.ranks} GPUs wait for the slowest of them, taken to be {slowest.card - 1:.1%} slower than the usual one"
         )
     fallback = step.coverage.get("fallback", 0.0)
     if fallback >= _WORTH_SAYING:

@@ -32,6 +32,7 @@ from steptime._sim.laws.slowdowns import CollectivesBesideKernels, Law, LookupsB
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
+from steptime._sim.modelled.stragglers import Stragglers
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -54,15 +55,27 @@ class ModelledStep:
         """With all durations as the models say, one scenario."""
         speed, limits = self.speed(calibration), self.platform.device.limits
         return [
-            self._cohort(program, program.timing(speed, limits, _factors(program, calibration))) for program in self.programs
+            self._cohort(program, program.timing(speed, limits, self._factors(program, calibration)))
+            for program in self.programs
         ]
 
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        """What the slowest of its ranks adds."""
+        return Stragglers.of(self.workload, self.platform)
+
     def speed(self, calibration: Calibration) -> Speed:
-        """The host's, slower where it shares its cores with what moves the collectives."""
-        fabric = self.platform.fabric
-        if self.workload.world_size == 1 or fabric is None or fabric.limits.host_slowdown is None:
-            return calibration.speed
-        return Speed.of_cpu(calibration.speed.cpu * fabric.limits.host_slowdown.value)
+        """The slowest host's, slower still where it shares its cores with what moves the collectives."""
+        fabric, slower = self.platform.fabric, self.stragglers.host
+        if self.workload.world_size > 1 and fabric is not None and fabric.limits.host_slowdown is not None:
+            slower *= fabric.limits.host_slowdown.value
+        return calibration.speed if slower == 1.0 else Speed.of_cpu(calibration.speed.cpu * slower)
+
+    def _factors(self, issued: Issued, calibration: Calibration) -> Floats:
+        """Per estimate, how many times as long it takes on the machine of a calibration; those of collectives come last."""
+        kinds = issued.program.collectives
+        compute = [calibration.device * self.stragglers.card] * (len(issued.estimates) - len(kinds))
+        return np.array([*compute, *(calibration.wire.get(each.kind, 1.0) for each in kinds)])[:, None]
 
     def _cohort(self, issued: Issued, timing: Timing) -> Cohort:
         ranks = self.played.get(issued.program.rank, ())
@@ -143,13 +156,6 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
         programs.append(issue(program, host, device, wire.estimates[program.rank]))
         warnings += programs[-1].warnings
     return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
-
-
-def _factors(issued: Issued, calibration: Calibration) -> Floats:
-    """Per estimate, how many times as long it takes on the machine of a calibration; those of collectives come last."""
-    kinds = issued.program.collectives
-    compute = len(issued.estimates) - len(kinds)
-    return np.array([calibration.device] * compute + [calibration.wire.get(each.kind, 1.0) for each in kinds])[:, None]
 
 
 def alike(workload: Workload) -> bool:
