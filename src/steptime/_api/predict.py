@@ -34,6 +34,7 @@ def predict(
     device: str | Path | None = None,
     host: str | Path | None = None,
     fabric: str | Path | None = None,
+    power_cap_w: float | None = None,
     lookups: str | Path | WorkloadLookups | None = None,
     calibration: str | Path | Calibration | None = None,
     strict: bool = False,
@@ -41,17 +42,18 @@ def predict(
     """Predict the steady-state step of a workload, or of anything `read` takes.
 
     `platform` is a name (`8xh200-nvlink`), the path of a platform's TOML file or a `Platform`; without one the step is
-    predicted with the run's own durations, as recorded. `device`, `host` and `fabric` replace a component of it. `batch`,
-    `ranks` and `plan` are as for `read`. `lookups` says what ranks look up in their tables, `calibration` how fast the machine
-    is (`steptime calibrate` writes it). `strict`: an op without a model raises `UnsupportedError` instead of being a labelled
-    guess.
+    predicted with the run's own durations, as recorded. `device`, `host` and `fabric` replace a component of it, `power_cap_w`
+    is what each card may draw if not what its data sheet says. `batch`, `ranks` and `plan` are as for `read`. `lookups` says
+    what ranks look up in their tables, `calibration` how fast the machine is (`steptime calibrate` writes it). `strict`: an op
+    without a model raises `UnsupportedError` instead of being a labelled guess.
     """
     workload = read(source, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform))
     if lookups is not None:
         looked_up = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
         workload = replace(workload, lookups=looked_up)
     if platform is None:
-        options = {"host": host, "fabric": fabric, "device": device if workload.lookups is None else None}
+        options = {"host": host, "fabric": fabric, "power-cap": power_cap_w}
+        options["device"] = device if workload.lookups is None else None
         _check_recorded(workload, {**options, "calibration": calibration, "strict": strict or None})
         if workload.lookups is None:
             from steptime._sim.prediction import predict as predict_recorded
@@ -61,6 +63,8 @@ def predict(
 
         return Prediction.of(predict_iterations(workload, workload.lookups, Device.load(str(device or DEVICE))))
     machine = platform_for(platform, workload.world_size, device=device, host=host, fabric=fabric)
+    if power_cap_w is not None:
+        machine = replace(machine, device=machine.device.capped(power_cap_w))
     return Prediction.of(predict_on(workload, machine, calibration=calibration_for(calibration, machine), strict=strict))
 
 

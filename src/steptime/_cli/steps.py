@@ -40,6 +40,9 @@ def predict(
     device: Annotated[str | None, Option("--device", metavar="NAME", help="Another device in the platform.")] = None,
     host: Annotated[str | None, Option("--host", metavar="NAME", help="Another host in the platform.")] = None,
     fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
+    power_cap: Annotated[
+        float | None, Option("--power-cap", metavar="WATTS", help="What each card may draw, if not what its data sheet says.")
+    ] = None,
     lookups: Annotated[
         Path | None,
         Option("--lookups", metavar="FILE", help="What each rank looks up in its tables, for one or more iterations."),
@@ -66,6 +69,7 @@ def predict(
         device=device,
         host=host,
         fabric=fabric,
+        power_cap_w=power_cap,
         lookups=lookups,
         calibration=calibration,
         strict=strict,

@@ -32,7 +32,7 @@ _REFERENCE = "h200"
 _WORD = re.compile("[A-Z0-9]+")
 _MOST_SHARES = 64
 _LIMITS = ("sms", "memory_bytes", "bandwidth_bytes_per_s", "cache_bytes", "clock_hz")
-_OPTIONAL_LIMITS = ("threads_per_sm", "compute_capability", "host_bandwidth_bytes_per_s", "power_w")
+_OPTIONAL_LIMITS = ("threads_per_sm", "compute_capability", "host_bandwidth_bytes_per_s", "power_w", "tensor_clock_hz")
 _REACHED = ("start_ns", "peak", "bandwidth", "host_bandwidth", "cache_bandwidth_bytes_per_s")
 DEVICES = Catalogue("device", FOLDER)
 device_names = DEVICES.names
@@ -107,6 +107,7 @@ class DeviceLimits:
     compute_capability: Quantity | None = None
     host_bandwidth_bytes_per_s: Quantity | None = None  # to or from the host, one way
     power_w: Quantity | None = None  # that the whole device may draw; its shares draw it together
+    tensor_clock_hz: Quantity | None = None  # that its peaks on tensor cores are of, where that is not `clock_hz`
     reached: Reached | None = None  # where kernels were measured
     transfer: TransferBasis | None = None  # where `models` are another device's
     carried_from: str = ""  # where it has models of its own: whose answer what those do not know,

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from steptime._hardware.description import Quantity
 from steptime._hardware.device import FOLDER, DeviceLimits, read_device
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import flop_of, moved_bytes, precision_of
@@ -17,10 +18,13 @@ from steptime._models.kernels.from_ops import warm_within_bytes
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
 from steptime._models.lookups.question import Lookup
+from steptime._models.power.features import kernel_draw
+from steptime._models.power.model import KernelDraw, PowerModel, power_file, read_power
 from steptime._platforms.transfer import Transfer, carried_kind
 from steptime._units import dtype_bytes, dtype_name
 from steptime.errors import InputError, UnsupportedError
 
+_MOST_POWER_W = 10_000.0
 # How far off a guess may be, to either side.
 FACTOR = 4.0
 # Tensor cores multiply all types of one byte at the rate of each other.
@@ -50,6 +54,7 @@ class KernelEstimate:
     launches: tuple[LaunchTime, ...]
     family: str
     why: str = ""
+    draw: KernelDraw | None = None  # None: what it draws is not known
 
 
 _TOO_LARGE = "its size is beyond what the model can compute"
@@ -64,6 +69,8 @@ class Device:
     lookups: LookupModels | Path | None = None  # or where they lie: few ask, and then they are read
     transfer: Transfer | None = None  # where the models are another device's
     stand_in: Device | None = None  # who answers what the models do not know, another one's scaled to it
+    timed_power: PowerModel | None = None  # of the card that the models were fitted on
+    power: PowerModel | None = None  # of this card; None: nobody knows what it draws
 
     @classmethod
     def load(cls, name: str | Path) -> Device:
@@ -75,7 +82,12 @@ class Device:
         if transfer is not None and not (folder / f"{limits.models}.npz").is_file():
             folder = FOLDER
         own = _models(folder / f"{limits.models}.npz")
-        return cls(limits, own, lookups_file(folder, limits.models), transfer, cls._carried(limits))
+        stand_in = cls._carried(limits)
+        timed = read_power(folder / power_file(limits.models))
+        power = timed if timed is None or transfer is None else timed.carried(transfer.here, limits)
+        if timed is None and stand_in is not None:
+            timed, power = stand_in.timed_power, stand_in.power
+        return cls(limits, own, lookups_file(folder, limits.models), transfer, stand_in, timed, power)
 
     @classmethod
     def _carried(cls, limits: DeviceLimits) -> Device | None:
@@ -85,7 +97,34 @@ class Device:
         there = replace(limits, models=limits.carried_from, transfer=limits.carried)
         here = _fitted_on(FOLDER, there)
         own = _models(FOLDER / f"{here.models}.npz")
-        return cls(there, own, lookups_file(FOLDER, here.models), Transfer(here, there, limits.carried))
+        timed = read_power(FOLDER / power_file(here.models))
+        power = None if timed is None else timed.carried(here, there)
+        lookups = lookups_file(FOLDER, here.models)
+        return cls(there, own, lookups, Transfer(here, there, limits.carried), timed_power=timed, power=power)
+
+    def capped(self, power_w: float) -> Device:
+        """The same card, allowed to draw so much."""
+        if self.power is None:
+            raise InputError(f"--power-cap {power_w:g}: nobody knows what {self.limits.name} draws, so a cap cannot be applied")
+        if not self.power.base_w < power_w < _MOST_POWER_W:
+            raise InputError(
+                f"--power-cap {power_w:g}: expected watts, more than the {self.power.base_w:.0f} that {self.limits.name} draws "
+                f"at rest and less than {_MOST_POWER_W:g}"
+            )
+        limits = replace(self.limits, power_w=Quantity(power_w, "--power-cap"))
+        return replace(self, limits=limits, power=replace(self.power, cap_w=power_w))
+
+    def draw(self, question: Question, family: str, time_ns: float, timed_ns: float) -> KernelDraw | None:
+        """What a call draws that takes so long alone here, and `timed_ns` where its model was fitted."""
+        if self.power is None or self.timed_power is None:
+            return None
+        result = kernel_draw(self.power, question, family, time_ns, self.limits)
+        if self.power is self.timed_power:
+            return result
+        # Its time is of the clock that it had where the model was fitted; peaks, by which times are carried, are of others.
+        here = self.limits if self.transfer is None else self.transfer.here
+        isolated = kernel_draw(self.timed_power, question, family, timed_ns, here).isolated
+        return replace(result, isolated=isolated * (_rated(self.limits) / _rated(here) if result.tensor else 1.0))
 
     @property
     def cached_bytes(self) -> int:
@@ -161,18 +200,20 @@ class Device:
         low, high = self.models.residuals.interval_ns(answered.family, time_ns, self.limits.share)
         estimate = Estimate(time_ns, low, high, Source.FITTED, answer.inside)
         if self.transfer is None:
-            return KernelEstimate(estimate, answer.launches, answered.family)
+            draw = self.draw(question, answered.family, time_ns, time_ns)
+            return KernelEstimate(estimate, answer.launches, answered.family, draw=draw)
         launches = self.transfer.launches(question, answered.family, answer.launches)
-        time_ns = sum(launch.time_ns for launch in launches)
-        there = self.transfer.estimate(estimate, time_ns, carried_kind(question, time_ns))
-        return KernelEstimate(there, launches, answered.family, f"carried over from {self.limits.models}")
+        there_ns = sum(launch.time_ns for launch in launches)
+        there = self.transfer.estimate(estimate, there_ns, carried_kind(question, there_ns))
+        draw = self.draw(question, answered.family, there_ns, time_ns)
+        return KernelEstimate(there, launches, answered.family, f"carried over from {self.limits.models}", draw)
 
     def _fallback(self, question: Question, answered: Answered) -> KernelEstimate:
         call = question.call
         estimate = guess(self.limits, flop_of(call), moved_bytes(call), precision_of(call, question.tf32))
-        return KernelEstimate(
-            estimate, (LaunchTime("roofline", estimate.time_ns),), answered.family, answered.why or _TOO_LARGE
-        )
+        draw = self.draw(question, answered.family, estimate.time_ns, estimate.time_ns)
+        launches = (LaunchTime("roofline", estimate.time_ns),)
+        return KernelEstimate(estimate, launches, answered.family, answered.why or _TOO_LARGE, draw)
 
     def _refuse(self, questions: Sequence[Question], estimates: Sequence[KernelEstimate]) -> None:
         total_ns = sum(item.estimate.time_ns for item in estimates)
@@ -184,6 +225,11 @@ class Device:
                 raise UnsupportedError(
                     f"{op} has no fitted model on {self.limits.name} ({item.why}); it is {share}; drop --strict for a roofline"
                 )
+
+
+def _rated(limits: DeviceLimits) -> float:
+    """The clock that the data sheet's peaks on tensor cores are of, as a fraction of the highest."""
+    return 1.0 if limits.tensor_clock_hz is None else limits.tensor_clock_hz.value / limits.clock_hz.value
 
 
 def _fitted_on(folder: Path, limits: DeviceLimits) -> DeviceLimits:

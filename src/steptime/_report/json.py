@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from steptime._models.power.card import StepPower
 from steptime._sim.prediction import Iterations, PredictedStep
 
 # Changes when a key is removed or changes its meaning; new keys may appear without.
@@ -66,6 +67,20 @@ def _asked(prediction: PredictedStep) -> Document:
         "flop": prediction.flop,
         "mfu": prediction.mfu,
         "hfu": prediction.hfu,
+        **_power(prediction.power),
+    }
+
+
+def _power(power: StepPower | None) -> Document:
+    """Means over the cards, energy of all of them in one step; None where nobody knows what they draw."""
+    if power is None:
+        return dict.fromkeys(("power_w", "clock_hz", "energy_j", "power_cap_w", "power_capped"))
+    return {
+        "power_w": power.power_w,
+        "clock_hz": power.clock_hz,
+        "energy_j": power.energy_j,
+        "power_cap_w": power.cap_w,
+        "power_capped": power.capped,
     }
 
 

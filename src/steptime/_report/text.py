@@ -33,6 +33,7 @@ from steptime._report.words import (
     iteration_figures,
     path_ranks_words,
     percent,
+    power_words,
     rate,
     signed_percent,
     size_words,
@@ -184,6 +185,8 @@ def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> No
     print_line(console, "Coverage", f"device time is {source_words(prediction.coverage)}", spaced=len(prediction.ranks) < 2)
     if prediction.memory["peak_bytes"] is not None:
         print_line(console, "Memory", _memory(prediction.memory), spaced=False)
+    if prediction.power is not None:
+        print_line(console, "Power", power_words(prediction.power), spaced=False)
     print_warnings(console, prediction.warnings)
     print_line(console, "Bound by", prediction.bound_by, style="bold")
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from steptime._models.power.card import StepPower
 from steptime._sim.explain.bound import family_words
 from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import Iterations, PredictedStep
@@ -150,3 +151,10 @@ def merged_warnings(warnings: Sequence[str]) -> list[str]:
     for warning in warnings:
         alike.setdefault(_NUMBERS.sub("#", warning), []).append(warning)
     return [each[0] + (f" (and {len(each) - 1} more like this)" if len(each) > 1 else "") for each in alike.values()]
+
+
+def power_words(power: StepPower) -> str:
+    """What cards draw, at which clock, and whether their cap decides it."""
+    drawn = f"{power.power_w:,.0f} W of {power.cap_w:,.0f} in the mean, {power.clock_hz / 1e6:,.0f} MHz"
+    text = f"{drawn}, {power.energy_j:,.3g} J a step"
+    return f"{text}; the cap holds the clock down" if power.capped else text

@@ -11,6 +11,7 @@ import numpy as np
 
 from steptime._hardware.device import DeviceLimits, device_named
 from steptime._models.kernels.call import computed_in
+from steptime._models.power.card import StepPower
 from steptime._ops.operations import is_product, products_of
 from steptime._program.program import Phase, Program, Tensor
 from steptime._program.workload import Workload
@@ -149,6 +150,7 @@ class PredictedStep:
     platform: str | None = None  # None: as recorded
     operations: Operations = field(default_factory=Operations)
     peak_flop_per_s: float | None = None  # of all ranks together, in the precision of most operations; None: not known
+    power: StepPower | None = None  # of the cards; None: nobody knows what they draw
 
     @property
     def precision(self) -> str | None:

@@ -17,6 +17,8 @@ from steptime._models.engine.archive import write_archive
 from steptime._models.engine.splits import FIT, TEST, split_of
 from steptime._models.engine.stored import pack
 from steptime._models.lookups.contention import Contention
+from steptime._models.power.model import power_file
+from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._program.load import load
 from steptime.errors import InputError
@@ -27,10 +29,11 @@ from steptime_lab.fit.host import fit as fit_host
 from steptime_lab.fit.kernels.fitting import fit_kernels
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
 from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
+from steptime_lab.fit.power import fit_power, too_elastic
 from steptime_lab.fit.reference_steps import reference_bursts
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
 from steptime_lab.measurements.kernels import rows_of
-from steptime_lab.measurements.sets import KERNELS, LOOKUPS
+from steptime_lab.measurements.sets import KERNELS, LOOKUPS, POWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,23 @@ def _kernels(run: FitRun) -> list[Path]:
 
 def _lookups(run: FitRun) -> list[Path]:
     return [fit_and_write_lookups(run.folder, run.out, run.limits(), run.device, run.seed, run.report)]
+
+
+def _power(run: FitRun) -> list[Path]:
+    """What the card draws, where that was measured."""
+    if not len(read(run.folder, POWER)):
+        run.report("power: no rows; `steptime measure power` measures them")
+        return []
+    shipped = run.device in device_names() and (run.out / f"{run.device}.npz").is_file() is False
+    timed_by = Device.load(run.device if shipped else run.out / f"{run.device}.toml")
+    model, mixes = fit_power(run.folder, run.limits(), timed_by)
+    target = run.out / power_file(run.device)
+    model.write(target)
+    worst = max(mixes.values(), key=abs, default=0.0)
+    run.report(f"power: gamma {model.gamma:.2f}; mixes that had no part in it {100 * worst:+.1f} % off at most")
+    for call in too_elastic(run.folder):
+        run.report(f"power: slowed by more than the clock, which is an error of another kind: {call}")
+    return [target]
 
 
 def _baselines(run: FitRun) -> list[Path]:
@@ -181,6 +201,7 @@ _FITS: dict[str, Callable[[FitRun], list[Path]]] = {
     "fabrics": _fabrics,
     "overlap": _overlap,
     "sharing": _sharing,
+    "power": _power,
     "baselines": _baselines,
 }
 WHAT = tuple(_FITS)

@@ -25,7 +25,7 @@ _EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CardReading:
     """One look at the card."""
 
     at_s: float  # by `time.perf_counter`
@@ -37,7 +37,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class CardUse:
     """What a card drew between two moments, and how."""
 
     seconds: float
@@ -49,7 +49,7 @@ class Drawn:
     heated: float | None  # share of readings in which heat did
 
     @classmethod
-    def of(cls, readings: Sequence[Reading]) -> Drawn:
+    def of(cls, readings: Sequence[CardReading]) -> CardUse:
         """Between the first and the last of some readings."""
         seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
         reading_w = _mean([item.power_w for item in readings])
@@ -99,9 +99,9 @@ class Meter:
         """The highest SM clock the card may run at."""
         return _scaled(self._uint("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(_SM_CLOCK)), 1e6)
 
-    def read(self) -> Reading:
+    def read(self) -> CardReading:
         """The card now."""
-        return Reading(
+        return CardReading(
             time.perf_counter(),
             _scaled(self._value(ctypes.c_ulonglong, "nvmlDeviceGetTotalEnergyConsumption"), 1e-3),
             _scaled(self._uint("nvmlDeviceGetPowerUsage"), 1e-3),
@@ -136,7 +136,7 @@ class Watch:
     """Readings of a card as they come."""
 
     meter: Meter
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[CardReading] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -151,16 +151,16 @@ class Watch:
         if self._thread is not None:
             self._thread.join()
 
-    def between(self, first_s: float, last_s: float) -> Drawn:
+    def between(self, first_s: float, last_s: float) -> CardUse:
         """What was drawn between two moments (`time.perf_counter`)."""
-        return Drawn.of([item for item in list(self.readings) if first_s <= item.at_s <= last_s])
+        return CardUse.of([item for item in list(self.readings) if first_s <= item.at_s <= last_s])
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
             self.readings.append(self.meter.read())
 
 
-def _power_w(readings: Sequence[Reading]) -> float | None:
+def _power_w(readings: Sequence[CardReading]) -> float | None:
     """The slope of the energy counter over the moments at which it moved."""
     moved: list[tuple[float, float]] = []
     last: float | None = None

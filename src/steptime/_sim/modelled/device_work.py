@@ -18,6 +18,7 @@ from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
+from steptime._models.power.model import KernelDraw
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import PRODUCTS, operations_of
 from steptime._ops.table import on_device, op_table
@@ -34,8 +35,8 @@ from steptime.errors import UnsupportedError
 _PERSISTENT_PRECISIONS = ("bfloat16", "float16")
 _MATRIX_PRODUCT, _PERSISTENT = "gemm", "nvjet gemm"
 _MULTIPLYING = (*PRODUCTS, "aten::convolution", "aten::_scaled_dot_product")
-_Call = tuple[tuple[LaunchTime, ...], Estimate, str, int]
-"""Of `OpWork`, what does not depend on the op: launches, estimate, group and what is read back."""
+_Call = tuple[tuple[LaunchTime, ...], Estimate, str, int, KernelDraw | None]
+"""Of `OpWork`, what does not depend on the op: launches, estimate, group, what is read back and what is drawn."""
 
 
 def device_work(
@@ -160,7 +161,8 @@ def _compute(work: IssuedWork, answer: KernelEstimate, known: dict[tuple[Any, ..
     key = (id(work.question), id(answer), work.name, work.moved)
     if key not in known:
         known[key] = _call(work, answer)
-    return OpWork(work.op, *known[key])
+    launches, estimate, group, read_back, draw = known[key]
+    return OpWork(work.op, launches, estimate, group, read_back, draw=draw)
 
 
 def _call(work: IssuedWork, answer: KernelEstimate) -> _Call:
@@ -172,7 +174,8 @@ def _call(work: IssuedWork, answer: KernelEstimate) -> _Call:
         launches = tuple(replace(each, kernel=_PERSISTENT) if each.kernel == _MATRIX_PRODUCT else each for each in launches)
     read_back = len(launches) - 1 if op_kind(work.name).reads_back else -1
     size_class = int(np.log2(max(answer.estimate.time_ns, 1.0)))  # calls within a factor of two err alike
-    return launches, scaled(answer.estimate, work.moved), f"{answer.family} {size_class} {question.call.op}", read_back
+    draw = None if answer.draw is None else answer.draw.scaled(work.moved)
+    return launches, scaled(answer.estimate, work.moved), f"{answer.family} {size_class} {question.call.op}", read_back, draw
 
 
 def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:

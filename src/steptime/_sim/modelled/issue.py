@@ -24,6 +24,7 @@ from steptime._models.host.columns import HostColumns, Piece
 from steptime._models.host.model import Speed
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.contention import MemoryUse
+from steptime._models.power.model import KernelDraw
 from steptime._ops.waits import tensor_waits
 from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, WorkKind, Works
 from steptime._sim.core.timing import Timing
@@ -61,6 +62,7 @@ class OpWork:
     group: str
     read_back: int = -1  # index of the launch of which the host waits for the end, to read a value
     memory: MemoryUse | None = None  # of a lookup beside others
+    draw: KernelDraw | None = None  # of all launches together; None: as a call of which only the time is known
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Issued:
     estimates: tuple[Estimate, ...]
     groups: tuple[str, ...]  # per estimate: which err together
     memory: tuple[MemoryUse | None, ...]  # per estimate: of lookups beside others
+    draws: tuple[KernelDraw | None, ...] = ()  # per estimate but collectives
     warnings: tuple[str, ...] = ()
 
     def timing(self, speed: Speed, device: DeviceLimits, factors: Floats | None = None) -> Timing:
@@ -344,6 +347,7 @@ class _Issuer:
             estimates=(*(work.estimate for work in device.works), *wire),
             groups=(*(work.group for work in device.works), *kinds),
             memory=(*(work.memory for work in device.works), *[None] * len(wire)),
+            draws=tuple(work.draw for work in device.works),
             warnings=(*self._host.warnings, *device.warnings),
         )
 

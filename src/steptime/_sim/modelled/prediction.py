@@ -20,6 +20,7 @@ import numpy.typing as npt
 from steptime._lookups.workload import ITEM_BYTES, TABLE_BATCHED, RankLookups
 from steptime._models.estimate import Estimate
 from steptime._models.memory.peak import peak_memory
+from steptime._models.power.card import StepPower
 from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import one_step
@@ -61,9 +62,9 @@ def predict_on(
 def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED) -> PredictedStep:
     """The prediction of a step whose models were asked."""
     calibration = known_of(step.platform, calibration)
-    result, settling = step.steady(calibration)
+    result, settling, clocks = step.powered(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
-    low, high = interval_ns(step, result, calibration)
+    low, high = interval_ns(step, result, calibration, clocks)
     warnings = [*step.warnings, *_caveats(step)]
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
@@ -79,8 +80,11 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
         warnings=warnings,
     )
     peak = peak_flop_per_s(step.platform.device.limits, predicted.operations.precision)
+    power = None if step.cards is None else step.cards.drawn(result, clocks)
     return replace(
         predicted,
+        power=power,
+        bound_by=_power_bound(predicted.bound_by, power, step.platform.device.limits.clock_hz.value),
         platform=step.platform.name,
         coverage=step.coverage,
         peak_flop_per_s=None if peak is None else peak * workload.world_size,
@@ -121,9 +125,17 @@ def _caveats(step: ModelledStep) -> list[str]:
     return results
 
 
-def interval_ns(step: ModelledStep, drawless: Steady, calibration: Calibration) -> tuple[float, float]:
+def _power_bound(text: str, power: StepPower | None, highest_hz: float) -> str:
+    """What bounds a step, and that it is power where a cap holds the clock of a busy device down."""
+    if power is None or not power.capped or not text.startswith(("GPU-bound", "mixed")):
+        return text
+    clocks = f"{power.clock_hz / 1e6:,.0f} of {highest_hz / 1e6:,.0f} MHz"
+    return f"power-bound: the card holds its cap of {power.cap_w:,.0f} W and runs at {clocks}; {text.partition(': ')[2]}"
+
+
+def interval_ns(step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats) -> tuple[float, float]:
     """The interval that should hold nine of ten measured steps; `drawless` is the step without draws."""
-    return interval_of(float(drawless.period_ns[0]), draws_ns(step, drawless, calibration))
+    return interval_of(float(drawless.period_ns[0]), draws_ns(step, drawless, calibration, clocks))
 
 
 def interval_of(period_ns: float, draws: Floats) -> tuple[float, float]:
@@ -132,16 +144,31 @@ def interval_of(period_ns: float, draws: Floats) -> tuple[float, float]:
     return min(float(low), period_ns), max(float(high), period_ns)
 
 
-def draws_ns(step: ModelledStep, drawless: Steady, calibration: Calibration) -> Floats:
+def draws_ns(step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats) -> Floats:
     """The step once per draw of what its models may be off by."""
     played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
-    cohorts = [_drawn(issued, cohort, calibration) for issued, cohort in zip(step.programs, played, strict=True)]
+    power = _power_factors(step, drawless, clocks)
+    cohorts = [_drawn(*each, calibration) for each in zip(step.programs, played, power, strict=True)]
     return np.asarray(steady(cohorts, iterations_at_most=24).period_ns, dtype=np.float64)
 
 
-def _drawn(issued: Issued, cohort: Cohort, calibration: Calibration) -> Cohort:
+def _power_factors(step: ModelledStep, drawless: Steady, clocks: Floats) -> list[Floats | None]:
+    """Per program (kernel, draw): what kernels take longer where cards draw more or less than their model says."""
+    cards = step.cards
+    if cards is None:
+        return [None] * len(step.programs)
+    energy = np.exp(cards.model.error * _normal("power"))
+    drawn = cards.drawn_clocks(drawless, clocks, energy)
+    if all((each == clocks[index]).all() for index, each in enumerate(drawn)):
+        return [None] * len(step.programs)
+    return [cards.slowdown(index, each) / cards.slowdown(index, clocks[index : index + 1]) for index, each in enumerate(drawn)]
+
+
+def _drawn(issued: Issued, cohort: Cohort, power: Floats | None, calibration: Calibration) -> Cohort:
     """The cohort with a scenario per draw, around durations that have settled already."""
     factors = _factors(issued) if issued.groups else np.ones((1, SAMPLES))
+    if power is not None:
+        factors[: len(power)] *= power
     collectives = issued.program.collectives
     if collectives:
         wire = np.stack([calibration.wire_error * _normal(f"wire {collective.kind}") for collective in collectives])

@@ -32,6 +32,7 @@ from steptime._sim.laws.slowdowns import CollectivesBesideKernels, Law, LookupsB
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
+from steptime._sim.modelled.power import ROUNDS, SETTLED, Cards
 from steptime._sim.modelled.stragglers import Stragglers
 from steptime.errors import InputError
 
@@ -51,13 +52,25 @@ class ModelledStep:
     programs: tuple[Issued, ...]  # in the order of the workload's
     warnings: tuple[str, ...] = ()
 
-    def cohorts(self, calibration: Calibration = UNCALIBRATED) -> list[Cohort]:
-        """With all durations as the models say, one scenario."""
+    def cohorts(self, calibration: Calibration = UNCALIBRATED, clocks: Floats | None = None) -> list[Cohort]:
+        """With all durations as the models say, one scenario; `clocks` of the cards, one per program."""
         speed, limits = self.speed(calibration), self.platform.device.limits
-        return [
-            self._cohort(program, program.timing(speed, limits, self._factors(program, calibration)))
-            for program in self.programs
-        ]
+        factors = [self._factors(program, calibration) for program in self.programs]
+        if self.cards is not None:
+            clocks = self.cards.full if clocks is None else clocks
+            for index, (program, factor) in enumerate(zip(self.programs, factors, strict=True)):
+                factor[: len(program.draws)] *= self.cards.slowdown(index, clocks[index : index + 1])
+        pairs = zip(self.programs, factors, strict=True)
+        return [self._cohort(program, program.timing(speed, limits, factor)) for program, factor in pairs]
+
+    @cached_property
+    def cards(self) -> Cards | None:
+        """What draws power; None where nobody knows how much."""
+        device = self.platform.device
+        if device.power is None:
+            return None
+        ranks = [len(self.workload.run_by(program.program.rank)) for program in self.programs]
+        return Cards.of(device.power, device.limits.clock_hz.value, self.programs, ranks, device.limits.share)
 
     @cached_property
     def stragglers(self) -> Stragglers:
@@ -101,8 +114,26 @@ class ModelledStep:
         return {owner: ranks[:1] for owner, ranks in every.items()}
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
-        """The steady state, with what ranks and streams do to each other where that was measured."""
-        cohorts = self.cohorts(calibration)
+        """The steady state, at the clocks that the power caps leave."""
+        result, settling, _ = self.powered(calibration)
+        return result, settling
+
+    def powered(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None, Floats]:
+        """The steady state and the clock of each program's card: played at some clocks, these follow from what it draws."""
+        if self.cards is None:
+            return *self._played(self.cohorts(calibration)), np.ones(len(self.programs))
+        clocks = self.cards.full
+        result, settling = self._played(self.cohorts(calibration, clocks))
+        for _ in range(ROUNDS):
+            wanted = self.cards.clocks(result, clocks)
+            if np.abs(wanted / clocks - 1.0).max() < SETTLED:
+                break
+            clocks = wanted
+            result, settling = self._played(self.cohorts(calibration, clocks))
+        return result, settling, clocks
+
+    def _played(self, cohorts: Sequence[Cohort]) -> tuple[Steady, Settling | None]:
+        """With what ranks and streams do to each other where that was measured."""
         departures, laws = ExchangeDepartures.of(self.platform.fabric), self._laws(cohorts)
         if not laws:
             return steady(cohorts, departures=departures), None

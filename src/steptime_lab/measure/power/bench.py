@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from steptime._calibrate.device.meter import Drawn, Meter
+from steptime._calibrate.device.meter import CardUse, Meter
 from steptime._calibrate.device.probes import Probes, clock_hz
 from steptime_lab.measure.op_calls import Arena, PreparedCall
 from steptime_lab.measure.power.blocks import Block, Piece
@@ -25,7 +25,7 @@ _WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class Loop:
+class GraphLoop:
     """A block made ready: `replay` queues one round of it."""
 
     replay: Callable[[], None]
@@ -100,7 +100,7 @@ class PowerBench:
         row["clocks_mhz"] = [clock_hz(a, b) / 1e6 for a, b in pairwise(stamps)]
         return row
 
-    def _rest(self, seconds: float) -> Drawn:
+    def _rest(self, seconds: float) -> CardUse:
         torch.cuda.synchronize()
         with self.meter.watching() as watch:
             time.sleep(seconds)
@@ -122,7 +122,7 @@ class PowerBench:
         event.record()
         return event
 
-    def _loop(self, block: Block) -> Loop:
+    def _loop(self, block: Block) -> GraphLoop:
         runs = [self._prepared(piece) for piece in block.pieces]
 
         def once() -> None:
@@ -140,18 +140,18 @@ class PowerBench:
         most = self.meter.most_clock_hz or 2e9
         pause = int(busy_ns * (1 / block.duty - 1) * most / 1e9)
         if any(piece.probe for piece in block.pieces):
-            return Loop(once, 0)
+            return GraphLoop(once, 0)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             once()
             if pause:
                 torch.cuda._sleep(pause)  # type: ignore[no-untyped-call]
-        return Loop(graph.replay, pause)
+        return GraphLoop(graph.replay, pause)
 
     def _prepared(self, piece: Piece) -> Callable[[], None]:
         if piece.call is None:
             probe = getattr(self.probes, piece.probe)
-            return lambda: probe(piece.sms, piece.ns)
+            return lambda: probe(max(1, round(piece.sms * self.probes.sms)), piece.ns)
         prepared = PreparedCall(piece.call, self.arena)
         args, kwargs = prepared.fresh()
 
@@ -191,7 +191,9 @@ class PowerBench:
                 count = max(1, int(_GROUP_S * 1e9 / times[-1]))
         return times
 
-    def _row(self, block: Block, drawn: Drawn | None, clock: float | None, times_ns: list[float], pause: int) -> dict[str, Any]:
+    def _row(
+        self, block: Block, drawn: CardUse | None, clock: float | None, times_ns: list[float], pause: int
+    ) -> dict[str, Any]:
         return {
             "block": block.name,
             "kind": block.kind,

@@ -27,7 +27,7 @@ class Piece:
     tf32: bool = False
     resident: bool = False  # whether every run has the same operands, which then stay in L2
     probe: str = ""  # multiply | poll
-    sms: int = 0
+    sms: float = 0.0  # of all SMs
     ns: int = 0
 
 
@@ -155,9 +155,9 @@ def _kernels() -> list[Block]:
 
 
 def _sms() -> list[Block]:
-    multiply = [Piece(probe="multiply", sms=sms, ns=2_000_000) for sms in (33, 66, 132)]
-    poll = [Piece(probe="poll", sms=sms, ns=2_000_000) for sms in (16, 132)]
-    return [Block(f"{piece.probe} {piece.sms}", "steady", (piece,)) for piece in (*multiply, *poll)]
+    multiply = [Piece(probe="multiply", sms=sms, ns=2_000_000) for sms in (0.25, 0.5, 1.0)]
+    poll = [Piece(probe="poll", sms=sms, ns=2_000_000) for sms in (0.125, 1.0)]
+    return [Block(f"{piece.probe} {piece.sms:g}", "steady", (piece,)) for piece in (*multiply, *poll)]
 
 
 def _mixes() -> list[Block]:

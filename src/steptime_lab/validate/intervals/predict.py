@@ -114,10 +114,10 @@ def _with_parts(config: Transformer, parts: int) -> Transformer:
 def _played(config: Transformer, platform: Platform, outside: list[float]) -> Played:
     step = modelled(build(config), platform)
     calibration = known_of(platform, UNCALIBRATED)
-    result, _ = step.steady(calibration)
+    result, _, clocks = step.powered(calibration)
     outside.append(step.coverage["out_of_range"])
     seen = activity(result.timeline, Window(1))
     rank = seen.ranks[0]
     parts = {**seen.breakdown, EXPOSED: rank.exposed_communication_ms, IDLE: rank.idle_ms}
-    draws = draws_ns(step, result, calibration)
+    draws = draws_ns(step, result, calibration, clocks)
     return Played(ms(float(result.period_ns[0])), np.array([ms(each) for each in draws.tolist()]), parts)

@@ -154,12 +154,12 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
 
 
 def _visit(step: ModelledStep, case: StepCase, visit: Visit, recorded: ModelledStep | None) -> VisitOutcome:
-    result, _ = step.steady(visit.calibration)
+    result, _, clocks = step.powered(visit.calibration)
     predicted = float(result.period_ns[0])
     return VisitOutcome(
         visit=visit,
         predicted_ns=predicted,
-        interval_ns=interval_ns(step, result, visit.calibration),
+        interval_ns=interval_ns(step, result, visit.calibration, clocks),
         baselines_ns=baselines_ns(step.cohorts(visit.calibration)),
         split=None if recorded is None else split(step, recorded, result, case, visit),
     )

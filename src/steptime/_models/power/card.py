@@ -1,0 +1,134 @@
+"""At which clock cards run the kernels of a step: the highest at which none of them draws more than its cap in the mean.
+
+A card's clock makes its kernels longer and lowers their energy; longer kernels make the step longer, and that lowers its power
+again. `Cards.clocks` goes by the time that kernels take beside everything else of a played step; playing the step at those
+clocks and asking again settles both (`steptime._sim.modelled.step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._models.power.model import LOWEST_CLOCK, KernelDraw, PowerModel
+
+Floats = npt.NDArray[np.float64]
+
+_HALVINGS = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Kernels of one rank as columns."""
+
+    time_ns: Floats  # alone, at its isolated clock
+    core_j: Floats
+    memory_j: Floats
+    elasticity: Floats
+    tensor: npt.NDArray[np.bool_]
+    isolated: Floats
+    share: int  # of the card, one of so many parts
+
+    @classmethod
+    def of(cls, times_ns: Sequence[float], draws: Sequence[KernelDraw | None], share: int) -> Draws:
+        """Of estimates in order; None: nothing is known, and no clock changes it."""
+        known = [draw or KernelDraw(0.0, 0.0, 0.0, False, 1.0) for draw in draws]
+
+        def column(name: str) -> Floats:
+            return np.array([getattr(draw, name) for draw in known], dtype=np.float64)
+
+        return cls(
+            np.asarray(times_ns, dtype=np.float64),
+            column("core_j"),
+            column("memory_j"),
+            column("elasticity"),
+            np.array([draw.tensor for draw in known], dtype=np.bool_),
+            column("isolated"),
+            share,
+        )
+
+    def clock(self, model: PowerModel, clock: Floats) -> Floats:
+        """(kernel, ...): what SMs run each kernel at where the driver asks for `clock`."""
+        asked = np.where(self.tensor, model.tensor_clock, 1.0).reshape(-1, *[1] * clock.ndim) * clock
+        peak = self._peak(model).reshape(-1, *[1] * clock.ndim)
+        result: Floats = np.minimum(asked, peak)
+        return result
+
+    def slowdown(self, model: PowerModel, clock: Floats) -> Floats:
+        """(kernel, ...): how many times as long as alone each takes."""
+        shape = (-1, *[1] * clock.ndim)
+        ratio = self.isolated.reshape(shape) / self.clock(model, clock)
+        result: Floats = np.maximum(ratio, 1e-3) ** self.elasticity.reshape(shape)
+        return result
+
+    def energy_j(self, model: PowerModel, clock: Floats) -> Floats:
+        """(kernel, ...): of each, once."""
+        shape = (-1, *[1] * clock.ndim)
+        core: Floats = self.core_j.reshape(shape) * self.clock(model, clock) ** model.gamma
+        return core + self.memory_j.reshape(shape)
+
+    def _peak(self, model: PowerModel) -> Floats:
+        """The clock at which each would draw as much as the card gives for a moment."""
+        room = model.peak_room_w / self.share * self.time_ns * 1e-9 - self.memory_j
+        with np.errstate(divide="ignore", invalid="ignore"):
+            limit = np.where(
+                self.core_j > 0, (np.maximum(room, 0.0) / np.maximum(self.core_j, 1e-30)) ** (1 / model.gamma), 1.0
+            )
+        result: Floats = np.clip(limit, LOWEST_CLOCK, 1.0)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one card does in a step."""
+
+    draws: Sequence[Draws]  # of every rank on it
+    counts: Sequence[Floats]  # per rank and kernel, how often a step has it
+    period_ns: float
+    clock: float  # that the period is of
+    collective_ns: float  # that collectives are in flight, all ranks together
+
+    def solved(self, model: PowerModel, energy: Floats) -> tuple[Floats, Floats]:
+        """Clock and mean power where kernels take `energy` times their energy; one of each per factor."""
+        base = np.full(energy.shape, self.clock)
+        busy_ns = self._busy_ns(model, base)
+        low, high = np.full(energy.shape, LOWEST_CLOCK), np.ones(energy.shape)
+        high_w = self._dynamic_w(model, high, energy, busy_ns)
+        free = high_w <= model.room_w
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            fits = self._dynamic_w(model, middle, energy, busy_ns) <= model.room_w
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        clock: Floats = np.where(free, 1.0, low)
+        dynamic = self._dynamic_w(model, clock, energy, busy_ns)
+        return clock, np.array([model.power_w(each) for each in dynamic])
+
+    def at_clock(self, model: PowerModel) -> float:
+        """Mean power at the clock that the period is of."""
+        clock = np.array([self.clock])
+        return model.power_w(float(self._dynamic_w(model, clock, np.ones(1), self._busy_ns(model, clock))[0]))
+
+    def _busy_ns(self, model: PowerModel, clock: Floats) -> Floats:
+        every = [(d.time_ns * n)[:, None] * d.slowdown(model, clock) for d, n in zip(self.draws, self.counts, strict=True)]
+        return np.asarray(sum(times.sum(axis=0) for times in every) / max(len(every), 1))
+
+    def _dynamic_w(self, model: PowerModel, clock: Floats, energy: Floats, busy_ns: Floats) -> Floats:
+        joule = sum((n[:, None] * d.energy_j(model, clock)).sum(axis=0) for d, n in zip(self.draws, self.counts, strict=True))
+        period_ns = np.maximum(self.period_ns + self._busy_ns(model, clock) - busy_ns, 1.0)
+        result: Floats = (joule * energy + model.collective_w * self.collective_ns * 1e-9) / (period_ns * 1e-9)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class StepPower:
+    """What the cards of a step draw in the mean, and at which clock."""
+
+    power_w: float  # mean over cards
+    clock_hz: float  # that the driver asks for, as its tools show it; mean over cards
+    energy_j: float  # of all cards, in one step
+    cap_w: float
+    capped: bool  # whether the cap holds the clock of a card down
+    error: float  # standard deviation of the logarithm of power where no cap holds it
