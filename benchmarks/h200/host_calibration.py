@@ -182,9 +182,9 @@ def work(group: Any, session: Any, plan: Mapping[str, Any]) -> None:
 def bursts(group: Any, session: Any) -> None:
     """What calibrations measured of a host before they timed steps."""
     from steptime._calibrate.harness.session import Progress
-    from steptime._calibrate.host.bench import HostBench
-    from steptime._calibrate.host.representative import representative_probes
-    from steptime._calibrate.host.runner import Runner
+    from steptime_lab.measure.host.bench import HostBench
+    from steptime_lab.measure.host.representative import representative_probes
+    from steptime_lab.measure.host.runner import Runner
 
     chosen = [probe for probe in representative_probes() if not probe.together]
     bench = HostBench(group, session, bursts=1, calls=100)

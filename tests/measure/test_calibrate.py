@@ -9,10 +9,10 @@ from tests.measure.test_host_runner import GROUP, a_session, rows_of
 from tests.measurements.test_store import a_recipe, a_row, a_store
 
 from steptime._calibrate import calibrate
+from steptime._calibrate import reference_steps as steps
 from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.ranks import RanksError
-from steptime._calibrate.host import steps
-from steptime._calibrate.host.steps import REFERENCE_STEPS
+from steptime._calibrate.reference_steps import REFERENCE_STEPS
 from steptime._measurements.sets import HOST
 from steptime._models.host.model import read_host
 from steptime.errors import InputError

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.measure.test_host_runner import a_bench
 
 from steptime._calibrate.harness.group import no_collector
-from steptime._calibrate.host.bench import Action, burst_ns, less, line, net
+from steptime_lab.measure.host.bench import Action, burst_ns, less, line, net
 
 
 class Clock:

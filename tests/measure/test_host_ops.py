@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.measure.test_host_runner import a_bench
 
-from steptime._calibrate.host.representative import most_calls_of
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg
 from steptime.errors import InputError
 from steptime_lab.measure.host.issued import SMALL_FILE, common, grouped, recorded
 from steptime_lab.measure.host.ops import arguments, binding_of, op_probes, python_probes, tensor
+from steptime_lab.measure.host.representative import most_calls_of
 from steptime_lab.measure.kernels.cases import FILE_NAME, write_calls
 
 CPU = torch.device("cpu")

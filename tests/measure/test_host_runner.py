@@ -12,11 +12,11 @@ from steptime._calibrate.harness.command import Options
 from steptime._calibrate.harness.group import Group, leave
 from steptime._calibrate.harness.ranks import Layout, RanksError
 from steptime._calibrate.harness.session import Budget, Progress, Session
-from steptime._calibrate.host.bench import HostBench, Probe, Times
 from steptime._measurements.sets import HOST
 from steptime._measurements.store import read
 from steptime._models.kernels.call import Call, TensorArg
 from steptime_lab.measure import host, restarts
+from steptime_lab.measure.host.bench import HostBench, Probe, Times
 from steptime_lab.measure.host.issued import SMALL_FILE, grouped
 from steptime_lab.measure.host.probes import BETWEEN_OPS, probes
 from steptime_lab.measure.host.recording import MODES, MarkedBench, ProfiledRunner

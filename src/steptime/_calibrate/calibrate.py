@@ -112,7 +112,7 @@ def _ranks(options: Options) -> int:
 
 
 def _host(group: Group, session: Session, seconds: float) -> None:
-    from steptime._calibrate.host.steps import time_reference_steps
+    from steptime._calibrate.reference_steps import time_reference_steps
 
     time_reference_steps(group, session, seconds, SOURCE)
 

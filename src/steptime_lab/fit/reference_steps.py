@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from steptime import capture
-from steptime._calibrate.host.steps import REFERENCE_STEPS
+from steptime._calibrate.reference_steps import REFERENCE_STEPS
 from steptime._models.host.model import REFERENCE_STEP, STEP, Burst, HostModel
 from steptime._platforms.platform import Platform
 from steptime._sim.modelled.step import modelled

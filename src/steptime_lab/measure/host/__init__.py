@@ -14,7 +14,7 @@ from steptime.errors import InputError
 from steptime_lab.measure.restarts import AvoidList, run_avoiding
 
 if TYPE_CHECKING:
-    from steptime._calibrate.host.bench import Probe
+    from steptime_lab.measure.host.bench import Probe
     from steptime_lab.measure.host.issued import Issued
 
 JOB = "host"

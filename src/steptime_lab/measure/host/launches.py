@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from steptime._calibrate.host.bench import Action, HostBench, Probe, Times, burst_ns, line
-from steptime._calibrate.host.representative import representative_probes
+from steptime_lab.measure.host.bench import Action, HostBench, Probe, Times, burst_ns, line
+from steptime_lab.measure.host.representative import representative_probes
 
 # Streams, events and the spinning kernel; torch gives them no types.
 CUDA: Any = torch.cuda

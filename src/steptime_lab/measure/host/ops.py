@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from steptime._calibrate.host.bench import Probe
-from steptime._calibrate.host.representative import op_probe
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg
+from steptime_lab.measure.host.bench import Probe
 from steptime_lab.measure.host.issued import Issued
+from steptime_lab.measure.host.representative import op_probe
 from steptime_lab.measure.op_calls import draw, named, operator, torch_dtype
 
 _NAME = re.compile(r"aten::([A-Za-z_]\w*)(?:\.(\w+))?")

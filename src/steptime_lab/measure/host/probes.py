@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from steptime._calibrate.harness.session import watchdog
-from steptime._calibrate.host.bench import Action, HostBench, Probe, Times, burst_ns, less, line
-from steptime._calibrate.host.representative import WAIT_S, collective_probe, join
+from steptime_lab.measure.host.bench import Action, HostBench, Probe, Times, burst_ns, less, line
 from steptime_lab.measure.host.issued import Issued
 from steptime_lab.measure.host.launches import launch_probes
 from steptime_lab.measure.host.ops import op_probes, python_probes
+from steptime_lab.measure.host.representative import WAIT_S, collective_probe, join
 from steptime_lab.measure.host.training import autograd_probes, form_probes, lookup_probes, module_probes, optimizer_probes
 
 # Layers of one parameter each, 16 x 16. Every bucket is a collective, and they have to fit into the launch queue.

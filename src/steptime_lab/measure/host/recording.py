@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from steptime._calibrate.host.bench import MOST_LAUNCHES, Action, HostBench, Probe
-from steptime._calibrate.host.runner import Runner
 from steptime_lab.measure.device_profile import MARKER, RawEvent, execution_trace
+from steptime_lab.measure.host.bench import MOST_LAUNCHES, Action, HostBench, Probe
 from steptime_lab.measure.host.launches import CUDA, GATE_CYCLES, QUEUED
+from steptime_lab.measure.host.runner import Runner
 from steptime_lab.measure.restarts import CrashMarker
 
 MODES = ("off", "cuda", "cpu_cuda", "execution_trace", "after")

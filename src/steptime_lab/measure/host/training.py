@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.optim import Optimizer
 
-from steptime._calibrate.host.bench import Action, HostBench, Probe, Times, less
-from steptime._calibrate.host.representative import (
+from steptime_lab.measure.host.bench import Action, HostBench, Probe, Times, less
+from steptime_lab.measure.host.representative import (
     FEW,
     LINEAR,
     LONG_CHAIN,

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from steptime._calibrate.harness.session import watchdog
-from steptime._calibrate.host.bench import MOST_LAUNCHES, Action, HostBench, Probe, Times, burst_ns, less
 from steptime._models.kernels.call import Call, TensorArg
+from steptime_lab.measure.host.bench import MOST_LAUNCHES, Action, HostBench, Probe, Times, burst_ns, less
 
 Unary = Callable[[torch.Tensor], torch.Tensor]
 Arguments = tuple[list[Any], dict[str, Any]]

@@ -16,10 +16,10 @@ import torch
 
 from steptime._calibrate.harness.group import no_collector
 from steptime._calibrate.harness.session import LostContextError, Progress, Session
-from steptime._calibrate.host.bench import HostBench, HostSpeed, Probe, Reference, Times, between
-from steptime._calibrate.host.representative import load
 from steptime._measurements.sets import HOST
 from steptime._measurements.store import key_of
+from steptime_lab.measure.host.bench import HostBench, HostSpeed, Probe, Reference, Times, between
+from steptime_lab.measure.host.representative import load
 
 # Probes between which the garbage collector runs. Starting and ending a profiler takes a good part of a second as well.
 AT_ONCE = 240
