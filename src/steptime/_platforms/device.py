@@ -82,7 +82,7 @@ class Device:
         if transfer is not None and not (folder / f"{limits.models}.npz").is_file():
             folder = FOLDER
         own = _models(folder / f"{limits.models}.npz")
-        stand_in = cls._carried(limits)
+        stand_in = cls.carried(limits)
         timed = read_power(folder / power_file(limits.models))
         power = timed if timed is None or transfer is None else timed.carried(transfer.here, limits)
         if timed is None and stand_in is not None:
@@ -90,7 +90,7 @@ class Device:
         return cls(limits, own, lookups_file(folder, limits.models), transfer, stand_in, timed, power)
 
     @classmethod
-    def _carried(cls, limits: DeviceLimits) -> Device | None:
+    def carried(cls, limits: DeviceLimits) -> Device | None:
         """The shipped device that answers for a user's what that one's models do not know."""
         if limits.carried is None:
             return None

@@ -38,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the platform and of its rows")
     made.add_argument("--minutes", type=float, default=ADOPT.minutes, help=f"of measuring ({ADOPT.minutes:g}); 2 will do")
     made.add_argument("--fit", action="store_true", help="measure nothing; fit the rows that are in DIR, without a GPU")
+    about = "no models of other devices, scaled, for what was measured too little"
+    made.add_argument("--alone", action="store_true", help=about)
     made.add_argument("--seed", type=int, default=0, help="random seed of the cases and of the fit (0)")
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     missing = [library for library in _FITTING if find_spec(library) is None]
     if missing:
         return _unfitted(given.name, given.out, missing, fit_only=given.fit)
-    document = _fit(given.name, given.out, given.seed, run, begun)
+    document = _fit(given.name, given.out, given.seed, run, begun, alone=given.alone)
     print(json.dumps(document, indent=2) if given.json else "\n".join(_lines(document, given.out)))
     return 0
 
@@ -83,11 +85,11 @@ def _unfitted(name: str, folder: Path, missing: Sequence[str], *, fit_only: bool
     return 0
 
 
-def _fit(name: str, folder: Path, seed: int, run: Measured | None, begun: float) -> dict[str, Any]:
+def _fit(name: str, folder: Path, seed: int, run: Measured | None, begun: float, *, alone: bool) -> dict[str, Any]:
     from steptime_lab.adopt.fitting import fit
     from steptime_lab.adopt.scores import errors, scored
 
-    fitted = fit(folder, name, say, seed)
+    fitted = fit(folder, name, say, seed, alone=alone)
     document = {
         "schema_version": SCHEMA_VERSION,
         "platform": name,
@@ -107,10 +109,15 @@ def _fit(name: str, folder: Path, seed: int, run: Measured | None, begun: float)
 def _lines(document: dict[str, Any], folder: Path) -> list[str]:
     rows = ", ".join(f"{count:,} {name}" for name, count in document["rows"].items())
     lines = [f"{document['platform']}: {rows} measured; {document['seconds']['fitting']:.0f} s to fit"]
-    lines += ["on rows that no fit saw:", "", f"  {'':32s}{'rows':>7s}{'GMAE':>8s}{'p90':>8s}{'inside 90 %':>13s}"]
+    lines += [
+        "on rows that no fit saw:",
+        "",
+        f"  {'':26s}{'rows':>7s}{'GMAE':>8s}{'p90':>8s}{'inside 90 %':>13s}{'half width':>12s}",
+    ]
     for name, error in document["errors"].items():
-        inside = "" if error["interval_coverage"] is None else f"{error['interval_coverage']:.0%}"
-        lines.append(f"  {name:32s}{error['rows']:7,d}{error['gmae']:8.1%}{error['p90']:8.1%}{inside:>13s}")
+        known = error["interval_coverage"] is not None
+        interval = f"{error['interval_coverage']:13.0%}{error['sharpness']:12.1%}" if known else ""
+        lines.append(f"  {name:26s}{error['rows']:7,d}{error['gmae']:8.1%}{error['p90']:8.1%}{interval}")
     return [*lines, "", f"predict with it: steptime predict WORKLOAD --platform {folder}"]
 
 

@@ -196,18 +196,22 @@ def interval_factors(like: Nearest) -> dict[str, Quantity]:
     return {kind: max((factor[kind] for factor in factors), key=lambda each: each.value) for kind in CARRIED_KINDS}
 
 
-def device_toml(facts: GpuFacts, name: str, rows: Sequence[Row]) -> str:
-    """The text of the file of a measured device, its models beside it; `read_device` reads it back."""
+def device_toml(facts: GpuFacts, name: str, rows: Sequence[Row], *, alone: bool = False) -> str:
+    """The text of the file of a measured device, its models beside it; `read_device` reads it back.
+
+    `alone`: nobody's models answer what its own do not know.
+    """
     like = nearest(facts)
     limits, peak = device_limits(facts, like, rows), peaks(facts, like, rows)
     title = f"{facts.name}, {facts.memory_bytes / 1e9:.0f} GB, adopted"
     lines = [f"schema_version = {SCHEMA_VERSION}", f"name = {_text(name)}", f"title = {_text(title)}"]
-    lines += [f"models = {_text(name)}", f"carried_from = {_text(like.limits.models)}"]
-    basis = f"what was not measured here is that of {like.limits.models}, scaled by the limits of both"
-    lines += ["", "[transfer]", f"basis = {_text(basis)}"]
+    lines.append(f"models = {_text(name)}")
     assumed = {f"features.{form}": table for form, table in features(like, limits, peak).items()}
-    carried = {"transfer.interval_factor": interval_factors(like)}
-    tables = {**carried, "limits": limits, "limits.peak_flop_per_s": peak, **assumed}
+    tables = {"limits": limits, "limits.peak_flop_per_s": peak, **assumed}
+    if not alone:
+        basis = f"what was not measured here is that of {like.limits.models}, scaled by the limits of both"
+        lines += [f"carried_from = {_text(like.limits.models)}", "", "[transfer]", f"basis = {_text(basis)}"]
+        tables = {"transfer.interval_factor": interval_factors(like), **tables}
     for table, values in tables.items():
         lines += ["", f"[{table}]", *(_line(key, value) for key, value in values.items())]
     return "\n".join(lines) + "\n"

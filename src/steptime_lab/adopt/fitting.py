@@ -11,18 +11,25 @@ DIR/platform.toml                      ranks, device, host and fabric: what `pre
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from steptime._files import write_whole
-from steptime._measurements.sets import COLLECTIVES, HOST
+from steptime._hardware.device import read_device
+from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import devices_of_rows, read
+from steptime._models.engine.splits import VALIDATION
 from steptime._models.kernels.family import families
-from steptime._models.kernels.fitted import TOO_FEW, KernelModels
+from steptime._models.kernels.fitted import LEFT_OUT, KernelModels
 from steptime._models.kernels.forms.matmul import MatmulForm
 from steptime._models.kernels.forms.matmul.products import GROUPS
+from steptime._platforms.device import Device
 from steptime._platforms.own_fabric import OwnFabric, from_measured
 from steptime._platforms.platform import ADOPTED
 from steptime._platforms.platform import SCHEMA_VERSION as PLATFORM_VERSION
@@ -32,8 +39,8 @@ from steptime_lab.adopt.job import MEASUREMENTS
 from steptime_lab.adopt.machine import FILE as DRIVER
 from steptime_lab.adopt.machine import GpuFacts
 from steptime_lab.fit.models import FitRun, fit_and_write
-from steptime_lab.measurements.kernels import rows_of
-from steptime_lab.measurements.sets import KERNELS, LOOKUPS
+from steptime_lab.measurements.kernels import of, rows_of
+from steptime_lab.measurements.sets import KERNELS
 
 # The fabric of GPUs of their own, as `steptime measure collectives` calls it.
 MEASURED_FABRIC = "default"
@@ -41,45 +48,71 @@ MEASURED_FABRIC = "default"
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What was fitted: rows by set, what could not be, and how long it took."""
+    """What was fitted: rows by set, what another machine answers for, and how long it took."""
 
     rows: dict[str, int]
-    fabric: OwnFabric | None
     warnings: list[str]
     seconds: float
 
 
-def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0) -> Adopted:
-    """Fits what was measured and writes the platform; what is missing is left to the nearest known device and host."""
+def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0, *, alone: bool = False) -> Adopted:
+    """Fits what was measured and writes the platform.
+
+    What is missing, or known less well than by scaling, is left to the nearest known device and host; nothing is if `alone`.
+    """
     begun, measurements = time.monotonic(), folder / MEASUREMENTS
     if not (folder / DRIVER).is_file():
         raise InputError(f"{folder}: no {DRIVER} in it; `steptime adopt {name} -o DIR` on the machine itself writes it")
     facts = GpuFacts.read(folder / DRIVER)
     # The fit reads the device's limits from its file.
     products = rows_of(read(measurements, KERNELS), families=(description.PRODUCTS, description.MAPS))
-    write_whole(folder / f"{name}.toml", description.device_toml(facts, name, products))
-    what = {"kernels": KERNELS, "lookups": LOOKUPS, "host": HOST}
-    there = {item: read(measurements, of).num_rows for item, of in what.items()}
-    if not there["kernels"]:
-        raise InputError(f"{measurements}: no kernels were measured; adopt for longer (--minutes)")
-    missing = [item for item, count in there.items() if not count]
-    fit_and_write(
-        FitRun(measurements, folder, name, f"{name}-host", seed, said), [item for item in what if item not in missing]
-    )
+    write_whole(folder / f"{name}.toml", description.device_toml(facts, name, products, alone=alone))
+    run = FitRun(measurements, folder, name, f"{name}-host", seed, said)
+    fit_and_write(run, ["kernels"])
+    missing = [item for item in ("lookups", "host") if not _fitted(run, item)]
+    if not alone:
+        _leave_to_others(folder / f"{name}.toml", measurements)
     fabric = _fabric(folder, name)
-    write_whole(folder / ADOPTED, platform_toml(name, facts.gpus if fabric is not None else 1, host=bool(there["host"])))
+    write_whole(folder / ADOPTED, platform_toml(name, facts.gpus if fabric is not None else 1, host="host" not in missing))
     rows = {item: len(devices) for item, devices in sorted(devices_of_rows(measurements).items())}
-    return Adopted(rows, fabric, _carried(folder / f"{name}.npz", missing), time.monotonic() - begun)
+    return Adopted(rows, _without(folder / f"{name}.npz", missing, alone=alone), time.monotonic() - begun)
 
 
-def _carried(models: Path, missing: list[str]) -> list[str]:
-    """What is not of this machine, in words: it has the interval of a device that nobody measured."""
+def _fitted(run: FitRun, item: str) -> bool:
+    """Fits one of the parts that a platform can do without; says why not where it cannot be."""
+    try:
+        fit_and_write(run, [item])
+    except InputError as error:
+        run.report(f"{item} are not fitted: {error}")
+        return False
+    return True
+
+
+def _leave_to_others(file: Path, measurements: Path) -> None:
+    """Leaves out families that the nearest known device, scaled, answers better on rows that both have not seen."""
+    # Not those of a loaded device, which are kept: they are about to change.
+    own, other = KernelModels.load(file.with_suffix(".npz")), Device.carried(read_device(file))
+    assert other is not None
+    asked = of(rows_of(read(measurements, KERNELS), families=families(), shares=(1,)), VALIDATION)
+    logs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row, item in zip(asked, other.estimates([row.question for row in asked]), strict=True):
+        # Of its own, what the residuals say: some forms have learned from these rows since.
+        residuals = own.residuals.of_answer(row.family, row.time_ns)
+        logs[row.family].append((float(np.abs(residuals).mean()), abs(math.log(item.estimate.time_ns / row.time_ns))))
+    worse = {name for name, pairs in logs.items() if np.diff(np.mean(pairs, axis=0))[0] < 0}
+    left = sorted({*own.recipe[LEFT_OUT], *worse})
+    replace(own, recipe={**own.recipe, LEFT_OUT: left}).save(file.with_suffix(".npz"))
+
+
+def _without(models: Path, missing: list[str], *, alone: bool) -> list[str]:
+    """What is not of this machine, in words: it has the interval of a device that nobody measured, or is guessed."""
     fitted = KernelModels.load(models)
-    few = [name for name, family in families().items() if name in fitted.recipe[TOO_FEW] or family.form not in fitted.forms]
-    if isinstance(products := fitted.forms.get("matmul"), MatmulForm):
+    few = [name for name, family in families().items() if name in fitted.recipe[LEFT_OUT] or family.form not in fitted.forms]
+    if isinstance(products := fitted.forms.get("matmul"), MatmulForm) and "matmul" not in few:
         few += [f"matmul ({group})" for group in GROUPS if group not in products.groups]
-    lines = [f"no {item} were measured; those of the nearest known machine stand in" for item in missing]
-    text = f"too few calls of {', '.join(few)} were measured; times of the nearest known device, scaled, stand in for them"
+    lines = [f"too few {item} were measured; those of the nearest known machine stand in" for item in missing]
+    instead = "they are guessed by the limits" if alone else "times of the nearest known device, scaled, stand in for them"
+    text = f"too few calls of {', '.join(few)} were measured; {instead}"
     return [*lines, text] if few else lines
 
 

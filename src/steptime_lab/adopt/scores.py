@@ -9,9 +9,8 @@ from typing import Any
 
 from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read
-from steptime._models.kernels.family import families
-from steptime._models.kernels.fitted import KernelModels
 from steptime._models.lookups.fitted import LookupModels, lookups_file
+from steptime._platforms.device import Device
 from steptime._platforms.own_fabric import from_measured
 from steptime._platforms.platform import PlatformParts, platform_parts
 from steptime.errors import InputError
@@ -55,13 +54,12 @@ def _said(summary: Summary) -> dict[str, Any]:
         "mape": round(summary.mape, 4),
         "p90": round(summary.p90, 4),
         "interval_coverage": None if summary.interval_coverage is None else round(summary.interval_coverage, 3),
+        "sharpness": None if summary.sharpness is None else round(summary.sharpness, 4),
     }
 
 
 def _kernels(parts: PlatformParts, measurements: Path) -> list[Compared]:
-    file = Path(parts.device).with_suffix(".npz")
-    models, table = KernelModels.load(file), read(measurements, KERNELS)
-    return [each for each in compared_kernels(table, models) if each.groups[0] in families()]
+    return compared_kernels(read(measurements, KERNELS), Device.load(parts.device))
 
 
 def _lookups(parts: PlatformParts, measurements: Path) -> list[Compared]:

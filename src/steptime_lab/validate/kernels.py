@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from steptime._models.engine.splits import TEST
+from steptime._models.estimate import Source
 from steptime._models.kernels.call import base_of, precision_of
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.forms import KernelForm
 from steptime._ops.catalogue import op_kind
 from steptime._ops.families import WorkFamily, op_family
+from steptime._platforms.device import Device
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.validate.engine import Compared, Group, MeasuredCase, Validation, grouped, repeat_errors
@@ -55,12 +57,21 @@ def validate_kernels(
     )
 
 
-def compared_kernels(table: pa.Table, models: KernelModels, *, split: str = TEST) -> list[Compared]:
-    """Rows of the split on a whole GPU that the models answer, each in its family's group alone."""
+def compared_kernels(table: pa.Table, device: Device, *, split: str = TEST) -> list[Compared]:
+    """Rows of the split on a whole GPU as a device answers them, each in its family's group alone; no guesses."""
     rows = [row for row in rows_of(table, families=families(), shares=(1,)) if row.split == split]
-    answered = models.ask([row.question for row in rows])
-    cases = ((row, _case(row, item, models)) for row, item in zip(rows, answered, strict=True))
-    return [Compared(case, (row.family,)) for row, case in cases if case is not None]
+    answers = zip(rows, (item.estimate for item in device.estimates([row.question for row in rows])), strict=True)
+    return [
+        Compared(
+            MeasuredCase(
+                _name(row), item.time_ns, row.time_ns, row.spread, (item.low_ns, item.high_ns),
+                repeat_errors(row.times_ns),
+            ),
+            (row.family,),
+        )
+        for row, item in answers
+        if item.source is not Source.FALLBACK
+    ]  # fmt: skip
 
 
 def family_shares(step_kernels: pa.Table) -> dict[str, float]:

@@ -17,8 +17,8 @@ from steptime._models.kernels.question import Answer, Question
 from steptime.errors import InputError
 
 _RESIDUALS = "residuals"
-# In a recipe: families of which too few rows were measured, though the form that they share was fitted.
-TOO_FEW = "too_few"
+# In a recipe: families that these models leave to another device's, though the form that they share was fitted.
+LEFT_OUT = "left_out"
 # Answers that are kept; a step asks some hundreds of distinct questions.
 _KEPT = 1 << 16
 
@@ -54,7 +54,7 @@ class KernelModels:
         names = [family_of(question.call.op) for question in questions]
         answers: dict[int, Answered] = {}
         by_form: dict[str, list[int]] = defaultdict(list)
-        unknown = self.recipe.get(TOO_FEW, ())
+        unknown = self.recipe.get(LEFT_OUT, ())
         for number, family in enumerate(names):
             form = families()[family].form if family else ""
             if form in self.forms and family not in unknown:
