@@ -72,7 +72,7 @@ def test_the_file_holds_medians_over_ranks_with_their_spread(tmp_path: Path) -> 
     folder = measured(tmp_path / "run", row("b", 1.0, 2.0), row("b", 3.0), row("a", 5.0), {**row("a", 9.0), "source": "sweep"})
     found = content(folder)
     assert set(found) == KEYS
-    assert found["factors"] == {"host": None}
+    assert found["factors"] == {"host": None, "applied": None}
     assert [(one["op"], one["time_ns"], one["repeats"]) for one in found["host"]] == [("a", 5.0, 1), ("b", 2.0, 3)]
     assert set(found["host"][0]) == {"kind", "op", "call", "phase", "time_ns", "spread", "repeats"}
 
@@ -93,6 +93,19 @@ def test_factors_are_geometric_means_against_the_read_host(tmp_path: Path) -> No
     assert content(folder)["factors"]["host"] == pytest.approx(
         {"module_call": 2.0, "op": 4.0, "alloc": 1.0, "all": 2.0}, abs=1e-3
     )
+
+
+def test_a_calibration_says_how_sure_it_is_and_where_it_cannot_tell(tmp_path: Path) -> None:
+    usual = read_host("xeon-h200").bursts
+    steady = [row(name, *[1.3 * usual[f"step {name}"].time_ns] * 9, kind="step") for name in REFERENCE_STEPS]
+    found = content(measured(tmp_path / "steady", *steady))["factors"]["applied"]
+    assert 1.0 < found["factor"] < found["shown"]
+    assert found["error"] < found["shown_error"]
+    assert "predictions take it as 1." in calibrate.said(found)
+    wild = [row(name, *(k * usual[f"step {name}"].time_ns for k in (0.5, 4.0)), kind="step") for name in REFERENCE_STEPS]
+    unsure = content(measured(tmp_path / "wild", *wild))["factors"]["applied"]
+    assert "near the shipped one" in calibrate.said(unsure)
+    assert "cannot use it" in calibrate.said(None)
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:

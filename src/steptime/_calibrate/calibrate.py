@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from steptime._files import write_whole
 from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import read
 from steptime._models.host.model import Burst, shipped_bursts
-from steptime._platforms.calibration import host_factors
+from steptime._platforms.calibration import HOSTS, host_factors, shown_by_costs
 from steptime._platforms.machine_costs import MachineCosts
 from steptime.errors import InputError
 
@@ -58,6 +59,17 @@ def run(session: Session, options: Options) -> None:
     if not content["host"]:
         raise InputError(f"nothing could be measured; {session.folder / FILE} is not written")
     write(session.folder / FILE, content)
+    print(said(content["factors"]["applied"]), file=sys.stderr)
+
+
+def said(applied: Mapping[str, float] | None) -> str:
+    """How fast the host is, how sure that is, and what of it predictions take over."""
+    if applied is None:
+        return "host: nothing that it took is known of the shipped host, so that predictions cannot use it"
+    shown, error, factor = (applied[key] for key in ("shown", "shown_error", "factor"))
+    text = f"host: {shown:.2f} times as slow as the shipped one (known to {error:.0%}); predictions take it as {factor:.2f}"
+    unsure = error >= HOSTS
+    return f"{text}, near the shipped one, for machines of this kind differ by no more than it scattered" if unsure else text
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
@@ -80,8 +92,18 @@ def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int)
         "recipe": {name: row[name] for name in recipe} if (row := next(iter(host), None)) else dict(recipe),
         "ranks": ranks,
         "share": share,
-        "factors": {"host": factors(costs, shipped_bursts(_REFERENCE_HOST))},
+        "factors": {"host": factors(costs, shipped_bursts(_REFERENCE_HOST)), "applied": _applied(costs)},
     }
+
+
+def _applied(costs: MachineCosts) -> dict[str, float] | None:
+    """Over all costs what is shown beside the shipped host, and what predictions on machines with such a host make of it."""
+    shown = shown_by_costs(costs.host, shipped_bursts(_REFERENCE_HOST))
+    if shown is None:
+        return None
+    believed = shown.shrunk(HOSTS)
+    numbers = {"shown": shown.factor, "shown_error": shown.error, "factor": believed.factor, "error": believed.error}
+    return {name: round(value, 4) for name, value in numbers.items()}
 
 
 def factors(costs: MachineCosts, usual: Mapping[str, Burst]) -> dict[str, float] | None:

@@ -124,7 +124,7 @@ def hosts_differ(platform: Platform) -> float:
 
 def shown_host(costs: MachineCosts, platform: Platform) -> Shown | None:
     """What is to be believed of the host; None where the costs do not tell."""
-    shown = _shown_by_costs(costs.host, platform.host.usual_bursts)
+    shown = shown_by_costs(costs.host, platform.host.usual_bursts)
     if shown is not None:
         return shown.shrunk(hosts_differ(platform))
     run = costs.recorded
@@ -135,7 +135,7 @@ def shown_host(costs: MachineCosts, platform: Platform) -> Shown | None:
     return None
 
 
-def _shown_by_costs(bursts: Sequence[HostBurst], usual: Mapping[str, Burst]) -> Shown | None:
+def shown_by_costs(bursts: Sequence[HostBurst], usual: Mapping[str, Burst]) -> Shown | None:
     """Reference steps, off by what they differ by between slots and by more between processes; of older files, bursts."""
     steps = [burst for burst in bursts if burst.kind == REFERENCE_STEP]
     factors = host_factors(steps or bursts, usual)

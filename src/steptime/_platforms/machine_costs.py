@@ -8,7 +8,8 @@ fabric           per collective, bytes, dtype, mode, fabric, ranks and share: th
 recorded         of a recorded run (`calibrate --from-run`) instead of host and fabric: how many times as long its host, its
                  device and each kind of collective took as the models of the named platform say, spread and number of values
 factors          host: per kind the geometric mean of its costs here over those of the shipped host, `all` over kinds;
-                 null where the host's model knows none of them
+                 null where the host's model knows none of them; applied: what all of them show, how sure that is, and what
+                 predictions on machines with the shipped host make of it
 """
 
 from __future__ import annotations
