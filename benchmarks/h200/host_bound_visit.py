@@ -103,6 +103,7 @@ def slot_ms(step: Callable[[], None], group: Any) -> float:
 
 def score(file: Path, folders: Sequence[Path]) -> None:
     """Errors of every script in every visit, with the visit's calibrations and without."""
+    from steptime._models.host.model import STEP
     from steptime._platforms.calibration import Calibration
     from steptime._platforms.platform import Platform
     from steptime._sim.modelled.step import modelled
@@ -122,8 +123,8 @@ def score(file: Path, folders: Sequence[Path]) -> None:
                 of_visit[key].append(time_ms / middle - 1.0)
             shown = "  ".join(f"{time_ms:7.3f} {100 * (time_ms / middle - 1.0):+6.1f}" for time_ms in found.values())
             print(f"{name:26s} {middle:7.3f}  {shown}")
-        speeds = ", ".join(f"{each.speed.cpu:.3f} +- {each.host_error:.2f}" for each in calibrations.values())
-        print(f"{folder.name}: {summary(of_visit)}; speeds {speeds}")
+        speeds = ", ".join(f"{each.speed.cpu / STEP.cpu:.3f} +- {each.host_error:.2f}" for each in calibrations.values())
+        print(f"{folder.name}: {summary(of_visit)}; hosts {speeds} of the shipped one's time")
         for key, values in of_visit.items():
             errors[key] += values
     print(f"all: {summary(errors)}")
