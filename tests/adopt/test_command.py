@@ -116,7 +116,7 @@ def test_what_was_measured_is_fitted_and_the_rest_is_carried_over_with_a_wider_i
     assert unknown.estimate.high_ns / unknown.estimate.low_ns > 1.3 * width
     report = json.loads((adopted / "report.json").read_text(encoding="utf-8"))
     assert any("fill" in line and "matmul" in line for line in report["warnings"])
-    assert any(line.startswith("too few lookups were measured") for line in report["warnings"])
+    assert any(line.startswith("lookups: too little was measured") for line in report["warnings"])
 
 
 def test_what_another_device_of_the_same_kind_knows_better_is_left_to_it_unless_the_device_is_alone(

@@ -24,6 +24,13 @@ def test_the_shares_are_all_of_the_time_and_one_gpu_has_no_collectives() -> None
     assert max(one, key=lambda share: share.seconds).job == "kernels"
 
 
+def test_power_is_measured_where_there_is_time_for_it() -> None:
+    assert "power" in {share.job for share in shares(10.0, 1)}
+    short = shares(2.0, 1)
+    assert "power" not in {share.job for share in short}
+    assert sum(share.seconds for share in short) == pytest.approx(120)
+
+
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Jobs that ran and the seconds they were given; one called `cut` is interrupted."""

@@ -1,7 +1,7 @@
 """From the rows of an adoption to its platform: a device, a host and a fabric in one folder, and how far off they are.
 
 DIR/platform.toml                      ranks, device, host and fabric: what `predict --platform DIR` reads
-    NAME.toml, NAME.npz, NAME-lookups.npz   the device: limits with their sources, models of kernels and of lookups
+    NAME.toml, NAME.npz, NAME-lookups.npz, NAME-power.json   the device: limits with sources, models of kernels, lookups, power
     NAME-host.json                     the host
     NAME-fabric.toml, .json            the fabric, of a machine with several GPUs
     driver.json                        what the driver said
@@ -69,9 +69,9 @@ def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0, *, 
     write_whole(folder / f"{name}.toml", description.device_toml(facts, name, products, alone=alone))
     run = FitRun(measurements, folder, name, f"{name}-host", seed, said)
     fit_and_write(run, ["kernels"])
-    missing = [item for item in ("lookups", "host") if not _fitted(run, item)]
     if not alone:
         _leave_to_others(folder / f"{name}.toml", measurements)
+    missing = [item for item in ("lookups", "host", "power") if not _fitted(run, item)]
     fabric = _fabric(folder, name)
     write_whole(folder / ADOPTED, platform_toml(name, facts.gpus if fabric is not None else 1, host="host" not in missing))
     rows = {item: len(devices) for item, devices in sorted(devices_of_rows(measurements).items())}
@@ -81,11 +81,10 @@ def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0, *, 
 def _fitted(run: FitRun, item: str) -> bool:
     """Fits one of the parts that a platform can do without; says why not where it cannot be."""
     try:
-        fit_and_write(run, [item])
+        return bool(fit_and_write(run, [item]))
     except InputError as error:
-        run.report(f"{item} are not fitted: {error}")
+        run.report(f"{item}: not fitted, {error}")
         return False
-    return True
 
 
 def _leave_to_others(file: Path, measurements: Path) -> None:
@@ -110,7 +109,8 @@ def _without(models: Path, missing: list[str], *, alone: bool) -> list[str]:
     few = [name for name, family in families().items() if name in fitted.recipe[LEFT_OUT] or family.form not in fitted.forms]
     if isinstance(products := fitted.forms.get("matmul"), MatmulForm) and "matmul" not in few:
         few += [f"matmul ({group})" for group in GROUPS if group not in products.groups]
-    lines = [f"too few {item} were measured; those of the nearest known machine stand in" for item in missing]
+    nobody, known = "nothing stands in (--alone)", "that of the nearest known machine stands in"
+    lines = [f"{item}: too little was measured; {nobody if alone and item != 'host' else known}" for item in missing]
     instead = "they are guessed by the limits" if alone else "times of the nearest known device, scaled, stand in for them"
     text = f"too few calls of {', '.join(few)} were measured; {instead}"
     return [*lines, text] if few else lines

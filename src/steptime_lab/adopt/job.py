@@ -15,7 +15,9 @@ from steptime_lab.measure.kernels.cases import FILE_NAME
 MEASUREMENTS = "measurements"
 # The calls of recorded steps that ship beside their rows.
 _CALLS = Path(steptime_lab.__file__).parent / "data" / MEASUREMENTS / FILE_NAME
-ADOPT = Job("adopt", "kernels, lookups, host and collectives of this machine", __name__, minutes=10.0, command="steptime")
+ADOPT = Job(
+    "adopt", "kernels, lookups, host, power and collectives of this machine", __name__, minutes=10.0, command="steptime"
+)
 
 
 def run(session: Session, options: Options) -> None:

@@ -21,7 +21,9 @@ from steptime_lab.measure.command import JOBS
 SCHEMA_VERSION = 1
 FILE = "progress.json"
 # Shares of the time: of a machine with one GPU, collectives' goes to the others. Most of a step's error is its kernels'.
-SHARES: Mapping[str, float] = {"kernels": 0.60, "lookups": 0.13, "host": 0.12, "collectives": 0.15}
+SHARES: Mapping[str, float] = {"kernels": 0.50, "lookups": 0.11, "host": 0.10, "power": 0.17, "collectives": 0.12}
+# Power that is measured for less says no more than that of the nearest known device.
+_LEAST_POWER_S = 60.0
 # A job that has less than this left is not started again: joining and warming up takes most of it.
 LEAST_S = 12.0
 
@@ -37,6 +39,8 @@ class Share:
 def shares(minutes: float, gpus: int) -> list[Share]:
     """The jobs of an adoption, in the order they run."""
     chosen = {job: share for job, share in SHARES.items() if gpus > 1 or job != "collectives"}
+    if 60.0 * minutes * chosen["power"] / sum(chosen.values()) < _LEAST_POWER_S:
+        del chosen["power"]
     return [Share(job, 60.0 * minutes * share / sum(chosen.values())) for job, share in chosen.items()]
 
 

@@ -38,6 +38,8 @@ _PRIOR_FLOP_PJ = {"bfloat16": 1.0, "float16": 1.0, "tf32": 2.0, "float32": 9.0, 
 _PRIOR_ACTIVE_W = {"matmul": 80.0, "convolution": 80.0, "attention": 600.0, "copy": 120.0, "fill": 60.0, "other": 250.0}
 _LOOPED = ("activation", "norm", "softmax", "reduction")
 _PRIOR_OTHERS = {"gamma": (1.7, 0.4), "memory_byte_j": (70e-12, 25e-12)}
+# Fewer loops, or loops that heat the card, tell less than the priors.
+_LEAST_LOOPS, _LEAST_STEADY = 15, 5
 # Clocks this far apart tell an elasticity.
 _OTHER_CLOCK = 1.04
 # Of the clock that tensor cores have, what only the peak explains.
@@ -79,8 +81,12 @@ def fit_power(folder: Path, device: DeviceLimits, timed_by: Device) -> tuple[Pow
     rows = read(folder, POWER).to_pylist()
     loops = [_loop(row, device, timed_by) for row in rows if row["kind"] in (*_LOOPS, _MIX) and _calls_only(row)]
     rests = {row["block"]: row for row in rows if row["kind"] == "rest"}
-    if not loops or "rest" not in rests:
-        raise InputError(f"{folder}: no loops or no rest among its power rows; `steptime measure power` measures them")
+    steady = sum(row["kind"] in ("steady", _MIX) and row["temperature_c"] is not None for row in rows)
+    if len(loops) < _LEAST_LOOPS or steady < _LEAST_STEADY or "rest" not in rests:
+        raise InputError(
+            f"{folder}: {len(loops)} loops ({steady} without pauses) among its power rows, expected {_LEAST_LOOPS} "
+            f"({_LEAST_STEADY}) and a rest; `steptime measure power` measures them"
+        )
     start = _start(device, rows, rests)
     fitted = [loop for loop in loops if loop.kind != _MIX and _ZEROS not in loop.name.replace("half_zeros", "")]
     model = _energies(start, fitted, _products(rows, timed_by), device)
