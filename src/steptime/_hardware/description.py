@@ -63,6 +63,7 @@ RANGES: Mapping[str, ValueRange] = {
     "latency_ns": ValueRange(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
     "spread": ValueRange(0, 1, "ln of a time"),
     "interval_factor": ValueRange(1, 1e3, "times either way"),
+    "energy": ValueRange(0.01, 100, "of what the other device needs"),
     "start_ns": _TIME,
     "release_ns": _TIME,
     "return_ns": _TIME,

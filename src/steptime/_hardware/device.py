@@ -46,9 +46,10 @@ class TransferBasis:
     # By kind of kernel, how far off, either way, nine of ten transferred times are, the other's own errors apart.
     interval_factor: Mapping[str, Quantity]
     attention_flop_per_s: Mapping[str, Quantity]  # by direction, what fused attention reaches; none where it is the other's
-    product_flop_per_s: Mapping[str, Quantity]  # by precision, what the largest products sustain, at the power cap
+    product_flop_per_s: Mapping[str, Quantity]  # by precision, what the largest products reach at the highest clock
     whole_waves: bool = False  # whether products run in whole rounds of tiles over the SMs
     start_ns: Quantity | None = None  # of the shortest kernels, where that is known and not by the clock
+    energy: Quantity | None = None  # of an operation, of what it needs on the other, each at its highest clock; None: the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ def _transfer(file: Path, content: Mapping[str, Any], key: str) -> TransferBasis
         attention_flop_per_s=_rates(file, basis, "attention_flop_per_s", DIRECTIONS),
         product_flop_per_s=_rates(file, basis, "product_flop_per_s", PRECISIONS),
         start_ns=quantity(file, basis, "start_ns") if "start_ns" in basis else None,
+        energy=quantity(file, basis, "energy") if "energy" in basis else None,
     )
 
 

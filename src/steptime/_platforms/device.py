@@ -24,6 +24,7 @@ from steptime._platforms.transfer import Transfer, carried_kind
 from steptime._units import dtype_bytes, dtype_name
 from steptime.errors import InputError, UnsupportedError
 
+_PRODUCTS = "matmul"  # the family
 _MOST_POWER_W = 10_000.0
 # How far off a guess may be, to either side.
 FACTOR = 4.0
@@ -121,6 +122,9 @@ class Device:
         result = kernel_draw(self.power, question, family, time_ns, self.limits)
         if self.power is self.timed_power:
             return result
+        basis = self.limits.transfer
+        if family == _PRODUCTS and basis is not None and basis.product_flop_per_s:  # its time is by a rate at the highest clock
+            return replace(result, isolated=self.power.tensor_clock if result.tensor else 1.0)
         # Its time is of the clock that it had where the model was fitted; peaks, by which times are carried, are of others.
         here = self.limits if self.transfer is None else self.transfer.here
         isolated = kernel_draw(self.timed_power, question, family, timed_ns, here).isolated

@@ -7,7 +7,7 @@ for memory, chains of instructions, tails. Both go on at once in part, so square
     book          = start / clock + the longest of  operations / peak,  bytes / bandwidth,  bytes to the host / link
 
 A launch that is faster than its book is scaled as its book is. Peaks and bandwidths are those of the data sheets times the
-fraction of them that the largest measured kernels reach, or products are published to sustain (`sustained_flop_per_s`);
+fraction of them that the largest measured kernels reach, or products are published to reach (`reached_flop_per_s`);
 products run in tiles (`product_ns`).
 """
 
@@ -309,14 +309,12 @@ class Transfer:
     def book_ns(self, limits: DeviceLimits, work: Work, *, whole_waves: bool = False) -> float:
         """What a launch takes at the limits of a device, reached as far as kernels reach them here."""
         reached = self.here.reach
-        flop_per_s = work.flop_per_s or sustained_flop_per_s(limits, work.precision)
+        flop_per_s = work.flop_per_s or reached_flop_per_s(limits, work.precision)
         # L2 is reached through the SMs, so elsewhere it goes with their number and clock.
         cache = reached.cache_bandwidth_bytes_per_s.value * instruction_rate(limits) / instruction_rate(self.here)
         computing = 1e9 * work.flop / flop_per_s
         if work.product is not None:
-            # What the power cap allows is a matter of operations, not of which SMs do them: idle ones lend others their power.
-            uncapped = max(flop_per_s, reached.peak.value * limits.peak_flop_per_s[limits.rated(work.precision)].value)
-            computing = max(computing, product_ns(limits, work.product, uncapped, cache, whole_waves=whole_waves))
+            computing = product_ns(limits, work.product, flop_per_s, cache, whole_waves=whole_waves)
         bandwidth = reached.bandwidth.value * limits.bandwidth_bytes_per_s.value
         moving = work.memory_bytes / bandwidth + work.cache_bytes / cache
         link = limits.host_bandwidth_bytes_per_s
@@ -327,7 +325,7 @@ class Transfer:
         return start + max(computing, 1e9 * moving, 1e9 * crossing)
 
 
-def sustained_flop_per_s(limits: DeviceLimits, precision: str) -> float:
+def reached_flop_per_s(limits: DeviceLimits, precision: str) -> float:
     """What the largest products reach: as published or, of another precision, the published fraction of its peak."""
     rated = limits.rated(precision)
     published = {} if limits.transfer is None else limits.transfer.product_flop_per_s

@@ -58,7 +58,9 @@ class MeasuredCase:
     @property
     def half_width(self) -> float | None:
         """Of the interval, relative to the prediction."""
-        return None if self.interval is None else (self.interval[1] - self.interval[0]) / (2.0 * self.predicted)
+        if self.interval is None or not self.predicted:  # what launches nothing
+            return None
+        return (self.interval[1] - self.interval[0]) / (2.0 * self.predicted)
 
     def by(self, predicted: float) -> MeasuredCase:
         """The same case as somebody else predicts it, who says nothing of intervals or repeats."""

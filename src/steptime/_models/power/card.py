@@ -73,10 +73,11 @@ class Draws:
     def _peak(self, model: PowerModel) -> Floats:
         """The clock at which each would draw as much as the card gives for a moment."""
         room = model.peak_room_w / self.share * self.time_ns * 1e-9 - self.memory_j
+        # Below the clock that its time is of a kernel takes longer, and draws less for that too.
+        power = model.gamma + self.elasticity
         with np.errstate(divide="ignore", invalid="ignore"):
-            limit = np.where(
-                self.core_j > 0, (np.maximum(room, 0.0) / np.maximum(self.core_j, 1e-30)) ** (1 / model.gamma), 1.0
-            )
+            ratio = np.maximum(room, 0.0) * self.isolated**self.elasticity / np.maximum(self.core_j, 1e-30)
+            limit = np.where(self.core_j > 0, ratio ** (1 / power), 1.0)
         result: Floats = np.clip(limit, LOWEST_CLOCK, 1.0)
         return result
 

@@ -171,12 +171,14 @@ class PowerModel:
     def carried(self, here: DeviceLimits, there: DeviceLimits) -> PowerModel | None:
         """Of another kind of card, by the limits of both; None where its cap is not known.
 
-        An operation is taken to need the same energy at each card's own clock, within a quarter: older processes need more at
-        the same clock and run at lower ones. What is drawn at rest, leaks and heats goes with the cap.
+        An operation needs what published products say at each card's own clock (`energy`), or the same, within a quarter:
+        older processes need more at the same clock and run at lower ones. What is drawn at rest, leaks and heats goes with the
+        cap.
         """
         if there.power_w is None:
             return None
         size = there.power_w.value / self.cap_w
+        energy = 1.0 if there.transfer is None or there.transfer.energy is None else there.transfer.energy.value
         rate = there.sms.value * there.clock_hz.value / (here.sms.value * here.clock_hz.value)
         return replace(
             self,
@@ -187,7 +189,8 @@ class PowerModel:
             leakage_w_per_k=self.leakage_w_per_k * size,
             kelvin_per_w=self.kelvin_per_w / size,
             collective_w=self.collective_w * size,
-            active_w={name: value * rate for name, value in self.active_w.items()},
+            flop_j={name: value * energy for name, value in self.flop_j.items()},
+            active_w={name: value * rate * energy for name, value in self.active_w.items()},
             error=math.hypot(self.error, CARRIED_ERROR),
         )
 
