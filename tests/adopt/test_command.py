@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from tests.adopt.test_machine import driver, smi
 
+from steptime._api.predict import calibration_for
 from steptime._calibrate.harness.command import Job, Measured, Options
 from steptime._cli.app import run
 from steptime._hardware.device import read_device
@@ -20,12 +21,14 @@ from steptime._measurements.store import write_part
 from steptime._models.estimate import Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.question import Question
-from steptime._platforms.platform import Platform
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
+from steptime._platforms.platform import Platform, platform_parts
 from steptime.errors import InputError
 from steptime_lab.adopt import command
 from steptime_lab.adopt.machine import FILE, GpuFacts, facts
 from steptime_lab.measurements.sets import KERNELS
 from steptime_lab.measurements.shipped import shipped
+from steptime_lab.validate.held_out import VISIT
 
 # A sweep of the whole GPU that ships, and the host's.
 _KERNELS_RUN, _HOST_RUN = "20261115T065458-b5b7", "20261115T085050-6014"
@@ -78,6 +81,7 @@ def adopted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Rows of a card that is said to be a third of what it is, so that what it did not measure scales to three times as long.
     facts(driver(name="NVIDIA Thing", sms=44.0, memory_bus_bits=2048.0), smi()).write(folder / FILE)
     few_rows(folder / "measurements")
+    shutil.copyfile(VISIT / "calibration-1.json", folder / "measurements" / "calibration.json")
     assert run(["adopt", "mine", "-o", str(folder), "--fit"]) == 0
     return folder
 
@@ -143,6 +147,28 @@ def test_predict_and_platforms_take_the_folder(adopted: Path, capsys: pytest.Cap
     assert document["coverage"]["analytic"] > 0
     assert run(["platforms", str(adopted)]) == 0
     assert "what the driver says" in capsys.readouterr().out
+
+
+def test_a_platform_is_as_calibrated_as_its_machine_was_unless_its_host_is_swapped(adopted: Path) -> None:
+    parts = platform_parts(str(adopted))
+    assert parts.calibration == str(adopted / "calibration.json")
+    platform = Platform.load(str(adopted))
+    assert calibration_for(None, platform) == Calibration.read(Path(str(parts.calibration)), platform)
+    assert calibration_for(None, platform) != UNCALIBRATED
+    assert calibration_for(None, Platform.load(str(adopted), host="xeon-h200")) == UNCALIBRATED
+
+
+def test_a_damaged_calibration_is_said_and_left_out(h200: GpuFacts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    h200.write(tmp_path / FILE)
+    few_rows(tmp_path / "measurements")
+    (tmp_path / "measurements" / "calibration.json").write_text("{}", encoding="utf-8")
+    assert run(["adopt", "mine", "-o", str(tmp_path), "--fit"]) == 0
+    assert "not calibrated: " in capsys.readouterr().err
+    assert platform_parts(str(tmp_path)).calibration is None
+    file = tmp_path / "platform.toml"
+    file.write_text(file.read_text(encoding="utf-8") + "calibration = 3\n", encoding="utf-8")
+    with pytest.raises(InputError, match="calibration is 3, expected the path of a file"):
+        platform_parts(str(tmp_path))
 
 
 def test_validate_scores_a_platform_on_its_own_rows(adopted: Path, capsys: pytest.CaptureFixture[str]) -> None:

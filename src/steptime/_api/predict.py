@@ -114,7 +114,8 @@ def platform_ranks(platform: str | Path | Platform | None) -> int | None:
 
 
 def calibration_for(calibration: str | Path | Calibration | None, platform: Platform) -> Calibration:
-    """What is known of the machine's own speed."""
+    """What is known of the machine's own speed: as given, or as the platform's own file says."""
+    calibration = calibration or platform.parts.calibration
     if calibration is None:
         return UNCALIBRATED
     return calibration if isinstance(calibration, Calibration) else Calibration.read(Path(calibration), platform)

@@ -44,6 +44,7 @@ class PlatformParts:
     device: str
     host: str
     fabric: str | None = None
+    calibration: str | None = None  # of the very machine, where its file names one; it goes with the host
 
     def swapped(
         self, *, ranks: int | None = None, device: str | None = None, host: str | None = None, fabric: str | None = None
@@ -53,8 +54,11 @@ class PlatformParts:
             read_fabric(fabric)  # a mistyped name is an error, also for one rank, which uses none
         chosen = (self.ranks if ranks is None else ranks, device or self.device, fabric or self.fabric)
         if chosen == (self.ranks, self.device, self.fabric):
-            return replace(self, host=host or self.host)
-        return PlatformParts(_named(*chosen), chosen[0], chosen[1], host or self.host, chosen[2] if chosen[0] > 1 else None)
+            return replace(self, host=host or self.host, calibration=None if host else self.calibration)
+        kept = None if host or device else self.calibration
+        return PlatformParts(
+            _named(*chosen), chosen[0], chosen[1], host or self.host, chosen[2] if chosen[0] > 1 else None, kept
+        )
 
     def check(self) -> None:
         """An error where so many ranks cannot be on its device and fabric."""
@@ -181,7 +185,11 @@ def _read(file: Path) -> PlatformParts:
     device = _part(file, content, "device", DEVICES)
     fabric = _part(file, content, "fabric", FABRICS) if "fabric" in content else None
     host = _part(file, content, "host", HOSTS) if "host" in content else usual_host(device)
-    return PlatformParts(str(content.get("name", file.stem)), ranks, device, host, fabric)
+    calibration = content.get("calibration")
+    if calibration is not None and (not isinstance(calibration, str) or not is_file(file.parent / calibration)):
+        raise InputError(f"{file}: calibration is {calibration!r}, expected the path of a file of `steptime calibrate`")
+    own = None if calibration is None else str(file.parent / calibration)
+    return PlatformParts(str(content.get("name", file.stem)), ranks, device, host, fabric, own)
 
 
 def _part(file: Path, content: Mapping[str, Any], key: str, catalogue: Catalogue) -> str:

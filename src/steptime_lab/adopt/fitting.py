@@ -1,9 +1,10 @@
 """From the rows of an adoption to its platform: a device, a host and a fabric in one folder, and how far off they are.
 
-DIR/platform.toml                      ranks, device, host and fabric: what `predict --platform DIR` reads
+DIR/platform.toml                      ranks, device, host, calibration and fabric: what `predict --platform DIR` reads
     NAME.toml, NAME.npz, NAME-lookups.npz, NAME-power.json   the device: limits with sources, models of kernels, lookups, power
     NAME-host.json                     the host
     NAME-fabric.toml, .json            the fabric, of a machine with several GPUs
+    calibration.json                   how fast the host ran training steps
     driver.json                        what the driver said
     measurements/                      rows, as Parquet; how much of its time each sweep has had
     report.json                        rows, errors on rows held out, what was carried over
@@ -12,6 +13,7 @@ DIR/platform.toml                      ranks, device, host and fabric: what `pre
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from steptime._calibrate.calibrate import FILE as CALIBRATION
 from steptime._files import write_whole
 from steptime._hardware.device import read_device
 from steptime._measurements.sets import COLLECTIVES
@@ -29,9 +32,10 @@ from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import LEFT_OUT, KernelModels
 from steptime._models.kernels.forms.matmul import MatmulForm
 from steptime._models.kernels.forms.matmul.products import GROUPS
+from steptime._platforms.calibration import Calibration
 from steptime._platforms.device import Device
 from steptime._platforms.own_fabric import OwnFabric, from_measured
-from steptime._platforms.platform import ADOPTED
+from steptime._platforms.platform import ADOPTED, Platform
 from steptime._platforms.platform import SCHEMA_VERSION as PLATFORM_VERSION
 from steptime.errors import InputError
 from steptime_lab.adopt import description
@@ -73,7 +77,10 @@ def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0, *, 
         _leave_to_others(folder / f"{name}.toml", measurements)
     missing = [item for item in ("lookups", "host", "power") if not _fitted(run, item)]
     fabric = _fabric(folder, name)
-    write_whole(folder / ADOPTED, platform_toml(name, facts.gpus if fabric is not None else 1, host="host" not in missing))
+    ranks, host = facts.gpus if fabric is not None else 1, "host" not in missing
+    write_whole(folder / ADOPTED, platform_toml(name, ranks, host=host))
+    if _calibrated(folder, said):
+        write_whole(folder / ADOPTED, platform_toml(name, ranks, host=host, calibrated=True))
     rows = {item: len(devices) for item, devices in sorted(devices_of_rows(measurements).items())}
     return Adopted(rows, _without(folder / f"{name}.npz", missing, alone=alone), time.monotonic() - begun)
 
@@ -85,6 +92,19 @@ def _fitted(run: FitRun, item: str) -> bool:
     except InputError as error:
         run.report(f"{item}: not fitted, {error}")
         return False
+
+
+def _calibrated(folder: Path, said: Callable[[str], None]) -> bool:
+    """Whether there is a calibration that the platform can use."""
+    file = folder / MEASUREMENTS / CALIBRATION
+    try:
+        Calibration.read(file, Platform.load(str(folder)))
+    except InputError as error:
+        said(f"not calibrated: {error}")
+        return False
+    # Beside the rest: a platform is whole without its rows.
+    shutil.copyfile(file, folder / CALIBRATION)
+    return True
 
 
 def _leave_to_others(file: Path, measurements: Path) -> None:
@@ -126,9 +146,10 @@ def _fabric(folder: Path, name: str) -> OwnFabric | None:
     return result
 
 
-def platform_toml(name: str, ranks: int, *, host: bool) -> str:
+def platform_toml(name: str, ranks: int, *, host: bool, calibrated: bool = False) -> str:
     """The text of the platform's file: its parts lie beside it."""
     lines = [f"schema_version = {PLATFORM_VERSION}", f'name = "{name}"', f"ranks = {ranks}", f'device = "{name}.toml"']
     lines += [f'host = "{name}-host.json"'] if host else []
+    lines += [f'calibration = "{CALIBRATION}"'] if calibrated else []
     lines += [f'fabric = "{name}-fabric.toml"'] if ranks > 1 else []
     return "\n".join(lines) + "\n"
