@@ -61,7 +61,7 @@ def test_one_is_shown_with_every_number_and_its_source(capsys: Captured, monkeyp
 def test_the_details_say_the_same_to_programs(capsys: Captured) -> None:
     assert run(["platforms", "8xh200-nvlink", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"schema_version", "name", "ranks", "device", "host", "fabric", "warnings"}
+    assert set(found) == {"schema_version", "name", "ranks", "device", "host", "fabric", "overlap", "warnings"}
     assert all(one["source"] for one in found["device"]["limits"].values())
     assert found["device"]["models"]["kernels"]["measured"]
     assert found["host"]["launch_ns"] > 0
@@ -73,6 +73,7 @@ def test_the_details_say_the_same_to_programs(capsys: Captured) -> None:
     assert fabric["collectives"]["all_reduce"] == "fitted"
     assert fabric["collectives"]["send_recv"] == "from a fabric like it"
     assert fabric["collectives"]["broadcast"] == "not known"
+    assert found["overlap"]["source"].startswith("analytic")
     assert set(fabric["estimates_us"]) == {kind for kind, origin in fabric["collectives"].items() if origin != "not known"}
     assert all(one["license"] and one["date"] for one in fabric["published"])
 

@@ -49,6 +49,15 @@ class NetworkUse:
 
 
 @dataclass(frozen=True, slots=True)
+class OverlapOnPaper:
+    """How collectives over NVLink and the kernels of a whole GPU slow each other, from what others published."""
+
+    held_sms: float  # by a collective, from its start
+    persistent: float  # times as long a kernel takes whose blocks are dealt out once
+    moving: float  # ln of how many times as long moving takes beside kernels
+
+
+@dataclass(frozen=True, slots=True)
 class Nccl:
     """Everything, with where it comes from by its place in the file."""
 
@@ -56,6 +65,7 @@ class Nccl:
     trees: tuple[Protocol, ...]
     network: NetworkUse
     node_peer_ns: float
+    overlap: OverlapOnPaper
     sources: tuple[Quantity, ...]
 
 
@@ -70,7 +80,8 @@ def read_nccl(file: Path = FILE) -> Nccl:
     )
     network = NetworkUse(**_numbers(file, content["network"], found))
     node = _numbers(file, content["node"], found)
-    return Nccl(rings, trees, network, node["peer_ns"], tuple(found))
+    overlap = OverlapOnPaper(**_numbers(file, content["overlap"], found))
+    return Nccl(rings, trees, network, node["peer_ns"], overlap, tuple(found))
 
 
 def _numbers(file: Path, table: dict[str, Any], found: list[Quantity]) -> dict[str, float]:

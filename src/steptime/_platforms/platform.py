@@ -30,7 +30,7 @@ SCHEMA_VERSION = 1
 ADOPTED = "platform.toml"
 
 _NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
-_LOOPBACK = "loopback"
+_LOOPBACK, _NVLINK = "loopback", ("nvlink", "nvswitch")
 _NEAREST = 8  # platforms that an unknown one is answered with
 _LONGEST_NAME = 100  # in a message
 
@@ -86,8 +86,13 @@ class Platform:
 
     @property
     def overlap(self) -> Overlap:
-        """How much collectives and what runs beside them slow each other here; not at all where nobody measured it."""
-        return Overlap() if self.fabric is None else Overlap.load(self.fabric.limits.name)
+        """How much collectives and what runs beside them slow each other here; not at all where nothing is known of it."""
+        if self.fabric is None:
+            return Overlap()
+        result, device = Overlap.load(self.fabric.limits.name), self.device.limits
+        if not result.known and device.share == 1 and self.fabric.limits.tiers[0].kind in _NVLINK:
+            return Overlap.on_paper(device.sms.value)
+        return result
 
     @property
     def name(self) -> str:

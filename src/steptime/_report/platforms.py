@@ -76,6 +76,7 @@ def platform_document(platform: Platform) -> Document:
         "device": _device_document(platform.device),
         "host": {"name": platform.parts.host, "source": _host_source(platform.host), **msgspec.to_builtins(platform.host)},
         "fabric": None if platform.fabric is None else _fabric_document(platform.fabric, platform.ranks),
+        "overlap": asdict(platform.overlap),
         "warnings": [],
     }
 
@@ -154,6 +155,9 @@ def print_platform(console: Console, platform: Platform) -> None:
         print_section(console, "Fabric", "none: one rank exchanges nothing")
     else:
         _print_fabric(console, platform.fabric, platform.ranks)
+        overlap = platform.overlap
+        held = f": a collective holds {overlap.held_sms:g} of {overlap.sms:g} SMs" if overlap.known else ""
+        print_line(console, "Kernels beside collectives", f"{overlap.source}{held}")
 
 
 def print_fabric(console: Console, fabric: Fabric) -> None:

@@ -149,7 +149,7 @@ class ComposedStep:
 
     def play(self, forward: Floats, backward: Floats, ends: Ends, together: LookupsTogether | None = None) -> Evaluation:
         """Plans with lookups that take so long by themselves, [plans, ranks], ns; `together`: on shares of one GPU."""
-        alone, most = backward, self.beside.factors(backward) if self.beside.law.measured else None
+        alone, most = backward, self.beside.factors(backward) if self.beside.law.known else None
         fronts = [np.zeros_like(forward) for _ in range(self.streams)]
         period, ended, between = np.zeros(len(forward)), np.zeros(len(forward)), np.zeros_like(forward)
         exchanged, waiting, ended_back = np.zeros_like(forward), np.zeros_like(forward), np.zeros_like(forward)

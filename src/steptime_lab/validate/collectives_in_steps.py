@@ -79,7 +79,7 @@ def _ranks_of(item: Waited, rules: Mapping[str, Callable[[Waited], Floats]]) -> 
 
 def validate_overlap(overlap: Overlap, fabric: str, rows: Sequence[Mapping[str, object]], in_steps: KernelPairs) -> Validation:
     """`rows` are of the measured set collectives, `in_steps` the pairs of profiled steps."""
-    if not overlap.measured:
+    if not overlap.known:
         raise InputError(f"no pairs of collectives and kernels were measured on fabric {fabric}; choose another with --fabric")
     pairs = measured_pairs(rows, fabric)
     kernels, collectives, steps = pairs[0].of(TEST), pairs[1].of(TEST), in_steps.of(TEST)

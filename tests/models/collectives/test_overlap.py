@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from steptime._hardware.fabric import FOLDER
-from steptime._models.collectives.overlap import FILE, NOT_MEASURED, Overlap, is_persistent, read_overlaps
+from steptime._hardware.nccl import read_nccl
+from steptime._models.collectives.overlap import ANALYTIC, FILE, NOT_MEASURED, Overlap, is_persistent, read_overlaps
 from steptime._models.engine.splits import FIT, VALIDATION
+from steptime._platforms.platform import Platform
 from steptime.errors import InputError
 from steptime_lab.fit.overlap import (
     CollectivePairs,
@@ -36,7 +38,7 @@ def rows() -> list[Any]:
 
 def test_fabrics_without_pairs_slow_nothing_and_say_so() -> None:
     overlap = Overlap.load("h100-nvlink")
-    assert (overlap.measured, overlap.source) == (False, NOT_MEASURED)
+    assert (overlap.known, overlap.source) == (False, NOT_MEASURED)
     assert overlap.compute_factor([1e3, 1e6], 4, persistent=[True, False]).tolist() == [1.0, 1.0]
     assert overlap.collective_factor([1e3, 1e6], 8, 8, kernel_ns=1e6, busy=True).tolist() == [1.0, 1.0]
     assert overlap.moving_factor([2, 8], beside=1.0, busy=True).tolist() == [1.0, 1.0]
@@ -159,3 +161,23 @@ def test_constants_survive_a_file_and_odd_files_are_told(tmp_path: Path) -> None
     file.write_text("{")
     with pytest.raises(InputError, match="not readable"):
         read_overlaps(file)
+
+
+def test_over_nvlink_kernels_of_whole_gpus_lose_the_sms_that_nccl_holds_as_published() -> None:
+    held = read_nccl().overlap.held_sms
+    paper = Overlap.on_paper(132.0)
+    assert paper.source == ANALYTIC
+    assert paper.compute_factor([1e3, 1e6], 1) == pytest.approx([132 / (132 - held)] * 2)
+    assert paper.compute_factor(1e6, 1, persistent=True) == pytest.approx(read_nccl().overlap.persistent)
+    # A collective that is over soon takes less of a long kernel.
+    assert paper.compute_factor(1e6, 1, collective_ns=1e4) < 1.01
+    assert 1.0 < float(paper.moving_factor(8, beside=1.0)) < 1.1
+    # A smaller GPU loses more.
+    assert Overlap.on_paper(66.0).compute_factor(1e6, 1) > paper.compute_factor(1e6, 1)
+
+
+def test_platforms_with_nvlink_have_it_and_others_have_what_was_measured_or_nothing() -> None:
+    assert Platform.load("8xh100-nvlink").overlap == Overlap.on_paper(Platform.load("1xh100").device.limits.sms.value)
+    assert Platform.load("64xh100-ib400").overlap.source == ANALYTIC
+    assert Platform.load("4xh200-quarter-loopback").overlap == LOOPBACK
+    assert not Platform.load("1xh200").overlap.known

@@ -1,4 +1,4 @@
-"""`Overlap`: how much a collective and what runs beside it slow each other, on the fabrics on which that was measured.
+"""`Overlap`: how much a collective and what runs beside it slow each other, measured, or over NVLink from what is published.
 
 A collective holds SMs from its own start, waiting included. What runs beside it has the others; short kernels lose more, and a
 kernel whose blocks are dealt out once, one to each SM (`persistent`), begins some of them only when others end. A collective
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from steptime._hardware.description import read_json
 from steptime._hardware.fabric import FOLDER
+from steptime._hardware.nccl import read_nccl
 from steptime._models.collectives.message import Floats
 from steptime.errors import InputError
 
@@ -26,7 +27,7 @@ Row = Mapping[str, Any]  # of the set collectives
 
 SCHEMA_VERSION = 1
 FILE = FOLDER / "overlap.json"
-NOT_MEASURED = "not measured"
+NOT_MEASURED, ANALYTIC = "not measured", "analytic: SMs that NCCL holds, from what is published (nccl.toml)"
 
 # Products of cuBLAS for Hopper; of the kernels of the measured steps only these go far beyond the others' law.
 PERSISTENT_KERNELS = ("nvjet",)
@@ -61,8 +62,14 @@ class Overlap:
         """Of a shipped fabric; nothing slows anything where no pairs were measured."""
         return _shipped().get(fabric, cls())
 
+    @classmethod
+    def on_paper(cls, sms: float) -> Overlap:
+        """Of whole GPUs with so many SMs and NVLink between them."""
+        paper = read_nccl().overlap
+        return cls(ANALYTIC, sms, paper.held_sms, persistent={1: paper.persistent}, moving=paper.moving)
+
     @property
-    def measured(self) -> bool:
+    def known(self) -> bool:
         """Whether factors other than 1 may come."""
         return self.source != NOT_MEASURED
 
@@ -80,7 +87,7 @@ class Overlap:
         the collective holds its SMs. A kernel that begins or ends without it wants a factor for the time in common only.
         """
         alone, parts, held = _columns(kernel_ns, _checked("share", share), collective_ns)
-        if not self.measured:
+        if not self.known:
             return np.ones(alone.shape)
         sms = self.sms / parts
         long = sms / np.maximum(sms - self.held_sms, _LEAST_LEFT * sms)
@@ -107,7 +114,7 @@ class Overlap:
         that itself holds a collective back until the running kernel ends asks for `moving_factor` instead.
         """
         alone, kernel, counts, parts = _columns(alone_ns, kernel_ns, _checked("ranks", ranks), _checked("share", share))
-        if not self.measured:
+        if not self.known:
             return np.ones(alone.shape)
         wait = np.where(
             np.asarray(persistent, dtype=np.bool_), np.minimum(self.persistent_start_wait * parts, 1.0), self.start_wait
@@ -119,7 +126,7 @@ class Overlap:
     def moving_factor(self, ranks: npt.ArrayLike, *, beside: npt.ArrayLike = 0.0, busy: npt.ArrayLike = False) -> Floats:
         """The same without the wait for a running kernel to end; `beside` is the share of its time with kernels beside it."""
         counts, covered, crowded = _columns(_checked("ranks", ranks), beside, busy)
-        if not self.measured:
+        if not self.known:
             return np.ones(counts.shape)
         slowed: Floats = np.exp(self.moving * np.clip(covered, 0.0, 1.0))
         return slowed * np.where(crowded > 0, _between(self.busy, counts), 1.0)

@@ -134,7 +134,7 @@ class CollectivesBesideKernels:
         results = []
         for played, works in zip(timeline.cohorts, self.works, strict=True):
             factors = np.ones(played.work_end_ns.shape)
-            if self.law.measured:
+            if self.law.known:
                 for rank, scenario in np.ndindex(factors.shape[1:]):
                     factors[:, rank, scenario] = 1.0 / self._speeds(played, works, (rank, scenario), int(period_ns[scenario]))
             results.append(factors)

@@ -151,7 +151,7 @@ class ModelledStep:
         """What slows what on this platform."""
         overlap, share = self.platform.overlap, self.platform.device.limits.share
         lookups = LookupsBesideLookups(tuple(tuple(program.memory[at] for at in program.estimate) for program in self.programs))
-        result: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.measured else []
+        result: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.known else []
         return [*result, lookups] if lookups.holds else result
 
     @property
