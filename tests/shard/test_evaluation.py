@@ -47,7 +47,8 @@ def test_plans_composed_take_as_long_as_plans_played_under_the_laws_of_the_platf
     together, played = one.evaluate(plans, exact=True), one.simulate(plans)
     # What remains: every rank's kernels besides lookups and exchanges are as long as in the step that stands for all plans.
     np.testing.assert_allclose(together.step_ns, played.step_ns, rtol=0.005)
-    np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.005)
+    # How much kernels slow an exchange down is that of the step that stands for all plans.
+    np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.02)
     device = together.device_ns == together.step_ns  # where the host binds, it says who waits
     np.testing.assert_allclose(together.waiting_ns[device], played.waiting_ns[device], atol=0.01 * played.step_ns.max())
 

@@ -268,7 +268,8 @@ def composed_step(
     issued = step.programs[index]
     slowdowns = step.slowdowns(settled, calibration)[index][:, 0, 0]
     exchanges = [work for work, number in enumerate(issued.estimate) if issued.groups[number] == composed.EXCHANGE]
-    beside = BesideCollectives(platform.overlap, platform.device.limits.share, ())
+    slower = step.stragglers.card * calibration.device
+    beside = BesideCollectives(platform.overlap, platform.device.limits.share, (), slower)
     return ComposedStep.of(issued, settled.timeline, index, slowdowns[exchanges].tolist(), beside)
 
 

@@ -95,6 +95,7 @@ class BesideCollectives:
     law: Overlap
     share: int  # of the GPU
     kernels: tuple[float, ...]  # of the lookups' time
+    slower: float = 1.0  # how many times as long as its models say all kernels of this device take
 
     def factors(self, alone_ns: Floats) -> Floats:
         """How many times as long the lookups take with collectives beside all of them."""
@@ -149,6 +150,7 @@ class ComposedStep:
 
     def play(self, forward: Floats, backward: Floats, ends: Ends, together: LookupsTogether | None = None) -> Evaluation:
         """Plans with lookups that take so long by themselves, [plans, ranks], ns; `together`: on shares of one GPU."""
+        forward, backward = forward * self.beside.slower, backward * self.beside.slower
         alone, most = backward, self.beside.factors(backward) if self.beside.law.known else None
         fronts = [np.zeros_like(forward) for _ in range(self.streams)]
         period, ended, between = np.zeros(len(forward)), np.zeros(len(forward)), np.zeros_like(forward)
