@@ -34,9 +34,10 @@ _ONE_BY_ONE = 1.03
 # 9 % (0.93 to 1.29 of the models); A100 boxes of public steps are 1.5 to 1.75 times as slow as the one host that was measured
 # (docs/devices.md), and cards of one model differ by 2 %.
 HOSTS, UNKNOWN_HOSTS, WIRES, CARDS = 0.10, 0.35, 0.10, 0.02
-# What is shown: bursts and collectives of one machine, minutes apart, differ nearly as much as those of several; a recording
-# shows a profiled host (docs/models.md has the eight shipped ones), collectives that waited, and kernels of its own workload; a
-# step without a profiler is predicted to 9 % at the host's true speed.
+# What is shown. Reference steps: processes of one visit differ by 5 %, and four steps stand for all others with 4 % (host-bound
+# scripts scatter by 8 % about their mean: benchmarks/h200/results). Bursts and collectives of one machine differ minutes apart
+# nearly as much as those of several. A recording shows a profiled host, collectives that waited and kernels of its own workload
+# (docs/measuring.md has the eight shipped ones); a step without a profiler is predicted to 9 % at the host's true speed.
 _STEPS, _BURSTS, _STREAMS, _UNPROFILED_STEP = 0.06, 0.082, 0.058, 0.09
 _RECORDED_HOST, _RECORDED_WIRE, _RECORDED_DEVICE = 0.27, 0.16, 0.06
 # What is left unknown of a step on a machine whose speed is known: between processes that time the same step minutes apart,
