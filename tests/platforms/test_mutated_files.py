@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import shutil
@@ -22,7 +23,10 @@ from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read, write_part
 from steptime._models.collectives.message import Messages
 from steptime._models.host.model import HostModel, read_host
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.question import Question
 from steptime._platforms.calibration import Calibration
+from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric
 from steptime._platforms.own_fabric import DataSheet, from_data_sheet
 from steptime._platforms.platform import Platform, platform_parts
@@ -60,6 +64,24 @@ def test_mutated_devices_are_read_or_refused(tmp_path: Path) -> None:
 
         refused += refused_or(read)
     assert 0 < refused < CASES
+
+
+def test_mutated_devices_on_paper_are_read_or_refused_and_answer(tmp_path: Path) -> None:
+    draw, file, refused = random.Random(11), tmp_path / "mine.toml", 0
+    half = TensorArg((512, 512), "bfloat16")
+    asked = [Question(Call("aten::mm.default", (half, half))), Question(Call("aten::add.Tensor", (half, half)))]
+    texts = [(DEVICES / f"{name}.toml").read_text() for name in ("l4", "v100", "mi300x")]
+    for case in range(500):
+        file.write_text(mutated_text(texts[case % 3], draw))
+
+        def read() -> None:
+            device = Device.load(file)
+            for one in device.estimates(asked):
+                times = (one.estimate.low_ns, one.estimate.time_ns, one.estimate.high_ns)
+                assert 0 < times[0] <= times[1] <= times[2] < math.inf
+
+        refused += refused_or(read)
+    assert 100 < refused < 500
 
 
 def answers(fabric: Fabric) -> None:

@@ -20,5 +20,4 @@ def looped(device: Device, question: Question) -> Estimate:
     full = alone.time_ns * float(draws.slowdown(device.power, once)[0, 0])
     clock, _ = Load((draws,), (once,), full, 1.0, 0.0).solved(device.power, once)
     slower = float(draws.slowdown(device.power, clock)[0, 0])
-    times = (bound * slower for bound in (alone.time_ns, alone.low_ns, alone.high_ns))
-    return Estimate(*times, alone.source, alone.inside)
+    return Estimate(slower * alone.time_ns, slower * alone.low_ns, slower * alone.high_ns, alone.source, alone.inside)
