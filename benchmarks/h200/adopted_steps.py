@@ -3,13 +3,17 @@
 `python benchmarks/h200/adopted_steps.py predict DIR FILE` captures twelve steps without a GPU and predicts each on the platform
 in DIR (`steptime adopt NAME -o DIR`); `... measure FILE` profiles them on a GPU; `... compare PREDICTED MEASURED` puts the two
 side by side. An adoption measures no call of theirs on purpose. Their batches are large, so that the device decides.
+`... rows DIR` stands in for the ten minutes: the shipped rows that they would give. DIR needs the `driver.json` of such a GPU.
 """
 
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,6 +37,40 @@ STEPS: dict[str, Callable[[], Callable[[], None]]] = {
     "adapters": partial(scripts.adapters, 16_384),
     "denoiser": partial(scripts.denoiser, 1024),
 }
+
+
+def rows(folder: str) -> None:
+    """What ten minutes of adopting would have: shipped rows, a call for every call that is asked or another of its family."""
+    import pyarrow.compute as pc
+
+    from steptime._measurements.store import write_part
+    from steptime_lab.measure.kernels.cases import FILE_NAME, whole_gpu_cases
+    from steptime_lab.measurements.shipped import FOLDER, shipped
+
+    def write(name: str, table: Any) -> None:
+        file = Path(folder) / "measurements" / name / "20261115T000000-aaaa-p1-0000.parquet"
+        write_part(file, table.unify_dictionaries().combine_chunks())
+
+    table = shipped("kernels")
+    table = table.filter(pc.and_(pc.equal(table["share"], 1), pc.invert(table["benchmark"])))
+    families, sources = table["family"].to_pylist(), table["source"].to_pylist()
+    places: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for index, asked in enumerate(zip(table["call"].to_pylist(), table["tf32"].to_pylist(), strict=True)):
+        places[asked].append(index)
+    cases = whole_gpu_cases(FOLDER / FILE_NAME, (), 0, small=False)
+    spare: dict[str, list[list[int]]] = defaultdict(list)
+    for each in sorted(set(places) - {(case.text, case.tf32) for case in cases}):
+        if sources[places[each][0]] == "sweep":
+            spare[families[places[each][0]]].append(places[each])
+    for each in spare.values():
+        random.Random(0).shuffle(each)
+    chosen = [places.get((case.text, case.tf32)) or (spare[case.family] and spare[case.family].pop()) or [] for case in cases]
+    write("kernels", table.take(sorted(index for item in chosen for index in item[:2])))
+    for name, run in {"lookups": "20261115T065645-eaef", "host": "20261115T085050-6014"}.items():
+        other = shipped(name)
+        write(name, other.filter(pc.and_(pc.equal(other["run"], run), pc.equal(other["share"], 1))))
+    write("power", shipped("power"))
+    shutil.copyfile(FOLDER / "lookup_streams.parquet", Path(folder) / "measurements" / "lookup_streams.parquet")
 
 
 def predict(platform: str, file: str) -> None:
@@ -101,4 +139,4 @@ def compare(predicted: str, measured: str) -> None:
 
 
 if __name__ == "__main__":
-    {"predict": predict, "measure": measure, "compare": compare}[sys.argv[1]](*sys.argv[2:])
+    {"rows": rows, "predict": predict, "measure": measure, "compare": compare}[sys.argv[1]](*sys.argv[2:])

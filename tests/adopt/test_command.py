@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -227,6 +228,24 @@ def test_several_gpus_are_measured_together(machine: list[Options], h200: GpuFac
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     command.main(["mine", "-o", str(tmp_path), "--minutes", "2"])
     assert machine == [Options(ranks=(1, 2, 4))]
+
+
+@pytest.mark.parametrize("name", ["mine.toml", "platform.toml"])
+def test_damaged_descriptions_are_one_line(name: str, adopted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(adopted, folder, ignore=shutil.ignore_patterns("measurements"))
+    text, dice, refused = (folder / name).read_text(encoding="utf-8"), random.Random(2), 0
+    for _ in range(500):
+        place, length = dice.randrange(len(text)), dice.choice([0, 1, 1, 8])
+        planted = dice.choice(["", "0", '"', "=", "\n", "nan", "-1e400", "[[x]]", "\0"])
+        (folder / name).write_text(text[:place] + planted + text[place + length :], encoding="utf-8")
+        try:
+            platform_parts(str(folder)).check()
+            read_device(folder / "mine.toml")
+        except InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 100
 
 
 def test_the_device_of_a_damaged_folder_is_one_line(adopted: Path, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def test_the_shares_are_all_of_the_time_and_one_gpu_has_no_collectives() -> None
     assert max(one, key=lambda share: share.seconds).job == "kernels"
 
 
-def test_power_is_measured_where_there_is_time_for_it() -> None:
-    assert "power" in {share.job for share in shares(10.0, 1)}
+def test_power_and_host_are_measured_where_there_is_time_for_them() -> None:
+    assert {"power", "host"} <= {share.job for share in shares(10.0, 1)}
     short = shares(2.0, 1)
-    assert "power" not in {share.job for share in short}
+    assert {share.job for share in short} == {"kernels", "lookups", "calibrate"}
     assert sum(share.seconds for share in short) == pytest.approx(120)
 
 

@@ -26,8 +26,8 @@ SHARES: Mapping[str, float] = {
 }  # fmt: skip
 # A calibration with less than the first takes a sample of its steps; it always gets the second, which that takes.
 _WHOLE_CALIBRATION_S, _LEAST_CALIBRATION_S = 45.0, 20.0
-# Power that is measured for less says no more than that of the nearest known device.
-_LEAST_POWER_S = 60.0
+# Power and host that are measured for less say no more than those of the nearest known machine; a calibration tells its speed.
+_LEAST_OF = {"power": 60.0, "host": 40.0}
 # A job that has less than this left is not started again: joining and warming up takes most of it.
 LEAST_S = 12.0
 
@@ -43,8 +43,9 @@ class Share:
 def shares(minutes: float, gpus: int) -> list[Share]:
     """The jobs of an adoption, in the order they run."""
     chosen = {job: share for job, share in SHARES.items() if gpus > 1 or job != "collectives"}
-    if 60.0 * minutes * chosen["power"] / sum(chosen.values()) < _LEAST_POWER_S:
-        del chosen["power"]
+    for job, least_s in _LEAST_OF.items():
+        if 60.0 * minutes * chosen[job] / sum(chosen.values()) < least_s:
+            del chosen[job]
     return [Share(job, 60.0 * minutes * share / sum(chosen.values())) for job, share in chosen.items()]
 
 
