@@ -109,6 +109,7 @@ class Described:
     limits: FabricLimits
     points: Sequence[Point]
     every: bool = False
+    older: Sequence[Point] = ()  # of the same messages in other NCCL versions: not fitted, but the interval should hold them
 
 
 def latency(points: Sequence[Point], *, nodes: int = 1) -> Quantity:
@@ -141,7 +142,8 @@ def dgx(tables: Tables, gpu: str, name: str, title: str, ranks: int, bandwidth: 
 def whole_node(tables: Tables, gpu: str, name: str, title: str, bandwidth: Quantity, like: str) -> Described:
     """A node of 8 from both tables, each message in its newest NCCL version from `OLDEST` on."""
     _, few = tables.newest(gpu) if any(one.device == gpu for one in tables.single) else ("", [])
-    rows = [one for one in tables.rows if one.device == gpu and one.nodes == 1 and version(one) >= OLDEST]
+    every = [one for one in tables.rows if one.device == gpu and one.nodes == 1]
+    rows = [one for one in every if version(one) >= OLDEST]
     newest: dict[tuple[str, int, int], tuple[int, ...]] = {}
     for one in rows:
         asked = one.kind, one.ranks, one.bytes
@@ -158,7 +160,12 @@ def whole_node(tables: Tables, gpu: str, name: str, title: str, bandwidth: Quant
     published = tuple(replace(one, path=one.path.format(gpu=gpu)) for one in found.limits.published)
     if few:
         published += (replace(SINGLE, source=SINGLE.source.format(nccl=few[0].nccl, gpu=gpu) + ": 2 and 4 ranks"),)
-    return Described(replace(found.limits, published=published, like=like), found.points, every=True)
+    return Described(
+        replace(found.limits, published=published, like=like),
+        found.points,
+        every=True,
+        older=[one for one in every if one not in chosen],
+    )
 
 
 def version(point: Point) -> tuple[int, ...]:
@@ -416,7 +423,8 @@ def fit_tiers(described_fabric: Described) -> dict[str, TierModel]:
     like = like_curves(limits.like) if described_fabric.every else {}
     for name, of_tier in tier_points(limits, described_fabric.points).items():
         if described_fabric.every:
-            models[name] = fit_all(of_tier, like.get(name, {}))
+            older = tier_points(limits, described_fabric.older).get(name) if described_fabric.older else None
+            models[name] = fit_all(of_tier, like.get(name, {}), older)
         elif limits.network is None or name != limits.network.name:
             models[name] = fit_points(of_tier)
         else:
@@ -425,13 +433,15 @@ def fit_tiers(described_fabric: Described) -> dict[str, TierModel]:
     return models
 
 
-def fit_all(points: Points, like: Curves) -> TierModel:
-    """Curves through all rows; the residuals are of curves that did not see a row's fifth of the messages."""
+def fit_all(points: Points, like: Curves, older: Points | None) -> TierModel:
+    """Curves through all rows; the residuals are of curves that did not see a row's fifth, and of other versions' rows."""
     model = fit_curves(points, like=like)
     errors: dict[str, list[float]] = defaultdict(list)
     for tested, times in left_out(points, model):
         for kind, logs in by_kind(tested, np.log(tested.ns / times.ns)).items():
             errors[kind] += logs.tolist()
+    for kind, logs in unseen_logs(model, older).items() if older is not None else ():
+        errors[kind] += logs.tolist()
     return replace(model, residuals=interval_ends(errors))
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from steptime._models.collectives.curve import Curve
 from steptime._models.collectives.message import KINDS, Floats, Message, Messages, Places
 from steptime._models.collectives.tier import CollectiveTimes, TierModel, groups, ragged_parts, saved
-from steptime._models.collectives.unmeasured import MIRRORED, Curves, ratio_along, scaled_curve
+from steptime._models.collectives.unmeasured import MIRRORED, Curves, extended, ratio_along, scaled_curve
 from steptime._models.engine.splits import FIT, VALIDATION, split_of
 from steptime._models.error import gmae
 from steptime.errors import InputError
@@ -284,7 +284,7 @@ def fit_curves(
     """One curve per kind and rank count with enough sizes, all rows seen; what exchanges differ by is tried unless given.
 
     `like` has the curves of a fabric with such links: sparse rows take their shape from there where that meets rows left out
-    more closely, and what was not measured is carried from there.
+    more closely, and what was not measured, sizes or kinds and rank counts, is carried from there.
     """
     if idle_power is None:
         idle_power = _idle_power(points)
@@ -303,8 +303,10 @@ def fit_curves(
             columns[kind, ranks] = sizes[sized], times[sized]
     if not columns:
         raise InputError(f"no kind and rank count with {_LEAST_SIZES} sizes or more among {len(points)} measured collectives")
-    curves = {pair: _best_curve(rows, _other_ways(pair, columns, like or {})) for pair, rows in columns.items()}
-    return TierModel(curves, idle_power, {}, ragged, like or {})
+    like = {} if like is None else like
+    curves = {pair: _best_curve(rows, _other_ways(pair, columns, like)) for pair, rows in columns.items()}
+    curves |= {pair: extended(curve, like[pair]) for pair, curve in curves.items() if pair in like}
+    return TierModel(curves, idle_power, {}, ragged, like)
 
 
 _Rows = tuple[Floats, Floats]  # bytes and nanoseconds

@@ -37,6 +37,8 @@ _LEAST_MOVING = 0.01
 _LEAST_LATENCY = 0.3
 # Beyond twice the largest measured count these go by trees, whose steps go with the logarithm of the ranks.
 _BY_TREES = ("all_reduce", "broadcast", "reduce", "barrier")
+# What a kind or a rank count has for itself is kept small by as much as so many curves without it would do.
+_SHRUNK = 0.5
 # Over how many octaves of bytes the ratio of two fabrics' curves is averaged: switches that lie an octave apart are no ratio.
 _SMOOTH = 1.5
 
@@ -72,19 +74,36 @@ def scaled_curve(curve: Curve, logs: Floats) -> Curve:
     return Curve(curve.knots, np.maximum.accumulate(curve.log_ns + logs))
 
 
+def extended(curve: Curve, base: Curve) -> Curve:
+    """A curve that goes on beyond its sizes as another one does."""
+    below, above = base.knots < curve.knots[0] - 0.5, base.knots > curve.knots[-1] + 0.5
+    first, last = (float(curve.log_ns[at] - np.log(base.ns(np.exp2(curve.knots[at])))) for at in (0, -1))
+    knots = np.concatenate([base.knots[below], curve.knots, base.knots[above]])
+    log_ns = np.concatenate([base.log_ns[below] + first, curve.log_ns, base.log_ns[above] + last])
+    return Curve(knots, np.maximum.accumulate(log_ns))
+
+
 def _carried(kind: str, ranks: int, own: Curves, like: Curves) -> Curve:
     """The other fabric's curve, times what the two differ by: in all, for this kind, and at this count."""
     base = like[kind, ranks]
     ratios = {pair: _ratio(base.knots, curve, like[pair]) for pair, curve in own.items() if pair in like}
     if not ratios:
         return base
-    usual = np.mean(list(ratios.values()), axis=0)
-    logs = usual.copy()
-    for alike in ([pair for pair in ratios if pair[0] == kind], [pair for pair in ratios if pair[1] == ranks]):
-        if alike:
-            # As much as so many curves say: one differs by chance.
-            logs += (np.mean([ratios[pair] for pair in alike], axis=0) - usual) * len(alike) / (len(alike) + 1)
-    return scaled_curve(base, logs)
+    return scaled_curve(base, _expected((kind, ranks), list(ratios), np.array(list(ratios.values()))))
+
+
+def _expected(asked: tuple[str, int], pairs: Sequence[tuple[str, int]], ratios: Floats) -> Floats:
+    """What two fabrics differ by for a kind and rank count: in all, for the kind and at the count, each as far as rows say."""
+    effects = [*dict.fromkeys(kind for kind, _ in pairs), *dict.fromkeys(count for _, count in pairs)]
+
+    def row(pair: tuple[str, int]) -> list[float]:
+        return [1.0, *(float(effect in pair) for effect in effects)]
+
+    design = np.array([row(pair) for pair in pairs])
+    small = np.diag([0.0, *(_SHRUNK for _ in effects)])
+    fitted = np.linalg.solve(design.T @ design + small, design.T @ ratios)
+    result: Floats = np.array(row(asked)) @ fitted
+    return result
 
 
 def _ratio(places: Floats, curve: Curve, other: Curve) -> Floats:
