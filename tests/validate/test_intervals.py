@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.mutated import mutated_text
 
 from steptime._build.transformer.build import build
 from steptime._cli.app import run
+from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.platform import Platform
+from steptime._platforms.situation import CARRIED, read_situations, situation_of, situations, written
 from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import InputError
-from steptime_lab.validate.intervals.intervals import validate_rows
+from steptime_lab.validate.intervals.boxes import boxes_of, number_of, with_number
+from steptime_lab.validate.intervals.intervals import predicted_rows
 from steptime_lab.validate.intervals.predict import PredictedRow, predicted
 from steptime_lab.validate.intervals.rows import read_rows
+from steptime_lab.validate.intervals.widths import by_source, fitted_situation, interval_ms, source_factors
 
 SMALL = {"layers": 2, "width": 512, "heads": 8, "sequence": 256, "vocabulary": 1000, "batch": 8, "precision": "bf16"}
 
@@ -76,11 +83,11 @@ def test_devices_and_fabrics_may_lie_beside_the_rows(tmp_path: Path) -> None:
     assert isinstance(predicted(step), PredictedRow)
 
 
-@pytest.mark.parametrize("parallel", [{}, {"fsdp": 8}])
+@pytest.mark.parametrize("parallel", [{}, pytest.param({"fsdp": 8}, marks=pytest.mark.slow)])
 def test_few_layers_and_parts_tell_what_the_whole_step_takes(tmp_path: Path, parallel: dict[str, int]) -> None:
     ranks = parallel.get("fsdp", 1)
-    cfg = {**SMALL, "layers": 16, "width": 2048, "heads": 16, "sequence": 1024, "gradient_accumulation": 5}
-    (step,) = read_rows(table(tmp_path, row(cfg={**cfg, "batch": 40 * ranks, "parallel": parallel}, ranks=ranks))).steps
+    cfg = {**SMALL, "layers": 9, "width": 2048, "heads": 16, "sequence": 1024, "gradient_accumulation": 3}
+    (step,) = read_rows(table(tmp_path, row(cfg={**cfg, "batch": 24 * ranks, "parallel": parallel}, ranks=ranks))).steps
     found = predicted(step)
     assert isinstance(found, PredictedRow)
     whole = predict_on(build(step.config), Platform.of(step.platform))
@@ -88,17 +95,89 @@ def test_few_layers_and_parts_tell_what_the_whole_step_takes(tmp_path: Path, par
     assert found.interval_ms == pytest.approx(whole.interval_ms, rel=0.02)
 
 
-def test_one_number_per_box_takes_out_what_all_rows_of_a_box_share(tmp_path: Path) -> None:
-    cfgs = [{**SMALL, "batch": 8 * (place + 1)} for place in range(12)]
-    rows = [row(f"row {place}", cfg=cfg) for place, cfg in enumerate(cfgs)]
-    with ThreadPoolExecutor(1) as executor:
-        plain = validate_rows(table(tmp_path, *rows), executor=executor)
-        slower = [{**each, "measured_ms": 1.4 * case.predicted} for each, case in zip(rows, plain.cases, strict=True)]
-        file = table(tmp_path, *slower, row("alone", source="another"))
-        found = validate_rows(file, per_box=True, executor=executor)
-        assert validate_rows(file, executor=executor).groups["somebody"].summary.gmae == pytest.approx(1 - 1 / 1.4, abs=0.01)
-    assert found.whole.summary.rows == 9  # three fit the number; the other source has a row too few
-    assert found.whole.summary.gmae < 0.001
+def many(count: int, source: str = "somebody") -> list[dict[str, Any]]:
+    """Rows of one source that a device is busy with, sequences short and long."""
+    large = {**SMALL, "width": 1024, "heads": 8, "attention": "flash"}
+    sequences = [512 << (place % 4) for place in range(count)]
+    return [
+        row(f"{source} {place}", cfg={**large, "sequence": sequence, "batch": 16 + place}, source=source)
+        for place, sequence in enumerate(sequences)
+    ]
+
+
+@pytest.fixture(scope="module")
+def known() -> list[PredictedRow]:
+    """Rows of two sources, predicted."""
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as executor:
+        found, refused = predicted_rows(read_rows(table(Path(folder), *many(12), *many(4, "another"))), executor)
+    assert not refused
+    return found
+
+
+def slower(rows: list[PredictedRow], **factors: float) -> list[PredictedRow]:
+    """The rows as measured where kernels of each kind take so many times as long."""
+    result = []
+    for each in rows:
+        kinds = each.played.kinds_ms
+        more = sum(took * (factors.get(kind, 1.0) - 1.0) for kind, took in kinds.items())
+        result.append(replace(each, step=replace(each.step, measured_ms=each.played.step_ms + more)))
+    return result
+
+
+def test_what_the_errors_of_a_source_are_made_of_is_found(known: list[PredictedRow]) -> None:
+    found = source_factors(slower(known, products=1.2, attention=1.8))
+    assert found["products"] == pytest.approx(1.2, abs=0.08)
+    assert found["attention"] == pytest.approx(1.8, abs=0.2)
+
+
+def test_widths_hold_nine_of_ten_and_grow_with_the_errors_of_their_kind(known: list[PredictedRow]) -> None:
+    sources = by_source(known)
+    rows = [*slower(sources["somebody"], attention=1.8), *slower(sources["another"], products=1.3)]
+    found = fitted_situation(rows)
+    inside = [low <= each.step.measured_ms <= high for each in rows for low, high in [interval_ms(each, found, found)]]
+    assert sum(inside) >= 0.9 * len(rows)
+    right = fitted_situation(slower(known))
+    assert found.errors["attention"].above > 3 * right.errors["attention"].above
+    assert found.rows == len(rows)
+    assert found.sources == ("another", "somebody")
+
+
+def test_one_number_per_box_takes_out_what_all_rows_of_a_box_share(known: list[PredictedRow]) -> None:
+    carried = situations()[CARRIED]
+    shifted = {kind: float(np.exp(1.3 * error.above)) for kind, error in carried.errors.items()}
+    rows = slower(known, **shifted)
+    ((fitted, scored),) = [both for box, both in boxes_of(rows).items() if box.startswith("somebody")]
+    assert (len(fitted), len(scored)) == (3, 9)
+    number = number_of(fitted, carried)
+    assert number == pytest.approx(1.3, abs=0.01)
+    assert all(with_number(each, carried, number) == pytest.approx(each.step.measured_ms, rel=0.01) for each in scored)
+
+
+def test_the_interval_of_a_row_is_that_of_the_simulation(known: list[PredictedRow]) -> None:
+    carried = situations()[CARRIED]
+    for each in known[:4]:
+        assert interval_ms(each, carried, carried) == pytest.approx(each.interval_ms, rel=0.03)
+
+
+def test_a_measured_device_has_nothing_in_common_that_is_wrong() -> None:
+    assert not situation_of(Platform.load("1xh200"), UNCALIBRATED).errors
+    carried = situation_of(Platform.load("1xh100"), UNCALIBRATED)
+    calibrated = situation_of(Platform.load("1xh100"), replace(UNCALIBRATED, device=1.2))
+    assert all(calibrated.errors[kind].above < error.above for kind, error in carried.errors.items())
+
+
+def test_situations_are_written_as_they_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "situations.toml"
+    text = written(list(situations().values()), "as shipped")
+    file.write_text(text, encoding="utf-8")
+    assert read_situations(file) == situations()
+    draw = random.Random(3)
+    for _ in range(500):
+        file.write_text(mutated_text(text, draw), encoding="utf-8")
+        try:
+            read_situations(file)
+        except InputError as error:
+            assert "\n" not in str(error)
 
 
 def test_the_command_prints_every_source_with_coverage_and_half_width(

@@ -109,7 +109,11 @@ def validate(
         ),
     ] = None,
     leave_out: Annotated[
-        bool, Option("--leave-out", help="collectives: each row of --rows by a fit without its kind and rank count.")
+        bool,
+        Option(
+            "--leave-out",
+            help="With --rows; collectives: each by a fit without its kind and ranks, intervals: without its source.",
+        ),
     ] = False,
     per_box: Annotated[
         bool, Option("--per-box", help="intervals: one number per source and device, from a few of its rows in --rows.")
@@ -156,7 +160,7 @@ def validate(
         from steptime_lab.validate.intervals.intervals import validate_rows
 
         with _progress() as progress:
-            result = validate_rows(rows, per_box=per_box, progress=progress)
+            result = validate_rows(rows, per_box=per_box, leave_out=leave_out, progress=progress)
         show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
         return
     result = validated(what, Models(device, models, fabric)) if rows is None else _timed(what, rows, fabric, models, leave_out)

@@ -23,6 +23,7 @@ from steptime._models.memory.peak import peak_memory
 from steptime._models.power.card import StepPower
 from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
 from steptime._platforms.platform import Platform
+from steptime._platforms.situation import Situation, kind_of, situation_of
 from steptime._program.one_step import one_step
 from steptime._program.workload import UnnamedMemory, Workload
 from steptime._sim.core.steady import Steady, steady
@@ -65,7 +66,7 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
     result, settling, clocks = step.powered(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
     low, high = interval_ns(step, result, calibration, clocks)
-    warnings = [*step.warnings, *_caveats(step)]
+    warnings = [*step.warnings, *_caveats(step, calibration)]
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
     if settling is not None and not settling.settled:
@@ -98,7 +99,7 @@ def known_of(platform: Platform, calibration: Calibration) -> Calibration:
     return calibration
 
 
-def _caveats(step: ModelledStep) -> list[str]:
+def _caveats(step: ModelledStep, calibration: Calibration) -> list[str]:
     """What a reader should know before trusting the number."""
     results = []
     limits = step.platform.device.limits
@@ -106,6 +107,11 @@ def _caveats(step: ModelledStep) -> list[str]:
         results.append(
             f"{limits.name} has not been measured: its kernels are scaled from {limits.models} by data sheets, and its host is "
             f"assumed to be {step.platform.parts.host}"
+        )
+    known = situation_of(step.platform, calibration)
+    if known.errors:
+        results.append(
+            f"{known.name}: the interval holds how far {known.rows} steps of {len(known.sources)} published sources were off"
         )
     outside = step.coverage["out_of_range"]
     if outside > _MUCH_OUT_OF_RANGE:
@@ -144,11 +150,15 @@ def interval_of(period_ns: float, draws: Floats) -> tuple[float, float]:
     return min(float(low), period_ns), max(float(high), period_ns)
 
 
-def draws_ns(step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats) -> Floats:
-    """The step once per draw of what its models may be off by."""
+def draws_ns(
+    step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats, situation: Situation | None = None
+) -> Floats:
+    """The step once per draw of what its models may be off by, and all of a kind together in a situation: the machine's."""
+    known = situation_of(step.platform, calibration) if situation is None else situation
+    together = box_factors(known)
     played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
     power = _power_factors(step, drawless, clocks)
-    cohorts = [_drawn(*each, calibration) for each in zip(step.programs, played, power, strict=True)]
+    cohorts = [_drawn(*each, calibration, together) for each in zip(step.programs, played, power, strict=True)]
     return np.asarray(steady(cohorts, iterations_at_most=24).period_ns, dtype=np.float64)
 
 
@@ -164,12 +174,22 @@ def _power_factors(step: ModelledStep, drawless: Steady, clocks: Floats) -> list
     return [cards.slowdown(index, each) / cards.slowdown(index, clocks[index : index + 1]) for index, each in enumerate(drawn)]
 
 
-def _drawn(issued: Issued, cohort: Cohort, power: Floats | None, calibration: Calibration) -> Cohort:
+def box_factors(situation: Situation) -> dict[str, Floats]:
+    """Per kind of kernel a factor for each draw: what all of the kind take on this box."""
+    return {kind: error.drawn(_normal(f"box {kind}")) for kind, error in situation.errors.items()}
+
+
+def _drawn(
+    issued: Issued, cohort: Cohort, power: Floats | None, calibration: Calibration, together: Mapping[str, Floats]
+) -> Cohort:
     """The cohort with a scenario per draw, around durations that have settled already."""
     factors = _factors(issued) if issued.groups else np.ones((1, SAMPLES))
     if power is not None:
         factors[: len(power)] *= power
     collectives = issued.program.collectives
+    if together:
+        kernels = issued.groups[: len(issued.groups) - len(collectives)]
+        factors[: len(kernels)] *= np.stack([together[kind_of(group.partition(" ")[0])] for group in kernels])
     if collectives:
         wire = np.stack([calibration.wire_error * _normal(f"wire {collective.kind}") for collective in collectives])
         factors[-len(collectives) :] *= np.exp(wire)

@@ -1,7 +1,8 @@
-"""One number per box: how many times as long its steps take as predicted, from a few of its rows, and the others with it.
+"""One number per box: how far its steps are from those predicted, in widths of what is not known, from a few of its rows.
 
 A box is a source and a device with ten rows or more. Its number is fitted on the tenth of its rows, three at least, whose names
-have the smallest SHA-1, so that nobody chooses them, and is scored on the rest.
+have the smallest SHA-1, so that nobody chooses them, and is scored on the rest. Kernels of each kind move by the number times
+how unsure the kind is (`Situation`): software that makes products a little slower makes attention much slower.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
 
-from steptime_lab.validate.engine import MeasuredCase
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from steptime._platforms.situation import Situation
 from steptime_lab.validate.intervals.predict import PredictedRow
 
 LEAST_ROWS, _LEAST_FITTED, _FITTED_SHARE = 10, 3, 10
+_FARTHEST = 4.0
 
 
 def boxes_of(rows: Sequence[PredictedRow]) -> dict[str, tuple[list[PredictedRow], list[PredictedRow]]]:
@@ -31,14 +35,22 @@ def boxes_of(rows: Sequence[PredictedRow]) -> dict[str, tuple[list[PredictedRow]
     return result
 
 
-def number_of(rows: Sequence[PredictedRow]) -> float:
-    """How many times as long as predicted the steps of a box take, in the middle."""
-    return median(row.step.measured_ms / row.played.step_ms for row in rows)
+def moved_ms(row: PredictedRow, direction: Situation, number: float) -> dict[str, float]:
+    """The kinds of a row's kernels once its box's number is known: each moves by as much as it is unsure."""
+    errors = direction.errors
+    return {kind: took * float(np.exp(number * errors[kind].above)) for kind, took in row.played.kinds_ms.items()}
 
 
-def with_number(row: PredictedRow, number: float) -> MeasuredCase:
-    """The row as predicted once its box is known."""
-    low, high = row.interval_ms
-    return MeasuredCase(
-        row.step.name, number * row.played.step_ms, row.step.measured_ms, interval=(number * low, number * high)
-    )
+def with_number(row: PredictedRow, direction: Situation, number: float) -> float:
+    """The step of a row as predicted once its box is known; milliseconds."""
+    kinds = row.played.kinds_ms
+    return row.played.step_ms + sum(moved_ms(row, direction, number).values()) - sum(kinds.values())
+
+
+def number_of(rows: Sequence[PredictedRow], direction: Situation) -> float:
+    """The number of a box, by rows of it: the one that leaves the least absolute logarithms of their errors."""
+
+    def left(number: float) -> float:
+        return sum(abs(float(np.log(with_number(row, direction, number) / row.step.measured_ms))) for row in rows)
+
+    return float(minimize_scalar(left, bounds=(-_FARTHEST, _FARTHEST), method="bounded").x)

@@ -10,51 +10,96 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
+from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, situations
 from steptime.errors import InputError
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes
 from steptime_lab.validate.intervals.boxes import LEAST_ROWS, boxes_of, number_of, with_number
 from steptime_lab.validate.intervals.predict import PredictedRow, predicted
 from steptime_lab.validate.intervals.rows import MeasuredSteps, read_rows
+from steptime_lab.validate.intervals.widths import by_source, fitted_calibrated, fitted_situation, interval_ms, source_factors
 
 _MUCH_OUTSIDE = 0.05
 _NODE = 8  # ranks that one node has in all rows so far
 _SHOWN = 20  # lines of rows that were refused
 PER_BOX = "one number per box"
+_LEAST_SOURCES = 2
 
 
 def validate_rows(
     file: Path,
     *,
     per_box: bool = False,
+    leave_out: bool = False,
     executor: Executor | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Validation:
-    """The rows of a file by source, by two processes unless an executor is given; `per_box`: each box after its own number."""
+    """The rows of a file by source, by two processes unless an executor is given.
+
+    `per_box`: each box after its own number. `leave_out`: each source with widths that were fitted to the others.
+    """
     rows = read_rows(file)
+    known, refused = predicted_rows(rows, executor, progress)
+    refused = [*rows.refused, *refused]
+    if leave_out and len(by_source(known)) < _LEAST_SOURCES:
+        raise InputError(f"{file}: --leave-out fits widths to the other sources; give rows of {_LEAST_SOURCES} or more")
+    compared = [each for source in by_source(known) for each in _compared(known, source, per_box, leave_out)]
+    if not compared:
+        none = f"no source and device has {LEAST_ROWS} rows" if known else f"no row can be predicted; the first: {refused[0]}"
+        raise InputError(f"{file}: {none}")
+    how = f"{PER_BOX}, scored on its other rows" if per_box else "defaults only"
+    widths = "widths fitted without each source" if leave_out else "widths as shipped"
+    facts = {
+        f"times_{kind}_of_{source.replace(' ', '_')}": factor
+        for source, there in by_source(known).items()
+        for kind, factor in source_factors(there).items()
+    }
+    return Validation.of(
+        "intervals",
+        f"steps that others measured, {how}, {widths}",
+        compared,
+        facts=facts,
+        warnings=_warnings(rows, refused),
+        notes=("times: what kernels of a kind take in the steps of a source over what is predicted, fitted to its rows",),
+    )
+
+
+def predicted_rows(
+    rows: MeasuredSteps,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> tuple[list[PredictedRow], list[str]]:
+    """Rows that can be predicted, and a line for each other."""
     answers: list[PredictedRow | str] = []
     for answer in in_processes(predicted, rows.steps, executor=executor):
         answers.append(answer)
         progress(len(answers), len(rows.steps))
     known = [answer for answer in answers if not isinstance(answer, str)]
-    refused = [*rows.refused, *(answer for answer in answers if isinstance(answer, str))]
-    compared = _after_numbers(known) if per_box else [Compared(_case(row), _groups(row)) for row in known]
-    if not compared:
-        none = f"no source and device has {LEAST_ROWS} rows" if known else f"no row can be predicted; the first: {refused[0]}"
-        raise InputError(f"{file}: {none}")
-    how = f"{PER_BOX}, scored on its other rows" if per_box else "defaults only"
-    return Validation.of("intervals", f"steps that others measured, {how}", compared, warnings=_warnings(rows, refused))
+    return known, [answer for answer in answers if isinstance(answer, str)]
 
 
-def _case(row: PredictedRow) -> MeasuredCase:
-    return MeasuredCase(row.step.name, row.played.step_ms, row.step.measured_ms, interval=row.interval_ms)
-
-
-def _after_numbers(rows: list[PredictedRow]) -> list[Compared]:
+def _compared(rows: list[PredictedRow], source: str, per_box: bool, leave_out: bool) -> list[Compared]:
+    """The rows of a source, as shipped widths or those of the other sources have them."""
+    own = [row for row in rows if row.step.source == source]
+    others = [row for row in rows if row.step.source != source]
+    carried = fitted_situation(others) if leave_out else situations()[CARRIED]
+    if not per_box:
+        return [
+            Compared(_case(row, interval_ms(row, carried, carried) if leave_out else row.interval_ms), _groups(row))
+            for row in own
+        ]
+    calibrated = fitted_calibrated(others, carried) if leave_out else situations()[CARRIED_CALIBRATED]
     results = []
-    for fitted, scored in boxes_of(rows).values():
-        number = number_of(fitted)
-        results += [Compared(with_number(row, number), _groups(row)) for row in scored]
+    for fitted, scored in boxes_of(own).values():
+        number = number_of(fitted, carried)
+        for row in scored:
+            interval = interval_ms(row, calibrated, carried, number)
+            case = MeasuredCase(row.step.name, with_number(row, carried, number), row.step.measured_ms, interval=interval)
+            results.append(Compared(case, _groups(row)))
     return results
+
+
+def _case(row: PredictedRow, interval: tuple[float, float]) -> MeasuredCase:
+    return MeasuredCase(row.step.name, row.played.step_ms, row.step.measured_ms, interval=interval)
 
 
 def _groups(row: PredictedRow) -> tuple[str | None, ...]:

@@ -18,10 +18,11 @@ from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.platform import Platform, PlatformParts
+from steptime._platforms.situation import KINDS, Situation, kind_of
 from steptime._sim.explain.activity import Window, activity
 from steptime._sim.modelled.prediction import draws_ns, interval_of, known_of
 from steptime._sim.modelled.step import modelled
-from steptime._units import ms
+from steptime._units import NS_PER_MS, ms
 from steptime.errors import SteptimeError
 from steptime_lab.validate.intervals.rows import MeasuredStep
 
@@ -32,7 +33,7 @@ FEW_LAYERS, MORE_LAYERS = (4, 6), (24, 32)
 FEW_PARTS = (1, 2)
 # Share of a step that the device waits for the host, above which layers are not taken to be alike.
 _MOST_IDLE = 0.03
-EXPOSED, IDLE = "exposed communication", "idle"
+COMMUNICATION, EXPOSED, IDLE = "communication", "exposed communication", "idle"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Played:
     """A step without draws, with them, and what its device does; milliseconds, all linear in what repeats."""
 
     step_ms: float
-    draws_ms: Floats
+    draws_ms: Floats  # as `predict` has them
+    alone_ms: Floats  # without what all kernels of a kind may have in common on the box
     parts_ms: Mapping[str, float]  # families of kernels, exposed communication, idle
 
     def further(self, fewer: Played, times: float) -> Played:
@@ -50,8 +52,18 @@ class Played:
         return Played(
             self.step_ms + times * (self.step_ms - fewer.step_ms),
             self.draws_ms + times * (self.draws_ms - fewer.draws_ms),
+            self.alone_ms + times * (self.alone_ms - fewer.alone_ms),
             {name: here[name] + times * (here[name] - there[name]) for name in names},
         )
+
+    @property
+    def kinds_ms(self) -> dict[str, float]:
+        """Kernels by kind; what is left of the step waits for collectives or the host."""
+        result = dict.fromkeys(KINDS, 0.0)
+        for name, took in self.parts_ms.items():
+            if name not in (COMMUNICATION, EXPOSED, IDLE):
+                result[kind_of(name)] += took
+        return result
 
 
 @dataclass(frozen=True)
@@ -119,5 +131,5 @@ def _played(config: Transformer, platform: Platform, outside: list[float]) -> Pl
     seen = activity(result.timeline, Window(1))
     rank = seen.ranks[0]
     parts = {**seen.breakdown, EXPOSED: rank.exposed_communication_ms, IDLE: rank.idle_ms}
-    draws = draws_ns(step, result, calibration, clocks)
-    return Played(ms(float(result.period_ns[0])), np.array([ms(each) for each in draws.tolist()]), parts)
+    draws, alone = (draws_ns(step, result, calibration, clocks, known) / NS_PER_MS for known in (None, Situation("none")))
+    return Played(ms(float(result.period_ns[0])), draws, alone, parts)

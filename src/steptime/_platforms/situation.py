@@ -1,0 +1,110 @@
+"""`Situation`: what is known of a machine, and by how much whole steps were off where no more was known.
+
+Residuals of models say how far single kernels are off. What all kernels of a kind have in common on a machine that nobody
+measured (its library, its card, how its data sheet reads) does not average out over a step, and is fitted to steps that others
+measured: `data/situations.toml` has it by kind of kernel, as standard deviations of the logarithm below and above a prediction,
+with the sources and the number of rows. On a measured device there is nothing of the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+import steptime
+from steptime._hardware.description import ValueRange, read_toml
+from steptime._platforms.calibration import Calibration
+from steptime._platforms.platform import Platform
+from steptime.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+
+FILE = Path(steptime.__file__).parent / "data" / "situations.toml"
+SCHEMA_VERSION = 1
+PRODUCTS, ATTENTION, OTHER = KINDS = ("products", "attention", "other")
+_OF_FAMILY = {"matmul": PRODUCTS, "convolution": PRODUCTS, "attention": ATTENTION}
+KNOWN, CARRIED, CARRIED_CALIBRATED = "known device", "carried device, not calibrated", "carried device, calibrated"
+_ERROR = ValueRange(0.0, 2.0, "of a logarithm (0.1 is about 10 %)")
+
+
+@dataclass(frozen=True, slots=True)
+class KindError:
+    """Standard deviations of the logarithm of what all kernels of a kind take here, over what is predicted."""
+
+    below: float
+    above: float
+
+    def drawn(self, draws: Floats) -> Floats:
+        """A factor for each draw of a standard normal."""
+        result: Floats = np.exp(np.where(draws < 0, self.below, self.above) * draws)
+        return result
+
+
+@dataclass(frozen=True)
+class Situation:
+    """How much is known, what may be wrong of each kind of kernel, and how many steps of which sources say so."""
+
+    name: str
+    errors: Mapping[str, KindError] = field(default_factory=dict)
+    rows: int = 0
+    sources: tuple[str, ...] = ()
+
+
+def kind_of(family: str) -> str:
+    """Of a family of kernels, the kind whose errors go together."""
+    return _OF_FAMILY.get(family, OTHER)
+
+
+def situation_of(platform: Platform, calibration: Calibration) -> Situation:
+    """What is known of a machine, by its platform and its calibration."""
+    if not platform.device.limits.analytic:
+        return Situation(KNOWN)
+    return situations()[CARRIED if calibration.device == 1.0 else CARRIED_CALIBRATED]
+
+
+@cache
+def situations() -> Mapping[str, Situation]:
+    """The fitted ones, by name."""
+    return read_situations(FILE)
+
+
+def read_situations(file: Path) -> Mapping[str, Situation]:
+    """Situations of a file, every one complete."""
+    content = read_toml(file, "situations", SCHEMA_VERSION)
+    tables = content.get("situations")
+    if not isinstance(tables, dict) or not {CARRIED, CARRIED_CALIBRATED} <= set(tables):
+        raise InputError(f"{file}: expected tables [situations.{CARRIED!r}] and [situations.{CARRIED_CALIBRATED!r}]")
+    return MappingProxyType({name: _situation(f"{file}: {name}", name, table) for name, table in tables.items()})
+
+
+def _situation(where: str, name: str, table: object) -> Situation:
+    kinds = table.get("kinds") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or not isinstance(kinds, dict) or set(kinds) != set(KINDS):
+        raise InputError(f"{where}: expected kinds of {', '.join(KINDS)}")
+    rows, sources = table.get("rows"), table.get("sources")
+    if not isinstance(rows, int) or not isinstance(sources, list) or not all(isinstance(each, str) for each in sources):
+        raise InputError(f"{where}: expected rows, a whole number, and sources, their names")
+    return Situation(name, {kind: _error(f"{where}: {kind}", kinds[kind]) for kind in KINDS}, rows, tuple(sources))
+
+
+def _error(where: str, values: object) -> KindError:
+    if not isinstance(values, dict) or set(values) != {"below", "above"}:
+        raise InputError(f"{where}: expected below and above")
+    return KindError(_ERROR.check(f"{where}: below", values["below"]), _ERROR.check(f"{where}: above", values["above"]))
+
+
+def written(fitted: Sequence[Situation], header: str) -> str:
+    """The text of a file of situations."""
+    lines = [*(f"# {line}" for line in header.splitlines()), f"schema_version = {SCHEMA_VERSION}"]
+    for each in fitted:
+        lines += ["", f'[situations."{each.name}"]', f"rows = {each.rows}"]
+        names = ", ".join(f'"{name}"' for name in each.sources)
+        lines += [f"sources = [{names}]", "", f'[situations."{each.name}".kinds]']
+        lines += [f"{kind} = {{ below = {error.below:.3f}, above = {error.above:.3f} }}" for kind, error in each.errors.items()]
+    return "\n".join(lines) + "\n"
