@@ -70,7 +70,7 @@ def fitted_situation(rows: Sequence[PredictedRow]) -> Situation:
 
 
 def fitted_calibrated(rows: Sequence[PredictedRow], carried: Situation) -> Situation:
-    """The same once a box has its number, which leaves errors to either side alike: scaled to the rows that it was not fitted on.
+    """The same once a box has its number, which leaves errors to either side alike: scaled to rows that it was not fitted on.
 
     With fewer than two boxes nobody knows what numbers leave, and all stays as wide as without.
     """
