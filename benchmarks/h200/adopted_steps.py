@@ -22,7 +22,7 @@ from typing import Any
 import host_bound_scripts as scripts
 import unseen_steps as unseen
 
-WARM_UP, PROFILED = 12, 6
+WARM_UP, PROFILED = 6, 3
 STEPS: dict[str, Callable[[], Callable[[], None]]] = {
     "encoder_decoder": partial(unseen.encoder_decoder, 64),
     "decoder_bf16": partial(unseen.decoder_bf16, 8),

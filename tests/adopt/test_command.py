@@ -19,6 +19,7 @@ from steptime._cli.app import run
 from steptime._hardware.device import read_device
 from steptime._measurements.sets import HOST
 from steptime._measurements.store import write_part
+from steptime._models.collectives.message import Message
 from steptime._models.estimate import Source
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.question import Question
@@ -213,10 +214,13 @@ def test_without_what_fits_the_rows_are_kept_and_the_command_for_elsewhere_is_sa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "lightgbm" else object())
-    assert command.main(["mine", "-o", str(tmp_path), "--minutes", "2"]) == 0
-    said = capsys.readouterr().err
-    assert "lightgbm is not installed here" in said
-    assert "steptime adopt mine -o DIR --fit" in said
+    assert command.main(["mine", "-o", str(tmp_path), "--minutes", "2", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "lightgbm is not installed here" in said.err
+    assert "steptime adopt mine -o DIR --fit" in said.err
+    document = json.loads(said.out)
+    assert (document["platform"], document["errors"]) == (None, {})
+    assert document["rows"]["kernels"] == sum(_FAMILIES.values())
     assert (tmp_path / FILE).is_file()
     assert list((tmp_path / "measurements" / "kernels").glob("*.parquet"))
     with pytest.raises(InputError, match="fitting needs lightgbm"):
@@ -224,10 +228,32 @@ def test_without_what_fits_the_rows_are_kept_and_the_command_for_elsewhere_is_sa
 
 
 def test_several_gpus_are_measured_together(machine: list[Options], h200: GpuFacts, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(command, "facts", lambda: replace(h200, gpus=4))
+    monkeypatch.setattr(command, "facts", lambda: replace(h200, gpus=6))
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     command.main(["mine", "-o", str(tmp_path), "--minutes", "2"])
-    assert machine == [Options(ranks=(1, 2, 4))]
+    assert machine == [Options(ranks=(1, 2, 4, 6))]
+
+
+def test_a_machine_with_several_gpus_has_a_fabric_of_its_own(h200: GpuFacts, tmp_path: Path) -> None:
+    replace(h200, gpus=6).write(tmp_path / FILE)
+    few_rows(tmp_path / "measurements")
+    table = shipped("collectives")
+    table = table.filter(pc.and_(pc.is_in(table["ranks"], pa.array([2, 4], pa.int16())), pc.equal(table["fabric"], "loopback")))
+    for name, value in {"fabric": "default", "share": 1}.items():
+        column = table.schema.get_field_index(name)
+        table = table.set_column(
+            column, table.schema.field(name), pa.array([value] * len(table)).cast(table.schema.field(name).type)
+        )
+    write_part(tmp_path / "measurements" / "collectives" / "a-p1-0000.parquet", table.unify_dictionaries().combine_chunks())
+    assert run(["adopt", "mine", "-o", str(tmp_path), "--fit"]) == 0
+    platform = Platform.load(str(tmp_path))
+    assert platform.ranks == 6
+    assert platform.fabric is not None
+    (estimate,) = platform.fabric.estimates([Message("all_reduce", 4, 1 << 20)])
+    assert estimate.source is Source.FITTED
+    errors = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["errors"]
+    assert errors["collectives"]["rows"] > 20
+    assert "all_reduce" in errors
 
 
 @pytest.mark.parametrize("name", ["mine.toml", "platform.toml"])

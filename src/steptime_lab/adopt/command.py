@@ -55,8 +55,11 @@ def main(arguments: Sequence[str]) -> int:
     run = None if given.fit else _measure(given.name, given.out, given.minutes, given.seed)
     missing = [library for library in _FITTING if find_spec(library) is None]
     if missing:
-        return _unfitted(given.name, given.out, missing, fit_only=given.fit)
-    document = _fit(given.name, given.out, given.seed, run, begun, alone=given.alone)
+        if run is None:
+            raise InputError(f"fitting needs {', '.join(missing)}; pip install './lab[torch]' in a clone")
+        document = _unfitted(given.name, given.out, missing, run)
+    else:
+        document = _fit(given.name, given.out, given.seed, run, begun, alone=given.alone)
     print(json.dumps(document, indent=2) if given.json else "\n".join(_lines(document, given.out)))
     return 0
 
@@ -68,21 +71,26 @@ def _measure(name: str, folder: Path, minutes: float, seed: int) -> Measured:
         raise InputError(f"{folder}: was measured on {other.name}, this is {found.name}; give every device a folder (-o)")
     folder.mkdir(parents=True, exist_ok=True)
     found.write(known)
-    ranks = (1, *(count for count in _RANKS if count <= found.gpus))
+    ranks = tuple(sorted({1, found.gpus, *(count for count in _RANKS if count < found.gpus)}))
     words = ["steptime", "adopt", name, "--minutes", f"{minutes:g}", "-o", "DIR"]
     say(f"{found.name}: measuring for {minutes:g} minutes; interrupted, the same command goes on where it was")
     return measured(ADOPT, folder / MEASUREMENTS, minutes, Options(ranks=ranks, seed=seed), words)
 
 
-def _unfitted(name: str, folder: Path, missing: Sequence[str], *, fit_only: bool) -> int:
+def _unfitted(name: str, folder: Path, missing: Sequence[str], run: Measured) -> dict[str, Any]:
     """The rows are there; whoever has the fitting libraries makes a platform of them."""
-    where = f"steptime adopt {name} -o DIR --fit"
-    if fit_only:
-        raise InputError(f"fitting needs {', '.join(missing)}; pip install './lab[torch]' in a clone")
-    count = sum(len(devices) for devices in devices_of_rows(folder / MEASUREMENTS).values())
-    say(f"{count:,} rows are in {folder}; {', '.join(missing)} is not installed here, so fit them elsewhere: copy the folder "
-        f"to a machine with steptime's lab and run `{where}` there (no GPU needed)")  # fmt: skip
-    return 0
+    rows = {item: len(devices) for item, devices in sorted(devices_of_rows(folder / MEASUREMENTS).items())}
+    say(f"{', '.join(missing)} is not installed here, so fit the rows elsewhere: copy {folder} to a machine with the lab and "
+        f"run `steptime adopt {name} -o DIR --fit` there (no GPU needed)")  # fmt: skip
+    seconds = {"measuring": round(run.seconds, 1), "fitting": 0.0, "all": round(run.seconds, 1)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "platform": None,
+        "rows": rows,
+        "errors": {},
+        "seconds": seconds,
+        "warnings": run.warnings,
+    }
 
 
 def _fit(name: str, folder: Path, seed: int, run: Measured | None, begun: float, *, alone: bool) -> dict[str, Any]:
@@ -108,12 +116,11 @@ def _fit(name: str, folder: Path, seed: int, run: Measured | None, begun: float,
 
 def _lines(document: dict[str, Any], folder: Path) -> list[str]:
     rows = ", ".join(f"{count:,} {name}" for name, count in document["rows"].items())
-    lines = [f"{document['platform']}: {rows} measured; {document['seconds']['fitting']:.0f} s to fit"]
-    lines += [
-        "on rows that no fit saw:",
-        "",
-        f"  {'':26s}{'rows':>7s}{'GMAE':>8s}{'p90':>8s}{'inside 90 %':>13s}{'half width':>12s}",
-    ]
+    if document["platform"] is None:
+        return [f"{rows} rows are in {folder}; not fitted"]
+    lines = [f"{document['platform']}: {rows} rows; {document['seconds']['fitting']:.0f} s to fit"]
+    head = f"  {'':26s}{'rows':>7s}{'GMAE':>8s}{'p90':>8s}{'inside 90 %':>13s}{'half width':>12s}"
+    lines += ["on rows that no fit saw:", "", head]
     for name, error in document["errors"].items():
         known = error["interval_coverage"] is not None
         interval = f"{error['interval_coverage']:13.0%}{error['sharpness']:12.1%}" if known else ""

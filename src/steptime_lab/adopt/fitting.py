@@ -76,7 +76,7 @@ def fit(folder: Path, name: str, said: Callable[[str], None], seed: int = 0, *, 
     if not alone:
         _leave_to_others(folder / f"{name}.toml", measurements)
     missing = [item for item in ("lookups", "host", "power") if not _fitted(run, item)]
-    fabric = _fabric(folder, name)
+    fabric = _fabric(folder, name, facts.gpus)
     ranks, host = facts.gpus if fabric is not None else 1, "host" not in missing
     write_whole(folder / ADOPTED, platform_toml(name, ranks, host=host))
     if _calibrated(folder, said):
@@ -136,12 +136,12 @@ def _without(models: Path, missing: list[str], *, alone: bool) -> list[str]:
     return [*lines, text] if few else lines
 
 
-def _fabric(folder: Path, name: str) -> OwnFabric | None:
-    """Of a machine with several GPUs whose collectives were measured."""
+def _fabric(folder: Path, name: str, gpus: int) -> OwnFabric | None:
+    """Of a machine with several GPUs whose collectives were measured, on some of them at least."""
     fabrics = set(read(folder / MEASUREMENTS, COLLECTIVES)["fabric"].to_pylist())
     if MEASURED_FABRIC not in fabrics:
         return None
-    result = from_measured(f"{name}-fabric", folder / MEASUREMENTS, of=MEASURED_FABRIC)
+    result = from_measured(f"{name}-fabric", folder / MEASUREMENTS, of=MEASURED_FABRIC, gpus_per_node=gpus)
     result.write(folder)
     return result
 
