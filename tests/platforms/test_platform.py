@@ -73,6 +73,8 @@ def test_devices_that_nobody_ran_have_platforms_on_their_own_fabrics() -> None:
 def test_rank_counts_that_are_not_listed_are_named_alike() -> None:
     assert platform_parts("6xh200-nvlink") == PlatformParts("6xh200-nvlink", 6, "h200", "xeon-h200", "h200-nvlink")
     assert platform_parts("1xh200-quarter").fabric is None
+    smaller = platform_parts("8xa100-40gb-nvlink")
+    assert (smaller.name, smaller.device, smaller.fabric) == ("8xa100-40gb-nvlink", "a100-40gb", "a100-nvlink")
     assert platform_parts("1xh200-nvlink").name == "1xh200"
 
 

@@ -31,6 +31,7 @@ ADOPTED = "platform.toml"
 
 _NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
 _LOOPBACK, _NVLINK = "loopback", ("nvlink", "nvswitch")
+_MEMORY = re.compile(r"-[0-9]+gb$")
 _NEAREST = 8  # platforms that an unknown one is answered with
 _LONGEST_NAME = 100  # in a message
 
@@ -166,7 +167,9 @@ def platform_parts(name: str) -> PlatformParts:
             raise _unknown(name, f"{ranks} ranks need a fabric, as in {ranks}x{device}-FABRIC")
         return _parts(1, device, None)
     limits = read_device(device)
-    fabric = next((item for item in (f"{limits.whole}-{word}", word) if item in fabric_names()), None)
+    fabric = next(
+        (item for item in (f"{limits.whole}-{word}", f"{_chip(limits)}-{word}", word) if item in fabric_names()), None
+    )
     if fabric is None:
         raise _unknown(name, f"no fabric is called {limits.whole}-{word} or {word}")
     parts = _parts(ranks, device, fabric)
@@ -219,7 +222,8 @@ def _named(ranks: int, device: str, fabric: str | None) -> str:
     device, whole = Path(device).name.removesuffix(".toml"), read_device(device).whole
     if fabric is None or ranks == 1:
         return f"{ranks}x{device}"
-    return f"{ranks}x{device}-{Path(fabric).name.removesuffix('.toml').removeprefix(f'{whole}-')}"
+    word = Path(fabric).name.removesuffix(".toml").removeprefix(f"{whole}-").removeprefix(f"{_MEMORY.sub('', whole)}-")
+    return f"{ranks}x{device}-{word}"
 
 
 def usual_host(device: str) -> str:
@@ -234,7 +238,12 @@ def _joins(fabric: FabricLimits, device: DeviceLimits) -> bool:
     """Whether devices like this are on such a fabric: parts of one on loopback, whole ones on those named after them."""
     if fabric.tiers[0].kind == _LOOPBACK:
         return device.share > 1
-    return device.share == 1 and fabric.name.startswith(f"{device.name}-")
+    return device.share == 1 and fabric.name.startswith((f"{device.name}-", f"{_chip(device)}-"))
+
+
+def _chip(device: DeviceLimits) -> str:
+    """What devices are called that differ in nothing but memory: they are on the same fabrics."""
+    return _MEMORY.sub("", device.whole)
 
 
 def _usual_counts(fabric: FabricLimits) -> list[int]:
