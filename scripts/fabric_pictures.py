@@ -1,6 +1,6 @@
 """Draws docs/pictures/fabric_*.svg: time over bytes of every collective on every shipped fabric, measured and as fitted.
 
-    python scripts/fabric_pictures.py [--data TABLES] [--out FOLDER]
+    python scripts/fabric_pictures.py [--data TABLES] [--rows CSV] [--out FOLDER]
 
 Measured points of loopback come with the package. Those of the other fabrics are in published tables that do not
 (`public_fabrics.py` says which): without them only curves can be drawn, and then only into a FOLDER of their own, so that
@@ -19,9 +19,9 @@ from statistics import median
 
 import numpy as np
 import numpy.typing as npt
-from public_fabrics import SHARED, SITES, Tables, described
+from public_fabrics import ROWS, SHARED, SITES, Tables, described
 
-from steptime._hardware.fabric import NETWORK, fabric_names, first_ranks
+from steptime._hardware.fabric import NETWORK, fabric_names, first_ranks, read_fabric
 from steptime._models.collectives.fitting import Points, best_points, swept
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.collectives.tier import TierModel, saved
@@ -33,7 +33,7 @@ from steptime_lab.measurements.shipped import shipped
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 FAMILIES = {
     "loopback": ("loopback", "loopback-2x2"),
-    "nvlink": ("a100-nvlink", "h100-nvlink", "h200-nvlink", "gb200-nvlink"),
+    "nvlink": ("a100-nvlink", "h100-nvlink", "h200-nvlink", "b200-nvlink", "gb200-nvlink"),
     "pairwise": ("a100-pairwise-nvlink", "h100-pairwise-nvlink", "a40-pairwise-nvlink"),
     "two_nodes": ("h100-2-nodes", "h100-2-nodes-2025"),
 }
@@ -286,7 +286,10 @@ def drawn_family(family: str, tables: Tables | None) -> list[Drawn]:
     if family == "loopback":
         measured = {name: loopback_points(name) for name in LOOPBACK}
     elif tables is not None:
-        measured = {one.limits.name: tier_points(one.limits, one.points) for one in described(tables)}
+        # Rows of the other table are fitted and not shown.
+        unshown = set(tables.rows)
+        shown = {one.limits: [point for point in one.points if point not in unshown] for one in described(tables)}
+        measured = {limits.name: tier_points(limits, points) for limits, points in shown.items() if points}
     found = []
     for name in FAMILIES[family]:
         fabric = Fabric.load(name)
@@ -300,11 +303,13 @@ def drawn_family(family: str, tables: Tables | None) -> list[Drawn]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "collectives", help="folder of the published tables")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="the other table")
     parser.add_argument("--out", type=Path, default=PICTURES, help="where the pictures go")
     options = parser.parse_args()
-    missing = set(fabric_names()) - {name for names in FAMILIES.values() for name in names}
+    timed = {name for name in fabric_names() if read_fabric(name).models is not None}
+    missing = timed - {name for names in FAMILIES.values() for name in names}
     assert not missing, f"no picture has {', '.join(sorted(missing))}"
-    tables = Tables.read(options.data) if options.data.is_dir() else None
+    tables = Tables.read(options.data, options.rows) if options.data.is_dir() and options.rows.is_file() else None
     options.out.mkdir(parents=True, exist_ok=True)
     for family, title in TITLES.items():
         if tables is None and family != "loopback" and options.out == PICTURES:

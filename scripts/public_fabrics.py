@@ -41,6 +41,7 @@ SMALL = 1 << 20  # below, sites differ by several times
 BARS = {"all_reduce": 0.045, "all_to_all": 0.045, "all_gather": 0.05, "reduce_scatter": 0.05}
 SPANNING_BAR, SPANNING_BYTES = 0.15, 32 << 20
 RANKS_BAR = 0.12
+ROWS = SHARED / "data" / "public" / "collectives.csv"
 FOLDS = 7
 
 SINGLE = Published("ai-dynamo/aiconfigurator, NCCL {nccl}, {gpu}", "Apache-2.0", "tables as of 2026-11")
@@ -448,12 +449,12 @@ def fit_all(points: Points, like: Curves, older: Points | None) -> TierModel:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "collectives", help="folder of the published tables")
-    parser.add_argument("--rows", type=Path, default=SHARED / "data" / "public" / "collectives.csv", help="the other table")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="the other table")
     parser.add_argument("--only", help="names of fabrics, with commas; all unless given")
     parser.add_argument("--write", type=Path, help="where to write the fabrics, such as src/steptime/data/fabrics")
     options = parser.parse_args()
-    if not options.data.is_dir():
-        print(f"skipped: the published tables are not at {options.data}")
+    if not options.data.is_dir() or not options.rows.is_file():
+        print(f"skipped: the published tables are not at {options.data} and {options.rows}")
         return
     tables = Tables.read(options.data, options.rows)
     fabrics = {}

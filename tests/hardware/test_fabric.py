@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime._hardware.fabric import fabric_names, fabric_toml, read_fabric
+from steptime._hardware.fabric import FOLDER, fabric_names, fabric_toml, read_fabric
 from steptime.errors import InputError
 
 SHIPPED = {
@@ -126,6 +126,14 @@ def test_a_notice_lists_whose_measurements_the_shipped_fabrics_are_fitted_to() -
             entry = next(entry for entry in entries if entry.startswith(f"{repository} ({item.license}"))
             assert re.search(rf"[ ,]{re.escape(name)}(,|\n|$)", entry), (name, repository)
             assert item.commit in entry
+
+
+def test_the_notice_lists_the_repositories_that_other_numbers_come_from() -> None:
+    notice = (Path(__file__).parents[2] / "NOTICE").read_text(encoding="utf-8")
+    files = [FOLDER.parent / "nccl.toml", *(FOLDER / f"{name}.toml" for name in fabric_names())]
+    cited = {match for file in files for match in re.findall(r'source = "([\w-]+/[\w-]+) \(', file.read_text(encoding="utf-8"))}
+    assert {"NVIDIA/nccl", "microsoft/vidur", "xxrjun/nccl-tests-cluster"} <= cited
+    assert all(f"{repository} (" in notice for repository in cited)
 
 
 def test_a_fabric_is_like_a_shipped_one_or_none(tmp_path: Path) -> None:
