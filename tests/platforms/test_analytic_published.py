@@ -113,7 +113,7 @@ def questions(tokens: int, ranks: int) -> list[Question]:
     return [Question(call) for call in (*products, Call("aten::add.Tensor", (half(tokens, WIDTH), half(tokens, WIDTH))))]
 
 
-@pytest.mark.parametrize(("name", "most_off", "most_biased"), [("a100", 0.07, 0.03), ("h100", 0.14, 0.09)])
+@pytest.mark.parametrize(("name", "most_off", "most_biased"), [("a100", 0.07, 0.03), ("h100", 0.14, 0.12)])
 def test_published_layers_are_met_and_nine_of_ten_lie_inside(name: str, most_off: float, most_biased: float) -> None:
     device, off, inside = Device.load(name), [], []
     for (tokens, ranks), measured_ms in PUBLISHED[name].items():
