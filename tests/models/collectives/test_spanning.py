@@ -199,7 +199,7 @@ def test_rings_on_paper_grow_with_their_ranks_and_an_all_reduce_turns_to_trees()
 
 def test_numbers_of_nccl_have_their_sources() -> None:
     assert all(one.source for one in read_nccl().sources)
-    assert {one.name for one in read_nccl().rings} == {"LL", "LL128", "Simple"}
+    assert {one.name for one in read_nccl().rings} == {"LL", "Simple"}
 
 
 def test_a_data_sheet_orders_fabrics_and_kinds_as_it_should() -> None:

@@ -65,7 +65,9 @@ class Spanning:
         kinds = ((KINDS[index], np.flatnonzero(messages.kind == index)) for index in np.unique(messages.kind))
         parts = ((rows, self._of_kind(kind, messages.take(rows))) for kind, rows in kinds)
         result = CollectiveTimes.joined(len(messages), parts)
-        growth = _SPANNING + _DOUBLING * max(0.0, float(np.log2(self.placed.nodes)) - 1.0)
+        # On paper a network's factor is of groups over several nodes as they are.
+        together = 0.0 if isinstance(self.network, AnalyticTier) else _SPANNING
+        growth = together + _DOUBLING * max(0.0, float(np.log2(self.placed.nodes)) - 1.0)
         return result.widened(growth, result.inside & self.placed.even)
 
     def _of_kind(self, kind: str, messages: Messages) -> CollectiveTimes:
