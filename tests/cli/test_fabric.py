@@ -129,6 +129,27 @@ def test_a_folder_with_several_fabrics_needs_to_know_which(tmp_path: Path, capsy
     assert Fabric.load(str(tmp_path / "box.toml")).limits.tiers[0].kind == "loopback"
 
 
+def test_kinds_that_were_not_timed_come_from_a_fabric_like_it(tmp_path: Path, capsys: Captured) -> None:
+    log = tmp_path / "all_gather.log"
+    log.write_text(text_log(1, 4, "all_gather", 0.004), encoding="utf-8")
+    words = ["fabric", str(log), "-o", str(tmp_path), "--name", "mine"]
+    assert run([*words, "--like", "h100-nvlink"]) == 0
+    capsys.readouterr()
+    mine, like = Fabric.load(tmp_path / "mine.toml"), Fabric.load("h100-nvlink")
+    assert mine.limits.like == "h100-nvlink"
+    asked = [Message(kind, 4, 64 * MIB) for kind in ("all_gather", "all_reduce", "send_recv")]
+    own, other = mine.estimates(asked), like.estimates(asked)
+    # As much faster or slower as what was timed.
+    assert own[1].time_ns / other[1].time_ns == pytest.approx(own[0].time_ns / other[0].time_ns, rel=0.1)
+    assert own[0].inside
+    assert not own[1].inside
+    assert run([*words, "--like", "h300-nvlink"]) != 0
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    sheet = ["--bandwidth", "450", "--latency", "8", "--ranks", "8", "-o", str(tmp_path), "--name", "paper"]
+    assert run(["fabric", *sheet, "--like", "h100-nvlink"]) != 0
+    assert "--like" in capsys.readouterr().err
+
+
 def test_a_data_sheet_becomes_a_labelled_fabric(tmp_path: Path, capsys: Captured) -> None:
     words = ["fabric", "--bandwidth", "450", "--latency", "8", "--ranks", "8", "-o", str(tmp_path), "--name", "paper"]
     assert run(words) == 0

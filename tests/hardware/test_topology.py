@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.support.mutated import mutated_text
 
 from steptime._hardware.fabric import FabricLimits, fabric_toml, first_ranks, place, place_together, read_fabric
-from steptime._models.collectives.message import Messages
+from steptime._models.collectives.message import Message, Messages
 from steptime._platforms.fabric import Fabric
 from steptime.errors import InputError
 
@@ -158,3 +160,18 @@ def test_networks_that_cannot_be_are_one_line(was: str, now: str, said: str, tmp
     with pytest.raises(InputError, match=said) as caught:
         read_fabric(file)
     assert "\n" not in str(caught.value)
+
+
+def test_damaged_descriptions_of_networks_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    draw, file, refused = random.Random(17), tmp_path / "pod.toml", 0
+    text = TWO_NETWORKS.replace("ranks = 8\n", 'ranks = 8\nfitted = "h100-nvlink"\n', 1)
+    text = text.replace("oversubscription = 2", 'oversubscription = 2\ninterval_factor = { value = 1.5, source = "a test" }')
+    for _ in range(500):
+        file.write_text(mutated_text(text, draw), encoding="utf-8", errors="replace")
+        try:
+            found = Fabric.load(str(file))
+            found.estimates([Message("all_reduce", found.limits.ranks, 1 << 20)])
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 0 < refused < 500
