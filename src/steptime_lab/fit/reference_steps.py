@@ -12,6 +12,9 @@ from steptime._sim.modelled.step import modelled
 
 # One rank of the device that hosts were measured with: how many launches an op makes is known of it.
 _PLATFORM = "1xh200"
+# The reference steps are predicted longer than other host-bound steps: measured over predicted, theirs over that of 18 scripts
+# timed within a minute of them (benchmarks/h200/host_bound_visit.py, 2026-11-16: 0.91 and 0.90).
+_OVER_OTHERS = 0.91
 
 
 def reference_bursts(host: HostModel) -> dict[str, Burst]:
@@ -22,5 +25,6 @@ def reference_bursts(host: HostModel) -> dict[str, Burst]:
         (issued,) = modelled(capture(make), platform).programs
         cpu_ns = float(issued.gap_cpu_ns.sum() + issued.call_cpu_ns.sum())
         launch_ns = float(issued.call_launch_ns.sum())
-        result[f"{REFERENCE_STEP} {name}"] = Burst(cpu_ns * STEP.cpu + launch_ns * STEP.launch, launch_ns)
+        time_ns = _OVER_OTHERS * (cpu_ns * STEP.cpu + launch_ns * STEP.launch)
+        result[f"{REFERENCE_STEP} {name}"] = Burst(time_ns, launch_ns)
     return result
