@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.platforms.counting_lookups import MOST_LOOKUPS, Counting, counting_device, looked_up
+from tests.platforms.counting_lookups import MOST_LOOKUPS, RESIDUALS, Counting, counting_device, looked_up
 
 from steptime._hardware.device import FOLDER
+from steptime._models.lookups.fitted import LookupModels
 from steptime._models.lookups.question import Lookup
 from steptime._platforms.device import Device
 from steptime.errors import InputError
@@ -53,3 +54,16 @@ def test_a_device_without_lookup_models_says_so(tmp_path: Path) -> None:
     (tmp_path / "mine-lookups.npz").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"mine-lookups\.npz"):
         mine.lookup_estimates([FORWARD])
+
+
+def test_what_the_own_models_do_not_know_is_asked_of_whoever_stands_in() -> None:
+    bags, here, there = Lookup("embedding_bag", "forward", FORWARD.tables[:1]), Counting(), Counting()
+    own, other = counting_device("h200", here), counting_device("h200", there)
+    models = LookupModels({("embedding_bag", "forward"): here}, RESIDUALS, {})
+    device = replace(own, lookups=models, stand_in=other)
+    times = [item.estimate.time_ns for item in device.lookup_estimates([FORWARD, bags, BACKWARD])]
+    assert times == [100e3, 40e3, 20e3]
+    assert (here.asked, there.asked) == ([1], [1, 1])
+    nothing = replace(own, lookups=None, stand_in=other)
+    assert len(nothing.lookup_estimates([bags, FORWARD])) == 2
+    assert here.asked == [1]

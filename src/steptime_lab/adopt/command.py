@@ -125,7 +125,8 @@ def _lines(document: dict[str, Any], folder: Path) -> list[str]:
         known = error["interval_coverage"] is not None
         interval = f"{error['interval_coverage']:13.0%}{error['sharpness']:12.1%}" if known else ""
         lines.append(f"  {name:26s}{error['rows']:7,d}{error['gmae']:8.1%}{error['p90']:8.1%}{interval}")
-    return [*lines, "", f"predict with it: steptime predict WORKLOAD --platform {folder}"]
+    lines += ["", *(f"  ! {warning}" for warning in document["warnings"])]
+    return [*lines, f"predict with it: steptime predict WORKLOAD --platform {folder}"]
 
 
 def say(line: str) -> None:
