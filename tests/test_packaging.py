@@ -55,6 +55,8 @@ def test_what_a_user_installs_is_small_and_holds_nothing_of_the_lab(tmp_path: Pa
     assert packages == {"steptime"}
     assert not [line for line in required if line.startswith(LAB_ONLY)]
     assert built.stat().st_size <= WHEEL_BYTES
+    with zipfile.ZipFile(built) as archive:
+        assert any(name.endswith("/NOTICE") for name in archive.namelist())
 
 
 @pytest.mark.slow
