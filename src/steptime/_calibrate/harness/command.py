@@ -51,7 +51,13 @@ class Job:
         return import_module(self.module)
 
 
-CALIBRATE = Job("calibrate", "this machine's host and fabric", "steptime._calibrate.calibrate", minutes=1.5, command="steptime")
+CALIBRATE = Job(
+    "calibrate",
+    "this machine's host and fabric (with --from-run RECORDING instead, they and the device are taken from a recording)",
+    "steptime._calibrate.calibrate",
+    minutes=1.5,
+    command="steptime",
+)
 
 
 @dataclass(frozen=True, slots=True)
