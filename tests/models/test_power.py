@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,11 @@ from hypothesis import strategies as st
 
 import steptime
 from steptime._hardware.device import FOLDER, read_device
+from steptime._models.kernels.question import Question
 from steptime._models.power.card import Draws, Load
 from steptime._models.power.model import KernelDraw, PowerModel, power_file
+from steptime._platforms.calibration import Calibration
+from steptime._platforms.machine_costs import MEMORY_CALL, PRODUCT_CALL, CardCosts, MachineCosts
 from steptime._platforms.platform import Platform
 from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import InputError
@@ -30,7 +34,7 @@ def _product(side: int, time_ns: float, precision: str = "bfloat16", memory_boun
     )
 
 
-def _load(draws: list[tuple[float, KernelDraw]], counts: list[float], period_ns: float) -> Load:
+def _load(draws: list[tuple[float, KernelDraw | None]], counts: list[float], period_ns: float) -> Load:
     return Load(
         (Draws.of([time for time, _ in draws], [draw for _, draw in draws], 1),), (np.array(counts),), period_ns, 1.0, 0.0
     )
@@ -101,6 +105,38 @@ def test_a_lower_cap_makes_a_step_longer_and_its_energy_smaller(large: steptime.
 def test_an_impossible_cap_is_one_line(large: steptime.Workload, watts: float) -> None:
     with pytest.raises(InputError, match="power-cap"):
         steptime.predict(large, "1xh200", power_cap_w=watts)
+
+
+@pytest.mark.parametrize("energy", [0.85, 1.0, 1.12])
+def test_a_calibrated_card_has_the_energy_that_its_clock_shows(energy: float) -> None:
+    platform = Platform.load("1xh200")
+    (product, memory) = platform.device.estimates([Question(PRODUCT_CALL), Question(MEMORY_CALL)])
+    load = _load([(product.estimate.time_ns, product.draw)], [1.0], product.estimate.time_ns)
+    clock, power = load.solved(H200, np.array([energy]))
+    card = CardCosts(
+        product.estimate.time_ns, 1.2 * product.estimate.time_ns, memory.estimate.time_ns, float(power[0]),
+        float(clock[0]) * platform.device.limits.clock_hz.value, 1.0, 60.0, 700.0, "GPU-1",
+    )  # fmt: skip
+    result = Calibration.of(MachineCosts((), (), card=card), platform)
+    assert result.device == pytest.approx(1.0, abs=1e-6)
+    assert math.log(result.energy) == pytest.approx(0.8 * math.log(energy), abs=0.25 * abs(math.log(energy)) + 1e-2)
+    assert result.power_error is not None
+    assert result.power_error < H200.error
+
+
+def test_a_hungry_card_takes_longer_and_a_cap_that_was_found_holds(large: steptime.Workload) -> None:
+    usual, hungry, low = (
+        predict_on(large, Platform.load("1xh200"), calibration=calibration)
+        for calibration in (
+            Calibration(),
+            Calibration(energy=1.15, power_error=0.03),
+            Calibration(power_error=0.03, power_cap_w=500.0),
+        )
+    )
+    assert usual.step_time_ms < hungry.step_time_ms
+    assert low.power is not None
+    assert low.power.cap_w == 500.0
+    assert low.step_time_ms > usual.step_time_ms
 
 
 def test_shares_of_one_card_draw_its_power_together() -> None:

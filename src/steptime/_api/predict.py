@@ -63,9 +63,11 @@ def predict(
 
         return Prediction.of(predict_iterations(workload, workload.lookups, Device.load(str(device or DEVICE))))
     machine = platform_for(platform, workload.world_size, device=device, host=host, fabric=fabric)
+    speed = calibration_for(calibration, machine)
     if power_cap_w is not None:
-        machine = replace(machine, device=machine.device.capped(power_cap_w))
-    return Prediction.of(predict_on(workload, machine, calibration=calibration_for(calibration, machine), strict=strict))
+        # It goes before the one that the calibration found.
+        machine, speed = replace(machine, device=machine.device.capped(power_cap_w)), replace(speed, power_cap_w=None)
+    return Prediction.of(predict_on(workload, machine, calibration=speed, strict=strict))
 
 
 def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:

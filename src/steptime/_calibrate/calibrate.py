@@ -11,7 +11,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import read
 from steptime._models.host.model import Burst, shipped_bursts
 from steptime._platforms.calibration import HOSTS, host_factors, shown_by_costs
-from steptime._platforms.machine_costs import MachineCosts
+from steptime._platforms.machine_costs import CardCosts, MachineCosts
 from steptime.errors import InputError
 
-FILE = "calibration.json"
+FILE, CARD_FILE = "calibration.json", "card.json"
 SOURCE = "calibration"
 # The host that ships, whose usual bursts a new machine is compared with.
 _REFERENCE_HOST = "xeon-h200"
@@ -38,7 +38,7 @@ _REFERENCE_HOST = "xeon-h200"
 # Seconds: of a sample, and of a whole calibration, which with its start has to stay below 90. A host changes its speed within
 # seconds, so that it is watched for many.
 SAMPLE_HOST_S, SAMPLE_FABRIC_S = 4.0, 2.0
-HOST_S, FABRIC_S, LIMIT_S = 32.0, 25.0, 85.0
+HOST_S, FABRIC_S, CARD_S, LIMIT_S = 32.0, 25.0, 8.0, 85.0
 
 
 def sample(group: Group, session: Session) -> None:
@@ -60,6 +60,8 @@ def run(session: Session, options: Options) -> None:
         raise InputError(f"nothing could be measured; {session.folder / FILE} is not written")
     write(session.folder / FILE, content)
     print(said(content["factors"]["applied"]), file=sys.stderr)
+    if content["card"] is not None:
+        print(card_words(CardCosts(**content["card"])), file=sys.stderr)
 
 
 def said(applied: Mapping[str, float] | None) -> str:
@@ -72,6 +74,15 @@ def said(applied: Mapping[str, float] | None) -> str:
     return f"{text}, near the shipped one, for machines of this kind differ by no more than it scattered" if unsure else text
 
 
+def card_words(card: CardCosts) -> str:
+    """What the card does, as far as its driver says."""
+    text = f"card: a product of 8,192 takes {card.product_ns / 1e6:.2f} ms from rest, {card.sustained_ns / 1e6:.2f} ms for long"
+    if card.clock_hz is None or card.power_w is None:
+        return f"{text}; power and clock cannot be read here, so that they are as on the usual card and less sure"
+    held = ", held by its cap" if (card.capped or 0.0) > 0 else ""
+    return f"{text}, at {card.clock_hz / 1e6:,.0f} MHz and {card.power_w:,.0f} W{held}"
+
+
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     """One rank's part."""
     if plan.get("small"):
@@ -81,13 +92,26 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     _host(group, session, HOST_S / 2)
     _collectives(group, session, FABRIC_S)
     _host(group, session, HOST_S / 2)
+    _card(group, session)
+
+
+def _card(group: Group, session: Session) -> None:
+    """The first rank's card, where it is its own; what the driver refuses costs a warning and no more."""
+    if group.rank or group.share > 1 or not group.device_name.startswith("cuda"):
+        return
+    from steptime._calibrate.device.card import measure_card
+
+    try:
+        measure_card(session.folder / CARD_FILE, gpus()[0]["uuid"], CARD_S)
+    except (RuntimeError, OSError) as error:
+        session.warn(f"the card could not be measured ({' '.join(str(error).split())[:120]}); power is as on the usual card")
 
 
 def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int) -> dict[str, Any]:
     """What `calibration.json` holds, from the rows that the run of this recipe added to a folder."""
     host = [row for row in read(folder, HOST).to_pylist() if row["run"] == recipe["run"] and row["source"] == SOURCE]
     fabric = [row for row in read(folder, COLLECTIVES).to_pylist() if row["run"] == recipe["run"]]
-    costs = MachineCosts.of_rows(host, fabric)
+    costs = replace(MachineCosts.of_rows(host, fabric), card=_read_card(folder))
     return {
         **asdict(costs),
         # As rows have it: the processes that measured knew the versions that torch brings along, their parent did not.
@@ -96,6 +120,14 @@ def calibration(folder: Path, recipe: Mapping[str, Any], ranks: int, share: int)
         "share": share,
         "factors": {"host": factors(costs, shipped_bursts(_REFERENCE_HOST)), "applied": _applied(costs)},
     }
+
+
+def _read_card(folder: Path) -> CardCosts | None:
+    file = folder / CARD_FILE
+    try:
+        return CardCosts(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _applied(costs: MachineCosts) -> dict[str, float] | None:

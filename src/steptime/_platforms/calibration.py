@@ -12,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +21,17 @@ import numpy as np
 from steptime._hardware.device import device_names
 from steptime._models.collectives.message import KINDS, Message
 from steptime._models.host.model import LAUNCH_PER_CPU, REFERENCE_STEP, STEP, Burst, Speed
-from steptime._platforms.machine_costs import HostBurst, MachineCosts, RecordedSpeed, WireCost
+from steptime._models.kernels.question import Question
+from steptime._models.power.card import Draws, Load
+from steptime._platforms.machine_costs import (
+    MEMORY_CALL,
+    PRODUCT_CALL,
+    CardCosts,
+    HostBurst,
+    MachineCosts,
+    RecordedSpeed,
+    WireCost,
+)
 from steptime._platforms.platform import Platform
 from steptime.errors import InputError
 
@@ -39,6 +49,10 @@ HOSTS, UNKNOWN_HOSTS, WIRES, CARDS = 0.08, 0.35, 0.10, 0.02
 # and 0.75, chosen on the shipped steps. A recording shows a profiled host, collectives that waited and kernels of its own
 # workload (docs/measuring.md has the eight shipped ones); a step without a profiler is predicted to 9 % at its host's speed.
 _STEPS, _BURSTS, _STREAMS, _UNPROFILED_STEP = 0.10, 0.065, 0.058, 0.09
+# Two kernels stand for all others of a card, and a product's energy for that of all kernels; of a step on a card whose energy
+# is known, power is known to what mixes of kernels were off by (`steptime fit --only power`).
+_TWO_KERNELS, _ENERGY_SHOWN, _POWER_OF_A_STEP = 0.03, 0.03, 0.035
+_MOSTLY = 0.5
 _RECORDED_HOST, _RECORDED_WIRE, _RECORDED_DEVICE = 0.27, 0.16, 0.06
 # What is left unknown of a step on a machine whose speed is known: between processes that time the same step minutes apart,
 # measured steps differ by 6 % on the average and by 11 % (DLRM of 2 and 4 ranks on one machine, two visits each): host-bound
@@ -83,17 +97,24 @@ class Calibration:
     host_error: float = 0.15
     wire_error: float = 0.10
     device: float = 1.0  # how many times as long kernels take as the device's models say
+    energy: float = 1.0  # how many times the energy that the card's model says its kernels need
+    power_error: float | None = None  # what is left unknown of that; None: as of any card of its kind
+    power_cap_w: float | None = None  # the cap in force; None: as the data sheet says
 
     @classmethod
     def of(cls, costs: MachineCosts, platform: Platform) -> Calibration:
         """The speeds that these costs show beside the models of a platform; as uncalibrated where they show none."""
         host, device, wire = shown_host(costs, platform), shown_device(costs, platform), shown_wire(costs, platform)
+        energy = shown_energy(costs.card, platform)
         return cls(
             Speed.of_cpu(STEP.cpu * host.factor) if host else UNCALIBRATED.speed,
             {kind: item.factor for kind, item in wire.items()},
             math.hypot(host.error, _HOST_OF_A_STEP) if host else UNCALIBRATED.host_error,
             max(math.hypot(item.error, _WIRE_OF_A_STEP) for item in wire.values()) if wire else UNCALIBRATED.wire_error,
             device.factor if device else UNCALIBRATED.device,
+            energy.factor if energy else UNCALIBRATED.energy,
+            math.hypot(energy.error, _POWER_OF_A_STEP) if energy else None,
+            None if costs.card is None else costs.card.limit_w,
         )
 
     @classmethod
@@ -152,11 +173,34 @@ def shown_by_costs(bursts: Sequence[HostBurst], usual: Mapping[str, Burst]) -> S
 
 def shown_device(costs: MachineCosts, platform: Platform) -> Shown | None:
     """What is to be believed of the device: cards of a measured model differ little, one from a data sheet by its transfer."""
-    if costs.recorded is None or costs.recorded.device is None:
-        return None
     transfer = platform.device.limits.transfer
     between = CARDS if transfer is None else math.log(transfer.interval_factor["product"].value) / _NINE_OF_TEN
+    if costs.card is not None and platform.device.limits.share == 1:
+        card, (product, memory) = costs.card, platform.device.estimates([Question(PRODUCT_CALL), Question(MEMORY_CALL)])
+        logs = [math.log(card.product_ns / product.estimate.time_ns), math.log(card.memory_ns / memory.estimate.time_ns)]
+        return Shown(float(np.mean(logs)), _TWO_KERNELS).shrunk(between)
+    if costs.recorded is None or costs.recorded.device is None:
+        return None
     return Shown.of_run(costs.recorded.device, _RECORDED_DEVICE).shrunk(between)
+
+
+def shown_energy(card: CardCosts | None, platform: Platform) -> Shown | None:
+    """The energy of a card's kernels, of what its model says: by the clock that its cap leaves a product, or by its power."""
+    model = platform.device.power
+    if card is None or model is None or card.power_w is None or card.clock_hz is None or platform.device.limits.share > 1:
+        return None
+    model = replace(model, cap_w=card.limit_w or model.cap_w)
+    (product,) = platform.device.estimates([Question(PRODUCT_CALL)])
+    if product.draw is None:
+        return None
+    draws = Draws.of([product.estimate.time_ns], [product.draw], 1)
+    load = Load((draws,), (np.ones(1),), product.estimate.time_ns, 1.0, 0.0)
+    factors = np.geomspace(0.3, 3.0, 461)
+    clocks, powers = load.solved(model, factors)
+    held = (card.capped or 0.0) > _MOSTLY
+    wanted, seen = (card.clock_hz / platform.device.limits.clock_hz.value, clocks) if held else (card.power_w, powers)
+    nearest = float(factors[int(np.abs(seen - wanted).argmin())])
+    return Shown(math.log(nearest), _ENERGY_SHOWN).shrunk(model.error)
 
 
 def shown_wire(costs: MachineCosts, platform: Platform) -> dict[str, Shown]:

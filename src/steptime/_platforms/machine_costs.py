@@ -7,6 +7,7 @@ host             per kind, op, call and phase: time_ns (median over ranks and bu
 fabric           per collective, bytes, dtype, mode, fabric, ranks and share: the same
 recorded         of a recorded run (`calibrate --from-run`) instead of host and fabric: how many times as long its host, its
                  device and each kind of collective took as the models of the named platform say, spread and number of values
+card             a product from rest and for long, a pass over memory, power, clock and cap of the first GPU
 factors          host: per kind the geometric mean of its costs here over those of the shipped host, `all` over kinds;
                  null where the host's model knows none of them; applied: what all of them show, how sure that is, and what
                  predictions on machines with the shipped host make of it
@@ -24,6 +25,7 @@ import numpy as np
 
 from steptime._hardware.description import read_declared
 from steptime._measurements.recipe import spread_of
+from steptime._models.kernels.call import Call, TensorArg
 
 Row = Mapping[str, Any]
 
@@ -34,7 +36,7 @@ _LONGEST_NS, _MOST_BYTES, _MOST_RANKS = 1e12, 1 << 50, 1 << 20
 _FAR_OFF, _MOST_VALUES = 50, 1 << 40
 
 
-def _check(entry: HostBurst | WireCost | RecordedSpeed, **ranges: tuple[float, float]) -> None:
+def _check(entry: HostBurst | WireCost | RecordedSpeed | CardCosts, **ranges: tuple[float, float]) -> None:
     for name, (least, most) in ranges.items():
         if not least <= getattr(entry, name) <= most:
             raise ValueError(f"{name} is {getattr(entry, name)}; expected {least:g} to {most:g}")
@@ -102,6 +104,33 @@ class RecordedRun:
     wire: Mapping[str, RecordedSpeed] = field(default_factory=dict)
 
 
+# What a card is timed on: a product of half precision, as a linear layer has it, and a pass over memory.
+PRODUCT_CALL = Call("aten::mm.default", (TensorArg((8192, 8192), "bfloat16"), TensorArg((8192, 8192), "bfloat16")))
+MEMORY_CALL = Call("aten::abs.default", (TensorArg((1 << 26,)),))
+
+
+@dataclass(frozen=True, slots=True)
+class CardCosts:
+    """What the card does on `PRODUCT_CALL` and `MEMORY_CALL`; None: the driver did not say."""
+
+    product_ns: float  # from rest on
+    sustained_ns: float  # without a pause, for seconds
+    memory_ns: float
+    power_w: float | None = None  # mean, while the product ran without a pause
+    clock_hz: float | None = None  # that the driver asked for meanwhile
+    capped: float | None = None  # share of the time in which the power cap held the clock
+    temperature_c: float | None = None
+    limit_w: float | None = None  # the cap in force
+    uuid: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, product_ns=(1, _LONGEST_NS), sustained_ns=(1, _LONGEST_NS), memory_ns=(1, _LONGEST_NS))
+        for name, most in (("power_w", 1e5), ("clock_hz", 1e11), ("limit_w", 1e5)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name} is {value}; expected 1 to {most:g}")
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredOn:
     """Of how costs were measured, what predictions have to know."""
@@ -120,6 +149,7 @@ class MachineCosts:
     fabric: tuple[WireCost, ...]
     recorded: RecordedRun | None = None
     recipe: MeasuredOn | None = None
+    card: CardCosts | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -107,10 +107,10 @@ class Load:
         dynamic = self._dynamic_w(model, clock, energy, busy_ns)
         return clock, np.array([model.power_w(each) for each in dynamic])
 
-    def at_clock(self, model: PowerModel) -> float:
+    def at_clock(self, model: PowerModel, energy: float) -> float:
         """Mean power at the clock that the period is of."""
         clock = np.array([self.clock])
-        return model.power_w(float(self._dynamic_w(model, clock, np.ones(1), self._busy_ns(model, clock))[0]))
+        return model.power_w(float(self._dynamic_w(model, clock, np.array([energy]), self._busy_ns(model, clock))[0]))
 
     def _busy_ns(self, model: PowerModel, clock: Floats) -> Floats:
         every = [(d.time_ns * n)[:, None] * d.slowdown(model, clock) for d, n in zip(self.draws, self.counts, strict=True)]

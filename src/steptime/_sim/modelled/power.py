@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class Cards:
     counts: tuple[Floats, ...]  # per program and kernel: how often a step has it
     ranks: tuple[int, ...]  # how many run each program
     share: int
+    energy: float = 1.0  # that kernels take on these cards, of what the model says
 
     @classmethod
     def of(cls, model: PowerModel, highest_hz: float, programs: Sequence[Issued], ranks: Sequence[int], share: int) -> Cards:
@@ -49,6 +50,15 @@ class Cards:
             steps = max(1, len(program.program.steps))
             counts.append(np.bincount(at[kept], weights=program.share[kept], minlength=kernels) / steps)
         return cls(model, highest_hz, tuple(draws), tuple(counts), tuple(ranks), share)
+
+    def calibrated(self, energy: float, error: float | None, cap_w: float | None) -> Cards:
+        """Cards of one machine: their kernels' energy, what is unknown of it, their cap; None: as of any."""
+        model = replace(
+            self.model,
+            cap_w=self.model.cap_w if cap_w is None else cap_w,
+            error=self.model.error if error is None else error,
+        )
+        return replace(self, model=model, energy=energy)
 
     @property
     def full(self) -> Floats:
@@ -73,14 +83,14 @@ class Cards:
 
     def clocks(self, played: Steady, clocks: Floats) -> Floats:
         """Per program, the clock that the cap of its card leaves."""
-        wanted = [float(load.solved(self.model, np.ones(1))[0][0]) for load in self.loads(played, clocks)]
+        wanted = [float(load.solved(self.model, np.array([self.energy]))[0][0]) for load in self.loads(played, clocks)]
         return np.array(wanted if self.share == 1 else wanted * len(self.draws))
 
     def drawn(self, played: Steady, clocks: Floats) -> StepPower:
         """Power, clock and energy of a step that was played at these clocks."""
         loads = self.loads(played, clocks)
         weights = np.array(self.ranks if self.share == 1 else [1], dtype=np.float64)
-        power = np.array([load.at_clock(self.model) for load in loads])
+        power = np.array([load.at_clock(self.model, self.energy) for load in loads])
         seconds = float(played.period_ns[0]) * 1e-9
         mean_clock = float(weights @ clocks[: len(weights)] / weights.sum())
         return StepPower(
@@ -94,7 +104,7 @@ class Cards:
 
     def drawn_clocks(self, played: Steady, clocks: Floats, energy: Floats) -> list[Floats]:
         """Per program, its clock where all kernels take these times their energy."""
-        solved = [load.solved(self.model, energy)[0] for load in self.loads(played, clocks)]
+        solved = [load.solved(self.model, self.energy * energy)[0] for load in self.loads(played, clocks)]
         return solved if self.share == 1 else solved * len(self.draws)
 
 

@@ -81,7 +81,8 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
         warnings=warnings,
     )
     peak = peak_flop_per_s(step.platform.device.limits, predicted.operations.precision)
-    power = None if step.cards is None else step.cards.drawn(result, clocks)
+    cards = step.cards(calibration)
+    power = None if cards is None else cards.drawn(result, clocks)
     return replace(
         predicted,
         power=power,
@@ -157,14 +158,14 @@ def draws_ns(
     known = situation_of(step.platform, calibration) if situation is None else situation
     together = box_factors(known)
     played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
-    power = _power_factors(step, drawless, clocks)
+    power = _power_factors(step, drawless, calibration, clocks)
     cohorts = [_drawn(*each, calibration, together) for each in zip(step.programs, played, power, strict=True)]
     return np.asarray(steady(cohorts, iterations_at_most=24).period_ns, dtype=np.float64)
 
 
-def _power_factors(step: ModelledStep, drawless: Steady, clocks: Floats) -> list[Floats | None]:
+def _power_factors(step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats) -> list[Floats | None]:
     """Per program (kernel, draw): what kernels take longer where cards draw more or less than their model says."""
-    cards = step.cards
+    cards = step.cards(calibration)
     if cards is None:
         return [None] * len(step.programs)
     energy = np.exp(cards.model.error * _normal("power"))

@@ -56,16 +56,23 @@ class ModelledStep:
         """With all durations as the models say, one scenario; `clocks` of the cards, one per program."""
         speed, limits = self.speed(calibration), self.platform.device.limits
         factors = [self._factors(program, calibration) for program in self.programs]
-        if self.cards is not None:
-            clocks = self.cards.full if clocks is None else clocks
+        cards = self.cards(calibration)
+        if cards is not None:
+            clocks = cards.full if clocks is None else clocks
             for index, (program, factor) in enumerate(zip(self.programs, factors, strict=True)):
-                factor[: len(program.draws)] *= self.cards.slowdown(index, clocks[index : index + 1])
+                factor[: len(program.draws)] *= cards.slowdown(index, clocks[index : index + 1])
         pairs = zip(self.programs, factors, strict=True)
         return [self._cohort(program, program.timing(speed, limits, factor)) for program, factor in pairs]
 
+    def cards(self, calibration: Calibration = UNCALIBRATED) -> Cards | None:
+        """What draws power, on the machine of a calibration; None where nobody knows how much."""
+        cards = self._cards
+        if cards is None or (calibration.power_error is None and calibration.power_cap_w is None):
+            return cards
+        return cards.calibrated(calibration.energy, calibration.power_error, calibration.power_cap_w)
+
     @cached_property
-    def cards(self) -> Cards | None:
-        """What draws power; None where nobody knows how much."""
+    def _cards(self) -> Cards | None:
         device = self.platform.device
         if device.power is None:
             return None
@@ -120,12 +127,13 @@ class ModelledStep:
 
     def powered(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None, Floats]:
         """The steady state and the clock of each program's card: played at some clocks, these follow from what it draws."""
-        if self.cards is None:
+        cards = self.cards(calibration)
+        if cards is None:
             return *self._played(self.cohorts(calibration)), np.ones(len(self.programs))
-        clocks = self.cards.full
+        clocks = cards.full
         result, settling = self._played(self.cohorts(calibration, clocks))
         for _ in range(ROUNDS):
-            wanted = self.cards.clocks(result, clocks)
+            wanted = cards.clocks(result, clocks)
             if np.abs(wanted / clocks - 1.0).max() < SETTLED:
                 break
             clocks = wanted
