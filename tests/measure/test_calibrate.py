@@ -18,7 +18,7 @@ from steptime._models.host.model import read_host
 from steptime.errors import InputError
 from steptime_lab.fit.reference_steps import reference_bursts
 
-KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "recorded", "factors"}
+KEYS = {"schema_version", "recipe", "ranks", "share", "host", "fabric", "recorded", "card", "factors"}
 
 
 def row(op: str, *times_ns: float, **more: Any) -> dict[str, Any]:
