@@ -4,6 +4,7 @@
 in DIR (`steptime adopt NAME -o DIR`); `... measure FILE` profiles them on a GPU; `... compare PREDICTED MEASURED` puts the two
 side by side. An adoption measures no call of theirs on purpose. Their batches are large, so that the device decides.
 `... rows DIR` stands in for the ten minutes: the shipped rows that they would give. DIR needs the `driver.json` of such a GPU.
+`... known DIR` predicts the steps that were measured before and are committed (`large_steps.py`, `unseen_steps.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,21 +123,45 @@ def _on_device(event: Any) -> bool:
     return bool(event.device_type == torch.autograd.DeviceType.CUDA)
 
 
+def known(platform: str) -> None:
+    """Whole steps that were measured and committed: large ones, of which the host bounds two, and those of `unseen_steps`."""
+    import large_steps
+
+    import steptime
+    from steptime_lab.validate.held_out import DATA
+
+    files = ("large_measured", "large_measured_again", "unseen_measured")
+    large, again, other = (json.loads((DATA / "committed" / f"{file}.json").read_text(encoding="utf-8")) for file in files)
+    measured = {name: case["step_ms"] for name, case in {**large["cases"], **again["cases"]}.items()}
+    compared = [(name, build, measured[name]) for name, build in large_steps.CASES.items() if name in measured]
+    compared += [(name, build, statistics.median(other[name]["step_ms"])) for name, build in unseen.STEPS.items()]
+    rows = []
+    for name, build, actual in compared:
+        said = steptime.predict(steptime.capture(build), platform)
+        rows.append((name, actual, said.step_time_ms, said.interval_ms))
+        bound = said.ranks[0].device_busy_ms / said.step_time_ms
+        print(f"{name:24s} device {bound:4.0%} of it", flush=True)
+    _print(rows)
+
+
 def compare(predicted: str, measured: str) -> None:
+    said, seen = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (predicted, measured))
+    times = {name: statistics.median(seen[name]["device_ms"]) for name in STEPS}
+    _print([(name, times[name], said[name]["device_ms"], said[name]["interval_ms"]) for name in STEPS])
+
+
+def _print(rows: Sequence[tuple[str, float, float, Sequence[float]]]) -> None:
     import numpy as np
 
-    said, seen = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (predicted, measured))
     errors, inside = [], 0
-    for name in STEPS:
-        actual, (low, high) = statistics.median(seen[name]["device_ms"]), said[name]["interval_ms"]
-        errors.append(said[name]["device_ms"] / actual - 1)
+    for name, actual, said, (low, high) in rows:
+        errors.append(said / actual - 1)
         inside += low <= actual <= high
-        spoken = f"{said[name]['device_ms']:9.3f} ({low:.3f} to {high:.3f})"
-        print(f"{name:20s} {actual:9.3f} ms, predicted {spoken} {errors[-1]:+7.1%}")
+        print(f"{name:24s} {actual:9.3f} ms, predicted {said:9.3f} ({low:.3f} to {high:.3f}) {errors[-1]:+7.1%}")
     off = np.abs(errors)
     gmae = np.exp(np.mean(np.log(off + 4e-4)))
     print(f"GMAE {gmae:.2%}, mean {off.mean():.2%}, worst {off.max():.1%}, inside {inside} of {len(off)}")
 
 
 if __name__ == "__main__":
-    {"rows": rows, "predict": predict, "measure": measure, "compare": compare}[sys.argv[1]](*sys.argv[2:])
+    {"rows": rows, "known": known, "predict": predict, "measure": measure, "compare": compare}[sys.argv[1]](*sys.argv[2:])
