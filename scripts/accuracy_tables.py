@@ -3,7 +3,8 @@
     python scripts/accuracy_tables.py [SET ...] [trace.json ...] [--docs]
 
 A SET is kernels, device-time, lookups, collectives, noise, or a source of steps: trace, config, recorded. A file is what
-`steptime validate steps --from SOURCE --json` wrote, named SOURCE.json. `--docs` puts the tables between the markers of their
+`steptime validate steps --from SOURCE --json` wrote, named SOURCE.json, or `validate intervals --json`, named home.json, public.json
+(with `--rows FILE --leave-out`) and per-box.json (with `--per-box` too). `--docs` puts the tables between the markers of their
 pages: steps in README.md (the groups that bars are set for) and in docs/models.md (everything), the others in docs/.
 """
 
@@ -39,6 +40,9 @@ FIGURES = {
     "geomean": "geomean", "mape": "MAPE", "p90": "p90", "max": "max", "interval_coverage": "inside 90 %",
     "sharpness": "half-width", "noise_floor": "repeats' own noise",
 }  # fmt: skip
+INTERVALS = ("home", "public", "per-box")
+INTERVAL_FIGURES = {"gmae": "geomean", "median_error": "median", "interval_coverage": "inside 90 %", "sharpness": "half-width"}
+KINDS = ("products", "attention", "other")
 # More baselines than this have lines of their own.
 MOST_BESIDE = 3
 Document = Mapping[str, Any]
@@ -91,6 +95,18 @@ def steps_text(documents: Mapping[str, Document], *, short: bool) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def interval_text(document: Document) -> str:
+    """Errors and intervals of every group, and of sources what their errors are made of."""
+    facts = document["facts"]
+    heads = ["%", "cases", *INTERVAL_FIGURES.values(), *(f"{kind}, times" for kind in KINDS if facts)]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for name, group in {"**all**": document["summary"], **document["parts"]}.items():
+        factors = [facts.get(f"times_{kind}_of_{name.replace(' ', '_')}") for kind in KINDS if facts]
+        cells = [name, f"{group['rows']:,}", *(percent(group[key]) for key in INTERVAL_FIGURES)]
+        lines.append("| " + " | ".join([*cells, *("" if one is None else f"{one:.2f}" for one in factors)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def steps_document(word: str) -> Document:
     if word.endswith(".json"):
         found: Document = json.loads(Path(word).read_text(encoding="utf-8"))
@@ -108,7 +124,7 @@ def write(page: Path, begin: str, end: str, block: str) -> None:
 
 def main() -> None:
     words, docs = [word for word in sys.argv[1:] if word != "--docs"], "--docs" in sys.argv[1:]
-    known = (*PAGES, NOISE, *SOURCES)
+    known = (*PAGES, NOISE, *SOURCES, *INTERVALS)
     unknown = [word for word in words if Path(word).stem not in known]
     if unknown:
         sys.exit(f"{unknown[0]}: expected {', '.join(known)}, or a source of steps + .json")
@@ -124,6 +140,11 @@ def main() -> None:
         print(f"== {NOISE}\n{text}")
         if docs:
             write(ROOT / "docs" / "measuring.md", "<!-- noise -->", "<!-- /noise -->", text)
+    for word in (word for word in words if Path(word).stem in INTERVALS):
+        text, name = interval_text(json.loads(Path(word).read_text(encoding="utf-8"))), Path(word).stem
+        print(f"== {name}\n{text}")
+        if docs:
+            write(ROOT / "docs" / "accuracy.md", f"<!-- intervals {name} -->", f"<!-- /intervals {name} -->", text)
     steps = {Path(word).stem: steps_document(word) for word in chosen if Path(word).stem in SOURCES}
     if steps:
         print(steps_text(steps, short=False))

@@ -59,6 +59,7 @@ def test_a_bad_row_costs_one_line_that_names_it_and_the_others_are_read(tmp_path
         row("word", cfg="none"),
         row("heads", cfg={**SMALL, "heads": 7}),
         row("ranks", ranks=8),
+        row("wide", cfg={**SMALL, "width": 512_000}),
         row("alone", device="nothing"),
         row("joined", cfg={**SMALL, "parallel": {"data": 2}}, ranks=2, device="l4"),
     ]

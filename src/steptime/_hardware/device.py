@@ -148,7 +148,17 @@ class DeviceLimits:
 def read_device(name: str | Path) -> DeviceLimits:
     """A shipped device by its name, or one of the user's by the path of its TOML file."""
     file = DEVICES.file(name)
-    return _shipped(file) if file.parent == FOLDER else _read(file)
+    return _shipped(file) if file.parent == FOLDER else _with_cap(_read(file))
+
+
+def _with_cap(limits: DeviceLimits) -> DeviceLimits:
+    """A user's device on paper that has no cap draws what the shipped one may that its name has the words of, if there is one."""
+    alike = device_named(limits.name) if limits.power_w is None and limits.transfer is not None else None
+    if alike is None or alike.power_w is None or limits.transfer is None:
+        return limits
+    cap = Quantity(alike.power_w.value, f"as {alike.name}, for the file says none; {alike.power_w.source}")
+    energy = limits.transfer.energy or (None if alike.transfer is None else alike.transfer.energy)
+    return replace(limits, power_w=cap, transfer=replace(limits.transfer, energy=energy))
 
 
 @cache

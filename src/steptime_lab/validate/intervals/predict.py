@@ -86,8 +86,8 @@ def predicted(step: MeasuredStep) -> PredictedRow | str:
         platform = _platform(step.platform)
         outside: list[float] = []
         return PredictedRow(step, _of_parts(step.config, platform, outside), outside[-1])
-    except SteptimeError as error:
-        return f"{step.source}: {step.name[:80]}: {error}"
+    except (SteptimeError, ArithmeticError, MemoryError) as error:
+        return f"{step.source}: {step.name[:80]}: {error or type(error).__name__}"
 
 
 @lru_cache(maxsize=16)

@@ -21,6 +21,7 @@ from steptime.errors import InputError, SteptimeError
 _EXPECTED = "a list of rows with source, row, measured_ms, device, ranks, cfg and fabric"
 _LONGEST_MS = 1e9  # eleven days; no step takes that long
 _MOST_ROWS = 100_000
+_MOST_PARAMETERS = 3e12  # no model has more; what claims to comes from a slip of the keyboard
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ def _step(file: Path, place: int, row: object) -> MeasuredStep:
     config = Transformer.from_dict(values, where)
     if row.get("ranks") != config.ranks:
         raise InputError(f"{where}: ranks is {shortened(row.get('ranks'))}, cfg.parallel has {config.ranks}; give them alike")
+    parameters = config.layers * config.width * (4 * config.width + 2 * config.inner) + config.vocabulary * config.width
+    if parameters > _MOST_PARAMETERS:
+        raise InputError(f"{where}: cfg has about {parameters:.1e} parameters; expected at most {_MOST_PARAMETERS:.0e}")
     device = _part(file, row, "device", where)
     try:
         given = None if row.get("fabric") is None else _part(file, row, "fabric", where)
