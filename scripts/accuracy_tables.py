@@ -3,7 +3,7 @@
     python scripts/accuracy_tables.py [SET ...] [trace.json ...] [--docs]
 
 A SET is kernels, device-time, lookups, collectives, noise, or a source of steps: trace, config, recorded. A file is what
-`steptime validate steps --from SOURCE --json` wrote, named SOURCE.json, or `validate intervals --json`, named home.json, public.json
+`steptime validate steps --from SOURCE --json` wrote, named SOURCE.json, or `validate intervals --json`: home.json, public.json
 (with `--rows FILE --leave-out`) and per-box.json (with `--per-box` too). `--docs` puts the tables between the markers of their
 pages: steps in README.md (the groups that bars are set for) and in docs/models.md (everything), the others in docs/.
 """

@@ -152,7 +152,7 @@ def read_device(name: str | Path) -> DeviceLimits:
 
 
 def _with_cap(limits: DeviceLimits) -> DeviceLimits:
-    """A user's device on paper that has no cap draws what the shipped one may that its name has the words of, if there is one."""
+    """A user's device on paper that says no cap has that of the shipped one whose words are in its name, if there is one."""
     alike = device_named(limits.name) if limits.power_w is None and limits.transfer is not None else None
     if alike is None or alike.power_w is None or limits.transfer is None:
         return limits

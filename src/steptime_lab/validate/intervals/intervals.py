@@ -39,12 +39,18 @@ def validate_rows(
     """
     rows = read_rows(file)
     known, refused = predicted_rows(rows, executor, progress)
-    refused = [*rows.refused, *refused]
+    return scored(file, known, _warnings(rows, [*rows.refused, *refused]), per_box=per_box, leave_out=leave_out)
+
+
+def scored(
+    file: Path, known: list[PredictedRow], warnings: list[str], *, per_box: bool = False, leave_out: bool = False
+) -> Validation:
+    """Rows of a file as they were predicted, against what was measured."""
     if leave_out and len(by_source(known)) < _LEAST_SOURCES:
         raise InputError(f"{file}: --leave-out fits widths to the other sources; give rows of {_LEAST_SOURCES} or more")
     compared = [each for source in by_source(known) for each in _compared(known, source, per_box, leave_out)]
     if not compared:
-        none = f"no source and device has {LEAST_ROWS} rows" if known else f"no row can be predicted; the first: {refused[0]}"
+        none = f"no source and device has {LEAST_ROWS} rows" if known else f"no row can be predicted: {warnings[-1]}"
         raise InputError(f"{file}: {none}")
     how = f"{PER_BOX}, scored on its other rows" if per_box else "defaults only"
     widths = "widths fitted without each source" if leave_out else "widths as shipped"
@@ -58,7 +64,7 @@ def validate_rows(
         f"steps that others measured, {how}, {widths}",
         compared,
         facts=facts,
-        warnings=_warnings(rows, refused),
+        warnings=warnings,
         notes=("times: what kernels of a kind take in the steps of a source over what is predicted, fitted to its rows",),
     )
 
