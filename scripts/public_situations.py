@@ -15,7 +15,7 @@ from steptime_lab.validate.intervals.widths import fitted_calibrated, fitted_sit
 
 HEADER = """What all kernels of a kind may be off by together on a machine that nobody measured: standard deviations of the
 logarithm below and above a prediction. Written by `python scripts/public_situations.py FILE` from public steps, whose
-sources docs/accuracy.md names; sources count alike. Calibrated: once a box has one number, from a few of its steps."""
+sources docs/accuracy.md names. Calibrated: once a box has one number, from a few of its steps."""
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ def predicted(step: MeasuredStep) -> PredictedRow | str:
         outside: list[float] = []
         return PredictedRow(step, _of_parts(step.config, platform, outside), outside[-1])
     except (SteptimeError, ArithmeticError, MemoryError) as error:
-        return f"{step.source}: {step.name[:80]}: {error or type(error).__name__}"
+        return f"{step.source}: {step.name[:80]}: {type(error).__name__}: {error}"
 
 
 @lru_cache(maxsize=16)

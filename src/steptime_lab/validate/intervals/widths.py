@@ -2,7 +2,7 @@
 
 Of every source, factors of products, of attention and of other kernels are fitted to its steps (`source_factors`): what its
 errors are made of. Over sources, which count alike however many rows they have, the mean squares of their logarithms are the
-widths of each kind, below and above. They are then scaled so that intervals hold nine of ten rows, sources counting alike: the
+widths of each kind, below and above. They are then scaled so that intervals hold nine of ten rows: the
 conformal quantile of how wide each row would have needed them (Romano, Patterson and Candes, Conformalized Quantile Regression,
 2019, with sources as groups).
 """
@@ -31,6 +31,9 @@ _TELLING_ROWS = 10  # of one source; more of them repeat what these say
 _LEAST = 0.03  # nothing is known better, of machines that nobody measured
 _TELLING_BOXES = 2
 _HELD = 0.9
+# Rows of a source are neither independent nor all the same: it counts as the square root of how many it has. Where sources counted
+# alike, widths held 98 % of the rows of sources left out, and 88 % where rows did; so 90.
+_OF_A_SOURCE = 0.5
 _SCALES = np.arange(0.0, 4.01, 0.05)
 
 
@@ -99,11 +102,11 @@ def interval_ms(row: PredictedRow, situation: Situation, direction: Situation, n
 
 
 def _scale(situation: Situation, groups: Mapping[str, Sequence[PredictedRow]], numbers: Mapping[str, float]) -> float:
-    """How many times as wide the widths must be to hold nine of ten rows, groups of them counting alike."""
+    """How many times as wide the widths must be to hold nine of ten rows, a group of them counting as the root of its rows."""
     needed, weights = [], []
     for name, rows in groups.items():
         needed += [_needed(row, situation, numbers.get(name, 0.0)) for row in rows]
-        weights += [1.0 / len(rows)] * len(rows)
+        weights += [len(rows) ** -_OF_A_SOURCE] * len(rows)
     order = np.argsort(needed)
     reached = np.cumsum(np.array(weights)[order]) / sum(weights)
     return float(np.array(needed)[order][np.searchsorted(reached, _HELD)])
