@@ -31,8 +31,8 @@ _TELLING_ROWS = 10  # of one source; more of them repeat what these say
 _LEAST = 0.03  # nothing is known better, of machines that nobody measured
 _TELLING_BOXES = 2
 _HELD = 0.9
-# Rows of a source are neither independent nor all the same: it counts as the square root of how many it has. Where sources counted
-# alike, widths held 98 % of the rows of sources left out, and 88 % where rows did; so 90.
+# Rows of a source are neither independent nor all the same: it counts as the square root of how many it has. Where sources
+# counted alike, widths held 98 % of the rows of sources left out, and 88 % where rows did; so 90.
 _OF_A_SOURCE = 0.5
 _SCALES = np.arange(0.0, 4.01, 0.05)
 
