@@ -25,7 +25,7 @@ from steptime_lab.validate.intervals.boxes import boxes_of, number_of, with_numb
 from steptime_lab.validate.intervals.intervals import predicted_rows
 from steptime_lab.validate.intervals.predict import PredictedRow, predicted
 from steptime_lab.validate.intervals.rows import read_rows
-from steptime_lab.validate.intervals.widths import by_source, fitted_situation, interval_ms, source_factors
+from steptime_lab.validate.intervals.widths import by_source, errors_left, fitted_situation, interval_ms, source_factors
 
 SMALL = {"layers": 2, "width": 512, "heads": 8, "sequence": 256, "vocabulary": 1000, "batch": 8, "precision": "bf16"}
 
@@ -129,6 +129,7 @@ def test_what_the_errors_of_a_source_are_made_of_is_found(known: list[PredictedR
     found = source_factors(slower(known, products=1.2, attention=1.8))
     assert found["products"] == pytest.approx(1.2, abs=0.08)
     assert found["attention"] == pytest.approx(1.8, abs=0.2)
+    assert max(map(abs, errors_left(slower(known, products=1.2, attention=1.8)))) < 0.05
 
 
 def test_widths_hold_nine_of_ten_and_grow_with_the_errors_of_their_kind(known: list[PredictedRow]) -> None:

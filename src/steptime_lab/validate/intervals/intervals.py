@@ -10,13 +10,21 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
+from steptime._models.error import gmae
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, situations
 from steptime.errors import InputError
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes
 from steptime_lab.validate.intervals.boxes import LEAST_ROWS, boxes_of, number_of, with_number
 from steptime_lab.validate.intervals.predict import PredictedRow, predicted
 from steptime_lab.validate.intervals.rows import MeasuredSteps, read_rows
-from steptime_lab.validate.intervals.widths import by_source, fitted_calibrated, fitted_situation, interval_ms, source_factors
+from steptime_lab.validate.intervals.widths import (
+    by_source,
+    errors_left,
+    fitted_calibrated,
+    fitted_situation,
+    interval_ms,
+    source_factors,
+)
 
 _MUCH_OUTSIDE = 0.05
 _NODE = 8  # ranks that one node has in all rows so far
@@ -55,6 +63,9 @@ def scored(
     how = f"{PER_BOX}, scored on its other rows" if per_box else "defaults only"
     widths = "widths fitted without each source" if leave_out else "widths as shipped"
     facts = {
+        "left_after_these_times_geomean": gmae([error for there in by_source(known).values() for error in errors_left(there)])
+    }
+    facts |= {
         f"times_{kind}_of_{source.replace(' ', '_')}": factor
         for source, there in by_source(known).items()
         for kind, factor in source_factors(there).items()
@@ -65,7 +76,10 @@ def scored(
         compared,
         facts=facts,
         warnings=warnings,
-        notes=("times: what kernels of a kind take in the steps of a source over what is predicted, fitted to its rows",),
+        notes=(
+            "times: what kernels of a kind take in the steps of a source over what is predicted, fitted to its rows; what its "
+            "error is made of",
+        ),
     )
 
 

@@ -60,6 +60,13 @@ def source_factors(rows: Sequence[PredictedRow]) -> dict[str, float]:
     return dict(zip(KINDS, np.exp(least_squares(off, np.zeros(len(KINDS))).x).tolist(), strict=True))
 
 
+def errors_left(rows: Sequence[PredictedRow]) -> list[float]:
+    """Relative errors of the rows of a source once its own factors are known: what they do not explain."""
+    factors = source_factors(rows)
+    more = [sum(took * (factors[kind] - 1.0) for kind, took in row.played.kinds_ms.items()) for row in rows]
+    return [(row.played.step_ms + each) / row.step.measured_ms - 1.0 for row, each in zip(rows, more, strict=True)]
+
+
 def fitted_situation(rows: Sequence[PredictedRow]) -> Situation:
     """What may be wrong of machines that nobody measured or calibrated, by these rows."""
     sources = by_source(rows)
