@@ -78,7 +78,7 @@ def validate(
         Argument(
             metavar="SET",
             help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
-            "sharding, committed or visit.",
+            "sharding, committed, visit, intervals or power.",
             show_default=False,
         ),
     ] = None,

@@ -99,6 +99,13 @@ def fit_power(folder: Path, device: DeviceLimits, timed_by: Device) -> tuple[Pow
     return replace(model, error=float(np.hypot(held_out, _CARDS_DIFFER))), left
 
 
+def loop_errors(folder: Path, timed_by: Device) -> dict[str, float]:
+    """By mix of kernels, none of which has a part in the fit: logarithm of the device's power model over what was drawn."""
+    model, rows = timed_by.power, read(folder, POWER).to_pylist()
+    mixes = [_loop(row, timed_by.limits, timed_by) for row in rows if row["kind"] == _MIX and _calls_only(row)]
+    return {} if model is None else {loop.name: _residual(model, loop, timed_by.limits) for loop in mixes}
+
+
 def _start(device: DeviceLimits, rows: Sequence[Mapping[str, Any]], rests: Mapping[str, Mapping[str, Any]]) -> PowerModel:
     """What is read off rows without a fit."""
     open_, closed = rests["rest"], rests.get("closed", rests["rest"])

@@ -33,6 +33,7 @@ from steptime_lab.validate.intervals.home import validate_home
 from steptime_lab.validate.kernels import validate_kernels
 from steptime_lab.validate.lookups import validate_lookups
 from steptime_lab.validate.memory import validate_memory
+from steptime_lab.validate.power import validate_power
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
 
@@ -150,4 +151,5 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "committed": _shipped_alone("committed", validate_committed),
     "intervals": _shipped_alone("intervals", validate_home),
     "visit": _shipped_alone("visit", validate_visit),
+    "power": _shipped_alone("power", validate_power),
 }
