@@ -49,8 +49,10 @@ def test_plans_composed_take_as_long_as_plans_played_under_the_laws_of_the_platf
     np.testing.assert_allclose(together.step_ns, played.step_ns, rtol=0.005)
     # How much kernels slow an exchange down is that of the step that stands for all plans.
     np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.02)
-    device = together.device_ns == together.step_ns  # where the host binds, it says who waits
-    np.testing.assert_allclose(together.waiting_ns[device], played.waiting_ns[device], atol=0.01 * played.step_ns.max())
+    # Where the host binds, it says who waits; it may also bring ranks with little to do later to an exchange than their devices
+    # would, which does not change the step but how long they wait there.
+    device = together.device_ns == together.step_ns
+    np.testing.assert_allclose(together.waiting_ns[device], played.waiting_ns[device], atol=0.04 * played.step_ns.max())
 
 
 @pytest.mark.parametrize("kinds", [(ROW_WISE,), (DATA_PARALLEL, DATA_PARALLEL), (COLUMN_WISE, ROW_WISE, DATA_PARALLEL)])
