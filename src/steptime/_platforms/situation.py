@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 import steptime
 from steptime._hardware.description import ValueRange, read_toml
-from steptime._platforms.calibration import Calibration
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime.errors import InputError
 
@@ -29,7 +29,8 @@ FILE = Path(steptime.__file__).parent / "data" / "situations.toml"
 SCHEMA_VERSION = 1
 PRODUCTS, ATTENTION, OTHER = KINDS = ("products", "attention", "other")
 _OF_FAMILY = {"matmul": PRODUCTS, "convolution": PRODUCTS, "attention": ATTENTION}
-KNOWN, CARRIED, CARRIED_CALIBRATED = "known device", "carried device, not calibrated", "carried device, calibrated"
+KNOWN, KNOWN_CALIBRATED = "known device, host not calibrated", "known device, calibrated host"
+CARRIED, CARRIED_CALIBRATED = "carried device, not calibrated", "carried device, calibrated"
 _ERROR = ValueRange(0.0, 2.0, "of a logarithm (0.1 is about 10 %)")
 
 
@@ -64,8 +65,9 @@ def kind_of(family: str) -> str:
 def situation_of(platform: Platform, calibration: Calibration) -> Situation:
     """What is known of a machine, by its platform and its calibration."""
     if not platform.device.limits.analytic:
-        return Situation(KNOWN)
-    return situations()[CARRIED if calibration.device == 1.0 else CARRIED_CALIBRATED]
+        uncalibrated = calibration.host_error == UNCALIBRATED.host_error and calibration.device == UNCALIBRATED.device
+        return Situation(KNOWN if uncalibrated else KNOWN_CALIBRATED)
+    return situations()[CARRIED if calibration.device == UNCALIBRATED.device else CARRIED_CALIBRATED]
 
 
 @cache

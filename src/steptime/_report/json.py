@@ -32,6 +32,7 @@ def prediction_document(prediction: PredictedStep) -> Document:
         "step_time_ms": prediction.step_time_ms,
         "platform": prediction.platform,
         "interval_ms": list(prediction.interval_ms),
+        "situation": prediction.situation,
         **_asked(prediction),
         "first_step_ms": prediction.first_step_ms,
         "bound_by": prediction.bound_by,

@@ -151,6 +151,7 @@ class PredictedStep:
     operations: Operations = field(default_factory=Operations)
     peak_flop_per_s: float | None = None  # of all ranks together, in the precision of most operations; None: not known
     power: StepPower | None = None  # of the cards; None: nobody knows what they draw
+    situation: str | None = None  # what is known of the machine, by which the interval is as wide as it is; None: as recorded
 
     @property
     def precision(self) -> str | None:

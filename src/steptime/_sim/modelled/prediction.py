@@ -86,6 +86,7 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
     return replace(
         predicted,
         power=power,
+        situation=situation_of(step.platform, calibration).name,
         bound_by=_power_bound(predicted.bound_by, power, step.platform.device.limits.clock_hz.value),
         platform=step.platform.name,
         coverage=step.coverage,

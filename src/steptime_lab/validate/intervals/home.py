@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from steptime._platforms.situation import KNOWN, KNOWN_CALIBRATED
 from steptime_lab.validate.engine import Compared, Validation
 from steptime_lab.validate.held_out import AGAIN, STEPS, UNCALIBRATED_NAME, committed_steps, visited
 from steptime_lab.validate.intervals.intervals import range_of
 from steptime_lab.validate.steps.predict import CaseOutcome
 from steptime_lab.validate.steps.steps import by_visit, validate_steps
 
-CALIBRATED, UNCALIBRATED = "known device, calibrated host", "known device, host not calibrated"
 _VISIT = "visit left out"
 _UNSEEN = {STEPS: "architecture not seen, predicted before it was measured", AGAIN: "the same, predicted again"}
 
@@ -19,10 +19,10 @@ def validate_home() -> Validation:
     """Every visit of the shipped steps, a visit that nothing was fitted to, and steps that nobody had seen."""
     compared = [each for outcome in validate_steps().outcomes for each in _shipped(outcome)]
     for each in visited():
-        compared.append(Compared(each.case, (CALIBRATED, None, f"{_VISIT}, calibrated host")))
-        compared.append(Compared(each.baselines[UNCALIBRATED_NAME], (UNCALIBRATED, None, f"{_VISIT}, host not calibrated")))
+        compared.append(Compared(each.case, (KNOWN_CALIBRATED, None, f"{_VISIT}, calibrated host")))
+        compared.append(Compared(each.baselines[UNCALIBRATED_NAME], (KNOWN, None, f"{_VISIT}, host not calibrated")))
     for each in committed_steps():
-        compared.append(Compared(each.case, (UNCALIBRATED, None, None, _UNSEEN[str(each.groups[-1])])))
+        compared.append(Compared(each.case, (KNOWN, None, None, _UNSEEN[str(each.groups[-1])])))
     return Validation.of(
         "intervals",
         "training steps on an H200 and shares of it, by what is known of the machine",
@@ -33,4 +33,4 @@ def validate_home() -> Validation:
 
 def _shipped(outcome: CaseOutcome) -> Iterator[Compared]:
     for each in by_visit(outcome):
-        yield Compared(each.case, (CALIBRATED, range_of(outcome.outside)))
+        yield Compared(each.case, (KNOWN_CALIBRATED, range_of(outcome.outside)))
