@@ -77,7 +77,7 @@ POWER = MeasuredSet(
         # between stretches of large products, which hold the clock down, or of rest. burst: products from rest on.
         pa.field("kind", NAME),
         pa.field("pieces", pa.string()),  # JSON: calls and probes with how often each runs in a round
-        pa.field("duty", pa.float32()),  # share of the time that the device was to work
+        pa.field("duty", pa.float64()),  # share of the time that the device was to work
         pa.field("pause_cycles", pa.int64()),  # of the SM clock, that a round pauses
         pa.field("power_w", pa.float32()),  # mean, by the card's energy counter; null where it was not read
         pa.field("reading_w", pa.float32()),  # mean of power readings
