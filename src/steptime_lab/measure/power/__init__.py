@@ -50,11 +50,10 @@ def run(session: Session, options: Options) -> None:
     meter = Meter(gpus()[0]["uuid"] if options.device == "cuda" else "0")
     if meter.absent:
         session.warn(f"no power can be read: {meter.absent}")
-    elif options.device == "cuda" and not options.only:
-        session.store.add(POWER, _closed(meter))
-        session.store.flush()
+    # The process that has a context adds it: it knows the versions of what torch brings along.
+    closed = _closed(meter) if not meter.absent and options.device == "cuda" and not options.only else None
     layout = Layout(1, device=options.device)
-    plan = session.to_plan(seed=options.seed, small=options.small, only=list(options.only))
+    plan = session.to_plan(seed=options.seed, small=options.small, only=list(options.only), closed=closed)
     run_ranks(__name__, layout, plan, limit_s=session.budget.left_s() + 60.0)
 
 
@@ -71,6 +70,8 @@ def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:
     from steptime_lab.measure.power.bench import PowerBench
     from steptime_lab.measure.power.operands import fill
 
+    if plan["closed"] is not None:
+        session.store.add(POWER, plan["closed"])
     torch.manual_seed(int(plan["seed"]))
     arena = Arena.on(group.device, 1, int(plan["seed"]))
     fill(arena)
