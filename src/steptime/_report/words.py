@@ -156,5 +156,6 @@ def merged_warnings(warnings: Sequence[str]) -> list[str]:
 def power_words(power: StepPower) -> str:
     """What cards draw, at which clock, and whether their cap decides it."""
     drawn = f"{power.power_w:,.0f} W of {power.cap_w:,.0f} in the mean, {power.clock_hz / 1e6:,.0f} MHz"
-    text = f"{drawn}, {power.energy_j:,.3g} J a step"
+    energy = f"{power.energy_j:,.0f}" if power.energy_j >= 100 else f"{power.energy_j:.3g}"
+    text = f"{drawn}, {energy} J a step"
     return f"{text}; the cap holds the clock down" if power.capped else text
