@@ -132,4 +132,3 @@ class StepPower:
     energy_j: float  # of all cards, in one step
     cap_w: float
     capped: bool  # whether the cap holds the clock of a card down
-    error: float  # standard deviation of the logarithm of power where no cap holds it

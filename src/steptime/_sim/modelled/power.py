@@ -99,7 +99,6 @@ class Cards:
             energy_j=float(weights @ power) * seconds,
             cap_w=self.model.cap_w,
             capped=bool((clocks < 1.0 - SETTLED).any()),
-            error=self.model.error,
         )
 
     def drawn_clocks(self, played: Steady, clocks: Floats, energy: Floats) -> list[Floats]:
