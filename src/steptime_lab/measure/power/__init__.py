@@ -23,6 +23,7 @@ from steptime._calibrate.harness.ranks import Layout, run_ranks
 from steptime._calibrate.harness.session import Session
 from steptime._measurements.store import key_of, read
 from steptime._models.kernels.call import Call, precision_of
+from steptime.errors import InputError
 from steptime_lab.measure.power.blocks import Block, Piece, anchor, blocks, product
 from steptime_lab.measurements.sets import KERNELS, POWER
 
@@ -47,12 +48,14 @@ _SKIPPED_FAMILIES = ("transfer",)
 
 def run(session: Session, options: Options) -> None:
     """The card without a context, then one process with one."""
-    meter = Meter(gpus()[0]["uuid"] if options.device == "cuda" else "0")
+    if options.device != "cuda":
+        raise InputError(f"--device {options.device}: power is a card's; measure it on a GPU")
+    meter = Meter(gpus()[0]["uuid"])
     if meter.absent:
         session.warn(f"no power can be read: {meter.absent}")
     # The process that has a context adds it: it knows the versions of what torch brings along.
-    closed = _closed(meter) if not meter.absent and options.device == "cuda" and not options.only else None
-    layout = Layout(1, device=options.device)
+    closed = _closed(meter) if not meter.absent and not options.only else None
+    layout = Layout(1)
     plan = session.to_plan(seed=options.seed, small=options.small, only=list(options.only), closed=closed)
     run_ranks(__name__, layout, plan, limit_s=session.budget.left_s() + 60.0)
 
