@@ -298,12 +298,123 @@ def encoder_small_fp32() -> Step:
     return _supervised(model, inputs, labels, autocast="")
 
 
+def grouped_query_decoder() -> Step:
+    """Six layers of width 3,072 with RMSNorm, rotary positions, 24 heads on 8 keys and gated MLPs, 16 k tokens, in bf16."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    width, heads, keys, size, tokens = 3072, 24, 8, 128, 2048
+    angles = torch.outer(torch.arange(tokens).float(), 10_000.0 ** (-torch.arange(0, size, 2).float() / size))
+    cosine, sine = (table.to("cuda", torch.bfloat16) for table in (angles.cos(), angles.sin()))
+
+    def turned(x: Any) -> Any:
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+            self.query, self.joined = (nn.Linear(width, width, bias=False) for _ in range(2))
+            self.key, self.value = (nn.Linear(width, keys * size, bias=False) for _ in range(2))
+            self.gate, self.up = (nn.Linear(width, 8192, bias=False) for _ in range(2))
+            self.down = nn.Linear(8192, width, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            inner = self.norms[0](x)
+            query, key, value = (
+                layer(inner).view(*x.shape[:2], -1, size).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            )
+            key, value = (each.repeat_interleave(heads // keys, 1) for each in (turned(key), value))
+            attended = functional.scaled_dot_product_attention(turned(query), key, value, is_causal=True)
+            x = x + self.joined(attended.transpose(1, 2).reshape(x.shape))
+            inner = self.norms[1](x)
+            return x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
+
+    model = nn.Sequential(
+        nn.Embedding(32_000, width), *(Layer() for _ in range(6)), nn.RMSNorm(width), nn.Linear(width, 32_000, bias=False)
+    )
+    return _language(model, 8, tokens, 32_000, dtype="bfloat16", autocast=False)
+
+
+def masked_language_encoder() -> Step:
+    """24 encoder layers of width 1,024, 128 texts of 256 tokens, a head over 30,522 words, autocast to bf16, AdamW."""
+    from torch import nn
+
+    layer = nn.TransformerEncoderLayer(1024, 16, 4096, 0.1, "gelu", batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 24, enable_nested_tensor=False)
+    model = nn.Sequential(nn.Embedding(30_522, 1024), nn.LayerNorm(1024), encoder, nn.Linear(1024, 30_522))
+    return _language(model, 128, 256, 30_522, dtype="float32", autocast=True)
+
+
+def experts_bf16() -> Step:
+    """Six layers of eight experts of 2,048 by 8,192, each with 4,096 rows, as batched products in bf16, AdamW."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(8, 2048, 8192) * 0.02)
+            self.down = nn.Parameter(torch.randn(8, 8192, 2048) * 0.01)
+            self.norm = nn.LayerNorm(2048)
+
+        def forward(self, x: Any) -> Any:
+            return x + torch.bmm(functional.gelu(torch.bmm(self.norm(x), self.up)), self.down)
+
+    model = nn.Sequential(*(Experts() for _ in range(6))).to("cuda", torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    rows = torch.randn(8, 4096, 2048, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(rows).square().mean().backward()
+        optimizer.step()
+
+    return _checked(step, model)
+
+
+def bottleneck_fp16() -> Step:
+    """A residual network of wide bottlenecks, 14 of them, 192 images of 256 pixels, autocast to fp16."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Bottleneck(nn.Module):
+        def __init__(self, first: int, inner: int, stride: int) -> None:
+            super().__init__()
+            sizes = ((first, inner, 1, 1), (inner, inner, 3, stride), (inner, 4 * inner, 1, 1))
+            self.layers = nn.Sequential(
+                *(
+                    nn.Sequential(nn.Conv2d(a, b, kernel, step, kernel // 2, bias=False), nn.BatchNorm2d(b))
+                    for a, b, kernel, step in sizes
+                )
+            )
+            self.side = nn.Conv2d(first, 4 * inner, 1, stride, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            inner = functional.relu(self.layers[1](functional.relu(self.layers[0](x))))
+            return functional.relu(self.layers[2](inner) + self.side(x))
+
+    stages: list[Any] = [nn.Conv2d(3, 128, 4, 4)]
+    first = 128
+    for inner, blocks in ((128, 3), (256, 4), (512, 5), (768, 2)):
+        for index in range(blocks):
+            stages.append(Bottleneck(first, inner, 2 if inner > 128 and not index else 1))
+            first = 4 * inner
+    model = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(first, 1000)).cuda()
+    images, labels = torch.randn(192, 3, 256, 256, device="cuda"), torch.randint(0, 1000, (192,), device="cuda")
+    return _supervised(model, images, labels, autocast="float16")
+
+
 CASES: dict[str, Callable[[], Step]] = {
     build.__name__: build
     for build in (
         decoder_4096, decoder_2048_autocast, gated_decoder_5120, encoder_bf16, vision_transformer, products, mixer_bf16,
         residual_bf16, attention_long, residual_tf32, decoder_fp32, wide_mlp_fp32, decoder_small_batch, optimizer_bound,
-        residual_small, encoder_small_fp32,
+        residual_small, encoder_small_fp32, grouped_query_decoder, masked_language_encoder, experts_bf16, bottleneck_fp16,
     )
 }  # fmt: skip
 
