@@ -20,7 +20,7 @@ from steptime_lab.validate.engine import Compared, MeasuredCase, Validation
 
 COMMITTED = Path(steptime_lab.__file__).parent / "data" / "committed"
 # What was committed and what was measured afterwards, each time with another card.
-VISITS = (("large_predicted.json", "large_measured.json"), ("large_predicted_again.json", "large_measured_again.json"))
+VISITS = tuple((f"large_predicted{which}.json", f"large_measured{which}.json") for which in ("", "_again", "_third"))
 AT_CAP, BELOW, UNCHECKED = "at the cap", "below the cap", "weights not looked at"
 # A card is at its cap where that held its clock for most of the time.
 _MOSTLY = 0.5
