@@ -36,7 +36,7 @@ _ZEROS = "zeros"
 # powers of families by what the first measured card drew. Loops tell most of them; families without one keep theirs.
 _PRIOR_FLOP_PJ = {"bfloat16": 1.0, "float16": 1.0, "tf32": 2.0, "float32": 9.0, "float8": 0.6}
 _PRIOR_ACTIVE_W = {"matmul": 80.0, "convolution": 80.0, "attention": 600.0, "copy": 120.0, "fill": 60.0, "other": 250.0}
-_LOOPED = ("activation", "norm", "softmax", "reduction")
+_LOOPED = ("activation", "norm", "softmax", "reduction", "elementwise", "dropout", "optimizer")
 _PRIOR_OTHERS = {"gamma": (1.7, 0.4), "memory_byte_j": (70e-12, 25e-12)}
 # Fewer loops, or loops that heat the card, tell less than the priors.
 _LEAST_LOOPS, _LEAST_STEADY = 15, 5

@@ -81,6 +81,7 @@ def blocks() -> list[Block]:
         *_precisions(),
         *_memory(),
         *_kernels(),
+        *_training(),
         *_sms(),
         *_mixes(),
         Block("rest", "rest", seconds=6.0),
@@ -151,6 +152,48 @@ def _kernels() -> list[Block]:
         _duty("attention", Piece(attention, 4), 1.0),
         _duty("convolution", Piece(convolved, 4), 0.4),
         _duty("convolution", Piece(convolved, 4), 1.0),
+    ]
+
+
+def _training() -> list[Block]:
+    """What training steps have beside products, layer norms and flash attention."""
+    rows, wide = TensorArg((16384, 8192), _BF16), TensorArg((16384, 8192), _FP32)
+    weights, moments = TensorArg((8192,), _BF16), TensorArg((16384, 1), _FP32, values="positive")
+    heads, sums = TensorArg((16, 32, 2048, 128), _BF16), TensorArg((16, 32, 2048, 1), _FP32)
+    seed = TensorArg((), "int64", high=1 << 20)
+    image, channels = TensorArg((128, 256, 56, 56), _BF16), TensorArg((256,), _FP32, values="positive")
+    single, kernel = TensorArg((64, 256, 56, 56), _FP32), TensorArg((256, 256, 3, 3), _FP32)
+    half, small = TensorArg((128, 256, 56, 56), _FP16), TensorArg((256, 256, 3, 3), _FP16)
+    none, once = TensorArg((0,), "uint8", high=2), ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    attended = Call("aten::_scaled_dot_product_cudnn_attention.default", (heads, heads, heads, None, True, 0.0, True, False))
+    back = (heads, heads, heads, heads, heads, sums, seed, seed, None, None, None, 2048, 2048, 0.0, True)
+    normed = (rows, rows, (8192,), moments, moments, weights, weights, (True, True, True))
+    settings = (("lr", 1e-3), ("beta1", 0.9), ("beta2", 0.999), ("weight_decay", 0.01), ("eps", 1e-8))
+    moved = (*((wide,) for _ in range(4)), (), (TensorArg((), _FP32, values="positive"),))
+    calls = {
+        "add": (Call("aten::add.Tensor", (wide, wide)), 10),
+        "dropout": (Call("aten::native_dropout.default", (rows, 0.1, True)), 10),
+        "layer norm backward": (Call("aten::native_layer_norm_backward.default", normed), 6),
+        "batch norm": (Call("aten::cudnn_batch_norm.default", (image, *[channels] * 4, True, 0.1, 1e-5)), 6),
+        "batch norm backward": (
+            Call("aten::cudnn_batch_norm_backward.default", (image, image, *[channels] * 5, 1e-5, none)),
+            6,
+        ),
+        "adamw": (
+            Call("aten::_fused_adamw_.default", moved, (*settings, ("amsgrad", False), ("maximize", False))),
+            4,
+        ),
+        "cudnn attention": (attended, 4),
+        "cudnn attention backward": (Call("aten::_scaled_dot_product_cudnn_attention_backward.default", back), 2),
+        "convolution tf32": (Call("aten::convolution.default", (single, kernel, None, *once)), 4),
+        "convolution fp16 backward": (
+            Call("aten::convolution_backward.default", (half, half, small, None, *once, (True, True, False))),
+            2,
+        ),
+    }
+    pieces = {name: Piece(call, count, tf32="tf32" in name) for name, (call, count) in calls.items()}
+    return [_duty(name, piece, 1.0) for name, piece in pieces.items()] + [
+        _duty("fp32 tall", product(32768, 512, 512, _FP32, count=6), 1.0)
     ]
 
 
