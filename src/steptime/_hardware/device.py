@@ -140,9 +140,10 @@ class DeviceLimits:
         return next((one for one in (precision, *instead) if one in self.peak_flop_per_s), "float32")
 
     def roofline_ns(self, flop: float, nbytes: float, precision: str) -> float:
-        """The longer of computing and moving at the limits of this part."""
-        peak = self.peak_flop_per_s[self.rated(precision)].value
-        return 1e9 * self.share * max(flop / peak, nbytes / self.bandwidth_bytes_per_s.value)
+        """The longer of computing and moving on this part, at what large kernels reach of its limits."""
+        peak = self.peak_flop_per_s[self.rated(precision)].value * self.reach.peak.value
+        bandwidth = self.bandwidth_bytes_per_s.value * self.reach.bandwidth.value
+        return 1e9 * self.share * max(flop / peak, nbytes / bandwidth)
 
 
 def read_device(name: str | Path) -> DeviceLimits:

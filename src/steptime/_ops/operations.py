@@ -127,6 +127,7 @@ _ATTENTION = "aten::_scaled_dot_product_{}_attention"
 _BACK_ENDS = ("flash", "efficient", "cudnn")
 _COUNTS: dict[str, Count] = {
     **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(("aten::_scaled_mm", "aten::_grouped_mm"), _any_product),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     **{_ATTENTION.format(name): _attention for name in _BACK_ENDS},

@@ -28,6 +28,8 @@ _PRODUCTS = "matmul"  # the family
 _MOST_POWER_W = 10_000.0
 # How far off a guess may be, to either side.
 FACTOR = 4.0
+# And how far the time of what was never measured itself, by the model of its kin.
+_KIN_FACTOR = 2.0
 # Tensor cores multiply all types of one byte at the rate of each other.
 _ONE_BYTE = "float8"
 
@@ -201,8 +203,11 @@ class Device:
         if answer is None or not math.isfinite(answer.time_ns):
             return self._fallback(question, answered)
         time_ns = answer.time_ns
-        low, high = self.models.residuals.interval_ns(answered.family, time_ns, self.limits.share)
-        estimate = Estimate(time_ns, low, high, Source.FITTED, answer.inside)
+        if self.models.residuals.knows(answered.family):
+            low, high = self.models.residuals.interval_ns(answered.family, time_ns, self.limits.share)
+            estimate = Estimate(time_ns, low, high, Source.FITTED, answer.inside)
+        else:  # a form answers for it by what it has in common with what was measured
+            estimate = Estimate(time_ns, time_ns / _KIN_FACTOR, time_ns * _KIN_FACTOR, Source.ANALYTIC, inside=False)
         if self.transfer is None:
             draw = self.draw(question, answered.family, time_ns, time_ns)
             return KernelEstimate(estimate, answer.launches, answered.family, draw=draw)

@@ -38,6 +38,10 @@ _OTHER_SHARE = 0.05
 _HOST_DRAWN = 1 << 22
 
 
+# Floats of eight bits multiply alike, however their bits are divided.
+_EIGHT_BITS = "float8"
+
+
 class DoesNotFitError(RuntimeError):
     """A call's tensors are larger than the region they would be views of."""
 
@@ -135,7 +139,7 @@ def draw(flat: torch.Tensor, values: str) -> None:
 
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype of that name."""
-    result = getattr(torch, name, None)
+    result = torch.float8_e4m3fn if name == _EIGHT_BITS else getattr(torch, name, None)
     if not isinstance(result, torch.dtype):
         raise TypeError(f"no dtype is called {name!r}")
     return result
@@ -295,6 +299,8 @@ def _drawn(tensor: TensorArg, dtype: torch.dtype, count: int, device: torch.devi
         # Bags of equal size; `high` is how many indices they share.
         each = max(1, tensor.high // count)
         return torch.arange(0, count * each, each, dtype=torch.int64, device=device).to(dtype)
+    if tensor.values == "ends":
+        return (torch.arange(1, count + 1, dtype=torch.int64, device=device) * (tensor.high // count)).to(dtype)
     if tensor.values == "ordered":
         counted = torch.arange(count, dtype=torch.int64, device=device)
         return (counted % (tensor.high or _DEFAULT_HIGH)).to(dtype)

@@ -69,6 +69,10 @@ class Residuals:
         of_size = self._by_group.get((group, size_of(time_ns)))
         return self._by_group.get((group, _EVERY_SIZE), self.every) if of_size is None else of_size
 
+    def knows(self, family: str) -> bool:
+        """Whether rows of a family were measured."""
+        return (family, _EVERY_SIZE) in self._by_group
+
     @cached_property
     def _by_group(self) -> dict[tuple[str, int], Floats]:
         return dict(zip(zip(self.families, self.sizes, strict=True), self.quantiles, strict=True))

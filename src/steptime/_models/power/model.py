@@ -33,7 +33,7 @@ from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 # Families that multiply matrices on tensor cores, in these precisions.
-_MULTIPLYING = ("matmul", "convolution", "attention")
+_MULTIPLYING = ("matmul", "grouped_products", "convolution", "attention")
 _TENSOR = ("bfloat16", "float16", "tf32", "float8")
 # What fp32 convolutions and attention are computed in.
 _AS_TF32 = ("convolution", "attention")

@@ -20,6 +20,7 @@ from steptime._models.kernels.forms.matmul.mixture import Floats, KernelMixture,
 from steptime._models.kernels.forms.matmul.products import (
     BIASES,
     GROUPS,
+    OPERATIONS,
     TILES,
     Column,
     Products,
@@ -27,6 +28,7 @@ from steptime._models.kernels.forms.matmul.products import (
     groups_of,
     of_questions,
 )
+from steptime._models.kernels.launches import base_name
 from steptime.errors import InputError
 from steptime_lab.fit.engine.regression import grow_trees
 from steptime_lab.fit.kernels.matmul_training import Schedule, Targets, UsualRates, train
@@ -41,7 +43,8 @@ _TREES: dict[str, Any] = {"learning_rate": 0.05, "num_leaves": 15, "min_data_in_
 def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule | None = None) -> MatmulForm:
     """Fits to rows on whole GPUs and on shares of one."""
     device, usual = constants_of(limits, "matmul", MatmulConstants), constants_of(limits, "matmul", UsualRates)
-    rows = [row for row in rows if row.split == FIT]  # those of `validation` say how far off it is
+    # Those of `validation` say how far off it is; products that are taken for others do not teach what those take.
+    rows = [row for row in rows if row.split == FIT and base_name(row.question.call.op) in OPERATIONS]
     whole = [row for row in rows if row.question.share == 1]
     products = of_questions([row.question for row in whole])
     groups = groups_of(products)

@@ -15,7 +15,7 @@ from steptime._models.kernels.family import Family
 from steptime._models.kernels.sweep import MOST_BYTES, USUAL_BYTES, VOCABULARIES, Draw, Drawn, KernelSweep
 
 # About 3 ms on an H200: 50 TFLOP/s in single precision, 700 TFLOP/s in half.
-_MOST_FLOP = {"float32": 150e9, "bfloat16": 2e12, "float16": 2e12}
+MOST_FLOP = {"float32": 150e9, "bfloat16": 2e12, "float16": 2e12}
 # DLRM: 13 dense features (Criteo) in, one click probability out.
 _DLRM = ((13, 512), (512, 256), (256, 64), (1024, 1024), (1024, 1), (256, 1), (479, 1024), (367, 512))
 
@@ -36,7 +36,7 @@ def _draw_layer(draw: Draw) -> tuple[int, int, int, str]:
         rows, inputs, outputs = draw.tokens(), draw.width(16), draw.width(16)
     else:
         rows, inputs, outputs = (draw.log_int(1, 16384) for _ in range(3))
-    by_flop, by_bytes = _MOST_FLOP[dtype] / (2 * inputs * outputs), 2 * USUAL_BYTES / (4 * (inputs + outputs))
+    by_flop, by_bytes = MOST_FLOP[dtype] / (2 * inputs * outputs), 2 * USUAL_BYTES / (4 * (inputs + outputs))
     return max(1, min(rows, int(by_flop), int(by_bytes))), inputs, outputs, dtype
 
 
@@ -78,7 +78,7 @@ def _draw_pair(draw: Draw) -> Drawn | None:
         sizes = draw.log_int(1, 2048), draw.log_int(1, 2048), draw.log_int(1, 2048)
     rows, inner, outputs = sizes
     biggest = 4 * batch * max(rows * inner, inner * outputs, rows * outputs)
-    if 2.0 * batch * rows * inner * outputs > _MOST_FLOP[dtype] or biggest > USUAL_BYTES:
+    if 2.0 * batch * rows * inner * outputs > MOST_FLOP[dtype] or biggest > USUAL_BYTES:
         return None
     left, right = TensorArg((batch, rows, inner), dtype), TensorArg((batch, inner, outputs), dtype)
     left = left if draw.chance(0.6) else TensorArg((batch, inner, rows), dtype).transposed()

@@ -26,6 +26,8 @@ Column = npt.NDArray[Any]
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 OPERATIONS = ("mm", "addmm", "bmm", "baddbmm")
+# Products that are taken for others: of eight-bit floats, and of groups of rows with a matrix each.
+SCALED, GROUPED = "_scaled_mm", "_grouped_mm"
 # What is added: nothing, one row for all rows, one matrix, one matrix per product of the batch.
 BIASES = ("none", "row", "matrix", "batch")
 
@@ -91,6 +93,7 @@ def of_questions(questions: Sequence[Question]) -> Products:
 @lru_cache(maxsize=65536)
 def _numbers(call: Call) -> tuple[int, ...]:
     """The fields of `Products` up to `hot_b`, of one call."""
+    call = _plain_product(call)
     name = call.op.partition("::")[2].partition(".")[0]
     if name not in OPERATIONS:
         raise InputError(f"{call.op} is no matrix product that is modelled; these are: {', '.join(OPERATIONS)}")
@@ -104,6 +107,52 @@ def _numbers(call: Call) -> tuple[int, ...]:
         *(int(left.copied_bytes > 0) + int(right.copied_bytes > 0), left.copied_bytes + right.copied_bytes),
         *(int(first in call.written), int(first + 1 in call.written)),
     )
+
+
+def _plain_product(call: Call) -> Call:
+    """The product of equal bytes and operations; a call that is none of those taken for others is itself.
+
+    Tensor cores take so many bytes of a row in a cycle: eight-bit operands are 16-bit ones with half the inner length. Groups
+    of rows, each with its matrix, are a batch; which rows a group has is not known, so that all have as many.
+    """
+    name = call.op.partition("::")[2].partition(".")[0]
+    if name not in (SCALED, GROUPED) or len(call.args) < 2:
+        return call
+    left, right = call.args[:2]
+    if not isinstance(left, TensorArg) or not isinstance(right, TensorArg):
+        return call
+    if name == SCALED:
+        operands = _halved(left, axis=1), _halved(right, axis=0)
+        return Call("aten::mm.default", operands, (), call.written)
+    if len(left.shape) == 2 and len(right.shape) == 2:  # gradients of the matrices: the inner length is divided among groups
+        ends = call.args[2] if len(call.args) > 2 else None
+        groups = ends.numel if isinstance(ends, TensorArg) else 1
+        left, right = _in_groups(left, groups, axis=1), _in_groups(right, groups, axis=0)
+    elif len(left.shape) == 2:
+        left = _in_groups(left, right.shape[0], axis=0)
+    elif len(right.shape) == 2:
+        right = _in_groups(right, left.shape[0], axis=1)
+    return Call("aten::bmm.default", (left, right), (), call.written)
+
+
+def _halved(x: TensorArg, axis: int) -> TensorArg:
+    """A matrix of eight bits as one of 16, half as long along an axis."""
+    if len(x.shape) != 2 or dtype_bytes(x.dtype) != 1:
+        raise InputError(f"an operand of {x.dtype} {x.shape} is no matrix of eight-bit floats")
+    strides = x.strides if x.strides is not None else contiguous(x.shape)
+    halved = tuple(-(-size // 2) if place == axis else size for place, size in enumerate(x.shape))
+    steps = tuple(step if step == 1 else -(-step // 2) for step in strides)
+    return TensorArg(halved, "bfloat16", steps)
+
+
+def _in_groups(x: TensorArg, groups: int, axis: int) -> TensorArg:
+    """A matrix cut evenly along an axis into a batch."""
+    if groups < 1:
+        raise InputError(f"a product of {groups} groups cannot be")
+    strides = x.strides if x.strides is not None else contiguous(x.shape)
+    each = -(-x.shape[axis] // groups)
+    shape = tuple(each if place == axis else size for place, size in enumerate(x.shape))
+    return TensorArg((groups, *shape), x.dtype, (each * strides[axis], *strides))
 
 
 @dataclass(frozen=True, slots=True)
