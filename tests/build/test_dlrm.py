@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._lookups.generators import Generator
@@ -21,6 +22,11 @@ def model() -> Dlrm:
 def test_a_saved_model_comes_back_whole() -> None:
     assert Dlrm.from_dict(json.loads(model().to_json())) == model()
     assert Dlrm.from_dict(json.loads(model().to_json())).to_json() == model().to_json()
+
+
+def test_a_model_in_tf32_comes_back_whole() -> None:
+    fast = replace(model(), precision="tf32")
+    assert Dlrm.from_dict(json.loads(fast.to_json())) == fast
 
 
 def test_another_batch_changes_nothing_else() -> None:

@@ -40,6 +40,16 @@ KINDS = {
 }
 
 
+def test_tf32_is_fp32_with_products_in_tf32() -> None:
+    plain, fast = program(), program(precision="tf32")
+    assert [(each.inputs, each.outputs) for each in fast.signatures] == [
+        (each.inputs, each.outputs) for each in plain.signatures
+    ]
+    asked = [work.question for work in questions_of(fast) if work.question is not None]
+    assert {each.call.op.partition(".")[0] for each in asked if each.tf32} == {"aten::mm", "aten::addmm"}
+    assert not any(work.question.tf32 for work in questions_of(plain) if work.question is not None)
+
+
 def program(**changes: Any) -> Program:
     return build(Transformer(**{**SMALL, **changes})).programs[0]
 

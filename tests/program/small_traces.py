@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +15,7 @@ from tests.program.test_chakra import COLL, COMP, node, varint
 
 from steptime._program.formats import saved
 from steptime._program.load import load
-from steptime._program.program import Program, WorkKind
+from steptime._program.program import Program, Switches, WorkKind
 from steptime._program.workload import Workload
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
@@ -97,10 +98,13 @@ def small_workload() -> Workload:
 
 @cache
 def small_saved() -> bytes:
-    """The same, saved."""
+    """The same, saved, some of its ops with switches."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "small.json"
-        saved.write(small_workload(), file)
+        workload = small_workload()
+        first = workload.programs[0]
+        switched = (replace(each, switches=Switches(tf32=index % 2 == 0)) for index, each in enumerate(first.signatures))
+        saved.write(replace(workload, programs=(replace(first, signatures=tuple(switched)), *workload.programs[1:])), file)
         return file.read_bytes()
 
 

@@ -223,7 +223,7 @@ ONE_WORK = {name: [0] for name in Works.TYPES}
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({saved.KEY: 9}, "version 9, this steptime reads 1 to 2"),
+        ({saved.KEY: 9}, "version 9, this steptime reads 1 to 3"),
         ({saved.KEY: "x"}, "Expected `int`"),
         ({"extra": 1}, "unknown field `extra`"),
         ({"world_size": "two"}, "world_size"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from steptime._program.execution import ExecutionTrace, Node
 from steptime._program.nesting import ENGINE
-from steptime._program.program import Signature, Tensor, Value, tensors_in
+from steptime._program.program import DEFAULT_SWITCHES, Signature, Switches, Tensor, Value, tensors_in
 
 LEAF = "steptime:leaf:"
 """Begins the name of the range in which an op below autograd is answered; its number follows."""
@@ -37,6 +37,7 @@ class Note:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     over: bool = False  # nobody else holds its first argument, so that a sum of gradients can be written over it
+    switches: Switches = DEFAULT_SWITCHES
 
 
 def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> ExecutionTrace:
@@ -167,4 +168,5 @@ def _node(row: _Row, values: _Values) -> Node:
     inputs = (*map(values.of, row.node.signature.inputs), *row.more)
     outputs = inputs[:1] if row.over else tuple(map(values.of, row.node.signature.outputs))
     tid, forward = (_BACKWARD, _MAIN) if row.backward else (_MAIN, 0)
-    return replace(row.node, name=row.name, signature=Signature(inputs, outputs), tid=tid, fw_tid=forward)
+    switches = DEFAULT_SWITCHES if row.note is None else row.note.switches
+    return replace(row.node, name=row.name, signature=Signature(inputs, outputs, switches), tid=tid, fw_tid=forward)

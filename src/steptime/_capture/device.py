@@ -26,6 +26,7 @@ from torch.utils import _foreach_utils, checkpoint
 from steptime._capture.autocast import casting
 from steptime._capture.cuda_choices import chosen
 from steptime._capture.log import CommLog, Streams
+from steptime._capture.switches import restored
 from steptime._capture.tensors import CUDA, META, is_pretended
 from steptime._hardware.device import reference_device
 from steptime.errors import InputError
@@ -130,6 +131,7 @@ def pretended(log: CommLog) -> Iterator[Streams]:
     with ExitStack() as stack:
         for owner, name, stand_in in _replaced(streams):
             stack.enter_context(patch.object(owner, name, stand_in))
+        stack.enter_context(restored())
         stack.enter_context(casting())
         stack.enter_context(chosen())
         # It compares what is recomputed with what was there, and asks for devices where no mode is asked.

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime._capture import answers, refusals
 from steptime._capture.assemble import HOST, LEAF, Note
+from steptime._capture.switches import switches_at
 from steptime._capture.tensors import META, is_pretended, tensors_in
 
 _COMPOSITES = (DispatchKey.CompositeImplicitAutograd, DispatchKey.CompositeExplicitAutograd)
@@ -101,7 +102,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         refusals.refuse(func, args, kwargs)
         if not self._noting:
             return self._remembered(func, answers.answer(func, args, kwargs))
-        note = Note(func._schema.name)
+        note = Note(func._schema.name, switches=switches_at(func, args))
         if func is torch.ops.aten.add.Tensor:
             note.over = _writable(args[0])
         with record_function(f"{LEAF}{len(self.notes)}"):

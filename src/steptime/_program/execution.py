@@ -253,7 +253,7 @@ _shared: dict[tuple[object, ...], Signature] = {}
 
 
 def _interned(signature: Signature) -> Signature:
-    key = (*map(_exact, signature.inputs), None, *map(_exact, signature.outputs))
+    key = (*map(_exact, signature.inputs), None, *map(_exact, signature.outputs), signature.switches)
     if len(_shared) >= _MOST_SHARED and key not in _shared:
         _shared.clear()
     return _shared.setdefault(key, signature)

@@ -95,11 +95,24 @@ def tensors_in(values: Sequence[Value]) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
+class Switches:
+    """PyTorch's global switches when an op was called, where they choose its kernels and are not as PyTorch has them."""
+
+    tf32: bool | None = None  # whether products and convolutions of float32 may use TF32; None: PyTorch's default for the op
+    benchmark: bool = False  # whether cuDNN tries its algorithms and keeps the fastest
+    deterministic: bool = False  # whether kernels that give the same bits in every run are asked for
+
+
+DEFAULT_SWITCHES = Switches()
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
-    """The arguments of one op call. Ops that were called alike share one signature, and what is derived from it alone."""
+    """How one op was called. Ops that were called alike share one signature, and what is derived from it alone."""
 
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
+    switches: Switches = DEFAULT_SWITCHES
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 

@@ -77,9 +77,13 @@ def _products(program: Program) -> Iterator[tuple[int, str, float]]:
     operations = products_of([(program.names[name], program.signatures[signature]) for name, signature, _ in calls])
     for ((name, signature, phase), count), flop in zip(calls.items(), operations, strict=True):
         if flop is not None:
-            arguments = program.signatures[signature].inputs
-            dtype = next((value.dtype for value in arguments if isinstance(value, Tensor)), "")
-            yield phase, computed_in(program.names[name], dtype), flop * count / max(len(program.steps), 1)
+            called = program.signatures[signature]
+            dtype = next((value.dtype for value in called.inputs if isinstance(value, Tensor)), "")
+            yield (
+                phase,
+                computed_in(program.names[name], dtype, called.switches.tf32),
+                flop * count / max(len(program.steps), 1),
+            )
 
 
 def peak_flop_per_s(limits: DeviceLimits, precision: str | None) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Values
-from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, Dlrm, Table
+from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, PRECISIONS, Dlrm, Table
 from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan, plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
 from steptime._lookups import saved
@@ -21,7 +21,20 @@ from steptime._program.workload import Workload
 from steptime.errors import InputError
 
 _REQUIRED = ("batch", "dense_features", "bottom", "top", "tables")
-_KEYS = ("kind", "name", *_REQUIRED, "lookup", "optimizer", "interaction", "loss", "ranks", "plan", "rule", "constraints")
+_KEYS = (
+    "kind",
+    "name",
+    *_REQUIRED,
+    "lookup",
+    "optimizer",
+    "interaction",
+    "loss",
+    "precision",
+    "ranks",
+    "plan",
+    "rule",
+    "constraints",
+)
 _TABLE_REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _TABLE_KEYS = (*_TABLE_REQUIRED, "statistics", "skew")
 _TEXT, _WHOLE = ((str,), "a name"), ((int,), "a whole number")
@@ -139,6 +152,7 @@ def dlrm_of(
         optimizer=section.choice("optimizer", OPTIMIZERS, "sgd"),
         interaction=section.choice("interaction", INTERACTIONS, "dot"),
         loss=section.choice("loss", LOSSES, "bce"),
+        precision=section.choice("precision", PRECISIONS, "fp32"),
     )
     check_model(model, where)
     rule = section.text("rule") if "rule" in values else None

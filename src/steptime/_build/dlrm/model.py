@@ -15,6 +15,7 @@ LOOKUPS = ("embedding_bag", "table_batched")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
 INTERACTIONS = ("dot", "cat")
 LOSSES = ("bce", "mse")
+PRECISIONS = ("fp32", "tf32")
 MOST_BATCH = 1 << 24
 """Of all ranks: bags are counted one by one, and no training step has more samples."""
 
@@ -63,6 +64,7 @@ class Dlrm:
     optimizer: str = "sgd"  # fused into the backward lookup; the dense part always uses SGD
     interaction: str = "dot"  # dot (lower triangle of pairwise products) | cat
     loss: str = "bce"  # bce | mse
+    precision: str = "fp32"  # fp32 | tf32 (of matrix products)
 
     def state_bytes(self, table: Table) -> int:
         """Of the optimiser, for one of the tables or a slice of one: row-wise Adagrad keeps a number a row."""
@@ -73,13 +75,14 @@ class Dlrm:
         return replace(self, batch=batch)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
+        """Plain values for JSON; stored measurements know their models by the text that they make, so no default is added."""
+        plain = {
             "name": self.name, "batch": self.batch, "dense_features": self.dense_features, "bottom": list(self.bottom),
             "top": list(self.top), "lookup": self.lookup, "optimizer": self.optimizer, "interaction": self.interaction,
             "loss": self.loss,
             "tables": [_table_to_dict(table) for table in self.tables],
         }  # fmt: skip
+        return plain if self.precision == "fp32" else {**plain, "precision": self.precision}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Dlrm:

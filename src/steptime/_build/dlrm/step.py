@@ -47,7 +47,7 @@ _KEPT = 16
 @lru_cache(maxsize=_KEPT)
 def rank_program(model: Dlrm, local: LocalTables, widths: tuple[int, ...], rank: int) -> Program:
     """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's sharded tables."""
-    emit = Emitter(rank=rank, world_size=len(widths), source=model.name)
+    emit = Emitter(rank=rank, world_size=len(widths), source=model.name, tf32=model.precision == "tf32")
     _Step(Tape(emit), model, local, widths).write()
     return emit.program()
 

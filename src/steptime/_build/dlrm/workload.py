@@ -58,7 +58,7 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
         unnamed=_unnamed(model, tables),
         description=Description(
             batch=model.batch,
-            precision="fp32",
+            precision=model.precision,
             parallelism={"data": ranks, "tables": ranks} if ranks > 1 else {},
             parameters=parameter_count(model),
         ),

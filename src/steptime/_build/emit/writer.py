@@ -29,9 +29,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from steptime._ops.catalogue import ATEN
+from steptime._ops.operations import PRODUCTS
 from steptime._program.collectives import WAIT
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup, to_program
-from steptime._program.program import Program, Signature, Tensor, Value
+from steptime._program.program import DEFAULT_SWITCHES, Program, Signature, Switches, Tensor, Value
 from steptime._units import dtype_bytes
 
 MAIN_THREAD, BACKWARD_THREAD = 1, 2
@@ -84,8 +85,12 @@ class Writer:
         device: str = "cuda:0",
         source: str = "",
         groups: Mapping[str, tuple[int, ...]] | None = None,
+        tf32: bool = False,
     ) -> None:
-        """`groups` are those whose names collectives take; a group of all ranks has PyTorch's own name."""
+        """`groups` are those whose names collectives take; a group of all ranks has PyTorch's own name.
+
+        `tf32`: matrix products of float32 may use TF32, which they may not by default.
+        """
         self.rank, self.world_size, self.device, self.source = rank, world_size, device, source
         everybody = {GROUP: tuple(range(world_size))} if world_size > 1 else {}
         self._groups = {
@@ -94,6 +99,7 @@ class Writer:
             else ProcessGroup(name, name, ranks, len(ranks))
             for name, ranks in (everybody if groups is None else groups).items()
         }
+        self._of_products = Switches(tf32=True) if tf32 else DEFAULT_SWITCHES
         self.sequence = 0  # autograd's counter: what the next node gets
         self._nodes: list[Node] = []
         self._parents: list[int] = []
@@ -166,7 +172,8 @@ class Writer:
             return self._inside
         self._last = len(self._nodes)
         parent = self._open[-1] if self._open else -1
-        signature = Signature(inputs, outputs) if inputs or outputs else _SIGNATURE
+        switches = self._of_products if name in PRODUCTS else DEFAULT_SWITCHES
+        signature = Signature(inputs, outputs, switches) if inputs or outputs else _SIGNATURE
         above = self._nodes[parent].id if parent >= 0 else _PROCESS
         self._nodes.append(Node(self._next_id(), name, above, -1, sequence, self._thread, forward_thread, signature, comm))
         self._parents.append(parent)

@@ -67,7 +67,7 @@ def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def _program(config: Transformer, groups: dict[str, tuple[int, ...]]) -> Program:
-    emit = Emitter(world_size=config.ranks, source=config.title, groups=groups)
+    emit = Emitter(world_size=config.ranks, source=config.title, groups=groups, tf32=config.precision == "tf32")
     _write(config, emit, Tape(emit, "bfloat16" if config.autocast else ""))
     result = f"{config.title}: built from a config, never run; its kernels and times need models of a device and a host"
     return replace(emit.program(), warnings=(result,))

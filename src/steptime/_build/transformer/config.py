@@ -26,7 +26,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "head": ("language_model", "tokens", "sequence"),
     "mask": ("none", "padding"),
     "attention": ("auto", "cudnn", "flash", "efficient", "unfused"),
-    "precision": ("fp32", "bf16-autocast", "bf16", "fp16"),
+    "precision": ("fp32", "tf32", "bf16-autocast", "bf16", "fp16"),
     "optimizer": ("adamw", "adamw_fused", "sgd"),
 }
 _POSITIVE = ("layers", "width", "heads", "sequence", "vocabulary", "batch", "classes", "gradient_accumulation")
@@ -139,7 +139,7 @@ class Transformer:
         """Which kernels compute attention."""
         if self.attention != "auto":
             return self.attention
-        return "efficient" if self.precision == "fp32" else "cudnn"
+        return "efficient" if self.dtype == "float32" and not self.autocast else "cudnn"
 
     @property
     def sequence_first(self) -> bool:
@@ -286,7 +286,7 @@ def _wrong_together(model: Transformer) -> Iterator[str]:
         )
     if model.parallel.fsdp > 1 and model.autocast:
         yield "fsdp casts by itself; give precision = 'bf16', which shards fp32 and gathers bf16"
-    if model.precision == "fp32" and model.attention in ("cudnn", "flash"):
+    if model.precision in ("fp32", "tf32") and model.attention in ("cudnn", "flash"):
         yield f"{model.attention} attention computes in 16 bits; give attention = 'efficient' or 'auto'"
     if model.mask == "padding" and model.kernels in ("flash", "unfused"):
         yield f"{model.kernels} attention takes no mask; give mask = 'none' or another attention"

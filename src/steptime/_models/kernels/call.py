@@ -204,9 +204,10 @@ def precision_of(call: Call, tf32: bool) -> str:
     return "tf32" if tf32 and call.dtype == "float32" else call.dtype
 
 
-def computed_in(op: str, dtype: str) -> str:
-    """What a product of this type is computed in, unless its user said otherwise."""
-    return "tf32" if dtype == "float32" and base_of(op) in TF32_BY_DEFAULT else dtype
+def computed_in(op: str, dtype: str, tf32: bool | None) -> str:
+    """What a product of this type is computed in, where its user allows or forbids TF32, or says nothing (None)."""
+    allowed = base_of(op) in TF32_BY_DEFAULT if tf32 is None else tf32
+    return "tf32" if dtype == "float32" and allowed else dtype
 
 
 def moved_bytes(call: Call) -> float:

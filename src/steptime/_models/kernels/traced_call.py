@@ -14,7 +14,7 @@ from functools import lru_cache
 from steptime._models.kernels.call import Argument, Call, DtypeArg, TensorArg, computed_in, contiguous
 from steptime._models.kernels.question import Question
 from steptime._ops.catalogue import INDEX_ARGUMENT, Integers, OpKind, Overload, Parameter, op_kind, overload_of
-from steptime._program.program import Signature, Tensor, Value
+from steptime._program.program import DEFAULT_SWITCHES, Signature, Switches, Tensor, Value
 
 # c10::ScalarType, c10::Layout and c10::MemoryFormat by number, as execution traces write them.
 _DTYPES = {
@@ -38,6 +38,7 @@ class TracedCall:
     overload: Overload
     args: tuple[Argument, ...]
     kwargs: tuple[tuple[str, Argument], ...]
+    switches: Switches = DEFAULT_SWITCHES
     _questions: dict[tuple[tuple[int, ...], bool], Question] = field(default_factory=dict)
 
     def question(self, written: tuple[int, ...], *, warm: bool) -> Question:
@@ -45,8 +46,9 @@ class TracedCall:
         result = self._questions.get((written, warm))
         if result is None:
             call = Call(self.overload.op, self.args, self.kwargs, written)
-            tf32 = computed_in(call.op, call.dtype) == "tf32"
-            result = self._questions[written, warm] = Question(call, tf32=tf32, warm=warm)
+            tf32 = computed_in(call.op, call.dtype, self.switches.tf32) == "tf32"
+            result = Question(call, tf32=tf32, benchmark=self.switches.benchmark, warm=warm)
+            self._questions[written, warm] = result
         return result
 
 
@@ -63,12 +65,15 @@ def traced_call(name: str, signature: Signature, *, ordered: bool = False) -> Tr
         known: TracedCall | None = signature.derived[derived]
         return known
     values = signature.inputs
-    key = (name, ordered, *map(_plain, values))
+    key = (name, ordered, signature.switches, *map(_plain, values))
     if key not in _calls:
         if len(_calls) >= _MOST:
             _calls.clear()
         overload = overload_of(name, values)
-        _calls[key] = None if overload is None else TracedCall(overload, *_call_arguments(overload, values, ordered=ordered))
+        _calls[key] = None
+        if overload is not None:
+            arguments = _call_arguments(overload, values, ordered=ordered)
+            _calls[key] = TracedCall(overload, *arguments, switches=signature.switches)
     call = signature.derived[derived] = _calls[key]
     return call
 

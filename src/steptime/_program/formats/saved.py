@@ -20,6 +20,7 @@ from steptime._files import write_output
 from steptime._lookups.workload import WorkloadLookups
 from steptime._program.formats import Format, TraceReader
 from steptime._program.program import (
+    DEFAULT_SWITCHES,
     MOST_RANKS,
     NEVER,
     CallKind,
@@ -32,6 +33,7 @@ from steptime._program.program import (
     Program,
     Signature,
     Stream,
+    Switches,
     Tensor,
     Thread,
     Value,
@@ -41,8 +43,8 @@ from steptime._program.program import (
 from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
-VERSION = 2
-# Version 1 had neither lookups, unnamed memory nor a description.
+VERSION = 3
+# Version 1 had neither lookups, unnamed memory nor a description; up to version 2 signatures had no switches.
 _READABLE = range(1, VERSION + 1)
 KEY = "steptime_workload"
 
@@ -145,11 +147,28 @@ def _restored(plain: Any) -> Any:
     return {key: _restored(each) for key, each in plain.items()}
 
 
-_SIGNATURES = _Form(
-    list[tuple[list[Any], list[Any]]],
-    lambda each: [[list(map(_plain_value, side)) for side in (one.inputs, one.outputs)] for one in each],
-    lambda rows: tuple(Signature(*(tuple(map(_value, side)) for side in row)) for row in rows),
-)
+def _plain_signature(signature: Signature) -> list[Any]:
+    """Inputs, outputs and, where a script changed any, the switches that are not as by default."""
+    sides: list[Any] = [list(map(_plain_value, side)) for side in (signature.inputs, signature.outputs)]
+    named = {field.name: getattr(signature.switches, field.name) for field in fields(Switches)}
+    changed = {name: value for name, value in named.items() if value != getattr(DEFAULT_SWITCHES, name)}
+    return [*sides, changed] if changed else sides
+
+
+def _signature(row: list[Any]) -> Signature:
+    if not 2 <= len(row) <= 3 or not all(isinstance(side, list) for side in row[:2]):
+        raise ValueError("a signature that is not inputs, outputs and switches")
+    inputs, outputs = (tuple(map(_value, side)) for side in row[:2])
+    if len(row) == 2:
+        return Signature(inputs, outputs)
+    switches = msgspec.convert(row[2], dict[str, bool])
+    if not switches.keys() <= _SWITCHES:
+        raise ValueError(f"a switch {min(switches.keys() - _SWITCHES)}")
+    return Signature(inputs, outputs, Switches(**switches))
+
+
+_SWITCHES = frozenset(field.name for field in fields(Switches))
+_SIGNATURES = _Form(list[list[Any]], lambda each: list(map(_plain_signature, each)), lambda rows: tuple(map(_signature, rows)))
 _META = _Form(dict[str, Any], lambda meta: _plain(dict(meta), "meta"), _restored)
 
 

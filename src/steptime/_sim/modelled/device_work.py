@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
-from steptime._models.kernels.call import precision_of
+from steptime._models.kernels.call import computed_in, precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.power.model import KernelDraw
@@ -79,6 +79,7 @@ def device_work(
             *_other_precisions(works, device),
             *_keeps_recorded(program, recorded, device),
             *_guesses(program, unknown, every),
+            *_unmeasured_switches(program, every),
         )
         results.append(DeviceWork(tuple(every), warnings))
     return results
@@ -156,6 +157,33 @@ def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork
     return messages
 
 
+# Switches that choose kernels of which no row was measured, and what is known of these.
+_UNMEASURED = {
+    "benchmark": (
+        "cuDNN searches for its fastest kernels (torch.backends.cudnn.benchmark) for ops that take",
+        "measured are those that it takes without a search, so that they may take less time than predicted",
+    ),
+    "deterministic": (
+        "deterministic kernels are asked for by ops that take",
+        "measured are PyTorch's usual ones, so that they may take longer than predicted",
+    ),
+}
+
+
+def _unmeasured_switches(program: Program, works: Sequence[OpWork]) -> list[str]:
+    """What to say of ops for which a script switched on what models know nothing of: how much of the time they take."""
+    signatures = op_table(program).signatures
+    total_ns = sum(work.estimate.time_ns for work in works) or 1.0
+    messages = []
+    for switch, (what, known) in _UNMEASURED.items():
+        concerned = [work for work in works if getattr(signatures[work.op].switches, switch)]
+        if concerned:
+            share = sum(work.estimate.time_ns for work in concerned) / total_ns
+            most = _most_common(program, concerned, 3)
+            messages.append(f"rank {program.rank}: {what} {share:.1%} of the kernels' time ({most}); {known}")
+    return messages
+
+
 def _compute(work: IssuedWork, answer: KernelEstimate, known: dict[tuple[Any, ...], _Call]) -> OpWork:
     """The launches of a call; ops and ranks that call alike share a question, and what follows from its answer."""
     key = (id(work.question), id(answer), work.name, work.moved)
@@ -186,5 +214,6 @@ def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:
     nbytes = sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors)
     flop = operations_of(work.name.partition(".")[0], table.signatures[work.op].inputs, arguments.inputs)
     dtype = next((tensor.dtype for tensor in tensors if "float" in tensor.dtype), tensors[0].dtype if tensors else "float32")
-    estimate = guess(device.limits, flop, float(nbytes), dtype)
+    precision = computed_in(work.name, dtype, table.signatures[work.op].switches.tf32)
+    estimate = guess(device.limits, flop, float(nbytes), precision)
     return OpWork(work.op, (LaunchTime(work.name, estimate.time_ns),), estimate, f"unknown {work.name}")

@@ -23,7 +23,7 @@ from steptime._ops.table import arguments_of, is_sparse
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import OneStep, one_step
-from steptime._program.program import Collective, Program, Signature, Tensor, Value
+from steptime._program.program import Collective, Program, Tensor, Value
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, Timing
@@ -268,8 +268,8 @@ def _on_cpu(program: Program) -> bool:
 
 
 def _moved(program: Program) -> Program:
-    signatures = tuple(Signature(_values(each.inputs), _values(each.outputs)) for each in program.signatures)
-    return replace(program, signatures=signatures)
+    changed = (replace(each, inputs=_values(each.inputs), outputs=_values(each.outputs)) for each in program.signatures)
+    return replace(program, signatures=tuple(changed))
 
 
 def _values(values: tuple[Value, ...]) -> tuple[Value, ...]:

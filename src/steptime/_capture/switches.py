@@ -1,0 +1,81 @@
+"""What a script has switched in PyTorch when it calls an op: TF32, cuDNN's search, deterministic kernels.
+
+The switches are global, and those that hold when an op runs count: a script may change them between two layers, and backward
+runs under whatever holds then. Only what concerns an op and is not as PyTorch has it is noted with the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from steptime._capture.tensors import tensors_in
+from steptime._program.program import DEFAULT_SWITCHES, Switches
+
+_get: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+_set: Callable[[str, str, str], Any] = torch._C._set_fp32_precision_setter
+# What cuBLAS and cuDNN ask for (ATen/Context.cpp, float32Precision): the part of PyTorch's precision that an op goes by.
+_PRECISION = {
+    **dict.fromkeys(("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_"), "matmul"),
+    **dict.fromkeys(("aten::_addmm_activation", "aten::addbmm", "aten::addbmm_"), "matmul"),
+    **dict.fromkeys(("aten::convolution", "aten::_convolution", "aten::convolution_backward"), "conv"),
+    **dict.fromkeys(("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"), "rnn"),
+}
+_TF32 = "tf32"
+_ALLOWED_BY_DEFAULT = ("conv", "rnn")
+_OF_PRECISION = (("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
+# Ops of which PyTorch has another kernel for torch.use_deterministic_algorithms (its documentation lists them).
+_ALTERNATIVES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "index_put", "index_put_", "_index_put_impl_", "index_add", "index_add_", "index_copy", "index_copy_", "index_select",
+        "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "gather", "cumsum",
+        "embedding_dense_backward", "upsample_bilinear2d_backward", "upsample_linear1d_backward", "repeat_interleave",
+    )
+)  # fmt: skip
+
+
+def switches_at(func: Any, args: tuple[Any, ...]) -> Switches:
+    """What is switched for this op now."""
+    name = func._schema.name
+    part = _PRECISION.get(name)
+    if part is None:
+        different = name in _ALTERNATIVES and torch.are_deterministic_algorithms_enabled()
+        return Switches(deterministic=True) if different else DEFAULT_SWITCHES
+    tf32 = _tf32(part) if any(tensor.dtype == torch.float32 for tensor in tensors_in(args)) else None
+    if part == "matmul":
+        return DEFAULT_SWITCHES if tf32 is None else Switches(tf32=tf32)
+    cudnn = torch.backends.cudnn
+    deterministic = bool(cudnn.deterministic) or torch.are_deterministic_algorithms_enabled()
+    return Switches(tf32, benchmark=part == "conv" and bool(cudnn.benchmark) and not deterministic, deterministic=deterministic)
+
+
+def _tf32(part: str) -> bool | None:
+    """Whether TF32 is allowed, where that is not so by default."""
+    allowed = _get("cuda", part) == _TF32
+    return None if allowed == (part in _ALLOWED_BY_DEFAULT) else allowed
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """What is switched while it lasts is as before afterwards: the next script that is captured begins with its own."""
+    precision = torch.get_float32_matmul_precision()
+    parts = {key: _get(*key) for key in _OF_PRECISION}
+    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    kept = [(cudnn, name, getattr(cudnn, name)) for name in ("enabled", "benchmark", "deterministic")]
+    back_ends = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")}
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        for key, value in parts.items():
+            _set(*key, value)
+        for owner, name, value in kept:
+            setattr(owner, name, value)
+        for name, value in back_ends.items():
+            getattr(cuda, f"enable_{name}_sdp")(value)
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
