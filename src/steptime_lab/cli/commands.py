@@ -16,6 +16,8 @@ from steptime._cli.output import Json, run_measuring, show, stdout
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from steptime_lab.validate.engine import Validation
 
 SHIPPED = "shipped"
@@ -78,7 +80,7 @@ def validate(
         Argument(
             metavar="SET",
             help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
-            "sharding, committed, visit, intervals or power.",
+            "sharding, committed, visit, power or zoo.",
             show_default=False,
         ),
     ] = None,
@@ -95,7 +97,10 @@ def validate(
     source: Annotated[
         str | None, Option("--from", metavar="SOURCE", help="steps: from their trace (default), config or recorded host.")
     ] = None,
-    explain: Annotated[bool, Option("--explain", help="steps: which component causes the error.")] = False,
+    explain: Annotated[bool, Option("--explain", help="steps, zoo: which component causes the error.")] = False,
+    refit: Annotated[
+        bool, Option("--refit", help="zoo: predict each group anew by models fitted without it, and keep the answers.")
+    ] = False,
     bars: Annotated[
         str | None,
         Option("--bars", metavar="FILE", help="steps: fail if errors exceed these bounds; `shipped` for the shipped ones."),
@@ -137,13 +142,15 @@ def validate(
         raise InputError("host-bound steps are a group of `steptime validate steps`, with --explain to see whose error it is")
     if what not in SETS:
         raise InputError(f"unknown set {what!r}; choose one of {', '.join(SETS)}")
+    if what in ("steps", "zoo") and models is not None:
+        raise InputError(f"validate {what} asks the shipped models; drop --models")
+    _check_options(what, of_steps=source is not None or bars is not None, explain=explain, refit=refit)
     if what == "steps":
-        if models is not None:
-            raise InputError("validate steps asks the shipped models; drop --models")
         _validate_steps(source or "trace", explain=explain, bars=bars, full=full, json=json)
         return
-    if source is not None or explain or bars is not None:
-        raise InputError(f"--from, --explain and --bars are for steps; drop them, or validate steps instead of {what}")
+    if what == "zoo":
+        _validate_zoo(refit=refit, explain=explain, full=full, json=json)
+        return
     if what == "sharding":
         from steptime._report.json import dumps
         from steptime_lab.report.validation import sharding_document, sharding_lines
@@ -165,6 +172,14 @@ def validate(
         return
     result = validated(what, Models(device, models, fabric)) if rows is None else _timed(what, rows, fabric, models, leave_out)
     show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
+
+
+def _check_options(what: str, *, of_steps: bool, explain: bool, refit: bool) -> None:
+    """Says in one line which option is for another set."""
+    if what != "steps" and (of_steps or (explain and what != "zoo")):
+        raise InputError(f"--from, --explain and --bars are for steps; drop them, or validate steps instead of {what}")
+    if refit and what != "zoo":
+        raise InputError(f"--refit is for zoo; drop it, or validate zoo instead of {what}")
 
 
 def _timed(what: str, rows: Path, fabric: str, models: Path | None, leave_out: bool) -> Validation:
@@ -205,6 +220,31 @@ def _validate_steps(source: str, *, explain: bool, bars: str | None, full: bool,
         print(f"steptime: bar not kept: {line}", file=sys.stderr)
     if left:
         raise typer.Exit(BARS_LEFT)
+
+
+def _validate_zoo(*, refit: bool, explain: bool, full: bool, json: bool) -> None:
+    """The zoo by stored answers, or by models fitted anew without each group."""
+    from steptime_lab.report.validation import print_validation, validation_document
+    from steptime_lab.report.zoo import print_explained, zoo_document
+    from steptime_lab.validate.zoo.answers import LEFT_OUT
+    from steptime_lab.validate.zoo.zoo import validate_zoo, zoo_cases
+
+    if refit:
+        if find_spec("torch") is None:
+            raise InputError("--refit captures the architectures, which needs PyTorch; pip install './lab[torch]' in a clone")
+        from steptime_lab.validate.zoo.refit import refitted
+
+        refitted(lambda line: print(line, file=sys.stderr, flush=True)).write(LEFT_OUT)
+    cases = zoo_cases()
+    result = validate_zoo(cases)
+
+    def text(console: Console) -> None:
+        print_validation(console, result, full=full)
+        if explain:
+            print_explained(console, cases)
+
+    more = {"explained": zoo_document(cases)} if explain else {}
+    show(json, lambda: {**validation_document(result), **more}, text)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ JOBS = {
         Job("sharding", "one task under several plans, interleaved", f"{_MEASURE}.sharding", (4,), 8.0, takes_plans=True),
         Job("memory", "peak memory of the steps' cases, one at a time", f"{_MEASURE}.memory", (4, 2, 1), 5.0),
         Job("power", "power and clock of loops of kernels, times at other clocks", f"{_MEASURE}.power", (1,), 9.0),
+        Job("zoo", "step, power, memory and kernels of many architectures", f"{_MEASURE}.zoo", (1,), 9.5, takes_seconds=True),
         Job("check", "everything small, and checks that it is right", f"{_MEASURE}.check", (1,), 10.0),
         CALIBRATE,
     )

@@ -26,7 +26,7 @@ Case = TypeVar("Case")
 MARKER = "spin_kernel"
 
 # Records on the device's time line that are not work.
-_NOT_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")
+NOT_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")
 
 
 # The profiler drops records outside its window, and the device's clock is only translated into the host's.
@@ -158,7 +158,7 @@ def cut(work: Iterable[DeviceWork], marks: int) -> list[Segment]:
     for one in sorted(work, key=lambda one: one.start_ns):
         if MARKER in one.name:
             segments.append([])
-        elif segments and one.name not in _NOT_WORK:
+        elif segments and one.name not in NOT_WORK:
             segments[-1].append(one)
     if len(segments) != marks + 1:
         raise MarkersError(f"{len(segments)} markers in the profile, {marks + 1} were issued")

@@ -196,7 +196,57 @@ SHARDING = MeasuredSet(
     repeats=("block",),
 )
 
-SETS = {each.name: each for each in (COLLECTIVES, HOST, KERNELS, LOOKUPS, MEMORY, POWER, SHARDING, STEP_KERNELS, STEPS)}
+
+# Steps of the zoo's architectures, without a profiler, once the card is warm.
+# A row: one architecture; `times_ns` are means over blocks of about 50 ms.
+ZOO = MeasuredSet(
+    name="zoo",
+    columns=(
+        pa.field("architecture", NAME),
+        pa.field("group", NAME),  # its kin, which are left out together
+        pa.field("precision", NAME),  # fp32 | tf32 | bf16 | fp16 (autocast) | pure_bf16
+        pa.field("layout", NAME),  # contiguous | channels_last
+        pa.field("optimizer", NAME),
+        pa.field("parameters", pa.int64()),
+        pa.field("warm_up_s", pa.float32()),
+        pa.field("seconds", pa.float32()),  # of timing
+        pa.field("steps", pa.int32()),  # timed
+        pa.field("first_ns", pa.float64()),  # median of the first steps, of a card that was cool
+        pa.field("power_w", pa.float32()),  # mean, by the card's energy counter; null where nobody could read it
+        pa.field("clock_mhz", pa.float32()),  # mean of clock readings
+        pa.field("temperature_c", pa.float32()),
+        pa.field("capped", pa.float32()),  # share of readings in which the power cap held the clock
+        pa.field("limit_w", pa.float32()),  # the cap in force
+        pa.field("uuid", NAME),  # of the card
+        pa.field("allocated_bytes", pa.int64()),  # most that the caching allocator had handed out while steps were timed
+        pa.field("reserved_bytes", pa.int64()),
+        pa.field("left_bytes", pa.int64()),  # still handed out before it was built, of earlier ones
+        pa.field("finite", pa.bool_()),  # whether all weights were in the end: others draw less power
+    ),
+    case=("architecture",),
+)
+
+
+# Kernels of profiled steps of the zoo, summed: lists over distinct (op, around, shapes, kernel), the longest first.
+# A row: one architecture; `times_ns` are the device time of each profiled step.
+ZOO_KERNELS = MeasuredSet(
+    name="zoo_kernels",
+    columns=(
+        pa.field("architecture", NAME),
+        pa.field("group", NAME),
+        pa.field("launches", pa.int32()),  # kernels, copies and fills of a step
+        pa.field("op", pa.list_(NAME)),  # the innermost op around the launch; empty where none was
+        pa.field("around", pa.list_(NAME)),  # the outermost: an optimiser's step, a node of autograd, an op
+        pa.field("shapes", pa.list_(NAME)),  # JSON, of the tensors among the innermost op's arguments
+        pa.field("kernel", pa.list_(NAME)),
+        pa.field("count", pa.list_(pa.int32())),  # launches in a step
+        pa.field("kernel_ns", pa.list_(pa.float32())),  # of all of them in a step, median over steps
+    ),
+    case=("architecture",),
+)
+
+_ALL = (COLLECTIVES, HOST, KERNELS, LOOKUPS, MEMORY, POWER, SHARDING, STEP_KERNELS, STEPS, ZOO, ZOO_KERNELS)
+SETS = {each.name: each for each in _ALL}
 
 
 def measured_set(name: str) -> MeasuredSet:

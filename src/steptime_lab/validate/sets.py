@@ -36,6 +36,7 @@ from steptime_lab.validate.memory import validate_memory
 from steptime_lab.validate.power import validate_power
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
+from steptime_lab.validate.zoo.zoo import validate_zoo
 
 # Files of a device beside its kernel models.
 _BESIDE = ("-lookups", "-baselines")
@@ -152,4 +153,5 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "intervals": _shipped_alone("intervals", validate_home),
     "visit": _shipped_alone("visit", validate_visit),
     "power": _shipped_alone("power", validate_power),
+    "zoo": _shipped_alone("zoo", validate_zoo),
 }

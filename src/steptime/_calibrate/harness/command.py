@@ -40,6 +40,7 @@ class Job:
     minutes: float = 5.0  # by default
     command: str = "steptime measure"
     takes_plans: bool = False  # whether it has --plans
+    takes_seconds: bool = False  # whether it has --seconds and --warm-up
 
     @property
     def words(self) -> str:
@@ -60,6 +61,10 @@ CALIBRATE = Job(
 )
 
 
+# At its power cap a card takes up to 7 % longer once it is warm; seconds of each case by default.
+WARM_UP_S, TIMED_S = 5.0, 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Which ranks, on what, how much. A job ignores what does not concern it."""
@@ -71,6 +76,8 @@ class Options:
     seed: int = 0
     only: tuple[str, ...] = ()  # names of families, collectives or workloads; empty: all
     plans: Path | None = None  # of sharding tasks, timed beside those of the rules; then no other tasks are
+    warm_up_s: float = WARM_UP_S  # of every case, before it is timed for `seconds`
+    seconds: float = TIMED_S
 
 
 class LineParser(argparse.ArgumentParser):
@@ -83,6 +90,8 @@ class LineParser(argparse.ArgumentParser):
 
 SCHEMA_VERSION = 1
 
+# A case that takes longer hangs.
+_MOST_S = 60.0
 # How many names an error lists.
 _NAMES = 20
 
@@ -108,6 +117,11 @@ def parser(job: Job) -> argparse.ArgumentParser:
     if job.takes_plans:
         about = "JSON, task: name: table: rank; only these tasks, these plans beside those of the rules"
         made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=about)
+    if job.takes_seconds:
+        made.add_argument(
+            "--warm-up", type=float, default=WARM_UP_S, metavar="S", help=f"seconds before timing ({WARM_UP_S:g})"
+        )
+        made.add_argument("--seconds", type=float, default=TIMED_S, metavar="S", help=f"seconds of timing ({TIMED_S:g})")
     return made
 
 
@@ -124,6 +138,8 @@ def run_job(job: Job, arguments: Sequence[str]) -> int:
         seed=given.seed,
         only=tuple(name for name in given.only.split(",") if name),
         plans=getattr(given, "plans", None),
+        warm_up_s=getattr(given, "warm_up", WARM_UP_S),
+        seconds=getattr(given, "seconds", TIMED_S),
     )
     return measure(job, given.out, given.minutes, options, [*job.words.split(), *arguments], as_json=given.json)
 
@@ -152,6 +168,9 @@ def measured(job: Job, folder: Path, minutes: float, options: Options, command: 
     check(options)
     if not minutes > 0:
         raise InputError(f"--minutes {minutes:g}; expected more than 0")
+    for flag, value in (("--warm-up", options.warm_up_s), ("--seconds", options.seconds)):
+        if not 0 <= value < _MOST_S:
+            raise InputError(f"{flag} {value:g}; expected seconds, 0 or more and less than {_MOST_S:g}")
     module = job.load()
     _check_only(job.name, options, module)
     begun = time.monotonic()

@@ -1,0 +1,139 @@
+"""Laws of validating the zoo, on a made-up set of three architectures."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.measurements.test_store import a_store
+from tests.program.mutations import BYTES, drop_key, retype
+
+from steptime.errors import InputError
+from steptime_lab.measurements.sets import ZOO, ZOO_KERNELS
+from steptime_lab.report.zoo import zoo_document
+from steptime_lab.validate.zoo.answers import ZooAnswer, ZooAnswers
+from steptime_lab.validate.zoo.left_out import groups_of, without
+from steptime_lab.validate.zoo.measured import family_of
+from steptime_lab.validate.zoo.zoo import DEVICE_TIME, HOST_BOUND, ZooCase, explained, validate_zoo, zoo_cases
+
+ANSWER = ZooAnswer(
+    "decoders", step_ms=10.0, low_ms=9.5, high_ms=10.5, device_ms=9.0, launches=100, allocated_bytes=1000, fallback=0.0,
+    outside=0.0, families={"matmul": 6.0, "elementwise": 3.0},
+)  # fmt: skip
+ANSWERS = ZooAnswers({
+    "one": ANSWER,
+    "two": replace(ANSWER, group="encoders", step_ms=12.0, low_ms=11.8, high_ms=12.2),
+    "lost": ANSWER,
+}, {"never": "not captured"})  # fmt: skip
+
+
+def timed_row(name: str, group: str, step_ms: float, **changed: Any) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(column.name for column in ZOO.columns)
+    times_ns = [step_ms * 1e6 * factor for factor in (0.99, 1.0, 1.01)]
+    row |= {"architecture": name, "group": group, "finite": True, "capped": 0.0, "allocated_bytes": 1000, "times_ns": times_ns}
+    return row | changed
+
+
+def kernels_row(name: str, group: str, times_ms: dict[str, float]) -> dict[str, Any]:
+    return {
+        "architecture": name, "group": group, "launches": 100, "op": list(times_ms), "around": list(times_ms),
+        "shapes": ["[]"] * len(times_ms), "kernel": ["k"] * len(times_ms), "count": [1] * len(times_ms),
+        "kernel_ns": [1e6 * value for value in times_ms.values()], "times_ns": [1e6 * sum(times_ms.values())],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> list[ZooCase]:
+    store = a_store(tmp_path)
+    store.add(ZOO, timed_row("one", "decoders", 10.2))
+    store.add(ZOO, timed_row("two", "encoders", 15.0, allocated_bytes=1200))
+    store.add(ZOO, timed_row("lost", "decoders", 1.0, finite=False))
+    store.add(ZOO, timed_row("unanswered", "decoders", 1.0))
+    store.add(ZOO_KERNELS, kernels_row("one", "decoders", {"aten::mm": 6.5, "aten::add": 3.0}))
+    store.add(ZOO_KERNELS, kernels_row("two", "encoders", {"aten::mm": 6.0, "aten::sum": 1.0}))
+    store.flush()
+    return zoo_cases(ANSWERS, tmp_path)
+
+
+def test_without_measurements_one_line_says_how_to_measure(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no architecture of the zoo has been measured; on an H200: `steptime measure zoo"):
+        zoo_cases(ANSWERS, tmp_path)
+
+
+def test_groups_have_their_own_errors_and_what_is_not_finite_counts_nowhere(cases: list[ZooCase]) -> None:
+    result = validate_zoo(cases, by_left_out=True)
+    assert [case.name for case in result.cases] == ["one", "two"]
+    assert {name: group.summary.rows for name, group in result.groups.items() if "," not in name} == {
+        "decoders": 1, "encoders": 1, "GPU-bound": 1, HOST_BOUND: 1, DEVICE_TIME: 2,
+    }  # fmt: skip
+    assert result.whole.summary.interval_coverage == 0.5
+    assert result.groups["encoders"].summary.max == pytest.approx(0.2)
+    assert result.groups[DEVICE_TIME].summary.max == pytest.approx(2 / 7)
+    assert (result.facts["memory_within_5_%"], result.facts["launches_within_2_%"]) == (0.5, 1.0)
+    assert "lost" in result.warnings[0]
+
+
+def test_parts_of_an_error_sum_to_it(cases: list[ZooCase]) -> None:
+    by_name = {case.name: case for case in cases}
+    parts = explained(cases)
+    assert list(parts) == ["two", "one"]  # the largest error first
+    for name, split in parts.items():
+        assert sum(split.values()) == pytest.approx(by_name[name].step.error)
+    assert parts["one"]["matmul"] == pytest.approx(-0.5 / 10.2)
+    assert parts["two"]["reduction"] == pytest.approx(-1.0 / 15.0)
+    assert next(iter(parts["two"])) == "host"
+    assert zoo_document(cases)["two"]["memory_error"] == pytest.approx(1000 / 1200 - 1)
+
+
+def test_answers_come_back_as_they_were_written(tmp_path: Path) -> None:
+    file = tmp_path / "answers.json"
+    ANSWERS.write(file)
+    assert ZooAnswers.read(file) == ANSWERS
+
+
+def test_damaged_answers_are_one_line(tmp_path: Path) -> None:
+    file, rng = tmp_path / "answers.json", random.Random(7)
+    ANSWERS.write(file)
+    whole = file.read_bytes()
+    document = json.loads(whole)
+    refused = 0
+    for _ in range(500):
+        damaged = copy.deepcopy(document)
+        rng.choice((retype, drop_key))(rng, damaged, "cases")
+        text = json.dumps(damaged).encode()
+        file.write_bytes(text if rng.random() < 0.6 else rng.choice(BYTES)(rng, whole))
+        try:
+            ZooAnswers.read(file)
+        except InputError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1
+    assert refused > 100
+
+
+def test_rows_of_kin_are_left_out_and_sweeps_stay() -> None:
+    sources = ["sweep", "gpt2-bf16", "bert-fp32", "xlnet-fp32", "zoo:decoders", "zoo:encoders", "resnet50-bf16", None]
+    table = pa.table({"source": pa.array(sources, pa.string())})
+    kept = without(table, "decoders")["source"].to_pylist()
+    assert kept == ["sweep", "bert-fp32", "zoo:encoders", "resnet50-bf16", None]
+    assert without(table, "recurrent").num_rows == len(sources)
+    assert groups_of("dlrm-embedding_bag-fp32") == ("recommenders",)
+
+
+@pytest.mark.parametrize(
+    ("op", "around", "kernel", "family"),
+    [
+        ("aten::mm", "AddmmBackward0", "gemm", "matmul"),
+        ("aten::_foreach_add_", "Optimizer.step#SGD.step", "multi_tensor", "optimizer"),
+        ("aten::copy_", "aten::_to_copy", "elementwise_kernel", "copy"),
+        ("aten::sum", "aten::layer_norm", "reduce", "normalization"),
+        ("", "", "Memset (Device)", "memset"),
+    ],
+)
+def test_a_kernel_is_of_the_family_that_a_prediction_has_it_in(op: str, around: str, kernel: str, family: str) -> None:
+    assert family_of(op, around, kernel).label == family
