@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
+from steptime._capture import recurrent
 from steptime._capture.tensors import is_pretended, tensors_in
 
 # AT_FORALL_LOWER_PRECISION_FP and the two of cuDNN.
@@ -116,6 +117,16 @@ def _kernel(name: str, dtype_of: Callable[..., torch.dtype] | None, casts: _Cast
     return run
 
 
+def _off(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Without casts of what it calls."""
+
+    def call(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            return run(*args)
+
+    return call
+
+
 @contextmanager
 def casting() -> Iterator[None]:
     """While it lasts, autocast for CUDA casts tensors of the pretended device."""
@@ -132,6 +143,7 @@ def casting() -> Iterator[None]:
             for names, dtype_of in _RULES:
                 for name in names.split():
                     library.impl(name, _kernel(name, dtype_of, casts), allow_override=True)
+            library.impl("_cudnn_rnn", _off(recurrent.cast_layer), allow_override=True)
         with patch.object(torch, "clear_autocast_cache", cleared):
             yield
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from steptime._capture.refusals import refuse_recurrent
+from steptime._capture import recurrent
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -179,7 +179,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "log_softmax.int": log_softmax,
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "_batch_norm_impl_index": batch_norm,
-    **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), refuse_recurrent),
+    **recurrent.LAYERS,
 }
 
 

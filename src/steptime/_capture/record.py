@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime._capture import answers, refusals
 from steptime._capture.assemble import HOST, LEAF, Note
+from steptime._capture.contents import CONTENTS
 from steptime._capture.switches import switches_at
 from steptime._capture.tensors import META, is_pretended, tensors_in
 
@@ -100,7 +101,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is not None:
             return known
         refusals.refuse(func, args, kwargs)
+        inside = CONTENTS.get(func._schema.name)
         if not self._noting:
+            if inside:
+                with self:
+                    return inside(*args, **kwargs)
             return self._remembered(func, answers.answer(func, args, kwargs))
         note = Note(func._schema.name, switches=switches_at(func, args))
         if func is torch.ops.aten.add.Tensor:
@@ -109,9 +114,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.notes.append(note)
             rest = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
             note.inputs = [self._storage(tensor) for tensor in tensors_in((args, rest))]
-            result = answers.answer(func, args, kwargs)
-            refusals.refuse_result(func, result)
-            note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
+            result = None if inside else answers.answer(func, args, kwargs)
+        if inside:
+            with self:
+                result = inside(*args, **kwargs)
+        refusals.refuse_result(func, result)
+        note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
         return result
 
     def unnamed_bytes(self) -> tuple[int, ...]:

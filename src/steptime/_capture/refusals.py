@@ -62,13 +62,6 @@ def refuse_result(func: Any, result: Any) -> None:
         )
 
 
-def refuse_recurrent(*_: Any, **__: Any) -> Any:
-    """Raises for a recurrent layer, which is one kernel of cuDNN on CUDA and of which PyTorch tells nothing without."""
-    raise InputError(
-        f"{_at_line('a recurrent layer')}: LSTM, GRU and RNN run in cuDNN, which is not captured; use other layers"
-    )
-
-
 def _depends(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if func._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
         return any(each.dtype in _TRUTHS for each in tensors_in(args[1]))

@@ -27,6 +27,7 @@ class Role(IntEnum):
     LOOKUP = 3  # an embedding lookup, its backward pass or the update of the rows it read
     COLLECTIVE = 4
     OPEN = 5  # not known by name: what is inside it tells
+    RECURRENT = 6  # a recurrent layer or cell: kernels of its own beside the ops inside it
 
 
 class HostClass(StrEnum):
@@ -166,6 +167,9 @@ _INTEGERS = (
 SPARSE_UPDATES = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
 # The project's own lookup, PyTorch's bags, FBGEMM's table-batched embeddings.
 _LOOKUP = re.compile(r"^(?:TableBatchedLookup|aten::(?:_?embedding_bag|embedding_sparse)|fbgemm::split_embedding|SplitLookup)")
+_RECURRENT = re.compile(r"^aten::(?:_cudnn_rnn(?:_backward)?|_thnn_fused_(?:lstm|gru)_cell(?:_backward(?:_impl)?)?)$")
+# Around the one that launches (native/RNN.cpp).
+_AROUND_CELL = "aten::_thnn_fused_lstm_cell_backward"
 _COLLECTIVE_CALL = "record_param_comms"
 _COMMUNICATES = ("c10d::", "nccl:", "_c10d_functional", "c10d_functional", _COLLECTIVE_CALL)
 # Frames around ops, and autograd's own nodes. Nodes of somebody's own (CppNode) may launch kernels too.
@@ -211,6 +215,10 @@ def _role(name: str, plain: str, *, ours: bool, composite: bool) -> Role:
         return Role.LOOKUP
     if name == _COLLECTIVE_CALL:
         return Role.COLLECTIVE
+    if name == _AROUND_CELL:
+        return Role.COMPOSITE
+    if _RECURRENT.match(name):
+        return Role.RECURRENT
     if overloads_of(name):
         return Role.LAUNCHES
     return Role.COMPOSITE if composite else Role.OPEN

@@ -117,6 +117,14 @@ def _attention(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0, p
     return 2.0 * products * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
 
 
+def _recurrent(args: Sequence[object], tensors: Sequence[Shaped], products: int = 1) -> float | None:
+    """Every weight meets every row of the input."""
+    weights = args[1] if len(args) > 1 and isinstance(args[1], tuple) else ()
+    rows = math.prod(tensors[0].shape[:-1]) if tensors else 0
+    numbers = [math.prod(shape) for each in weights if len(shape := getattr(each, "shape", ())) == _AT_LEAST_A_MATRIX]
+    return 2.0 * products * rows * sum(numbers) if numbers else None
+
+
 # Five such products instead of two; the gradient comes before queries and keys.
 _attention_backward = partial(_attention, first=1, products=5)
 # Ops whose output is the product of their last two operands, and how many dimensions those have.
@@ -130,6 +138,8 @@ _COUNTS: dict[str, Count] = {
     **dict.fromkeys(("aten::_scaled_mm", "aten::_grouped_mm"), _any_product),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
+    "aten::_cudnn_rnn": _recurrent,
+    "aten::_cudnn_rnn_backward": partial(_recurrent, products=2),  # one for the inputs, one for the weights
     **{_ATTENTION.format(name): _attention for name in _BACK_ENDS},
     **{f"{_ATTENTION.format(name)}_backward": _attention_backward for name in _BACK_ENDS},
 }

@@ -22,7 +22,7 @@ from steptime._ops.table import Touch, op_table
 from steptime._program.program import Program, Signature, Tensor, Value
 from steptime._units import MIB
 
-COMPUTE, LOOKUP, COLLECTIVE, UNKNOWN = "compute", "lookup", "collective", "unknown"
+COMPUTE, LOOKUP, COLLECTIVE, RECURRENT, UNKNOWN = "compute", "lookup", "collective", "recurrent", "unknown"
 # What calls are recorded with: an argument counts as just written within so many written bytes and so many tensors.
 _WRITTEN_WITHIN_BYTES = 32 * MIB
 _REMEMBERED = 64
@@ -45,7 +45,7 @@ class IssuedWork:
     """Device work of one op: `op` is its row in the program. `question` is None but for compute."""
 
     op: int
-    kind: str  # compute | lookup | collective | unknown
+    kind: str  # compute | lookup | collective | recurrent | unknown
     name: str
     question: Question | None = None
     since_bytes: int = -1  # bytes touched since the nearest of its written inputs was; -1: none was in this program
@@ -186,6 +186,9 @@ class _Walk:
                 self._ordered.write(kind, arguments.outputs)
             elif role is Role.LAUNCHES and not arguments.sparse:
                 closed[row] = self._launches(row, open_ops)
+            elif role is Role.RECURRENT:
+                if row not in table.same_inside:
+                    self._issue(_Issue(row, RECURRENT))
             elif role is not Role.COMPOSITE:
                 closed[row] = 1
                 if row in self._collectives or role in (Role.LOOKUP, Role.LAUNCHES, Role.OPEN):

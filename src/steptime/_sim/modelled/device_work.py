@@ -16,8 +16,9 @@ import numpy as np
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import computed_in, precision_of
-from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, UNKNOWN, IssuedWork, questions_of
+from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, RECURRENT, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
+from steptime._models.kernels.recurrent import WITHIN, Part, Recurrent, cell_parts
 from steptime._models.power.model import KernelDraw
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import PRODUCTS, operations_of
@@ -25,7 +26,7 @@ from steptime._ops.table import on_device, op_table
 from steptime._platforms.device import Device, KernelEstimate, guess
 from steptime._platforms.recorded_kernels import CarriedKernels
 from steptime._program.one_step import OneStep, RecordedKernel
-from steptime._program.program import Program
+from steptime._program.program import Program, Value
 from steptime._sim.modelled.issue import DeviceWork, OpWork
 from steptime._sim.modelled.lookup_work import lookup_answers, lookup_questions, scaled
 from steptime._units import dtype_bytes
@@ -64,8 +65,9 @@ def device_work(
     for step, works, of_rank in zip(steps, issued, tables, strict=True):
         program = step.program
         compute = [_compute(work, next(answers), known_calls) for work in works if work.kind == COMPUTE]
-        recorded = _recorded(step, {work.op for work in works if work.kind != UNKNOWN}, device)
+        recorded = _recorded(step, {work.op for work in works if work.kind not in (UNKNOWN, RECURRENT)}, device)
         known = {work.op for work in recorded}
+        compute += _recurrent(program, [work for work in works if work.kind == RECURRENT and work.op not in known], device)
         unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN and work.op not in known]
         if strict and unknown:
             raise UnsupportedError(
@@ -80,6 +82,7 @@ def device_work(
             *_keeps_recorded(program, recorded, device),
             *_guesses(program, unknown, every),
             *_unmeasured_switches(program, every),
+            *_added_up(program, works),
         )
         results.append(DeviceWork(tuple(every), warnings))
     return results
@@ -204,6 +207,48 @@ def _call(work: IssuedWork, answer: KernelEstimate) -> _Call:
     size_class = int(np.log2(max(answer.estimate.time_ns, 1.0)))  # calls within a factor of two err alike
     draw = None if answer.draw is None else answer.draw.scaled(work.moved)
     return launches, scaled(answer.estimate, work.moved), f"{answer.family} {size_class} {question.call.op}", read_back, draw
+
+
+def _recurrent(program: Program, works: Sequence[IssuedWork], device: Device) -> list[OpWork]:
+    """Recurrent layers, added up of products and gates as they follow each other."""
+    table = op_table(program)
+    parts = [_recurrent_parts(work, table.signatures[work.op].inputs, device) for work in works]
+    answers = iter(device.estimates([part.question for each in parts for part in each]))
+    results = []
+    for work, each in zip(works, parts, strict=True):
+        launches: list[LaunchTime] = []
+        for part in each:
+            time_ns = next(answers).estimate.time_ns
+            kernel = _MATRIX_PRODUCT if part.question.call.op.startswith("aten::mm") else "recurrent gates"
+            if part.one_kernel:
+                launches.append(LaunchTime(kernel, part.calls * time_ns))
+            else:
+                launches += [LaunchTime(kernel, time_ns / part.chains)] * part.calls
+        if not launches:
+            results.append(_unknown(program, work, device))
+            continue
+        total_ns = sum(launch.time_ns for launch in launches)
+        estimate = Estimate(total_ns, total_ns / WITHIN, total_ns * WITHIN, Source.ANALYTIC, inside=False)
+        results.append(OpWork(work.op, tuple(launches), estimate, "recurrent"))
+    return results
+
+
+def _recurrent_parts(work: IssuedWork, values: Sequence[Value], device: Device) -> list[Part]:
+    if "cell" in work.name:
+        return cell_parts(values)
+    layer = Recurrent.of(work.name, values)
+    return [] if layer is None else layer.parts(device.limits)
+
+
+def _added_up(program: Program, works: Sequence[IssuedWork]) -> list[str]:
+    """What to say of recurrent layers."""
+    count = sum(work.kind == RECURRENT for work in works)
+    if not count:
+        return []
+    return [
+        f"rank {program.rank}: {count} calls of recurrent layers or cells were never measured; their products and gates are "
+        f"added up as they follow each other, within a factor of {WITHIN:g}"
+    ]
 
 
 def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:

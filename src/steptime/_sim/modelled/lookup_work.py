@@ -10,13 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 
 from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics
-from steptime._lookups.workload import DENSE, RankLookups, StepLookups
+from steptime._lookups.workload import DENSE, ITEM_BYTES, RankLookups, StepLookups
 from steptime._models.estimate import Estimate
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime
@@ -26,7 +27,7 @@ from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, 
 from steptime._ops.catalogue import SPARSE_UPDATES
 from steptime._ops.table import op_table
 from steptime._platforms.device import Device, guess
-from steptime._program.program import Phase, Program
+from steptime._program.program import Phase, Program, Tensor, Value
 from steptime._sim.modelled.issue import DeviceWork, OpWork
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -35,10 +36,13 @@ from steptime.errors import InputError
 # (`update`) is made of ops on dense tensors, which are asked for as such.
 _UPDATES = {SPARSE_UPDATES["sgd"]: ("add",), SPARSE_UPDATES["rowwise_adagrad"]: ("sort", "unique", "coalesce")}
 _UPDATE_LAUNCHES = frozenset(("update", *(kernel for kernels in _UPDATES.values() for kernel in kernels)))
-# Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it.
-_READ_BACK_AFTER = "unique"
+# Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it; a
+# dense gradient leaves the number on the device (EmbeddingBackwardKernel.cu; recorded steps in examples/dlrm_overlap4).
+_COALESCE, _READ_BACK_AFTER = "coalesce", "unique"
 _INDEX_DTYPES = ("int64", "int32")
 _BACKWARD = re.compile("backward", re.IGNORECASE)
+# Places among the arguments of `embedding_bag` and `_embedding_bag`.
+_SPARSE, _SAMPLE_WEIGHTS, _LAST_OFFSET = 5, 6, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], statistics:
         if statistics is None:
             return RankQuestions(program, tuple(issued), rows)
         warnings = (
-            f"rank {program.rank}: what its {len(statistics.steps.tables)} tables are asked for is not known, taken as rows "
+            f"rank {program.rank}: what its {len(rows.forward)} tables are asked for is not known, taken as rows "
             "drawn evenly; skewed lookups are faster: give statistics with --lookups",
         )
     # The first iteration's statistics stand for a step.
@@ -180,7 +184,8 @@ def _op_work(op: int, direction: str, answer: LookupAnswer, launches: tuple[Laun
     if launches != answer.lookup.launches:
         time_ns = sum(launch.time_ns for launch in launches)
         estimate = scaled(estimate, time_ns / estimate.time_ns if estimate.time_ns else 0.0)
-    counted = [index for index, launch in enumerate(launches) if launch.kernel == _READ_BACK_AFTER]
+    coalesces = any(launch.kernel == _COALESCE for launch in launches)
+    counted = [index for index, launch in enumerate(launches) if coalesces and launch.kernel == _READ_BACK_AFTER]
     return OpWork(op, launches, estimate, f"lookup {direction}", counted[-1] if counted else -1, answer.memory)
 
 
@@ -206,19 +211,52 @@ def _index_storages(program: Program, op: int) -> list[int]:
     return [tensor.storage for tensor in inputs if tensor.dtype in _INDEX_DTYPES and tensor.storage is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Bags:
+    """How an `nn.EmbeddingBag` is called, as far as tables called alike are asked for together."""
+
+    implementation: str
+    optimizer: str
+    batch: int
+    dtype: str
+    weighted: bool
+
+
 def _from_shapes(program: Program, rows: _Rows) -> RankLookups | None:
     """Of `nn.EmbeddingBag`, whose weights and indices are arguments: evenly drawn rows. None where sizes are not recorded."""
-    tables: list[TableStatistics] = []
+    table = op_table(program)
+    found: list[tuple[_Bags, TableStatistics]] = []
     for op in rows.forward:
-        inputs = op_table(program).arguments[op].inputs
-        weights = [tensor for tensor in inputs if len(tensor.shape) == 2]
-        vectors = [tensor for tensor in inputs if len(tensor.shape) == 1 and tensor.dtype in _INDEX_DTYPES]
-        if not weights or len(vectors) < 2 or not vectors[1].numel:
+        values = table.signatures[op].inputs
+        known = _bags(values)
+        if known is None:
             return None
-        (count, dim), indices, batch = weights[0].shape, vectors[0].numel, vectors[1].numel
-        generator = Generator(rows=count, pooling=indices / batch)
-        tables.append(expected_statistics(generator, batch, dim, f"table{len(tables)}"))
-    return RankLookups(EMBEDDING_BAG, "sgd", StepLookups((tuple(tables),))) if tables else None
+        bags, (count, dim), indices = known
+        generator = Generator(rows=count, pooling=indices / bags.batch)
+        found.append((bags, expected_statistics(generator, bags.batch, dim, f"table{len(found)}")))
+    groups = [(bags, tuple(statistics for _, statistics in pairs)) for bags, pairs in groupby(found, key=lambda pair: pair[0])]
+    made = [
+        RankLookups(bags.implementation, bags.optimizer, StepLookups((statistics,)), bags.dtype, bags.weighted)
+        for bags, statistics in groups
+    ]
+    return replace(made[0], then=tuple(made[1:])) if made else None
+
+
+def _bags(values: Sequence[Value]) -> tuple[_Bags, tuple[int, int], int] | None:
+    """How bags are looked up, rows and columns of their table, and how many rows are looked up in all."""
+    weights = [value for value in values if isinstance(value, Tensor) and len(value.shape) == 2]
+    vectors = [value for value in values if isinstance(value, Tensor) and value.dtype in _INDEX_DTYPES]
+    if not weights or len(vectors) < 2 or any(len(vector.shape) != 1 for vector in vectors[:2]):
+        return None
+    sparse, weighted, last_included = (
+        values[place] if place < len(values) else None for place in (_SPARSE, _SAMPLE_WEIGHTS, _LAST_OFFSET)
+    )
+    batch = vectors[1].numel - bool(last_included)
+    if batch < 1 or weights[0].dtype not in ITEM_BYTES:
+        return None
+    kind = ("embedding_bag_dense", DENSE) if sparse is False else (EMBEDDING_BAG, "sgd")
+    (count, dim), indices = weights[0].shape, vectors[0].numel
+    return _Bags(*kind, batch, weights[0].dtype, isinstance(weighted, Tensor)), (count, dim), indices
 
 
 def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> DeviceWork:

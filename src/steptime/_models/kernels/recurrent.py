@@ -1,0 +1,135 @@
+"""Recurrent layers, of which no kernel was measured: what cuDNN computes one after the other, in calls that were.
+
+A layer is one product of all inputs, and for every time step a product of the hidden state and the kernel of the gates; both
+directions run beside each other, and a layer as soon as the one before has given its first step (Appleyard, Kocisky and
+Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016, which is how cuDNN does it). Small layers keep
+their weights on the chip in one kernel; which do is PyTorch's choice (native/cudnn/RNN.cpp, get_algo).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from steptime._hardware.device import DeviceLimits
+from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.question import Question
+from steptime._program.program import Tensor, Value
+
+WITHIN = 2.5
+"""Nobody measured any: an estimate may be off by so much to either side."""
+
+_LSTM, _GRU = 2, 3  # of cuDNN's modes; 0 and 1 are plain ones
+_GATES = {_LSTM: 4, _GRU: 3}
+_TILE = 64  # rows and columns of a small product that one block computes
+_HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Calls of one kind, `chains` of them at a time; without a question a kernel that goes through all time steps itself."""
+
+    question: Question
+    calls: int
+    chains: float = 1.0
+    one_kernel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A call of cuDNN for all layers and time steps."""
+
+    backward: bool
+    mode: int
+    dtype: str
+    steps: int
+    batch: int
+    rows: int  # inputs of all time steps
+    features: int
+    hidden: int
+    given: int  # features of a hidden state: fewer than it has inside where it is projected
+    layers: int
+    directions: int
+    packed: bool
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Value]) -> Recurrent | None:
+        """From the arguments of `_cudnn_rnn` or its backward pass; None where they do not tell."""
+        backward = name.endswith("_backward")
+        first, settings = values[0] if values else None, values[10:] if backward else values[6:]
+        if not isinstance(first, Tensor) or len(settings) < 9:
+            return None
+        mode, hidden, projected, layers, batch_first, _, _, both, sizes = settings[:9]
+        if not (isinstance(mode, int) and isinstance(hidden, int) and isinstance(layers, int) and isinstance(projected, int)):
+            return None
+        batches = [size for size in sizes if isinstance(size, int)] if isinstance(sizes, tuple) else []
+        if len(first.shape) != (2 if batches else 3):
+            return None
+        rows = first.shape[0] if batches else first.shape[0] * first.shape[1]
+        steps = len(batches) or first.shape[1 if batch_first else 0]
+        if not rows or not steps or not hidden:
+            return None
+        batch = max(batches, default=rows // steps)
+        return cls(
+            backward, mode, first.dtype, steps, batch, rows, first.shape[-1], hidden, projected or hidden, layers,
+            2 if both else 1, bool(batches),
+        )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """Features of all gates."""
+        return _GATES.get(self.mode, 1) * self.hidden
+
+    @property
+    def stays_on_chip(self) -> bool:
+        """Whether one kernel goes through all time steps of a layer, on GPUs like the reference device."""
+        if self.packed or self.given != self.hidden or self.dtype == "float64":
+            return False
+        small = (128 if self.backward else 192) if self.mode in _GATES else (256 if self.backward else 384)
+        even = not self.hidden % 128 and not self.features % 128 and not self.batch % 8
+        one = self.layers == self.directions == 1 and self.hidden <= 1024 and self.batch <= 128 and self.mode != _GRU
+        return self.hidden <= small or (self.dtype == "float16" and even and one)
+
+    def parts(self, limits: DeviceLimits) -> list[Part]:
+        """What it computes, in the order of what is waited for."""
+        return [*self._inputs(), *self._steps(limits)] if not self.backward else [*self._steps(limits), *self._inputs()]
+
+    def _inputs(self) -> Iterator[Part]:
+        """Products over all time steps at once: of the inputs; backward, gradients of inputs and of both weights."""
+        for layer in range(self.layers):
+            features = self.given * self.directions if layer else self.features
+            if not self.backward:
+                yield Part(self._product(self.rows, features, self.width), self.directions)
+                continue
+            yield Part(self._product(self.rows, self.width, features), self.directions)
+            for columns in (features, self.given):
+                yield Part(self._product(self.width, self.rows, columns), self.directions)
+
+    def _steps(self, limits: DeviceLimits) -> Iterator[Part]:
+        sizes = [(self.given, self.width), *([(self.hidden, self.given)] if self.given != self.hidden else [])]
+        calls = self.steps * self.layers * self.directions
+        gates = Question(Call("aten::tanh.default", (TensorArg((self.batch, self.width), self.dtype),)), warm=True)
+        if self.stays_on_chip:
+            yield Part(gates, self.steps * self.layers, one_kernel=True)
+            return
+        blocks = -(self.batch // -_TILE) * -(self.width // -_TILE)
+        apart = self.layers * self.directions * self.steps / (self.steps + self.layers - 1)
+        chains = max(1.0, min(apart, limits.sms.value / limits.share / blocks))
+        for features, width in sizes:
+            pair = (width, features) if self.backward else (features, width)
+            yield Part(self._product(self.batch, *pair), calls, chains)
+        yield Part(gates, calls, chains)
+
+    def _product(self, rows: int, inner: int, columns: int) -> Question:
+        left, right = TensorArg((rows, inner), self.dtype), TensorArg((columns, inner), self.dtype).transposed()
+        return Question(Call("aten::mm.default", (left, right)), tf32=self.dtype == "float32", warm=True)
+
+
+def cell_parts(values: Sequence[Value]) -> list[Part]:
+    """Of one fused cell: a kernel over all of its gates."""
+    matrices = [value for value in values if isinstance(value, Tensor) and len(value.shape) == 2]
+    if not matrices:
+        return []
+    largest = max(matrices, key=lambda tensor: tensor.numel)
+    argument = TensorArg(tuple(largest.shape), largest.dtype)
+    return [Part(Question(Call("aten::add.Tensor", (argument, argument)), warm=True), 1)]
