@@ -75,7 +75,7 @@ def test_weights_lie_in_one_buffer_and_their_gradients_too() -> None:
     assert len(weights) == 8
     assert len({weight.storage for weight in weights}) == 1
     table = op_table(program)
-    made = table.signatures[table.names.index(_BACKWARD)].outputs[3]
+    made: Any = table.signatures[table.names.index(_BACKWARD)].outputs[3]
     assert len({gradient.storage for gradient in made}) == 1
 
 
@@ -90,7 +90,7 @@ def test_a_cell_is_two_products_and_one_kernel(kind: str) -> None:
         model, x = getattr(nn, kind)(32, 64).to("cuda"), torch.randn(5, 16, 32, device="cuda")
 
         def step() -> None:
-            hidden = None
+            hidden: Any = None
             for each in x:
                 hidden = model(each, hidden)
             (hidden[0] if kind == "LSTMCell" else hidden).sum().backward()

@@ -28,8 +28,8 @@ def _layer(mode: int, packed: bool) -> Callable[..., Any]:
         else:
             hidden, weights, biases, layers, dropout, train, both, batch_first = args
         hx, cx = hidden if mode == LSTM else (hidden, None)
-        projected = mode == LSTM and hx.shape[2] != cx.shape[2]
-        size = (cx if mode == LSTM else hx).shape[2]
+        size = hx.shape[2] if cx is None else cx.shape[2]
+        projected = size != hx.shape[2]
         each = (4 if biases else 2) + projected
         output, hy, cy, *_ = aten._cudnn_rnn(
             x, weights, each, _flat(weights), hx, cx, mode, size, hx.shape[2] if projected else 0, layers, batch_first,
@@ -40,7 +40,7 @@ def _layer(mode: int, packed: bool) -> Callable[..., Any]:
     return run
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def _flat(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The buffer that weights lie in, one after the other; None where they do not, and cannot be laid so."""
     total = sum(weight.numel() for weight in weights)
@@ -80,18 +80,14 @@ def _cell(mode: int) -> Callable[..., Any]:
     return run
 
 
-def _places(
-    x: torch.Tensor, hx: torch.Tensor, mode: int, size: int, layers: int, batch_first: bool, both: bool, sizes: Sequence[int]
-) -> tuple[int, int, int]:
-    """Rows of all time steps, bytes that are kept for the backward pass, and bytes of scratch memory.
+def _places(x: torch.Tensor, mode: int, size: int, layers: int, both: bool) -> tuple[int, int]:
+    """Bytes that are kept for the backward pass, and bytes of scratch memory.
 
     Kept are the gates, the cells of an LSTM and what one layer gives to the next: cuDNN does not say what it asks for.
     """
-    rows = x.shape[0] if sizes else math.prod(x.shape[:2])
-    chains = layers * (2 if both else 1)
-    kept = rows * chains * size * (GATES[mode] + (2 if mode == LSTM else 1)) * x.element_size()
-    scratch = rows * (2 if both else 1) * size * GATES[mode] * x.element_size()
-    return rows, kept, scratch
+    rows, directions = math.prod(x.shape[:-1]), 2 if both else 1
+    kept = rows * layers * directions * size * (GATES[mode] + (2 if mode == LSTM else 1)) * x.element_size()
+    return kept, rows * directions * size * GATES[mode] * x.element_size()
 
 
 def _forward(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
@@ -122,7 +118,7 @@ def _forward(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
     cy = torch.empty([0] if cx is None else cx.shape, dtype=hx.dtype, device=hx.device)
     if buffer is None:
         buffer = _copied(weights)
-    _, kept, scratch = _places(x, hx, mode, size, layers, batch_first, both, sizes)
+    kept, scratch = _places(x, mode, size, layers, both)
     torch.empty(scratch, dtype=torch.uint8, device=x.device)
     reserve = torch.empty(kept if train else 0, dtype=torch.uint8, device=x.device)
     return output.transpose(0, 1) if turned else output, hy, cy, reserve, buffer
@@ -181,7 +177,7 @@ def _backward(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
     of_input = torch.empty_like(x, memory_format=torch.contiguous_format)
     of_hidden = torch.empty_like(hx)
     of_cells = None if cx is None else torch.empty_like(cx)
-    scratch = _places(x, hx, mode, size, layers, batch_first, both, sizes)[2]
+    scratch = _places(x, mode, size, layers, both)[1]
     torch.empty(scratch, dtype=torch.uint8, device=x.device)
     of_weights: list[torch.Tensor | None] = [None] * len(weights)
     if wanted[3]:
@@ -192,7 +188,7 @@ def _backward(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
 
 
 def _fused_cell(mode: int) -> Callable[..., tuple[torch.Tensor, ...]]:
-    def run(gates: torch.Tensor, others: torch.Tensor, state: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    def run(gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any) -> tuple[torch.Tensor, ...]:
         made = [torch.empty_like(state) for _ in range(2 if mode == LSTM else 1)]
         kept = 4 if mode == LSTM else 5  # gates of an LSTM; of a GRU two more (native/cuda/RNN.cu)
         work = torch.empty([gates.shape[0], kept * state.shape[1]], dtype=gates.dtype, device=gates.device)
@@ -223,9 +219,8 @@ def cast_layer(*args: Any) -> Any:
     if weights[0].dtype == torch.float32:
         weights = [weight.to(half) for weight in weights]
     # In the order in which compilers evaluate the arguments of the call.
-    cx, hx, x = (None if value is None else value.to(half) for value in (cx, hx, x))
-    whole = sum(weight.numel() for weight in weights)
-    buffer = torch.empty(whole, dtype=half, device=x.device)
+    cx, hx, x = None if cx is None else cx.to(half), hx.to(half), x.to(half)
+    buffer = torch.empty(sum(weight.numel() for weight in weights), dtype=half, device=x.device)
     return aten._cudnn_rnn(x, weights, each, buffer, hx, cx, *rest)
 
 
