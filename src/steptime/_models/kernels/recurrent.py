@@ -26,7 +26,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """Calls of one kind, `chains` of them at a time; without a question a kernel that goes through all time steps itself."""
 
     question: Question
@@ -90,46 +90,46 @@ class Recurrent:
         one = self.layers == self.directions == 1 and self.hidden <= 1024 and self.batch <= 128 and self.mode != _GRU
         return self.hidden <= small or (self.dtype == "float16" and even and one)
 
-    def parts(self, limits: DeviceLimits) -> list[Part]:
+    def parts(self, limits: DeviceLimits) -> list[StepPart]:
         """What it computes, in the order of what is waited for."""
         return [*self._inputs(), *self._steps(limits)] if not self.backward else [*self._steps(limits), *self._inputs()]
 
-    def _inputs(self) -> Iterator[Part]:
+    def _inputs(self) -> Iterator[StepPart]:
         """Products over all time steps at once: of the inputs; backward, gradients of inputs and of both weights."""
         for layer in range(self.layers):
             features = self.given * self.directions if layer else self.features
             if not self.backward:
-                yield Part(self._product(self.rows, features, self.width), self.directions)
+                yield StepPart(self._product(self.rows, features, self.width), self.directions)
                 continue
-            yield Part(self._product(self.rows, self.width, features), self.directions)
+            yield StepPart(self._product(self.rows, self.width, features), self.directions)
             for columns in (features, self.given):
-                yield Part(self._product(self.width, self.rows, columns), self.directions)
+                yield StepPart(self._product(self.width, self.rows, columns), self.directions)
 
-    def _steps(self, limits: DeviceLimits) -> Iterator[Part]:
+    def _steps(self, limits: DeviceLimits) -> Iterator[StepPart]:
         sizes = [(self.given, self.width), *([(self.hidden, self.given)] if self.given != self.hidden else [])]
         calls = self.steps * self.layers * self.directions
         gates = Question(Call("aten::tanh.default", (TensorArg((self.batch, self.width), self.dtype),)), warm=True)
         if self.stays_on_chip:
-            yield Part(gates, self.steps * self.layers, one_kernel=True)
+            yield StepPart(gates, self.steps * self.layers, one_kernel=True)
             return
         blocks = -(self.batch // -_TILE) * -(self.width // -_TILE)
         apart = self.layers * self.directions * self.steps / (self.steps + self.layers - 1)
         chains = max(1.0, min(apart, limits.sms.value / limits.share / blocks))
         for features, width in sizes:
             pair = (width, features) if self.backward else (features, width)
-            yield Part(self._product(self.batch, *pair), calls, chains)
-        yield Part(gates, calls, chains)
+            yield StepPart(self._product(self.batch, *pair), calls, chains)
+        yield StepPart(gates, calls, chains)
 
     def _product(self, rows: int, inner: int, columns: int) -> Question:
         left, right = TensorArg((rows, inner), self.dtype), TensorArg((columns, inner), self.dtype).transposed()
         return Question(Call("aten::mm.default", (left, right)), tf32=self.dtype == "float32", warm=True)
 
 
-def cell_parts(values: Sequence[Value]) -> list[Part]:
+def cell_parts(values: Sequence[Value]) -> list[StepPart]:
     """Of one fused cell: a kernel over all of its gates."""
     matrices = [value for value in values if isinstance(value, Tensor) and len(value.shape) == 2]
     if not matrices:
         return []
     largest = max(matrices, key=lambda tensor: tensor.numel)
     argument = TensorArg(tuple(largest.shape), largest.dtype)
-    return [Part(Question(Call("aten::add.Tensor", (argument, argument)), warm=True), 1)]
+    return [StepPart(Question(Call("aten::add.Tensor", (argument, argument)), warm=True), 1)]

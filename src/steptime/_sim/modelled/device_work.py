@@ -18,7 +18,7 @@ from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import computed_in, precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, RECURRENT, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
-from steptime._models.kernels.recurrent import WITHIN, Part, Recurrent, cell_parts
+from steptime._models.kernels.recurrent import WITHIN, StepPart, Recurrent, cell_parts
 from steptime._models.power.model import KernelDraw
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import PRODUCTS, operations_of
@@ -233,7 +233,7 @@ def _recurrent(program: Program, works: Sequence[IssuedWork], device: Device) ->
     return results
 
 
-def _recurrent_parts(work: IssuedWork, values: Sequence[Value], device: Device) -> list[Part]:
+def _recurrent_parts(work: IssuedWork, values: Sequence[Value], device: Device) -> list[StepPart]:
     if "cell" in work.name:
         return cell_parts(values)
     layer = Recurrent.of(work.name, values)
