@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Argument, Call, TensorArg
-from steptime._models.kernels.launches import MEMSET, REDUCE
+from steptime._models.kernels.launches import HOT, MEMSET, REDUCE, STRIDED
 from steptime.errors import InputError
 
 launches = rules_of("norm")
@@ -87,3 +89,19 @@ def test_contiguous_planes_of_one_element_are_not_taken_for_channels_last() -> N
 def test_a_norm_that_cannot_be_is_one_clear_line(call: Call) -> None:
     with pytest.raises(InputError, match=call.op):
         launches(call)
+
+
+def test_rows_that_lie_otherwise_are_copied_first_and_read_from_the_copy() -> None:
+    x, columns = TensorArg((8, 768, 64)).transposed(), 768
+    weight, each = TensorArg((columns,)), TensorArg((8, 64, 1))
+    plain = replace(x, strides=None)
+    forward = launches(Call("aten::native_layer_norm.default", (x, (columns,), weight, weight, 1e-5)))
+    assert [launch.kernel for launch in forward] == [STRIDED, "vectorized_layer_norm_kernel"]
+    assert forward[1].reads[0].origin == HOT
+    args = ((columns,), each, each, weight, weight, (True, True, True))
+    name = "aten::native_layer_norm_backward.default"
+    assert launches(Call(name, (plain, x, *args)))[0].kernel == STRIDED
+    both = launches(Call(name, (x, x, *args)))
+    assert [launch.kernel for launch in both[:2]] == [STRIDED] * 2
+    assert both[2:] != launches(Call(name, (plain, plain, *args)))
+    assert [launch.kernel for launch in both[2:]] == kernels(name, plain, plain, *args)

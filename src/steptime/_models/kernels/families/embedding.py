@@ -11,7 +11,7 @@ from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import VECTORIZED, WITH_INDEX, GpuCall, Grids, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.indexed import distinct_rows, over_indices, part, radix_sort, rows_by_index
-from steptime._models.kernels.launches.iterator import cleared, copies, pointwise
+from steptime._models.kernels.launches.iterator import cleared, copies, of_contiguous, pointwise
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape, indices
 from steptime.errors import InputError
 
@@ -225,7 +225,7 @@ FAMILY = Family(
     weight=3.5,
     rules={
         "embedding": _embedding,
-        "embedding_dense_backward": _dense_backward,
+        "embedding_dense_backward": of_contiguous(_dense_backward, 0),
         "_embedding_bag": _bag,
         "_embedding_bag_backward": _bag_backward,
         "_embedding_bag_dense_backward": _bag_dense_backward,

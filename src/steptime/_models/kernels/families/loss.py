@@ -9,7 +9,7 @@ from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.indexed import touched
-from steptime._models.kernels.launches.iterator import cleared, memcpy, pointwise, reduction
+from steptime._models.kernels.launches.iterator import cleared, memcpy, of_contiguous, pointwise, reduction
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape, indices
 from steptime.errors import InputError
 
@@ -173,7 +173,8 @@ FAMILY = Family(
     ),
     weight=3.0,
     rules={
-        **dict.fromkeys(("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"), _nll),
+        **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), of_contiguous(_nll, 0)),
+        **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll),
         "mse_loss": _mse,
         "mse_loss_backward": _mse_backward,
         "binary_cross_entropy": _cross_entropy,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import STRIDED, Gpu, GpuCall, Launch, Operand, floor_power, fresh, hot
-from steptime._models.kernels.launches.iterator import cleared, memset, pointwise, reduction
+from steptime._models.kernels.launches.iterator import cleared, memset, of_contiguous, pointwise, reduction
 from steptime._models.kernels.sweep import HALVES, SEQUENCES, USUAL_ELEMENTS, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
 
@@ -421,8 +421,8 @@ FAMILY = Family(
     ),
     weight=8.0,
     rules={
-        **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _layer_norm),
-        **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
+        **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), of_contiguous(_layer_norm, 0)),
+        **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), of_contiguous(_layer_norm_backward, 0, 1)),
         **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), _group_norm),
         "cudnn_batch_norm": _cudnn,
         "cudnn_batch_norm_backward": _cudnn_backward,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import MEMSET, GpuCall, Launch, Operand, fresh
-from steptime._models.kernels.launches.iterator import fill, reduction
+from steptime._models.kernels.launches.iterator import fill, of_contiguous, reduction
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep
 
 
@@ -95,9 +95,14 @@ def _running(call: GpuCall) -> list[Launch]:
         tiles = ((x.numel / _BLOCK, 1.0),)
         first = Launch("DeviceScanInitKernel", x.numel, (), (), {}, tiles)
         return [first, Launch("DeviceScanKernel", x.numel, (x,), (result,), {}, tiles, "", x.dtype)]
-    each = x.shape[-1]
+    axis = call.integer(1) % len(x.shape)
+    each = x.shape[axis]
     rows = x.numel // max(1, each)
     facts = {"outputs": rows, "reduced": each}
+    if axis < len(x.shape) - 1:
+        # A thread for every sum, side by side, that walks along it (ATen's scan of an outer dimension).
+        grids = ((rows / _BLOCK, each), (rows / _BLOCK, 1.0))
+        return [Launch("tensor_kernel_scan_outer_dim", x.numel, (x,), (result,), facts, grids, "", x.dtype)]
     # A block of 16 rows of threads walks each row, two elements a thread (ATen's scan).
     grids = ((rows / 16, each), (rows, each))
     return [Launch("tensor_kernel_scan_innermost_dim", x.numel, (x,), (result,), facts, grids, "", x.dtype)]
@@ -137,7 +142,7 @@ FAMILY = Family(
         "linalg_vector_norm": _norm,
         **dict.fromkeys(("max", "min"), _extreme),
         **dict.fromkeys(("argmax", "argmin"), _place),
-        "cumsum": _running,
+        "cumsum": of_contiguous(_running, 0),
         "topk": _largest,
     },
 )

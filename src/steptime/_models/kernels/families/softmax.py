@@ -8,7 +8,7 @@ from dataclasses import replace
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import Gpu, GpuCall, Grids, Launch, Operand, fresh, hot
-from steptime._models.kernels.launches.iterator import fill, pointwise, reduction
+from steptime._models.kernels.launches.iterator import fill, of_contiguous, pointwise, reduction
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape
 from steptime._units import dtype_bytes
 
@@ -153,9 +153,9 @@ FAMILY = Family(
     ),
     weight=3.5,
     rules={
-        **dict.fromkeys(("_softmax", "_log_softmax"), _forward),
-        "_softmax_backward_data": _backward,
-        "_log_softmax_backward_data": _logarithmic_backward,
-        "_safe_softmax": _safe,
+        **dict.fromkeys(("_softmax", "_log_softmax"), of_contiguous(_forward, 0)),
+        "_softmax_backward_data": of_contiguous(_backward, 0, 1),
+        "_log_softmax_backward_data": of_contiguous(_logarithmic_backward, 0, 1),
+        "_safe_softmax": of_contiguous(_safe, 0),
     },
 )

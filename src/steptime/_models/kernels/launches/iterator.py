@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from steptime._models.kernels.call import contiguous
+from steptime._models.kernels.call import TensorArg, contiguous
 from steptime._models.kernels.launches import (
+    ARGUMENT,
+    HOT,
     MEMCPY,
     MEMSET,
     REDUCE,
@@ -17,9 +19,11 @@ from steptime._models.kernels.launches import (
     UNROLLED,
     VECTORIZED,
     Gpu,
+    GpuCall,
     Grids,
     Launch,
     Operand,
+    Rule,
     floor_power,
     fresh,
 )
@@ -236,6 +240,39 @@ def copies(target: Operand, source: Operand) -> list[Launch]:
     if launch.kernel == UNROLLED and source.dtype == "float32" and target.dtype in ("bfloat16", "float16"):
         launch = replace(launch, kernel=VECTORIZED, path="narrowing")
     return [launch]
+
+
+def of_contiguous(rule: Rule, *places: int) -> Rule:
+    """The rule of an op that first makes the arguments at these places row-major, where they lie otherwise."""
+
+    def launches(call: GpuCall) -> list[Launch]:
+        odd = {place: x for place in places if (x := call.optional_tensor(place)) is not None and not _row_major(x)}
+        if not odd:
+            return rule(call)
+        args = tuple(
+            replace(value, strides=None) if isinstance(value, TensorArg) and place in odd else value
+            for place, value in enumerate(call.args)
+        )
+        first = [launch for x in odd.values() for launch in copies(fresh(x.shape, x.dtype), x)]
+        since_bytes = sum(2 * x.nbytes for x in odd.values())
+        rest = rule(replace(call, args=args))
+        return [*first, *(_just_written(launch, odd, since_bytes) for launch in rest)]
+
+    return launches
+
+
+def _row_major(x: Operand) -> bool:
+    usual = contiguous(x.shape)
+    return all(size == 1 or step == wanted for size, step, wanted in zip(x.shape, x.strides, usual, strict=True))
+
+
+def _just_written(launch: Launch, arguments: Collection[int], since_bytes: int) -> Launch:
+    """The launch with some arguments of its call written by an earlier launch of it."""
+    reads = tuple(
+        replace(x, origin=HOT, since_bytes=since_bytes) if x.origin == ARGUMENT and x.argument in arguments else x
+        for x in launch.reads
+    )
+    return replace(launch, reads=reads)
 
 
 def empty_like(x: Operand, dtype: str = "") -> Operand:
