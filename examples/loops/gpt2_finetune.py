@@ -29,8 +29,8 @@ def main():
     no_decay = ["bias", "ln_1.weight", "ln_2.weight", "ln_f.weight"]
     named = list(model.named_parameters())
     groups = [
-        {"params": [p for n, p in named if not any(nd in n for nd in no_decay)], "weight_decay": 0.01},
-        {"params": [p for n, p in named if any(nd in n for nd in no_decay)], "weight_decay": 0.0},
+        {"params": [p for n, p in named if not any(name in n for name in no_decay)], "weight_decay": 0.01},
+        {"params": [p for n, p in named if any(name in n for name in no_decay)], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=args.learning_rate)
     lr_scheduler = get_cosine_schedule_with_warmup(optimizer, 2, args.max_train_steps)

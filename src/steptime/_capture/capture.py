@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from steptime._capture.assemble import assembled
-from steptime._capture.device import pretended
+from steptime._capture.device import parameters_alive, pretended
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
 from steptime._capture.refusals import in_one_line
@@ -17,6 +17,9 @@ from steptime._program.program import Program
 
 OUTSIDE = "outside_bytes"
 """In a program's `meta`: bytes of each storage that lies on the device while the step runs and that none of its ops names."""
+
+PARAMETERS = "parameters"
+"""In a program's `meta`: how many parameters its modules have, trained or not."""
 
 
 def capture(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") -> Program:
@@ -36,5 +39,7 @@ def capture(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") ->
         with recorder.noting():
             data = observed(step)
         outside = recorder.unnamed_bytes()
+        parameters = parameters_alive()
     program = to_program(assembled(read(data, what), recorder.notes), rank=0, world_size=1)
-    return replace(program, meta={**program.meta, OUTSIDE: outside}) if outside else program
+    more = {OUTSIDE: outside} if outside else {}
+    return replace(program, meta={**program.meta, **more, PARAMETERS: parameters})

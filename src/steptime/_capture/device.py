@@ -9,6 +9,7 @@ autograd asks of a device. Backward therefore runs in the thread that calls it, 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from weakref import ref
 
 import torch
 from torch.autograd.profiler import record_function
@@ -128,6 +130,7 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
 def pretended(log: CommLog) -> Iterator[Streams]:
     """While it lasts, PyTorch says that there is one CUDA device, and tensors can be made on it. Gives its streams."""
     streams = Streams(log)
+    _parameters.clear()
     with ExitStack() as stack:
         for owner, name, stand_in in _replaced(streams):
             stack.enter_context(patch.object(owner, name, stand_in))
@@ -216,4 +219,16 @@ def _register_parameter(module: torch.nn.Module, name: str, param: torch.nn.Para
                 moved = torch.nn.Parameter(param.detach().to(META), requires_grad=param.requires_grad)
             param._moved = moved  # type: ignore[attr-defined]
         param = moved
+    if param is not None:
+        _parameters[id(param)] = ref(param)
     _register(module, name, param)
+
+
+_parameters: dict[int, ref[torch.nn.Parameter]] = {}  # that modules were given while a device was pretended, by identity
+
+
+def parameters_alive() -> int:
+    """How many numbers there are in parameters that a module was given and that are still there."""
+    gc.collect()  # a head that was replaced may be part of a cycle
+    alive = (each for each in (known() for known in _parameters.values()) if each is not None)
+    return sum(each.numel() for each in alive)

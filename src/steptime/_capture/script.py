@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from steptime._capture.vision_ops import declared_when_imported
 from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
@@ -27,7 +28,8 @@ DEVICE = "cuda"
 def captured(function: str | Callable[..., Any], *, batch: int | None = None, ranks: int = 1) -> Workload:
     """The workload of a function, or of one that is named, on so many ranks."""
     result = _captured(function, batch, ranks)
-    return replace(result, description=Description(batch=batch), rebuild=CaptureAgain(function, batch, ranks))
+    parameters = result.programs[0].meta.get("parameters")
+    return replace(result, description=Description(batch=batch, parameters=parameters), rebuild=CaptureAgain(function, batch, ranks))
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class CaptureAgain:
 
 
 def _captured(source: str | Callable[..., Any], batch: int | None, ranks: int) -> Workload:
+    declared_when_imported()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch's observer says on stderr when it begins and ends
     target = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = function_of(source) if isinstance(source, str) else source

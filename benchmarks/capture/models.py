@@ -1,0 +1,138 @@
+"""Captures a training step of every model in `models.toml`, predicts it, and writes a table of what was captured and what was not.
+
+A model counts as captured where its step becomes a workload, the parameters in it are the model's own count, and less than 2 % of its
+device time is guessed. Each runs in a process of its own.
+
+    python benchmarks/capture/models.py [NAME ...] [-o FILE] [--jobs N]
+
+NAME is the beginning of a name such as timm/ or transformers/Bert; without one the whole list runs (about half an hour on two cores).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+from steps import Case, cases, step_of
+
+LIMIT_S = 240
+MOST_GUESSED = 0.02
+PLATFORM = "1xh200"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one model."""
+
+    name: str
+    failure: str  # one line; empty where it was captured
+    seconds: float
+    parameters: int = 0
+    step_ms: float = 0.0
+    guessed: float = 0.0  # share of device time
+
+
+def outcome(case: Case) -> Outcome:
+    """Captures and predicts one model here."""
+    import steptime
+
+    start, own = time.perf_counter(), []
+
+    def make() -> object:
+        step, count = step_of(case)
+        own.append(count)
+        return step
+
+    try:
+        workload = steptime.capture(make)
+        prediction = steptime.predict(workload, platform=PLATFORM)
+    except steptime.SteptimeError as error:
+        return Outcome(case.name, str(error).partition(": ")[2], time.perf_counter() - start)
+    guessed = prediction.coverage.get("fallback", 0.0)
+    counted = workload.description.parameters
+    failure = f"parameters: {counted} in the workload, {own[0]} in the model" if counted != own[0] else ""
+    if guessed >= MOST_GUESSED:
+        failure = f"{guessed:.1%} of the device time is guessed"
+    return Outcome(case.name, failure, time.perf_counter() - start, own[0], prediction.step_time_ms, guessed)
+
+
+def _run(case: Case, wire: Connection) -> None:
+    wire.send(outcome(case))
+
+
+def apart(case: Case) -> Outcome:
+    """The same in a process of its own, ended after a while."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(case, there))
+    process.start()
+    there.close()
+    try:
+        result: Outcome = here.recv() if here.poll(LIMIT_S) else Outcome(case.name, f"not done after {LIMIT_S} s", LIMIT_S)
+    except EOFError:
+        result = Outcome(case.name, "its process ended", 0.0)
+    if process.is_alive():
+        process.join(5)
+        process.kill()
+    process.join()
+    return result
+
+
+def table(rows: Iterable[Outcome]) -> Iterator[str]:
+    """Rates by library, and what failed."""
+    rows = list(rows)
+    yield "| library | captured | of |"
+    yield "|---|---|---|"
+    for library in dict.fromkeys(row.name.partition("/")[0] for row in rows):
+        own = [row for row in rows if row.name.startswith(f"{library}/")]
+        yield f"| {library} | {sum(not row.failure for row in own)} | {len(own)} |"
+    good = sum(not row.failure for row in rows)
+    yield f"| all | {good} ({good / len(rows):.1%}) | {len(rows)} |"
+    yield ""
+    yield from (f"- {row.name}: {row.failure}" for row in rows if row.failure)
+
+
+def _import_libraries() -> None:
+    """Once, for every process: they take longer than most captures."""
+    from steptime._capture.vision_ops import declared_when_imported
+
+    declared_when_imported()
+    for name in ("steptime._capture.capture", "torchvision", "timm", "transformers"):
+        importlib.import_module(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    chosen = [case for case in cases() if not args.names or case.name.startswith(tuple(args.names))]
+    _import_libraries()
+    rows = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for row in pool.map(apart, chosen):
+            print(f"{row.name}: {row.failure or f'{row.step_ms:.1f} ms'} ({row.seconds:.0f} s)", flush=True)
+            rows.append(row)
+    print("\n".join(table(rows)))
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

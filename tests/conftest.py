@@ -1,0 +1,7 @@
+"""For all tests: torchvision, where it is installed without a library that loads, must not keep transformers from being imported."""
+
+from __future__ import annotations
+
+from steptime._capture.vision_ops import declared_when_imported
+
+declared_when_imported()
