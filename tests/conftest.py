@@ -1,4 +1,4 @@
-"""For all tests: torchvision, where it is installed without a library that loads, must not keep transformers from being imported."""
+"""For all tests: a torchvision whose library does not load must not keep transformers from being imported."""
 
 from __future__ import annotations
 

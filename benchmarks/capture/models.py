@@ -1,11 +1,11 @@
-"""Captures a training step of every model in `models.toml`, predicts it, and writes a table of what was captured and what was not.
+"""Captures a training step of every model in `models.toml`, predicts it, and says which were captured and which were not.
 
-A model counts as captured where its step becomes a workload, the parameters in it are the model's own count, and less than 2 % of its
-device time is guessed. Each runs in a process of its own.
+A model counts as captured where its step becomes a workload, the parameters in it are the model's own count, and less than 2 %
+of its device time is guessed. Each runs in a process of its own.
 
     python benchmarks/capture/models.py [NAME ...] [-o FILE] [--jobs N]
 
-NAME is the beginning of a name such as timm/ or transformers/Bert; without one the whole list runs (about half an hour on two cores).
+NAME is the beginning of a name such as timm/ or transformers/Bert; without one the whole list runs (half an hour on two cores).
 """
 
 from __future__ import annotations

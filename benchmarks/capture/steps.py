@@ -1,4 +1,4 @@
-"""Training steps of the models that `models.toml` names: each built by its library, given data of its kind, trained for one step."""
+"""Training steps of the models that `models.toml` names: each built by its library, and given data of its kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import cross_entropy
 
 MODELS = Path(__file__).with_name("models.toml")
 DEVICE = "cuda"
@@ -78,7 +78,9 @@ def _torchvision(case: Case) -> tuple[torch.nn.Module, Losses]:
     for part in make.split("."):
         found = getattr(found, part)
     inner = {"weights_backbone": None} if case.kind in ("segmentation", "detection") else {}
-    return found(weights=None, **inner), {"detection": _detection, "segmentation": _segmentation}.get(case.kind, _classification)(case)
+    return found(weights=None, **inner), {"detection": _detection, "segmentation": _segmentation}.get(
+        case.kind, _classification
+    )(case)
 
 
 def _classification(case: Case) -> Losses:
@@ -92,14 +94,14 @@ def _classification(case: Case) -> Losses:
     def losses(model: torch.nn.Module) -> torch.Tensor:
         out = model(x)
         heads = out if isinstance(out, tuple) else (out,)
-        return sum((F.cross_entropy(head, y) for head in heads), torch.zeros((), device=DEVICE))
+        return sum((cross_entropy(head, y) for head in heads), torch.zeros((), device=DEVICE))
 
     return losses
 
 
 def _segmentation(_: Case) -> Losses:
     x, y = _images(4, 3, 256, 256), _labels(21, 4, 256, 256)
-    return lambda model: F.cross_entropy(model(x)["out"], y)
+    return lambda model: cross_entropy(model(x)["out"], y)
 
 
 def _detection(_: Case) -> Losses:
@@ -121,7 +123,7 @@ def _timm(case: Case) -> tuple[torch.nn.Module, Losses]:
     def losses(model: torch.nn.Module) -> torch.Tensor:
         out = model(x)
         heads = out if isinstance(out, tuple) else (out,)
-        return sum((F.cross_entropy(head, y) for head in heads), torch.zeros((), device=DEVICE))
+        return sum((cross_entropy(head, y) for head in heads), torch.zeros((), device=DEVICE))
 
     return model, losses
 
@@ -184,7 +186,10 @@ def _spectrogram(config: Any) -> dict[str, Any]:
 
 def _series(config: Any) -> dict[str, Any]:
     channels = config.num_input_channels
-    return {"past_values": _images(32, config.context_length, channels), "future_values": _images(32, config.prediction_length, channels)}
+    return {
+        "past_values": _images(32, config.context_length, channels),
+        "future_values": _images(32, config.prediction_length, channels),
+    }
 
 
 _GIVEN: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -198,7 +203,10 @@ _GIVEN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "image-boxes": _boxes,
     "speech": lambda config: {"input_values": _images(4, 64_000), "labels": _labels(config.vocab_size, 4, 20)},
     "spectrogram": _spectrogram,
-    "spectrogram-class": lambda config: {"input_values": _images(4, config.max_length, config.num_mel_bins), "labels": _labels(2, 4)},
+    "spectrogram-class": lambda config: {
+        "input_values": _images(4, config.max_length, config.num_mel_bins),
+        "labels": _labels(2, 4),
+    },
     "series": _series,
     "video": lambda config: {
         "pixel_values": _images(2, config.num_frames, 3, _side(config), _side(config)),

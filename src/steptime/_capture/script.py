@@ -29,7 +29,9 @@ def captured(function: str | Callable[..., Any], *, batch: int | None = None, ra
     """The workload of a function, or of one that is named, on so many ranks."""
     result = _captured(function, batch, ranks)
     parameters = result.programs[0].meta.get("parameters")
-    return replace(result, description=Description(batch=batch, parameters=parameters), rebuild=CaptureAgain(function, batch, ranks))
+    return replace(
+        result, description=Description(batch=batch, parameters=parameters), rebuild=CaptureAgain(function, batch, ranks)
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""torchvision's own ops where its compiled library does not load, as beside a CPU build of PyTorch: declared, so that it can be imported.
+"""torchvision's own ops where its compiled library does not load, as beside a CPU build of PyTorch: it can be imported still.
 
-Its models need the names and shapes of these ops alone. torchvision asks for them while it is imported, and scripts import it first of
-all; so whoever looks for it finds them declared (`DeclaredOps`).
+Its models need the names and shapes of these ops alone. torchvision asks for them while it is imported, and scripts import it
+first of all; so whoever looks for it finds them declared (`DeclaredOps`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 _BOXES = "Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
 _INPUT = "SymInt batch_size, SymInt channels, SymInt height, SymInt width"
 _BACKWARD = "Tensor grad, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
+_MAPPED = _BACKWARD.replace("rois,", "rois, Tensor channel_mapping,")
 _DEFORMED = "SymInt stride_h, SymInt stride_w, SymInt pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w"
 # As torchvision declares them (torchvision/csrc/ops).
 _SCHEMAS = (
@@ -28,9 +29,9 @@ _SCHEMAS = (
     f"roi_pool({_BOXES}) -> (Tensor, Tensor)",
     f"_roi_pool_backward({_BACKWARD.replace('rois,', 'rois, Tensor argmax,')}, {_INPUT}) -> Tensor",
     f"ps_roi_align({_BOXES}, int sampling_ratio) -> (Tensor, Tensor)",
-    f"_ps_roi_align_backward({_BACKWARD.replace('rois,', 'rois, Tensor channel_mapping,')}, int sampling_ratio, {_INPUT}) -> Tensor",
+    f"_ps_roi_align_backward({_MAPPED}, int sampling_ratio, {_INPUT}) -> Tensor",
     f"ps_roi_pool({_BOXES}) -> (Tensor, Tensor)",
-    f"_ps_roi_pool_backward({_BACKWARD.replace('rois,', 'rois, Tensor channel_mapping,')}, {_INPUT}) -> Tensor",
+    f"_ps_roi_pool_backward({_MAPPED}, {_INPUT}) -> Tensor",
     "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, "
     f"{_DEFORMED}, SymInt groups, SymInt offset_groups, bool use_mask) -> Tensor",
     "_deform_conv2d_backward(Tensor grad, Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, "
@@ -70,8 +71,8 @@ def declare(package: Path) -> None:
     import torch  # noqa: PLC0415 (a script may import torchvision before torch; without either, neither is needed)
 
     try:
-        for library in package.glob("_C*.so"):
-            torch.ops.load_library(str(library))
+        for file in package.glob("_C*.so"):
+            torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
     except OSError:
         pass
     if hasattr(torch.ops.torchvision, "nms"):
