@@ -18,6 +18,7 @@ import torch
 from torch._C import DispatchKey
 from torch.library import Library
 
+from steptime._capture.layouts import laid_out
 from steptime._capture.tensors import META, as_meta, is_pretended, on_device
 
 # Ops that PyTorch makes of others on devices without a kernel of theirs, and CUDA has one: both CompositeExplicitAutograd and
@@ -33,12 +34,6 @@ _KERNELS = frozenset(
 # States of the random generator that attention drew from: on the CPU unless a graph is recorded (native/transformers/cuda/
 # attention.cu, _efficient_attention_forward).
 _ON_CPU: dict[str, tuple[int, ...]] = {"aten::_scaled_dot_product_efficient_attention": (2, 3)}
-
-# Ops whose results CUDA makes row-major, whatever their arguments are, where the meta functions follow a gradient's strides
-# (native/cuda/layer_norm_kernel.cu, native/SoftMax.cpp).
-_ROW_MAJOR = frozenset(
-    f"aten::{name}" for name in ("native_layer_norm_backward", "_fused_rms_norm_backward", "_log_softmax_backward_data")
-)
 
 _Part = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides and dtype of a tensor that an op makes
 # By op and arguments, whether it makes several tensors and which; None where it does more. Nothing is kept without.
@@ -97,8 +92,9 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return inner[id(tensor)][1]
 
     args = tuple(map(_wrapped, args, func._schema.arguments))
-    result = func(*_mapped(args, down), **{name: _mapped(value, down) for name, value in kwargs.items()})
-    row_major = func._schema.name in _ROW_MAJOR
+    given = _mapped(args, down)
+    result = func(*given, **{name: _mapped(value, down) for name, value in kwargs.items()})
+    result = laid_out(func._schema.name, given, result)
     originals = {id(meta): tensor for tensor, meta in inner.values()}
     for tensor, meta in inner.values():
         _follow(tensor, meta)
@@ -107,9 +103,7 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = originals.get(id(tensor))
         if known is not None:
             return known
-        if tensor.device.type != "meta":
-            return tensor
-        return on_device(tensor.contiguous() if row_major else tensor)
+        return on_device(tensor) if tensor.device.type == "meta" else tensor
 
     built = _mapped(result, up)
     places = _ON_CPU.get(func._schema.name)

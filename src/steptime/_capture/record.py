@@ -33,6 +33,9 @@ from steptime._capture.switches import switches_at
 from steptime._capture.tensors import META, is_pretended, tensors_in
 
 _COMPOSITES = (DispatchKey.CompositeImplicitAutograd, DispatchKey.CompositeExplicitAutograd)
+# The CPU has kernels for these, CUDA makes them of views and a copy (native_functions.yaml).
+_SHUFFLES = ("aten::pixel_shuffle", "aten::pixel_unshuffle")
+_SHUFFLED = DispatchKey.CompositeExplicitAutogradNonFunctional
 
 
 def observed(step: Callable[[], object]) -> bytes:
@@ -93,7 +96,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not here:
             with record_function(HOST):
                 return func(*args, **kwargs)
-        for made_of_others in _COMPOSITES:
+        for made_of_others in (_SHUFFLED,) if func._schema.name in _SHUFFLES else _COMPOSITES:
             if func.has_kernel_for_dispatch_key(made_of_others) and not answers.has_kernel(func):
                 with self:
                     return func._op_dk(made_of_others, *args, **kwargs)

@@ -18,7 +18,7 @@ from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import computed_in, precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, RECURRENT, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
-from steptime._models.kernels.recurrent import WITHIN, StepPart, Recurrent, cell_parts
+from steptime._models.kernels.recurrent import WITHIN, Recurrent, StepPart, cell_parts
 from steptime._models.power.model import KernelDraw
 from steptime._ops.catalogue import op_kind
 from steptime._ops.operations import PRODUCTS, operations_of
