@@ -203,24 +203,14 @@ def test_a_function_that_returns_nothing_is_the_step_itself() -> None:
     assert names(capture(step))["aten::addmm"] == 1
 
 
-def reads(x: Any) -> Any:
-    return x * x.sum().item()
-
-
 def selects(x: Any) -> Any:
     return x[x > 0]
-
-
-def copies(x: Any) -> Any:
-    return x.cpu()
 
 
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (reads, "aten::_local_scalar_dense at .*test_capture.py:[0-9]+: needs the values of a tensor"),
         (selects, "aten::index at .*test_capture.py:[0-9]+: the shape of its result depends on data"),
-        (copies, "aten::copy_ at .*test_capture.py:[0-9]+: needs the values"),
         (lambda x: x + torch.ones(4, 16), "aten::add at .*: takes a tensor of the CPU"),
         (lambda x: x @ torch.ones(4, 4, device="cuda"), "RuntimeError at .*test_capture.py:[0-9]+"),
     ],

@@ -31,25 +31,31 @@ def read(
     ranks: int | None = None,
     plan: str | Path | None = None,
     platform_ranks: int | None = None,
+    limit_s: float | None = None,
     progress: Progress | None = None,
 ) -> Workload:
     """The workload behind a source.
 
     `source` is the path of recordings (a file, folder or archive; a list of paths for several), of a saved workload, of a
-    config or of a sharding task (`.toml`, `.csv`, `.json`); a function as "module:function", "file.py:function" or the
-    function itself, which is captured without a GPU; or a workload, which is taken as it is. `batch` (global) and `ranks`
-    change a config or a function. `plan` is the file of a plan of a DLRM's tables, as `steptime shard` or TorchRec writes it.
-    A sharding task that names no ranks is for `platform_ranks`. `progress` is told the name and the bytes read so far of long
-    recordings.
+    config or of a sharding task (`.toml`, `.csv`, `.json`); a training script ("train.py") or a function as "module:function",
+    "file.py:function" or the function itself, which is captured without a GPU (in a list, what follows a script or function is
+    its arguments); or a workload, which is taken as it is. `batch` (global) and `ranks` change a config or a function, `ranks`
+    a script too, which may run for `limit_s`. `plan` is the file of a plan of a DLRM's tables, as `steptime shard` or TorchRec
+    writes it. A sharding task or a script that names no ranks is for `platform_ranks`. `progress` is told the name and the
+    bytes read so far of long recordings.
     """
     if isinstance(source, Workload):
         return source.varied(batch=batch, ranks=ranks)
     if callable(source):
         return capture(source, batch=batch, ranks=ranks or 1)
-    paths = [Path(source)] if isinstance(source, str | Path) else [Path(each) for each in source]
-    if not paths:
-        raise InputError("nothing to read: give a path, a config, module:function or a function")
-    text = str(paths[0])
+    texts = [str(source)] if isinstance(source, str | Path) else [str(each) for each in source]
+    if not texts:
+        raise InputError("nothing to read: give a path, a config, a training script, module:function or a function")
+    text, paths = texts[0], [Path(each) for each in texts]
+    if runs_code(text):
+        if plan is not None:
+            raise InputError(f"{text}: places its tables itself; a plan goes with a DLRM config or a sharding task")
+        return _of_code(text, texts[1:], batch, ranks, platform_ranks, limit_s)
     if len(paths) == 1 and _is_config(paths[0]):
         from steptime._shard.configs import configured_in
 
@@ -57,8 +63,6 @@ def read(
         return configured_in(paths[0], batch=batch, ranks=ranks, plan=file, platform_ranks=platform_ranks)
     if plan is not None:
         raise InputError(f"{text}: has no tables that the plan {plan} could place; give a DLRM config or a sharding task")
-    if len(paths) == 1 and _FUNCTION.fullmatch(text) and not paths[0].exists():
-        return capture(text, batch=batch, ranks=ranks or 1)
     if batch is not None or ranks is not None:
         raise InputError(f"{text}: {fixed(batch, ranks)}")
     return load(paths, progress=progress)
@@ -76,13 +80,53 @@ def _is_config(path: Path) -> bool:
     return _TABLES.search(begin) is not None and b'"traceEvents"' not in begin and b'"nodes"' not in begin
 
 
-def capture(function: str | Callable[..., Any], *, ranks: int = 1, batch: int | None = None) -> Workload:
+def is_script(text: str) -> bool:
+    """Whether a source is a training script."""
+    return text.endswith(".py") and not Path(text).is_dir()
+
+
+def runs_code(text: str) -> bool:
+    """Whether a source is the user's own code, which runs: a script, or a function that is named."""
+    return is_script(text) or (_FUNCTION.fullmatch(text) is not None and not Path(text).exists())
+
+
+def _of_code(
+    text: str,
+    arguments: Sequence[str],
+    batch: int | None,
+    ranks: int | None,
+    platform_ranks: int | None = None,
+    limit_s: float | None = None,
+) -> Workload:
+    if not is_script(text):
+        from steptime._capture.script import captured
+
+        return captured(text, arguments=tuple(arguments), batch=batch, ranks=ranks or 1)
+    from steptime._capture.launch import LIMIT_S, Script, fixed_batch
+
+    if batch is not None:
+        raise InputError(f"{text}: {fixed_batch(batch)}")
+    return Script(Path(text), tuple(arguments), LIMIT_S if limit_s is None else limit_s).workload(ranks, platform_ranks)
+
+
+def capture(
+    function: str | Callable[..., Any],
+    *,
+    arguments: Sequence[str] = (),
+    ranks: int | None = None,
+    batch: int | None = None,
+    limit_s: float | None = None,
+) -> Workload:
     """What a training step does, op by op: forward, backward and optimiser, on so many ranks.
 
-    `function` makes model, optimiser and inputs and returns the step, a callable without arguments, or is the step itself; or
-    it is named, as "module:function" or "file.py:function". It may take `batch` (samples of all ranks), `device`, `rank` and
-    `ranks`. PyTorch is needed, a GPU is not.
+    `function` makes model, optimiser and inputs and returns the step, a callable without arguments, or is the step itself, or
+    a training loop, of which the iteration that repeats is taken; or it is named, as "module:function" or "file.py:function".
+    It may take `batch` (samples of all ranks), `device`, `rank` and `ranks`. A training script ("train.py") runs as it is, in
+    a process of its own and for `limit_s` at most. `arguments` are what it finds on its command line. PyTorch is needed, a GPU
+    is not.
     """
+    if isinstance(function, str):
+        return _of_code(function, arguments, batch, ranks, limit_s=limit_s)
     from steptime._capture.script import captured
 
-    return captured(function, batch=batch, ranks=ranks)
+    return captured(function, batch=batch, ranks=ranks or 1)

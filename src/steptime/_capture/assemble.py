@@ -20,6 +20,9 @@ LEAF = "steptime:leaf:"
 HOST = "steptime:host"
 """The range in which an op that has nothing to do with the device is called again, below the mode."""
 
+LOADING = "steptime_loading"
+"""The range in which a data loader makes the next batch: what it does on the host is left out."""
+
 _MODE = "PythonDispatchMode"  # PyTorch's own record of calling a dispatch mode
 # Gradients of index_select and gather, summed up in zeros (autograd/FunctionsManual.cpp; native/TensorAdvancedIndexing.cpp).
 _INTO_ZEROS = frozenset(("aten::index_add", "aten::scatter_add"))
@@ -79,7 +82,9 @@ class _Tree:
             self._attach(self._notes[int(node.name[len(LEAF) :])], parent)
             return
         inside = self._children.get(at, [])
-        if node.name == HOST:
+        if node.name == LOADING:
+            inside = [child for child in inside if any(True for _ in self._noted(child))]
+        elif node.name == HOST:
             # The op again, as the mode called it: what it is made of belongs to the op.
             inside = [child for again in inside for child in self._children.get(again, ())]
         elif node.name != _MODE:

@@ -11,6 +11,7 @@ from steptime._capture.device import parameters_alive, pretended
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
 from steptime._capture.refusals import in_one_line
+from steptime._capture.watch import FoundError, LoopIteration, LoopWatch, leave, tamed, watched
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
 from steptime._program.program import Program
@@ -23,23 +24,54 @@ PARAMETERS = "parameters"
 
 
 def capture(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") -> Program:
-    """The training step that a function makes, or is.
+    """The training step that a function makes, or is, or repeats.
 
     The function makes model, optimiser and inputs on the device `cuda` and returns the step, a callable without arguments;
-    one that returns nothing callable is the step itself. After `warm_up` steps the next one is recorded: gradients are
-    cleared and the optimiser has its state, as in every later step.
+    one that returns nothing callable is a training loop, or the step itself. Of a loop the iteration that repeats is recorded.
+    Else, after `warm_up` steps the next one is: gradients are cleared and the optimiser has its state, as in every later step.
     """
+    return captured_step(function, warm_up=warm_up, name=name)[0]
+
+
+def captured_step(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") -> tuple[Program, tuple[str, ...]]:
+    """The same, and what is said of it."""
     what = name or getattr(function, "__name__", "captured")
     with in_one_line(what), pretended(CommLog()), Recorder() as recorder:
-        step = function()
-        if not callable(step):
-            step, warm_up = function, max(0, warm_up - 1)  # it has just run once
+        iteration = one_iteration(function, recorder, warm_up)
+    return program_of_one(iteration, what), iteration.messages
+
+
+def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int, *, only_calls: bool = False) -> LoopIteration:
+    """The step of a function: what it returns, what it repeats, or what it is. `only_calls`: its calls are listed, no more."""
+    said: dict[str, None] = {}
+    watch = LoopWatch(recorder, leave)
+    recorder.list_calls()
+    with tamed(said):
+        try:
+            with watched(watch):
+                step = function()
+        except FoundError as found:
+            watch.last, step = found.iteration, None
+        if watch.last is not None and not callable(step):
+            return replace(watch.last, messages=(*watch.last.messages, *said))
+        if callable(step):
+            recorder.list_calls()
+        else:
+            step, warm_up = function, warm_up - 1  # it has just run once
+            recorder.end_calls()
         for _ in range(warm_up):
             step()
+            recorder.end_calls()
+        if only_calls:
+            return LoopIteration(b"", [], (), ())
         with recorder.noting():
             data = observed(step)
-        outside = recorder.unnamed_bytes()
-        parameters = parameters_alive()
-    program = to_program(assembled(read(data, what), recorder.notes), rank=0, world_size=1)
-    more = {OUTSIDE: outside} if outside else {}
-    return replace(program, meta={**program.meta, **more, PARAMETERS: parameters})
+    messages = (*recorder.reads.messages(), *said)
+    return LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), messages, parameters_alive())
+
+
+def program_of_one(iteration: LoopIteration, what: str) -> Program:
+    """The program of a job of one rank."""
+    program = to_program(assembled(read(iteration.data, what), iteration.notes), rank=0, world_size=1)
+    more = {OUTSIDE: iteration.outside} if iteration.outside else {}
+    return replace(program, meta={**program.meta, **more, PARAMETERS: iteration.parameters})

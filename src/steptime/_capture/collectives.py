@@ -74,8 +74,12 @@ class Collectives:
         self._log, self._streams = log, streams
         self._by_storage: dict[int, CollectiveLaunch] = {}
         self.results: list[torch.Tensor] = []  # of the last one
-        # Every collective is over at once, so that one piece of work stands for all.
-        self._work = dist.broadcast(torch.zeros(1, device="cpu"), 0, async_op=True).boxed()
+        self._work: Any = None
+
+    def joined(self) -> None:
+        """The process group is there: every collective is over at once, so that one piece of work stands for all."""
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            self._work = dist.broadcast(torch.zeros(1, device="cpu"), 0, async_op=True).boxed()
 
     def answer(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the op gives, with the ranges and copies that NCCL's process group makes around it."""

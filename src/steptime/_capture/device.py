@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +26,7 @@ from torch.autograd.profiler import record_function
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils, checkpoint
 
+from steptime._capture import questions
 from steptime._capture.autocast import casting
 from steptime._capture.cuda_choices import chosen
 from steptime._capture.log import CommLog, Streams
@@ -42,6 +44,10 @@ _PROPERTIES = SimpleNamespace(
     minor=_MINOR,
     total_memory=int(_GPU.memory_bytes.value),
     multi_processor_count=int(_GPU.sms.value),
+    warp_size=32,
+    is_integrated=0,
+    is_multi_gpu_board=0,
+    uuid="",
 )
 
 
@@ -76,7 +82,6 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 _CONSTANTS: dict[str, Any] = {
     "is_available": True,
-    "device_count": 1,
     "current_device": 0,
     "is_bf16_supported": True,
     "is_initialized": True,
@@ -127,12 +132,13 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def pretended(log: CommLog) -> Iterator[Streams]:
-    """While it lasts, PyTorch says that there is one CUDA device, and tensors can be made on it. Gives its streams."""
+def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
+    """While it lasts, PyTorch says that there are CUDA devices, and tensors can be made on one. Gives its streams."""
     streams = Streams(log)
     _parameters.clear()
     with ExitStack() as stack:
-        for owner, name, stand_in in _replaced(streams):
+        asked = questions.replaced(streams, _PROPERTIES.total_memory, devices)
+        for owner, name, stand_in in chain(_replaced(streams), asked):
             stack.enter_context(patch.object(owner, name, stand_in))
         stack.enter_context(restored())
         stack.enter_context(casting())
@@ -144,7 +150,9 @@ def pretended(log: CommLog) -> Iterator[Streams]:
 
 
 def translated(device: Any) -> Any:
-    """What C++ calls a device: `meta` where it is CUDA, else the same."""
+    """What C++ calls a device: `meta` where it is CUDA, by name or number, else the same."""
+    if type(device) is int:
+        return META
     if isinstance(device, str) and device.startswith("cuda"):
         return META
     return META if isinstance(device, torch.device) and device.type == "cuda" else device
@@ -165,7 +173,7 @@ class DeviceNames(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
         if func is torch.Tensor.to:
-            args = tuple(map(translated, args))
+            args = (args[0], *map(translated, args[1:2]), *args[2:])
         if func in _FROM_DATA and translated(kwargs.get("device")) == META:
             # Made on the CPU and copied, as PyTorch does it too.
             rest = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}

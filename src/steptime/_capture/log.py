@@ -110,6 +110,12 @@ class CommLog:
     _count: int = 0
     _sequences: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
+    def begin(self) -> None:
+        """Keeps collectives from here on."""
+        self.recording = True
+        self.calls.clear()
+        self.waits.clear()
+
     def launched(self, group: str, rank: int, *, point_to_point: bool = False) -> CollectiveLaunch:
         """One more collective."""
         sequence = self._sequences[group, point_to_point] + 1
@@ -216,6 +222,10 @@ class PretendedStream(_Idle):
                 self._streams.log.waited(launch)
 
     wait_stream = wait_event
+
+    def is_capturing(self) -> bool:
+        """No graph is being recorded."""
+        return False
 
     def record_event(self, event: PretendedEvent | None = None) -> PretendedEvent:
         """An event behind all that this stream was given."""

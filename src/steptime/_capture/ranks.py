@@ -17,14 +17,14 @@ import numpy as np
 
 from steptime._capture.answers import remembered
 from steptime._capture.assemble import assembled
-from steptime._capture.capture import OUTSIDE
+from steptime._capture.capture import OUTSIDE, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
 from steptime._capture.device import pretended
 from steptime._capture.log import CommLog, ranges
-from steptime._capture.record import observed
 from steptime._capture.refusals import in_one_line
 from steptime._capture.sharded import captured_sharding
+from steptime._capture.watch import LoopIteration
 from steptime._capture.world import Called, GroupRecorder, World, world
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
@@ -46,6 +46,7 @@ class CapturedRank:
     program: Program
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
     calls: Sequence[Called]
+    messages: tuple[str, ...] = ()
 
 
 def capture_ranks(
@@ -59,16 +60,16 @@ def capture_ranks(
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks cannot be captured; expected 1 to {MOST_RANKS}")
     captured = [capture_rank(function, 0, ranks, name=name, warm_up=warm_up)]
-    messages: tuple[str, ...] = ()
+    messages = captured[0].messages
     if ranks > MOST_CAPTURED and not alike:
-        messages = (f"{ranks} ranks are too many to compare or to capture each, so that rank 0 was taken for all",)
+        messages += (f"{ranks} ranks are too many to compare or to capture each, so that rank 0 was taken for all",)
     elif ranks > 1 and not alike:
         difference = first_difference(captured[0].calls, _calls(function, ranks - 1, ranks, name))
         if difference:
             captured += [capture_rank(function, rank, ranks, name=name, warm_up=warm_up) for rank in range(1, ranks)]
-            messages = (f"ranks 0 and {ranks - 1} do different things ({difference}); all {ranks} ranks were captured",)
+            messages += (f"ranks 0 and {ranks - 1} do different things ({difference}); all {ranks} ranks were captured",)
         else:
-            messages = (f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks",)
+            messages += (f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks",)
     owners = (0,) * ranks if len(captured) < ranks else ()
     return Workload(tuple(each.program for each in captured), ranks, name, messages, owners=owners, groups=captured[0].groups)
 
@@ -76,30 +77,30 @@ def capture_ranks(
 def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: str = "", warm_up: int = 1) -> CapturedRank:
     """The step of one rank alone, after so many steps of warm-up."""
     what = _what(function, rank, name)
-    with _no_collection():
-        with in_one_line(what), _ranked(rank, ranks) as (around, recorder):
-            step = _first_step(function, recorder)
-            for _ in range(warm_up - 1):
-                step()
-            around.log.recording = True
-            with recorder.noting():
-                data = observed(step)
-            groups = around.groups()
-        trace = assembled(read(data, what), recorder.notes)
-        streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), around.log, groups)
+    with _no_collection(), in_one_line(what), ranked(rank, ranks) as (around, recorder):
+        iteration = one_iteration(function, recorder, warm_up)
+        return captured_rank(iteration, around, recorder, what)
+
+
+def captured_rank(iteration: LoopIteration, around: World, recorder: GroupRecorder, what: str) -> CapturedRank:
+    """An iteration as one rank of the job."""
+    rank, ranks = around.rank, around.ranks
+    trace = assembled(read(iteration.data, what), iteration.notes)
+    streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), around.log, around.groups())
     program = to_program(streamed.trace, rank=rank, world_size=ranks)
-    meta, outside = dict(program.meta), recorder.unnamed_bytes()
-    if outside:
-        meta[OUTSIDE] = outside
+    meta = dict(program.meta)
+    if iteration.outside:
+        meta[OUTSIDE] = iteration.outside
     if any(streamed.streams):
         meta[OP_STREAM] = np.array(streamed.streams, dtype=np.int32)
-    return CapturedRank(replace(program, meta=meta), around.partitions.sides(), recorder.calls)
+    program = replace(program, meta=meta)
+    return CapturedRank(program, around.partitions.sides(), recorder.calls, iteration.messages)
 
 
 def _calls(function: Callable[[], Any], rank: int, ranks: int, name: str) -> Sequence[Called]:
     """What one rank calls in its first step: as good as a program to tell ranks apart, in a third of the time."""
-    with _no_collection(), in_one_line(_what(function, rank, name)), _ranked(rank, ranks) as (_, recorder):
-        _first_step(function, recorder)
+    with _no_collection(), in_one_line(_what(function, rank, name)), ranked(rank, ranks) as (_, recorder):
+        one_iteration(function, recorder, 1, only_calls=True)
     return recorder.calls
 
 
@@ -107,19 +108,8 @@ def _what(function: Callable[[], Any], rank: int, name: str) -> str:
     return f"{name or getattr(function, '__name__', 'captured')}, rank {rank}"
 
 
-def _first_step(function: Callable[[], Any], recorder: GroupRecorder) -> Callable[[], Any]:
-    """Runs a step that a function makes, or is, for the first time, and lists its calls."""
-    recorder.listing = True
-    step = function()
-    if callable(step):
-        recorder.calls.clear()
-        step()
-    recorder.listing = False
-    return step if callable(step) else function
-
-
 @contextmanager
-def _ranked(rank: int, ranks: int) -> Iterator[tuple[World, GroupRecorder]]:
+def ranked(rank: int, ranks: int, *, joined: bool = True, devices: int = 1) -> Iterator[tuple[World, GroupRecorder]]:
     """While it lasts, this process is one rank of a job on pretended devices, and a recorder answers for its device."""
     log = CommLog()
     with ExitStack() as stack:
@@ -127,11 +117,11 @@ def _ranked(rank: int, ranks: int) -> Iterator[tuple[World, GroupRecorder]]:
         # PyTorch's own, about names it means to drop and tensors it cannot see into: of no use to who captures.
         warnings.filterwarnings("ignore", module="torch")
         warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed", category=FutureWarning)
-        streams = stack.enter_context(pretended(log))
-        around = stack.enter_context(world(rank, ranks, streams))
+        streams = stack.enter_context(pretended(log, devices=devices))
+        around = stack.enter_context(world(rank, ranks, streams, joined=joined))
         for context in (captured_sharding, captured_data_parallel, ranges, remembered):
             stack.enter_context(context())
-        yield around, stack.enter_context(GroupRecorder(around.collectives))
+        yield around, stack.enter_context(GroupRecorder(around.collectives, log))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ modes do not know are kept as they are, with their arguments, and `steptime._pro
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steptime._capture import answers, refusals
 from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import CONTENTS
+from steptime._capture.reads import Reads, is_read
 from steptime._capture.switches import switches_at
 from steptime._capture.tensors import META, is_pretended, tensors_in
 
@@ -40,17 +41,30 @@ _SHUFFLED = DispatchKey.CompositeExplicitAutogradNonFunctional
 
 def observed(step: Callable[[], object]) -> bytes:
     """What PyTorch's observer writes of one call."""
-    with tempfile.TemporaryDirectory(prefix="steptime") as folder:
-        file = Path(folder) / "trace.json"
-        observer = ExecutionTraceObserver()
-        observer.register_callback(str(file))
-        try:
-            observer.start()
-            step()
-        finally:
-            observer.stop()
-            observer.unregister_callback()
-        return file.read_bytes()
+    observation = Observation()
+    try:
+        step()
+    finally:
+        data = observation.end()
+    return data
+
+
+class Observation:
+    """What PyTorch's observer writes from here on."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="steptime")
+        self._file = Path(self._folder.name) / "trace.json"
+        self._observer = ExecutionTraceObserver()
+        self._observer.register_callback(str(self._file))
+        self._observer.start()
+
+    def end(self) -> bytes:
+        """What it wrote up to here."""
+        self._observer.stop()
+        self._observer.unregister_callback()
+        with self._folder:
+            return self._file.read_bytes()
 
 
 # PyTorch's own, without types.
@@ -65,6 +79,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
+        self.reads = Reads()
+        self.exact = self.names = 0  # digests of the calls since they were set to 0, with and without shapes
         self._noting = False
         self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
         self._storages: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
@@ -73,6 +89,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def noting(self) -> Any:
         """While it lasts, ops are noted."""
         return _Switched(self)
+
+    def begin(self) -> None:
+        """Forgets what was noted and digested so far, and notes from here on."""
+        self.notes, self._held, self._weak = [], {}, []
+        self.reads.lines.clear()
+        self._noting = True
+
+    def end(self) -> None:
+        """Notes no longer."""
+        self._noting = False
+
+    def list_calls(self) -> None:
+        """Lists calls from here on, those before forgotten, where ranks are to be compared."""
+
+    def end_calls(self) -> None:
+        """Lists no more."""
+
+    def digest(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """One more call."""
+        self.names = hash((self.names, func))
+        self.exact = hash((self.exact, func, *((tensor.shape, tensor.dtype) for tensor in tensors)))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -89,7 +126,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
             kwargs["device"] = device = META
-        here = (device is not None and device.type == "meta") or any(map(is_pretended, tensors_in((args, kwargs))))
+        tensors = list(tensors_in((args, kwargs)))
+        here = (device is not None and device.type == "meta") or any(map(is_pretended, tensors))
         if not here and not self._noting and answers.is_large(func, args, kwargs):
             # It is made before the step, so that a model is on its way to the device; the CPU may not have the memory.
             return self._remembered(func, answers.answer(func, args, {**kwargs, "device": META}))
@@ -100,16 +138,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func.has_kernel_for_dispatch_key(made_of_others) and not answers.has_kernel(func):
                 with self:
                     return func._op_dk(made_of_others, *args, **kwargs)
-        known = refusals.value_of(func)
-        if known is not None:
-            return known
+        self.digest(func, tensors)
         refusals.refuse(func, args, kwargs)
         inside = CONTENTS.get(func._schema.name)
         if not self._noting:
             if inside:
                 with self:
                     return inside(*args, **kwargs)
-            return self._remembered(func, answers.answer(func, args, kwargs))
+            return self._answer(func, args, kwargs)
         note = Note(func._schema.name, switches=switches_at(func, args))
         if func is torch.ops.aten.add.Tensor:
             note.over = _writable(args[0])
@@ -117,12 +153,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.notes.append(note)
             rest = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
             note.inputs = [self._storage(tensor) for tensor in tensors_in((args, rest))]
-            result = None if inside else answers.answer(func, args, kwargs)
+            result = None if inside else self._answer(func, args, kwargs)
         if inside:
             with self:
                 result = inside(*args, **kwargs)
-        refusals.refuse_result(func, result)
         note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
+        return result
+
+    def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_read(func, args):
+            return self.reads.answer(func, args)
+        result = self._remembered(func, answers.answer(func, args, kwargs))
+        self.reads.learn(func._schema.name, args, result)
         return result
 
     def unnamed_bytes(self) -> tuple[int, ...]:
@@ -132,7 +174,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(nbytes for item, nbytes in left if nbytes and not item.expired())
 
     def _remembered(self, func: Any, result: Any) -> Any:
-        """Remembers the storages that were made before the step that is noted."""
+        """Remembers the storages that were made."""
         refusals.refuse_result(func, result)
         for tensor in tensors_in(result):
             storage = tensor.untyped_storage()
@@ -172,7 +214,7 @@ class _Switched:
         self._recorder = recorder
 
     def __enter__(self) -> None:
-        self._recorder._noting = True
+        self._recorder.begin()
 
     def __exit__(self, *_: object) -> None:
-        self._recorder._noting = False
+        self._recorder.end()

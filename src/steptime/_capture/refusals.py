@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,36 +18,37 @@ from steptime._capture.tensors import is_pretended, tensors_in
 from steptime._ops.catalogue import op_kind
 from steptime.errors import InputError, SteptimeError
 
-_OWN = str(Path(__file__).parent)
+_OWN = str(Path(__file__).parent.parent)
 _TORCH = str(Path(torch.__file__).parent)
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
 _SCALER = str(Path(_TORCH) / "amp" / "grad_scaler.py")
-_VALUE_OF_SCALER = 0.0  # no gradient is infinite, as in nearly every step
 _TRUTHS = (torch.bool, torch.uint8)
 
 
-def value_of(func: Any) -> float | None:
-    """What PyTorch's own code asks of a tensor's data, where the answer is known; None: not asked, or not known."""
-    if func is not torch.ops.aten._local_scalar_dense.default:
-        return None
-    return _VALUE_OF_SCALER if any(name == _SCALER for name, _ in _frames(sys._getframe())) else None
+def is_scaler() -> bool:
+    """Whether PyTorch's own gradient scaler is calling."""
+    return any(name == _SCALER for name, _ in _frames(sys._getframe()))
+
+
+def user_line() -> str:
+    """`file:line` of the user's code that is being run; empty where there is none."""
+    return _line(_frames(sys._getframe()))
+
+
+def innermost_line(frame: FrameType | None) -> str:
+    """`file:line` of the user's code that a frame is in; empty where it is in none."""
+    return _line(_frames(frame))
 
 
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises where an op on the pretended device needs data, or what is not pretended."""
     name = func._schema.name
-    tensors = list(tensors_in((args, kwargs)))
-    to_host = name == "aten::copy_" and not is_pretended(args[0])
-    if to_host or torch.Tag.data_dependent_output in func.tags:
-        raise InputError(
-            f"{_at_line(name)}: needs the values of a tensor, and a step is captured without data; "
-            "leave it out of the step (a loss can be read after it), or decide without looking at the tensor"
-        )
     if torch.Tag.dynamic_output_shape in func.tags and _depends(func, args, kwargs):
         raise InputError(
             f"{_at_line(name)}: the shape of its result depends on data, and a step is captured without; "
             "use an op with a fixed shape, as torch.where in place of indexing with truth values"
         )
-    away = next((each for each in tensors if each.dim() and not is_pretended(each)), None)
+    away = next((each for each in tensors_in((args, kwargs)) if each.dim() and not is_pretended(each)), None)
     if away is not None and not op_kind(name).across_devices:
         raise InputError(
             f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
@@ -98,7 +101,7 @@ _LONGEST = 200  # characters of a message that is quoted
 
 
 def _at_line(name: str) -> str:
-    line = _line(_frames(sys._getframe()))
+    line = user_line()
     return f"{name} at {line}" if line else name
 
 
@@ -112,7 +115,7 @@ def _frames(frame: FrameType | None) -> list[tuple[str, int]]:
 
 
 def _line(frames: list[tuple[str, int]]) -> str:
-    for name, number in frames:
-        if not name.startswith((_OWN, _TORCH, "<")) and "importlib" not in name:
-            return f"{name}:{number}"
-    return ""
+    """The innermost line that is the user's own, or at least nobody's of PyTorch or Python."""
+    others = [each for each in frames if not each[0].startswith((_OWN, _TORCH, _PYTHON, "<"))]
+    own = [each for each in others if "site-packages" not in each[0]]
+    return ":".join(map(str, (own or others)[0])) if others else ""

@@ -11,11 +11,13 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from steptime._capture.vision_ops import declared_when_imported
 from steptime._program.workload import Description, Workload
@@ -25,13 +27,14 @@ _KNOWN = ("batch", "device", "rank", "ranks")
 DEVICE = "cuda"
 
 
-def captured(function: str | Callable[..., Any], *, batch: int | None = None, ranks: int = 1) -> Workload:
-    """The workload of a function, or of one that is named, on so many ranks."""
-    result = _captured(function, batch, ranks)
-    parameters = result.programs[0].meta.get("parameters")
-    return replace(
-        result, description=Description(batch=batch, parameters=parameters), rebuild=CaptureAgain(function, batch, ranks)
-    )
+def captured(
+    function: str | Callable[..., Any], *, arguments: tuple[str, ...] = (), batch: int | None = None, ranks: int = 1
+) -> Workload:
+    """The workload of a function, or of one that is named, on so many ranks. Its module finds `arguments` in `sys.argv`."""
+    with _command_line(function, arguments):
+        result = _captured(function, batch, ranks)
+    description = Description(batch=batch, parameters=result.programs[0].meta.get("parameters"))
+    return replace(result, description=description, rebuild=CaptureAgain(function, arguments, batch, ranks))
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,29 @@ class CaptureAgain:
     """Captures a function once more, with another batch or for other ranks."""
 
     function: str | Callable[..., Any]
+    arguments: tuple[str, ...]
     batch: int | None
     ranks: int
 
     def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
         return captured(
-            self.function, batch=self.batch if batch is None else batch, ranks=self.ranks if ranks is None else ranks
+            self.function,
+            arguments=self.arguments,
+            batch=self.batch if batch is None else batch,
+            ranks=self.ranks if ranks is None else ranks,
         )
+
+
+@contextmanager
+def _command_line(function: str | Callable[..., Any], arguments: tuple[str, ...]) -> Iterator[None]:
+    """While it lasts, the command line is that of a named function's module, and a file's folder the first to import from."""
+    if not isinstance(function, str):
+        yield
+        return
+    where = function.rpartition(":")[0]
+    folder = [str(Path(where).resolve().parent)] if where.endswith(".py") else []
+    with patch.object(sys, "argv", [where, *arguments]), patch.object(sys, "path", [*folder, *sys.path]):
+        yield
 
 
 def _captured(source: str | Callable[..., Any], batch: int | None, ranks: int) -> Workload:
@@ -56,9 +75,10 @@ def _captured(source: str | Callable[..., Any], batch: int | None, ranks: int) -
     alone = bound(function, target, batch=batch, rank=0, ranks=ranks)
     name = target.rpartition(":")[2]
     if ranks == 1:
-        from steptime._capture.capture import capture  # noqa: PLC0415 (it imports torch, whose level is set above)
+        from steptime._capture.capture import captured_step  # noqa: PLC0415 (it imports torch, whose level is set above)
 
-        return Workload((capture(alone, name=target),), 1, name)
+        program, messages = captured_step(alone, name=target)
+        return Workload((program,), 1, name, messages)
     from steptime._capture.ranks import capture_ranks  # noqa: PLC0415 (torch.distributed, which one rank does not need)
     from steptime._capture.refusals import in_one_line  # noqa: PLC0415 (the same)
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -88,6 +88,8 @@ class Partitions:
 class World:
     """What one captured rank knows of the others."""
 
+    rank: int
+    ranks: int
     log: CommLog
     collectives: Collectives
     partitions: Partitions
@@ -97,31 +99,47 @@ class World:
         known = distributed_c10d._world.pg_names
         return {str(name): self.partitions.described(str(name), group.group_desc) for group, name in known.items()}
 
+    def join(self) -> None:
+        """Joins the process group of the whole job."""
+        if not dist.is_initialized():
+            _init("fake", store=FakeStore(), rank=self.rank, world_size=self.ranks)
+            self.collectives.joined()
+
+
+_init = dist.init_process_group
+
 
 @contextmanager
-def world(rank: int, ranks: int, streams: Streams) -> Iterator[World]:
-    """While it lasts, this process is one rank of a job. Scripts that join a process group themselves find that they have."""
+def world(rank: int, ranks: int, streams: Streams, *, joined: bool = True) -> Iterator[World]:
+    """While it lasts, this process is one rank of a job, as a launcher starts it.
+
+    A function finds that it has `joined` the process group; a script does so itself.
+    """
     if dist.is_initialized():
         raise InputError("a process group exists already; capture ranks before torch.distributed.init_process_group is called")
     environment = {
-        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
     }  # fmt: skip
     with patch.dict(os.environ, environment), ExitStack() as stack:
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-        stack.callback(dist.destroy_process_group)
         log, partitions = streams.log, Partitions(tuple(range(ranks)))
         collectives = Collectives(log, streams)
+        around = World(rank, ranks, log, collectives, partitions)
+        if joined:
+            around.join()
+        destroy = dist.destroy_process_group
+        stack.callback(lambda: destroy() if dist.is_initialized() else None)
         for name in _METHODS:
             if hasattr(dist.ProcessGroup, name):
                 method = _waitable(getattr(dist.ProcessGroup, name), log, collectives)
                 stack.enter_context(patch.object(dist.ProcessGroup, name, method))
         for owner, name, stand_in in (
-            (dist, "init_process_group", lambda *_, **__: None),
+            *((owner, "init_process_group", lambda *_, **__: around.join()) for owner in (dist, distributed_c10d, device_mesh)),
             (dist, "destroy_process_group", lambda *_, **__: None),
             (distributed_c10d, "_new_group_with_tag", _noted(distributed_c10d._new_group_with_tag, partitions)),
         ):
             stack.enter_context(patch.object(owner, name, stand_in))
-        yield World(log, collectives, partitions)
+        yield around
 
 
 def _waitable(method: Callable[..., Any], log: CommLog, collectives: Collectives) -> Callable[..., Any]:
@@ -172,12 +190,31 @@ def _is_integers(value: Any) -> bool:
 class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Answers what one rank of a job calls."""
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: Collectives, log: CommLog) -> None:
         super().__init__()
-        self._collectives = collectives
+        self._collectives, self._log = collectives, log
         self._wrappers: list[Any] = []
-        self.listing = False
+        self._listing = False
         self.calls: list[Called] = []  # by which ranks are compared
+
+    def begin(self) -> None:
+        """Notes from here on, collectives too."""
+        super().begin()
+        self._log.begin()
+
+    def end(self) -> None:
+        """Notes no longer."""
+        super().end()
+        self._log.recording = False
+
+    def list_calls(self) -> None:
+        """Lists calls from here on."""
+        self._listing = True
+        self.calls.clear()
+
+    def end_calls(self) -> None:
+        """Lists no more."""
+        self._listing = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -188,7 +225,7 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
         if namespace in _ASIDE or any(issubclass(kind, FakeTensor) for kind in types):
             # With tensors that are PyTorch's own fakes, DTensor finds out how results are sharded: once, in the first step.
             return func(*args, **kwargs)
-        if self.listing:
+        if self._listing:
             self.calls.append(called(func, args, kwargs))
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             # A DTensor, or the result of a collective: its own class calls ops on what it wraps.
@@ -196,6 +233,7 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
                 self._note_wrapped(func, args, kwargs)
             return NotImplemented
         if namespace == "c10d":
+            self.digest(func, list(tensors_in((args, kwargs))))
             with self:
                 return self._collectives.answer(func, args, kwargs)
         if func is torch.ops._c10d_functional.wait_tensor.default:

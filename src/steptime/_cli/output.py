@@ -35,6 +35,11 @@ CalibrationFile = Annotated[
     Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
 ]
 
+Limit = Annotated[
+    float | None,
+    Option("--limit", metavar="SECONDS", help="How long a training script may run (120 if not given).", show_default=False),
+]
+
 NO_TORCH = "measuring needs PyTorch, which is not installed; pip install 'steptime[measure]' (predicting does without)"
 # Reads shorter than this need no progress bar.
 PATIENCE_S = 0.5
@@ -45,18 +50,33 @@ WIDTH_AT_LEAST = 60
 
 
 def read(
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     *,
     batch: int | None = None,
     ranks: int | None = None,
     plan: Path | None = None,
     platform_ranks: int | None = None,
+    limit_s: float | None = None,
+    quiet: bool = False,
 ) -> Workload:
-    """The workload behind the arguments, with a progress line on long reads."""
+    """The workload behind the arguments, with a progress line on long reads. A script is announced, on stderr where `quiet`."""
     from steptime._api.read import read as read_workload
 
+    announce(str(paths[0]), quiet=quiet)
     with _progress() as progress:
-        return read_workload(paths, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks, progress=progress)
+        return read_workload(
+            paths, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks, limit_s=limit_s, progress=progress
+        )
+
+
+def announce(source: str, *, quiet: bool) -> None:
+    """Says what running a script means, before it runs."""
+    from steptime._api.read import is_script
+
+    if is_script(source):
+        from steptime._capture.launch import announcement
+
+        print(announcement(source), file=sys.stderr if quiet else sys.stdout, flush=True)
 
 
 def show(json: bool, document: Callable[[], dict[str, Any]], text: Callable[[Console], None]) -> None:
@@ -100,11 +120,11 @@ def stdout() -> Iterator[Console]:
     sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
 
 
-def input_files(paths: Sequence[Path], *others: Path | str | None) -> list[Path]:
+def input_files(paths: Sequence[Path | str], *others: Path | str | None) -> list[Path]:
     """Every file that a command reads, as far as its arguments name them: what no output may replace."""
     from steptime._program.formats import find_files
 
-    there = [path for path in paths if path.exists()]
+    there = [path for path in map(Path, paths) if path.exists()]
     return [*there, *(file.path for file in find_files(there)), *(Path(each) for each in others if each is not None)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Trace, Traces, input_files, print_files, read, show
+from steptime._cli.output import CalibrationFile, Json, Limit, Trace, Traces, announce, input_files, print_files, read, show
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def predict(
     workload: Annotated[
-        list[Path],
+        list[str],
         Argument(
             metavar="WORKLOAD",
-            help="Traces (files, folders, archives; one or many ranks), a captured workload, a config, a sharding task, or "
-            "module:function.",
+            help="Traces (files, folders, archives; one or many ranks), a captured workload, a config, a sharding task, a "
+            "training script or module:function, whose own arguments follow after --.",
             show_default=False,
         ),
     ],
@@ -49,6 +49,7 @@ def predict(
     ] = None,
     calibration: CalibrationFile = None,
     strict: Annotated[bool, Option("--strict", help="Fail on an op without a model instead of estimating it.")] = False,
+    limit: Limit = None,
     json: Json = False,
     html: Annotated[
         Path | None, Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
@@ -64,7 +65,7 @@ def predict(
     outputs = {"--html": html, "--trace": trace}
     refuse_overwriting(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
     answer = predicted(
-        read(workload, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform)),
+        read(workload, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform), limit_s=limit, quiet=json),
         platform,
         device=device,
         host=host,
@@ -129,8 +130,12 @@ def inspect(traces: Traces, json: Json = False) -> None:
 
 def sweep(
     workload: Annotated[
-        list[Path],
-        Argument(metavar="WORKLOAD", help="A config, module:function, a saved workload or traces.", show_default=False),
+        list[str],
+        Argument(
+            metavar="WORKLOAD",
+            help="A config, a training script or module:function (its own arguments after --), a saved workload or traces.",
+            show_default=False,
+        ),
     ],
     platform: Annotated[
         str, Option("--platform", metavar="NAME,...", help="Platforms, separated by commas.", show_default=False)
@@ -150,7 +155,7 @@ def sweep(
 
     platforms = _listed("--platform", platform)
     answer = swept(
-        read(workload, platform_ranks=platform_ranks(platforms[0])),
+        read(workload, platform_ranks=platform_ranks(platforms[0]), quiet=json),
         platforms,
         batch=None if batch is None else _numbers("--batch", batch),
         ranks=None if ranks is None else _numbers("--ranks", ranks),
@@ -179,31 +184,38 @@ def capture(
     function: Annotated[
         str,
         Argument(
-            metavar="MODULE:FUNCTION",
-            help="A function that makes a model and returns its training step, or is the step; file.py:function too.",
+            metavar="SCRIPT",
+            help="A training script, or MODULE:FUNCTION or FILE.py:FUNCTION: one that makes a model and returns its training "
+            "step, is the step, or trains.",
             show_default=False,
         ),
     ],
     output: Annotated[Path, Option("--output", "-o", metavar="FILE", help="Where to save the workload (.json or .json.gz).")],
-    ranks: Annotated[int, Option("--ranks", min=1, help="Number of ranks.")] = 1,
+    arguments: Annotated[
+        list[str] | None, Argument(metavar="[-- ARGS]", help="What the script finds as its arguments.")
+    ] = None,
+    ranks: Annotated[int | None, Option("--ranks", min=1, help="Number of ranks.", show_default=False)] = None,
     batch: Annotated[int | None, Option("--batch", min=1, help="Samples of all ranks, if the function takes a batch.")] = None,
+    limit: Limit = None,
     json: Json = False,
 ) -> None:
     """Save what a PyTorch training step does, without a GPU: forward, backward and optimiser, op by op."""
-    from steptime._capture.script import captured
+    from steptime._api.read import capture as captured
     from steptime._program.formats import saved
     from steptime._report.json import dumps
     from steptime._report.words import size_words
 
     if not output.name.endswith((".json", ".json.gz")):
         raise InputError(f"{output}: a workload is saved as one file; give a name that ends in .json or .json.gz")
-    workload = captured(function, batch=batch, ranks=ranks)
+    announce(function, quiet=json)
+    workload = captured(function, arguments=arguments or (), batch=batch, ranks=ranks, limit_s=limit)
     saved.write(workload, output)
     result = _captured_document(workload, output)
     if json:
         print(dumps(result), end="")
         return
-    print(f"{function}: {ranks} rank{'s' * (ranks > 1)}, {result['ops']:,} ops, {result['collectives']:,} collectives")
+    count = workload.world_size
+    print(f"{function}: {count} rank{'s' * (count > 1)}, {result['ops']:,} ops, {result['collectives']:,} collectives")
     print(f"peak memory of a rank: {size_words(result['peak_bytes'])}")
     for warning in workload.warnings:
         print(f"note: {warning}")
