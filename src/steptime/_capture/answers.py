@@ -19,7 +19,7 @@ from torch._C import DispatchKey
 from torch.library import Library
 
 from steptime._capture.layouts import laid_out
-from steptime._capture.tensors import META, as_meta, is_pretended, on_device
+from steptime._capture.tensors import LISTS, META, as_meta, is_pretended, on_device
 
 # Ops that PyTorch makes of others on devices without a kernel of theirs, and CUDA has one: both CompositeExplicitAutograd and
 # CUDA are dispatch keys of theirs in native_functions.yaml (so are all of `_foreach_`). A copy calls a kernel where its entry
@@ -41,15 +41,16 @@ _memory: ContextVar[dict[Any, tuple[bool, tuple[_Part, ...]] | None] | None] = C
 
 _FACTORIES = frozenset(f"aten::{name}" for name in ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn"))
 _LARGE_BYTES = 256 << 20
+_NUMBERS = (int, float)
 
 
+@cache
 def has_kernel(func: Any) -> bool:
     """Whether CUDA runs an op as one, though PyTorch could make it of others."""
     name: str = func._schema.name
     return name in _KERNELS or "::_foreach_" in name or _made_of_others_elsewhere(func)
 
 
-@cache
 def _made_of_others_elsewhere(func: Any) -> bool:
     """Whether PyTorch makes an op of others before autograd sees it, but not on the CPU, nor on CUDA (`silu_backward`)."""
     return all(map(func.has_kernel_for_dispatch_key, (DispatchKey.CompositeImplicitAutograd, DispatchKey.CPU)))
@@ -112,7 +113,7 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _wrapped(value: Any, argument: Any) -> Any:
     """A number in place of a tensor, which a mode is shown for a tensor that stands for a number, as a tensor again."""
-    if isinstance(value, int | float | bool) and str(argument.type) == "Tensor":
+    if isinstance(value, _NUMBERS) and str(argument.type) == "Tensor":
         dtype = torch.get_default_dtype() if isinstance(value, float) else None
         return torch.tensor(value, dtype=dtype)
     return value
@@ -132,8 +133,8 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same value with its tensors changed; no source of random numbers, which the device that is not there has none of."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(each, change) for each in value)
+    if isinstance(value, LISTS):
+        return type(value)([_mapped(each, change) for each in value])
     return None if isinstance(value, torch.Generator) else value
 
 
@@ -171,10 +172,10 @@ def _part(value: Any) -> Any:
         if value.layout is not torch.strided:
             raise TypeError
         return (value.shape, value.stride(), value.dtype, is_pretended(value))
-    if isinstance(value, list | tuple):
+    if isinstance(value, LISTS):
         return tuple(map(_part, value))
     # 1, 1.0 and True are equal, and mean different dtypes.
-    return (type(value), value) if isinstance(value, int | float) else value
+    return (type(value), value) if isinstance(value, _NUMBERS) else value
 
 
 def _parts(answer: Any) -> tuple[bool, tuple[_Part, ...]] | None:

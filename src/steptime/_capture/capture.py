@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from steptime._capture.answers import remembered
 from steptime._capture.assemble import assembled
 from steptime._capture.device import parameters_alive, pretended
+from steptime._capture.garbage import little_collection, no_collection
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
 from steptime._capture.refusals import in_one_line
@@ -36,7 +38,7 @@ def capture(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") ->
 def captured_step(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") -> tuple[Program, tuple[str, ...]]:
     """The same, and what is said of it."""
     what = name or getattr(function, "__name__", "captured")
-    with in_one_line(what), pretended(CommLog()), Recorder() as recorder:
+    with in_one_line(what), little_collection(), pretended(CommLog()), remembered(), Recorder() as recorder:
         iteration = one_iteration(function, recorder, warm_up)
     return program_of_one(iteration, what), iteration.messages
 
@@ -72,6 +74,7 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
 
 def program_of_one(iteration: LoopIteration, what: str) -> Program:
     """The program of a job of one rank."""
-    program = to_program(assembled(read(iteration.data, what), iteration.notes), rank=0, world_size=1)
+    with no_collection():
+        program = to_program(assembled(read(iteration.data, what), iteration.notes), rank=0, world_size=1)
     more = {OUTSIDE: iteration.outside} if iteration.outside else {}
     return replace(program, meta={**program.meta, **more, PARAMETERS: iteration.parameters})

@@ -5,7 +5,6 @@ Every rank is captured alone, in a world of ranks that do not answer (`world`). 
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from steptime._capture.capture import OUTSIDE, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
 from steptime._capture.device import pretended
+from steptime._capture.garbage import no_collection
 from steptime._capture.log import CommLog, ranges
 from steptime._capture.refusals import in_one_line
 from steptime._capture.sharded import captured_sharding
@@ -77,7 +77,7 @@ def capture_ranks(
 def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: str = "", warm_up: int = 1) -> CapturedRank:
     """The step of one rank alone, after so many steps of warm-up."""
     what = _what(function, rank, name)
-    with _no_collection(), in_one_line(what), ranked(rank, ranks) as (around, recorder):
+    with no_collection(), in_one_line(what), ranked(rank, ranks) as (around, recorder):
         iteration = one_iteration(function, recorder, warm_up)
         return captured_rank(iteration, around, recorder, what)
 
@@ -99,7 +99,7 @@ def captured_rank(iteration: LoopIteration, around: World, recorder: GroupRecord
 
 def _calls(function: Callable[[], Any], rank: int, ranks: int, name: str) -> Sequence[Called]:
     """What one rank calls in its first step: as good as a program to tell ranks apart, in a third of the time."""
-    with _no_collection(), in_one_line(_what(function, rank, name)), ranked(rank, ranks) as (_, recorder):
+    with no_collection(), in_one_line(_what(function, rank, name)), ranked(rank, ranks) as (_, recorder):
         one_iteration(function, recorder, 1, only_calls=True)
     return recorder.calls
 
@@ -122,18 +122,6 @@ def ranked(rank: int, ranks: int, *, joined: bool = True, devices: int = 1) -> I
         for context in (captured_sharding, captured_data_parallel, ranges, remembered):
             stack.enter_context(context())
         yield around, stack.enter_context(GroupRecorder(around.collectives, log))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python does not look for circles of garbage meanwhile: a large step makes a million objects that all stay."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def first_difference(first: Sequence[Called], other: Sequence[Called]) -> str:

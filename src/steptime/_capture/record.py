@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
         self._weak: list[Any] = []  # the same for tensors
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled meanwhile; PyTorch's wrapper costs as much as a small op
+
     def noting(self) -> Any:
         """While it lasts, ops are noted."""
         return _Switched(self)
@@ -134,10 +139,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not here:
             with record_function(HOST):
                 return func(*args, **kwargs)
-        for made_of_others in (_SHUFFLED,) if func._schema.name in _SHUFFLES else _COMPOSITES:
-            if func.has_kernel_for_dispatch_key(made_of_others) and not answers.has_kernel(func):
-                with self:
-                    return func._op_dk(made_of_others, *args, **kwargs)
+        composite = _composite(func)
+        if composite is not None:
+            with self:
+                return func._op_dk(composite, *args, **kwargs)
         self.digest(func, tensors)
         refusals.refuse(func, args, kwargs)
         inside = CONTENTS.get(func._schema.name)
@@ -188,6 +193,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage._cdata not in self._held:
             self._held[storage._cdata] = _WEAK_STORAGE(storage)
         return int(storage._cdata)
+
+
+@cache
+def _composite(func: Any) -> DispatchKey | None:
+    """The key of the kernel by which PyTorch makes an op of others, where CUDA has none of its own."""
+    if answers.has_kernel(func):
+        return None
+    keys = (_SHUFFLED,) if func._schema.name in _SHUFFLES else _COMPOSITES
+    return next((key for key in keys if func.has_kernel_for_dispatch_key(key)), None)
 
 
 def _writable(tensor: torch.Tensor) -> bool:

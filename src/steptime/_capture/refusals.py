@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,18 +43,27 @@ def innermost_line(frame: FrameType | None) -> str:
 
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises where an op on the pretended device needs data, or what is not pretended."""
-    name = func._schema.name
-    if torch.Tag.dynamic_output_shape in func.tags and _depends(func, args, kwargs):
+    name, of_shape, across_devices = _needs(func)
+    if of_shape and _depends(func, args, kwargs):
         raise InputError(
             f"{_at_line(name)}: the shape of its result depends on data, and a step is captured without; "
             "use an op with a fixed shape, as torch.where in place of indexing with truth values"
         )
+    if across_devices:
+        return
     away = next((each for each in tensors_in((args, kwargs)) if each.dim() and not is_pretended(each)), None)
-    if away is not None and not op_kind(name).across_devices:
+    if away is not None:
         raise InputError(
             f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
             "move model and inputs to the device that the function is given ('cuda')"
         )
+
+
+@cache
+def _needs(func: Any) -> tuple[str, bool, bool]:
+    """An op's name, whether its shape may depend on data, and whether its tensors may lie on different devices."""
+    name: str = func._schema.name
+    return name, torch.Tag.dynamic_output_shape in func.tags, op_kind(name).across_devices
 
 
 def refuse_result(func: Any, result: Any) -> None:

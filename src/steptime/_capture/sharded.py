@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-from torch.distributed.tensor import DTensor, _dispatch, _random, _redistribute
+from torch.distributed.tensor import DTensor, _dispatch, _random, _redistribute, _sharding_prop
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.overrides import TorchFunctionMode
 
 from steptime._capture.tensors import META, is_pretended
@@ -40,6 +42,11 @@ def captured_sharding() -> Iterator[None]:
         # In hooks of backward no mode answers for `cuda`: FSDP asks for the streams of `meta` there.
         stack.enter_context(patch.object(torch, "meta", torch.cuda, create=True))
         stack.enter_context(patch.object(AsyncCollectiveTensor, "__new__", staticmethod(_new_result)))
+        propagator = _sharding_prop.ShardingPropagator
+        stack.enter_context(patch.object(propagator, _RESULT, _where_there_is_one(getattr(propagator, _RESULT))))
+        flagged = getattr(_sharding_prop, _FLAG, None)
+        if flagged is not None:
+            stack.enter_context(patch.object(_sharding_prop, _FLAG, _looked_up_once(flagged)))
         stack.enter_context(ShardedNames())
         yield
 
@@ -50,6 +57,34 @@ def _forget_shardings() -> None:
     for cached in vars(_redistribute).values():
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
+
+
+_RESULT = "_propagate_tensor_meta_non_cached"
+
+
+def _where_there_is_one(propagate: Callable[..., Any]) -> Callable[..., Any]:
+    """DTensor calls an op on fakes for the shape of its result: a fused optimiser too, which takes thousands and gives none."""
+    return lambda self, schema: propagate(self, schema) if schema.op._schema.returns else None
+
+
+_FLAG = "_propagate_use_strided_shard_flag"
+
+
+def _looked_up_once(propagate: Callable[..., None]) -> Callable[..., None]:
+    """DTensor goes through all tensors of a call for each of them, which a fused optimiser of a large model has thousands of.
+
+    It looks for one flag of those whose shards are strided: one tensor for either value says as much as all.
+    """
+    last: list[Any] = [None, None]  # the call that was asked about, and what stands for it
+
+    def call(strategy: Any, schema: Any) -> None:
+        if schema is not last[0]:
+            specs = (spec for spec in schema.args_spec if any(isinstance(each, _StridedShard) for each in spec.placements))
+            flags = {spec.use_strided_shard_as_shard_order: spec for spec in specs}
+            last[:] = schema, SimpleNamespace(args_spec=tuple(flags.values()))
+        propagate(strategy, last[1])
+
+    return call
 
 
 _plain_new: Any = AsyncCollectiveTensor.__new__

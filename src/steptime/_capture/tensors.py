@@ -6,7 +6,6 @@ of its own: autograd runs it like any tensor, views share a storage, and no op o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from torch._C import DispatchKey
 
 META = torch.device("meta")
 CUDA = torch.device("cuda", 0)
+LISTS = (list, tuple)
+_NESTED = (*LISTS, dict)
 
 
 def is_pretended(tensor: torch.Tensor) -> bool:
@@ -34,12 +35,18 @@ def as_meta(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor of an argument, those in lists included."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
+        return [value]
+    result: list[torch.Tensor] = []
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, LISTS):
+        return result
+    for each in value:
+        if isinstance(each, torch.Tensor):
+            result.append(each)
+        elif isinstance(each, _NESTED):
+            result += tensors_in(each)
+    return result
