@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
             kwargs["device"] = device = META
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         here = (device is not None and device.type == "meta") or any(map(is_pretended, tensors))
         if not here and not self._noting and answers.is_large(func, args, kwargs):
             # It is made before the step, so that a model is on its way to the device; the CPU may not have the memory.
