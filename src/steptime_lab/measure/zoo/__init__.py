@@ -6,6 +6,7 @@ first use on. Rows are stored one by one, so that a run that is cut off goes on 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -71,15 +72,21 @@ def due(session: Session, options: Options, phase: str) -> list[str]:
 
 
 def chosen(options: Options) -> list[Architecture]:
-    """All, or those that are named, by themselves or by their group; of a trial the first of every group."""
+    """All, or those that are named, by themselves or by their group; of a trial the first of every group.
+
+    Groups take turns, so that a run that is cut off has some of each.
+    """
     from steptime_lab.workloads.zoo import architectures
 
     wanted = set(options.only) - {TIMED, PROFILED}
-    every = list(architectures().values())
-    if wanted:
-        return [each for each in every if {each.name, each.group} & wanted]
-    firsts = {each.group: each for each in reversed(every)}
-    return list(reversed(firsts.values())) if options.small else every
+    every = [each for each in architectures().values() if not wanted or {each.name, each.group} & wanted]
+    turns: Counter[str] = Counter()
+    order = []
+    for each in every:
+        order.append((turns[each.group], each))
+        turns[each.group] += 1
+    in_turn = sorted(order, key=lambda item: item[0])
+    return [each for turn, each in in_turn if not (options.small and turn and not wanted)]
 
 
 def work(group: Group, session: Session, plan: Mapping[str, Any]) -> None:

@@ -109,7 +109,8 @@ class Architecture:
         pure = self.precision == "pure_bf16"
         last = self.layout == CHANNELS_LAST
         place = Place(device, small, torch.bfloat16 if pure else torch.float32, last)
-        trainee = self.make(place)
+        with torch.device(device):
+            trainee = self.make(place)
         model = trainee.model.to(device, place.dtype)
         if last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
