@@ -289,7 +289,7 @@ def _saved(rng: random.Random) -> Files:
             )
         else:
             rng.choice((retype, drop_key, borrow))(
-                rng, program, rng.choice(("collectives", "threads", "streams", "signatures"))
+                rng, program, rng.choice(("collectives", "threads", "streams", "signatures", "orders"))
             )
     data = json.dumps(document).encode("utf-8", errors="surrogatepass")
     return {"small.json": rng.choice(BYTES)(rng, data) if rng.random() < 0.2 else data}

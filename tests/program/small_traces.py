@@ -15,7 +15,7 @@ from tests.program.test_chakra import COLL, COMP, node, varint
 
 from steptime._program.formats import saved
 from steptime._program.load import load
-from steptime._program.program import Program, Switches, WorkKind
+from steptime._program.program import Program, StreamOrder, Switches, WorkKind
 from steptime._program.workload import Workload
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
@@ -98,13 +98,15 @@ def small_workload() -> Workload:
 
 @cache
 def small_saved() -> bytes:
-    """The same, saved, some of its ops with switches."""
+    """The same, saved, some of its ops with switches, and orders of streams."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "small.json"
         workload = small_workload()
         first = workload.programs[0]
         switched = (replace(each, switches=Switches(tf32=index % 2 == 0)) for index, each in enumerate(first.signatures))
-        saved.write(replace(workload, programs=(replace(first, signatures=tuple(switched)), *workload.programs[1:])), file)
+        orders = (StreamOrder(1, 0, 2), StreamOrder(3, 2, 0, 2, 3), StreamOrder(5, 5))
+        first = replace(first, signatures=tuple(switched), orders=orders)
+        saved.write(replace(workload, programs=(first, *workload.programs[1:])), file)
         return file.read_bytes()
 
 

@@ -13,6 +13,7 @@ from steptime._capture.garbage import little_collection, no_collection
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
 from steptime._capture.refusals import in_one_line
+from steptime._capture.stream_orders import without_marks
 from steptime._capture.watch import FoundError, LoopIteration, LoopWatch, leave, tamed, watched
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
@@ -38,7 +39,7 @@ def capture(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") ->
 def captured_step(function: Callable[[], Any], *, warm_up: int = 1, name: str = "") -> tuple[Program, tuple[str, ...]]:
     """The same, and what is said of it."""
     what = name or getattr(function, "__name__", "captured")
-    with in_one_line(what), little_collection(), pretended(CommLog()), remembered(), Recorder() as recorder:
+    with in_one_line(what), little_collection(), pretended(CommLog(recording=True)), remembered(), Recorder() as recorder:
         iteration = one_iteration(function, recorder, warm_up)
     return program_of_one(iteration, what), iteration.messages
 
@@ -75,6 +76,7 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
 def program_of_one(iteration: LoopIteration, what: str) -> Program:
     """The program of a job of one rank."""
     with no_collection():
-        program = to_program(assembled(read(iteration.data, what), iteration.notes), rank=0, world_size=1)
+        streamed = without_marks(assembled(read(iteration.data, what), iteration.notes))
+        program = replace(to_program(streamed.trace, rank=0, world_size=1), orders=streamed.orders)
     more = {OUTSIDE: iteration.outside} if iteration.outside else {}
     return replace(program, meta={**program.meta, **more, PARAMETERS: iteration.parameters})

@@ -83,7 +83,7 @@ class Child:
     def _entered(self, stack: ExitStack) -> Recorder:
         task = self.task
         if not task.world:
-            stack.enter_context(pretended(CommLog(), devices=task.devices))
+            stack.enter_context(pretended(CommLog(recording=True), devices=task.devices))
             recorder: Recorder = stack.enter_context(Recorder())
             self.finish = lambda iteration: self._save(program_of_one(iteration, task.name))
             return recorder

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from steptime._capture.log import AFTER_BACKWARD, COMM, STREAM, CollectiveLaunch, CommLog, Streams, TraceRange
+from steptime._capture.log import COMM, CollectiveLaunch, CommLog, Streams, TraceRange
+from steptime._capture.stream_orders import Streamed, without_marks
 from steptime._capture.tensors import tensors_in
 from steptime._program.collectives import WAIT, collective_kind
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup
-from steptime._program.nesting import ENGINE
 from steptime._program.program import Signature, Tensor, Value
 from steptime._program.program import tensors_in as arguments_in
 from steptime._units import dtype_bytes
@@ -187,14 +187,6 @@ _BEFORE: dict[str, Callable[[Sequence[Any]], Any]] = {
 _INSIDE: dict[str, Callable[[Sequence[Any], Any], None]] = {"all_gather": _copy_out, "reduce_scatter": _copy_in}
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """A trace, and for every node the stream that its device work goes to; 0 is where compute is."""
-
-    trace: ExecutionTrace
-    streams: tuple[int, ...]
-
-
 def with_collectives(trace: ExecutionTrace, log: CommLog, groups: Mapping[str, ProcessGroup]) -> Streamed:
     """Says of every collective and wait what the log knows, and takes the marks of streams out. `groups` by PyTorch's name."""
     marks = sum(node.name == COMM for node in trace.nodes)
@@ -215,7 +207,7 @@ def with_collectives(trace: ExecutionTrace, log: CommLog, groups: Mapping[str, P
             told = replace(node, name=name, signature=Signature(above.comm.inputs, ()))
         nodes.append(told)
     named = {group.name: group for group in groups.values()}
-    return _without_marks(replace(trace, nodes=_with_views_of_parts(nodes, trace.parents), groups=named))
+    return without_marks(replace(trace, nodes=_with_views_of_parts(nodes, trace.parents), groups=named))
 
 
 def _with_views_of_parts(nodes: list[Node], parents: Sequence[int]) -> tuple[Node, ...]:
@@ -311,30 +303,3 @@ def _range_name(name: str, comm: Comm, rank: int | None, groups: Mapping[str, Pr
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel * dtype_bytes(tensor.dtype) for tensor in tensors)
-
-
-def _without_marks(trace: ExecutionTrace) -> Streamed:
-    """Marks of streams hold until the next one, on whatever thread: the host calls one op after another."""
-    backward = next((node.tid for node in trace.nodes if node.name.startswith(ENGINE)), 0)
-    nodes: list[Node] = []
-    parents: list[int] = []
-    streams: list[int] = []
-    position: dict[int, int] = {-1: -1}
-    after: set[int] = set()
-    current = 0
-    for row, node in enumerate(trace.nodes):
-        parent = trace.parents[row]
-        if node.name.startswith(STREAM):
-            current = int(node.name[len(STREAM) :])
-            continue
-        late = node.name == AFTER_BACKWARD or parent in after
-        if late:
-            after.add(row)
-        if node.name == AFTER_BACKWARD:
-            position[row] = position[parent]
-            continue
-        position[row] = len(nodes)
-        nodes.append(replace(node, tid=backward) if late and backward else node)
-        parents.append(position[parent])
-        streams.append(current)
-    return Streamed(replace(trace, nodes=tuple(nodes), parents=tuple(parents)), tuple(streams))

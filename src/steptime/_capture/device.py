@@ -95,7 +95,7 @@ _CONSTANTS: dict[str, Any] = {
     "is_current_stream_capturing": False,
 }
 _SILENT = (
-    "_lazy_init", "init", "synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all",
+    "_lazy_init", "init", "empty_cache", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all",
     "reset_peak_memory_stats", "reset_max_memory_allocated", "set_rng_state", "set_rng_state_all",
 )  # fmt: skip
 # Kernels written in Triton are launched from Python and are no ops: execution traces do not show them.
@@ -114,6 +114,7 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "_initialized", True
     yield torch, "Generator", _Generator
     yield torch, "compile", _not_compiled
+    yield torch.Tensor, "record_stream", _nothing
     yield torch.nn.Module, "register_parameter", _register_parameter
     # Recurrent layers ask whether to lay out their weights for cuDNN; they are refused when they run.
     yield torch.backends.cudnn, "is_acceptable", lambda *_: False

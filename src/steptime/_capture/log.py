@@ -10,10 +10,12 @@ step gets the wait that `Work.wait` would have recorded.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -84,6 +86,14 @@ class _Engine:
 COMM = "steptime_comm"
 """What `record_param_comms` is called while it is recorded: PyTorch's observer looks for more in a range of that name."""
 
+ORDER = "steptime_order:"
+"""Begins the name of a mark in a trace: who waits for what from here on, by numbers of streams and events."""
+
+# What such a mark says: ops launch on a stream; a stream waits for an event, or for another stream; an event is recorded on a
+# stream; the host waits for an event, a stream, everything.
+LAUNCH_ON, EVENT, FOLLOW, RECORD = "on", "event", "follow", "record"
+EVENT_SYNC, STREAM_SYNC, DEVICE = "event_sync", "stream_sync", "device_sync"
+
 STREAM = "steptime_stream:"
 """Begins the name of a mark in a trace: what follows it is launched on the stream of that number."""
 
@@ -138,10 +148,23 @@ class CommLog:
             with TraceRange(f"{STREAM}{number}"):
                 pass
 
+    def ordered(self, kind: str, *numbers: int) -> None:
+        """Marks in the trace who waits for what from here on."""
+        if self.recording:
+            with TraceRange(f"{ORDER}{' '.join((kind, *map(str, numbers)))}"):
+                pass
+
     def _note(self, launch: CollectiveLaunch, *, wait: bool) -> None:
         if self.recording:
             self.calls.append(launch)
             self.waits.append(wait)
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _of_torch(file: str) -> bool:
+    return file.startswith(_TORCH)
 
 
 class Streams:
@@ -149,6 +172,7 @@ class Streams:
 
     def __init__(self, log: CommLog) -> None:
         self.log = log
+        self.events = 0
         self.default = PretendedStream(self)
         self.current = self.default
         self.count = 1
@@ -177,24 +201,31 @@ class Streams:
             "current_stream": lambda *_, **__: self.current,
             "default_stream": lambda *_, **__: self.default,
             "set_stream": self.switch,
+            "synchronize": lambda *_, **__: self.log.ordered(DEVICE),
         }
 
     def switch(self, stream: PretendedStream) -> None:
         """Launch on another stream from here on."""
-        if stream is not self.current:
-            self.current = stream
-            self.log.on_stream(stream.number)
+        if stream is self.current:
+            return
+        before, self.current = self.current, stream
+        self.log.on_stream(stream.number)
+        if stream.own or before.own:
+            self.log.ordered(LAUNCH_ON, stream.number if stream.own else 0)
 
 
 class _Idle:
-    """What streams and events have in common: collectives that lie before them; nothing else is ever under way."""
+    """What streams and events have in common: collectives that lie before them; nothing else is ever under way.
+
+    Those of the script (`own`) are told from those of PyTorch's wrappers, of which it is known what their streams do.
+    """
+
+    own = False
+    number = 0
 
     def __init__(self, streams: Streams) -> None:
         self.behind: dict[int, CollectiveLaunch] = {}
         self._streams = streams
-
-    def synchronize(self) -> None:
-        """The host never waits for a device that is not there."""
 
     def query(self) -> bool:
         """Nothing is under way."""
@@ -208,6 +239,7 @@ class PretendedStream(_Idle):
         super().__init__(streams)
         self.number = getattr(streams, "count", 0)
         streams.count = self.number + 1
+        self.own = not _of_torch(sys._getframe(2).f_code.co_filename)
         self.device = 0
         self.stream_id = self.cuda_stream = self.number
         self.priority = 0
@@ -215,6 +247,8 @@ class PretendedStream(_Idle):
 
     def wait_event(self, event: _Idle) -> None:
         """What comes next starts after what the event, or all that another stream was given, is behind."""
+        if self.own and event.own:
+            self._streams.log.ordered(EVENT if isinstance(event, PretendedEvent) else FOLLOW, self.number, event.number)
         fresh = [launch for number, launch in event.behind.items() if number not in self.behind]
         self.behind.update(event.behind)
         if self.number == 0:
@@ -226,6 +260,11 @@ class PretendedStream(_Idle):
     def is_capturing(self) -> bool:
         """No graph is being recorded."""
         return False
+
+    def synchronize(self) -> None:
+        """The host waits for what the stream was given."""
+        if self.own:
+            self._streams.log.ordered(STREAM_SYNC, self.number)
 
     def record_event(self, event: PretendedEvent | None = None) -> PretendedEvent:
         """An event behind all that this stream was given."""
@@ -245,9 +284,22 @@ class PretendedStream(_Idle):
 class PretendedEvent(_Idle):
     """A point in a stream."""
 
+    def __init__(self, streams: Streams) -> None:
+        super().__init__(streams)
+        streams.events += 1
+        self.number = streams.events
+
     def record(self, stream: PretendedStream | None = None) -> None:
         """Behind all that the stream was given."""
-        self.behind = dict((stream or self._streams.current).behind)
+        stream = stream or self._streams.current
+        self.behind, self.own = dict(stream.behind), stream.own
+        if self.own:
+            self._streams.log.ordered(RECORD, self.number, stream.number)
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        if self.own:
+            self._streams.log.ordered(EVENT_SYNC, self.number)
 
     def wait(self, stream: PretendedStream | None = None) -> None:
         """What comes next on the stream starts after it."""

@@ -93,7 +93,7 @@ def captured_rank(iteration: LoopIteration, around: World, recorder: GroupRecord
         meta[OUTSIDE] = iteration.outside
     if any(streamed.streams):
         meta[OP_STREAM] = np.array(streamed.streams, dtype=np.int32)
-    program = replace(program, meta=meta)
+    program = replace(program, meta=meta, orders=streamed.orders)
     return CapturedRank(program, around.partitions.sides(), recorder.calls, iteration.messages)
 
 

@@ -153,6 +153,22 @@ class Collective:
     root: int | None = None  # source of a broadcast, destination of a reduce or of a send
 
 
+@dataclass(frozen=True, slots=True)
+class StreamOrder:
+    """What a captured script says about its streams before it calls an op; stream 0 is where compute is.
+
+    `kind` LAUNCH: from here on ops launch on `stream`. STREAM_WAIT: what comes next on `stream` starts after what ops before
+    `before` gave the stream `of`. EVENT_SYNC: the host waits for that. DEVICE_SYNC: the host waits for everything. What a step
+    waits for and gives only later is what the step before gave.
+    """
+
+    op: int  # row of the op that is called next, or as many as there are
+    kind: int  # CallKind
+    stream: int = -1
+    of: int = -1
+    before: int = -1  # row of an op
+
+
 @dataclass(frozen=True, eq=False)
 class ColumnTable:
     """Equal-length columns that behave like a value: frozen, comparable, sliceable. A subclass declares them as fields."""
@@ -272,6 +288,7 @@ class Program:
     source: str = ""  # where it came from, for messages
     warnings: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+    orders: tuple[StreamOrder, ...] = ()  # of a captured step, in order of `op`
 
     @property
     def recorded(self) -> bool:

@@ -33,6 +33,7 @@ from steptime._program.program import (
     Program,
     Signature,
     Stream,
+    StreamOrder,
     Switches,
     Tensor,
     Thread,
@@ -44,7 +45,7 @@ from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
 VERSION = 3
-# Version 1 had neither lookups, unnamed memory nor a description; up to version 2 signatures had no switches.
+# Version 1 had neither lookups, unnamed memory nor a description; up to version 2 there were neither switches nor orders.
 _READABLE = range(1, VERSION + 1)
 KEY = "steptime_workload"
 
@@ -183,16 +184,21 @@ _PROGRAM = _forms(
     Program,
     {
         "threads": _rows(Thread), "streams": _rows(Stream), "collectives": _rows(Collective), "ops": _table(Ops),
-        "calls": _table(Calls), "works": _table(Works), "signatures": _SIGNATURES, "meta": _META,
+        "calls": _table(Calls), "works": _table(Works), "signatures": _SIGNATURES, "meta": _META, "orders": _rows(StreamOrder),
     },
 )  # fmt: skip
+# What few programs have: left out of their files.
+_RARE = "orders"
 _SavedProgram: Any = msgspec.defstruct(
-    "_SavedProgram", [(name, form.type) for name, form in _PROGRAM.items()], forbid_unknown_fields=True
+    "_SavedProgram",
+    [(name, form.type) for name, form in _PROGRAM.items() if name != _RARE] + [(_RARE, _PROGRAM[_RARE].type, [])],
+    forbid_unknown_fields=True,
 )
 
 
 def _plain_program(program: Program) -> dict[str, Any]:
-    return {name: form.plain(getattr(program, name)) for name, form in _PROGRAM.items()}
+    there = {name: form for name, form in _PROGRAM.items() if name != _RARE or program.orders}
+    return {name: form.plain(getattr(program, name)) for name, form in there.items()}
 
 
 def _program(saved: Any) -> Program:
@@ -327,7 +333,21 @@ def _check(program: Program) -> None:
         raise ValueError(f"rank {program.rank}: a collective that is not described")
     for each in (ops, calls, works):
         _check_times(program.rank, each.start_ns, each.end_ns)
+    _check_orders(program)
     _check_numbers(program)
+
+
+_ORDERED = (CallKind.LAUNCH, CallKind.STREAM_WAIT, CallKind.EVENT_SYNC, CallKind.DEVICE_SYNC)
+_MOST_STREAMS = 2**16
+
+
+def _check_orders(program: Program) -> None:
+    last = 0
+    for order in program.orders:
+        known = order.kind in _ORDERED and max(order.stream, order.of) < _MOST_STREAMS and min(order.stream, order.of) >= -1
+        if not known or not last <= order.op <= len(program.ops) or not -1 <= order.before <= len(program.ops):
+            raise ValueError(f"rank {program.rank}: {order} is no order of streams among {len(program.ops)} ops")
+        last = order.op
 
 
 def _check_times(rank: int, start: IntColumn, end: IntColumn) -> None:

@@ -10,6 +10,8 @@ measured. A collective holds SMs from its own start, waiting included, so a kern
 is there; moving is slower for the part of it that kernels run beside. A host that trains issues work or waits for room to do
 so, and keeps one of its rank's cores busy either way.
 
+`KernelsBesideKernels`: kernels that a script launches on several streams take turns on the SMs.
+
 `LookupsBesideLookups`: lookups of ranks on shares of one GPU slow each other while they overlap.
 """
 
@@ -178,6 +180,38 @@ def _share(begin: Nanoseconds, end: Nanoseconds, spans: tuple[Nanoseconds, Nanos
 
     result: Factors = (until(end) - until(begin)) / np.maximum(end - begin, 1)
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class KernelsBesideKernels:
+    """A `Law`, for programs whose kernels are on several streams of the script's own (none: nothing of it).
+
+    Most kernels of a training step fill the GPU: two that run at once take as long as one after the other, each at half its
+    speed meanwhile. Kernels of a few blocks are left more than that.
+    """
+
+    streams: tuple[tuple[int, ...], ...]  # of every cohort
+
+    @property
+    def holds(self) -> bool:
+        """Whether any program launches on several streams."""
+        return any(self.streams)
+
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """As `Law` has it."""
+        results = []
+        for played, streams in zip(timeline.cohorts, self.streams, strict=True):
+            factors = np.ones(played.work_end_ns.shape)
+            works = played.cohort.program.works
+            for rank, scenario in np.ndindex(factors.shape[1:]):
+                begin, end = played.work_start_ns[:, rank, scenario], played.work_end_ns[:, rank, scenario]
+                for stream in streams:
+                    ours = (works.kind == WorkKind.KERNEL) & (works.stream == stream)
+                    theirs = (works.kind == WorkKind.KERNEL) & (works.stream != stream) & np.isin(works.stream, streams)
+                    beside = _share(begin[ours], end[ours], _repeated(begin[theirs], end[theirs], int(period_ns[scenario])))
+                    factors[ours, rank, scenario] = 1.0 / (1.0 - beside / 2.0)
+            results.append(factors)
+        return results
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.contention import MemoryUse
 from steptime._models.power.model import KernelDraw
 from steptime._ops.waits import tensor_waits
-from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, WorkKind, Works
+from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, StreamOrder, WorkKind, Works
 from steptime._sim.core.timing import Timing
 from steptime._units import LONG_AGO
 from steptime.errors import InputError
@@ -46,6 +46,7 @@ _LAUNCHING = frozenset((
 _GATHER = re.compile(r"FSDP::all_gather(?: .*)?")
 _COPY_OUT = "FSDP::all_gather_copy_out"
 _AHEAD = "ahead"  # the stream of copies in
+_OWN = "own"  # streams that the script made
 _OTHER_KINDS = {
     **dict.fromkeys(("Memcpy", "copy"), WorkKind.COPY),
     **dict.fromkeys(("Memset", "memset"), WorkKind.MEMSET),
@@ -95,6 +96,7 @@ class Issued:
     memory: tuple[MemoryUse | None, ...]  # per estimate: of lookups beside others
     draws: tuple[KernelDraw | None, ...] = ()  # per estimate but collectives
     warnings: tuple[str, ...] = ()
+    own_streams: tuple[int, ...] = ()  # those that the script launches on, where there are several
 
     def timing(self, speed: Speed, device: DeviceLimits, factors: Floats | None = None) -> Timing:
         """With the host at this speed; `factors` (estimate, scenario) multiply durations."""
@@ -163,6 +165,10 @@ class _Issuer:
         self._work_of: dict[int, int] = {}  # collective -> its work
         self._waited: set[int] = set()
         self._streams: dict[str, int] = {}
+        self._orders = deque(program.orders)
+        self._late: list[StreamOrder] = []  # orders about what the step before gave
+        self._current = 0  # the script's stream, of those that the orders name
+        self._given: dict[int, list[tuple[int, int]]] = defaultdict(list)  # per such stream: ops and their works, in order
         self._launches = self._by_piece(works)
         # (op, collective): from this op on compute waits for the collective.
         waits = ((wait.needed_by, wait.collective) for wait in tensor_waits(program) if wait.needed_by >= 0)
@@ -245,6 +251,8 @@ class _Issuer:
             self._pending[thread] += after + (between if len(launches) < 2 else 0.0) + (0.0 if launches else launch_ns)
         for op, collective in self._needs:
             self._await(self._main, op, collective)
+        for order in (*self._orders, *self._late):
+            self._obey(self._main, order, last=True)
         self._enter(-1)
 
     def _enter(self, step: int) -> None:
@@ -272,6 +280,39 @@ class _Issuer:
         """Makes compute wait for all collectives that ops up to this one need."""
         while self._needs and self._needs[0][0] <= op:
             self._await(thread, *self._needs.popleft())
+        while self._orders and self._orders[0].op <= op:
+            self._obey(thread, self._orders.popleft())
+
+    def _obey(self, thread: int, order: StreamOrder, *, last: bool = False) -> None:
+        """Does what the script says about its streams.
+
+        What a step waits for and has not given yet is the step before's: to wait for that where a step begins is to wait for
+        this step's where it ends (`last`).
+        """
+        if order.kind == CallKind.LAUNCH:
+            self._current = order.stream
+            return
+        work = self._awaited(order, last=last)
+        if work < 0:
+            if not last:
+                self._late.append(replace(order, before=len(self._program.ops)) if order.before <= order.op else order)
+        elif order.kind == CallKind.DEVICE_SYNC:
+            self._call(CallKind.DEVICE_SYNC, "cudaDeviceSynchronize", thread, order.op - 1)
+        elif order.kind == CallKind.EVENT_SYNC:
+            self._call(CallKind.EVENT_SYNC, "cudaEventSynchronize", thread, order.op - 1, awaits=work)
+        else:
+            stream = self._own_stream(order.stream)
+            self._call(CallKind.STREAM_WAIT, _WAIT, thread, order.op - 1, stream=stream, awaits=work)
+
+    def _awaited(self, order: StreamOrder, *, last: bool) -> int:
+        """The last of the works that an order is about, or -1."""
+        if order.kind == CallKind.DEVICE_SYNC:
+            return len(self._works) - 1
+        before = order.before if order.before <= order.op or last else 0
+        return next((work for op, work in reversed(self._given[order.of]) if op < before), -1)
+
+    def _own_stream(self, number: int) -> int:
+        return self._stream(f"{_OWN} {number}") if number else _COMPUTE
 
     def _await(self, thread: int, op: int, collective: int) -> None:
         if collective in self._work_of and collective not in self._waited:
@@ -279,7 +320,7 @@ class _Issuer:
             self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, stream=_COMPUTE, awaits=self._work_of[collective])
 
     def _enqueue(self, thread: int, launch: _Launch, launch_ns: float) -> None:
-        stream, kind = _COMPUTE, _OTHER_KINDS.get(launch.kernel, WorkKind.KERNEL)
+        stream, kind = self._own_stream(self._current), _OTHER_KINDS.get(launch.kernel, WorkKind.KERNEL)
         if launch.collective >= 0:
             kind = WorkKind.COLLECTIVE
             stream = self._stream(f"{self._program.collectives[launch.collective].group} {launch.ahead}")
@@ -300,6 +341,7 @@ class _Issuer:
             self._ahead_work = row
         else:
             self._compute_work = row
+            self._given[self._current].append((launch.op, row))
             if not self._frames.get(launch.op, True):
                 self._copied_out = row
 
@@ -336,6 +378,7 @@ class _Issuer:
             calls=Calls.from_rows(self._calls),
             works=Works.from_rows(self._works),
         )
+        own = sorted(stream for name, stream in self._streams.items() if name.startswith(_OWN))
         kinds = [f"collective {collective.kind}" for collective in program.collectives]
         return Issued(
             program=program,
@@ -349,6 +392,7 @@ class _Issuer:
             memory=(*(work.memory for work in device.works), *[None] * len(wire)),
             draws=tuple(work.draw for work in device.works),
             warnings=(*self._host.warnings, *device.warnings),
+            own_streams=(_COMPUTE, *own) if own else (),
         )
 
 

@@ -28,7 +28,14 @@ from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, Timing
 from steptime._sim.laws.departures import ExchangeDepartures
-from steptime._sim.laws.slowdowns import CollectivesBesideKernels, Law, LookupsBesideLookups, Settling, steady_settled
+from steptime._sim.laws.slowdowns import (
+    CollectivesBesideKernels,
+    KernelsBesideKernels,
+    Law,
+    LookupsBesideLookups,
+    Settling,
+    steady_settled,
+)
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
@@ -160,7 +167,8 @@ class ModelledStep:
         overlap, share = self.platform.overlap, self.platform.device.limits.share
         lookups = LookupsBesideLookups(tuple(tuple(program.memory[at] for at in program.estimate) for program in self.programs))
         result: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.known else []
-        return [*result, lookups] if lookups.holds else result
+        kernels = KernelsBesideKernels(tuple(program.own_streams for program in self.programs))
+        return [*result, *(law for law in (kernels, lookups) if law.holds)]
 
     @property
     def coverage(self) -> dict[str, float]:
