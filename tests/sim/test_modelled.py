@@ -160,12 +160,27 @@ def test_coverage_counts_all_device_time() -> None:
 def test_one_rank_stands_for_all_that_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = configured_in(EXAMPLES / "configs" / "gpt2-ddp.toml", ranks=4, batch=8)
     there = Platform.load("8xh200-nvlink", ranks=4)
-    every = modelled(given, there)
-    assert [len(cohort.ranks) for cohort in every.cohorts()] == [4]
-    monkeypatch.setattr(modelled_step, "MOST_PLAYED", 2)
     alone = modelled(given, there)
     assert [len(cohort.ranks) for cohort in alone.cohorts()] == [1]
+    of_one = predict_on(given, there)
+    monkeypatch.setattr(modelled_step, "alike", lambda _: False)
+    every = modelled(given, there)
+    assert [len(cohort.ranks) for cohort in every.cohorts()] == [4]
     assert period_ns(alone) == period_ns(every)
+    of_each = predict_on(given, there)
+    assert of_one.ranks == of_each.ranks
+    assert (of_one.step_time_ms, of_one.interval_ms) == (of_each.step_time_ms, of_each.interval_ms)
+    assert (of_one.breakdown, of_one.bound_by) == (of_each.breakdown, of_each.bound_by)
+    for one, each in zip(of_one.timeline.cohorts, of_each.timeline.cohorts, strict=True):
+        assert one.cohort.ranks == each.cohort.ranks
+        assert one.cohort.members == each.cohort.members
+        np.testing.assert_array_equal(one.work_end_ns, each.work_end_ns)
+
+
+def test_many_ranks_that_do_the_same_are_listed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = configured_in(EXAMPLES / "configs" / "gpt2-ddp.toml", ranks=4, batch=8)
+    monkeypatch.setattr(modelled_step, "MOST_LISTED", 2)
+    assert [rank.rank for rank in predict_on(given, Platform.load("8xh200-nvlink", ranks=4)).ranks] == [0]
 
 
 def test_ranks_that_meet_others_are_played_each() -> None:

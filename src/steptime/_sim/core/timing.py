@@ -78,6 +78,12 @@ class CohortTimeline:
     work_end_ns: Nanoseconds
     moving_ns: Nanoseconds  # per work: for a collective, the last arrival (waiting is moving - start); else its start
 
+    def of_all(self, cohort: Cohort) -> CohortTimeline:
+        """Of the ranks of a cohort, all of which do what the one here does."""
+        arrays = {name: values for name, values in vars(self).items() if name != "cohort"}
+        shapes = {name: (values.shape[0], len(cohort.ranks), values.shape[2]) for name, values in arrays.items()}
+        return CohortTimeline(cohort, **{name: np.broadcast_to(values, shapes[name]) for name, values in arrays.items()})
+
 
 @dataclass(frozen=True, eq=False)
 class Timeline:

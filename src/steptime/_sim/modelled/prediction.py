@@ -84,7 +84,7 @@ def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibrati
     cards = step.cards(calibration)
     power = None if cards is None else cards.drawn(result, clocks)
     return replace(
-        predicted,
+        step.everybody(predicted),
         power=power,
         situation=situation_of(step.platform, calibration).name,
         bound_by=_power_bound(predicted.bound_by, power, step.platform.device.limits.clock_hz.value),

@@ -41,13 +41,14 @@ from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
 from steptime._sim.modelled.power import ROUNDS, SETTLED, Cards
 from steptime._sim.modelled.stragglers import Stragglers
+from steptime._sim.prediction import PredictedStep
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
 _CPU, _DEVICE = "cpu", "cuda:0"
-# Above so many ranks, those that do the same are played as one.
-MOST_PLAYED = 64
+# Above so many ranks, those that do the same are played and listed as one.
+MOST_LISTED = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ class ModelledStep:
             for index, (program, factor) in enumerate(zip(self.programs, factors, strict=True)):
                 factor[: len(program.draws)] *= cards.slowdown(index, clocks[index : index + 1])
         pairs = zip(self.programs, factors, strict=True)
-        return [self._cohort(program, program.timing(speed, limits, factor)) for program, factor in pairs]
+        return [self._cohort(program, program.timing(speed, limits, factor), self.played) for program, factor in pairs]
 
     def cards(self, calibration: Calibration = UNCALIBRATED) -> Cards | None:
         """What draws power, on the machine of a calibration; None where nobody knows how much."""
@@ -104,9 +105,9 @@ class ModelledStep:
         compute = [calibration.device * self.stragglers.card] * (len(issued.estimates) - len(kinds))
         return np.array([*compute, *(calibration.wire.get(each.kind, 1.0) for each in kinds)])[:, None]
 
-    def _cohort(self, issued: Issued, timing: Timing) -> Cohort:
-        ranks = self.played.get(issued.program.rank, ())
-        present = frozenset(rank for ranks in self.played.values() for rank in ranks)
+    def _cohort(self, issued: Issued, timing: Timing, played: Mapping[int, tuple[int, ...]]) -> Cohort:
+        ranks = played.get(issued.program.rank, ())
+        present = frozenset(rank for ranks in played.values() for rank in ranks)
         if not self.workload.groups and len(present) == self.workload.world_size:
             return Cohort(issued.program, ranks, timing)
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -120,12 +121,31 @@ class ModelledStep:
 
     @cached_property
     def played(self) -> Mapping[int, tuple[int, ...]]:
-        """Per rank that owns a program, the ranks that are played: of very many that do the same and meet alike, one."""
+        """Per rank that owns a program, the ranks that are played: of those that do the same at the same time, one."""
         workload = self.workload
         every = {program.rank: workload.run_by(program.rank) for program in workload.programs}
-        if workload.world_size <= MOST_PLAYED or not alike(workload):
+        if (workload.world_size <= MOST_LISTED and not self._undisturbed) or not alike(workload):
             return every
         return {owner: ranks[:1] for owner, ranks in every.items()}
+
+    @property
+    def _undisturbed(self) -> bool:
+        """Whether all ranks run one program and none before another: they leave collectives together and share no memory."""
+        together = ExchangeDepartures.of(self.platform.fabric) is None and self.platform.device.limits.share == 1
+        return together and len(self.programs) == 1 and not any(self.programs[0].memory)
+
+    def everybody(self, predicted: PredictedStep) -> PredictedStep:
+        """A prediction with every rank that one was played for, up to as many as are listed."""
+        if self.workload.world_size > MOST_LISTED or len(self.programs) > 1:
+            return predicted
+        (played,) = predicted.timeline.cohorts
+        owner = self.programs[0].program.rank
+        ranks = self.workload.run_by(owner)
+        if len(played.cohort.ranks) == len(ranks):
+            return predicted
+        cohort = self._cohort(self.programs[0], played.cohort.timing, {owner: ranks})
+        timeline = replace(predicted.timeline, cohorts=(played.of_all(cohort),))
+        return replace(predicted, timeline=timeline, ranks=tuple(replace(predicted.ranks[0], rank=rank) for rank in ranks))
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
         """The steady state, at the clocks that the power caps leave."""
