@@ -9,12 +9,12 @@ from typing import Any
 from steptime._capture.answers import remembered
 from steptime._capture.assemble import assembled
 from steptime._capture.device import parameters_alive, pretended
-from steptime._capture.garbage import little_collection, no_collection
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
 from steptime._capture.refusals import in_one_line
 from steptime._capture.stream_orders import without_marks
 from steptime._capture.watch import FoundError, LoopIteration, LoopWatch, leave, tamed, watched
+from steptime._garbage import little_collection, no_collection
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
 from steptime._program.program import Program

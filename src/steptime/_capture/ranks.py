@@ -20,12 +20,12 @@ from steptime._capture.capture import OUTSIDE, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
 from steptime._capture.device import pretended
-from steptime._capture.garbage import no_collection
 from steptime._capture.log import CommLog, ranges
 from steptime._capture.refusals import in_one_line
 from steptime._capture.sharded import captured_sharding
 from steptime._capture.watch import LoopIteration
 from steptime._capture.world import Called, GroupRecorder, World, world
+from steptime._garbage import no_collection
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
 from steptime._program.program import MOST_RANKS, Program

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._garbage import no_collection
 from steptime._lookups.workload import ITEM_BYTES, TABLE_BATCHED, RankLookups
 from steptime._models.estimate import Estimate
 from steptime._models.memory.peak import peak_memory
@@ -50,6 +51,7 @@ _STATE_PER_ROW, _STATE_PER_WEIGHT = ("rowwise_adagrad",), ("adagrad",)
 _STATE_BYTES = 4
 
 
+@no_collection()
 def predict_on(
     workload: Workload, platform: Platform, *, calibration: Calibration = UNCALIBRATED, strict: bool = False
 ) -> PredictedStep:

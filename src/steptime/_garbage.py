@@ -1,4 +1,4 @@
-"""Python's collector of circles of garbage while a step is captured: it would go through all that PyTorch consists of."""
+"""Python's collector of circles of garbage, held back where it would go through millions of objects that all stay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Nothing is looked for meanwhile: a large step makes a million objects that all stay."""
+    """Nothing is looked for meanwhile."""
     enabled = gc.isenabled()
     gc.disable()
     try:
