@@ -40,6 +40,7 @@ class Reads:
     """The reads of one captured step, by line, and the truth values that are known."""
 
     lines: Counter[tuple[str, str]] = field(default_factory=Counter)  # (line, what it was told) -> times
+    picked: Counter[str] = field(default_factory=Counter)  # line of the code that picks by values of the device -> times
     _truths: dict[int, tuple[Any, bool]] = field(default_factory=dict)  # by storage, which the weak reference keeps apart
 
     def learn(self, name: str, args: tuple[Any, ...], result: Any) -> None:
@@ -81,6 +82,9 @@ class Reads:
     def messages(self) -> tuple[str, ...]:
         """What is said of the reads, a line each."""
         said = [_message(line, value) for line, value in self.lines]
+        said += [
+            f"{line or 'PyTorch'} picks by values of the device, taken to pick everything it could" for line in self.picked
+        ]
         if len(said) > _MOST_SAID:
             said = [*said[:_MOST_SAID], f"the host reads values of the device in {len(said) - _MOST_SAID} more lines"]
         return tuple(said)

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steptime._capture import answers, refusals
 from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import CONTENTS
+from steptime._capture.known import INDEXED, TRUTHS, Known, where_true
 from steptime._capture.reads import Reads, is_read
 from steptime._capture.switches import switches_at
 from steptime._capture.tensors import META, is_pretended, tensors_in
@@ -81,6 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
         self.reads = Reads()
+        self.known = Known()
         self.exact = self.names = 0  # digests of the calls since they were set to 0, with and without shapes
         self._noting = False
         self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
@@ -143,6 +145,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if composite is not None:
             with self:
                 return func._op_dk(composite, *args, **kwargs)
+        if func in INDEXED and any(each.dtype in TRUTHS for each in tensors_in(args[1])):
+            with self:  # as PyTorch does it: where a mask is true, in whole numbers
+                args = (args[0], where_true(args[1]), *args[2:])
         self.digest(func, tensors)
         refusals.refuse(func, args, kwargs)
         inside = CONTENTS.get(func._schema.name)
@@ -166,9 +171,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The shapes of what an op makes, and its numbers where they are known."""
         if is_read(func, args):
-            return self.reads.answer(func, args)
+            told = () if refusals.is_scaler() else self.known.told(func, args, kwargs)
+            return told[0] if told else self.reads.answer(func, args)
+        if torch.Tag.dynamic_output_shape in func.tags and func not in INDEXED and kwargs.get("output_size") is None:
+            result, known = self.known.picked(func, args, kwargs)
+            if not known:
+                self.reads.picked[refusals.user_line()] += 1
+            return self._remembered(func, result)
         result = self._remembered(func, answers.answer(func, args, kwargs))
+        self.known.follow(func, args, kwargs, result)
         self.reads.learn(func._schema.name, args, result)
         return result
 

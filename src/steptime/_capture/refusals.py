@@ -23,7 +23,6 @@ _OWN = str(Path(__file__).parent.parent)
 _TORCH = str(Path(torch.__file__).parent)
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _SCALER = str(Path(_TORCH) / "amp" / "grad_scaler.py")
-_TRUTHS = (torch.bool, torch.uint8)
 
 
 def is_scaler() -> bool:
@@ -43,12 +42,7 @@ def innermost_line(frame: FrameType | None) -> str:
 
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises where an op on the pretended device needs data, or what is not pretended."""
-    name, of_shape, across_devices = _needs(func)
-    if of_shape and _depends(func, args, kwargs):
-        raise InputError(
-            f"{_at_line(name)}: the shape of its result depends on data, and a step is captured without; "
-            "use an op with a fixed shape, as torch.where in place of indexing with truth values"
-        )
+    name, across_devices = _needs(func)
     if across_devices:
         return
     away = next((each for each in tensors_in((args, kwargs)) if each.dim() and not is_pretended(each)), None)
@@ -60,10 +54,18 @@ def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 @cache
-def _needs(func: Any) -> tuple[str, bool, bool]:
-    """An op's name, whether its shape may depend on data, and whether its tensors may lie on different devices."""
+def _needs(func: Any) -> tuple[str, bool]:
+    """An op's name, and whether its tensors may lie on different devices."""
     name: str = func._schema.name
-    return name, torch.Tag.dynamic_output_shape in func.tags, op_kind(name).across_devices
+    return name, op_kind(name).across_devices
+
+
+def unknown_shape(func: Any) -> InputError:
+    """What to say where the shape of a result depends on numbers that are not known, and no bound is."""
+    return InputError(
+        f"{_at_line(func._schema.name)}: the shape of its result depends on data, and a step is captured without; "
+        "use an op with a fixed shape, as torch.where in place of indexing with truth values"
+    )
 
 
 def refuse_result(func: Any, result: Any) -> None:
@@ -73,12 +75,6 @@ def refuse_result(func: Any, result: Any) -> None:
         raise InputError(
             f"{name}: sparse tensors cannot be captured; use dense gradients (sparse=False), or a config of a DLRM"
         )
-
-
-def _depends(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if func._schema.name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
-        return any(each.dtype in _TRUTHS for each in tensors_in(args[1]))
-    return kwargs.get("output_size") is None
 
 
 def line_of(error: BaseException) -> str:

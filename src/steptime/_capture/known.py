@@ -1,0 +1,210 @@
+"""Values of the device that follow from what a script itself wrote down: ids, lengths, masks, positions.
+
+Such a tensor keeps its numbers on the CPU beside the storage that has none, and ops on known tensors are computed there as well, views
+and writes included. So a check on an attention mask gets its true answer, and the shape of what a mask picks out is the true one.
+What comes of a model's weights, or is drawn, is not known; nor are large tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from steptime._capture.refusals import unknown_shape
+from steptime._capture.tensors import META, is_pretended, on_device, tensors_in
+
+# Of a storage. Whole numbers and truth values are what scripts decide by; of floats, rates and the like.
+_MOST_BYTES, _MOST_BYTES_OF_FLOATS = 1 << 21, 1 << 16
+_WEAK_STORAGE: Any = StorageWeakRef
+_aten: Any = torch.ops.aten
+# They make a tensor out of numbers in their arguments.
+_WRITTEN = frozenset(
+    f"aten::{name}"
+    for name in (
+        "arange", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "eye",
+        "linspace", "scalar_tensor", "tril_indices", "triu_indices",
+    )
+)  # fmt: skip
+_ANY_SOURCE = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+
+TRUTHS = (torch.bool, torch.uint8)
+INDEXED = frozenset((_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default))
+"""Ops that take indices, among them masks."""
+
+
+def where_true(indices: Any) -> list[torch.Tensor | None]:
+    """Indices with whole numbers in place of masks (native/IndexingUtils.h, expandTensors)."""
+    result: list[torch.Tensor | None] = []
+    for each in indices:
+        if each is None or each.dtype not in TRUTHS:
+            result.append(each)
+        else:
+            result.extend(_aten.nonzero(each).unbind(1))
+    return result
+
+
+_OVERWRITES = frozenset((_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
+
+
+class Known:
+    """The numbers of known tensors, by the storage that stands for them on the device."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[Any, torch.UntypedStorage]] = {}
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A tensor with the same shape and its numbers, over the memory that all its views share; None: not known."""
+        if not is_pretended(tensor):
+            return tensor
+        entry = self._numbers.get(tensor.untyped_storage()._cdata)
+        if entry is None or entry[0].expired():
+            return None
+        flat = torch.empty(0, dtype=tensor.dtype)
+        return flat.set_(entry[1], tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload,no-any-return]
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """What is written to a tensor is not known any more."""
+        self._numbers.pop(tensor.untyped_storage()._cdata, None)
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Keeps the numbers of what an op made or wrote, where those it took are known; forgets what it wrote where not."""
+        if func in _OVERWRITES and self._overwritten(func, args, result):
+            return
+        if not self._computable(func, args, kwargs, result):
+            for tensor in _written(func, args, kwargs):
+                self.forget(tensor)
+            return
+        try:
+            made = self.computed(func, args, kwargs)
+        except (RuntimeError, NotImplementedError, IndexError):
+            made = None
+        pairs = zip(_listed(result), _listed(made), strict=False) if made is not None else ()
+        for tensor, values in pairs:
+            self._keep(tensor, values)
+
+    def _overwritten(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
+        """Keeps what is written over a whole storage, whatever was there before."""
+        whole = result.numel() * result.itemsize == result.untyped_storage().nbytes()
+        if not whole or not _small(result) or not is_pretended(result) or not self.knows(args[1:], {}):
+            return False
+        self.forget(result)
+        value = 0 if func is _aten.zero_.default else _each(args[1], self._real)
+        self._keep(result, value.expand(result.shape) if isinstance(value, torch.Tensor) else torch.full(result.shape, value))
+        return True
+
+    def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op on the numbers."""
+        given = {key: torch.device("cpu") if key == "device" else _each(value, self._real) for key, value in kwargs.items()}
+        return func(*(_each(value, self._real) for value in args), **given)
+
+    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the numbers of all tensors among the arguments are known."""
+        known = self._numbers
+        for tensor in tensors_in((args, kwargs)):
+            if is_pretended(tensor) and tensor.untyped_storage()._cdata not in known:
+                return False
+        return all(self.values(tensor) is not None for tensor in tensors_in((args, kwargs)))
+
+    def told(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """What an op that hands numbers to the host says, if they are known: one value; else nothing."""
+        if not self.knows(args, kwargs):
+            return ()
+        torch._C._autograd._enable_record_function(False)
+        try:
+            return (self.computed(func, args, kwargs),)
+        finally:
+            torch._C._autograd._enable_record_function(True)
+
+    def picked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """What an op makes whose shape depends on numbers, and whether they were known; else everything is picked."""
+        known = self.knows(args, kwargs)
+        most = _MOST.get(func._schema.name)
+        if not known and most is None:
+            raise unknown_shape(func)
+        made = self.computed(func, args, kwargs) if known or most is None else most(*args, **kwargs)
+        result = _each(
+            made, lambda each: on_device(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=META))
+        )
+        if known:
+            for tensor, values in zip(_listed(result), _listed(made), strict=True):
+                self._keep(tensor, values)
+        return result, known
+
+    def _computable(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+        name = func._schema.name
+        if any(not isinstance(each, torch.Tensor) or not _small(each) for each in _listed(result)):
+            return False
+        if name in _WRITTEN:
+            return name.removeprefix("aten::") in _ANY_SOURCE or self.knows(args, kwargs)
+        taken = tensors_in((args, kwargs))
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        read = {key: value for key, value in kwargs.items() if key != "out"}
+        return not seeded and any(True for _ in taken) and self.knows(args, read)
+
+    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
+        values = self.values(tensor)
+        return torch.empty(tensor.shape, dtype=tensor.dtype) if values is None else values
+
+    def _keep(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if not is_pretended(tensor) or self.values(tensor) is not None:
+            return  # a view of, or written to, what is kept already
+        if values.shape != tensor.shape:
+            return
+        kept = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+        flat: Any = torch.empty(0, dtype=tensor.dtype)
+        flat.set_(kept, tensor.storage_offset(), tensor.shape, tensor.stride()).copy_(values)
+        self._numbers[storage._cdata] = (_WEAK_STORAGE(storage), kept)
+
+
+def _small(tensor: torch.Tensor) -> bool:
+    most = _MOST_BYTES_OF_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_BYTES
+    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= most
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    named = zip(func._schema.arguments, args, strict=False)
+    values = [value for each, value in named if each.alias_info is not None and each.alias_info.is_write]
+    more = [kwargs[each.name] for each in func._schema.arguments if each.kwarg_only and each.alias_info and each.name in kwargs]
+    return [tensor for tensor in tensors_in((values, more)) if is_pretended(tensor)]
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_each(each, change) for each in value)
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _rows(count: int, *more: int) -> torch.Tensor:
+    return torch.empty(count, *more, dtype=torch.int64, device=META)
+
+
+def _all_selected(source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    count = math.prod(torch.broadcast_shapes(source.shape, mask.shape))
+    return torch.empty(count, dtype=source.dtype, device=META)
+
+
+def _all_unique(source: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    count = source.numel()
+    return torch.empty(count, dtype=source.dtype, device=META), _rows(count), _rows(count)
+
+
+# What an op makes where everything is picked that could be.
+_MOST: dict[str, Callable[..., Any]] = {
+    "aten::nonzero": lambda source: _rows(source.numel(), source.dim()),
+    "aten::masked_select": _all_selected,
+    "aten::_unique2": _all_unique,
+    "aten::unique_consecutive": _all_unique,
+    "aten::bincount": lambda source, _=None, least=0: _rows(max(least, 1)),
+    "torchvision::nms": lambda boxes, *_: _rows(boxes.shape[0]),
+}
