@@ -52,11 +52,16 @@ def attention_backend(
     if not plain or not all(query.shape) or not all(key.shape) or (causal and mask is not None):
         return MATH
     if query.dtype in _HALVES:
-        if aligned and max(dims) <= 128 and not (causal and query.shape[-2] > key.shape[-2]):
+        if aligned and max(dims) <= 128 and not _trained(mask) and not (causal and query.shape[-2] > key.shape[-2]):
             return CUDNN
         if mask is None and max(dims) <= 256 and dims[0] == dims[1]:
             return FLASH
     return EFFICIENT if query.dtype in (*_HALVES, torch.float32) and query.shape[-3] == key.shape[-3] else MATH
+
+
+def _trained(mask: torch.Tensor | None) -> bool:
+    """Whether a mask gets a gradient, as learned biases of positions do: cuDNN's attention gives none."""
+    return mask is not None and mask.requires_grad and torch.is_grad_enabled()
 
 
 def scaled_dot_product_attention(

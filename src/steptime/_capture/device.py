@@ -116,6 +116,8 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "compile", _not_compiled
     yield torch.Tensor, "record_stream", _nothing
     yield torch.nn.Module, "register_parameter", _register_parameter
+    yield torch.nn.Module, "register_buffer", _register_buffer
+    yield torch.nn.init, "_no_grad_trunc_normal_", _drawn
     # Recurrent layers ask whether to lay out their weights for cuDNN; they are refused when they run.
     yield torch.backends.cudnn, "is_acceptable", lambda *_: False
     if find_spec("triton") is not None:
@@ -216,7 +218,23 @@ def _unseen(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_register = torch.nn.Module.register_parameter
+_register, _register_also = torch.nn.Module.register_parameter, torch.nn.Module.register_buffer
+_trunc_normal = torch.nn.init._no_grad_trunc_normal_
+
+
+def _drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Numbers of the device are never drawn: there is nothing to look at and draw again until all are within bounds."""
+    if not is_pretended(tensor):
+        return _trunc_normal(tensor, *args, **kwargs)
+    with torch.no_grad():
+        return tensor.normal_()
+
+
+def _register_buffer(module: torch.nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+    """Buffers go with the parameters: some models run once while they are made."""
+    if tensor is not None and not is_pretended(tensor) and tensor.device.type == "cpu":
+        tensor = tensor.to(META)
+    _register_also(module, name, tensor, persistent)
 
 
 def _register_parameter(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:

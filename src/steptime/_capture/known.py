@@ -19,6 +19,7 @@ from steptime._capture.tensors import META, is_pretended, on_device, tensors_in
 
 # Of a storage. Whole numbers and truth values are what scripts decide by; of floats, rates and the like.
 _MOST_BYTES, _MOST_BYTES_OF_FLOATS = 1 << 21, 1 << 16
+_ROOM = 256  # storages that are kept before those are looked for that are gone
 _WEAK_STORAGE: Any = StorageWeakRef
 _aten: Any = torch.ops.aten
 # They make a tensor out of numbers in their arguments.
@@ -55,6 +56,7 @@ class Known:
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[Any, torch.UntypedStorage]] = {}
+        self._room = _ROOM
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor with the same shape and its numbers, over the memory that all its views share; None: not known."""
@@ -158,6 +160,9 @@ class Known:
         kept = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
         flat: Any = torch.empty(0, dtype=tensor.dtype)
         flat.set_(kept, tensor.storage_offset(), tensor.shape, tensor.stride()).copy_(values)
+        if len(self._numbers) >= self._room:
+            self._numbers = {key: entry for key, entry in self._numbers.items() if not entry[0].expired()}
+            self._room = 2 * len(self._numbers) + _ROOM
         self._numbers[storage._cdata] = (_WEAK_STORAGE(storage), kept)
 
 

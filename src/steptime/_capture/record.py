@@ -101,6 +101,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forgets what was noted and digested so far, and notes from here on."""
         self.notes, self._held, self._weak = [], {}, []
         self.reads.lines.clear()
+        self.reads.picked.clear()
         self._noting = True
 
     def end(self) -> None:
